@@ -1,0 +1,240 @@
+"""The one exception tree, and the table from nsqd's ``E_`` codes to classes.
+
+Owns what can go wrong and how it is called. Knows no socket and no command. Misuse by the caller is not in
+here: it is ValueError or TypeError, raised before any byte is sent.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ERROR_CODES",
+    "NSQAuthDisabled",
+    "NSQAuthError",
+    "NSQAuthFailed",
+    "NSQAuthFirst",
+    "NSQBadBody",
+    "NSQBadChannel",
+    "NSQBadMessage",
+    "NSQBadProtocol",
+    "NSQBadTopic",
+    "NSQConnectionClosed",
+    "NSQDPubFailed",
+    "NSQErrorCode",
+    "NSQException",
+    "NSQFinishFailed",
+    "NSQFrameError",
+    "NSQHttpError",
+    "NSQIdentifyFailed",
+    "NSQInvalid",
+    "NSQMPubFailed",
+    "NSQNoConnections",
+    "NSQProtocolError",
+    "NSQPubFailed",
+    "NSQPutFailed",
+    "NSQRequeueFailed",
+    "NSQRequeueMessage",
+    "NSQSocketError",
+    "NSQSubFailed",
+    "NSQTimeout",
+    "NSQTouchFailed",
+    "NSQUnauthorized",
+    "make_error",
+]
+
+
+class NSQException(Exception):
+    """Everything this library raises that is not misuse by its caller."""
+
+
+class NSQRequeueMessage(NSQException):
+    """Raised by a handler to give its message back to nsqd.
+
+    Args:
+        backoff: Whether this counts as a failure for backoff; None leaves it to ``backoff_on_requeue``.
+    """
+
+    def __init__(self, backoff: bool | None = None) -> None:
+        super().__init__("requeue")
+        self.backoff = backoff
+
+
+class NSQNoConnections(NSQException):
+    """No connection to any nsqd; the text says what was tried."""
+
+
+class NSQTimeout(NSQException):
+    """An answer or a connection did not come within its deadline."""
+
+
+class NSQHttpError(NSQException):
+    """An HTTP endpoint answered with another status than 200, or could not be reached.
+
+    ``status`` is the HTTP status; None if there was no answer at all.
+    """
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class NSQSocketError(NSQException, OSError):
+    """The operating system refused or broke a connection; has ``errno`` where the system gave one."""
+
+
+class NSQConnectionClosed(NSQSocketError):
+    """The connection was closed, by either side, while something waited for it."""
+
+
+class NSQProtocolError(NSQException):
+    """The peer broke the rules of the wire."""
+
+
+class NSQFrameError(NSQProtocolError):
+    """What came is not a frame: a size out of bounds or an unknown type."""
+
+
+class NSQErrorCode(NSQException):
+    """nsqd answered with an error frame.
+
+    Attributes:
+        code: The first word of the frame, such as ``E_BAD_TOPIC``.
+        text: The words behind it, as nsqd wrote them.
+        fatal: Whether nsqd closes the connection behind it.
+    """
+
+    code = ""
+    fatal = True
+
+    def __init__(self, text: str | bytes = "", code: str | None = None) -> None:
+        self.text = text.decode("utf-8", "backslashreplace") if isinstance(text, bytes) else text
+        if code is not None:
+            self.code = code
+        super().__init__(self.text)
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.text}".strip()
+
+
+class NSQInvalid(NSQErrorCode):
+    """E_INVALID: a command that nsqd does not know, or that its state or parameters forbid."""
+
+
+class NSQBadProtocol(NSQErrorCode):
+    """E_BAD_PROTOCOL: the magic was not understood."""
+
+
+class NSQBadBody(NSQErrorCode):
+    """E_BAD_BODY: the body of an IDENTIFY, AUTH or MPUB has a bad size or content."""
+
+
+class NSQBadTopic(NSQErrorCode):
+    """E_BAD_TOPIC: not a topic name."""
+
+
+class NSQBadChannel(NSQErrorCode):
+    """E_BAD_CHANNEL: not a channel name."""
+
+
+class NSQBadMessage(NSQErrorCode):
+    """E_BAD_MESSAGE: a message body that is empty, too large or cut short."""
+
+
+class NSQPutFailed(NSQErrorCode):
+    """E_PUT_FAILED: what servers before 0.2.16 said of a failed publish."""
+
+
+class NSQPubFailed(NSQErrorCode):
+    """E_PUB_FAILED: nsqd could not take the message."""
+
+
+class NSQMPubFailed(NSQErrorCode):
+    """E_MPUB_FAILED: nsqd took none of the messages."""
+
+
+class NSQDPubFailed(NSQErrorCode):
+    """E_DPUB_FAILED: nsqd could not take the deferred message."""
+
+
+class NSQIdentifyFailed(NSQErrorCode):
+    """E_IDENTIFY_FAILED: negotiation or an upgrade failed."""
+
+
+class NSQSubFailed(NSQErrorCode):
+    """E_SUB_FAILED: the channel has too many consumers, or is going away."""
+
+
+class NSQAuthDisabled(NSQErrorCode):
+    """E_AUTH_DISABLED: AUTH was sent to a server that has no auth server."""
+
+
+class NSQAuthFailed(NSQErrorCode):
+    """E_AUTH_FAILED: the auth server gave no good answer."""
+
+
+class NSQAuthError(NSQErrorCode):
+    """E_AUTH_ERROR: nsqd could not check the authorization."""
+
+
+class NSQAuthFirst(NSQErrorCode):
+    """E_AUTH_FIRST: the command needs an AUTH before it."""
+
+
+class NSQUnauthorized(NSQErrorCode):
+    """E_UNAUTHORIZED: the secret does not allow this."""
+
+
+class NSQFinishFailed(NSQErrorCode):
+    """E_FIN_FAILED: the message is no longer in flight to this connection. Not fatal."""
+
+    fatal = False
+
+
+class NSQRequeueFailed(NSQErrorCode):
+    """E_REQ_FAILED: the message is no longer in flight to this connection. Not fatal."""
+
+    fatal = False
+
+
+class NSQTouchFailed(NSQErrorCode):
+    """E_TOUCH_FAILED: the message is no longer in flight to this connection. Not fatal."""
+
+    fatal = False
+
+
+# Source: nsqd protocol_v2.go. E_PUT_FAILED, E_FINISH_FAILED and E_REQUEUE_FAILED are older servers'.
+ERROR_CODES: dict[bytes, type[NSQErrorCode]] = {
+    b"E_INVALID": NSQInvalid,
+    b"E_BAD_PROTOCOL": NSQBadProtocol,
+    b"E_BAD_BODY": NSQBadBody,
+    b"E_BAD_TOPIC": NSQBadTopic,
+    b"E_BAD_CHANNEL": NSQBadChannel,
+    b"E_BAD_MESSAGE": NSQBadMessage,
+    b"E_PUT_FAILED": NSQPutFailed,
+    b"E_PUB_FAILED": NSQPubFailed,
+    b"E_MPUB_FAILED": NSQMPubFailed,
+    b"E_DPUB_FAILED": NSQDPubFailed,
+    b"E_IDENTIFY_FAILED": NSQIdentifyFailed,
+    b"E_SUB_FAILED": NSQSubFailed,
+    b"E_AUTH_DISABLED": NSQAuthDisabled,
+    b"E_AUTH_FAILED": NSQAuthFailed,
+    b"E_AUTH_ERROR": NSQAuthError,
+    b"E_AUTH_FIRST": NSQAuthFirst,
+    b"E_UNAUTHORIZED": NSQUnauthorized,
+    b"E_FIN_FAILED": NSQFinishFailed,
+    b"E_FINISH_FAILED": NSQFinishFailed,
+    b"E_REQ_FAILED": NSQRequeueFailed,
+    b"E_REQUEUE_FAILED": NSQRequeueFailed,
+    b"E_TOUCH_FAILED": NSQTouchFailed,
+}
+
+for _code, _class in reversed(ERROR_CODES.items()):
+    _class.code = _code.decode()
+
+
+def make_error(data: bytes) -> NSQErrorCode:
+    """Build the exception for the data of an error frame: ``CODE text``.
+
+    A code that is not in ERROR_CODES gives a plain, fatal NSQErrorCode with that code.
+    """
+    code, _, text = data.partition(b" ")
+    return ERROR_CODES.get(code, NSQErrorCode)(text, code.decode("utf-8", "backslashreplace"))

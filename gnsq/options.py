@@ -1,0 +1,140 @@
+"""Options: one frozen dataclass field is one option, with its default, bounds, unit and meaning.
+
+Validation and the README's table come from the fields. Knows nothing of what the options do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+__all__ = ["ConnectionOptions", "Options", "USER_AGENT", "VERSION", "option", "option_rows"]
+
+VERSION = "2.0.0.dev0"
+USER_AGENT = f"gnsq/{VERSION}"
+
+_Options = TypeVar("_Options", bound="Options")
+
+
+def option(
+    default: Any,  # Any: the field's annotation has the type, dataclasses.field() does not know it either
+    meaning: str,
+    *,
+    unit: str = "",
+    minimum: float | None = None,
+    maximum: float | None = None,
+    special: tuple[float, ...] = (),
+) -> Any:
+    """Declare an option. Special values are allowed besides those from minimum to maximum."""
+    metadata = {"meaning": meaning, "unit": unit, "minimum": minimum, "maximum": maximum, "special": special}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Base: checks each field against its type and bounds when made."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check_field(field, getattr(self, field.name))
+
+    @classmethod
+    def of(cls: type[_Options], owner: str, values: Mapping[str, object]) -> _Options:
+        """Make options from keyword arguments of a public constructor.
+
+        Raises:
+            TypeError: If a name is not an option; the text lists those that are.
+            ValueError: If a value is out of bounds.
+        """
+        names = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - names)
+        if unknown:
+            raise TypeError(f"{owner} has no option {', '.join(unknown)}; options are {', '.join(sorted(names))}")
+        return cls(**values)  # __post_init__ checks the values
+
+    @classmethod
+    def take(cls: type[_Options], values: dict[str, Any]) -> _Options:  # Any: each option has its own type
+        """Make options from those of the keyword arguments that are theirs, and remove these from values.
+
+        Raises:
+            ValueError: If a value is out of bounds.
+        """
+        names = [field.name for field in dataclasses.fields(cls) if field.name in values]
+        return cls(**{name: values.pop(name) for name in names})
+
+
+def _check_field(field: dataclasses.Field[Any], value: object) -> None:
+    numeric = field.metadata.get("minimum") is not None
+    if not numeric or value is None:
+        return
+    low, high, special = (field.metadata[key] for key in ("minimum", "maximum", "special"))
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"{field.name} must be a number, not {value!r}")
+    if value in special or (value >= low and (high is None or value <= high)):
+        return
+    bounds = f"at least {low}" if high is None else f"within {low} to {high}"
+    also = "".join(f" or {number}" for number in special)
+    raise ValueError(f"{field.name} {value} must be {bounds}{also} {field.metadata['unit']}".rstrip())
+
+
+def option_rows(options: type[Options]) -> list[tuple[str, str, str, str]]:
+    """List name, default, unit and meaning of each option, for the README's table."""
+    rows = []
+    for field in dataclasses.fields(options):
+        default = "" if field.default is dataclasses.MISSING else repr(field.default)
+        rows.append((field.name, default, field.metadata["unit"], field.metadata["meaning"]))
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionOptions(Options):
+    """What a connection to nsqd's TCP port may be told. Source of the bounds: nsqd client_v2.go, Set*().
+
+    Upper bounds that nsqd's flags set are nsqd's to check. output_buffer_timeout keeps the milliseconds of gnsq 1.0.
+    """
+
+    timeout: float = option(60.0, "for connecting with its handshake, and for each request", unit="s", minimum=0.001)
+    client_id: str | None = option(None, "name of this client in nsqd's statistics; default: first label of hostname")
+    hostname: str | None = option(None, "host name in nsqd's statistics; default: this host's")
+    heartbeat_interval: float = option(
+        30, "between nsqd's heartbeats; -1 for none (nsqd 1.3.0 then refuses SUB)", unit="s", minimum=1, special=(-1,)
+    )
+    output_buffer_size: int = option(
+        16384, "nsqd's write buffer for this connection; -1 for none", unit="bytes", minimum=64, special=(-1, 0)
+    )
+    output_buffer_timeout: int = option(
+        250, "longest that nsqd holds messages back in it; -1 for ever", unit="ms", minimum=1, special=(-1, 0)
+    )
+    sample_rate: int = option(0, "share of the messages to deliver; 0: all", unit="%", minimum=0, maximum=99)
+    msg_timeout: float | None = option(
+        None, "until nsqd takes an unanswered message back; default: nsqd's", unit="s", minimum=0.001
+    )
+    user_agent: str = option(USER_AGENT, "name of this software in nsqd's statistics")
+    max_frame_size: int = option(
+        256 * 1024 * 1024, "a frame that announces more ends the connection", unit="bytes", minimum=64
+    )
+
+    def identify_body(self) -> dict[str, object]:
+        """Build the JSON of IDENTIFY; durations in milliseconds. Fields that have nothing to say are left out."""
+        hostname = self.hostname if self.hostname is not None else socket.gethostname()
+        client_id = self.client_id if self.client_id is not None else hostname.split(".")[0]
+        body: dict[str, object] = {
+            "client_id": client_id,
+            "hostname": hostname,
+            # What servers before 0.2.28 called these two.
+            "short_id": client_id,
+            "long_id": hostname,
+            "feature_negotiation": True,
+            "heartbeat_interval": -1 if self.heartbeat_interval == -1 else round(self.heartbeat_interval * 1000),
+            "output_buffer_size": self.output_buffer_size,
+            "output_buffer_timeout": self.output_buffer_timeout,
+            "user_agent": self.user_agent,
+        }
+        if self.sample_rate:
+            body["sample_rate"] = self.sample_rate
+        if self.msg_timeout is not None:
+            body["msg_timeout"] = round(self.msg_timeout * 1000)
+        return body

@@ -1,0 +1,333 @@
+"""The commands of V2: one builder each for the client, and the decoder that is the server's mirror of them.
+
+Pure: values in, bytes out, and back. Builders check their arguments before a byte exists; the decoder cuts lines and
+bodies and leaves it to the server what is legal when. Source: the V2 specification; nsqd protocol_v2.go.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gnsq.protocol.frames import MESSAGE_ID_SIZE
+from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+
+__all__ = [
+    "BODY_COMMANDS",
+    "Command",
+    "CommandDecoder",
+    "MAGIC_V2",
+    "MAX_LINE_SIZE",
+    "NOP",
+    "auth",
+    "close",
+    "deferpublish",
+    "finish",
+    "identify",
+    "multipublish",
+    "multipublish_body",
+    "nop",
+    "publish",
+    "ready",
+    "requeue",
+    "split_multipublish_body",
+    "subscribe",
+    "touch",
+]
+
+MAGIC_V2: Final = b"  V2"
+NOP: Final = b"NOP\n"
+
+# nsqd reads lines through a 16 KiB bufio.Reader: protocol_v2.go IOLoop, ReadSlice.
+MAX_LINE_SIZE: Final = 16384
+
+_SIZE = struct.Struct(">i")
+_MAX_SIZE: Final = 2**31 - 1
+
+
+def identify(data: Mapping[str, object]) -> bytes:
+    """Build IDENTIFY from what its JSON body shall hold (milliseconds, as on the wire)."""
+    return b"IDENTIFY\n" + _sized(json.dumps(dict(data)).encode(), "IDENTIFY body")
+
+
+def auth(secret: bytes) -> bytes:
+    """Build AUTH.
+
+    Raises:
+        TypeError: If the secret is not bytes.
+    """
+    if not isinstance(secret, bytes):
+        raise TypeError(f"auth secret must be bytes, not {type(secret).__name__}")
+    return b"AUTH\n" + _sized(secret, "auth secret")
+
+
+def subscribe(topic_name: str, channel_name: str) -> bytes:
+    """Build SUB.
+
+    Raises:
+        ValueError: If a name is not valid.
+    """
+    assert_valid_topic_name(topic_name)
+    assert_valid_channel_name(channel_name)
+    return b"SUB %s %s\n" % (topic_name.encode(), channel_name.encode())
+
+
+def publish(topic_name: str, data: bytes) -> bytes:
+    """Build PUB.
+
+    Raises:
+        ValueError: If the topic name is not valid or the body is empty (nsqd: "invalid message body size 0").
+        TypeError: If the body is not bytes.
+    """
+    assert_valid_topic_name(topic_name)
+    return b"PUB %s\n" % topic_name.encode() + _sized(_checked_body(data), "message body")
+
+
+def multipublish(topic_name: str, messages: Iterable[bytes]) -> bytes:
+    """Build MPUB: all messages or none.
+
+    Raises:
+        ValueError: If the topic name is not valid, there is no message, or a body is empty.
+        TypeError: If a body is not bytes.
+    """
+    assert_valid_topic_name(topic_name)
+    return b"MPUB %s\n" % topic_name.encode() + _sized(multipublish_body(messages), "MPUB body")
+
+
+def multipublish_body(messages: Iterable[bytes]) -> bytes:
+    """Build what MPUB, and HTTP's binary /mpub, carry: the count, then size and body of each message."""
+    if isinstance(messages, (bytes, bytearray, str)):
+        raise TypeError(f"messages must be an iterable of bytes, not {type(messages).__name__}")
+    parts = [b""]
+    for body in messages:
+        parts.append(_SIZE.pack(len(_checked_body(body))))
+        parts.append(body)
+    count = len(parts) // 2
+    if not count:
+        raise ValueError("multipublish of 0 messages; nsqd wants at least 1")
+    parts[0] = _SIZE.pack(count)
+    return b"".join(parts)
+
+
+def deferpublish(topic_name: str, data: bytes, delay_ms: int) -> bytes:
+    """Build DPUB: publish a message that nsqd holds back for delay_ms milliseconds (up to its max-req-timeout).
+
+    Raises:
+        ValueError: As publish(), or if the delay is negative.
+        TypeError: As publish(), or if the delay is not an int.
+    """
+    assert_valid_topic_name(topic_name)
+    _check_count("delay_ms", delay_ms)
+    return b"DPUB %s %d\n" % (topic_name.encode(), delay_ms) + _sized(_checked_body(data), "message body")
+
+
+def ready(count: int) -> bytes:
+    """Build RDY: how many messages may be in flight on this connection (nsqd 1.3.0), 0 for none.
+
+    Raises:
+        ValueError: If the count is negative.
+        TypeError: If it is not an int.
+    """
+    _check_count("ready count", count)
+    return b"RDY %d\n" % count
+
+
+def finish(message_id: bytes | str) -> bytes:
+    """Build FIN.
+
+    Raises:
+        ValueError: If the id has not 16 bytes, or holds a space or a newline.
+    """
+    return b"FIN %s\n" % _checked_id(message_id)
+
+
+def requeue(message_id: bytes | str, timeout: int = 0) -> bytes:
+    """Build REQ: give a message back, to be delivered again after timeout milliseconds (cut to nsqd's max-req-timeout).
+
+    Raises:
+        ValueError: If the timeout is negative, or as finish().
+        TypeError: If the timeout is not an int.
+    """
+    _check_count("requeue timeout", timeout)
+    return b"REQ %s %d\n" % (_checked_id(message_id), timeout)
+
+
+def touch(message_id: bytes | str) -> bytes:
+    """Build TOUCH: begin a message's timeout anew.
+
+    Raises:
+        ValueError: As finish().
+    """
+    return b"TOUCH %s\n" % _checked_id(message_id)
+
+
+def close() -> bytes:
+    """Build CLS: no more messages; nsqd answers CLOSE_WAIT."""
+    return b"CLS\n"
+
+
+def nop() -> bytes:
+    """Build NOP, the customary answer to a heartbeat."""
+    return NOP
+
+
+def _sized(data: bytes, subject: str) -> bytes:
+    if len(data) > _MAX_SIZE:
+        raise ValueError(f"{subject} of {len(data)} bytes exceeds {_MAX_SIZE}, the most its size field can say")
+    return _SIZE.pack(len(data)) + data
+
+
+def _checked_body(body: bytes) -> bytes:
+    if not isinstance(body, bytes):
+        raise TypeError(f"message body must be bytes, not {type(body).__name__}")
+    if not body:
+        raise ValueError("message body is empty; nsqd wants at least 1 byte")
+    return body
+
+
+# A word of a command ends at a space and its line at a newline (nsqd also trims a CR), so no id may hold these.
+_FORBIDDEN_IN_ID = re.compile(rb"[ \r\n]")
+
+
+def _checked_id(message_id: bytes | str) -> bytes:
+    data = message_id.encode() if isinstance(message_id, str) else message_id
+    # nsqd's own ids are hex digits: the short way for the hot path.
+    if len(data) == MESSAGE_ID_SIZE and data.isalnum():
+        return data
+    if len(data) != MESSAGE_ID_SIZE or _FORBIDDEN_IN_ID.search(data):
+        raise ValueError(f"message id {data!r} is not {MESSAGE_ID_SIZE} bytes without space or newline")
+    return data
+
+
+def _check_count(subject: str, value: int) -> None:
+    # A bool is an int to Python, but "RDY True" to a wire.
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{subject} must be an int, not {type(value).__name__}")
+    if value < 0:
+        raise ValueError(f"{subject} {value} is negative")
+
+
+# --- the server's side ------------------------------------------------------------------------------------------------
+
+BODY_COMMANDS: Final = frozenset([b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB"])
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command as a server sees it: name, the words behind it, and its body if it is one of BODY_COMMANDS."""
+
+    name: bytes
+    args: tuple[bytes, ...] = ()
+    body: bytes | None = None
+
+
+class CommandDecoder:
+    """Buffer what a client sends and cut it into lines, sizes, bodies; or into whole commands with next_command().
+
+    The single steps (take_line, take_size, take) are for a server that checks between them, as nsqd does.
+    """
+
+    __slots__ = ("_buffer", "_head")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._head: tuple[bytes, tuple[bytes, ...], int | None] | None = None
+
+    def feed(self, data: bytes) -> None:
+        """Append what was received."""
+        self._buffer += data
+
+    @property
+    def buffered(self) -> int:
+        """Bytes received and not taken yet."""
+        return len(self._buffer)
+
+    def take(self, count: int) -> bytes | None:
+        """Take exactly count bytes; None, and nothing taken, while there are fewer."""
+        if len(self._buffer) < count:
+            return None
+        data = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return data
+
+    def take_size(self) -> int | None:
+        """Take a signed 32-bit size; None while there are fewer than four bytes."""
+        data = self.take(4)
+        return None if data is None else int(_SIZE.unpack(data)[0])
+
+    def take_line(self) -> bytes | None:
+        """Take a line without its newline and one carriage return; None while there is no newline.
+
+        Raises:
+            ValueError: If a line is longer than MAX_LINE_SIZE with its newline; nsqd closes without a word.
+        """
+        end = self._buffer.find(b"\n", 0, MAX_LINE_SIZE)
+        if end < 0:
+            if len(self._buffer) >= MAX_LINE_SIZE:
+                raise ValueError(f"command line exceeds {MAX_LINE_SIZE} bytes")
+            return None
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        return line.removesuffix(b"\r")
+
+    def detach(self) -> bytes:
+        """Give back, and forget, what was not taken."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
+
+    def next_command(self) -> Command | None:
+        """Take one whole command; None while it is not all here.
+
+        Raises:
+            ValueError: If its line is too long or its body has a negative size.
+        """
+        if self._head is None:
+            line = self.take_line()
+            if line is None:
+                return None
+            name, *args = line.split(b" ")
+            self._head = (name, tuple(args), None)
+        name, words, size = self._head
+        if name not in BODY_COMMANDS:
+            self._head = None
+            return Command(name, words)
+        if size is None:
+            size = self.take_size()
+            if size is None:
+                return None
+            if size < 0:
+                raise ValueError(f"{name.decode()} body size {size} is negative")
+            self._head = (name, words, size)
+        body = self.take(size)
+        if body is None:
+            return None
+        self._head = None
+        return Command(name, words, body)
+
+
+def split_multipublish_body(body: bytes) -> Sequence[bytes]:
+    """Undo multipublish_body().
+
+    Raises:
+        ValueError: If the count or a size does not fit the body.
+    """
+    decoder = CommandDecoder()
+    decoder.feed(body)
+    count = decoder.take_size()
+    if count is None or count < 0:
+        raise ValueError(f"MPUB body of {len(body)} bytes has no message count")
+    messages: list[bytes] = []
+    for index in range(count):
+        size = decoder.take_size()
+        message = None if size is None or size < 0 else decoder.take(size)
+        if message is None:
+            raise ValueError(f"MPUB body of {len(body)} bytes ends inside message {index} of {count}")
+        messages.append(message)
+    if decoder.buffered:
+        raise ValueError(f"MPUB body has {decoder.buffered} bytes behind its {count} messages")
+    return messages

@@ -1,0 +1,60 @@
+"""What a topic or channel may be called. Decides only.
+
+Source: nsq internal/protocol/names.go; 1 to 64 bytes with ``#ephemeral`` counted in.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = [
+    "MAX_NAME_LENGTH",
+    "VALID_NAME_RE",
+    "assert_valid_channel_name",
+    "assert_valid_topic_name",
+    "is_ephemeral",
+    "valid_channel_name",
+    "valid_topic_name",
+]
+
+MAX_NAME_LENGTH = 64
+# \Z and not $: $ lets a trailing newline through, which would end the command's line early.
+VALID_NAME_RE = re.compile(r"\A[.a-zA-Z0-9_-]+(#ephemeral)?\Z")
+
+
+def valid_topic_name(name: str) -> bool:
+    """Whether nsqd takes this as the name of a topic."""
+    return isinstance(name, str) and 1 <= len(name) <= MAX_NAME_LENGTH and VALID_NAME_RE.match(name) is not None
+
+
+def valid_channel_name(name: str) -> bool:
+    """Whether nsqd takes this as the name of a channel; the rule is that of topics."""
+    return valid_topic_name(name)
+
+
+def assert_valid_topic_name(name: str) -> None:
+    """Raise ValueError unless nsqd takes this as the name of a topic."""
+    if not valid_topic_name(name):
+        raise ValueError(_refusal("topic", name))
+
+
+def assert_valid_channel_name(name: str) -> None:
+    """Raise ValueError unless nsqd takes this as the name of a channel."""
+    if not valid_channel_name(name):
+        raise ValueError(_refusal("channel", name))
+
+
+def is_ephemeral(name: str) -> bool:
+    """Whether the topic or channel goes away with its last user."""
+    return name.endswith("#ephemeral")
+
+
+def _refusal(kind: str, name: object) -> str:
+    if not isinstance(name, str):
+        return f"{kind} name {name!r} is {type(name).__name__}, not str"
+    if len(name) > MAX_NAME_LENGTH:
+        return f"{kind} name {name!r} has {len(name)} characters, the limit is {MAX_NAME_LENGTH}"
+    return (
+        f"{kind} name {name!r} is not valid: 1 to {MAX_NAME_LENGTH} of the characters . a-z A-Z 0-9 _ - "
+        "are allowed, then perhaps #ephemeral"
+    )

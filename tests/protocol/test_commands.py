@@ -1,0 +1,154 @@
+"""Every command: built by the client's side, cut by the server's, refused when nsqd would refuse it."""
+
+import pytest
+
+from gnsq.protocol import commands
+from gnsq.protocol.commands import Command, CommandDecoder
+
+ID = b"0123456789abcdef"
+
+# Source of the bytes: the V2 specification.
+VECTORS = [
+    pytest.param(
+        commands.identify({"a": 1}), b'IDENTIFY\n\x00\x00\x00\x08{"a": 1}', Command(b"IDENTIFY", (), b'{"a": 1}')
+    ),
+    pytest.param(commands.auth(b"secret"), b"AUTH\n\x00\x00\x00\x06secret", Command(b"AUTH", (), b"secret")),
+    pytest.param(commands.subscribe("t", "c"), b"SUB t c\n", Command(b"SUB", (b"t", b"c"))),
+    pytest.param(commands.publish("t", b"body"), b"PUB t\n\x00\x00\x00\x04body", Command(b"PUB", (b"t",), b"body")),
+    pytest.param(
+        commands.deferpublish("t", b"body", 1500),
+        b"DPUB t 1500\n\x00\x00\x00\x04body",
+        Command(b"DPUB", (b"t", b"1500"), b"body"),
+    ),
+    pytest.param(
+        commands.multipublish("t", [b"one", b"three"]),
+        b"MPUB t\n\x00\x00\x00\x14\x00\x00\x00\x02\x00\x00\x00\x03one\x00\x00\x00\x05three",
+        Command(b"MPUB", (b"t",), b"\x00\x00\x00\x02\x00\x00\x00\x03one\x00\x00\x00\x05three"),
+    ),
+    pytest.param(commands.ready(100), b"RDY 100\n", Command(b"RDY", (b"100",))),
+    pytest.param(commands.ready(0), b"RDY 0\n", Command(b"RDY", (b"0",))),
+    pytest.param(commands.finish(ID), b"FIN 0123456789abcdef\n", Command(b"FIN", (ID,))),
+    pytest.param(commands.finish(ID.decode()), b"FIN 0123456789abcdef\n", Command(b"FIN", (ID,))),
+    pytest.param(commands.finish(b"\xff" * 16), b"FIN " + b"\xff" * 16 + b"\n", Command(b"FIN", (b"\xff" * 16,))),
+    pytest.param(commands.requeue(ID), b"REQ 0123456789abcdef 0\n", Command(b"REQ", (ID, b"0"))),
+    pytest.param(commands.requeue(ID, 250), b"REQ 0123456789abcdef 250\n", Command(b"REQ", (ID, b"250"))),
+    pytest.param(commands.touch(ID), b"TOUCH 0123456789abcdef\n", Command(b"TOUCH", (ID,))),
+    pytest.param(commands.close(), b"CLS\n", Command(b"CLS")),
+    pytest.param(commands.nop(), b"NOP\n", Command(b"NOP")),
+]
+
+
+@pytest.mark.parametrize(("built", "wire", "command"), VECTORS)
+def test_builder_writes_the_wire_form(built, wire, command):
+    assert built == wire
+
+
+@pytest.mark.parametrize(("built", "wire", "command"), VECTORS)
+def test_decoder_reads_it_whole_and_keeps_a_tail(built, wire, command):
+    decoder = CommandDecoder()
+
+    decoder.feed(wire + b"NO")
+
+    assert [decoder.next_command(), decoder.next_command()] == [command, None]
+    assert decoder.detach() == b"NO"
+
+
+@pytest.mark.parametrize(("built", "wire", "command"), VECTORS)
+def test_decoder_reads_it_byte_by_byte(built, wire, command):
+    decoder = CommandDecoder()
+    got = []
+
+    for index in range(len(wire)):
+        decoder.feed(wire[index : index + 1])
+        got.append(decoder.next_command())
+
+    assert got == [None] * (len(wire) - 1) + [command]
+
+
+REFUSED = [
+    pytest.param(lambda: commands.publish("t", b""), ValueError, "message body is empty", id="empty body"),
+    pytest.param(lambda: commands.publish("t", "text"), TypeError, "must be bytes, not str", id="str body"),
+    pytest.param(lambda: commands.publish("bad topic", b"x"), ValueError, "'bad topic'", id="topic"),
+    pytest.param(lambda: commands.subscribe("t", "c!"), ValueError, "channel name 'c!'", id="channel"),
+    pytest.param(lambda: commands.multipublish("t", []), ValueError, "multipublish of 0 messages", id="no messages"),
+    pytest.param(lambda: commands.multipublish("t", [b"x", b""]), ValueError, "body is empty", id="one empty body"),
+    pytest.param(lambda: commands.multipublish("t", b"xy"), TypeError, "not bytes", id="bytes for a list"),
+    pytest.param(lambda: commands.deferpublish("t", b"x", -1), ValueError, "delay_ms -1 is negative", id="delay"),
+    pytest.param(lambda: commands.deferpublish("t", b"x", 1.5), TypeError, "must be an int, not float", id="float"),
+    pytest.param(lambda: commands.ready(-1), ValueError, "ready count -1 is negative", id="ready"),
+    pytest.param(lambda: commands.ready(True), TypeError, "not bool", id="ready True"),
+    pytest.param(lambda: commands.requeue(ID, -1), ValueError, "requeue timeout -1 is negative", id="requeue"),
+    pytest.param(lambda: commands.finish(b"short"), ValueError, "b'short' is not 16 bytes", id="short id"),
+    pytest.param(lambda: commands.touch(b"0123456 89abcdef"), ValueError, "space or newline", id="id with a space"),
+    pytest.param(lambda: commands.finish(b"0123456789abcde\n"), ValueError, "newline", id="id with a newline"),
+    pytest.param(lambda: commands.auth("secret"), TypeError, "auth secret must be bytes", id="str secret"),
+]
+
+
+@pytest.mark.parametrize(("build", "error", "words"), REFUSED)
+def test_builder_refuses_what_nsqd_would(build, error, words):
+    with pytest.raises(error, match=words):
+        build()
+
+
+def test_multipublish_takes_any_iterable():
+    assert commands.multipublish("t", iter([b"a"])) == commands.multipublish("t", [b"a"])
+
+
+def test_body_beyond_the_size_field_is_refused(monkeypatch):
+    monkeypatch.setattr(commands, "_MAX_SIZE", 3)
+
+    with pytest.raises(ValueError, match="message body of 4 bytes exceeds 3"):
+        commands.publish("t", b"four")
+
+
+def test_one_carriage_return_is_trimmed():
+    decoder = CommandDecoder()
+    decoder.feed(b"NOP\r\nNOP\r\r\n")
+
+    assert [decoder.next_command(), decoder.next_command()] == [Command(b"NOP"), Command(b"NOP\r")]
+
+
+def test_words_are_split_at_every_space():
+    decoder = CommandDecoder()
+    decoder.feed(b"SUB  t c\n")
+
+    assert decoder.next_command() == Command(b"SUB", (b"", b"t", b"c"))
+
+
+def test_line_limit_counts_the_newline():
+    decoder = CommandDecoder()
+    decoder.feed(b"x" * 16383 + b"\n")
+    assert decoder.take_line() == b"x" * 16383
+
+    decoder.feed(b"x" * 16384 + b"\n")
+    with pytest.raises(ValueError, match="exceeds 16384 bytes"):
+        decoder.take_line()
+
+
+def test_negative_body_size_is_refused():
+    decoder = CommandDecoder()
+    decoder.feed(b"PUB t\n\xff\xff\xff\xff")
+
+    with pytest.raises(ValueError, match="PUB body size -1 is negative"):
+        decoder.next_command()
+
+
+def test_multipublish_body_is_undone_by_split():
+    assert commands.split_multipublish_body(commands.multipublish_body([b"a", b"bc"])) == [b"a", b"bc"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        pytest.param(b"\x00", "has no message count", id="no count"),
+        pytest.param(b"\xff\xff\xff\xff", "has no message count", id="negative count"),
+        pytest.param(b"\x00\x00\x00\x01\x00\x00", "ends inside message 0 of 1", id="cut size"),
+        pytest.param(b"\x00\x00\x00\x01\xff\xff\xff\xff", "ends inside message 0 of 1", id="negative size"),
+        pytest.param(b"\x00\x00\x00\x01\x00\x00\x00\x02x", "ends inside message 0 of 1", id="cut body"),
+        pytest.param(b"\x00\x00\x00\x00x", "1 bytes behind its 0 messages", id="surplus"),
+    ],
+)
+def test_bad_multipublish_body_is_refused(body, words):
+    with pytest.raises(ValueError, match=words):
+        commands.split_multipublish_body(body)

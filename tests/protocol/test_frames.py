@@ -1,0 +1,154 @@
+"""Frames from chunks of every size, and what is not a frame."""
+
+import pytest
+
+from gnsq.errors import NSQFrameError
+from gnsq.protocol.frames import (
+    ERROR,
+    MESSAGE,
+    RESPONSE,
+    FrameDecoder,
+    FrameType,
+    decode_message,
+    encode_frame,
+    encode_message,
+)
+
+# Source of the bytes: the V2 specification, "Data Format", and recordings of nsqd 1.3.0.
+VECTORS = [
+    pytest.param(b"\x00\x00\x00\x06\x00\x00\x00\x00OK", [(RESPONSE, b"OK")], id="ok"),
+    pytest.param(b"\x00\x00\x00\x0f\x00\x00\x00\x00_heartbeat_", [(RESPONSE, b"_heartbeat_")], id="heartbeat"),
+    pytest.param(b"\x00\x00\x00\x0d\x00\x00\x00\x01E_INVALID", [(ERROR, b"E_INVALID")], id="error"),
+    pytest.param(b"\x00\x00\x00\x04\x00\x00\x00\x00", [(RESPONSE, b"")], id="no data"),
+    pytest.param(b"\x00\x00\x00\x05\x00\x00\x00\x07x", [(7, b"x")], id="unknown type is the reader's to judge"),
+    pytest.param(
+        b"\x00\x00\x00\x23\x00\x00\x00\x02"
+        b"\x18\xa3\x02\xdb\x74\xe6\x90\x00\x00\x010123456789abcdefhello"
+        b"\x00\x00\x00\x06\x00\x00\x00\x00OK",
+        [(MESSAGE, b"\x18\xa3\x02\xdb\x74\xe6\x90\x00\x00\x010123456789abcdefhello"), (RESPONSE, b"OK")],
+        id="message and ok",
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "frames"), VECTORS)
+def test_whole_chunk_gives_all_frames(data, frames):
+    assert FrameDecoder().feed(data) == frames
+
+
+@pytest.mark.parametrize(("data", "frames"), VECTORS)
+def test_byte_by_byte_gives_the_same_frames(data, frames):
+    decoder = FrameDecoder()
+
+    got = [frame for index in range(len(data)) for frame in decoder.feed(data[index : index + 1])]
+
+    assert got == frames
+    assert decoder.pending == 0
+
+
+@pytest.mark.parametrize(("data", "frames"), VECTORS)
+def test_every_split_in_two_gives_the_same_frames(data, frames):
+    for cut in range(len(data) + 1):
+        decoder = FrameDecoder()
+        assert decoder.feed(data[:cut]) + decoder.feed(data[cut:]) == frames
+
+
+@pytest.mark.parametrize(("data", "frames"), VECTORS)
+def test_tail_is_kept_for_the_next_chunk(data, frames):
+    decoder = FrameDecoder()
+
+    assert decoder.feed(data + b"\x00\x00\x00\x06\x00\x00") == frames
+
+    assert decoder.pending == 6
+    assert decoder.feed(b"\x00\x00OK") == [(RESPONSE, b"OK")]
+
+
+@pytest.mark.parametrize(("data", "frames"), VECTORS)
+def test_take_one_leaves_what_follows_for_the_next_layer(data, frames):
+    decoder = FrameDecoder()
+
+    first = decoder.take_one(data + b"rest")
+
+    assert first == frames[0]
+    assert decoder.detach() == data[8 + len(frames[0][1]) :] + b"rest"
+    assert decoder.pending == 0
+
+
+def test_take_one_waits_for_a_whole_frame():
+    decoder = FrameDecoder()
+
+    assert [decoder.take_one(b"\x00\x00\x00\x06\x00\x00"), decoder.take_one(b"\x00\x00O")] == [None, None]
+    assert decoder.take_one(b"K") == (RESPONSE, b"OK")
+
+
+BAD_SIZES = [
+    pytest.param(b"\x00\x00\x00\x00", "frame size 0", id="zero"),
+    pytest.param(b"\x00\x00\x00\x03", "frame size 3", id="too small for a type"),
+    pytest.param(b"\xff\xff\xff\xff", "frame size -1", id="negative, or 4 GiB unsigned"),
+    pytest.param(b"\x80\x00\x00\x00", "frame size -2147483648", id="2 GiB unsigned"),
+    pytest.param(b"\x7f\xff\xff\xff", "not within 4 to 268435456", id="2 GiB less one"),
+    pytest.param(b"HTTP", "the peer speaks HTTP", id="http"),
+    pytest.param(b"\x15\x03\x03\x00", "the peer speaks TLS", id="tls alert"),
+]
+
+
+@pytest.mark.parametrize(("head", "words"), BAD_SIZES)
+def test_bad_size_is_refused_at_its_fourth_byte(head, words):
+    decoder = FrameDecoder()
+    decoder.feed(head[:3])
+
+    with pytest.raises(NSQFrameError, match=words):
+        decoder.feed(head[3:])
+
+
+@pytest.mark.parametrize(("head", "words"), BAD_SIZES)
+def test_bad_size_is_refused_in_the_handshake(head, words):
+    with pytest.raises(NSQFrameError, match=words):
+        FrameDecoder().take_one(head)
+
+
+@pytest.mark.parametrize(("head", "words"), BAD_SIZES)
+@pytest.mark.parametrize("tail", [b"", b"\x00\x00\x00\x00junk"], ids=["cut", "more"])
+def test_frames_before_a_bad_one_are_given_out_first(head, words, tail):
+    decoder = FrameDecoder()
+
+    assert decoder.feed(encode_frame(RESPONSE, b"OK") + head + tail) == [(RESPONSE, b"OK")]
+
+    assert words in str(decoder.failure)
+
+
+def test_announced_size_reserves_no_memory():
+    decoder = FrameDecoder(max_frame_size=2**31 - 1)
+
+    decoder.feed(b"\x7f\xff\xff\xff" + b"\x00\x00\x00\x02" + b"x" * 10)
+
+    assert decoder.pending == 18
+
+
+def test_large_frame_in_small_pieces():
+    decoder = FrameDecoder()
+    frame = encode_frame(MESSAGE, bytes(1_000_000))
+
+    got = [item for start in range(0, len(frame), 999) for item in decoder.feed(frame[start : start + 999])]
+
+    assert got == [(MESSAGE, bytes(1_000_000))]
+
+
+def test_message_is_undone_by_decode():
+    data = encode_message(1_795_243_560_000_000_000, 3, b"0123456789abcdef", b"body")
+
+    assert decode_message(data) == (1_795_243_560_000_000_000, 3, b"0123456789abcdef", b"body")
+
+
+def test_attempts_are_unsigned_and_wrap():
+    assert decode_message(encode_message(0, 40000, bytes(16), b""))[1] == 40000
+    assert decode_message(encode_message(0, 65537, bytes(16), b""))[1] == 1
+
+
+def test_short_message_is_a_frame_error():
+    with pytest.raises(NSQFrameError, match="message frame of 25 bytes"):
+        decode_message(bytes(25))
+
+
+def test_frame_types_have_names():
+    assert [FrameType(number).name for number in (0, 1, 2)] == ["RESPONSE", "ERROR", "MESSAGE"]

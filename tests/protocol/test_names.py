@@ -1,0 +1,56 @@
+"""Which names nsqd takes."""
+
+import pytest
+
+from gnsq.protocol.names import (
+    assert_valid_channel_name,
+    assert_valid_topic_name,
+    is_ephemeral,
+    valid_channel_name,
+    valid_topic_name,
+)
+
+GOOD = ["a", "A.b-C_9", "x" * 64, "t#ephemeral", "x" * 54 + "#ephemeral"]
+BAD = [
+    pytest.param("", id="empty"),
+    pytest.param("x" * 65, id="65 characters"),
+    pytest.param("x" * 55 + "#ephemeral", id="65 with suffix"),
+    pytest.param("#ephemeral", id="suffix alone"),
+    pytest.param("a b", id="space"),
+    pytest.param("a\n", id="trailing newline"),
+    pytest.param("a#other", id="other suffix"),
+    pytest.param("\u00e9", id="not ascii"),
+    pytest.param("*", id="wildcard"),
+]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_names_pass(name):
+    assert valid_topic_name(name)
+    assert valid_channel_name(name)
+    assert_valid_topic_name(name)
+    assert_valid_channel_name(name)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_names_are_refused_with_subject_and_value(name):
+    assert not valid_topic_name(name)
+    with pytest.raises(ValueError, match="topic name") as topic:
+        assert_valid_topic_name(name)
+    with pytest.raises(ValueError, match="channel name"):
+        assert_valid_channel_name(name)
+    assert repr(name) in str(topic.value)
+
+
+def test_length_limit_is_named():
+    with pytest.raises(ValueError, match="has 65 characters, the limit is 64"):
+        assert_valid_topic_name("x" * 65)
+
+
+def test_bytes_are_no_name():
+    with pytest.raises(ValueError, match="is bytes, not str"):
+        assert_valid_topic_name(b"topic")
+
+
+def test_ephemeral_is_told_by_the_suffix():
+    assert [is_ephemeral(name) for name in ("t#ephemeral", "t")] == [True, False]
