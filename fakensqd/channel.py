@@ -1,0 +1,331 @@
+"""One channel: its queue, what is in flight and deferred, and the consumers that wait for it.
+
+Pure: takes ``now``, calls consumers, knows no bytes of the wire. Source: nsqd channel.go.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol
+
+from fakensqd.options import NsqdOptions
+from gnsq.protocol.names import is_ephemeral
+
+__all__ = ["BrokerError", "Channel", "Consumer", "Message", "drop_overflow"]
+
+
+class BrokerError(Exception):
+    """A request about a message or channel that cannot be met; the text is nsqd's."""
+
+
+class Consumer(Protocol):
+    """What a channel tells the connections that subscribe to it. None of these may deliver at once."""
+
+    def wake(self) -> bool:
+        """There may be something to deliver, or the channel was paused: come and see, if only later.
+
+        Returns:
+            Whether it comes at once. If not (its client does not read), another may have what there is.
+        """
+
+    def message_timed_out(self) -> None:
+        """One of the messages in flight here has been taken back."""
+
+    def channel_emptied(self) -> None:
+        """All messages in flight here have been dropped."""
+
+    def hang_up(self) -> None:
+        """The channel is gone: close without a word."""
+
+
+class _Timers(Protocol):
+    """What a channel needs of its broker."""
+
+    options: NsqdOptions
+
+    def falls_due(self, when: float) -> None:
+        """Note that something is to be expired at that time."""
+
+
+class Message:
+    """One channel's copy of a message. Slotted and plain: one is made per message."""
+
+    __slots__ = ("attempts", "body", "bucket", "deadline", "delay", "delivered_at", "id", "owner", "timestamp")
+
+    def __init__(self, message_id: bytes, body: bytes, timestamp: int, delay: float = 0.0) -> None:
+        self.id = message_id
+        self.body = body
+        self.timestamp = timestamp
+        self.delay = delay
+        self.attempts = 0
+        # The rest has a meaning while the message is in flight only.
+        self.owner: Consumer | None = None
+        self.delivered_at = 0.0
+        self.deadline = 0.0
+        self.bucket: dict[bytes, Message] = _NO_BUCKET
+
+    def copy(self) -> Message:
+        """Make the copy for another channel: same id, body and timestamp."""
+        return Message(self.id, self.body, self.timestamp, self.delay)
+
+
+_NO_BUCKET: dict[bytes, Message] = {}
+
+
+class Channel:
+    """A queue of messages, each delivered to one of the consumers."""
+
+    def __init__(self, timers: _Timers, topic_name: str, name: str) -> None:
+        self.topic_name = topic_name
+        self.name = name
+        self.ephemeral = is_ephemeral(name)
+        self.paused = False
+        self.message_count = 0
+        self.requeue_count = 0
+        self.timeout_count = 0
+        # An ordered set.
+        self.consumers: dict[Consumer, None] = {}
+        self._timers = timers
+        self._queue: deque[Message] = deque()
+        self._waiting: dict[Consumer, None] = {}
+        self._in_flight: dict[bytes, Message] = {}
+        # Messages in flight by how long they may be, each bucket in order of deadline since now never goes back:
+        # the first of each is the only one to look at, and FIN just deletes. A heap would keep what was finished.
+        self._buckets: dict[Hashable, dict[bytes, Message]] = {}
+        self._deferred: list[tuple[float, int, Message]] = []
+        self._order = itertools.count()
+
+    @property
+    def depth(self) -> int:
+        """Messages queued; those in flight and deferred are apart."""
+        return len(self._queue)
+
+    @property
+    def backend_depth(self) -> int:
+        """How many of them nsqd would have on disk."""
+        return max(0, len(self._queue) - self._timers.options.mem_queue_size)
+
+    @property
+    def in_flight_count(self) -> int:
+        """Messages delivered and not answered."""
+        return len(self._in_flight)
+
+    @property
+    def deferred_count(self) -> int:
+        """Messages that wait for their delay to end."""
+        return len(self._deferred)
+
+    # --- messages come in ---------------------------------------------------------------------------------------------
+
+    def put(self, messages: Sequence[Message]) -> None:
+        """Queue new messages."""
+        self.message_count += len(messages)
+        self._enqueue(messages)
+
+    def defer(self, messages: Sequence[Message], delay: float, now: float) -> None:
+        """Take new messages in, to be queued after the delay."""
+        self.message_count += len(messages)
+        for message in messages:
+            self._defer(message, delay, now)
+
+    def _defer(self, message: Message, delay: float, now: float) -> None:
+        due = now + delay
+        heapq.heappush(self._deferred, (due, next(self._order), message))
+        self._timers.falls_due(due)
+
+    def _enqueue(self, messages: Sequence[Message]) -> None:
+        queue = self._queue
+        queue.extend(messages)
+        if self.ephemeral:
+            drop_overflow(queue, self._timers.options.mem_queue_size)
+        self._wake_waiting()
+
+    # --- consumers come and go ----------------------------------------------------------------------------------------
+
+    def add(self, consumer: Consumer) -> None:
+        """Let a consumer subscribe.
+
+        Raises:
+            BrokerError: If max_channel_consumers are there already.
+        """
+        limit = self._timers.options.max_channel_consumers
+        if limit and len(self.consumers) >= limit:
+            raise BrokerError(f"consumers for {self.topic_name}:{self.name} exceeds limit of {limit}")
+        self.consumers[consumer] = None
+
+    def remove(self, consumer: Consumer) -> None:
+        """Forget a consumer; what it has in flight stays so until its timeout."""
+        self.consumers.pop(consumer, None)
+        self.stop_waiting(consumer)
+
+    def wait(self, consumer: Consumer) -> None:
+        """Wake this consumer, once, when a message comes."""
+        self._waiting[consumer] = None
+
+    def stop_waiting(self, consumer: Consumer) -> None:
+        """Do not wake this consumer; if it has been woken for what is queued, wake another in its place."""
+        self._waiting.pop(consumer, None)
+        self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
+        """Wake as many as there are messages, those first who have waited longest."""
+        waiting = self._waiting
+        if not waiting or self.paused:
+            return
+        wanted = len(self._queue)
+        while wanted > 0 and waiting:
+            consumer = next(iter(waiting))
+            del waiting[consumer]
+            if consumer.wake():
+                wanted -= 1
+
+    # --- messages go out ----------------------------------------------------------------------------------------------
+
+    def deliver(
+        self, consumer: Consumer, limit: int, now: float, timeout: float, keep: Callable[[], bool] | None = None
+    ) -> list[Message]:
+        """Move up to limit messages from the queue into flight to this consumer.
+
+        Args:
+            timeout: Seconds until they are taken back.
+            keep: Asked for each message; where it says no the message is dropped, as if finished.
+        """
+        queue = self._queue
+        taken = [queue.popleft() for _ in range(min(limit, len(queue)))]
+        if keep is not None:
+            taken = [message for message in taken if keep()]
+        if not taken:
+            return taken
+        deadline = now + timeout
+        bucket = self._buckets.setdefault(timeout, {})
+        in_flight = self._in_flight
+        for message in taken:
+            message.attempts += 1
+            message.owner = consumer
+            message.delivered_at = now
+            message.deadline = deadline
+            message.bucket = bucket
+            in_flight[message.id] = bucket[message.id] = message
+        self._timers.falls_due(deadline)
+        return taken
+
+    def finish(self, consumer: Consumer, message_id: bytes) -> None:
+        """Forget a message that has been dealt with.
+
+        Raises:
+            BrokerError: If it is not in flight to this consumer.
+        """
+        message = self._owned(consumer, message_id)
+        del self._in_flight[message_id], message.bucket[message_id]
+
+    def requeue(self, consumer: Consumer, message_id: bytes, delay: float, now: float) -> None:
+        """Take a message back, to be queued at once or after a delay.
+
+        Raises:
+            BrokerError: If it is not in flight to this consumer.
+        """
+        self._owned(consumer, message_id)
+        message = self._land(message_id)
+        self.requeue_count += 1
+        if delay > 0:
+            self._defer(message, delay, now)
+        else:
+            self._enqueue([message])
+
+    def touch(self, consumer: Consumer, message_id: bytes, timeout: float, now: float) -> None:
+        """Begin a message's timeout anew; max_msg_timeout after its delivery is the end.
+
+        Raises:
+            BrokerError: If it is not in flight to this consumer.
+        """
+        message = self._owned(consumer, message_id)
+        limit = message.delivered_at + self._timers.options.max_msg_timeout
+        key: Hashable = timeout
+        deadline = now + timeout
+        if deadline >= limit:
+            deadline = limit
+            key = ("until", limit)
+        del message.bucket[message_id]
+        message.deadline = deadline
+        message.bucket = self._buckets.setdefault(key, {})
+        message.bucket[message_id] = message
+        self._timers.falls_due(deadline)
+
+    def _owned(self, consumer: Consumer, message_id: bytes) -> Message:
+        message = self._in_flight.get(message_id)
+        if message is None:
+            raise BrokerError("ID not in flight")
+        if message.owner is not consumer:
+            raise BrokerError("client does not own message")
+        return message
+
+    def _land(self, message_id: bytes) -> Message:
+        message = self._in_flight.pop(message_id)
+        del message.bucket[message_id]
+        return message
+
+    # --- time, pause and the end --------------------------------------------------------------------------------------
+
+    def expire(self, now: float) -> list[Message]:
+        """Queue again what has timed out and what was deferred until now; give back what has timed out."""
+        ripe = []
+        while self._deferred and self._deferred[0][0] <= now:
+            ripe.append(heapq.heappop(self._deferred)[2])
+        timed_out = self._timed_out(now)
+        for message in timed_out:
+            self.timeout_count += 1
+            if message.owner in self.consumers:
+                message.owner.message_timed_out()
+        if ripe or timed_out:
+            self._enqueue(ripe + timed_out)
+        if self._deferred:
+            self._timers.falls_due(self._deferred[0][0])
+        return timed_out
+
+    def _timed_out(self, now: float) -> list[Message]:
+        timed_out = []
+        for key, bucket in list(self._buckets.items()):
+            for message in list(itertools.takewhile(lambda message: message.deadline <= now, bucket.values())):
+                timed_out.append(self._land(message.id))
+            if bucket:
+                self._timers.falls_due(next(iter(bucket.values())).deadline)
+            else:
+                del self._buckets[key]
+        return timed_out
+
+    def set_paused(self, paused: bool) -> None:
+        """Stop deliveries, or let them on; answers to what is in flight are taken all the same."""
+        self.paused = paused
+        self._waiting.clear()
+        for consumer in self.consumers:
+            consumer.wake()
+
+    def empty(self) -> None:
+        """Drop everything: queued, in flight, deferred."""
+        self._queue.clear()
+        self._in_flight.clear()
+        self._buckets.clear()
+        self._deferred.clear()
+        for consumer in self.consumers:
+            consumer.channel_emptied()
+
+    def close(self) -> None:
+        """Drop everything and hang up on the consumers."""
+        consumers = list(self.consumers)
+        self.empty()
+        self.consumers.clear()
+        self._waiting.clear()
+        for consumer in consumers:
+            consumer.hang_up()
+
+
+def drop_overflow(queue: deque[Message], limit: int) -> None:
+    """Cut what is ephemeral down to the memory queue: there is no disk behind it, so the newest messages go.
+
+    Source: nsqd dummy_backend_queue.go.
+    """
+    while len(queue) > limit:
+        queue.pop()

@@ -1,0 +1,174 @@
+"""The shell of a session: one socket, a greenlet that reads and one that writes.
+
+Owns both greenlets and the socket. Knows no command: bytes go to the session, effects come back. Only the writer
+touches the socket's write side.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import gevent
+from gevent import socket
+from gevent.event import Event
+
+from fakensqd.clock import Clock, Timer
+from fakensqd.effects import Close, Effect, Send
+
+__all__ = ["Connection", "ConnectionSession"]
+
+logger = logging.getLogger(__name__)
+
+_RECEIVE_SIZE = 65536
+# A client that does not read its answers is not read from either.
+_MAX_UNSENT = 4 * 1024 * 1024
+# How long a client may take to read what is sent before a close; nsqd: one heartbeat interval.
+_LINGER = 5.0
+
+
+class ConnectionSession(Protocol):
+    """What a connection carries."""
+
+    @property
+    def due(self) -> float:
+        """When tick() is worth calling."""
+
+    def receive(self, data: bytes, now: float) -> list[Effect]:
+        """Take what the client has sent."""
+
+    def end_of_input(self, now: float) -> list[Effect]:
+        """Take note that nothing more will come."""
+
+    def pump(self, now: float) -> list[Effect]:
+        """Say what has become due to be sent since wake-up."""
+
+    def tick(self, now: float) -> list[Effect]:
+        """Say what time has brought."""
+
+    def disconnected(self) -> None:
+        """Take note that the connection is gone."""
+
+
+class Connection:
+    """One accepted socket.
+
+    Args:
+        open_session: Makes the session, given what it may call to be pumped.
+        on_error: Called with an exception that no session should have raised.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        clock: Clock,
+        open_session: Callable[[Callable[[], bool]], ConnectionSession],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self._socket = sock
+        self._clock = clock
+        self._on_error = on_error
+        self._awake = Event()
+        self._sent = Event()
+        self._output: list[bytes] = []
+        self._unsent = 0
+        self._closing = False
+        self._timer: Timer | None = None
+        self._timer_due = math.inf
+        self.session = open_session(self._wake)
+
+    def run(self) -> None:
+        """Serve the client until the connection ends; the calling greenlet is the reader."""
+        writer = gevent.spawn(self._write)
+        writer.name = "fakensqd-writer"
+        try:
+            self._guarded(self._read)
+            self._closing = True
+            self._awake.set()
+            writer.join(timeout=_LINGER)
+        finally:
+            writer.kill()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._socket.close()
+            self._guarded(self.session.disconnected)
+
+    def _wake(self) -> bool:
+        """Let the writer pump the session; say whether it can at once, or is still busy sending."""
+        self._awake.set()
+        return not self._unsent
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except OSError:
+            pass  # the client is gone, or we closed the socket ourselves
+        except Exception as error:
+            logger.exception("internal error of the emulator")
+            self._on_error(error)
+
+    def _read(self) -> None:
+        session, clock, receive = self.session, self._clock, self._socket.recv
+        while not self._closing:
+            data = receive(_RECEIVE_SIZE)
+            if data:
+                self._perform(session.receive(data, clock.monotonic()))
+            else:
+                self._perform(session.end_of_input(clock.monotonic()))
+                return
+            while self._unsent > _MAX_UNSENT and not self._closing:
+                self._sent.clear()
+                self._sent.wait()  # the writer sets it, and closes the socket if it fails
+            # recv() does not yield while data waits; without this the writer and all others starve.
+            gevent.sleep(0)
+
+    def _write(self) -> None:
+        try:
+            self._guarded(self._write_loop)
+        finally:
+            # Wakes the reader, too, if it is waiting.
+            self._closing = True
+            self._sent.set()
+            self._socket.close()
+
+    def _write_loop(self) -> None:
+        while True:
+            self._awake.wait()
+            self._awake.clear()
+            self._perform(self.session.pump(self._clock.monotonic()))
+            while self._output:
+                data = b"".join(self._output) if len(self._output) > 1 else self._output[0]
+                self._output.clear()
+                self._socket.sendall(data)
+                self._unsent -= len(data)
+                self._sent.set()
+            if self._closing:
+                return
+
+    def _perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(data):
+                    self._output.append(data)
+                    self._unsent += len(data)
+                case Close():
+                    self._closing = True
+            self._awake.set()
+        due = self.session.due
+        if due < self._timer_due:
+            self._arm(due)
+
+    def _arm(self, due: float) -> None:
+        # Deadlines mostly move away, with every command. The timer is left where it is and looks again when it fires.
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = self._clock.call_later(due - self._clock.monotonic(), self._tick)
+
+    def _tick(self) -> None:
+        self._timer_due = math.inf
+        self._timer = None
+        if not self._closing:
+            self._guarded(lambda: self._perform(self.session.tick(self._clock.monotonic())))

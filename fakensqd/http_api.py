@@ -1,0 +1,193 @@
+"""HTTP as nsqd and nsqlookupd speak it: routes, error bodies, redirects; a WSGI function around handlers.
+
+Pure. Handlers take a Request and return text, bytes, something to be written as JSON, or None for an empty answer.
+Source: nsq internal/http_api; httprouter, which both use.
+"""
+
+from __future__ import annotations
+
+import html
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from fakensqd import gojson
+from gnsq.protocol.names import valid_channel_name, valid_topic_name
+
+__all__ = ["HttpError", "Request", "Route", "Router", "topic_and_channel_names"]
+
+Headers = list[tuple[str, str]]
+
+_REASONS = {
+    200: "200 OK",
+    301: "301 Moved Permanently",
+    307: "307 Temporary Redirect",
+    400: "400 Bad Request",
+    403: "403 Forbidden",
+    404: "404 Not Found",
+    405: "405 Method Not Allowed",
+    413: "413 Request Entity Too Large",
+    500: "500 Internal Server Error",
+    503: "503 Service Unavailable",
+}
+_TEXT = ("Content-Type", "text/plain; charset=utf-8")
+_JSON = ("Content-Type", "application/json; charset=utf-8")
+_NSQ = ("X-NSQ-Content-Type", "nsq; version=1.0")
+_BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
+
+
+class HttpError(Exception):
+    """An answer that is not 200; the text goes into its JSON body."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+class Request:
+    """One request, as handlers see it."""
+
+    def __init__(self, environ: Mapping[str, Any]) -> None:  # Any: WSGI's environ holds anything
+        self.method: str = environ["REQUEST_METHOD"]
+        self.path: str = environ["PATH_INFO"]
+        self.query_string: str = environ.get("QUERY_STRING", "")
+        self.argument = ""
+        self._environ = environ
+
+    @cached_property
+    def query(self) -> dict[str, str]:
+        """The parameters, the first of equal ones.
+
+        Raises:
+            HttpError: If the query does not parse.
+        """
+        parameters: dict[str, str] = {}
+        for pair in filter(None, self.query_string.split("&")):
+            if ";" in pair or _BAD_ESCAPE.search(pair):
+                raise HttpError(400, "INVALID_REQUEST")
+            key, _, value = pair.partition("=")
+            parameters.setdefault(_unquoted(key), _unquoted(value))
+        return parameters
+
+    def required(self, name: str) -> str:
+        """Give back a parameter that must be there."""
+        if name not in self.query:
+            raise HttpError(400, f"MISSING_ARG_{name.upper()}")
+        return self.query[name]
+
+    @property
+    def content_length(self) -> int:
+        """What the client announces; 0 if it does not."""
+        return int(self._environ.get("CONTENT_LENGTH") or 0)
+
+    def read(self, limit: int) -> bytes:
+        """Read the body, up to limit bytes of it."""
+        data: bytes = self._environ["wsgi.input"].read(limit)
+        return data
+
+
+def _unquoted(text: str) -> str:
+    return unquote_to_bytes(text.replace("+", " ").encode("latin-1")).decode("latin-1")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A handler, and whether its answers go without the X-NSQ header."""
+
+    handler: Callable[[Request], object]
+    plain: bool = False
+
+
+class Router:
+    """The WSGI function of a daemon.
+
+    Args:
+        routes: By path, then by method. A path that ends in ``/:`` takes one more word as the request's argument.
+        on_error: Called with an exception that no handler should have raised.
+    """
+
+    def __init__(self, routes: Mapping[str, Mapping[str, Route]], on_error: Callable[[BaseException], None]) -> None:
+        self._routes = routes
+        self._on_error = on_error
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer a request. Source: PEP 3333."""
+        request = Request(environ)
+        status, headers, body = self._answer(request)
+        headers.append(("Content-Length", str(len(body))))
+        start_response(_REASONS[status], headers)
+        return [] if request.method == "HEAD" else [body]
+
+    def _answer(self, request: Request) -> tuple[int, Headers, bytes]:
+        methods, request.argument = self._match(request.path)
+        route = methods.get(request.method)
+        if route is not None:
+            return self._respond(request, route)
+        if (path := self._right_path(request)) is not None:
+            return _redirect(request, path)
+        if not methods:
+            return _error(HttpError(404, "NOT_FOUND"))
+        allow = ("Allow", ", ".join(sorted([*methods, "OPTIONS"])))
+        if request.method == "OPTIONS":
+            return 200, [allow], b""
+        status, headers, body = _error(HttpError(405, "METHOD_NOT_ALLOWED"))
+        return status, [*headers, allow], body
+
+    def _match(self, path: str) -> tuple[Mapping[str, Route], str]:
+        if path in self._routes:
+            return self._routes[path], ""
+        head, _, argument = path.rpartition("/")
+        return (self._routes.get(f"{head}/:", {}), argument) if argument else ({}, "")
+
+    def _respond(self, request: Request, route: Route) -> tuple[int, Headers, bytes]:
+        try:
+            value = route.handler(request)
+        except HttpError as error:
+            return _error(error)
+        except Exception as error:  # noqa: BLE001  # the top of a request: recorded, and answered as nsqd would
+            self._on_error(error)
+            return _error(HttpError(500, "INTERNAL_ERROR"))
+        extra = [] if route.plain else [_NSQ]
+        match value:
+            case None:
+                return 200, extra, b""
+            case str():
+                return 200, [_TEXT, *extra], value.encode()
+            case _:
+                return 200, [_JSON, *extra], gojson.encode(value)
+
+    def _right_path(self, request: Request) -> str | None:
+        """Find the path that was meant: without a trailing slash, double slashes, dots, in the right case."""
+        cleaned = posixpath.normpath(re.sub("/+", "/", request.path))
+        for path, methods in self._routes.items():
+            if request.method in methods and path.lower() == cleaned.lower():
+                return path
+        return None
+
+
+def _error(error: HttpError) -> tuple[int, Headers, bytes]:
+    return error.status, [_JSON, _NSQ], gojson.encode({"message": error.text})
+
+
+def _redirect(request: Request, path: str) -> tuple[int, Headers, bytes]:
+    location = f"{path}?{request.query_string}" if request.query_string else path
+    if request.method != "GET":
+        return 307, [("Location", location)], b""
+    body = f'<a href="{html.escape(location)}">Moved Permanently</a>.\n\n'
+    return 301, [("Location", location), ("Content-Type", "text/html; charset=utf-8")], body.encode("latin-1")
+
+
+def topic_and_channel_names(request: Request) -> tuple[str, str]:
+    """Give back both names of a request that must have them, checked in nsqd's order."""
+    topic_name = request.required("topic")
+    if not valid_topic_name(topic_name):
+        raise HttpError(400, "INVALID_ARG_TOPIC")
+    channel_name = request.required("channel")
+    if not valid_channel_name(channel_name):
+        raise HttpError(400, "INVALID_ARG_CHANNEL")
+    return topic_name, channel_name

@@ -1,0 +1,167 @@
+"""FakeNsqd's connection to one nsqlookupd: says what it has, and PING while nothing changes.
+
+Owns its socket; runs in a greenlet of the server's. Source: nsqd lookup.go and lookup_peer.go.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from gevent import socket
+from gevent.queue import SimpleQueue
+
+from fakensqd import gojson
+from fakensqd.clock import Clock, Timer
+from fakensqd.daemon import split_address
+from fakensqd.lookupd_session import MAGIC_V1
+from fakensqd.options import NSQ_VERSION, NsqdOptions
+
+__all__ = ["LookupPeer"]
+
+logger = logging.getLogger(__name__)
+
+_PING = b"PING\n"
+# For connecting, and for each answer. Source: lookup_peer.go.
+_TIMEOUT = 1.0
+# For an HTTP request. Source: nsqd's --http-client-request-timeout.
+_HTTP_TIMEOUT = 5.0
+_SIZE = struct.Struct(">i")
+
+
+class LookupPeer:
+    """One nsqlookupd.
+
+    Args:
+        address: ``host:port``.
+        identity: What IDENTIFY says, without the version.
+        registrations: Gives topic and channel of what is to be registered on connecting.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: Mapping[str, object],
+        registrations: Callable[[], list[tuple[str, str | None]]],
+        clock: Clock,
+        options: NsqdOptions,
+    ) -> None:
+        self._address = address
+        self._identity = dict(identity) | {"version": NSQ_VERSION}
+        self._registrations = registrations
+        self._clock = clock
+        self._options = options
+        self._socket: socket.socket | None = None
+        self._timer: Timer | None = None
+        # Where its HTTP API is, once IDENTIFY has been answered.
+        self._http_address: tuple[str, int] | None = None
+        # Commands to send; None ends the greenlet.
+        self._commands: SimpleQueue[bytes | None] = SimpleQueue()
+
+    def register(self, topic: str, channel: str | None) -> None:
+        """Say that a topic or channel exists."""
+        self._commands.put(_registration(b"REGISTER", topic, channel))
+
+    def unregister(self, topic: str, channel: str | None) -> None:
+        """Say that a topic or channel is gone."""
+        self._commands.put(_registration(b"UNREGISTER", topic, channel))
+
+    @property
+    def known(self) -> bool:
+        """Whether it has answered IDENTIFY, so that it can be asked."""
+        return self._http_address is not None
+
+    def channels(self, topic: str) -> list[str]:
+        """Ask for the channels of a topic; none if there is no answer."""
+        if self._http_address is None:
+            return []
+        connection = http.client.HTTPConnection(*self._http_address)
+        try:
+            # http.client over a socket of gevent's waits without blocking the hub.
+            connection.sock = socket.create_connection(self._http_address, timeout=_HTTP_TIMEOUT)
+            connection.request("GET", f"/channels?topic={quote(topic, safe='')}")
+            answer: Any = json.loads(connection.getresponse().read())  # Any: JSON
+            return list(answer["channels"])
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+            logger.warning("nsqlookupd %s: channels of topic %s: %s", self._address, topic, error)
+            return []
+        finally:
+            connection.close()
+
+    def stop(self) -> None:
+        """Hang up: nsqlookupd forgets this nsqd."""
+        self._commands.put(None)
+
+    def run(self) -> None:
+        """Talk to nsqlookupd until stop(); what cannot be said is dropped, a new connection begins with everything."""
+        try:
+            self._command(b"")
+            self._ping_later()
+            while (command := self._commands.get()) is not None:
+                self._command(command)
+                if command == _PING:
+                    self._ping_later()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._disconnect()
+
+    def _ping_later(self) -> None:
+        self._timer = self._clock.call_later(self._options.lookupd_ping_interval, lambda: self._commands.put(_PING))
+
+    def _command(self, command: bytes) -> None:
+        try:
+            if self._socket is None:
+                self._connect()
+            if command:
+                self._ask(command)
+        except OSError as error:
+            logger.warning("nsqlookupd %s: %s", self._address, error)
+            self._disconnect()
+
+    def _connect(self) -> None:
+        self._socket = socket.create_connection(split_address(self._address), timeout=_TIMEOUT)
+        body = gojson.encode(self._identity)
+        self._http_address = _http_address(self._ask(MAGIC_V1 + b"IDENTIFY\n" + _SIZE.pack(len(body)) + body))
+        for topic, channel in self._registrations():
+            self._ask(_registration(b"REGISTER", topic, channel))
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _ask(self, command: bytes) -> bytes:
+        assert self._socket is not None  # _command() has connected
+        self._socket.sendall(command)
+        (size,) = _SIZE.unpack(self._receive(_SIZE.size))
+        return self._receive(size)
+
+    def _receive(self, count: int) -> bytes:
+        assert self._socket is not None  # as in _ask()
+        data = bytearray()
+        while len(data) < count:
+            part = self._socket.recv(count - len(data))
+            if not part:
+                raise ConnectionResetError("closed by nsqlookupd")
+            data += part
+        return bytes(data)
+
+
+def _registration(verb: bytes, topic: str, channel: str | None) -> bytes:
+    words = [verb, topic.encode()] if channel is None else [verb, topic.encode(), channel.encode()]
+    return b" ".join(words) + b"\n"
+
+
+def _http_address(answer: bytes) -> tuple[str, int] | None:
+    """Read where the HTTP API is from the answer to IDENTIFY; None if it does not say."""
+    try:
+        facts = json.loads(answer)
+        return str(facts["broadcast_address"]), int(facts["http_port"])
+    except (ValueError, LookupError, TypeError):
+        return None

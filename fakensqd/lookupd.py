@@ -1,0 +1,67 @@
+"""FakeLookupd: an nsqlookupd in this process, for fake and real nsqds alike.
+
+Owns its listeners and connections (through Daemon). What it knows is Registry's, what it says is LookupdSession's and
+lookupd_http's.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+
+from fakensqd.clock import Clock
+from fakensqd.daemon import Application, Daemon
+from fakensqd.lookupd_http import lookupd_application
+from fakensqd.lookupd_session import LookupdSession
+from fakensqd.options import NSQ_VERSION, LookupdOptions
+from fakensqd.registry import Registry
+
+__all__ = ["FakeLookupd"]
+
+
+class FakeLookupd(Daemon):
+    """An nsqlookupd 1.3.0, in the hub of the caller: start() or ``with``.
+
+    Args:
+        clock: What to ask for time; default: the machine's.
+        options: nsqlookupd's flags with underscores, see LookupdOptions; durations in seconds.
+
+    Raises:
+        TypeError: If an option does not exist.
+        ValueError: If a value is out of its bounds.
+    """
+
+    def __init__(self, *, clock: Clock | None = None, **options: object) -> None:
+        self.options = LookupdOptions.of("FakeLookupd", options)
+        super().__init__(self.options.tcp_address, self.options.http_address, clock)
+        self.hostname = socket.gethostname()
+        self.registry = Registry()
+        self._epoch_ns = self.clock.time_ns() - round(self.clock.monotonic() * 1e9)
+
+    @property
+    def broadcast_address(self) -> str:
+        """The address told to nsqds."""
+        return self.options.broadcast_address
+
+    def now(self) -> float:
+        """The clock's time, as the registry knows it."""
+        return self.clock.monotonic()
+
+    def wall_ns(self, now: float) -> int:
+        """The wall clock at a monotonic time, nanoseconds since 1970."""
+        return self._epoch_ns + int(now * 1e9)
+
+    def _open_session(self, remote_address: str, wake: Callable[[], bool]) -> LookupdSession:
+        return LookupdSession(self.registry, remote_address=remote_address, identity=self._identity)
+
+    def _application(self) -> Application:
+        return lookupd_application(self)
+
+    def _identity(self) -> Mapping[str, object]:
+        return {
+            "broadcast_address": self.options.broadcast_address,
+            "hostname": self.hostname,
+            "http_port": self.http_port,
+            "tcp_port": self.tcp_port,
+            "version": NSQ_VERSION,
+        }

@@ -1,0 +1,318 @@
+"""nsqd's HTTP API as a WSGI function over a Broker.
+
+Pure: takes facts about its server from a structural type, knows no socket. Source: nsqd http.go.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from fakensqd.broker import Broker, Channel, Topic
+from fakensqd.gotext import int64
+from fakensqd.http_api import HttpError, Request, Route, Router, topic_and_channel_names
+from fakensqd.options import NSQ_VERSION, NsqdOptions
+from fakensqd.reader import Input, Refusal
+from fakensqd.session import Session
+from fakensqd.stats import statistics, statistics_text
+from gnsq.protocol.names import valid_topic_name
+
+__all__ = ["NsqdFacts", "nsqd_application"]
+
+_INTEGER = re.compile(r"[+-]?[0-9]+\Z")
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_LOG_LEVELS = {"debug": 1, "info": 2, "warn": 3, "warning": 3, "error": 4, "fatal": 5}
+
+
+class NsqdFacts(Protocol):
+    """What the API asks of the server it belongs to."""
+
+    broker: Broker
+    options: NsqdOptions
+    errors: list[BaseException]
+    hostname: str
+    # Seconds since 1970.
+    start_time: int
+
+    @property
+    def tcp_port(self) -> int:
+        """Where it listens for clients."""
+
+    @property
+    def http_port(self) -> int:
+        """Where it listens for HTTP."""
+
+    @property
+    def sessions(self) -> Iterable[Session]:
+        """Those of the connections that are open."""
+
+    def now(self) -> float:
+        """The monotonic time, seconds."""
+
+    def set_lookupd_tcp_addresses(self, addresses: tuple[str, ...]) -> None:
+        """Register with these nsqlookupds from now on, and with no other."""
+
+
+def nsqd_application(server: NsqdFacts) -> Router:
+    """Build the WSGI function."""
+    api = _Api(server)
+    post = {
+        "/pub": api.publish,
+        "/mpub": api.multipublish,
+        "/topic/create": api.create_topic,
+        "/topic/delete": api.delete_topic,
+        "/topic/empty": api.empty_topic,
+        "/topic/pause": api.pause_topic,
+        "/topic/unpause": api.unpause_topic,
+        "/channel/create": api.create_channel,
+        "/channel/delete": api.delete_channel,
+        "/channel/empty": api.empty_channel,
+        "/channel/pause": api.pause_channel,
+        "/channel/unpause": api.unpause_channel,
+    }
+    routes = {path: {"POST": Route(handler)} for path, handler in post.items()}
+    routes |= {
+        "/ping": {"GET": Route(lambda request: "OK", plain=True)},
+        "/info": {"GET": Route(api.info)},
+        "/stats": {"GET": Route(api.stats)},
+        "/config/:": {"GET": Route(api.config), "PUT": Route(api.set_config)},
+    }
+    return Router(routes, server.errors.append)
+
+
+class _Api:
+    """The handlers."""
+
+    def __init__(self, server: NsqdFacts) -> None:
+        self._server = server
+        self._broker = server.broker
+        self._options = server.options
+        self._log_level = _LOG_LEVELS["info"]
+        self._lookupd_tcp_addresses = server.options.lookupd_tcp_addresses
+
+    # --- publishing ---------------------------------------------------------------------------------------------------
+
+    def publish(self, request: Request) -> str:
+        """POST /pub."""
+        limit = self._options.max_msg_size
+        if request.content_length > limit:
+            raise HttpError(413, "MSG_TOO_BIG")
+        body = request.read(limit + 1)
+        if len(body) > limit:
+            raise HttpError(413, "MSG_TOO_BIG")
+        if not body:
+            raise HttpError(400, "MSG_EMPTY")
+        topic = self._publish_topic(request)
+        delay = 0.0
+        if "defer" in request.query:
+            delay = self._delay(request.query["defer"])
+        topic.publish([body], self._server.now(), delay)
+        return "OK"
+
+    def _delay(self, text: str) -> float:
+        value = int(text) if _INTEGER.match(text) and len(text) < 30 else 2**63
+        delay_ns = int64(value * 10**6)
+        if not -(2**63) <= value < 2**63 or not 0 <= delay_ns <= round(self._options.max_req_timeout * 10**9):
+            raise HttpError(400, "INVALID_DEFER")
+        return delay_ns / 1e9
+
+    def multipublish(self, request: Request) -> str:
+        """POST /mpub."""
+        limit = self._options.max_body_size
+        if request.content_length > limit:
+            raise HttpError(413, "BODY_TOO_BIG")
+        topic = self._publish_topic(request)
+        binary = request.query.get("binary")
+        if binary is not None and _BOOLEANS.get(binary, True):
+            bodies = self._binary_messages(request)
+        else:
+            bodies = self._lines(request)
+        if bodies:
+            topic.publish(bodies, self._server.now())
+        return "OK"
+
+    def _binary_messages(self, request: Request) -> list[bytes]:
+        # nsqd reads on without a limit as far as count and sizes say, each within its own bounds.
+        source = Input()
+        source.decoder.feed(request.read(-1))
+        source.ended = True
+        try:
+            next(source.read_messages(self._options.max_msg_size, self._options.max_body_size))
+        except StopIteration as end:
+            bodies: list[bytes] = end.value
+            return bodies
+        except Refusal as refusal:
+            code = refusal.data.partition(b" ")[0].decode()
+            raise HttpError(413, code.removeprefix("E_")) from None
+        raise AssertionError("a reader paused at the end of its input")
+
+    def _lines(self, request: Request) -> list[bytes]:
+        limit = self._options.max_body_size
+        body = request.read(limit + 1)
+        if len(body) > limit:
+            raise HttpError(413, "BODY_TOO_BIG")
+        bodies = [line for line in body.split(b"\n") if line]
+        if any(len(line) > self._options.max_msg_size for line in bodies):
+            raise HttpError(413, "MSG_TOO_BIG")
+        return bodies
+
+    def _publish_topic(self, request: Request) -> Topic:
+        name = request.required("topic")
+        if not valid_topic_name(name):
+            raise HttpError(400, "INVALID_TOPIC")
+        return self._broker.ensure_topic(name)
+
+    # --- topics and channels ------------------------------------------------------------------------------------------
+
+    def create_topic(self, request: Request) -> None:
+        """POST /topic/create."""
+        self._publish_topic(request)
+
+    def delete_topic(self, request: Request) -> None:
+        """POST /topic/delete."""
+        self._broker.delete_topic(self._topic(request.required("topic")).name)
+
+    def empty_topic(self, request: Request) -> None:
+        """POST /topic/empty."""
+        name = request.required("topic")
+        if not valid_topic_name(name):
+            raise HttpError(400, "INVALID_TOPIC")
+        self._topic(name).empty()
+
+    def pause_topic(self, request: Request) -> None:
+        """POST /topic/pause."""
+        self._topic(request.required("topic")).set_paused(True, self._server.now())
+
+    def unpause_topic(self, request: Request) -> None:
+        """POST /topic/unpause."""
+        self._topic(request.required("topic")).set_paused(False, self._server.now())
+
+    def create_channel(self, request: Request) -> None:
+        """POST /channel/create."""
+        topic, name = self._topic_and_channel_name(request)
+        topic.ensure_channel(name, self._server.now())
+
+    def delete_channel(self, request: Request) -> None:
+        """POST /channel/delete."""
+        topic, name = self._topic_and_channel_name(request)
+        if name not in topic.channels:
+            raise HttpError(404, "CHANNEL_NOT_FOUND")
+        topic.delete_channel(name)
+
+    def empty_channel(self, request: Request) -> None:
+        """POST /channel/empty."""
+        self._channel(request).empty()
+
+    def pause_channel(self, request: Request) -> None:
+        """POST /channel/pause."""
+        self._channel(request).set_paused(True)
+
+    def unpause_channel(self, request: Request) -> None:
+        """POST /channel/unpause."""
+        self._channel(request).set_paused(False)
+
+    def _topic(self, name: str) -> Topic:
+        if name not in self._broker.topics:
+            raise HttpError(404, "TOPIC_NOT_FOUND")
+        return self._broker.topics[name]
+
+    def _topic_and_channel_name(self, request: Request) -> tuple[Topic, str]:
+        topic_name, channel_name = topic_and_channel_names(request)
+        return self._topic(topic_name), channel_name
+
+    def _channel(self, request: Request) -> Channel:
+        topic, name = self._topic_and_channel_name(request)
+        if name not in topic.channels:
+            raise HttpError(404, "CHANNEL_NOT_FOUND")
+        return topic.channels[name]
+
+    # --- facts --------------------------------------------------------------------------------------------------------
+
+    def info(self, request: Request) -> object:
+        """GET /info."""
+        return {
+            "version": NSQ_VERSION,
+            "broadcast_address": self._options.broadcast_address,
+            "hostname": self._server.hostname,
+            "http_port": self._server.http_port,
+            "tcp_port": self._server.tcp_port,
+            "start_time": self._server.start_time,
+            "max_heartbeat_interval": _nanoseconds(self._options.max_heartbeat_interval),
+            "max_output_buffer_size": self._options.max_output_buffer_size,
+            "max_output_buffer_timeout": _nanoseconds(self._options.max_output_buffer_timeout),
+            "max_deflate_level": self._options.max_deflate_level,
+        }
+
+    def stats(self, request: Request) -> object:
+        """GET /stats."""
+        query = request.query
+        document = statistics(
+            self._broker,
+            self._server.sessions,
+            start_time=self._server.start_time,
+            topic=query.get("topic", ""),
+            channel=query.get("channel", ""),
+            include_clients=_BOOLEANS.get(query.get("include_clients", ""), True),
+            include_memory=_BOOLEANS.get(query.get("include_mem", ""), True),
+        )
+        if query.get("format") == "json":
+            return document
+        now_ns = self._broker.wall_ns(self._server.now())
+        return statistics_text(document, uptime=now_ns / 1e9 - self._server.start_time, now_seconds=now_ns // 10**9)
+
+    def config(self, request: Request) -> object:
+        """GET /config/OPTION."""
+        return self._option(request.argument)
+
+    def set_config(self, request: Request) -> object:
+        """PUT /config/OPTION: the two that nsqd lets be changed."""
+        body = request.read(self._options.max_msg_size + 1)
+        if not body or len(body) > self._options.max_msg_size:
+            raise HttpError(413, "INVALID_VALUE")
+        match request.argument:
+            case "log_level":
+                self._log_level = self._parsed_log_level(body)
+            case "nsqlookupd_tcp_addresses":
+                self._lookupd_tcp_addresses = _parsed_addresses(body)
+                self._server.set_lookupd_tcp_addresses(self._lookupd_tcp_addresses)
+            case _:
+                raise HttpError(400, "INVALID_OPTION")
+        return self._option(request.argument)
+
+    def _parsed_log_level(self, body: bytes) -> int:
+        level = _LOG_LEVELS.get(body.decode("latin-1").lower())
+        if level is None:
+            raise HttpError(400, "INVALID_VALUE")
+        return level
+
+    def _option(self, name: str) -> object:
+        """Give back an option as nsqd would: durations in nanoseconds."""
+        values: dict[str, Any] = dataclasses.asdict(self._options)  # Any: options are of all types
+        for own in ("lookupd_tcp_addresses", "lookupd_ping_interval", "node_id"):
+            del values[own]
+        values |= {
+            "id": self._options.node_id,
+            "log_level": self._log_level,
+            "nsqlookupd_tcp_addresses": list(self._lookupd_tcp_addresses),
+        }
+        if name not in values:
+            raise HttpError(400, "INVALID_OPTION")
+        value = values[name]
+        return _nanoseconds(value) if isinstance(value, float) else value
+
+
+def _parsed_addresses(body: bytes) -> tuple[str, ...]:
+    try:
+        addresses = json.loads(body)
+    except ValueError:
+        addresses = None
+    if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
+        raise HttpError(400, "INVALID_VALUE")
+    return tuple(addresses)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 10**9)

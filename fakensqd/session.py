@@ -1,0 +1,424 @@
+"""One V2 client as nsqd sees it: bytes in, effects out.
+
+Pure: takes ``now``, asks a Broker, knows no socket and no clock. What a client sends is worked on by a generator that
+reads as nsqd's own loop does and pauses where bytes are missing. Source: nsqd protocol_v2.go and client_v2.go.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import random
+from collections.abc import Callable
+
+from fakensqd import parameters
+from fakensqd.broker import Broker, BrokerError, Channel
+from fakensqd.effects import Close, Effect, Send
+from fakensqd.identify import IdentifyError, Settings, decode_identify
+from fakensqd.options import NsqdOptions
+from fakensqd.reader import Input, Reading, Refusal
+from gnsq.protocol.commands import MAGIC_V2
+from gnsq.protocol.frames import (
+    CLOSE_WAIT,
+    ERROR,
+    HEARTBEAT,
+    MESSAGE,
+    OK,
+    RESPONSE,
+    encode_frame,
+    encode_message,
+)
+
+__all__ = ["Session", "State"]
+
+_OK_FRAME = encode_frame(RESPONSE, OK)
+_HEARTBEAT_FRAME = encode_frame(RESPONSE, HEARTBEAT)
+# Deliveries per wake-up; then others get their turn. A send of so many is large enough to cost little per message.
+_BATCH = 256
+
+_Handler = Callable[["Session", list[bytes]], Reading[None] | None]
+
+
+class State(enum.IntEnum):
+    """What a client has done so far; the numbers are those of /stats."""
+
+    INIT = 0
+    SUBSCRIBED = 3
+    CLOSING = 4
+
+
+class Session:
+    """The server's side of one connection.
+
+    Args:
+        broker: Whose topics it uses.
+        now: The time of the connection, seconds.
+        remote_address: ``host:port``, for statistics.
+        on_wake: Called when pump() is worth calling; says whether that will be at once.
+        chance: Where sample_rate throws its dice.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        now: float = 0.0,
+        remote_address: str = "127.0.0.1:0",
+        on_wake: Callable[[], bool] = lambda: True,
+        chance: random.Random | None = None,
+    ) -> None:
+        host = remote_address.rpartition(":")[0]
+        self.remote_address = remote_address
+        self.client_id = self.hostname = host
+        self.user_agent = ""
+        self.connected_ns = broker.wall_ns(now)
+        self.state = State.INIT
+        self.ready_count = 0
+        self.in_flight_count = 0
+        self.message_count = 0
+        self.finish_count = 0
+        self.requeue_count = 0
+        self.published_by_topic: dict[str, int] = {}
+        self._broker = broker
+        self._options: NsqdOptions = broker.options
+        self._on_wake = on_wake
+        self._chance = chance or random.Random()
+        self._now = now
+        self._channel: Channel | None = None
+        # nsqd's message pump takes the values of the first IDENTIFY and keeps them; the rest follows the last.
+        self.settings = self._pump_settings = Settings.default(self._options)
+        self._identified = False
+        self._heartbeat_due = self._read_due = math.inf
+        self._input = Input()
+        self._executed = False
+        self._hung_up = False
+        self._closed = False
+        # Frames not yet sent, how many bytes, and whether anything pushes them out.
+        self._output: list[bytes] = []
+        self._held = 0
+        self._flush = False
+        self._program = self._run()
+
+    # --- what the shell calls -----------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes, now: float) -> list[Effect]:
+        """Take what the client has sent."""
+        self._input.decoder.feed(data)
+        return self._advance(now)
+
+    def end_of_input(self, now: float) -> list[Effect]:
+        """Take note that the client will send nothing more."""
+        self._input.ended = True
+        return self._advance(now)
+
+    def pump(self, now: float) -> list[Effect]:
+        """Deliver what the channel has, as far as RDY goes."""
+        self._now = now
+        if self._hung_up:
+            self._closed = True
+            return [Close()]
+        self._deliver()
+        return self._effects()
+
+    def tick(self, now: float) -> list[Effect]:
+        """Send the heartbeat that is due; close if the client has been silent for too long."""
+        if now >= self._read_due:
+            # As if nothing more would come: a body that is missing is complained about, a line is not.
+            return self.end_of_input(now)
+        if now >= self._heartbeat_due:
+            self._heartbeat_due = now + self._pump_settings.heartbeat_interval
+            self._respond(_HEARTBEAT_FRAME)
+        return self._effects()
+
+    def disconnected(self) -> None:
+        """Leave the channel: the connection is gone."""
+        self._closed = True
+        if self._channel is not None and not self._hung_up:
+            self._broker.topics[self._channel.topic_name].leave_channel(self._channel, self)
+
+    @property
+    def due(self) -> float:
+        """When tick() is worth calling, seconds; infinity if never. It may move away, with every command."""
+        return min(self._heartbeat_due, self._read_due)
+
+    # --- what the channel calls ---------------------------------------------------------------------------------------
+
+    def wake(self) -> bool:
+        """There may be something to deliver."""
+        return self._on_wake()
+
+    def message_timed_out(self) -> None:
+        """One of the messages in flight here has been taken back."""
+        self.in_flight_count -= 1
+        self._on_wake()
+
+    def channel_emptied(self) -> None:
+        """All messages in flight here have been dropped."""
+        self.in_flight_count = 0
+        self._on_wake()
+
+    def hang_up(self) -> None:
+        """The channel is gone: close without a word."""
+        self._hung_up = True
+        self._on_wake()
+
+    # --- output -------------------------------------------------------------------------------------------------------
+
+    def _respond(self, frame: bytes) -> None:
+        # Whatever is no message is flushed at once, with everything before it.
+        self._output.append(frame)
+        self._flush = True
+
+    def _effects(self) -> list[Effect]:
+        effects: list[Effect] = []
+        if self._flush and self._output:
+            effects.append(Send(b"".join(self._output)))
+            self._output.clear()
+            self._held = 0
+        self._flush = False
+        if self._closed:
+            effects.append(Close())
+        return effects
+
+    def _deliver(self) -> None:
+        channel = self._channel
+        if channel is None or self._closed:
+            return
+        capacity = 0 if channel.paused else self.ready_count - self.in_flight_count
+        while capacity > 0 and channel.depth:
+            taken = self._take(channel, min(capacity, _BATCH))
+            capacity -= taken
+            if taken == _BATCH:
+                # Enough for one send. The rest after the others.
+                self._on_wake()
+                break
+        if capacity <= 0:
+            channel.stop_waiting(self)
+            self._flush = True
+        else:
+            channel.wait(self)
+            # nsqd holds what is below RDY back until its buffer is full or a timer fires. Here the timer fires at
+            # once: tests want to see the message. Without a timer (-1) it stays.
+            if self._pump_settings.output_buffer_timeout > 0 or self._held > self.settings.output_buffer_size:
+                self._flush = True
+
+    def _take(self, channel: Channel, limit: int) -> int:
+        settings = self._pump_settings
+        keep = self._sampled if settings.sample_rate else None
+        messages = channel.deliver(self, limit, self._now, settings.msg_timeout, keep)
+        frames = [
+            encode_frame(MESSAGE, encode_message(message.timestamp, message.attempts, message.id, message.body))
+            for message in messages
+        ]
+        self._output += frames
+        self._held += sum(map(len, frames))
+        self.in_flight_count += len(frames)
+        self.message_count += len(frames)
+        return len(frames)
+
+    def _sampled(self) -> bool:
+        return self._chance.randrange(100) <= self._pump_settings.sample_rate
+
+    # --- input --------------------------------------------------------------------------------------------------------
+
+    def _advance(self, now: float) -> list[Effect]:
+        if self._hung_up:
+            return self.pump(now)
+        self._now = now
+        if self._closed:
+            return []
+        self._executed = False
+        try:
+            next(self._program)
+        except StopIteration:
+            self._closed = True
+        if self._executed:
+            # The deadline runs from the end of the last whole command and covers all of the next.
+            interval = self.settings.heartbeat_interval
+            self._read_due = now + 2 * interval if interval else math.inf
+        self._deliver()
+        return self._effects()
+
+    def _run(self) -> Reading[None]:
+        """Work on the client's bytes; paused while they are not enough, over when the connection is."""
+        decoder = self._input.decoder
+        while (magic := decoder.take(len(MAGIC_V2))) is None:
+            if self._input.ended:
+                return
+            yield
+        if magic != MAGIC_V2:
+            self._respond(encode_frame(ERROR, b"E_BAD_PROTOCOL"))
+            return
+        self._heartbeat_due = self._now + self.settings.heartbeat_interval
+        self._executed = True
+        while True:
+            try:
+                line = decoder.take_line()
+            except ValueError:  # too long: nsqd closes without a word
+                return
+            if line is None:
+                if self._input.ended:
+                    return
+                yield
+                continue
+            try:
+                words = line.split(b" ")
+                handler = _HANDLERS[self.state].get(words[0]) or _illegal
+                reading = handler(self, words)
+                if reading is not None:
+                    yield from reading
+            except Refusal as refusal:
+                self._respond(encode_frame(ERROR, refusal.data))
+                if refusal.fatal:
+                    return
+            self._executed = True
+
+    # --- commands: before SUB -----------------------------------------------------------------------------------------
+
+    def _identify(self, words: list[bytes]) -> Reading[None]:
+        body = yield from self._input.read_body(b"IDENTIFY", self._options.max_body_size)
+        try:
+            asked = decode_identify(body)
+        except ValueError:
+            raise Refusal(b"E_BAD_BODY IDENTIFY failed to decode JSON body") from None
+        self.client_id, self.hostname, self.user_agent = asked.client_id, asked.hostname, asked.user_agent
+        try:
+            self.settings = self.settings.identified(asked, self._options)
+        except IdentifyError as error:
+            raise Refusal(b"E_BAD_BODY IDENTIFY %s" % str(error).encode()) from None
+        if not self._identified:
+            self._identified = True
+            self._pump_settings = self.settings
+            interval = self.settings.heartbeat_interval
+            self._heartbeat_due = self._now + interval if interval else math.inf
+        if asked.feature_negotiation:
+            self._respond(encode_frame(RESPONSE, self.settings.answer(self._options)))
+        else:
+            self._respond(_OK_FRAME)
+
+    def _auth(self, words: list[bytes]) -> Reading[None]:
+        if len(words) != 1:
+            raise Refusal(b"E_INVALID AUTH invalid number of parameters")
+        yield from self._input.read_body(b"AUTH", self._options.max_body_size)
+        raise Refusal(b"E_AUTH_DISABLED AUTH disabled")
+
+    def _subscribe(self, words: list[bytes]) -> None:
+        if not self.settings.heartbeat_interval:
+            raise Refusal(b"E_INVALID cannot SUB with heartbeats disabled")
+        topic_name, channel_name = parameters.subscription(words)
+        channel = self._broker.ensure_topic(topic_name).ensure_channel(channel_name, self._now)
+        try:
+            channel.add(self)
+        except BrokerError as error:
+            raise Refusal(b"E_SUB_FAILED SUB failed %s" % str(error).encode()) from None
+        self._channel = channel
+        self.state = State.SUBSCRIBED
+        self._respond(_OK_FRAME)
+
+    # --- commands: consuming ------------------------------------------------------------------------------------------
+
+    def _ready(self, words: list[bytes]) -> None:
+        self.ready_count = parameters.ready_count(words, self._options.max_rdy_count)
+
+    def _ignore(self, words: list[bytes]) -> None:
+        """Do nothing: NOP, and RDY once the client is closing."""
+
+    def _finish(self, words: list[bytes]) -> None:
+        message_id = parameters.message_id(words)
+        try:
+            self._subscribed.finish(self, message_id)
+        except BrokerError as error:
+            raise _failure(words, error) from None
+        self.finish_count += 1
+        self.in_flight_count -= 1
+
+    def _requeue(self, words: list[bytes]) -> None:
+        message_id = parameters.message_id(words, 3)
+        delay = parameters.requeue_delay(words, self._options.max_req_timeout)
+        try:
+            self._subscribed.requeue(self, message_id, delay, self._now)
+        except BrokerError as error:
+            raise _failure(words, error) from None
+        self.requeue_count += 1
+        self.in_flight_count -= 1
+
+    def _touch(self, words: list[bytes]) -> None:
+        message_id = parameters.message_id(words)
+        try:
+            self._subscribed.touch(self, message_id, self.settings.msg_timeout, self._now)
+        except BrokerError as error:
+            raise _failure(words, error) from None
+
+    @property
+    def _subscribed(self) -> Channel:
+        assert self._channel is not None  # the table lets these commands through after SUB only
+        return self._channel
+
+    def _close(self, words: list[bytes]) -> None:
+        self.ready_count = 0
+        self.state = State.CLOSING
+        self._respond(encode_frame(RESPONSE, CLOSE_WAIT))
+
+    # --- commands: publishing -----------------------------------------------------------------------------------------
+
+    def _publish(self, words: list[bytes]) -> Reading[None]:
+        topic_name = parameters.publish_topic(words)
+        body = yield from self._input.read_message(b"PUB", self._options.max_msg_size)
+        self._put(topic_name, [body])
+
+    def _defer(self, words: list[bytes]) -> Reading[None]:
+        topic_name = parameters.publish_topic(words, 3)
+        delay = parameters.defer_delay(words, self._options.max_req_timeout)
+        body = yield from self._input.read_message(b"DPUB", self._options.max_msg_size)
+        self._put(topic_name, [body], delay)
+
+    def _multipublish(self, words: list[bytes]) -> Reading[None]:
+        topic_name = parameters.publish_topic(words)
+        # nsqd makes the topic before it has read anything.
+        self._broker.ensure_topic(topic_name)
+        size = yield from self._input.read_size(b"E_BAD_BODY MPUB failed to read body size")
+        limit = self._options.max_body_size
+        if size <= 0:
+            raise Refusal(b"E_BAD_BODY MPUB invalid body size %d" % size)
+        if size > limit:
+            raise Refusal(b"E_BAD_BODY MPUB body too big %d > %d" % (size, limit))
+        bodies = yield from self._input.read_messages(self._options.max_msg_size, limit)
+        self._put(topic_name, bodies)
+
+    def _put(self, topic_name: str, bodies: list[bytes], delay: float = 0.0) -> None:
+        self._broker.ensure_topic(topic_name).publish(bodies, self._now, delay)
+        self.published_by_topic[topic_name] = self.published_by_topic.get(topic_name, 0) + len(bodies)
+        self._respond(_OK_FRAME)
+
+
+def _illegal(session: Session, words: list[bytes]) -> None:
+    if words[0] in _COMMANDS:
+        raise Refusal(b"E_INVALID cannot %s in current state" % words[0])
+    raise Refusal(b"E_INVALID invalid command %s" % words[0])
+
+
+def _failure(words: list[bytes], error: BrokerError) -> Refusal:
+    name, message_id = words[0], words[1]
+    return Refusal(b"E_%s_FAILED %s %s failed %s" % (name, name, message_id, str(error).encode()))
+
+
+_INIT, _SUBSCRIBED, _CLOSING = State
+# Which command is legal in which states; everything else gets "cannot X in current state".
+_COMMANDS: dict[bytes, dict[State, _Handler]] = {
+    b"IDENTIFY": {_INIT: Session._identify},
+    b"AUTH": {_INIT: Session._auth},
+    b"SUB": {_INIT: Session._subscribe},
+    b"RDY": {_SUBSCRIBED: Session._ready, _CLOSING: Session._ignore},
+    b"FIN": {_SUBSCRIBED: Session._finish, _CLOSING: Session._finish},
+    b"REQ": {_SUBSCRIBED: Session._requeue, _CLOSING: Session._requeue},
+    b"TOUCH": {_SUBSCRIBED: Session._touch, _CLOSING: Session._touch},
+    b"CLS": {_SUBSCRIBED: Session._close},
+    b"PUB": dict.fromkeys(State, Session._publish),
+    b"MPUB": dict.fromkeys(State, Session._multipublish),
+    b"DPUB": dict.fromkeys(State, Session._defer),
+    b"NOP": dict.fromkeys(State, Session._ignore),
+}
+# The same, by state first.
+_HANDLERS: dict[int, dict[bytes, _Handler]] = {
+    state: {name: handlers[state] for name, handlers in _COMMANDS.items() if state in handlers} for state in State
+}

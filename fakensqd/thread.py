@@ -1,0 +1,187 @@
+"""Run a server on an OS thread of its own, with a hub of its own.
+
+So that plain threads, asyncio, subprocesses and blocking code find a server that answers while they wait. Owns the
+thread and its hub. Monkey-patches nothing; callers in a gevent hub wait without blocking it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+import gevent
+from gevent._hub_local import get_hub_if_exists
+from gevent.event import Event
+
+__all__ = ["Forwarder", "Server", "Threaded"]
+
+_Value = TypeVar("_Value")
+# Starting and stopping take milliseconds; this is for a machine that has stopped to breathe.
+_PATIENCE = 30.0
+
+
+class Server(Protocol):
+    """What can be run: FakeNsqd, FakeLookupd, FakeCluster."""
+
+    @property
+    def errors(self) -> list[BaseException]:
+        """What should not have happened."""
+
+    def start(self) -> None:
+        """Begin to listen."""
+
+    def stop(self) -> None:
+        """Close everything."""
+
+
+class Threaded:
+    """Start a server on a thread, stop it and the thread in the end: start() or ``with``.
+
+    Attributes are read, and methods called, on the server's own thread; what they raise is raised here. Plain data
+    comes back as it is; the emulator's own objects come back as forwarders, too. Code of the caller that is to run
+    beside the server goes through call().
+
+    Args:
+        server: Not started yet.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._thread: threading.Thread | None = None
+        self._hub: Any = None  # Any: gevent has no types
+        self._stop: Event | None = None
+
+    def start(self) -> Any:  # Any: the forwarder has the attributes of the server
+        """Start the server and give back what forwards to it.
+
+        Raises:
+            Exception: What the server's start() raises.
+        """
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._main, args=(started,), name="fakensqd", daemon=True)
+        self._thread.start()
+        _result(started)
+        return Forwarder(self.call, self._server)
+
+    def stop(self) -> None:
+        """Stop the server, its hub and its thread.
+
+        Raises:
+            RuntimeError: If a greenlet or watcher is left over.
+        """
+        thread, self._thread = self._thread, None
+        if thread is None or self._stop is None:
+            return
+        self._hub.loop.run_callback_threadsafe(self._stop.set)
+        _result(self._stopped)
+
+    def call(self, function: Callable[..., _Value], *args: Any, **kwargs: Any) -> _Value:  # Any: the function's own
+        """Call something on the server's thread, in a greenlet, and give back what it returns or raise what it raises.
+
+        Raises:
+            RuntimeError: If the thread does not run.
+        """
+        if self._thread is None:
+            raise RuntimeError("the server's thread does not run")
+        future: Future[_Value] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(function(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001  # it is the caller's, and raised there
+                future.set_exception(error)
+
+        self._hub.loop.run_callback_threadsafe(gevent.spawn, work)
+        return _result(future)
+
+    def __enter__(self) -> Any:  # Any: as start()
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _main(self, started: Future[None]) -> None:
+        self._hub = gevent.get_hub()
+        self._stopped: Future[None] = Future()
+        self._stop = Event()
+        # Keeps the loop alive while nothing else waits.
+        keeper = self._hub.loop.async_()
+        keeper.start(lambda: None)
+        outcome: BaseException | None = None
+        try:
+            watchers = self._hub.loop.activecnt
+            try:
+                self._server.start()
+            except BaseException as error:  # noqa: BLE001  # raised by start(), in the caller
+                started.set_exception(error)
+                return
+            started.set_result(None)
+            self._stop.wait()  # until stop(), whenever that is
+            self._server.stop()
+            gevent.sleep(0)
+            left = self._hub.loop.activecnt - watchers
+            if left > 0:
+                outcome = RuntimeError(f"{left} watchers of the hub are left over after the server was stopped")
+        except BaseException as error:  # noqa: BLE001  # raised by stop(), in the caller
+            outcome = error
+        finally:
+            keeper.stop()
+            keeper.close()
+            self._hub.destroy(destroy_loop=True)
+            if outcome is None:
+                self._stopped.set_result(None)
+            else:
+                self._stopped.set_exception(outcome)
+
+
+class Forwarder:
+    """Stands for an object on another thread: reads attributes and calls methods there.
+
+    Args:
+        call: Runs a function on that thread.
+    """
+
+    def __init__(self, call: Callable[..., Any], target: object) -> None:  # Any: whatever the target gives
+        self._call = call
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:  # Any: whatever the target gives
+        """Read an attribute of the target there; methods come back callable here."""
+        return self._wrapped(self._call(getattr, self._target, name))
+
+    def __repr__(self) -> str:
+        return f"<forwarder to {self._target!r}>"
+
+    def _wrapped(self, value: Any) -> Any:  # Any: as __getattr__()
+        if callable(value) and not isinstance(value, type):
+            return lambda *args, **kwargs: self._wrapped(self._call(value, *args, **kwargs))
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._wrapped(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._wrapped(item) for key, item in value.items()}
+        if type(value).__module__.partition(".")[0] == __name__.partition(".")[0]:
+            return Forwarder(self._call, value)
+        return value
+
+
+def _result(future: Future[_Value]) -> _Value:
+    """Wait for a result, without blocking the hub of this thread if it has one."""
+    hub = get_hub_if_exists()
+    if hub is None:
+        return future.result(timeout=_PATIENCE)
+    done = Event()
+    # A watcher of this hub's own: with nothing else to wait for, its loop would end (LoopExit).
+    bell = hub.loop.async_()
+    bell.start(done.set)
+    try:
+        future.add_done_callback(lambda _: bell.send())
+        done.wait()  # as long as the call takes
+    finally:
+        bell.stop()
+        bell.close()
+    return future.result(timeout=0)

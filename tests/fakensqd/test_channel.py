@@ -1,0 +1,307 @@
+"""One channel: queue, in flight, deferred, timeouts, who is woken."""
+
+import pytest
+
+from fakensqd.channel import BrokerError, Channel, Message
+from fakensqd.options import NsqdOptions
+
+
+class Timers:
+    """Stands for the broker: keeps what was said to fall due."""
+
+    def __init__(self, **options):
+        self.options = NsqdOptions(**options)
+        self.due = []
+
+    def falls_due(self, when):
+        self.due.append(when)
+
+
+class Reader:
+    """A consumer that notes what it is told."""
+
+    def __init__(self, *, at_once=True):
+        self.at_once = at_once
+        self.told = []
+
+    def wake(self):
+        self.told.append("wake")
+        return self.at_once
+
+    def message_timed_out(self):
+        self.told.append("timed out")
+
+    def channel_emptied(self):
+        self.told.append("emptied")
+
+    def hang_up(self):
+        self.told.append("hang up")
+
+
+def make_channel(name="c", **options):
+    return Channel(Timers(**options), "t", name)
+
+
+def message(number):
+    return Message(b"%016d" % number, b"body %d" % number, 1)
+
+
+def ids(messages):
+    return [int(item.id) for item in messages]
+
+
+def put(channel, *numbers):
+    channel.put([message(number) for number in numbers])
+
+
+@pytest.fixture
+def channel():
+    return make_channel()
+
+
+@pytest.fixture
+def reader(channel):
+    consumer = Reader()
+    channel.add(consumer)
+    return consumer
+
+
+def test_messages_come_in_order_and_count_attempts(channel, reader):
+    put(channel, 1, 2, 3)
+
+    first = channel.deliver(reader, 2, 0.0, 60.0)
+
+    assert ids(first) == [1, 2]
+    assert [item.attempts for item in first] == [1, 1]
+    assert (channel.depth, channel.in_flight_count, channel.message_count) == (1, 2, 3)
+
+
+def test_finish_forgets_and_a_second_time_fails(channel, reader):
+    put(channel, 1)
+    (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
+
+    channel.finish(reader, delivered.id)
+
+    assert channel.in_flight_count == 0
+    assert channel.expire(1000.0) == []
+    with pytest.raises(BrokerError, match=r"^ID not in flight$"):
+        channel.finish(reader, delivered.id)
+
+
+@pytest.mark.parametrize("answer", ["finish", "requeue", "touch"])
+def test_only_the_owner_may_answer(channel, reader, answer):
+    put(channel, 1)
+    (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
+    arguments = {"finish": (), "requeue": (0.0, 1.0), "touch": (60.0, 1.0)}[answer]
+
+    with pytest.raises(BrokerError, match=r"^client does not own message$"):
+        getattr(channel, answer)(Reader(), delivered.id, *arguments)
+
+
+def test_requeue_at_once_goes_to_the_tail(channel, reader):
+    put(channel, 1, 2)
+    (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
+
+    channel.requeue(reader, delivered.id, 0.0, 1.0)
+
+    again = channel.deliver(reader, 2, 1.0, 60.0)
+    assert ids(again) == [2, 1]
+    assert again[1].attempts == 2
+    assert channel.requeue_count == 1
+
+
+def test_requeue_with_a_delay_waits_for_it(channel, reader):
+    put(channel, 1)
+    (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
+
+    channel.requeue(reader, delivered.id, 5.0, 1.0)
+
+    assert (channel.depth, channel.deferred_count) == (0, 1)
+    assert channel._timers.due[-1] == 6.0
+    assert channel.expire(5.9) == []
+    assert (channel.depth, channel.deferred_count) == (0, 1)
+    channel.expire(6.0)
+    assert (channel.depth, channel.deferred_count) == (1, 0)
+
+
+def test_deferred_messages_come_in_the_order_of_their_time(channel, reader):
+    channel.defer([message(1)], 5.0, 0.0)
+    channel.defer([message(2)], 1.0, 0.0)
+    channel.defer([message(3)], 1.0, 0.0)
+
+    channel.expire(10.0)
+
+    assert ids(channel.deliver(reader, 9, 10.0, 60.0)) == [2, 3, 1]
+    assert channel.message_count == 3
+
+
+def test_a_timeout_takes_the_message_back_and_tells_its_owner(channel, reader):
+    put(channel, 1)
+    channel.deliver(reader, 1, 0.0, 60.0)
+
+    assert ids(channel.expire(59.9)) == []
+    assert ids(channel.expire(60.0)) == [1]
+
+    assert channel.timeout_count == 1
+    assert reader.told == ["timed out"]
+    assert ids(channel.deliver(reader, 1, 60.0, 60.0)) == [1]
+
+
+def test_an_owner_that_has_left_is_not_told(channel, reader):
+    put(channel, 1)
+    channel.deliver(reader, 1, 0.0, 60.0)
+    channel.remove(reader)
+
+    assert channel.in_flight_count == 1
+    assert ids(channel.expire(60.0)) == [1]
+    assert reader.told == []
+
+
+def test_different_timeouts_run_out_each_at_their_time(channel, reader):
+    other = Reader()
+    channel.add(other)
+    put(channel, 1, 2, 3)
+    channel.deliver(reader, 1, 0.0, 60.0)
+    channel.deliver(other, 1, 1.0, 5.0)
+    channel.deliver(reader, 1, 2.0, 60.0)
+
+    assert ids(channel.expire(6.0)) == [2]
+    assert channel._timers.due[-1] == 60.0
+    assert ids(channel.expire(61.0)) == [1]
+    assert ids(channel.expire(62.0)) == [3]
+
+
+def test_touch_begins_the_timeout_anew_up_to_the_limit():
+    channel = make_channel(max_msg_timeout=100.0)
+    reader = Reader()
+    channel.add(reader)
+    put(channel, 1, 2)
+    first, _ = channel.deliver(reader, 2, 0.0, 60.0)
+
+    channel.touch(reader, first.id, 60.0, 30.0)
+    assert ids(channel.expire(60.0)) == [2]
+
+    channel.touch(reader, first.id, 60.0, 80.0)
+    assert channel.expire(99.9) == []
+    assert ids(channel.expire(100.0)) == [1]
+    assert channel.expire(1000.0) == []
+
+
+def test_what_is_not_kept_is_dropped(channel, reader):
+    put(channel, 1, 2, 3)
+    chances = iter([False, True, False])
+
+    delivered = channel.deliver(reader, 3, 0.0, 60.0, lambda: next(chances))
+
+    assert ids(delivered) == [2]
+    assert (channel.depth, channel.in_flight_count) == (0, 1)
+
+
+# --- waking -----------------------------------------------------------------------------------------------------------
+
+
+def test_as_many_are_woken_as_there_are_messages_each_in_turn(channel):
+    readers = [Reader() for _ in range(3)]
+    for consumer in readers:
+        channel.add(consumer)
+        channel.wait(consumer)
+
+    put(channel, 1)
+    channel.deliver(readers[0], 1, 0.0, 60.0)
+    channel.wait(readers[0])
+    put(channel, 2)
+
+    assert [consumer.told for consumer in readers] == [["wake"], ["wake"], []]
+
+
+def test_a_consumer_is_woken_once(channel, reader):
+    channel.wait(reader)
+
+    put(channel, 1)
+    put(channel, 2)
+
+    assert reader.told == ["wake"]
+
+
+def test_one_that_cannot_come_at_once_does_not_keep_others_from_it(channel):
+    busy, free = Reader(at_once=False), Reader()
+    channel.wait(busy)
+    channel.wait(free)
+
+    put(channel, 1)
+
+    assert (busy.told, free.told) == (["wake"], ["wake"])
+
+
+def test_one_that_leaves_passes_its_turn_on(channel, reader):
+    other = Reader()
+    channel.wait(reader)
+    channel.wait(other)
+    put(channel, 1)
+    assert (reader.told, other.told) == (["wake"], [])
+
+    channel.remove(reader)
+
+    assert other.told == ["wake"]
+
+
+def test_a_paused_channel_wakes_nobody_until_it_goes_on(channel, reader):
+    channel.wait(reader)
+    channel.set_paused(True)
+    reader.told.clear()
+
+    channel.wait(reader)
+    put(channel, 1)
+    assert reader.told == []
+
+    channel.set_paused(False)
+    assert reader.told == ["wake"]
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def test_max_channel_consumers():
+    channel = make_channel(max_channel_consumers=1)
+    channel.add(Reader())
+
+    with pytest.raises(BrokerError, match=r"^consumers for t:c exceeds limit of 1$"):
+        channel.add(Reader())
+
+
+def test_an_ephemeral_channel_drops_what_is_over_its_memory():
+    channel = make_channel("c#ephemeral", mem_queue_size=2)
+
+    put(channel, 1, 2, 3)
+
+    assert (channel.depth, channel.message_count) == (2, 3)
+    assert ids(channel.deliver(Reader(), 3, 0.0, 60.0)) == [1, 2]
+
+
+def test_another_channel_counts_it_as_on_disk():
+    channel = make_channel(mem_queue_size=2)
+
+    put(channel, 1, 2, 3)
+
+    assert (channel.depth, channel.backend_depth) == (3, 1)
+
+
+def test_empty_drops_all(channel, reader):
+    put(channel, 1, 2)
+    channel.defer([message(3)], 5.0, 0.0)
+    (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
+
+    channel.empty()
+
+    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 0)
+    assert reader.told == ["emptied"]
+    assert channel.expire(1000.0) == []
+    with pytest.raises(BrokerError, match="ID not in flight"):
+        channel.finish(reader, delivered.id)
+
+
+def test_close_hangs_up(channel, reader):
+    channel.close()
+
+    assert reader.told == ["emptied", "hang up"]
+    assert channel.consumers == {}

@@ -1,0 +1,136 @@
+"""Listeners: start, stop, ports, addresses, and that nothing is left over."""
+
+import gc
+import socket
+
+import gevent
+import pytest
+
+from fakensqd import FakeNsqd
+from fakensqd.daemon import Daemon, join_address, split_address
+from gnsq.protocol import commands
+from tests.fakensqd.wire import Client, consumer, request
+from tests.helpers import wait_until
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:4150", ("::1", 4150)), (":4150", ("", 4150))],
+)
+def test_addresses(text, address):
+    assert split_address(text) == address
+    assert join_address(*address) == text
+
+
+@pytest.mark.parametrize("text", ["localhost", "localhost:", "localhost:x", "localhost:65536", ""])
+def test_what_is_no_address(text):
+    with pytest.raises(ValueError, match="is not host:port"):
+        split_address(text)
+
+
+def test_ports_are_known_once_it_runs():
+    nsqd = FakeNsqd()
+    assert (nsqd.tcp_port, nsqd.running) == (0, False)
+
+    with nsqd:
+        assert nsqd.running
+        assert nsqd.tcp_address == f"127.0.0.1:{nsqd.tcp_port}"
+        assert nsqd.http_address == f"127.0.0.1:{nsqd.http_port}"
+        assert 0 not in (nsqd.tcp_port, nsqd.http_port)
+
+    assert not nsqd.running
+
+
+def test_start_and_stop_twice_do_no_harm():
+    nsqd = FakeNsqd()
+    nsqd.start()
+    address = nsqd.tcp_address
+    nsqd.start()
+    assert nsqd.tcp_address == address
+    nsqd.stop()
+    nsqd.stop()
+
+
+def test_it_takes_the_same_ports_again():
+    nsqd = FakeNsqd()
+    with nsqd:
+        addresses = (nsqd.tcp_address, nsqd.http_address)
+        request(nsqd.http_address, "POST", "/pub?topic=t", b"x")
+
+    with nsqd:
+        assert (nsqd.tcp_address, nsqd.http_address) == addresses
+        assert nsqd.broker.topics["t"].depth == 1
+        assert request(nsqd.http_address, "GET", "/ping") == "OK"
+
+
+@pytest.mark.parametrize("taken", ["tcp_address", "http_address"])
+def test_a_port_that_is_taken(taken):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        nsqd = FakeNsqd(**{taken: f"127.0.0.1:{other.getsockname()[1]}"})
+
+        with pytest.raises(OSError, match="Address already in use"):
+            nsqd.start()
+
+    assert not nsqd.running
+
+
+def test_stop_hangs_up_on_everybody_at_once():
+    with FakeNsqd() as nsqd:
+        clients = [Client(nsqd.tcp_address) for _ in range(50)]
+        clients += [consumer(nsqd.tcp_address) for _ in range(50)]
+        wait_until(lambda: len(nsqd.sessions) == 100)
+
+    assert all(client.ended() for client in clients)
+    assert nsqd.sessions == []
+
+
+def test_a_connection_that_ends_is_forgotten():
+    with FakeNsqd() as nsqd:
+        client = consumer(nsqd.tcp_address)
+        assert len(nsqd.sessions) == 1
+
+        client.socket.close()
+
+        wait_until(lambda: not nsqd.sessions)
+        assert not nsqd.broker.topics["t"].channels["c"].consumers
+
+
+def test_a_greenlet_that_fails_is_recorded():
+    def fail():
+        raise RuntimeError("broken")
+
+    with FakeNsqd() as nsqd:
+        nsqd._spawn(fail).join()
+
+    assert [str(error) for error in nsqd.errors] == ["broken"]
+
+
+def test_a_daemon_needs_a_session_and_an_application():
+    daemon = Daemon("127.0.0.1:0", "127.0.0.1:0", None)
+
+    with pytest.raises(NotImplementedError):
+        daemon._open_session("127.0.0.1:1", lambda: True)
+    with pytest.raises(NotImplementedError):
+        daemon.start()
+
+
+def test_nothing_is_left_over_after_many_rounds():
+    def greenlets():
+        gc.collect()
+        return sum(isinstance(item, gevent.Greenlet) and not item.dead for item in gc.get_objects())
+
+    hub = gevent.get_hub()
+    before, watchers = greenlets(), hub.loop.activecnt
+
+    for _ in range(200):
+        with FakeNsqd() as nsqd:
+            client = consumer(nsqd.tcp_address)
+            client.send(commands.publish("t", b"x"))
+            client.frame()
+            client.socket.close()
+
+    gevent.sleep(0)
+    assert greenlets() <= before
+    assert hub.loop.activecnt <= watchers

@@ -1,0 +1,62 @@
+"""JSON as Go reads and writes it."""
+
+import pytest
+
+from fakensqd.gojson import BOOL, INT, INT32, STRING, decode, encode
+
+FIELDS = {"name": STRING, "size": INT, "rate": INT32, "on": BOOL}
+
+
+@pytest.mark.parametrize(
+    ("body", "values"),
+    [
+        pytest.param(b"{}", {}, id="empty"),
+        pytest.param(b"null", {}, id="null"),
+        pytest.param(b' \t\r\n{"size": 1} ', {"size": 1}, id="white space"),
+        pytest.param(b'{"SIZE": 1, "\xc5\xbfize": 2}', {"size": 2}, id="case, and the long s"),
+        pytest.param(b'{"size": 1, "size": 2}', {"size": 2}, id="last wins"),
+        pytest.param(b'{"size": 1, "size": null}', {"size": 1}, id="null says nothing"),
+        pytest.param(b'{"other": {"a": [1.5, true, 1e999]}}', {}, id="unknown"),
+        pytest.param(b'{"other": %s}' % (b"1" * 9999), {}, id="unknown and long"),
+        pytest.param(b'{"name": "a\xffb"}', {"name": "a\ufffdb"}, id="not UTF-8"),
+        pytest.param(b'{"on": true, "rate": -2147483648}', {"on": True, "rate": -(2**31)}, id="types"),
+        pytest.param(b'{"size": -0}', {"size": 0}, id="minus zero"),
+    ],
+)
+def test_decode(body, values):
+    assert decode(body, FIELDS) == values
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"[]", id="array"),
+        pytest.param(b'"text"', id="string"),
+        pytest.param(b'{"size": 1} x', id="trailing"),
+        pytest.param(b'\xef\xbb\xbf{"size": 1}', id="BOM"),
+        pytest.param(b"{'size': 1}", id="single quotes"),
+        pytest.param(b'{"size": "1"}', id="string for int"),
+        pytest.param(b'{"size": 1.0}', id="point"),
+        pytest.param(b'{"size": 1e3}', id="exponent"),
+        pytest.param(b'{"size": true}', id="bool for int"),
+        pytest.param(b'{"on": 1}', id="int for bool"),
+        pytest.param(b'{"name": 1}', id="int for string"),
+        pytest.param(b'{"name": {}}', id="object for string"),
+        pytest.param(b'{"size": 9223372036854775808}', id="65 bits"),
+        pytest.param(b'{"rate": 2147483648}', id="33 bits"),
+        pytest.param(b'{"size": %s}' % (b"1" * 9999), id="long"),
+        pytest.param(b'{"other": NaN}', id="NaN"),
+        pytest.param(b'{"size": "1", "size": 2}', id="wrong type before the last"),
+        pytest.param(b"[" * 100_000, id="deep"),
+    ],
+)
+def test_decode_refuses(body):
+    with pytest.raises(ValueError, match=r"."):
+        decode(body, FIELDS)
+
+
+def test_encode_writes_no_spaces_and_escapes_html():
+    assert encode({"b": [1, None, True], "a": "<ü&>\u2028"}) == (
+        b'{"b":[1,null,true],"a":"\\u003c' + "ü".encode() + b'\\u0026\\u003e\\u2028"}'
+    )

@@ -1,0 +1,136 @@
+"""Routes, error bodies, redirects: a Router called as WSGI is."""
+
+import io
+
+import pytest
+
+from fakensqd.http_api import HttpError, Request, Route, Router, topic_and_channel_names
+
+
+def environ(method, path, query="", body=b""):
+    return {
+        "REQUEST_METHOD": method,
+        "PATH_INFO": path,
+        "QUERY_STRING": query,
+        "CONTENT_LENGTH": str(len(body)) if body else "",
+        "wsgi.input": io.BytesIO(body),
+    }
+
+
+def call(router, method, path, query="", body=b""):
+    """Call a WSGI function; give back status, headers and body."""
+    started = []
+    data = b"".join(router(environ(method, path, query, body), lambda *start: started.append(start)))
+    ((status, headers),) = started
+    found = {name.lower(): value for name, value in headers}
+    if method != "HEAD":
+        assert found.pop("content-length") == str(len(data))
+    return int(status[:3]), found, data
+
+
+def broken(request):
+    raise RuntimeError("broken")
+
+
+def refuse(request):
+    raise HttpError(400, "NO")
+
+
+@pytest.fixture
+def errors():
+    return []
+
+
+@pytest.fixture
+def router(errors):
+    return Router(
+        {
+            "/ping": {"GET": Route(lambda request: "OK", plain=True)},
+            "/json": {"GET": Route(lambda request: {"a": [1]})},
+            "/none": {"POST": Route(lambda request: None)},
+            "/refuse": {"GET": Route(refuse)},
+            "/broken": {"GET": Route(broken)},
+            "/config/:": {"GET": Route(lambda request: request.argument), "PUT": Route(lambda request: None)},
+        },
+        errors.append,
+    )
+
+
+TEXT = {"content-type": "text/plain; charset=utf-8"}
+JSON = {"content-type": "application/json; charset=utf-8"}
+NSQ = {"x-nsq-content-type": "nsq; version=1.0"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "answer"),
+    [
+        ("GET", "/ping", (200, TEXT, b"OK")),
+        ("GET", "/json", (200, JSON | NSQ, b'{"a":[1]}')),
+        ("POST", "/none", (200, NSQ, b"")),
+        ("GET", "/refuse", (400, JSON | NSQ, b'{"message":"NO"}')),
+        ("GET", "/config/x", (200, TEXT | NSQ, b"x")),
+        ("GET", "/config/", (404, JSON | NSQ, b'{"message":"NOT_FOUND"}')),
+        ("GET", "/config/x/y", (404, JSON | NSQ, b'{"message":"NOT_FOUND"}')),
+        ("GET", "/other", (404, JSON | NSQ, b'{"message":"NOT_FOUND"}')),
+        ("GET", "/none", (405, JSON | NSQ | {"allow": "OPTIONS, POST"}, b'{"message":"METHOD_NOT_ALLOWED"}')),
+        ("OPTIONS", "/config/x", (200, {"allow": "GET, OPTIONS, PUT"}, b"")),
+    ],
+)
+def test_answers(router, method, path, answer):
+    assert call(router, method, path) == answer
+
+
+def test_head_is_not_allowed_and_has_no_body(router):
+    status, headers, body = call(router, "HEAD", "/ping")
+
+    assert (status, headers["allow"], body) == (405, "GET, OPTIONS", b"")
+
+
+def test_an_error_of_a_handler_is_recorded(router, errors):
+    assert call(router, "GET", "/broken") == (500, JSON | NSQ, b'{"message":"INTERNAL_ERROR"}')
+    assert [str(error) for error in errors] == ["broken"]
+
+
+@pytest.mark.parametrize("path", ["/ping/", "//ping", "/PING", "/x/../ping"])
+def test_a_path_that_is_almost_right_is_redirected(router, path):
+    status, headers, body = call(router, "GET", path, "a=<&>")
+
+    assert (status, headers["location"]) == (301, "/ping?a=<&>")
+    assert body == b'<a href="/ping?a=&lt;&amp;&gt;">Moved Permanently</a>.\n\n'
+
+
+def test_a_redirected_post_keeps_its_method(router):
+    assert call(router, "POST", "/none/") == (307, {"location": "/none"}, b"")
+
+
+def test_the_first_of_equal_parameters_counts():
+    request = Request(environ("GET", "/", "topic=a%20b+c&topic=d&x&=y&"))
+
+    assert request.query == {"topic": "a b c", "x": "", "": "y"}
+
+
+@pytest.mark.parametrize("query", ["topic=%zz", "topic=%2", "a;b"])
+def test_a_query_that_does_not_parse(query):
+    with pytest.raises(HttpError, match="INVALID_REQUEST"):
+        Request(environ("GET", "/", query)).required("topic")
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("", "MISSING_ARG_TOPIC"),
+        ("topic=a@b", "INVALID_ARG_TOPIC"),
+        ("topic=a", "MISSING_ARG_CHANNEL"),
+        ("topic=a&channel=b@c", "INVALID_ARG_CHANNEL"),
+    ],
+)
+def test_names_are_checked_in_order(query, text):
+    with pytest.raises(HttpError, match=text):
+        topic_and_channel_names(Request(environ("GET", "/", query)))
+
+
+def test_a_body_is_read_up_to_a_limit():
+    request = Request(environ("POST", "/", body=b"hello"))
+
+    assert (request.content_length, request.read(3)) == (5, b"hel")
+    assert Request(environ("GET", "/")).content_length == 0

@@ -1,0 +1,46 @@
+"""Message ids: nsqd's layout, rising, never twice."""
+
+from fakensqd.ids import IdSource
+
+NOW = 1_795_243_560 * 10**9
+
+
+def test_an_id_holds_time_node_and_sequence():
+    (message_id,) = IdSource(node_id=513).take(1, NOW)
+
+    value = int(message_id, 16)
+    assert len(message_id) == 16
+    assert value >> 22 == (NOW >> 20) - 1288834974288
+    assert value >> 12 & 1023 == 513
+    assert value & 4095 == 0
+
+
+def test_ids_rise_within_a_tick_and_across_ticks():
+    source = IdSource(0)
+
+    ids = source.take(3, NOW) + source.take(2, NOW) + source.take(1, NOW + 2**20)
+
+    assert ids == sorted(ids)
+    assert len(set(ids)) == 6
+
+
+def test_more_ids_than_a_tick_has_borrow_the_next():
+    source = IdSource(7)
+
+    ids = source.take(10_000, NOW) + source.take(10, NOW)
+
+    assert ids == sorted(ids)
+    assert len(set(ids)) == 10_010
+    assert {int(message_id, 16) >> 12 & 1023 for message_id in ids} == {7}
+
+
+def test_a_clock_that_goes_back_does_not_matter():
+    source = IdSource(0)
+
+    ids = source.take(1, NOW) + source.take(1, NOW - 10**9)
+
+    assert ids[0] < ids[1]
+
+
+def test_two_topics_give_the_same_id_at_the_same_time():
+    assert IdSource(1).take(1, NOW) == IdSource(1).take(1, NOW)

@@ -1,0 +1,186 @@
+"""FakeNsqd registers with nsqlookupd."""
+
+import gevent
+import pytest
+from gevent import socket
+from gevent.server import StreamServer
+
+from fakensqd import FakeLookupd, FakeNsqd
+from fakensqd.clock import ManualClock
+from tests.fakensqd.wire import request
+from tests.helpers import refused_port, wait_until
+
+
+@pytest.fixture
+def lookupd():
+    with FakeLookupd() as lookupd:
+        yield lookupd
+    assert lookupd.errors == []
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def nsqd(lookupd, clock):
+    with FakeNsqd(lookupd_tcp_addresses=[lookupd.tcp_address], clock=clock) as nsqd:
+        wait_until(lambda: nodes(lookupd))
+        yield nsqd
+    assert nsqd.errors == []
+
+
+def nodes(lookupd):
+    return request(lookupd.http_address, "GET", "/nodes")["producers"]
+
+
+def lookup(lookupd):
+    """Channels and how many producers topic t has."""
+    answer = request(lookupd.http_address, "GET", "/lookup?topic=t")
+    return (sorted(answer["channels"]), len(answer["producers"])) if "producers" in answer else None
+
+
+def post(server, target):
+    return request(server.http_address, "POST", target)
+
+
+def test_it_says_who_it_is(nsqd, lookupd):
+    (node,) = nodes(lookupd)
+
+    assert node["tcp_port"] == nsqd.tcp_port
+    assert node["http_port"] == nsqd.http_port
+    assert (node["broadcast_address"], node["version"]) == ("127.0.0.1", "1.3.0")
+
+
+def test_other_ports_can_be_given_out(lookupd):
+    options = {"broadcast_tcp_port": 1, "broadcast_http_port": 2}
+    with FakeNsqd(lookupd_tcp_addresses=[lookupd.tcp_address], **options):
+        wait_until(lambda: nodes(lookupd))
+        (node,) = nodes(lookupd)
+
+    assert (node["tcp_port"], node["http_port"]) == (1, 2)
+
+
+def test_each_change_is_said(nsqd, lookupd):
+    post(nsqd, "/topic/create?topic=t")
+    wait_until(lambda: lookup(lookupd) == ([], 1))
+
+    post(nsqd, "/channel/create?topic=t&channel=c")
+    wait_until(lambda: lookup(lookupd) == (["c"], 1))
+
+    post(nsqd, "/topic/delete?topic=t")
+    wait_until(lambda: lookup(lookupd) == (["c"], 0))
+
+
+def test_a_new_connection_begins_with_everything(lookupd):
+    nsqd = FakeNsqd(lookupd_tcp_addresses=[lookupd.tcp_address])
+    nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
+    nsqd.broker.ensure_topic("u")
+
+    with nsqd:
+        wait_until(lambda: lookup(lookupd) == (["c"], 1))
+        wait_until(lambda: set(request(lookupd.http_address, "GET", "/topics")["topics"]) == {"t", "u"})
+
+
+def test_it_is_forgotten_when_it_stops(nsqd, lookupd):
+    nsqd.stop()
+
+    wait_until(lambda: nodes(lookupd) == [])
+
+
+def test_it_pings_and_reconnects(nsqd, lookupd, clock):
+    post(nsqd, "/topic/create?topic=t")
+    wait_until(lambda: lookup(lookupd) == ([], 1))
+    lookupd.stop()
+    lookupd.start()
+    assert nodes(lookupd) == []
+
+    def back():
+        # The first ping may find the old connection broken, the next makes a new one.
+        clock.advance(15.0)
+        return nodes(lookupd) and lookup(lookupd) == ([], 1)
+
+    wait_until(back)
+
+
+def test_a_change_reconnects_too(nsqd, lookupd):
+    lookupd.stop()
+    lookupd.start()
+
+    post(nsqd, "/topic/create?topic=t")
+    post(nsqd, "/topic/create?topic=u")
+
+    wait_until(lambda: len(nodes(lookupd)) == 1)
+
+
+def test_a_nsqlookupd_that_is_not_there_does_no_harm():
+    with FakeNsqd(lookupd_tcp_addresses=[f"127.0.0.1:{refused_port()}"]) as nsqd:
+        post(nsqd, "/topic/create?topic=t")
+        gevent.sleep(0.01)
+
+        assert request(nsqd.http_address, "POST", "/pub?topic=t", b"x") == "OK"
+    assert nsqd.errors == []
+
+
+def test_addresses_can_be_changed_while_it_runs(nsqd, lookupd):
+    request(nsqd.http_address, "PUT", "/config/nsqlookupd_tcp_addresses", b"[]")
+    wait_until(lambda: nodes(lookupd) == [])
+
+    addresses = f'["{lookupd.tcp_address}"]'.encode()
+    request(nsqd.http_address, "PUT", "/config/nsqlookupd_tcp_addresses", addresses)
+    wait_until(lambda: len(nodes(lookupd)) == 1)
+
+
+def test_a_new_topic_gets_the_channels_that_others_have(nsqd, lookupd):
+    post(lookupd, "/channel/create?topic=t&channel=known")
+    post(lookupd, "/channel/create?topic=t&channel=gone%23ephemeral")
+
+    request(nsqd.http_address, "POST", "/pub?topic=t", b"x")
+
+    wait_until(lambda: "known" in nsqd.broker.topics["t"].channels)
+    wait_until(lambda: nsqd.broker.topics["t"].channels["known"].depth == 1)
+    assert list(nsqd.broker.topics["t"].channels) == ["known"]
+
+
+def test_a_topic_that_is_deleted_meanwhile_gets_none(nsqd, lookupd):
+    post(lookupd, "/channel/create?topic=t&channel=known")
+
+    nsqd.broker.ensure_topic("t")
+    nsqd.broker.delete_topic("t")
+    gevent.sleep(0.05)
+
+    assert nsqd.broker.topics == {}
+
+
+@pytest.mark.parametrize("answer", [b"OK", b'{"broadcast_address": "127.0.0.1", "http_port": 1}'])
+def test_a_nsqlookupd_that_cannot_be_asked_holds_nothing_up(answer):
+    def talk(sock, address):
+        # Whatever is said, the answer is the same.
+        while sock.recv(65536):
+            sock.sendall(len(answer).to_bytes(4, "big") + answer)
+
+    other = StreamServer(("127.0.0.1", 0), talk)
+    other.start()
+    try:
+        with FakeNsqd(lookupd_tcp_addresses=[f"127.0.0.1:{other.server_port}"]) as nsqd:
+            gevent.sleep(0.05)
+            channel = nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
+            request(nsqd.http_address, "POST", "/pub?topic=t", b"x")
+            wait_until(lambda: channel.depth == 1)
+        assert nsqd.errors == []
+    finally:
+        other.stop(timeout=0)
+
+
+def test_a_nsqlookupd_that_hangs_up(nsqd):
+    listener = socket.create_server(("127.0.0.1", 0))
+    nsqd.set_lookupd_tcp_addresses((f"127.0.0.1:{listener.getsockname()[1]}",))
+
+    sock, _ = listener.accept()
+    sock.recv(4)
+    sock.close()
+    gevent.sleep(0.01)
+    listener.close()
+
+    assert request(nsqd.http_address, "POST", "/pub?topic=t", b"x") == "OK"

@@ -1,0 +1,163 @@
+"""One nsqd as nsqlookupd sees it."""
+
+import json
+import math
+import struct
+
+import pytest
+
+from fakensqd.effects import Close, Send
+from fakensqd.lookupd_session import LookupdSession
+from fakensqd.registry import Key, Registry
+
+FACTS = {"broadcast_address": "b", "hostname": "h", "http_port": 4151, "tcp_port": 4150, "version": "1.3.0"}
+
+
+def identify(**changes):
+    body = json.dumps(FACTS | changes).encode()
+    return b"IDENTIFY\n" + struct.pack(">i", len(body)) + body
+
+
+class Nsqd:
+    """The other side: sends bytes, reads answers."""
+
+    def __init__(self, registry):
+        self.now = 0.0
+        self.closed = False
+        self.session = LookupdSession(registry, remote_address="127.0.0.1:1", identity=lambda: {"version": "x"})
+
+    def _answers(self, effects):
+        answers = []
+        for effect in effects:
+            match effect:
+                case Send(data):
+                    while data:
+                        (size,) = struct.unpack_from(">i", data)
+                        answers.append(data[4 : 4 + size])
+                        data = data[4 + size :]
+                case Close():
+                    self.closed = True
+        return answers
+
+    def send(self, data):
+        return self._answers(self.session.receive(data, self.now))
+
+    def end(self):
+        return self._answers(self.session.end_of_input(self.now))
+
+
+@pytest.fixture
+def registry():
+    return Registry()
+
+
+@pytest.fixture
+def nsqd(registry):
+    nsqd = Nsqd(registry)
+    assert nsqd.send(b"  V1") == []
+    return nsqd
+
+
+def test_byte_by_byte(registry):
+    nsqd = Nsqd(registry)
+    data = b"  V1" + identify() + b" REGISTER t c \r\nPING\n"
+
+    answers = [answer for byte in data for answer in nsqd.send(bytes([byte]))]
+
+    assert answers == [b'{"version":"x"}', b"OK", b"OK"]
+    assert registry.find(Key("channel", "t", "c"))
+
+
+@pytest.mark.parametrize(
+    ("data", "answer"),
+    [
+        (b"FOO\n", b"E_INVALID invalid command FOO"),
+        (b"\n", b"E_INVALID invalid command "),
+        (b"REGISTER t\n", b"E_INVALID client must IDENTIFY"),
+        (identify(version=""), b"E_BAD_BODY IDENTIFY missing fields"),
+        (identify(tcp_port=0), b"E_BAD_BODY IDENTIFY missing fields"),
+        (b"IDENTIFY\n\0\0\0\4nope", b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
+    ],
+)
+def test_refusals(nsqd, data, answer):
+    assert nsqd.send(data) == [answer]
+    assert nsqd.closed
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        (b"REGISTER", b"E_INVALID REGISTER insufficient number of params"),
+        (b"REGISTER a@b", b"E_BAD_TOPIC REGISTER topic name 'a@b' is not valid"),
+        (b"UNREGISTER t c@d", b"E_BAD_CHANNEL UNREGISTER channel name 'c@d' is not valid"),
+        (b"IDENTIFY", b"E_INVALID cannot IDENTIFY again"),
+    ],
+)
+def test_refusals_after_identify(nsqd, line, answer):
+    nsqd.send(identify())
+
+    assert nsqd.send(line + b"\n") == [answer]
+    assert nsqd.closed
+
+
+def test_another_magic(registry):
+    nsqd = Nsqd(registry)
+
+    assert nsqd.send(b"  V2") == [b"E_BAD_PROTOCOL"]
+    assert nsqd.send(b"PING\n") == []
+
+
+@pytest.mark.parametrize(
+    ("data", "answers"),
+    [
+        (b"", []),
+        (b"PIN", []),
+        (b"IDENTIFY\n\0\0", [b"E_BAD_BODY IDENTIFY failed to read body size"]),
+        (b"IDENTIFY\n\0\0\0\4no", [b"E_BAD_BODY IDENTIFY failed to read body"]),
+    ],
+)
+def test_input_that_ends(nsqd, data, answers):
+    nsqd.send(data)
+
+    assert nsqd.end() == answers
+    assert nsqd.closed
+
+
+def test_input_that_ends_inside_the_magic(registry):
+    nsqd = Nsqd(registry)
+    nsqd.send(b"  V")
+
+    assert nsqd.end() == []
+    assert nsqd.closed
+
+
+def test_a_negative_size_only_closes(nsqd):
+    assert nsqd.send(b"IDENTIFY\n\xff\xff\xff\xff") == []
+    assert nsqd.closed
+
+
+def test_ping_renews_and_a_lost_connection_removes(nsqd, registry):
+    nsqd.send(b"PING\n" + identify())
+    (producer,) = registry.producers(Key("client"))
+    nsqd.now = 5.0
+
+    nsqd.send(b"REGISTER t\n")
+    assert producer.peer.last_update == 0.0
+    nsqd.send(b"PING\n")
+    assert producer.peer.last_update == 5.0
+
+    nsqd.session.disconnected()
+    assert registry.producers(Key("client")) == []
+
+
+def test_unregister(nsqd, registry):
+    nsqd.send(identify() + b"REGISTER t c\nUNREGISTER t c\n")
+
+    assert registry.producers(Key("channel", "t", "c")) == []
+    assert len(registry.producers(Key("topic", "t"))) == 1
+
+
+def test_nothing_comes_by_itself(nsqd):
+    assert nsqd.session.due == math.inf
+    assert (nsqd.session.pump(1.0), nsqd.session.tick(1.0)) == ([], [])
+    nsqd.session.disconnected()

@@ -1,0 +1,15 @@
+"""The public names, loaded when asked for."""
+
+import pytest
+
+import fakensqd
+
+
+@pytest.mark.parametrize("name", fakensqd.__all__)
+def test_public_names(name):
+    assert getattr(fakensqd, name).__name__ == name
+
+
+def test_an_unknown_name():
+    with pytest.raises(AttributeError, match="module 'fakensqd' has no attribute 'Nothing'"):
+        _ = fakensqd.Nothing

@@ -1,0 +1,100 @@
+"""The fixtures, in test runs of their own."""
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+PLUGIN = [] if entry_points(group="pytest11", name="fakensqd") else ["-p", "fakensqd.pytest_plugin"]
+
+
+@pytest.fixture
+def outcomes(pytester):
+    """Run a test file; give back how many passed, failed and so on, and the output."""
+
+    def run(code):
+        pytester.makepyfile(code)
+        result = pytester.runpytest_inprocess("-q", *PLUGIN)
+        return result.parseoutcomes(), result.stdout.str()
+
+    return run
+
+
+def test_the_fixtures_run_and_are_fresh(outcomes):
+    found, _ = outcomes(
+        """
+        import urllib.request
+        import pytest
+
+        def post(address, target):
+            return urllib.request.urlopen(f"http://{address}{target}", data=b"x", timeout=10).read()
+
+        @pytest.mark.parametrize("round", [1, 2])
+        def test_nsqd(fakensqd, round):
+            assert fakensqd.broker.topics == {}
+            assert post(fakensqd.http_address, "/pub?topic=t") == b"OK"
+
+        def test_lookupd(fakelookupd):
+            assert post(fakelookupd.http_address, "/topic/create?topic=t") == b""
+
+        def test_cluster(fakecluster):
+            assert len(fakecluster.nsqds) == 2
+        """
+    )
+
+    assert found == {"passed": 4}
+
+
+def test_options_can_be_overridden(outcomes):
+    found, _ = outcomes(
+        """
+        import pytest
+
+        @pytest.fixture
+        def fakensqd_options():
+            return {"max_msg_size": 10}
+
+        def test_nsqd(fakensqd, fakecluster):
+            assert fakensqd.options.max_msg_size == 10
+            assert fakecluster.nsqds[1].options.max_msg_size == 10
+        """
+    )
+
+    assert found == {"passed": 1}
+
+
+def test_an_internal_error_fails_the_test(outcomes):
+    found, output = outcomes(
+        """
+        def test_nsqd(fakensqd):
+            fakensqd._spawn(lambda: 1 / 0)
+        """
+    )
+
+    assert found == {"passed": 1, "errors": 1}
+    assert "internal error of the emulator: ZeroDivisionError" in output
+
+
+def test_a_leaked_greenlet_fails_the_test(outcomes):
+    found, output = outcomes(
+        """
+        import gevent
+
+        def test_nsqd(fakensqd):
+            fakensqd.clock.call_later(3600, print)
+        """
+    )
+
+    assert found == {"passed": 1, "errors": 1}
+    assert "1 watchers of the hub are left over" in output
+
+
+def test_the_plugin_loads_nothing_until_a_fixture_is_used():
+    code = "import sys, fakensqd.pytest_plugin; print(sorted(m for m in sys.modules if m in ('gevent', 'requests')))"
+
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert output.strip() == "[]"

@@ -1,0 +1,147 @@
+"""FakeNsqd over its sockets: messages all the way, time, options."""
+
+import pytest
+
+from fakensqd import FakeNsqd
+from fakensqd.clock import ManualClock
+from gnsq.protocol import commands
+from gnsq.protocol.frames import MESSAGE, RESPONSE, decode_message
+from tests.fakensqd.wire import Client, consumer, request
+from tests.helpers import wait_until
+
+OK = (RESPONSE, b"OK")
+
+
+def body_and_attempts(frame):
+    kind, data = frame
+    assert kind == MESSAGE
+    _, attempts, _, body = decode_message(data)
+    return body, attempts
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def nsqd(clock):
+    with FakeNsqd(clock=clock) as nsqd:
+        yield nsqd
+    assert nsqd.errors == []
+
+
+def test_a_message_all_the_way(nsqd):
+    reader, writer = consumer(nsqd.tcp_address), Client(nsqd.tcp_address)
+
+    writer.send(commands.publish("t", b"hello"))
+
+    assert writer.frame() == OK
+    frame = reader.frame()
+    assert body_and_attempts(frame) == (b"hello", 1)
+    reader.send(commands.finish(decode_message(frame[1])[2]))
+    wait_until(lambda: nsqd.broker.topics["t"].channels["c"].in_flight_count == 0)
+
+
+def test_a_message_over_http(nsqd):
+    reader = consumer(nsqd.tcp_address)
+
+    assert request(nsqd.http_address, "POST", "/pub?topic=t", b"hello") == "OK"
+
+    assert body_and_attempts(reader.frame()) == (b"hello", 1)
+
+
+def test_many_messages_to_two_consumers(nsqd):
+    readers = [consumer(nsqd.tcp_address, ready=2500) for _ in range(2)]
+    writer = Client(nsqd.tcp_address)
+    for start in range(0, 5000, 500):
+        writer.send(commands.multipublish("t", [b"%d" % number for number in range(start, start + 500)]))
+
+    got = []
+    for reader in readers:
+        wait_until(lambda: nsqd.broker.topics["t"].channels["c"].depth == 0)
+        count = next(s.message_count for s in nsqd.sessions if s.remote_address.endswith(port(reader)))
+        got += [body_and_attempts(reader.frame())[0] for _ in range(count)]
+
+    assert sorted(map(int, got)) == list(range(5000))
+
+
+def port(client):
+    return f":{client.socket.getsockname()[1]}"
+
+
+def test_a_minute_passes_in_no_time(nsqd, clock):
+    reader = consumer(nsqd.tcp_address)
+    request(nsqd.http_address, "POST", "/pub?topic=t", b"x")
+    assert body_and_attempts(reader.frame()) == (b"x", 1)
+
+    clock.advance(59.0)
+    assert reader.frame() == (RESPONSE, b"_heartbeat_")
+    reader.send(commands.NOP)
+    wait_until(lambda: nsqd.sessions[0].due > 60.0)
+    clock.advance(1.5)
+
+    frames = [reader.frame(), reader.frame()]
+    assert sorted(kind for kind, _ in frames) == [RESPONSE, MESSAGE]
+    assert body_and_attempts(max(frames)) == (b"x", 2)
+
+
+def test_an_hour_of_delay(nsqd, clock):
+    channel = nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
+    request(nsqd.http_address, "POST", "/pub?topic=t&defer=3600000", b"x")
+
+    clock.advance(3599.0)
+    assert (channel.depth, channel.deferred_count) == (0, 1)
+    clock.advance(1.0)
+    assert (channel.depth, channel.deferred_count) == (1, 0)
+
+
+def test_a_silent_client_is_closed(nsqd, clock):
+    reader = consumer(nsqd.tcp_address)
+
+    clock.advance(30.0)
+    assert reader.frame() == (RESPONSE, b"_heartbeat_")
+    clock.advance(30.0)
+
+    assert reader.ended()
+
+
+def test_time_goes_on_while_it_is_stopped(nsqd, clock):
+    reader = consumer(nsqd.tcp_address)
+    request(nsqd.http_address, "POST", "/pub?topic=t", b"x")
+    reader.frame()
+    channel = nsqd.broker.topics["t"].channels["c"]
+
+    nsqd.stop()
+    clock.advance(60.0)
+    assert (channel.in_flight_count, channel.depth) == (1, 0)
+
+    nsqd.start()
+    assert (channel.in_flight_count, channel.depth) == (0, 1)
+
+
+def test_statistics_show_who_is_connected(nsqd):
+    reader = consumer(nsqd.tcp_address)
+
+    stats = request(nsqd.http_address, "GET", "/stats?format=json&include_mem=false")
+
+    (client,) = stats["topics"][0]["channels"][0]["clients"]
+    assert client["remote_address"] == f"127.0.0.1{port(reader)}"
+    assert (client["client_id"], client["state"]) == ("127.0.0.1", 3)
+
+
+def test_options_are_those_of_nsqd():
+    nsqd = FakeNsqd(max_rdy_count=7, broadcast_address="b.example")
+
+    assert (nsqd.options.max_rdy_count, nsqd.broadcast_address) == (7, "b.example")
+    with pytest.raises(TypeError, match="FakeNsqd has no option max_rdy; options are broadcast_address"):
+        FakeNsqd(max_rdy=1)
+    with pytest.raises(ValueError, match="node_id 1024 must be within 0 to 1023"):
+        FakeNsqd(node_id=1024)
+
+
+def test_two_servers_do_not_meet():
+    with FakeNsqd() as one, FakeNsqd() as two:
+        request(one.http_address, "POST", "/pub?topic=t", b"x")
+
+        assert (list(one.broker.topics), list(two.broker.topics)) == (["t"], [])

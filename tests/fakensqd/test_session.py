@@ -1,0 +1,514 @@
+"""One client: bytes in, effects out. What servers were recorded doing is in test_transcripts."""
+
+import math
+import random
+import struct
+
+import pytest
+
+from fakensqd.broker import Broker
+from fakensqd.effects import Close, Send
+from fakensqd.options import NsqdOptions
+from fakensqd.session import Session, State
+from gnsq.protocol import commands
+from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, FrameDecoder, decode_message
+
+
+class Client:
+    """A session and its client: sends bytes, reads frames, without a socket between."""
+
+    def __init__(self, broker, **arguments):
+        self.broker = broker
+        self.woken = 0
+        self.now = 0.0
+        self.closed = False
+        self.sends = 0
+        self._decoder = FrameDecoder()
+        self.session = Session(broker, on_wake=self._wake, **arguments)
+
+    def _wake(self):
+        self.woken += 1
+        return True
+
+    def _frames(self, effects):
+        frames = []
+        for effect in effects:
+            match effect:
+                case Send(data):
+                    self.sends += 1
+                    frames += self._decoder.feed(data)
+                case Close():
+                    self.closed = True
+        return frames
+
+    def send(self, data):
+        return self._frames(self.session.receive(data, self.now))
+
+    def end(self):
+        return self._frames(self.session.end_of_input(self.now))
+
+    def pump(self):
+        return self._frames(self.session.pump(self.now))
+
+    def tick(self, now):
+        self.now = now
+        return self._frames(self.session.tick(now))
+
+    def bodies(self):
+        """Pump; bodies of the messages that come."""
+        return [decode_message(data)[3] for kind, data in self.pump() if kind == MESSAGE]
+
+
+OK = [(RESPONSE, b"OK")]
+
+
+@pytest.fixture
+def broker():
+    return Broker()
+
+
+@pytest.fixture
+def client(broker):
+    client = Client(broker)
+    assert client.send(b"  V2") == []
+    return client
+
+
+def consumer(broker, ready=1, identify=None, now=0.0, **arguments):
+    client = Client(broker, **arguments)
+    client.now = now
+    client.send(b"  V2")
+    if identify is not None:
+        assert client.send(commands.identify(identify)) == OK
+    assert client.send(commands.subscribe("t", "c")) == OK
+    client.send(commands.ready(ready))
+    return client
+
+
+def publish(broker, *bodies, now=0.0):
+    broker.ensure_topic("t").publish(list(bodies), now)
+
+
+def ids(frames):
+    return [decode_message(data)[2] for kind, data in frames if kind == MESSAGE]
+
+
+# --- magic, lines, input that ends ------------------------------------------------------------------------------------
+
+
+def test_another_magic_ends_the_connection(broker):
+    client = Client(broker)
+
+    assert client.send(b"GET ") == [(ERROR, b"E_BAD_PROTOCOL")]
+    assert client.closed
+
+
+def test_input_that_ends_inside_the_magic_ends_the_connection_silently(broker):
+    client = Client(broker)
+    client.send(b"  V")
+
+    assert client.end() == []
+    assert client.closed
+
+
+def test_byte_by_byte_is_as_good_as_whole(client):
+    data = commands.publish("t", b"hello") + b"NOP\r\n" + commands.publish("t", b"again")
+
+    frames = [frame for byte in data for frame in client.send(bytes([byte]))]
+
+    assert frames == OK + OK
+    assert client.broker.topics["t"].message_count == 2
+
+
+def test_pipelined_commands_are_answered_in_order_in_one_send(client):
+    data = commands.publish("t", b"a") + b"FOO\n" + commands.publish("t", b"b")
+
+    assert client.send(data) == [*OK, (ERROR, b"E_INVALID invalid command FOO")]
+    assert client.sends == 1
+    assert client.closed
+    assert client.broker.topics["t"].message_count == 1
+
+
+def test_nothing_is_done_once_it_is_closed(client):
+    client.send(b"FOO\n")
+
+    assert client.send(commands.publish("t", b"a")) == []
+    assert client.end() == []
+    assert client.broker.topics == {}
+
+
+def test_a_line_that_is_too_long_closes_without_a_word(client):
+    assert client.send(b"x" * 16384) == []
+    assert client.closed
+
+
+def test_the_end_of_input_after_a_command_or_in_a_line_is_silent(client):
+    client.send(b"NOP\nPU")
+
+    assert client.end() == []
+    assert client.closed
+
+
+def test_the_end_of_input_inside_a_body_is_complained_about(client):
+    client.send(b"PUB t\n\0\0\0\x05abc")
+
+    assert client.end() == [(ERROR, b"E_BAD_MESSAGE PUB failed to read message body")]
+    assert client.closed
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+ID = b"0123456789abcdef"
+LINES = {
+    "IDENTIFY": b"IDENTIFY\n" + struct.pack(">i", 2) + b"{}",
+    "AUTH": b"AUTH\n" + struct.pack(">i", 1) + b"x",
+    "SUB": b"SUB t c\n",
+    "RDY": b"RDY 0\n",
+    "FIN": b"FIN %s\n" % ID,
+    "REQ": b"REQ %s 0\n" % ID,
+    "TOUCH": b"TOUCH %s\n" % ID,
+    "CLS": b"CLS\n",
+    "PUB": commands.publish("t", b"x"),
+    "MPUB": commands.multipublish("t", [b"x"]),
+    "DPUB": commands.deferpublish("t", b"x", 0),
+    "NOP": b"NOP\n",
+}
+WAYS = {State.INIT: b"  V2", State.SUBSCRIBED: b"  V2SUB t c\n", State.CLOSING: b"  V2SUB t c\nCLS\n"}
+LEGAL = {
+    State.INIT: {"IDENTIFY", "AUTH", "SUB", "PUB", "MPUB", "DPUB", "NOP"},
+    State.SUBSCRIBED: {"RDY", "FIN", "REQ", "TOUCH", "CLS", "PUB", "MPUB", "DPUB", "NOP"},
+    State.CLOSING: {"RDY", "FIN", "REQ", "TOUCH", "PUB", "MPUB", "DPUB", "NOP"},
+}
+
+
+@pytest.mark.parametrize("name", list(LINES))
+@pytest.mark.parametrize("state", list(State))
+def test_what_is_legal_in_which_state(broker, state, name):
+    client = Client(broker)
+    client.send(WAYS[state])
+    assert client.session.state == state
+
+    frames = client.send(LINES[name])
+
+    refused = [(ERROR, b"E_INVALID cannot %s in current state" % name.encode())]
+    assert (frames == refused) == (name not in LEGAL[state])
+    assert client.closed == (name not in LEGAL[state] or name == "AUTH")
+
+
+def test_auth_is_disabled(client):
+    assert client.send(LINES["AUTH"]) == [(ERROR, b"E_AUTH_DISABLED AUTH disabled")]
+
+
+def test_rdy_is_not_even_parsed_when_closing(broker):
+    client = consumer(broker)
+    client.send(b"CLS\n")
+
+    assert client.send(b"RDY nonsense\n") == []
+
+
+# --- consuming --------------------------------------------------------------------------------------------------------
+
+
+def test_rdy_is_a_ceiling(broker):
+    client = consumer(broker, ready=2)
+    publish(broker, b"a", b"b", b"c", b"d")
+
+    first = client.pump()
+    assert len(ids(first)) == 2
+    assert client.pump() == []
+
+    frames = client.send(commands.finish(ids(first)[0]))
+    assert [decode_message(data)[3] for _, data in frames] == [b"c"]
+
+
+def test_lowering_rdy_takes_nothing_back(broker):
+    client = consumer(broker, ready=2)
+    publish(broker, b"a", b"b", b"c")
+    first = client.pump()
+
+    client.send(commands.ready(1))
+
+    assert client.send(commands.finish(ids(first)[0])) == []
+    assert len(client.send(commands.finish(ids(first)[1]))) == 1
+
+
+def test_a_publish_wakes_the_consumer(broker):
+    client = consumer(broker)
+    woken = client.woken
+
+    publish(broker, b"a")
+
+    assert client.woken == woken + 1
+    assert client.bodies() == [b"a"]
+
+
+def test_messages_of_one_wake_up_are_one_send(broker):
+    client = consumer(broker, ready=100)
+    publish(broker, *[b"x"] * 100)
+    sends = client.sends
+
+    assert len(client.bodies()) == 100
+    assert client.sends == sends + 1
+
+
+def test_a_long_queue_is_delivered_in_turns(broker):
+    client = consumer(broker, ready=2500)
+    publish(broker, *[b"x"] * 300)
+    woken = client.woken
+
+    assert len(client.bodies()) == 256
+    assert client.woken == woken + 1
+    assert len(client.bodies()) == 44
+
+
+def test_a_failed_answer_is_not_fatal(broker):
+    client = consumer(broker)
+
+    frames = client.send(LINES["FIN"] + LINES["REQ"] + LINES["TOUCH"])
+
+    assert frames == [
+        (ERROR, b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"),
+        (ERROR, b"E_REQ_FAILED REQ 0123456789abcdef failed ID not in flight"),
+        (ERROR, b"E_TOUCH_FAILED TOUCH 0123456789abcdef failed ID not in flight"),
+    ]
+    assert not client.closed
+
+
+def test_requeue_counts_attempts(broker):
+    client = consumer(broker)
+    publish(broker, b"a")
+    frames = client.pump()
+
+    for attempts in (2, 3):
+        frames = client.send(commands.requeue(ids(frames)[0], 0))
+        assert [decode_message(data)[1] for _, data in frames] == [attempts]
+
+
+def test_a_timeout_gives_the_message_back(broker):
+    client = consumer(broker, identify={"msg_timeout": 5000})
+    publish(broker, b"a")
+    (message_id,) = ids(client.pump())
+
+    client.now = 3.0
+    client.send(commands.touch(message_id))
+    assert broker.expire(7.9) == []
+    assert len(broker.expire(8.0)) == 1
+
+    client.now = 8.0
+    assert client.session.in_flight_count == 0
+    assert client.bodies() == [b"a"]
+
+
+def test_counters_for_statistics(broker):
+    client = consumer(broker, ready=3)
+    publish(broker, b"a", b"b", b"c")
+    first, second, _ = ids(client.pump())
+
+    client.send(commands.finish(first) + commands.requeue(second, 60_000))
+
+    session = client.session
+    assert (session.message_count, session.finish_count, session.requeue_count) == (3, 1, 1)
+    assert (session.ready_count, session.in_flight_count) == (3, 1)
+
+
+def test_a_paused_channel_delivers_nothing(broker):
+    client = consumer(broker)
+    channel = broker.topics["t"].channels["c"]
+    channel.set_paused(True)
+    publish(broker, b"a")
+    assert client.bodies() == []
+
+    channel.set_paused(False)
+
+    assert client.bodies() == [b"a"]
+
+
+def test_an_emptied_channel_sets_the_client_free(broker):
+    client = consumer(broker, ready=1)
+    publish(broker, b"a")
+    client.pump()
+
+    broker.topics["t"].channels["c"].empty()
+    publish(broker, b"b")
+
+    assert client.bodies() == [b"b"]
+
+
+def test_a_deleted_channel_hangs_up(broker):
+    client = consumer(broker)
+
+    broker.delete_topic("t")
+
+    assert client.pump() == []
+    assert client.closed
+    client.session.disconnected()
+
+
+def test_a_deleted_channel_takes_no_more_commands(broker):
+    client = consumer(broker)
+    broker.delete_topic("t")
+
+    assert client.send(commands.publish("u", b"x")) == []
+    assert client.closed
+    assert broker.topics == {}
+
+
+def test_after_cls_nothing_is_delivered_and_answers_are_taken(broker):
+    client = consumer(broker, ready=2)
+    publish(broker, b"a")
+    (message_id,) = ids(client.pump())
+
+    assert client.send(b"CLS\n") == [(RESPONSE, b"CLOSE_WAIT")]
+    publish(broker, b"b")
+
+    assert client.bodies() == []
+    assert client.send(commands.finish(message_id)) == []
+
+
+def test_a_lost_connection_keeps_its_messages_until_their_timeout(broker):
+    client = consumer(broker, ready=1)
+    publish(broker, b"a", b"b")
+    client.pump()
+
+    client.session.disconnected()
+
+    other = consumer(broker, ready=5, now=1.0)
+    assert other.session.message_count == 1
+    assert len(broker.expire(60.0)) == 1
+    assert other.bodies() == [b"a"]
+
+
+def test_an_ephemeral_channel_goes_with_its_consumer(broker):
+    client = Client(broker)
+    client.send(b"  V2SUB t c#ephemeral\n")
+
+    client.session.disconnected()
+
+    assert broker.topics["t"].channels == {}
+
+
+def test_sample_rate_drops_the_rest(broker):
+    client = consumer(broker, ready=2500, identify={"sample_rate": 50}, chance=random.Random(1))
+    publish(broker, *[b"x"] * 1000)
+
+    count = sum(len(client.bodies()) for _ in range(10))
+
+    assert 400 < count < 600
+    assert broker.topics["t"].channels["c"].depth == 0
+
+
+def test_too_many_consumers_are_refused():
+    broker = Broker(NsqdOptions(max_channel_consumers=1))
+    consumer(broker)
+    client = Client(broker)
+
+    frames = client.send(b"  V2SUB t c\n")
+
+    assert frames == [(ERROR, b"E_SUB_FAILED SUB failed consumers for t:c exceeds limit of 1")]
+    assert client.closed
+
+
+# --- output buffer ----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_buffer_timeout_messages_wait_for_another_frame(broker):
+    client = consumer(broker, ready=5, identify={"output_buffer_timeout": -1})
+    publish(broker, b"a")
+    assert client.pump() == []
+
+    frames = client.send(LINES["FIN"])
+
+    assert [kind for kind, _ in frames] == [MESSAGE, ERROR]
+
+
+def test_without_a_buffer_timeout_messages_go_when_rdy_is_reached(broker):
+    client = consumer(broker, ready=2, identify={"output_buffer_timeout": -1})
+    publish(broker, b"a")
+    assert client.pump() == []
+
+    publish(broker, b"b")
+
+    assert client.bodies() == [b"a", b"b"]
+
+
+def test_without_a_buffer_timeout_messages_go_when_the_buffer_is_full(broker):
+    client = consumer(broker, ready=100, identify={"output_buffer_timeout": -1, "output_buffer_size": 64})
+    publish(broker, b"a" * 10)
+    assert client.pump() == []
+
+    publish(broker, b"b" * 10)
+
+    assert len(client.bodies()) == 2
+
+
+def test_without_a_buffer_messages_go_at_once(broker):
+    client = consumer(broker, ready=5, identify={"output_buffer_size": -1})
+    publish(broker, b"a")
+
+    assert client.bodies() == [b"a"]
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+BEAT = [(RESPONSE, b"_heartbeat_")]
+
+
+def test_there_is_no_deadline_for_the_magic(broker):
+    assert Client(broker).session.due == math.inf
+
+
+def test_heartbeats_come_in_the_rhythm_of_identify(client):
+    client.now = 10.0
+    client.send(commands.identify({"heartbeat_interval": 1000}))
+    assert client.session.due == 11.0
+
+    assert client.tick(10.9) == []
+    assert client.tick(11.0) == BEAT
+    assert client.session.due == 12.0
+
+
+def test_a_silent_client_is_closed_after_two_intervals(client):
+    client.send(commands.identify({"heartbeat_interval": 1000}))
+    assert client.tick(1.0) == BEAT
+
+    assert client.tick(2.0) == []
+    assert client.closed
+
+
+def test_any_whole_command_moves_the_deadline(client):
+    client.send(commands.identify({"heartbeat_interval": 1000}))
+    client.tick(1.0)
+    client.now = 1.5
+    client.send(b"NOP\n")
+
+    assert client.tick(2.0) == BEAT
+    assert not client.closed
+
+
+def test_half_a_command_does_not(client):
+    client.send(commands.identify({"heartbeat_interval": 1000}))
+    client.now = 1.5
+    client.send(b"PUB t\n\0\0\0\5ab")
+
+    assert client.tick(2.0) == [(ERROR, b"E_BAD_MESSAGE PUB failed to read message body")]
+    assert client.closed
+
+
+def test_heartbeats_off_means_no_deadline_and_no_sub(client):
+    client.send(commands.identify({"heartbeat_interval": -1}))
+    assert client.session.due == math.inf
+
+    assert client.send(b"SUB t c\n") == [(ERROR, b"E_INVALID cannot SUB with heartbeats disabled")]
+
+
+def test_a_second_identify_leaves_the_rhythm_and_the_delivery_timeout(broker):
+    client = Client(broker)
+    client.send(b"  V2" + commands.identify({"heartbeat_interval": 5000, "msg_timeout": 5000}))
+    client.send(commands.identify({"heartbeat_interval": 1000, "msg_timeout": 1000}))
+    assert client.session.due == 2.0
+
+    client.send(b"SUB t c\nRDY 1\n")
+    publish(broker, b"a")
+    client.pump()
+
+    assert broker.due == 5.0

@@ -1,0 +1,177 @@
+"""A server on a thread of its own: from plain threads, and from another hub."""
+
+import socket
+import threading
+import time
+import urllib.request
+
+import gevent
+import pytest
+from gevent._hub_local import get_hub_if_exists
+
+from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
+from fakensqd.clock import ManualClock
+from fakensqd.thread import Threaded
+
+
+def in_plain_thread(function):
+    """Run a function on a thread without a hub; give back what it returns, or raise."""
+    outcome = []
+
+    def work():
+        try:
+            outcome.append((function(), None))
+        except Exception as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(timeout=30)
+    ((value, error),) = outcome
+    if error is not None:
+        raise error
+    return value
+
+
+def get(address, target, data=None):
+    with urllib.request.urlopen(f"http://{address}{target}", data=data, timeout=10) as answer:
+        return answer.read()
+
+
+def test_blocking_code_is_served():
+    with Threaded(FakeNsqd()) as nsqd:
+        assert get(nsqd.http_address, "/pub?topic=t", b"x") == b"OK"
+        with socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
+            sock.sendall(b"  V2FOO\n")
+            assert sock.recv(100).endswith(b"E_INVALID invalid command FOO")
+
+        assert nsqd.broker.topics["t"].depth == 1
+
+
+def test_a_plain_thread_gets_no_hub():
+    def use():
+        with Threaded(FakeNsqd()) as nsqd:
+            get(nsqd.http_address, "/ping")
+        return get_hub_if_exists()
+
+    assert in_plain_thread(use) is None
+
+
+def test_a_caller_in_a_hub_does_not_block_it():
+    ticks = []
+
+    def tick():
+        while True:
+            ticks.append(1)
+            gevent.sleep(0.001)
+
+    ticker = gevent.spawn(tick)
+    with Threaded(FakeNsqd()) as nsqd:
+        before = len(ticks)
+        nsqd.clock.sleep(0.05)
+        assert len(ticks) - before > 5
+    ticker.kill()
+
+
+def test_attributes_are_read_and_methods_called_over_there():
+    clock = ManualClock()
+    with Threaded(FakeCluster(clock=clock)) as cluster:
+        assert isinstance(cluster.nsqds, list)
+        assert cluster.nsqds[0].running is True
+        topic = cluster.nsqds[0].broker.ensure_topic("t")
+        topic.publish([b"x"], 0.0, delay=60.0)
+        channel = topic.ensure_channel("c", 0.0)
+        assert channel.deferred_count == 1
+
+        cluster.nsqds[0].clock.advance(60.0)
+
+        assert (channel.depth, list(topic.channels)) == (1, ["c"])
+        assert "forwarder to <fakensqd" in repr(cluster.nsqds[0])
+
+
+def test_errors_are_raised_in_the_caller():
+    with Threaded(FakeNsqd()) as nsqd:
+        with pytest.raises(KeyError):
+            nsqd.broker.delete_topic("t")
+        with pytest.raises(AttributeError):
+            _ = nsqd.nothing
+
+
+def test_code_of_the_caller_runs_beside_the_server():
+    threaded = Threaded(FakeNsqd())
+    with threaded:
+        assert threaded.call(threading.get_ident) != threading.get_ident()
+        assert threaded.call(max, 1, 2) == 2
+
+    with pytest.raises(RuntimeError, match="does not run"):
+        threaded.call(max, 1, 2)
+
+
+def test_a_start_that_fails_is_raised_and_leaves_nothing():
+    with Threaded(FakeNsqd()) as nsqd:
+        threaded = Threaded(FakeNsqd(tcp_address=nsqd.tcp_address))
+        before = threading.active_count()
+
+        with pytest.raises(OSError, match="Address already in use"):
+            threaded.start()
+        threaded.stop()
+
+        assert threading.active_count() == before
+
+
+def test_stop_twice_does_no_harm():
+    threaded = Threaded(FakeLookupd())
+    threaded.start()
+    threaded.stop()
+    threaded.stop()
+
+
+class Leaking:
+    """A server that leaves a greenlet behind."""
+
+    errors = ()
+
+    def start(self):
+        gevent.spawn(gevent.sleep, 3600)
+        gevent.sleep(0)
+
+    def stop(self):
+        pass
+
+
+class Failing(Leaking):
+    """A server that cannot be stopped."""
+
+    def start(self):
+        pass
+
+    def stop(self):
+        raise RuntimeError("no")
+
+
+def test_what_is_left_over_is_told():
+    threaded = Threaded(Leaking())
+    threaded.start()
+
+    with pytest.raises(RuntimeError, match="1 watchers of the hub are left over"):
+        threaded.stop()
+
+
+def test_a_stop_that_fails_is_raised():
+    threaded = Threaded(Failing())
+    threaded.start()
+
+    with pytest.raises(RuntimeError, match="^no$"):
+        threaded.stop()
+
+
+def test_threads_are_gone_afterwards():
+    before = threading.active_count()
+    started = time.monotonic()
+
+    for _ in range(50):
+        with Threaded(FakeNsqd()) as nsqd:
+            assert nsqd.running
+
+    assert threading.active_count() == before
+    assert time.monotonic() - started < 10
