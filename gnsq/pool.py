@@ -1,0 +1,169 @@
+"""ConnectionPool: keeps one connection open to each of some nsqds, and opens lost ones again.
+
+Owns one keeper greenlet for each address. What a connection is for is said by two callables; RDY, messages and
+publishes are not its business.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import gevent
+from gevent.event import Event
+
+from gnsq.addresses import parse_address
+from gnsq.backofftimer import reconnect_delay
+from gnsq.clock import Clock
+from gnsq.errors import NSQException
+from gnsq.nsqd.connection import Connection
+from gnsq.options import ConnectionOptions, Options, option
+
+__all__ = ["ConnectionPool", "ReconnectOptions"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReconnectOptions(Options):
+    """When to try again an nsqd that can't be reached or was lost."""
+
+    reconnect_initial: float = option(8.0, "wait before an nsqd is tried again", unit="s", minimum=0.001)
+    reconnect_maximum: float = option(128.0, "longest wait; each failure doubles it", unit="s", minimum=0.001)
+    reconnect_jitter: float = option(0.3, "share of each wait that is random", minimum=0, maximum=1)
+
+
+class _Keeper:
+    """What the pool knows of one address."""
+
+    __slots__ = ("failure", "greenlet", "permanent", "tried")
+
+    def __init__(self, permanent: bool) -> None:
+        self.permanent = permanent
+        self.tried = Event()
+        self.failure: NSQException | None = None
+        self.greenlet: gevent.Greenlet | None = None
+
+
+class ConnectionPool:
+    """Connections by address.
+
+    Args:
+        prepare: Called with each new Connection before it is opened, to set its callbacks.
+        setup: Called with each opened Connection, in its keeper's greenlet; may send and wait (SUB), may raise
+            NSQException, which counts as a failure to connect.
+        on_lost: Called with a connection that had been set up and is closed now.
+    """
+
+    def __init__(
+        self,
+        options: ConnectionOptions,
+        reconnect: ReconnectOptions,
+        clock: Clock,
+        *,
+        prepare: Callable[[Connection], None],
+        setup: Callable[[Connection], None],
+        on_lost: Callable[[Connection], None],
+    ) -> None:
+        self.connections: dict[str, Connection] = {}
+        # Set whenever a connection is added; for those who wait for any.
+        self.changed = Event()
+        self._options = options
+        self._reconnect = reconnect
+        self._clock = clock
+        self._prepare = prepare
+        self._setup = setup
+        self._on_lost = on_lost
+        self._keepers: dict[str, _Keeper] = {}
+        self._opening: set[Connection] = set()
+        self._closing = False
+
+    def add(self, address: str, *, permanent: bool) -> None:
+        """Connect to an address, unless that is done already; at once, in the background.
+
+        Args:
+            permanent: Try again for ever; else the address is forgotten when its connection fails or is lost.
+        """
+        if self._closing or address in self._keepers:
+            return
+        keeper = self._keepers[address] = _Keeper(permanent)
+        keeper.greenlet = gevent.spawn(self._keep, address, keeper)
+        keeper.greenlet.name = f"gnsq-keep-{address}"
+
+    def wait_tried(self) -> None:
+        """Wait until every address has been tried once; each try has a time limit of its own."""
+        gevent.wait([keeper.tried for keeper in list(self._keepers.values())])
+
+    def failures(self) -> dict[str, NSQException]:
+        """Say what went wrong last with each address that has no connection."""
+        return {
+            address: keeper.failure
+            for address, keeper in self._keepers.items()
+            if keeper.failure is not None and address not in self.connections
+        }
+
+    def close(self, timeout: float) -> None:
+        """Close all connections in order, together; cut those that take longer than the timeout (seconds)."""
+        self._closing = True
+        for connection in list(self._opening):
+            connection.abort()
+        closers = [gevent.spawn(connection.close, timeout) for connection in list(self.connections.values())]
+        gevent.joinall(closers)
+        keepers = [keeper.greenlet for keeper in self._keepers.values() if keeper.greenlet is not None]
+        gevent.killall([greenlet for greenlet in keepers if greenlet is not gevent.getcurrent()])
+        self._keepers.clear()
+        self.connections.clear()
+        self.changed.set()
+
+    def _keep(self, address: str, keeper: _Keeper) -> None:
+        failures = 0
+        try:
+            while not self._closing:
+                connection = self._try_open(address, keeper)
+                keeper.tried.set()
+                if connection is not None:
+                    failures = 0
+                    connection.wait_closed()
+                    keeper.failure = connection.error
+                    self.connections.pop(address, None)
+                    self._on_lost(connection)
+                if self._closing or not keeper.permanent:
+                    return
+                failures += 1
+                wait = self._wait(failures)
+                logger.warning("%s: trying again in %.1f s", address, wait)
+                self._clock.sleep(wait)
+        finally:
+            keeper.tried.set()
+            if self._keepers.get(address) is keeper:
+                del self._keepers[address]
+
+    def _try_open(self, address: str, keeper: _Keeper) -> Connection | None:
+        host, port = parse_address(address)
+        connection = Connection(host, port, self._options, self._clock)
+        self._prepare(connection)
+        self._opening.add(connection)
+        try:
+            connection.open()
+            self.connections[address] = connection
+            self._setup(connection)
+        except NSQException as error:
+            connection.abort(error)
+            self.connections.pop(address, None)
+            keeper.failure = error
+            if not self._closing:
+                logger.warning("%s: not connected: %s", address, error)
+            return None
+        finally:
+            self._opening.discard(connection)
+        keeper.failure = None
+        self.changed.set()
+        return connection
+
+    def _wait(self, failures: int) -> float:
+        options = self._reconnect
+        return reconnect_delay(
+            failures, options.reconnect_initial, options.reconnect_maximum, options.reconnect_jitter, random.random()
+        )

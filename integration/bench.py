@@ -1,0 +1,137 @@
+"""``make bench``: our consumer and producer beside a raw socket and every Python peer that is installed.
+
+Each client runs in a process of its own against the same nsqd in the same run, so ratios mean something where seconds
+do not. The nsqd is a real one if there is one (NSQD, or on PATH), else fakensqd, which is slower than its clients:
+then the figures say little. Peers are looked for in this interpreter and in those that BENCH_PYTHONS names
+(colon-separated): gnsq 1.0.2 needs one of its own. Workloads:
+
+- consume: messages of 200 bytes that wait in a channel, handled by a function that counts; the setting is
+  max_in_flight. 15 % more than are counted wait, else nsqd's 250 ms output buffer measures the tail.
+- publish: messages of 200 bytes, each waiting for its OK; the setting is how many wait at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from gnsq import NsqdHTTPClient, Producer
+from integration.bench_peers import NOT_INSTALLED, WORKLOADS
+from integration.servers import program, running
+
+LIMIT = 120.0
+ROUNDS = 3
+PEERS = Path(__file__).with_name("bench_peers.py")
+CONSUME = [(200, 200_000), (2500, 200_000)]
+PUBLISH = [(1, 10_000), (100, 100_000), (1000, 100_000)]
+
+
+@contextlib.contextmanager
+def server() -> Iterator[tuple[str, str]]:
+    """A server to measure with: its TCP and HTTP address."""
+    if program("nsqd"):
+        print(f"server: real nsqd, {program('nsqd')}")
+        with running("nsqd", "--mem-queue-size=1000000") as nsqd:
+            yield nsqd.tcp_address, nsqd.http_address
+        return
+    print("server: fakensqd, since no nsqd was found; put a real one on PATH for figures that mean something")
+    command = [sys.executable, "-c", FAKE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        tcp, http = process.stdout.readline().split()
+        yield tcp, http
+        process.terminate()
+
+
+FAKE = """
+import gevent
+from fakensqd import FakeNsqd
+with FakeNsqd(mem_queue_size=1000000) as nsqd:
+    print(nsqd.tcp_address, nsqd.http_address, flush=True)
+    gevent.sleep(3600)
+"""
+
+
+def measure(python: str, client: str, *arguments: object) -> float | None:
+    """Run one client. Gives messages a second, None if it is not installed or failed (which is said)."""
+    command = [python, str(PEERS), client, *map(str, arguments)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, cwd="/")
+    except subprocess.TimeoutExpired:
+        print(f"  {client}: not done within {LIMIT:.0f} s")
+        return None
+    if done.returncode == 0:
+        return float(done.stdout)
+    if done.returncode != NOT_INSTALLED:
+        print(f"  {client}: failed: {done.stderr.strip().splitlines()[-1:]}")
+    return None
+
+
+def fill(tcp: str, http: str, topic: str, count: int) -> None:
+    """Let so many messages wait in channel bench of a topic."""
+    client = NsqdHTTPClient.from_url(http)
+    client.create_topic(topic)
+    client.create_channel(topic, "bench")
+    batch = [b"x" * 200] * 1000
+    with Producer(tcp) as producer:
+        for _ in range(0, count, len(batch)):
+            producer.multipublish(topic, batch)
+
+
+def pythons() -> list[str]:
+    """This interpreter and those that BENCH_PYTHONS names."""
+    return [sys.executable, *filter(None, os.environ.get("BENCH_PYTHONS", "").split(":"))]
+
+
+def label(python: str, client: str) -> str:
+    """Name a client; gnsq by its version, since 1.0.2 runs the same code."""
+    if client != "gnsq":
+        return client
+    code = "import gnsq; print(gnsq.__version__)"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, cwd="/")
+    return f"gnsq {done.stdout.strip()}" if done.returncode == 0 else client
+
+
+def rates(tcp: str, http: str, workload: str, setting: int, count: int) -> dict[str, float]:
+    """Measure every client ROUNDS times, taking turns; give the median of each."""
+    clients = [(python, client) for python in pythons() for client in WORKLOADS[workload]]
+    clients = [pair for pair in clients if pair[1] != "raw" or pair[0] == sys.executable]
+    found: dict[str, list[float]] = {}
+    skipped: set[tuple[str, str]] = set()
+    for _ in range(ROUNDS):
+        for python, client in clients:
+            if (python, client) in skipped:
+                continue
+            topic = f"bench-{uuid.uuid4().hex[:8]}"
+            if workload == "consume":
+                fill(tcp, http, topic, count + count * 15 // 100)
+            rate = measure(python, client, workload, tcp, topic, count, setting)
+            if rate is None:
+                skipped.add((python, client))
+            else:
+                found.setdefault(label(python, client), []).append(rate)
+            with contextlib.suppress(Exception):  # a workload that failed early made no topic
+                NsqdHTTPClient.from_url(http).delete_topic(topic)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def main() -> int:
+    with server() as (tcp, http):
+        for workload, settings in (("consume", CONSUME), ("publish", PUBLISH)):
+            for setting, count in settings:
+                print(f"{workload}, setting {setting}, {count} messages, median of {ROUNDS}", flush=True)
+                found = rates(tcp, http, workload, setting, count)
+                raw = found.get("raw", float("nan"))
+                for name, rate in sorted(found.items(), key=lambda item: -item[1]):
+                    print(f"  {name:<16} {rate:>10,.0f} messages/s   {rate / raw:5.2f} of raw", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

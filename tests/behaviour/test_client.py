@@ -1,0 +1,197 @@
+"""What our client and any nsqd do together."""
+
+import time
+
+import pytest
+
+from gnsq import Consumer, NsqdHTTPClient, NsqdTCPClient, Producer
+from gnsq.errors import NSQBadMessage, NSQBadTopic, NSQHttpError, NSQInvalid, NSQMPubFailed
+from gnsq.protocol.frames import ERROR
+from tests.helpers import bodies, channel_stats, wait_until
+
+
+@pytest.fixture
+def producer(nsqd):
+    with Producer(nsqd.tcp_address) as made:
+        yield made
+
+
+@pytest.fixture
+def http(nsqd):
+    return NsqdHTTPClient.from_url(nsqd.http_address)
+
+
+@pytest.fixture
+def client(nsqd):
+    host, port = nsqd.tcp_address.split(":")
+    made = NsqdTCPClient(host, int(port), timeout=10)
+    made.connect()
+    made.identify()
+    yield made
+    made.close_stream()
+
+
+def test_identify_is_understood(client):
+    assert client.identity.answer.keys() >= {"max_rdy_count", "version", "max_msg_timeout", "msg_timeout"}
+    assert client.identity.msg_timeout == 60.0
+
+
+def test_every_way_to_publish_arrives(producer, http, nsqd, topic):
+    producer.publish(topic, b"pub")
+    producer.multipublish(topic, [b"mpub 1", b"mpub\n2"])
+    http.publish(topic, "http")
+    http.multipublish(topic, ["lines 1", "lines 2"])
+    http.multipublish(topic, [b"bin\nary"], binary=True)
+
+    assert sorted(bodies(nsqd, topic)) == sorted(
+        [b"pub", b"mpub 1", b"mpub\n2", b"http", b"lines 1", b"lines 2", b"bin\nary"]
+    )
+
+
+def test_large_message_arrives_whole(producer, nsqd, topic):
+    body = bytes(range(256)) * 4096
+    producer.publish(topic, body)
+
+    assert bodies(nsqd, topic) == [body]
+
+
+def test_deferred_message_is_held_back(producer, nsqd, topic):
+    got = []
+    # A channel older than 5 s is looked at every 0.1 s, a younger one up to 5 s late.
+    with Consumer(topic, "c", nsqd.tcp_address, message_handler=lambda c, message: got.append(time.time())):
+        published = time.time()
+        producer.publish(topic, b"x", defer=300)
+        wait_until(lambda: got, limit=15)
+
+    assert got[0] - published >= 0.3
+
+
+def test_ten_thousand_messages_are_all_consumed(producer, nsqd, topic):
+    got = []
+    with Consumer(
+        topic,
+        "c",
+        nsqd.tcp_address,
+        message_handler=lambda c, message: got.append(message.body),
+        max_in_flight=500,
+    ):
+        for start in range(0, 10_000, 500):
+            producer.multipublish(topic, [b"%d" % number for number in range(start, start + 500)])
+        wait_until(lambda: len(got) == 10_000, limit=30)
+
+    assert {int(body) for body in got} == set(range(10_000))
+    stats = channel_stats(nsqd, topic, "c")
+    assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (0, 0, 0)
+
+
+def test_closing_in_the_middle_requeues_nothing(producer, nsqd, topic):
+    producer.multipublish(topic, [b"%d" % number for number in range(1000)])
+    done = []
+
+    def handle(consumer, message):
+        done.append(message)
+        if len(done) == 300:
+            consumer.close()
+
+    Consumer(topic, "c", nsqd.tcp_address, message_handler=handle, max_in_flight=50).start()
+
+    wait_until(lambda: channel_stats(nsqd, topic, "c")["in_flight_count"] == 0)
+    assert channel_stats(nsqd, topic, "c")["depth"] == 1000 - len(done)
+
+
+def test_requeued_message_comes_again(producer, nsqd, topic):
+    attempts = []
+
+    def handle(consumer, message):
+        attempts.append(message.attempts)
+        if message.attempts < 3:
+            message.requeue(0)
+
+    producer.publish(topic, b"x")
+    with Consumer(topic, "c", nsqd.tcp_address, message_handler=handle):
+        wait_until(lambda: len(attempts) == 3)
+
+    assert attempts == [1, 2, 3]
+
+
+def test_message_times_out_and_comes_again(producer, nsqd, topic):
+    attempts = []
+
+    def handle(consumer, message):
+        message.enable_async()
+        attempts.append(message.attempts)
+        if message.attempts == 2:
+            message.finish()
+
+    producer.publish(topic, b"x")
+    with Consumer(topic, "c", nsqd.tcp_address, message_handler=handle, msg_timeout=1, close_timeout=0.1):
+        wait_until(lambda: len(attempts) == 2, limit=20)
+
+    assert channel_stats(nsqd, topic, "c")["timeout_count"] == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "words"),
+    [
+        pytest.param(b"PUB bad!\n\x00\x00\x00\x01x", NSQBadTopic, 'topic name "bad!" is not valid', id="topic"),
+        pytest.param(b"PUB t\n\x00\x00\x00\x00", NSQBadMessage, "invalid message body size 0", id="empty body"),
+        pytest.param(b"RDY 1\n", NSQInvalid, "cannot RDY in current state", id="state"),
+        pytest.param(b"NONSENSE\n", NSQInvalid, "invalid command NONSENSE", id="unknown"),
+    ],
+)
+def test_refusal_is_fatal_and_carries_nsqds_text(client, command, error, words):
+    client.send(command)
+
+    kind, answer = client.read_response()
+
+    assert (kind, type(answer)) == (ERROR, error)
+    assert words in str(answer)
+    assert not client.is_connected
+
+
+@pytest.mark.parametrize("command", [b"FIN", b"TOUCH", b"REQ"])
+def test_unknown_message_is_not_fatal(client, topic, command):
+    client.subscribe(topic, "c")
+    client.check_ok()
+    client.send(command + b" 0123456789abcdef" + (b" 0" if command == b"REQ" else b"") + b"\n")
+
+    error = client.read_response()[1]
+
+    assert (error.code, error.fatal) == (f"E_{command.decode()}_FAILED", False)
+    client.close()
+    client.check_ok(b"CLOSE_WAIT")
+
+
+def test_too_large_is_refused_by_nsqd(producer, nsqd, topic):
+    with pytest.raises((NSQBadMessage, NSQMPubFailed), match="message too big"):
+        producer.publish(topic, b"x" * 1_048_577)
+
+    assert producer.publish(topic, b"fits") == b"OK"
+
+
+def test_http_refusal_has_status_and_words(http):
+    with pytest.raises(NSQHttpError, match="<404> TOPIC_NOT_FOUND") as caught:
+        http.empty_topic("no-such-topic")
+
+    assert caught.value.status == 404
+
+
+def test_http_api_creates_pauses_empties_deletes(http, producer, nsqd, topic):
+    http.create_topic(topic)
+    http.create_channel(topic, "c")
+    http.pause_channel(topic, "c")
+    assert channel_stats(nsqd, topic, "c")["paused"] is True
+    http.unpause_channel(topic, "c")
+    http.pause_topic(topic)
+    http.unpause_topic(topic)
+    producer.publish(topic, b"x")
+    wait_until(lambda: channel_stats(nsqd, topic, "c")["depth"] == 1)
+    http.empty_channel(topic, "c")
+    http.empty_topic(topic)
+    assert channel_stats(nsqd, topic, "c")["depth"] == 0
+    http.delete_channel(topic, "c")
+    http.delete_topic(topic)
+    assert topic not in [found["topic_name"] for found in http.stats()["topics"]]
+    assert http.ping() == b"OK"
+    assert http.info()["tcp_port"] == int(nsqd.tcp_address.split(":")[1])
+    assert http.stats(text=True).startswith(b"nsqd v")

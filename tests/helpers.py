@@ -1,0 +1,125 @@
+"""What several tests share: waiting for a condition, a transport made of lists, a scripted peer."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import gevent
+from gevent.event import Event
+from gevent.server import StreamServer
+
+from gnsq import Message, NsqdHTTPClient, NsqdTCPClient
+from gnsq.errors import NSQConnectionClosed
+
+LIMIT = 10.0
+
+
+def wait_until(condition: Callable[[], object], limit: float = LIMIT) -> None:
+    """Wait, letting others run, until the condition holds; fail after limit seconds."""
+    with gevent.Timeout(limit, AssertionError(f"not so within {limit} s: {condition}")):
+        while not condition():
+            gevent.sleep(0.001)
+
+
+class MemoryTransport:
+    """A transport whose peer is the test: it reads ``sent`` and calls feed()."""
+
+    def __init__(self, *chunks: bytes) -> None:
+        self.sends: list[bytes] = []
+        self.ended = False
+        self.closed = False
+        self._chunks = list(chunks)
+        self._filled = Event()
+        if chunks:
+            self._filled.set()
+
+    @property
+    def sent(self) -> bytes:
+        return b"".join(self.sends)
+
+    def feed(self, chunk: bytes) -> None:
+        """Let the client receive this; b"" is the end."""
+        self._chunks.append(chunk)
+        self._filled.set()
+
+    def recv(self, size: int) -> bytes:
+        while not self._chunks:
+            if self.closed:
+                raise NSQConnectionClosed("closed")
+            self._filled.clear()
+            self._filled.wait()
+        return self._chunks.pop(0)
+
+    def sendall(self, data: bytes) -> None:
+        if self.closed:
+            raise NSQConnectionClosed("closed")
+        self.sends.append(data)
+
+    def end(self) -> None:
+        self.ended = True
+        self.feed(b"")
+
+    def close(self) -> None:
+        self.closed = True
+        self._filled.set()
+
+
+@contextlib.contextmanager
+def peer(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Listen on loopback and let a function talk to each client; gives the address."""
+
+    def handle(sock: socket.socket, address: object) -> None:
+        with contextlib.suppress(OSError):
+            answer(sock)
+
+    server = StreamServer(("127.0.0.1", 0), handle)
+    server.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.stop(timeout=0)
+
+
+def refused_port() -> int:
+    """A loopback port where nothing listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+class Nsqd(Protocol):
+    """What tests need to know of an nsqd, fake or real."""
+
+    tcp_address: str
+    http_address: str
+
+
+def channel_stats(nsqd: Nsqd, topic: str, channel: str) -> dict[str, Any]:
+    """Ask nsqd's statistics about one channel."""
+    stats = NsqdHTTPClient.from_url(nsqd.http_address).stats(topic, channel)
+    (found,) = stats["topics"]
+    (result,) = found["channels"]
+    return result
+
+
+def bodies(nsqd: Nsqd, topic: str, channel: str = "bodies") -> list[bytes]:
+    """Read and finish all messages of a topic that no channel has taken yet, in order of arrival."""
+    host, port = nsqd.tcp_address.split(":")
+    client = NsqdTCPClient(host, int(port), timeout=LIMIT)
+    client.connect()
+    client.subscribe(topic, channel)
+    client.check_ok()
+    client.ready(2500)
+    count = channel_stats(nsqd, topic, channel)["message_count"]
+    got: list[bytes] = []
+    while len(got) < count:
+        message = client.read_response()[1]
+        assert isinstance(message, Message)
+        got.append(message.body)
+        message.finish()
+    client.close_stream()
+    return got

@@ -1,0 +1,45 @@
+"""How waits grow."""
+
+import pytest
+
+from gnsq.backofftimer import BackoffTimer, reconnect_delay
+
+
+def test_starts_reset_and_waits_not_at_all():
+    timer = BackoffTimer()
+
+    assert timer.is_reset()
+    assert timer.get_interval() == 0
+
+
+def test_success_takes_back_one_failure_and_stops_at_zero():
+    timer = BackoffTimer()
+
+    assert timer.failure().failure().success().c == 1
+    assert timer.success().success().c == 0
+    assert timer.failure().reset().is_reset()
+
+
+def test_interval_is_a_random_part_of_the_power():
+    timer = BackoffTimer(ratio=2)
+    for _ in range(3):
+        timer.failure()
+
+    assert all(0 <= timer.get_interval() < 14 for _ in range(100))
+
+
+def test_interval_keeps_its_limits():
+    timer = BackoffTimer(max_interval=5, min_interval=4)
+    for _ in range(2000):
+        timer.failure()
+
+    assert all(4 <= timer.get_interval() <= 5 for _ in range(100))
+
+
+@pytest.mark.parametrize(("failures", "delay"), [(1, 8), (2, 16), (3, 32), (5, 128), (6, 128), (10_000, 128)])
+def test_reconnect_delay_doubles_up_to_the_maximum(failures, delay):
+    assert reconnect_delay(failures, 8, 128, 0.0, 0.5) == delay
+
+
+def test_jitter_takes_off_up_to_its_share():
+    assert reconnect_delay(1, 10, 100, 0.3, 0.5) == pytest.approx(8.5)

@@ -1,0 +1,427 @@
+"""Connection against a peer made of lists: replies in order, heartbeats, errors, the end."""
+
+import gevent
+import pytest
+
+from gnsq.errors import (
+    NSQBadMessage,
+    NSQBadTopic,
+    NSQConnectionClosed,
+    NSQException,
+    NSQFrameError,
+    NSQInvalid,
+    NSQProtocolError,
+    NSQTimeout,
+)
+from gnsq.nsqd.connection import Connection, ConnectionState
+from gnsq.options import ConnectionOptions
+from gnsq.protocol import commands
+from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
+from tests.helpers import MemoryTransport, peer, refused_port, wait_until
+
+OK = encode_frame(RESPONSE, b"OK")
+ID = b"0123456789abcdef"
+
+
+def message_frame(body=b"body", message_id=ID):
+    return encode_frame(MESSAGE, encode_message(1, 1, message_id, body))
+
+
+@pytest.fixture
+def transport():
+    return MemoryTransport(OK)
+
+
+@pytest.fixture
+def connection(transport):
+    made = Connection("nsqd", 4150, ConnectionOptions(timeout=2))
+    made.open(transport)
+    del transport.sends[:]
+    yield made
+    made.abort()
+
+
+def test_open_negotiates_and_is_connected(connection):
+    assert connection.state is ConnectionState.CONNECTED
+    assert connection.is_open
+    assert connection.identity.max_rdy_count == 2500
+    assert repr(connection) == "<Connection nsqd:4150 connected>"
+
+
+def test_replies_resolve_in_order(connection, transport):
+    first = connection.request(commands.publish("t", b"1"))
+    second = connection.request(commands.publish("t", b"2"))
+
+    transport.feed(OK + encode_frame(RESPONSE, b"SECOND"))
+
+    assert [first.get(timeout=1), second.get(timeout=1)] == [b"OK", b"SECOND"]
+
+
+def test_what_is_queued_together_is_sent_at_once(connection, transport):
+    for _ in range(100):
+        connection.send(commands.NOP)
+    wait_until(lambda: transport.sends)
+
+    assert transport.sends == [b"NOP\n" * 100]
+
+
+def test_heartbeat_is_answered_and_is_no_reply(connection, transport):
+    reply = connection.request(commands.publish("t", b"1"))
+
+    transport.feed(encode_frame(RESPONSE, HEARTBEAT) + OK)
+
+    assert reply.get(timeout=1) == b"OK"
+    wait_until(lambda: transport.sent.endswith(b"NOP\n"))
+
+
+def test_subscribe_verifies_the_answer(connection, transport):
+    transport.feed(OK)
+
+    connection.subscribe("t", "c")
+
+    assert connection.state is ConnectionState.SUBSCRIBED
+    assert transport.sent == b"SUB t c\n"
+
+
+def test_subscribe_refused_raises_and_closes(connection, transport):
+    transport.feed(encode_frame(ERROR, b'E_BAD_TOPIC SUB topic name "t" is not valid'))
+
+    with pytest.raises(NSQBadTopic, match="SUB topic name"):
+        connection.subscribe("t", "c")
+    assert connection.state is ConnectionState.CLOSED
+
+
+def test_subscribe_answered_by_something_else_is_a_protocol_error(connection, transport):
+    transport.feed(encode_frame(RESPONSE, b"HM"))
+
+    with pytest.raises(NSQProtocolError, match="b'HM' to SUB"):
+        connection.subscribe("t", "c")
+
+
+def test_messages_come_by_chunk_and_count_as_in_flight(connection, transport):
+    chunks = []
+    connection.on_messages = lambda _, messages: chunks.append([message.body for message in messages])
+
+    transport.feed(message_frame(b"1") + message_frame(b"2"))
+    transport.feed(message_frame(b"3"))
+    wait_until(lambda: len(chunks) == 2)
+
+    assert chunks == [[b"1", b"2"], [b"3"]]
+    assert connection.in_flight == 3
+
+
+def test_answers_go_out_and_are_told(connection, transport):
+    told, held = [], []
+    connection.on_messages = lambda _, messages: held.extend(messages)
+    connection.on_finish = lambda _, message_id: told.append(("finish", message_id))
+    connection.on_requeue = lambda _, *args: told.append(("requeue", *args))
+    connection.on_answered = lambda _: told.append(("answered", connection.in_flight))
+    transport.feed(message_frame() + message_frame())
+    wait_until(lambda: len(held) == 2)
+
+    held[0].touch()
+    held[0].finish()
+    held[1].requeue(100)
+    wait_until(lambda: transport.sends)
+
+    assert transport.sent == b"TOUCH %s\nFIN %s\nREQ %s 100\n" % (ID, ID, ID)
+    assert told == [("answered", 1), ("finish", ID), ("answered", 0), ("requeue", ID, 100, True)]
+
+
+@pytest.mark.parametrize("code", [b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED"])
+def test_failed_answer_is_an_event_and_the_connection_stays(connection, transport, code):
+    errors = []
+    connection.on_error = lambda _, error: errors.append(error.code)
+    reply = connection.request(commands.publish("t", b"1"))
+
+    transport.feed(encode_frame(ERROR, code + b" FIN x failed") + OK)
+
+    assert reply.get(timeout=1) == b"OK"
+    assert errors == [code.decode()]
+    assert connection.is_open
+
+
+def test_fatal_error_fails_the_oldest_with_it_and_the_others_with_the_loss(connection, transport):
+    first = connection.request(commands.publish("t", b"1"))
+    second = connection.request(commands.publish("t", b"2"))
+
+    transport.feed(encode_frame(ERROR, b"E_INVALID no"))
+
+    with pytest.raises(NSQInvalid, match="E_INVALID no"):
+        first.get(timeout=1)
+    with pytest.raises(NSQConnectionClosed, match="nsqd:4150: E_INVALID no"):
+        second.get(timeout=1)
+
+
+def test_lost_connection_fails_all_that_wait(connection, transport):
+    closed = []
+    connection.on_closed = lambda _, error: closed.append(str(error))
+    replies = [connection.request(commands.publish("t", b"1")) for _ in range(3)]
+
+    transport.feed(b"")
+
+    for reply in replies:
+        with pytest.raises(NSQConnectionClosed, match="nsqd closed the connection"):
+            reply.get(timeout=1)
+    assert closed == ["nsqd closed the connection"]
+    with pytest.raises(NSQConnectionClosed, match="nsqd:4150"):
+        connection.send(commands.NOP)
+
+
+def test_frames_before_a_malformed_one_count(connection, transport):
+    reply = connection.request(commands.publish("t", b"1"))
+
+    transport.feed(OK + b"\x00\x00\x00\x00")
+
+    assert reply.get(timeout=1) == b"OK"
+    assert connection.wait_closed(1)
+    assert isinstance(connection.error, NSQFrameError)
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        pytest.param(b"\x00\x00\x00\x05\x00\x00\x00\x09x", NSQFrameError, id="unknown type"),
+        pytest.param(b"\xff\xff\xff\xff", NSQFrameError, id="negative size"),
+        pytest.param(encode_frame(MESSAGE, b"short"), NSQFrameError, id="short message"),
+        pytest.param(OK, NSQProtocolError, id="answer to nothing"),
+    ],
+)
+def test_broken_peer_ends_the_connection(connection, transport, data, error):
+    transport.feed(data)
+
+    assert connection.wait_closed(1)
+    assert isinstance(connection.error, error)
+
+
+def test_answer_that_never_comes_is_a_timeout(transport):
+    connection = Connection("nsqd", 4150, ConnectionOptions(timeout=0.05))
+    connection.open(transport)
+
+    with pytest.raises(NSQTimeout, match=r"nsqd:4150: no answer to SUB within 0.05 s"):
+        connection.subscribe("t", "c")
+    connection.abort()
+
+
+def test_expected_answer_is_checked(connection, transport):
+    transport.feed(OK)
+
+    with pytest.raises(NSQProtocolError, match="b'OK', b'CLOSE_WAIT' was due"):
+        connection.call(commands.close(), expected=b"CLOSE_WAIT")
+
+
+def test_ready_above_nsqds_limit_is_refused_before_it_is_sent(connection):
+    with pytest.raises(ValueError, match="RDY 2501 exceeds max_rdy_count 2500 of nsqd:4150"):
+        connection.ready(2501)
+
+
+def test_ready_is_remembered(connection, transport):
+    connection.ready(7)
+    wait_until(lambda: transport.sends)
+
+    assert (connection.ready_count, transport.sent) == (7, b"RDY 7\n")
+
+
+def test_close_waits_for_what_is_in_flight(connection, transport):
+    held = []
+    connection.on_messages = lambda _, messages: held.extend(messages)
+    transport.feed(OK)
+    connection.subscribe("t", "c")
+    transport.feed(message_frame())
+    wait_until(lambda: held)
+
+    closing = gevent.spawn(connection.close, 5)
+    wait_until(lambda: transport.sent.endswith(b"CLS\n"))
+    transport.feed(encode_frame(RESPONSE, b"CLOSE_WAIT"))
+    gevent.sleep(0)
+    assert not transport.ended
+    held[0].finish()
+    closing.join(2)
+
+    assert transport.sent.endswith(b"FIN %s\n" % ID)
+    assert transport.ended
+    assert connection.error is None
+
+
+def test_close_waits_for_pending_replies(connection, transport):
+    reply = connection.request(commands.publish("t", b"1"))
+
+    closing = gevent.spawn(connection.close, 5)
+    wait_until(lambda: transport.sends)
+    assert not transport.ended
+    transport.feed(OK)
+    closing.join(2)
+
+    assert reply.get(timeout=0) == b"OK"
+
+
+def test_close_cuts_what_its_timeout_leaves(connection, transport):
+    held = []
+    connection.on_messages = lambda _, messages: held.extend(messages)
+    transport.feed(message_frame())
+    wait_until(lambda: held)
+
+    connection.close(0.02)
+
+    assert connection.state is ConnectionState.CLOSED
+    with pytest.raises(NSQConnectionClosed):
+        held[0].finish()
+
+
+def test_close_of_a_connection_that_breaks_ends(connection, transport):
+    connection.request(commands.publish("t", b"1"))
+    closing = gevent.spawn(connection.close, 5)
+    wait_until(lambda: transport.sends)
+
+    transport.feed(b"")
+    closing.join(2)
+
+    assert connection.state is ConnectionState.CLOSED
+
+
+def test_second_close_and_abort_do_nothing(connection):
+    connection.abort()
+    connection.abort(NSQException("later"))
+    connection.close(1)
+
+    assert connection.error is None
+
+
+def test_bug_in_a_callback_closes_the_connection_and_is_told(connection, transport):
+    connection.on_messages = lambda _, messages: 1 / 0
+
+    transport.feed(message_frame())
+
+    assert connection.wait_closed(1)
+    assert "ZeroDivisionError" in str(connection.error)
+
+
+def test_no_greenlet_survives(connection):
+    connection.abort()
+
+    gevent.joinall(connection._greenlets, timeout=1)
+    assert all(greenlet.dead for greenlet in connection._greenlets)
+
+
+class StepClock:
+    """A clock that the test moves; sleepers wait for it."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.slept = []
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        gevent.sleep(0)
+        self.now += self.step
+
+    step = 0.0
+
+
+def test_silent_peer_is_dead_after_two_intervals(transport):
+    clock = StepClock()
+    clock.step = 15.0
+    connection = Connection("nsqd", 4150, ConnectionOptions(heartbeat_interval=30), clock)
+    connection.open(transport)
+
+    assert connection.wait_closed(1)
+
+    assert "no word from nsqd for 75 s, 2 heartbeat intervals" in str(connection.error)
+    assert clock.now == 75.0
+
+
+def test_own_stall_is_not_the_peers_silence(transport):
+    clock = StepClock()
+    clock.step = 500.0
+    connection = Connection("nsqd", 4150, ConnectionOptions(heartbeat_interval=30), clock)
+    connection.open(transport)
+
+    wait_until(lambda: len(clock.slept) > 20)
+
+    assert connection.is_open
+    connection.abort()
+
+
+def test_without_heartbeats_nothing_watches(transport):
+    connection = Connection("nsqd", 4150, ConnectionOptions(heartbeat_interval=-1), StepClock())
+    connection.open(transport)
+
+    assert len(connection._greenlets) == 2
+    connection.abort()
+
+
+def test_nothing_listens():
+    connection = Connection("127.0.0.1", refused_port(), ConnectionOptions(timeout=2))
+
+    with pytest.raises(OSError, match="can't connect: Connection refused") as caught:
+        connection.open()
+    assert caught.value.errno == 111
+    assert connection.state is ConnectionState.CLOSED
+
+
+def test_unknown_host():
+    with pytest.raises(OSError, match=r"nsqd.invalid:4150: can't connect"):
+        Connection("nsqd.invalid", 4150, ConnectionOptions(timeout=5)).open()
+
+
+def test_http_server_is_told_apart():
+    def answer(sock):
+        sock.recv(1000)
+        sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with peer(answer) as address:
+        host, port = address.split(":")
+        with pytest.raises(NSQFrameError, match=r"does not speak nsqd's TCP protocol.*the peer speaks HTTP"):
+            Connection(host, int(port), ConnectionOptions(timeout=5)).open()
+
+
+def test_silent_server_is_a_timeout():
+    with peer(lambda sock: gevent.sleep(60)) as address:
+        host, port = address.split(":")
+        with pytest.raises(NSQTimeout, match=r"no answer to IDENTIFY within 0.1 s"):
+            Connection(host, int(port), ConnectionOptions(timeout=0.1)).open()
+
+
+def test_server_that_hangs_up_is_a_closed_connection():
+    with peer(lambda sock: None) as address:
+        host, port = address.split(":")
+        with pytest.raises(OSError, match=r"closed the connection|reset"):
+            Connection(host, int(port), ConnectionOptions(timeout=5)).open()
+
+
+def test_reason_that_comes_while_a_send_breaks_is_not_lost(connection, transport):
+    def broken(data):
+        transport.feed(encode_frame(ERROR, b"E_BAD_MESSAGE PUB message too big 11 > 10"))
+        raise NSQConnectionClosed("Connection reset by peer")
+
+    transport.sendall = broken
+
+    with pytest.raises(NSQBadMessage, match="message too big 11 > 10"):
+        connection.call(commands.publish("t", b"x" * 11))
+
+
+def test_broken_send_without_a_reason_ends_the_connection(connection, transport, monkeypatch):
+    def broken(data):
+        raise NSQConnectionClosed("Connection reset by peer")
+
+    monkeypatch.setattr("gnsq.nsqd.connection.LAST_WORDS", 0.01)
+    transport.sendall = broken
+
+    with pytest.raises(NSQConnectionClosed, match="reset by peer"):
+        connection.call(commands.NOP)
+
+
+def test_close_while_subscribing_does_not_leave_it_subscribed(connection, transport):
+    subscribing = gevent.spawn(connection.subscribe, "t", "c")
+    wait_until(lambda: transport.sends)
+    closing = gevent.spawn(connection.close, 5)
+    gevent.sleep(0)
+
+    transport.feed(OK)
+    gevent.joinall([subscribing, closing], timeout=2)
+
+    assert isinstance(subscribing.exception, NSQConnectionClosed)
+    assert connection.state is ConnectionState.CLOSED

@@ -1,0 +1,516 @@
+"""Consumer: handlers in workers, an answer for every message, max_in_flight kept."""
+
+import logging
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from gnsq import Consumer, Producer
+from gnsq.errors import NSQRequeueMessage
+from tests.helpers import channel_stats, refused_port, wait_until
+
+
+@pytest.fixture
+def publish(fakensqd):
+    with Producer(fakensqd.tcp_address) as producer:
+        yield lambda *bodies: producer.multipublish("t", list(bodies))
+
+
+@pytest.fixture
+def consume(fakensqd):
+    """Start consumers that are closed at the end."""
+    made = []
+
+    def start(handler, address=None, **options):
+        consumer = Consumer("t", "c", address or fakensqd.tcp_address, message_handler=handler, **options)
+        consumer.start(block=False)
+        made.append(consumer)
+        return consumer
+
+    yield start
+    for consumer in made:
+        consumer.close()
+        consumer.join(10)
+
+
+def test_returning_finishes(fakensqd, publish, consume):
+    got = []
+    consume(lambda consumer, message: got.append(message.body), max_in_flight=10)
+
+    publish(b"1", b"2", b"3")
+    wait_until(lambda: len(got) == 3)
+
+    assert got == [b"1", b"2", b"3"]
+    wait_until(lambda: channel_stats(fakensqd, "t", "c")["in_flight_count"] == 0)
+    assert channel_stats(fakensqd, "t", "c")["depth"] == 0
+
+
+def test_raising_requeues_with_attempts_counted(fakensqd, publish, consume):
+    attempts = []
+
+    def handle(consumer, message):
+        attempts.append(message.attempts)
+        if len(attempts) < 3:
+            raise RuntimeError("not yet")
+
+    errors = []
+    consumer = consume(handle)
+    consumer.on_exception.connect(lambda sender, message, error: errors.append(error), weak=False)
+    publish(b"x")
+    wait_until(lambda: len(attempts) == 3)
+
+    assert attempts == [1, 2, 3]
+    assert [str(error) for error in errors] == ["not yet"] * 2
+    wait_until(lambda: channel_stats(fakensqd, "t", "c")["requeue_count"] == 2)
+
+
+def test_asking_for_a_requeue_is_no_exception(publish, consume):
+    attempts, errors = [], []
+
+    def handle(consumer, message):
+        attempts.append(message.attempts)
+        if message.attempts == 1:
+            raise NSQRequeueMessage
+
+    consumer = consume(handle)
+    consumer.on_exception.connect(lambda sender, message, error: errors.append(error), weak=False)
+    publish(b"x")
+    wait_until(lambda: len(attempts) == 2)
+
+    assert errors == []
+
+
+def test_more_attempts_than_max_tries_gives_up(fakensqd, publish, consume):
+    handled, given_up = [], []
+
+    def handle(consumer, message):
+        handled.append(message.attempts)
+        raise RuntimeError("never")
+
+    consumer = consume(handle, max_tries=2)
+    consumer.on_giving_up.connect(lambda sender, message: given_up.append(message.attempts), weak=False)
+    publish(b"x")
+    wait_until(lambda: given_up)
+
+    assert (handled, given_up) == ([1, 2], [3])
+    wait_until(lambda: channel_stats(fakensqd, "t", "c")["in_flight_count"] == 0)
+    assert channel_stats(fakensqd, "t", "c")["depth"] == 0
+
+
+def test_give_up_handler_that_fails_loses_nothing(publish, consume):
+    given_up = []
+
+    def give_up(sender, message):
+        given_up.append(message.attempts)
+        if len(given_up) == 1:
+            raise RuntimeError("dead letters are down")
+
+    def handle(consumer, message):
+        raise RuntimeError("never")
+
+    consumer = consume(handle, max_tries=1)
+    consumer.on_giving_up.connect(give_up, weak=False)
+    publish(b"x")
+    wait_until(lambda: len(given_up) == 2)
+
+    assert given_up == [2, 3]
+
+
+def test_async_message_is_answered_later(fakensqd, publish, consume):
+    held = []
+
+    def handle(consumer, message):
+        message.enable_async()
+        held.append(message)
+
+    consume(handle, max_in_flight=2)
+    publish(b"1", b"2")
+    wait_until(lambda: len(held) == 2)
+    assert channel_stats(fakensqd, "t", "c")["in_flight_count"] == 2
+
+    for message in held:
+        message.finish()
+    wait_until(lambda: channel_stats(fakensqd, "t", "c")["in_flight_count"] == 0)
+
+
+def test_handler_that_answers_itself_is_not_answered_again(publish, consume):
+    handled = []
+
+    def handle(consumer, message):
+        handled.append(message.attempts)
+        if message.attempts == 1:
+            message.requeue(0)
+
+    consume(handle)
+    publish(b"x")
+    wait_until(lambda: len(handled) == 2)
+
+    assert handled == [1, 2]
+
+
+def test_max_in_flight_is_honoured(fakensqd, publish, consume):
+    running, most, done, release = [0], [0], [], Event()
+
+    def handle(consumer, message):
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        release.wait(10)
+        running[0] -= 1
+        done.append(message)
+
+    consume(handle, max_in_flight=7)
+    publish(*[b"%d" % number for number in range(30)])
+    wait_until(lambda: running[0] == 7)
+    assert channel_stats(fakensqd, "t", "c")["in_flight_count"] == 7
+
+    release.set()
+    wait_until(lambda: len(done) == 30)
+    assert most[0] == 7
+
+
+def test_sleeping_handlers_hold_up_nobody(publish, consume):
+    asleep, quick, release = [], [], Event()
+
+    def handle(consumer, message):
+        if message.body.startswith(b"slow"):
+            asleep.append(message)
+            release.wait(10)
+        else:
+            quick.append(message.body)
+
+    consume(handle, max_in_flight=70)
+    publish(*[b"slow"] * 60)
+    publish(*[b"%d" % number for number in range(200)])
+    wait_until(lambda: len(quick) == 200)
+
+    assert len(asleep) == 60
+    release.set()
+
+
+def test_concurrency_one_keeps_the_order(publish, consume):
+    got, running = [], [0]
+
+    def handle(consumer, message):
+        running[0] += 1
+        assert running[0] == 1
+        gevent.sleep(0)
+        got.append(int(message.body))
+        running[0] -= 1
+
+    consume(handle, max_in_flight=50, concurrency=1)
+    publish(*[b"%d" % number for number in range(100)])
+    wait_until(lambda: len(got) == 100)
+
+    assert got == list(range(100))
+
+
+def test_heartbeats_are_answered_while_handlers_compute(fakensqd, publish, consume):
+    done, spent = [], []
+
+    def handle(consumer, message):
+        # Two milliseconds of pure computing each, never yielding: longer than both heartbeat intervals together.
+        started = consumer._clock.monotonic()
+        while consumer._clock.monotonic() - started < 0.002:
+            pass
+        spent.append(0.002)
+        done.append(message)
+
+    consumer = consume(handle, max_in_flight=2000, heartbeat_interval=1)
+    publish(*[b"x"] * 1600)
+    wait_until(lambda: len(done) == 1600, limit=60)
+
+    assert sum(spent) > 2
+    assert channel_stats(fakensqd, "t", "c")["client_count"] == 1
+    assert consumer.total_in_flight == 0
+
+
+def test_pause_stops_and_resume_goes_on(publish, consume):
+    got = []
+    consumer = consume(lambda consumer, message: got.append(message.body), max_in_flight=5)
+    publish(b"before")
+    wait_until(lambda: got)
+
+    consumer.pause()
+    assert consumer.total_ready_count == 0
+    consumer.resume()
+    publish(b"after")
+    wait_until(lambda: len(got) == 2)
+
+    assert consumer.total_ready_count == 5
+
+
+def test_max_in_flight_can_be_changed(consume):
+    consumer = consume(lambda consumer, message: None, max_in_flight=5)
+
+    consumer.max_in_flight = 9
+
+    assert (consumer.max_in_flight, consumer.total_ready_count, consumer.concurrency) == (9, 9, 9)
+    with pytest.raises(ValueError, match="max_in_flight 0 must be at least 1"):
+        consumer.max_in_flight = 0
+
+
+def test_is_starved_when_nearly_all_is_in_flight(publish, consume):
+    release = Event()
+    consumer = consume(lambda consumer, message: release.wait(10), max_in_flight=2)
+    assert not consumer.is_starved
+
+    publish(b"1", b"2")
+    wait_until(lambda: consumer.is_starved)
+    release.set()
+    wait_until(lambda: not consumer.is_starved)
+
+
+def test_close_works_off_what_was_delivered(fakensqd, publish):
+    started, done = [], []
+
+    def handle(consumer, message):
+        started.append(message)
+        consumer.close()
+        gevent.sleep(0.01)
+        done.append(message)
+
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=handle, max_in_flight=5)
+    publish(b"1", b"2", b"3")
+    closed = []
+    consumer.on_close.connect(closed.append, weak=False)
+
+    consumer.start()
+
+    assert len(done) == len(started)
+    assert closed == [consumer]
+    stats = channel_stats(fakensqd, "t", "c")
+    assert (stats["in_flight_count"], stats["depth"] + len(done)) == (0, 3)
+    assert not consumer.is_running
+
+
+def test_close_timeout_leaves_the_rest_to_nsqd(fakensqd, publish):
+    release = Event()
+    consumer = Consumer(
+        "t", "c", fakensqd.tcp_address, message_handler=lambda c, message: release.wait(10), close_timeout=0.05
+    )
+    publish(b"1")
+    consumer.start(block=False)
+    wait_until(lambda: consumer.total_in_flight)
+
+    consumer.close()
+    consumer.join(5)
+
+    assert not consumer.is_running
+    assert channel_stats(fakensqd, "t", "c")["in_flight_count"] == 1
+    release.set()
+    wait_until(lambda: not consumer._workers)
+
+
+def test_with_statement_starts_and_closes(fakensqd, publish):
+    got = []
+    with Consumer("t", "c", fakensqd.tcp_address, message_handler=lambda c, message: got.append(message)) as consumer:
+        publish(b"1")
+        wait_until(lambda: got)
+
+    assert not consumer.is_running
+
+
+def test_closed_consumer_is_not_started_again(fakensqd, caplog):
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=print)
+    consumer.close()
+    consumer.start()
+
+    assert "was closed; make a new one" in caplog.text
+
+
+def test_starting_twice_is_a_warning(consume, caplog):
+    consumer = consume(lambda consumer, message: None)
+    consumer.start(block=False)
+
+    assert "is running already" in caplog.text
+
+
+def test_no_handler_is_an_error(fakensqd):
+    with pytest.raises(RuntimeError, match="consumer has no handler"):
+        Consumer("t", "c", fakensqd.tcp_address).start()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "words"),
+    [
+        pytest.param(("bad topic", "c", "h"), {}, ValueError, "topic name 'bad topic'", id="topic"),
+        pytest.param(("t", "bad!", "h"), {}, ValueError, "channel name 'bad!'", id="channel"),
+        pytest.param(("t", "c"), {}, ValueError, "consumer has no address", id="no address"),
+        pytest.param(("t", "c", "h:x"), {}, ValueError, "port 'x' of address 'h:x'", id="port"),
+        pytest.param(("t", "c", None), {}, TypeError, "must be", id="None"),
+        pytest.param(("t", "c", "h"), {"max_in_flight": 0}, ValueError, "max_in_flight 0", id="max_in_flight"),
+        pytest.param(("t", "c", "h"), {"concurrency": 0}, ValueError, "concurrency 0", id="concurrency"),
+        pytest.param(("t", "c", "h"), {"colour": 1}, TypeError, "Consumer has no option colour", id="unknown"),
+        pytest.param(("t", "c", "h"), {"sample_rate": 100}, ValueError, "sample_rate 100", id="of the connection"),
+    ],
+)
+def test_misuse_is_refused_at_once(arguments, options, error, words):
+    with pytest.raises(error, match=words):
+        Consumer(*arguments, **options)
+
+
+def test_nsqd_that_is_down_is_tried_again(fakensqd, publish, consume):
+    got = []
+    fakensqd.stop()
+    consumer = consume(lambda consumer, message: got.append(message.body), reconnect_initial=0.01)
+    assert consumer.total_ready_count == 0
+
+    fakensqd.start()
+    wait_until(lambda: consumer.total_ready_count == 1)
+
+
+def test_lost_connection_comes_back(fakensqd, publish, consume):
+    got = []
+    consumer = consume(lambda consumer, message: got.append(message.body), reconnect_initial=0.01)
+    fakensqd.stop()
+    wait_until(lambda: consumer.total_ready_count == 0)
+    fakensqd.start()
+    wait_until(lambda: consumer.total_ready_count == 1)
+
+    with Producer(fakensqd.tcp_address) as producer:
+        producer.publish("t", b"again")
+    wait_until(lambda: got == [b"again"])
+
+
+def test_unreachable_nsqd_is_logged_and_no_error(caplog):
+    port = refused_port()
+    with Consumer("t", "c", f"127.0.0.1:{port}", message_handler=print) as consumer:
+        assert consumer.is_running
+
+    assert f"127.0.0.1:{port}: trying again in" in caplog.text
+
+
+def test_lookupd_finds_the_nsqds(fakecluster):
+    got = []
+    with Producer([nsqd.tcp_address for nsqd in fakecluster.nsqds]) as producer:
+        for number in range(4):
+            producer.publish("t", b"%d" % number)
+    lookupds = [lookupd.http_address for lookupd in fakecluster.lookupds]
+    consumer = Consumer(
+        "t",
+        "c",
+        lookupd_http_addresses=lookupds,
+        message_handler=lambda c, message: got.append((message.nsqd, message.body)),
+        max_in_flight=2,
+        lookupd_poll_interval=0.02,
+    )
+    with consumer:
+        wait_until(lambda: len(got) == 4)
+
+    assert {nsqd for nsqd, _ in got} == {nsqd.tcp_address for nsqd in fakecluster.nsqds}
+
+
+def test_fewer_in_flight_than_nsqds_reaches_all(fakecluster):
+    got = []
+    addresses = [nsqd.tcp_address for nsqd in fakecluster.nsqds]
+    with Producer(addresses) as producer:
+        for number in range(4):
+            producer.publish("t", b"%d" % number)
+    consumer = Consumer(
+        "t",
+        "c",
+        addresses,
+        message_handler=lambda c, message: got.append(message.nsqd),
+        low_ready_idle_timeout=0.02,
+    )
+    with consumer:
+        wait_until(lambda: len(got) == 4)
+
+    assert set(got) == set(addresses)
+
+
+def test_signals_tell_responses_finishes_and_requeues(publish, consume):
+    told = []
+
+    def handle(consumer, message):
+        if message.attempts == 1:
+            raise NSQRequeueMessage
+
+    consumer = consume(handle)
+    for name in ("on_response", "on_finish", "on_requeue", "on_error"):
+        getattr(consumer, name).connect(lambda sender, name=name, **words: told.append((name, words)), weak=False)
+    publish(b"x")
+    wait_until(lambda: [name for name, _ in told] == ["on_requeue", "on_finish"])
+
+    assert told[0][1].keys() == {"message_id", "timeout"}
+    assert told[0][1]["message_id"] == told[1][1]["message_id"]
+
+
+def test_message_that_timed_out_is_an_error_event(fakensqd, publish, consume):
+    errors = []
+
+    def handle(consumer, message):
+        message.enable_async()
+        message.finish()
+        consumer._pool.connections[fakensqd.tcp_address].finish(message.id)
+
+    consumer = consume(handle)
+    consumer.on_error.connect(lambda sender, error: errors.append(error.code), weak=False)
+    publish(b"x")
+    wait_until(lambda: errors)
+
+    assert errors == ["E_FIN_FAILED"]
+
+
+def test_response_signal_hears_close_wait(fakensqd):
+    heard = []
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=print)
+    consumer.on_response.connect(lambda sender, response: heard.append(response), weak=False)
+    with consumer:
+        pass
+
+    assert heard == [b"OK", b"CLOSE_WAIT"]
+
+
+def test_finish_on_a_lost_connection_is_logged_not_raised(fakensqd, publish, consume, caplog):
+    caplog.set_level(logging.INFO)
+    release, handled = Event(), []
+
+    def handle(consumer, message):
+        release.wait(10)
+        handled.append(message)
+
+    consumer = consume(handle)
+    publish(b"x")
+    wait_until(lambda: consumer.total_in_flight)
+    fakensqd.stop()
+    wait_until(lambda: consumer.total_ready_count == 0)
+    release.set()
+    wait_until(lambda: handled)
+
+    wait_until(lambda: "its connection is gone" in caplog.text)
+
+
+def test_newcomer_gets_its_share_as_answers_free_it(fakecluster):
+    first, second = fakecluster.nsqds
+    held = []
+
+    def handle(consumer, message):
+        message.enable_async()
+        held.append(message)
+
+    with Producer(first.tcp_address) as producer:
+        producer.multipublish("t", [b"x"] * 10)
+    second.stop()
+    consumer = Consumer(
+        "t",
+        "c",
+        [first.tcp_address, second.tcp_address],
+        message_handler=handle,
+        max_in_flight=4,
+        reconnect_initial=0.01,
+        close_timeout=0.1,
+    )
+    with consumer:
+        wait_until(lambda: len(held) == 4)
+        second.start()
+        wait_until(lambda: len(consumer._pool.connections) == 2)
+        connections = consumer._pool.connections
+        assert connections[second.tcp_address].ready_count == 0
+        assert connections[first.tcp_address].ready_count == 2
+
+        for message in held[:3]:
+            message.finish()
+        wait_until(lambda: connections[second.tcp_address].ready_count == 2)
+        assert consumer.total_in_flight + 2 <= 4

@@ -1,0 +1,122 @@
+"""What the hot paths cost, in sends and switches: counts, which no noisy machine can blur."""
+
+import gevent
+import greenlet
+import pytest
+from gevent.event import Event
+
+from gnsq import Consumer
+from gnsq.nsqd.connection import Connection
+from gnsq.options import ConnectionOptions
+from gnsq.protocol import commands
+from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
+from tests.helpers import MemoryTransport, wait_until
+
+OK = encode_frame(RESPONSE, b"OK")
+CHUNK = 100
+CHUNKS = 10
+
+
+class Switches:
+    """Counts greenlet switches while it is the trace function."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __enter__(self):
+        self.before = greenlet.settrace(self)
+        return self
+
+    def __exit__(self, *_):
+        greenlet.settrace(self.before)
+
+    def __call__(self, event, greenlets):
+        self.count += event == "switch"
+
+
+def chunk(number):
+    ids = range(number * CHUNK, (number + 1) * CHUNK)
+    return b"".join(encode_frame(MESSAGE, encode_message(1, 1, b"%016d" % item, b"x" * 200)) for item in ids)
+
+
+@pytest.fixture
+def transport():
+    return MemoryTransport(OK)
+
+
+@pytest.fixture
+def connection(transport):
+    made = Connection("nsqd", 4150, ConnectionOptions())
+    made.open(transport)
+    yield made
+    made.abort()
+
+
+def consumed(connection, transport, handler, **options):
+    """Let a consumer handle CHUNKS chunks. Gives what was sent, and how many switches it took."""
+    consumer = Consumer("t", "c", "nsqd", message_handler=handler, max_in_flight=1000, **options)
+    consumer._prepare(connection)
+    gevent.sleep(0)
+    del transport.sends[:]
+    with Switches() as switches:
+        for number in range(CHUNKS):
+            transport.feed(chunk(number))
+            wait_until(lambda number=number: transport.sent.count(b"FIN ") == (number + 1) * CHUNK)
+    return transport.sends, switches.count
+
+
+def test_answers_of_a_chunk_share_sends(connection, transport):
+    sends, _ = consumed(connection, transport, lambda consumer, message: None)
+
+    # One for each burst of a worker, which grows with quick handlers: far below one for each message.
+    assert len(sends) <= 4 * CHUNKS
+    assert b"".join(sends).count(b"FIN ") == CHUNK * CHUNKS
+
+
+def test_quick_handlers_cost_few_switches(connection, transport):
+    _, switches = consumed(connection, transport, lambda consumer, message: None)
+
+    assert switches <= 20 * CHUNKS
+
+
+def test_waiting_handlers_cost_a_worker_each_and_no_more(connection, transport):
+    release = Event()
+    handled = []
+
+    def handle(consumer, message):
+        release.wait()
+        handled.append(message)
+
+    consumer = Consumer("t", "c", "nsqd", message_handler=handle, max_in_flight=1000)
+    consumer._prepare(connection)
+    with Switches() as switches:
+        transport.feed(chunk(0))
+        wait_until(lambda: len(consumer._workers) == CHUNK)
+        waiting = switches.count
+        release.set()
+        wait_until(lambda: len(handled) == CHUNK)
+
+    assert waiting <= 4 * CHUNK
+
+
+def test_signals_without_receivers_are_not_sent(connection, transport):
+    consumer = Consumer("t", "c", "nsqd", message_handler=lambda consumer, message: None, max_in_flight=1000)
+    consumer._prepare(connection)
+    transport.feed(chunk(0))
+    wait_until(lambda: transport.sent.count(b"FIN ") == CHUNK)
+
+    assert (connection.on_finish, connection.on_requeue, connection.on_answered) == (None, None, None)
+
+
+def test_publishers_that_wait_together_share_one_send(connection, transport):
+    del transport.sends[:]
+    publishers = [gevent.spawn(connection.call, commands.publish("t", b"x")) for _ in range(1000)]
+    wait_until(lambda: transport.sent.count(b"PUB ") == 1000)
+    assert len(transport.sends) == 1
+
+    with Switches() as switches:
+        transport.feed(OK * 1000)
+        gevent.joinall(publishers, raise_error=True)
+
+    # To each publisher and back, and the same again for joinall() at its end.
+    assert switches.count <= 4 * 1000 + 20

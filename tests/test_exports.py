@@ -1,0 +1,47 @@
+"""What can be imported from where."""
+
+import importlib
+
+import pytest
+
+import gnsq
+from gnsq import protocol
+
+PUBLIC = {
+    "gnsq": ["BackoffTimer", "Consumer", "LookupdClient", "Message", "NsqdHTTPClient", "NsqdTCPClient", "Producer"],
+    "gnsq.consumer": ["Consumer"],
+    "gnsq.producer": ["Producer"],
+    "gnsq.nsqd": ["NsqdHTTPClient", "NsqdTCPClient"],
+    "gnsq.lookupd": ["LookupdClient"],
+    "gnsq.message": ["Message"],
+    "gnsq.backofftimer": ["BackoffTimer"],
+    "gnsq.httpclient": ["HTTPClient", "USERAGENT"],
+    "gnsq.errors": ["ERROR_CODES", "NSQException", "make_error"],
+    "fakensqd": ["FakeCluster", "FakeLookupd", "FakeNsqd"],
+}
+
+
+@pytest.mark.parametrize("module", sorted(PUBLIC))
+def test_names_are_where_they_were(module):
+    found = importlib.import_module(module)
+
+    assert [name for name in PUBLIC[module] if not hasattr(found, name)] == []
+
+
+@pytest.mark.parametrize("name", ["gnsq", "gnsq.errors", "gnsq.protocol", "gnsq.options", "fakensqd"])
+def test_all_names_exist_and_none_is_listed_twice(name):
+    module = importlib.import_module(name)
+
+    assert len(set(module.__all__)) == len(module.__all__)
+    assert [item for item in module.__all__ if not hasattr(module, item)] == []
+
+
+def test_version():
+    assert gnsq.__version__ == "2.0.0.dev0"
+
+
+def test_wire_functions_of_1_0_read_frames():
+    assert protocol.unpack_size(b"\x00\x00\x00\x06") == 6
+    assert protocol.unpack_response(b"\x00\x00\x00\x01E_INVALID") == (protocol.FRAME_TYPE_ERROR, b"E_INVALID")
+    data = protocol.encode_message(1, 2, b"0123456789abcdef", b"x")
+    assert protocol.unpack_message(data) == (1, 2, b"0123456789abcdef", b"x")

@@ -1,0 +1,142 @@
+"""Who may import whom, and what is not loaded before it is used."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gnsq
+
+ROOT = Path(__file__).parent.parent
+
+CORE = ["errors", "options"]
+PURE = [*CORE, "protocol"]
+CLIENT = [*PURE, "message", "addresses", "backofftimer", "rdy", "clock", "transport", "httpclient", "nsqd", "lookupd"]
+
+# Module (or package): what of gnsq it may import. Source: the house plan, "Who may import whom".
+GNSQ = {
+    "errors": [],
+    "options": ["errors"],
+    "protocol": PURE,
+    "message": PURE,
+    "addresses": PURE,
+    "backofftimer": PURE,
+    "rdy": PURE,
+    "clock": [],
+    "transport": [*PURE, "clock"],
+    "httpclient": PURE,
+    "nsqd": CLIENT,
+    "lookupd": CLIENT,
+    "discovery": CLIENT,
+    "pool": CLIENT,
+    "consumer": [*CLIENT, "pool", "discovery"],
+    "producer": [*CLIENT, "pool", "discovery"],
+}
+PURE_MODULES = [
+    "gnsq/errors.py",
+    "gnsq/options.py",
+    "gnsq/protocol/*.py",
+    "gnsq/addresses.py",
+    "gnsq/backofftimer.py",
+    "gnsq/rdy.py",
+    "gnsq/spark/offsets.py",
+    "fakensqd/broker.py",
+    "fakensqd/session.py",
+    "fakensqd/effects.py",
+]
+IMPURE = {"gevent", "socket", "logging", "time", "threading", "requests", "select"}
+# The host's own name is a fact that IDENTIFY carries.
+ALLOWED = {("gnsq/options.py", "socket")}
+
+
+def imported(path):
+    """Absolute names of all that a file imports outside of TYPE_CHECKING blocks."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return names
+
+
+def files(pattern):
+    return sorted(ROOT.glob(pattern))
+
+
+@pytest.mark.parametrize("module", sorted(GNSQ))
+def test_gnsq_modules_import_only_what_lies_below_them(module):
+    paths = files(f"gnsq/{module}.py") + files(f"gnsq/{module}/**/*.py")
+    assert paths
+    for path in paths:
+        used = {name.split(".")[1] for name in imported(path) if name.startswith("gnsq.")}
+        assert used <= {module, *GNSQ[module]}, path
+
+
+def test_every_module_of_gnsq_has_its_row():
+    found = {path.stem for path in files("gnsq/*.py")} | {path.parent.name for path in files("gnsq/*/__init__.py")}
+
+    assert found - {"__init__", "gnsq", "spark"} == set(GNSQ)
+
+
+@pytest.mark.parametrize("path", [path for pattern in PURE_MODULES for path in files(pattern)], ids=str)
+def test_pure_modules_touch_no_outside_world(path):
+    used = {name.split(".")[0] for name in imported(path)}
+    relative = str(path.relative_to(ROOT))
+
+    assert {name for name in used & IMPURE if (relative, name) not in ALLOWED} == set()
+
+
+def test_gnsq_never_imports_fakensqd():
+    for path in files("gnsq/**/*.py"):
+        if path.name.startswith("demo"):
+            continue
+        assert not {name for name in imported(path) if name.split(".")[0] == "fakensqd"}, path
+
+
+def test_spark_uses_public_names_of_gnsq():
+    public = {*gnsq.__all__, "errors", "options", "protocol", "spark"}
+    for path in files("gnsq/spark/**/*.py"):
+        used = {name.split(".")[1] for name in imported(path) if name.startswith("gnsq.")}
+        assert used <= public, path
+
+
+def test_pyspark_is_imported_below_spark_only():
+    for path in files("gnsq/**/*.py") + files("fakensqd/**/*.py"):
+        if ROOT / "gnsq" / "spark" in path.parents:
+            continue
+        assert not {name for name in imported(path) if name.split(".")[0] in ("pyspark", "pyarrow")}, path
+
+
+def test_emulator_uses_the_shared_protocol_only():
+    for path in files("fakensqd/**/*.py"):
+        used = {name for name in imported(path) if name.startswith("gnsq.")}
+        assert {name.split(".")[1] for name in used} <= {"protocol", "errors", "options", "transport"}, path
+
+
+def test_nothing_monkey_patches():
+    for path in files("gnsq/**/*.py") + files("fakensqd/**/*.py"):
+        assert "patch_all(" not in path.read_text(), path
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_import_loads_nothing_heavy():
+    loaded = run("import sys, gnsq; print(*sorted(name for name in sys.modules if '.' not in name))")
+
+    assert not {"pyspark", "pyarrow", "snappy", "requests", "cryptography", "click", "rich"} & set(loaded)
+
+
+def test_import_starts_nothing():
+    code = (
+        "import threading, gnsq, fakensqd\n"
+        "from gevent._hub_local import get_hub_if_exists\n"
+        "print(threading.active_count(), get_hub_if_exists())"
+    )
+
+    assert run(code) == ["1", "None"]

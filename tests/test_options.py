@@ -1,0 +1,52 @@
+"""Options are checked where they are made."""
+
+import pytest
+
+from gnsq.consumer import ConsumerOptions
+from gnsq.options import ConnectionOptions, option_rows
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        pytest.param("heartbeat_interval", 0.5, "heartbeat_interval 0.5 must be at least 1 or -1 s", id="heartbeat"),
+        pytest.param("output_buffer_size", 63, "output_buffer_size 63 must be at least 64", id="buffer"),
+        pytest.param("output_buffer_timeout", -2, "output_buffer_timeout -2 must be", id="buffer timeout"),
+        pytest.param("sample_rate", 100, "sample_rate 100 must be within 0 to 99 %", id="sample"),
+        pytest.param("timeout", 0, "timeout 0 must be at least", id="timeout"),
+    ],
+)
+def test_out_of_bounds_names_subject_value_and_limit(name, value, words):
+    with pytest.raises(ValueError, match=words):
+        ConnectionOptions(**{name: value})
+
+
+def test_special_values_pass():
+    options = ConnectionOptions(heartbeat_interval=-1, output_buffer_size=-1, output_buffer_timeout=0)
+
+    assert options.identify_body()["heartbeat_interval"] == -1
+
+
+@pytest.mark.parametrize("value", ["60", True])
+def test_not_a_number_is_a_type_error(value):
+    with pytest.raises(TypeError, match="timeout must be a number"):
+        ConnectionOptions(timeout=value)
+
+
+def test_unknown_option_lists_those_there_are():
+    with pytest.raises(TypeError, match=r"Consumer has no option hartbeat; options are client_id, heartbeat_interval"):
+        ConnectionOptions.of("Consumer", {"hartbeat": 1})
+
+
+def test_take_removes_its_own():
+    values = {"max_tries": 3, "timeout": 5}
+
+    assert ConsumerOptions.take(values).max_tries == 3
+    assert values == {"timeout": 5}
+
+
+def test_rows_describe_every_option():
+    rows = option_rows(ConnectionOptions)
+
+    assert ("timeout", "60.0", "s") in [row[:3] for row in rows]
+    assert all(meaning for *_, meaning in rows)

@@ -1,0 +1,79 @@
+"""The README's examples run, and its tables say what the code says."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from gnsq import NsqdHTTPClient
+from gnsq.options import option_rows
+from tests.helpers import channel_stats
+
+README = Path(__file__).parent.parent / "README.md"
+TEXT = README.read_text()
+TABLES = re.findall(r"<!-- options ([\w.]+) -->\n(.*?)(?=\n\n[^|]|\n\n\Z)", TEXT, re.DOTALL)
+
+
+def example(heading):
+    """The first Python block under a heading."""
+    section = TEXT.split(f"\n## {heading}\n")[1]
+    return re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+
+
+def run(code, nsqd):
+    names = {}
+    exec(compile(code.replace("127.0.0.1:4150", nsqd.tcp_address), str(README), "exec"), names)
+    return names
+
+
+def test_publish_example_publishes_and_shows_the_refusal(fakensqd, capsys):
+    run(example("Publish"), fakensqd)
+
+    assert "nsqd has not taken it: E_BAD_MESSAGE PUB message too big 2000000 > 1048576" in capsys.readouterr().out
+    stats = NsqdHTTPClient.from_url(fakensqd.http_address).stats("clicks")
+    assert stats["topics"][0]["message_count"] == 4
+
+
+def test_consume_example_consumes_until_it_closes(fakensqd, capsys):
+    run(example("Publish"), fakensqd)
+    capsys.readouterr()
+
+    run(example("Consume"), fakensqd)
+
+    assert "1 b'{\"page\": \"/b\"}'" in capsys.readouterr().out
+    assert channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 0
+
+
+def test_fixture_example_passes(fakensqd):
+    run(example("Test your code with fakensqd"), fakensqd)["test_order_is_announced"](fakensqd)
+
+
+def test_emulator_example_runs(capsys):
+    section = TEXT.split("Without pytest:\n")[1]
+    exec(re.search(r"```python\n(.*?)```", section, re.DOTALL)[1], {})
+
+    assert re.fullmatch(r"127\.0\.0\.1:\d+ 127\.0\.0\.1:\d+\n", capsys.readouterr().out)
+
+
+def table(path):
+    """What the README's table of an options class must be."""
+    module, name = path.rsplit(".", 1)
+    rows = option_rows(getattr(importlib.import_module(module), name))
+    lines = ["| option | default | unit | meaning |", "|---|---|---|---|"]
+    lines += [f"| `{option}` | {default} | {unit} | {meaning} |" for option, default, unit, meaning in rows]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(("path", "found"), TABLES, ids=[path for path, _ in TABLES])
+def test_option_tables_are_the_codes(path, found):
+    assert found.strip() == table(path)
+
+
+def test_all_options_have_a_table():
+    assert {path.rsplit(".", 1)[1] for path, _ in TABLES} >= {
+        "ConnectionOptions",
+        "ConsumerOptions",
+        "ProducerOptions",
+        "ReconnectOptions",
+    }

@@ -1,0 +1,241 @@
+"""NsqdTCPClient, driven by hand against fakensqd."""
+
+import gevent
+import pytest
+
+from gnsq import NsqdTCPClient
+from gnsq.errors import NSQConnectionClosed, NSQException, NSQFrameError, NSQInvalid, NSQSocketError, NSQTimeout
+from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame
+from tests.helpers import peer, refused_port
+
+
+@pytest.fixture
+def client(fakensqd):
+    host, port = fakensqd.tcp_address.split(":")
+    made = NsqdTCPClient(host, int(port), timeout=5)
+    made.connect()
+    yield made
+    made.close_stream()
+
+
+def test_identify_returns_the_answer(client):
+    answer = client.identify()
+
+    assert answer["max_rdy_count"] == client.max_ready_count == 2500
+
+
+def test_a_message_all_the_way(client):
+    client.identify()
+    client.publish("t", b"body")
+    client.check_ok()
+    client.multipublish("t", [b"two", b"three"])
+    client.check_ok()
+    client.subscribe("t", "c")
+    client.check_ok()
+    client.ready(3)
+
+    kinds, messages = zip(*[client.read_response() for _ in range(3)], strict=True)
+    assert kinds == (MESSAGE,) * 3
+    assert [message.body for message in messages] == [b"body", b"two", b"three"]
+    assert client.is_starved
+    messages[0].finish()
+    messages[1].touch()
+    messages[1].requeue(60_000)
+    assert client.in_flight == 1
+
+    client.close()
+    assert client.read_response() == (RESPONSE, b"CLOSE_WAIT")
+
+
+def test_deferred_publish_is_confirmed(client):
+    client.publish("t", b"later", defer=50)
+
+    client.check_ok()
+
+
+def test_signals_tell_what_happens(client):
+    got = []
+    for name in ("on_response", "on_message", "on_finish", "on_requeue", "on_error", "on_close"):
+        signal = getattr(client, name)
+        signal.connect(lambda sender, name=name, **words: got.append((name, sorted(words))), weak=False)
+    client.publish("t", b"1")
+    client.subscribe("t", "c")
+    client.ready(1)
+    client.check_ok()
+    client.check_ok()
+    client.read_response()[1].finish()
+    client.finish(b"0123456789abcdef")
+    client.read_response()
+    client.close_stream()
+
+    assert got == [
+        ("on_response", ["response"]),
+        ("on_response", ["response"]),
+        ("on_message", ["message"]),
+        ("on_finish", ["message_id"]),
+        ("on_finish", ["message_id"]),
+        ("on_error", ["error"]),
+        ("on_close", []),
+    ]
+
+
+def test_fatal_error_is_returned_and_closes(client):
+    client.ready(1)
+
+    kind, error = client.read_response()
+
+    assert (kind, type(error)) == (ERROR, NSQInvalid)
+    assert not client.is_connected
+
+
+def test_check_ok_raises_what_nsqd_said(client):
+    client.send(b"NONSENSE\n")
+
+    with pytest.raises(NSQInvalid, match="E_INVALID invalid command NONSENSE"):
+        client.check_ok()
+
+
+def test_check_ok_wants_the_expected(client):
+    client.publish("t", b"x")
+
+    with pytest.raises(NSQException, match="b'OK', b'CLOSE_WAIT' was due"):
+        client.check_ok(b"CLOSE_WAIT")
+
+
+def test_closed_client_is_not_opened_again(client):
+    client.connect()
+    client.close_stream()
+    client.close_stream()
+
+    with pytest.raises(NSQException, match="was closed; make a new client"):
+        client.connect()
+    with pytest.raises(NSQSocketError, match="not connected"):
+        client.nop()
+
+
+def test_nothing_listens():
+    client = NsqdTCPClient("127.0.0.1", refused_port(), timeout=2)
+
+    with pytest.raises(NSQSocketError, match="Connection refused") as caught:
+        client.connect()
+    assert caught.value.errno == 111
+
+
+def test_never_connected_says_so():
+    with pytest.raises(NSQConnectionClosed, match=r"127.0.0.1:4150: not connected"):
+        NsqdTCPClient().read_response()
+
+
+def test_unknown_option_is_a_type_error(opened):
+    with pytest.raises(TypeError, match="NsqdTCPClient has no option colour"):
+        NsqdTCPClient(colour="red")
+
+
+def scripted(*chunks):
+    """A peer that answers magic and IDENTIFY with OK, then sends these chunks."""
+
+    def answer(sock):
+        sock.recv(4096)
+        sock.sendall(encode_frame(RESPONSE, b"OK"))
+        for chunk in chunks:
+            sock.sendall(chunk)
+            gevent.sleep(0)
+        sock.recv(4096)
+        sock.recv(4096)
+
+    return peer(answer)
+
+
+@pytest.fixture
+def opened():
+    """Connect clients that are closed at the end."""
+    clients = []
+
+    def connect(address, **options):
+        host, port = address.split(":")
+        client = NsqdTCPClient(host, int(port), **options)
+        client.connect()
+        clients.append(client)
+        return client
+
+    yield connect
+    for client in clients:
+        client.close_stream()
+
+
+def test_plain_ok_is_no_answer(opened):
+    with scripted() as address:
+        assert opened(address).identify() is None
+
+
+def test_heartbeat_is_answered_and_returned(opened):
+    with scripted(encode_frame(RESPONSE, HEARTBEAT)) as address:
+        client = opened(address)
+        client.identify()
+
+        assert client.read_response() == (RESPONSE, HEARTBEAT)
+
+
+def test_unknown_frame_type_closes(opened):
+    with scripted(encode_frame(9, b"x")) as address:
+        client = opened(address)
+        client.identify()
+
+        with pytest.raises(NSQFrameError, match="frame type 9"):
+            client.read_response()
+        assert not client.is_connected
+
+
+def test_malformed_frame_closes(opened):
+    with scripted(b"\xff\xff\xff\xff") as address:
+        client = opened(address)
+        client.identify()
+
+        with pytest.raises(NSQFrameError, match="frame size -1"):
+            client.read_response()
+        assert not client.is_connected
+
+
+def test_silence_is_a_timeout_and_leaves_the_connection(opened):
+    with scripted() as address:
+        client = opened(address, timeout=0.05)
+        client.identify()
+
+        with pytest.raises(NSQTimeout, match=r"nothing came within 0.05 s"):
+            client.read_response()
+        assert client.is_connected
+
+
+def test_silence_in_the_handshake_closes(opened):
+    with peer(lambda sock: gevent.sleep(60)) as address:
+        client = opened(address, timeout=0.05)
+
+        with pytest.raises(NSQTimeout, match=r"no answer to IDENTIFY within 0.05 s"):
+            client.identify()
+        assert not client.is_connected
+
+
+def test_error_in_the_handshake_closes(opened):
+    with peer(lambda sock: (sock.recv(4096), sock.sendall(encode_frame(ERROR, b"E_BAD_BODY no")))) as address:
+        client = opened(address)
+
+        with pytest.raises(NSQException, match="E_BAD_BODY no"):
+            client.identify()
+        assert not client.is_connected
+
+
+def test_listen_returns_when_nsqd_closes(opened):
+    got = []
+    with peer(lambda sock: sock.sendall(encode_frame(RESPONSE, b"one"))) as address:
+        client = opened(address)
+        client.on_response.connect(lambda sender, response: got.append(response), weak=False)
+        client.listen()
+
+    assert got == [b"one"]
+    assert not client.is_connected
+
+
+def test_text_forms():
+    client = NsqdTCPClient("host", 1)
+
+    assert (str(client), repr(client)) == ("host:1", "<NsqdTCPClient host:1>")
