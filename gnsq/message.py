@@ -20,7 +20,7 @@ class Responder(Protocol):
     """Who carries a message's answers to nsqd."""
 
     @property
-    def address(self) -> str:
+    def nsqd(self) -> str:
         """The nsqd the message came from, ``host:port``."""
 
     def finish(self, message_id: bytes) -> None:
@@ -76,7 +76,7 @@ class Message:
     @property
     def nsqd(self) -> str | None:
         """The nsqd it came from, ``host:port``; None for a message that came from none."""
-        return None if self._responder is None else self._responder.address
+        return None if self._responder is None else self._responder.nsqd
 
     def finish(self) -> None:
         """Tell nsqd that the message is done with (FIN).

@@ -8,7 +8,7 @@ from gnsq.protocol.frames import encode_message
 
 
 class Responder:
-    address = "host:4150"
+    nsqd = "host:4150"
 
     def __init__(self):
         self.calls = []

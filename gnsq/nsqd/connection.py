@@ -273,6 +273,11 @@ class Connection:
     def _lost(self, error: NSQException | None) -> NSQConnectionClosed:
         return NSQConnectionClosed(f"{self.address}: {error or 'connection was closed'}")
 
+    @property
+    def nsqd(self) -> str:
+        """The nsqd it is connected to, ``host:port``."""
+        return self.address
+
     # --- commands
 
     def request(self, command: bytes) -> AsyncResult:

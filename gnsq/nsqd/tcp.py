@@ -44,7 +44,7 @@ class NsqdTCPClient:
     """
 
     def __init__(self, address: str = "127.0.0.1", port: int = 4150, **options: Any) -> None:  # Any: each its own type
-        self._address = address
+        self.address = address
         self.port = int(port)
         self.options = ConnectionOptions.of("NsqdTCPClient", options)
         self.identity = Identity()
@@ -63,17 +63,17 @@ class NsqdTCPClient:
         self._decoder = FrameDecoder(self.options.max_frame_size)
 
     def __str__(self) -> str:
-        return self.address
+        return self.nsqd
 
     def __repr__(self) -> str:
-        return f"<NsqdTCPClient {self.address}>"
+        return f"<NsqdTCPClient {self.nsqd}>"
 
     # --- life
 
     @property
-    def address(self) -> str:
-        """``host:port`` of nsqd."""
-        return f"{self._address}:{self.port}"
+    def nsqd(self) -> str:
+        """``address:port`` of nsqd."""
+        return f"{self.address}:{self.port}"
 
     @property
     def is_connected(self) -> bool:
@@ -100,8 +100,8 @@ class NsqdTCPClient:
         if self.is_connected:
             return
         if self._was_closed:
-            raise NSQException(f"{self.address}: connection was closed; make a new client")
-        self._transport = connect(self._address, self.port, self.options.timeout)
+            raise NSQException(f"{self.nsqd}: connection was closed; make a new client")
+        self._transport = connect(self.address, self.port, self.options.timeout)
         self.send(commands.MAGIC_V2)
 
     def close_stream(self) -> None:
@@ -129,7 +129,7 @@ class NsqdTCPClient:
             self.close_stream()
             if expired is not deadline:
                 raise
-            raise NSQTimeout(f"{self.address}: no answer to IDENTIFY within {self.options.timeout} s") from None
+            raise NSQTimeout(f"{self.nsqd}: no answer to IDENTIFY within {self.options.timeout} s") from None
         except NSQException:
             self.close_stream()
             raise
@@ -154,7 +154,7 @@ class NsqdTCPClient:
             return frame_type, self._handle_error(make_error(data))
         if frame_type != RESPONSE:
             self.close_stream()
-            raise NSQFrameError(f"{self.address}: frame type {frame_type} is not one of 0, 1, 2")
+            raise NSQFrameError(f"{self.nsqd}: frame type {frame_type} is not one of 0, 1, 2")
         self.last_response = time.time()
         if data == HEARTBEAT:
             self.nop()
@@ -172,7 +172,7 @@ class NsqdTCPClient:
         if isinstance(data, NSQErrorCode):
             raise data
         if frame_type != RESPONSE or data != expected:
-            raise NSQException(f"{self.address}: answer {data!r}, {expected!r} was due")
+            raise NSQException(f"{self.nsqd}: answer {data!r}, {expected!r} was due")
 
     def listen(self) -> None:
         """Read until the connection is closed; what comes goes to the signals.
@@ -195,12 +195,12 @@ class NsqdTCPClient:
                 while frame is None:
                     data = transport.recv(READ_SIZE)
                     if not data:
-                        raise NSQConnectionClosed(f"{self.address}: nsqd closed the connection")
+                        raise NSQConnectionClosed(f"{self.nsqd}: nsqd closed the connection")
                     frame = self._decoder.take_one(data)
         except gevent.Timeout as expired:
             if expired is not deadline:
                 raise
-            raise NSQTimeout(f"{self.address}: nothing came within {self.options.timeout} s") from None
+            raise NSQTimeout(f"{self.nsqd}: nothing came within {self.options.timeout} s") from None
         except NSQException:
             self.close_stream()
             raise
@@ -275,5 +275,5 @@ class NsqdTCPClient:
 
     def _connected(self) -> Transport:
         if self._transport is None:
-            raise NSQConnectionClosed(f"{self.address}: not connected")
+            raise NSQConnectionClosed(f"{self.nsqd}: not connected")
         return self._transport
