@@ -91,6 +91,8 @@ class Channel:
         self._timers = timers
         self._queue: deque[Message] = deque()
         self._waiting: dict[Consumer, None] = {}
+        # Woken, and not come yet: what is queued is shared with them.
+        self._coming: dict[Consumer, None] = {}
         self._in_flight: dict[bytes, Message] = {}
         # Messages in flight by how long they may be, each bucket in order of deadline since now never goes back:
         # the first of each is the only one to look at, and FIN just deletes. A heap would keep what was finished.
@@ -163,11 +165,13 @@ class Channel:
 
     def wait(self, consumer: Consumer) -> None:
         """Wake this consumer, once, when a message comes."""
+        self._coming.pop(consumer, None)
         self._waiting[consumer] = None
 
     def stop_waiting(self, consumer: Consumer) -> None:
         """Do not wake this consumer; if it has been woken for what is queued, wake another in its place."""
         self._waiting.pop(consumer, None)
+        self._coming.pop(consumer, None)
         self._wake_waiting()
 
     def _wake_waiting(self) -> None:
@@ -180,6 +184,7 @@ class Channel:
             consumer = next(iter(waiting))
             del waiting[consumer]
             if consumer.wake():
+                self._coming[consumer] = None
                 wanted -= 1
 
     # --- messages go out ----------------------------------------------------------------------------------------------
@@ -187,14 +192,17 @@ class Channel:
     def deliver(
         self, consumer: Consumer, limit: int, now: float, timeout: float, keep: Callable[[], bool] | None = None
     ) -> list[Message]:
-        """Move up to limit messages from the queue into flight to this consumer.
+        """Move messages from the queue into flight to this consumer: its share, and not more than limit.
 
         Args:
             timeout: Seconds until they are taken back.
             keep: Asked for each message; where it says no the message is dropped, as if finished.
         """
-        queue = self._queue
-        taken = [queue.popleft() for _ in range(min(limit, len(queue)))]
+        queue, coming = self._queue, self._coming
+        coming.pop(consumer, None)
+        # Others that have been woken get as much; rounded up, so that what is left gets less with each turn.
+        share = len(queue) if not coming else -(-len(queue) // (1 + len(coming)))
+        taken = [queue.popleft() for _ in range(min(limit, share))]
         if keep is not None:
             taken = [message for message in taken if keep()]
         if not taken:
@@ -300,6 +308,7 @@ class Channel:
         """Stop deliveries, or let them on; answers to what is in flight are taken all the same."""
         self.paused = paused
         self._waiting.clear()
+        self._coming.clear()
         for consumer in self.consumers:
             consumer.wake()
 
@@ -318,6 +327,7 @@ class Channel:
         self.empty()
         self.consumers.clear()
         self._waiting.clear()
+        self._coming.clear()
         for consumer in consumers:
             consumer.hang_up()
 

@@ -5,6 +5,7 @@ Owns the sockets and every greenlet. Knows no command and no endpoint.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -22,6 +23,15 @@ from fakensqd.connection import Connection, ConnectionSession
 __all__ = ["Daemon", "join_address", "split_address"]
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]  # Any: WSGI's environ holds anything
+
+
+class _HttpServer(WSGIServer):  # type: ignore[misc]  # gevent has no types
+    """gevent's HTTP server, not alarmed by clients that go away while they are answered."""
+
+    def handle(self, sock: socket.socket, address: tuple[str, int]) -> None:
+        """Serve one connection."""
+        with contextlib.suppress(ConnectionError):
+            super().handle(sock, address)
 
 
 class Daemon:
@@ -77,18 +87,20 @@ class Daemon:
         """
         if self._tcp_server is not None:
             return
-        tcp_server = StreamServer(self._tcp_bind, self._serve, spawn=Pool())
-        # environ and the WSGI handler's own logging are off: a fake logs errors only.
-        http_server = WSGIServer(self._http_bind, self._application(), log=None, error_log=None, spawn=Pool())
+        application = self._application()
+        tcp_listener = _listen(self._tcp_bind)
         try:
-            tcp_server.start()
-            http_server.start()
+            http_listener = _listen(self._http_bind)
         except OSError:
-            tcp_server.stop(timeout=0)
+            tcp_listener.close()
             raise
-        self._tcp_server, self._http_server = tcp_server, http_server
-        self._tcp_bind = (tcp_server.server_host, tcp_server.server_port)
-        self._http_bind = (http_server.server_host, http_server.server_port)
+        self._tcp_bind = tcp_listener.getsockname()[:2]
+        self._http_bind = http_listener.getsockname()[:2]
+        self._tcp_server = StreamServer(tcp_listener, self._serve, spawn=Pool())
+        # Requests are not logged: a fake logs errors only, and those go through the application.
+        self._http_server = _HttpServer(http_listener, application, log=None, error_log=None, spawn=Pool())
+        self._tcp_server.start()
+        self._http_server.start()
         self._started()
 
     def stop(self) -> None:
@@ -149,6 +161,19 @@ class Daemon:
             connection.run()
         finally:
             del self._connections[connection]
+
+
+def _listen(address: tuple[str, int]) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        # A restart takes the port again while old connections linger.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def split_address(address: str) -> tuple[str, int]:

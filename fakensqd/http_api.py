@@ -86,8 +86,15 @@ class Request:
         return int(self._environ.get("CONTENT_LENGTH") or 0)
 
     def read(self, limit: int) -> bytes:
-        """Read the body, up to limit bytes of it."""
-        data: bytes = self._environ["wsgi.input"].read(limit)
+        """Read the body, up to limit bytes of it.
+
+        Raises:
+            HttpError: If the client breaks off, or its chunks are none.
+        """
+        try:
+            data: bytes = self._environ["wsgi.input"].read(limit)
+        except OSError:
+            raise HttpError(500, "INTERNAL_ERROR") from None
         return data
 
 

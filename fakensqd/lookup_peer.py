@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gevent import socket
+from gevent.event import Event
 from gevent.queue import SimpleQueue
 
 from fakensqd import gojson
@@ -60,6 +61,7 @@ class LookupPeer:
         self._timer: Timer | None = None
         # Where its HTTP API is, once IDENTIFY has been answered.
         self._http_address: tuple[str, int] | None = None
+        self._tried = Event()
         # Commands to send; None ends the greenlet.
         self._commands: SimpleQueue[bytes | None] = SimpleQueue()
 
@@ -72,12 +74,13 @@ class LookupPeer:
         self._commands.put(_registration(b"UNREGISTER", topic, channel))
 
     @property
-    def known(self) -> bool:
-        """Whether it has answered IDENTIFY, so that it can be asked."""
-        return self._http_address is not None
+    def askable(self) -> bool:
+        """Whether it has answered IDENTIFY, or may yet."""
+        return self._http_address is not None or not self._tried.is_set()
 
     def channels(self, topic: str) -> list[str]:
-        """Ask for the channels of a topic; none if there is no answer."""
+        """Ask for the channels of a topic; none if there is no answer. Waits for the first connection."""
+        self._tried.wait()  # run() sets it, whatever happens
         if self._http_address is None:
             return []
         connection = http.client.HTTPConnection(*self._http_address)
@@ -101,12 +104,14 @@ class LookupPeer:
         """Talk to nsqlookupd until stop(); what cannot be said is dropped, a new connection begins with everything."""
         try:
             self._command(b"")
+            self._tried.set()
             self._ping_later()
             while (command := self._commands.get()) is not None:
                 self._command(command)
                 if command == _PING:
                     self._ping_later()
         finally:
+            self._tried.set()
             if self._timer is not None:
                 self._timer.cancel()
             self._disconnect()
@@ -120,7 +125,7 @@ class LookupPeer:
                 self._connect()
             if command:
                 self._ask(command)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: no address; PUT /config takes anything
             logger.warning("nsqlookupd %s: %s", self._address, error)
             self._disconnect()
 

@@ -36,6 +36,7 @@ class NsqdFacts(Protocol):
     hostname: str
     # Seconds since 1970.
     start_time: int
+    lookupd_tcp_addresses: tuple[str, ...]
 
     @property
     def tcp_port(self) -> int:
@@ -91,7 +92,6 @@ class _Api:
         self._broker = server.broker
         self._options = server.options
         self._log_level = _LOG_LEVELS["info"]
-        self._lookupd_tcp_addresses = server.options.lookupd_tcp_addresses
 
     # --- publishing ---------------------------------------------------------------------------------------------------
 
@@ -276,8 +276,7 @@ class _Api:
             case "log_level":
                 self._log_level = self._parsed_log_level(body)
             case "nsqlookupd_tcp_addresses":
-                self._lookupd_tcp_addresses = _parsed_addresses(body)
-                self._server.set_lookupd_tcp_addresses(self._lookupd_tcp_addresses)
+                self._server.set_lookupd_tcp_addresses(_parsed_addresses(body))
             case _:
                 raise HttpError(400, "INVALID_OPTION")
         return self._option(request.argument)
@@ -296,7 +295,7 @@ class _Api:
         values |= {
             "id": self._options.node_id,
             "log_level": self._log_level,
-            "nsqlookupd_tcp_addresses": list(self._lookupd_tcp_addresses),
+            "nsqlookupd_tcp_addresses": list(self._server.lookupd_tcp_addresses),
         }
         if name not in values:
             raise HttpError(400, "INVALID_OPTION")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from fakensqd.broker import Broker, Topic
 from fakensqd.clock import Clock, Timer
-from fakensqd.daemon import Application, Daemon
+from fakensqd.daemon import Application, Daemon, split_address
 from fakensqd.lookup_peer import LookupPeer
 from fakensqd.nsqd_http import nsqd_application
 from fakensqd.options import NsqdOptions
@@ -32,13 +32,17 @@ class FakeNsqd(Daemon):
 
     Raises:
         TypeError: If an option does not exist.
-        ValueError: If a value is out of its bounds.
+        ValueError: If a value is out of its bounds, or an address is none.
     """
 
     def __init__(self, *, clock: Clock | None = None, **options: object) -> None:
         self.options = NsqdOptions.of("FakeNsqd", options)
         super().__init__(self.options.tcp_address, self.options.http_address, clock)
         self.hostname = socket.gethostname()
+        addresses = self.options.lookupd_tcp_addresses
+        self.lookupd_tcp_addresses: tuple[str, ...] = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        for address in self.lookupd_tcp_addresses:
+            split_address(address)
         started_ns = self.clock.time_ns()
         self.start_time = started_ns // 10**9
         self.broker = Broker(self.options, epoch_ns=started_ns - round(self.clock.monotonic() * 1e9))
@@ -72,6 +76,7 @@ class FakeNsqd(Daemon):
 
     def set_lookupd_tcp_addresses(self, addresses: tuple[str, ...]) -> None:
         """Register with these nsqlookupds from now on, and with no other."""
+        self.lookupd_tcp_addresses = addresses
         for address in [address for address in self._peers if address not in addresses]:
             self._peers.pop(address).stop()
         for address in addresses:
@@ -81,7 +86,7 @@ class FakeNsqd(Daemon):
                 self._spawn(peer.run)
 
     def _started(self) -> None:
-        self.set_lookupd_tcp_addresses(tuple(self.options.lookupd_tcp_addresses))
+        self.set_lookupd_tcp_addresses(self.lookupd_tcp_addresses)
         self._expire()
 
     def _open_session(self, remote_address: str, wake: Callable[[], bool]) -> Session:
@@ -93,6 +98,8 @@ class FakeNsqd(Daemon):
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _arm(self, due: float) -> None:
+        if not self.running:
+            return  # start() looks for what has fallen due
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.clock.call_later(due - self.now(), self._expire)
@@ -121,7 +128,7 @@ class FakeNsqd(Daemon):
     def _register(self, topic: str, channel: str | None) -> None:
         for peer in self._peers.values():
             peer.register(topic, channel)
-        if channel is None and any(peer.known for peer in self._peers.values()):
+        if channel is None and any(peer.askable for peer in self._peers.values()):
             # Before the first message moves on, the channels that others have of this topic are made here, too.
             self.broker.topics[topic].set_started(False, self.now())
             self._spawn(self._learn_channels, self.broker.topics[topic])

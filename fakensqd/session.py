@@ -185,18 +185,16 @@ class Session:
         if channel is None or self._closed:
             return
         capacity = 0 if channel.paused else self.ready_count - self.in_flight_count
-        while capacity > 0 and channel.depth:
-            taken = self._take(channel, min(capacity, _BATCH))
-            capacity -= taken
-            if taken == _BATCH:
-                # Enough for one send. The rest after the others.
-                self._on_wake()
-                break
+        if capacity > 0 and channel.depth:
+            capacity -= self._take(channel, min(capacity, _BATCH))
         if capacity <= 0:
             channel.stop_waiting(self)
             self._flush = True
         else:
             channel.wait(self)
+            if channel.depth:
+                # The rest after this is sent, and after others have had their share.
+                self._on_wake()
             # nsqd holds what is below RDY back until its buffer is full or a timer fires. Here the timer fires at
             # once: tests want to see the message. Without a timer (-1) it stays.
             if self._pump_settings.output_buffer_timeout > 0 or self._held > self.settings.output_buffer_size:

@@ -7,6 +7,7 @@ thread and its hub. Monkey-patches nothing; callers in a gevent hub wait without
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
@@ -21,6 +22,7 @@ __all__ = ["Forwarder", "Server", "Threaded"]
 _Value = TypeVar("_Value")
 # Starting and stopping take milliseconds; this is for a machine that has stopped to breathe.
 _PATIENCE = 30.0
+_SETTLING = 0.5
 
 
 class Server(Protocol):
@@ -63,7 +65,11 @@ class Threaded:
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, args=(started,), name="fakensqd", daemon=True)
         self._thread.start()
-        _result(started)
+        try:
+            _result(started)
+        except BaseException:
+            self._thread = None
+            raise
         return Forwarder(self.call, self._server)
 
     def stop(self) -> None:
@@ -123,8 +129,7 @@ class Threaded:
             started.set_result(None)
             self._stop.wait()  # until stop(), whenever that is
             self._server.stop()
-            gevent.sleep(0)
-            left = self._hub.loop.activecnt - watchers
+            left = self._left_over(watchers)
             if left > 0:
                 outcome = RuntimeError(f"{left} watchers of the hub are left over after the server was stopped")
         except BaseException as error:  # noqa: BLE001  # raised by stop(), in the caller
@@ -137,6 +142,16 @@ class Threaded:
                 self._stopped.set_result(None)
             else:
                 self._stopped.set_exception(outcome)
+
+    def _left_over(self, before: int) -> int:
+        """Count what still waits in the hub; a name that is being resolved on another thread gets time to end."""
+        deadline = time.monotonic() + _SETTLING
+        while True:
+            gevent.sleep(0)
+            left: int = self._hub.loop.activecnt - before
+            if left <= 0 or time.monotonic() > deadline:
+                return left
+            gevent.sleep(0.001)
 
 
 class Forwarder:

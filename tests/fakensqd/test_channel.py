@@ -214,6 +214,41 @@ def test_as_many_are_woken_as_there_are_messages_each_in_turn(channel):
     assert [consumer.told for consumer in readers] == [["wake"], ["wake"], []]
 
 
+def test_those_that_are_woken_share(channel):
+    readers = [Reader() for _ in range(3)]
+    for consumer in readers:
+        channel.wait(consumer)
+    put(channel, *range(1, 11))
+
+    shares = [len(channel.deliver(consumer, 100, 0.0, 60.0)) for consumer in readers]
+
+    assert shares == [4, 3, 3]
+
+
+def test_one_that_never_comes_does_not_keep_its_share(channel):
+    reader, stuck = Reader(), Reader()
+    for consumer in (reader, stuck):
+        channel.wait(consumer)
+    put(channel, *range(1, 11))
+
+    shares = []
+    while channel.depth:
+        shares.append(len(channel.deliver(reader, 100, 0.0, 60.0)))
+
+    assert shares == [5, 3, 1, 1]
+
+
+def test_one_that_leaves_leaves_its_share(channel):
+    reader, other = Reader(), Reader()
+    for consumer in (reader, other):
+        channel.wait(consumer)
+    put(channel, 1, 2, 3, 4)
+
+    channel.stop_waiting(other)
+
+    assert len(channel.deliver(reader, 100, 0.0, 60.0)) == 4
+
+
 def test_a_consumer_is_woken_once(channel, reader):
     channel.wait(reader)
 

@@ -4,6 +4,7 @@ import gc
 import socket
 
 import gevent
+import gevent.socket
 import pytest
 
 from fakensqd import FakeNsqd
@@ -134,3 +135,21 @@ def test_nothing_is_left_over_after_many_rounds():
     gevent.sleep(0)
     assert greenlets() <= before
     assert hub.loop.activecnt <= watchers
+
+
+def test_http_clients_that_break_off_are_no_errors(capfd):
+    with FakeNsqd() as nsqd:
+        for junk in (
+            b"  V2SUB t c\n",
+            b"POST /pub?topic=t HTTP/1.1\r\nContent-Length: 5\r\n\r\nab",
+            b"\x16\x03\x01\n\n",
+        ):
+            sock = gevent.socket.create_connection(("127.0.0.1", nsqd.http_port), timeout=10)
+            sock.sendall(junk)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            sock.close()
+
+        assert request(nsqd.http_address, "GET", "/ping") == "OK"
+
+    assert nsqd.errors == []
+    assert capfd.readouterr().err == ""

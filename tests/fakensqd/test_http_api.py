@@ -134,3 +134,17 @@ def test_a_body_is_read_up_to_a_limit():
 
     assert (request.content_length, request.read(3)) == (5, b"hel")
     assert Request(environ("GET", "/")).content_length == 0
+
+
+class Torn:
+    """The body of a client that breaks off."""
+
+    def read(self, limit):
+        raise OSError("unexpected end of file")
+
+
+def test_a_body_that_breaks_off():
+    request = Request(environ("POST", "/") | {"wsgi.input": Torn()})
+
+    with pytest.raises(HttpError, match="INTERNAL_ERROR"):
+        request.read(10)

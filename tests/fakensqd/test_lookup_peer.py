@@ -1,14 +1,11 @@
 """FakeNsqd registers with nsqlookupd."""
 
-import gevent
 import pytest
-from gevent import socket
-from gevent.server import StreamServer
 
 from fakensqd import FakeLookupd, FakeNsqd
 from fakensqd.clock import ManualClock
 from tests.fakensqd.wire import request
-from tests.helpers import refused_port, wait_until
+from tests.helpers import peer, refused_port, wait_until
 
 
 @pytest.fixture
@@ -117,10 +114,22 @@ def test_a_change_reconnects_too(nsqd, lookupd):
 def test_a_nsqlookupd_that_is_not_there_does_no_harm():
     with FakeNsqd(lookupd_tcp_addresses=[f"127.0.0.1:{refused_port()}"]) as nsqd:
         post(nsqd, "/topic/create?topic=t")
-        gevent.sleep(0.01)
 
         assert request(nsqd.http_address, "POST", "/pub?topic=t", b"x") == "OK"
     assert nsqd.errors == []
+
+
+def test_one_address_may_stand_alone(lookupd):
+    with FakeNsqd(lookupd_tcp_addresses=lookupd.tcp_address):
+        wait_until(lambda: nodes(lookupd))
+
+
+def test_what_is_no_address_is_refused_at_once_or_does_no_harm(nsqd):
+    with pytest.raises(ValueError, match="address 'nowhere' is not host:port"):
+        FakeNsqd(lookupd_tcp_addresses=["nowhere"])
+
+    assert request(nsqd.http_address, "PUT", "/config/nsqlookupd_tcp_addresses", b'["nowhere"]') == ["nowhere"]
+    assert request(nsqd.http_address, "POST", "/pub?topic=t", b"x") == "OK"
 
 
 def test_addresses_can_be_changed_while_it_runs(nsqd, lookupd):
@@ -143,44 +152,54 @@ def test_a_new_topic_gets_the_channels_that_others_have(nsqd, lookupd):
     assert list(nsqd.broker.topics["t"].channels) == ["known"]
 
 
+def test_so_does_a_topic_that_is_older_than_the_connection(lookupd):
+    post(lookupd, "/channel/create?topic=t&channel=known")
+
+    with FakeNsqd(lookupd_tcp_addresses=[lookupd.tcp_address]) as nsqd:
+        topic = nsqd.broker.ensure_topic("t")
+        topic.publish([b"x"], 0.0)
+        wait_until(lambda: "known" in topic.channels)
+
+        assert topic.channels["known"].depth == 1
+
+
 def test_a_topic_that_is_deleted_meanwhile_gets_none(nsqd, lookupd):
     post(lookupd, "/channel/create?topic=t&channel=known")
 
     nsqd.broker.ensure_topic("t")
     nsqd.broker.delete_topic("t")
-    gevent.sleep(0.05)
+    # What is left is the peer itself.
+    wait_until(lambda: len(nsqd._greenlets) == 1)
 
     assert nsqd.broker.topics == {}
 
 
 @pytest.mark.parametrize("answer", [b"OK", b'{"broadcast_address": "127.0.0.1", "http_port": 1}'])
 def test_a_nsqlookupd_that_cannot_be_asked_holds_nothing_up(answer):
-    def talk(sock, address):
+    asked = []
+
+    def talk(sock):
         # Whatever is said, the answer is the same.
-        while sock.recv(65536):
+        while said := sock.recv(65536):
+            asked.append(said)
             sock.sendall(len(answer).to_bytes(4, "big") + answer)
 
-    other = StreamServer(("127.0.0.1", 0), talk)
-    other.start()
-    try:
-        with FakeNsqd(lookupd_tcp_addresses=[f"127.0.0.1:{other.server_port}"]) as nsqd:
-            gevent.sleep(0.05)
-            channel = nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
-            request(nsqd.http_address, "POST", "/pub?topic=t", b"x")
-            wait_until(lambda: channel.depth == 1)
-        assert nsqd.errors == []
-    finally:
-        other.stop(timeout=0)
+    with peer(talk) as address, FakeNsqd(lookupd_tcp_addresses=[address]) as nsqd:
+        wait_until(lambda: asked)
+        channel = nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
+        request(nsqd.http_address, "POST", "/pub?topic=t", b"x")
+        wait_until(lambda: channel.depth == 1)
+    assert nsqd.errors == []
 
 
 def test_a_nsqlookupd_that_hangs_up(nsqd):
-    listener = socket.create_server(("127.0.0.1", 0))
-    nsqd.set_lookupd_tcp_addresses((f"127.0.0.1:{listener.getsockname()[1]}",))
+    met = []
 
-    sock, _ = listener.accept()
-    sock.recv(4)
-    sock.close()
-    gevent.sleep(0.01)
-    listener.close()
+    def hang_up(sock):
+        met.append(sock.recv(4))
 
-    assert request(nsqd.http_address, "POST", "/pub?topic=t", b"x") == "OK"
+    with peer(hang_up) as address:
+        nsqd.set_lookupd_tcp_addresses((address,))
+        wait_until(lambda: met)
+
+        assert request(nsqd.http_address, "POST", "/pub?topic=t", b"x") == "OK"

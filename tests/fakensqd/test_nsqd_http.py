@@ -21,16 +21,16 @@ class Facts:
     sessions = ()
 
     def __init__(self):
-        self.options = NsqdOptions(max_msg_size=10, max_body_size=30, lookupd_tcp_addresses=("a:1",))
+        self.options = NsqdOptions(max_msg_size=10, max_body_size=30)
         self.broker = Broker(self.options)
         self.errors = []
-        self.lookupds = None
+        self.lookupd_tcp_addresses = ("a:1",)
 
     def now(self):
         return 0.0
 
     def set_lookupd_tcp_addresses(self, addresses):
-        self.lookupds = addresses
+        self.lookupd_tcp_addresses = addresses
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_config_that_may_be_changed(api, server):
     assert api("GET", "/config/log_level") == (200, "1")
 
     assert api("PUT", "/config/nsqlookupd_tcp_addresses", b'["b:2"]') == (200, '["b:2"]')
-    assert server.lookupds == ("b:2",)
+    assert server.lookupd_tcp_addresses == ("b:2",)
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,10 @@ def test_many_messages_to_two_consumers(nsqd):
     for start in range(0, 5000, 500):
         writer.send(commands.multipublish("t", [b"%d" % number for number in range(start, start + 500)]))
 
+    wait_until(lambda: nsqd.broker.topics["t"].channels["c"].in_flight_count == 5000)
+
     got = []
     for reader in readers:
-        wait_until(lambda: nsqd.broker.topics["t"].channels["c"].depth == 0)
         count = next(s.message_count for s in nsqd.sessions if s.remote_address.endswith(port(reader)))
         got += [body_and_attempts(reader.frame())[0] for _ in range(count)]
 
@@ -77,8 +78,8 @@ def test_a_minute_passes_in_no_time(nsqd, clock):
 
     clock.advance(59.0)
     assert reader.frame() == (RESPONSE, b"_heartbeat_")
-    reader.send(commands.NOP)
-    wait_until(lambda: nsqd.sessions[0].due > 60.0)
+    reader.send(commands.publish("u", b"I live"))
+    assert reader.frame() == OK
     clock.advance(1.5)
 
     frames = [reader.frame(), reader.frame()]
@@ -118,6 +119,17 @@ def test_time_goes_on_while_it_is_stopped(nsqd, clock):
 
     nsqd.start()
     assert (channel.in_flight_count, channel.depth) == (0, 1)
+
+
+def test_what_falls_due_is_looked_for_at_the_start(clock):
+    nsqd = FakeNsqd(clock=clock)
+    channel = nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
+    nsqd.broker.topics["t"].publish([b"x"], 0.0, delay=5.0)
+
+    clock.advance(3.0)
+    with nsqd:
+        clock.advance(2.0)
+        assert channel.depth == 1
 
 
 def test_statistics_show_who_is_connected(nsqd):

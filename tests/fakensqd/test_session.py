@@ -5,6 +5,8 @@ import random
 import struct
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fakensqd.broker import Broker
 from fakensqd.effects import Close, Send
@@ -156,6 +158,36 @@ def test_the_end_of_input_inside_a_body_is_complained_about(client):
     assert client.closed
 
 
+COMMANDS = st.one_of(
+    st.sampled_from([b"NOP\n", b"CLS\n", b"SUB t c\n", b"RDY 3\n", b"SUB t\r\n", b"FOO\n", b"AUTH\n\0\0\0\1x"]),
+    st.builds(commands.publish, st.just("t"), st.binary(min_size=1, max_size=20)),
+    st.builds(commands.multipublish, st.just("t"), st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=4)),
+    st.builds(lambda name, data: name + b" " + data + b"\n", st.sampled_from([b"FIN", b"REQ", b"DPUB"]), st.binary()),
+    st.builds(lambda data: b"IDENTIFY\n" + struct.pack(">i", len(data)) + data, st.binary()),
+    st.binary(max_size=40),
+)
+
+
+@given(st.lists(COMMANDS, max_size=12), st.data())
+def test_how_the_bytes_are_cut_makes_no_difference(parts, data):
+    stream = b"  V2" + b"".join(parts)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
+    whole, cut = Client(Broker()), Client(Broker())
+
+    wanted = whole.send(stream) + whole.end()
+    got = []
+    for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        got += cut.send(stream[start:stop])
+    got += cut.end()
+
+    # Messages come in between at any point.
+    def answers(frames):
+        return [frame for frame in frames if frame[0] != MESSAGE]
+
+    assert answers(got) == answers(wanted)
+    assert (cut.closed, cut.session.state) == (whole.closed, whole.session.state) == (True, whole.session.state)
+
+
 # --- states -----------------------------------------------------------------------------------------------------------
 
 ID = b"0123456789abcdef"
@@ -259,6 +291,13 @@ def test_a_long_queue_is_delivered_in_turns(broker):
     assert len(client.bodies()) == 256
     assert client.woken == woken + 1
     assert len(client.bodies()) == 44
+
+
+def test_two_consumers_share_a_batch(broker):
+    clients = [consumer(broker, ready=100) for _ in range(2)]
+    publish(broker, *[b"x"] * 10)
+
+    assert [len(client.bodies()) for client in clients] == [5, 5]
 
 
 def test_a_failed_answer_is_not_fatal(broker):

@@ -21,7 +21,7 @@ def in_plain_thread(function):
     def work():
         try:
             outcome.append((function(), None))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # raised below
             outcome.append((None, error))
 
     thread = threading.Thread(target=work)
@@ -75,7 +75,7 @@ def test_a_caller_in_a_hub_does_not_block_it():
 
 def test_attributes_are_read_and_methods_called_over_there():
     clock = ManualClock()
-    with Threaded(FakeCluster(clock=clock)) as cluster:
+    with Threaded(FakeCluster(lookupds=0, clock=clock)) as cluster:
         assert isinstance(cluster.nsqds, list)
         assert cluster.nsqds[0].running is True
         topic = cluster.nsqds[0].broker.ensure_topic("t")
@@ -161,7 +161,7 @@ def test_a_stop_that_fails_is_raised():
     threaded = Threaded(Failing())
     threaded.start()
 
-    with pytest.raises(RuntimeError, match="^no$"):
+    with pytest.raises(RuntimeError, match=r"^no$"):
         threaded.stop()
 
 
@@ -169,9 +169,9 @@ def test_threads_are_gone_afterwards():
     before = threading.active_count()
     started = time.monotonic()
 
-    for _ in range(50):
-        with Threaded(FakeNsqd()) as nsqd:
-            assert nsqd.running
+    for server in [FakeNsqd() for _ in range(50)] + [FakeCluster() for _ in range(50)]:
+        with Threaded(server):
+            pass
 
     assert threading.active_count() == before
     assert time.monotonic() - started < 10

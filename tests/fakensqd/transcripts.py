@@ -113,6 +113,10 @@ class Names:
         name = f"{token}:{text}"
         if token in FREE:
             return b"(?:%s)" % FREE[token]
+        if token == "REP":
+            # Compiling a megabyte of literal takes seconds.
+            byte, count = text.split(":")
+            return b"(?:%s){%d}" % (re.escape(bytes.fromhex(byte)), int(count))
         if token in ("ID", "TS") and name not in self.values:
             if name in new:
                 return b"(?P=%s)" % new[name].encode()

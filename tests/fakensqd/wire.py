@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 from gevent import socket
 
@@ -15,11 +15,15 @@ LIMIT = 10.0
 
 
 class Client:
-    """One connection to nsqd."""
+    """One connection to nsqd; all are closed after each test."""
+
+    opened: ClassVar[list[Client]] = []
 
     def __init__(self, address: str) -> None:
         host, port = address.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)), timeout=LIMIT)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.opened.append(self)
         self._decoder = FrameDecoder()
         self._frames: list[Frame] = []
         self.send(commands.MAGIC_V2)
