@@ -30,12 +30,14 @@ from gnsq.options import ConnectionOptions, Options, option
 from gnsq.pool import ConnectionPool, ReconnectOptions
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.rdy import RdyPolicy
+from gnsq.signals import notify
 
 __all__ = ["Consumer", "ConsumerOptions"]
 
-# A worker lets others run behind so many messages, or earlier where they take longer than SLICE seconds.
-MAX_BURST = 64
-SLICE = 0.005
+# A worker lets others run behind the message with which it has worked for so many seconds.
+SLICE = 0.002
+# A message that no handler saw, because none is connected any more, comes again after so many milliseconds.
+UNHANDLED_DELAY = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,8 @@ class Consumer:
         options: Those of ConsumerOptions, ReconnectOptions and ConnectionOptions.
 
     Every delivery may be a duplicate: NSQ delivers at least once. Messages come in no order that can be relied on.
+    Receivers of the other signals run where the event occurs, partly in the greenlet that reads a connection: they
+    must not wait. One that raises is logged.
 
     Raises:
         ValueError: If there is no address at all, or a name, address or option is not valid.
@@ -147,7 +151,6 @@ class Consumer:
         self._receivers: tuple[Callable[..., object], ...] = ()
         self._workers: set[gevent.Greenlet] = set()
         self._wake_due = False
-        self._burst = 1
         self._rdy_due = False
         self._tasks: list[gevent.Greenlet] = []
         self._state = _State.INIT
@@ -163,7 +166,7 @@ class Consumer:
         Raises:
             RuntimeError: If nothing is connected to on_message.
         """
-        if not self.on_message.receivers:
+        if not list(self.on_message.receivers_for(self)):
             raise RuntimeError("consumer has no handler: give message_handler or connect one to on_message")
         if self._state is _State.CLOSED:
             self.logger.warning("consumer of %s/%s was closed; make a new one", self.topic, self.channel)
@@ -261,10 +264,12 @@ class Consumer:
     def _connect_all(self) -> None:
         for address in self.nsqd_tcp_addresses:
             self._pool.add(address, permanent=True)
+        self._spawn("rotate", self._rotate)
         if self.lookupds:
             self._query_lookupds()
+            if self._state is not _State.RUNNING:
+                return
             self._spawn("lookup", self._poll_lookupds)
-        self._spawn("rotate", self._rotate)
         self._pool.wait_tried()
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
@@ -273,9 +278,7 @@ class Consumer:
         self._tasks.append(greenlet)
 
     def _query_lookupds(self) -> None:
-        found, _ = lookup_nsqds(self.lookupds, self.topic)
-        for address in found:
-            self._pool.add(address, permanent=False)
+        lookup_nsqds(self.lookupds, self.topic, lambda address: self._pool.add(address, permanent=False))
 
     def _poll_lookupds(self) -> None:
         options = self.options
@@ -350,18 +353,18 @@ class Consumer:
         """
         self._wake_due = False
         inbox = self._inbox
+        now = self._clock.monotonic
         try:
             while inbox:
-                started = self._clock.monotonic()
-                for _ in range(self._burst):
+                # A look at the clock costs 0.05 us, a yield 2.
+                end_of_slice = now() + SLICE
+                while now() < end_of_slice:
                     if not inbox:
                         return
                     message = inbox.popleft()
                     if inbox and not self._wake_due:
                         self._wake_worker()
                     self._handle(message)
-                quick = self._clock.monotonic() - started < SLICE
-                self._burst = min(self._burst * 2, MAX_BURST) if quick else 1
                 # Handlers that only compute never yield: without this heartbeats and other connections starve.
                 gevent.sleep(0)
         finally:
@@ -375,15 +378,23 @@ class Consumer:
             if 0 < self.options.max_tries < message.attempts:
                 self._give_up(message)
                 return
+            if not self._receivers:
+                self.logger.error("message %s: no handler is connected to on_message any more; requeued", message.id)
+                message.requeue(UNHANDLED_DELAY, backoff=False)
+                return
             try:
                 for receiver in self._receivers:
                     receiver(self, message=message)
             except NSQRequeueMessage as request:
                 self._requeue(message, backoff=request.backoff is not False)
                 return
-            except Exception as error:  # noqa: BLE001  # a handler may raise anything; the message is requeued
+            except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # a handler may raise anything
                 self._handler_failed(message, error)
                 return
+            except BaseException:
+                # Killed, or the program ends: the message must not wait for its timeout.
+                self._requeue(message, backoff=False)
+                raise
             if not message.is_async() and not message.has_responded():
                 message.finish()
         except NSQConnectionClosed as error:
@@ -405,12 +416,10 @@ class Consumer:
         if not message.has_responded():
             message.finish()
 
-    def _handler_failed(self, message: Message, error: Exception) -> None:
+    def _handler_failed(self, message: Message, error: BaseException) -> None:
         self.logger.exception("message %s: handler raised, message is requeued", message.id)
-        try:
-            self.on_exception.send(self, message=message, error=error)
-        finally:
-            self._requeue(message, backoff=True)
+        notify(self.on_exception, self, message=message, error=error)
+        self._requeue(message, backoff=True)
 
     def _requeue(self, message: Message, backoff: bool) -> None:
         if not message.has_responded():
@@ -419,18 +428,16 @@ class Consumer:
     # --- signals
 
     def _handle_response(self, connection: Connection, data: bytes) -> None:
-        if self.on_response.receivers:
-            self.on_response.send(self, response=data)
+        notify(self.on_response, self, response=data)
 
     def _handle_error(self, connection: Connection, error: NSQErrorCode) -> None:
-        if self.on_error.receivers:
-            self.on_error.send(self, error=error)
+        notify(self.on_error, self, error=error)
 
     def _send_finish(self, connection: Connection, message_id: bytes) -> None:
-        self.on_finish.send(self, message_id=message_id)
+        notify(self.on_finish, self, message_id=message_id)
 
     def _send_requeue(self, connection: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
-        self.on_requeue.send(self, message_id=message_id, timeout=timeout)
+        notify(self.on_requeue, self, message_id=message_id, timeout=timeout)
 
     # --- end
 
@@ -438,9 +445,11 @@ class Consumer:
         try:
             gevent.killall(self._tasks)
             self._pool.close(self.options.close_timeout)
+            for lookupd in self.lookupds:
+                lookupd.close()
             # What is still in the inbox lost its connection; nsqd delivers it again.
             self._inbox.clear()
         finally:
             self._state = _State.CLOSED
             self._closed.set()
-            self.on_close.send(self)
+            notify(self.on_close, self)

@@ -6,17 +6,20 @@ Asks and unites; who connects to what is the consumer's business.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-import gevent
+from gevent.pool import Group
 
-from gnsq.addresses import Addresses, joined
+from gnsq.addresses import Addresses, joined, parse_address
 from gnsq.errors import NSQHttpError
 from gnsq.lookupd import LookupdClient
 
 __all__ = ["lookup_nsqds", "parse_lookupds"]
 
 logger = logging.getLogger(__name__)
+
+# Seconds for one nsqlookupd to answer; a silent one must not hold up a round.
+LOOKUP_TIMEOUT = 5.0
 
 
 def parse_lookupds(addresses: Addresses) -> list[LookupdClient]:
@@ -33,43 +36,51 @@ def parse_lookupds(addresses: Addresses) -> list[LookupdClient]:
     for item in items:
         if not isinstance(item, str):
             raise TypeError(f"lookupd address must be a str such as 'http://host:4161', not {item!r}")
-    return [LookupdClient.from_url(item) for item in items]
+    return [LookupdClient.from_url(item, timeout=LOOKUP_TIMEOUT) for item in items]
 
 
-def lookup_nsqds(lookupds: Iterable[LookupdClient], topic: str) -> tuple[set[str], int]:
+def lookup_nsqds(lookupds: Iterable[LookupdClient], topic: str, found: Callable[[str], None]) -> int:
     """Ask all nsqlookupds at once which nsqds have a topic.
 
+    Args:
+        found: Called with each ``host:port`` as soon as an answer names it; more than once where several do.
+
     Returns:
-        The union of their answers as ``host:port``, and how many of them answered. One that fails is logged and
-        does not hide what the others say; one that does not know the topic has answered.
+        How many of them answered. One that fails or is silent is logged and does not hold up what the others say;
+        one that does not know the topic has answered.
     """
-    found: set[str] = set()
-    answers = gevent.joinall([gevent.spawn(_lookup_one, lookupd, topic) for lookupd in lookupds])
-    answered = 0
-    for greenlet in answers:
-        if greenlet.value is not None:
-            answered += 1
-            found |= greenlet.value
-    return found, answered
-
-
-def _lookup_one(lookupd: LookupdClient, topic: str) -> set[str] | None:
+    asking = Group()
     try:
-        producers = lookupd.lookup(topic)["producers"]
-        return {joined(*_producer_address(producer)) for producer in producers or ()}
+        answers = [asking.spawn(_lookup_one, lookupd, topic, found) for lookupd in lookupds]
+        asking.join()
+    finally:
+        asking.kill()
+    return sum(1 for answer in answers if answer.value)
+
+
+def _lookup_one(lookupd: LookupdClient, topic: str, found: Callable[[str], None]) -> bool:
+    try:
+        producers = lookupd.lookup(topic)["producers"] or ()
+        addresses = [_producer_address(producer) for producer in producers]
     except NSQHttpError as error:
         if error.status == 404:
-            return set()
+            return True
         logger.warning("%s: lookup of topic %s failed: %s", lookupd.address, topic, error)
+        return False
     except (KeyError, TypeError, ValueError) as error:
         logger.warning("%s: lookup of topic %s: answer is not nsqlookupd's: %r", lookupd.address, topic, error)
-    return None
+        return False
+    for address in addresses:
+        found(address)
+    return True
 
 
-def _producer_address(producer: Mapping[str, object]) -> tuple[str, int]:
+def _producer_address(producer: Mapping[str, object]) -> str:
     # "address" is what servers before 0.2.22 said.
     host = producer.get("broadcast_address") or producer["address"]
     port = producer["tcp_port"]
     if not isinstance(host, str) or not isinstance(port, int):
         raise TypeError(f"producer {producer!r} has no broadcast_address and tcp_port")
-    return host, port
+    address = joined(host, port)
+    parse_address(address)  # refuses what can't be connected to
+    return address

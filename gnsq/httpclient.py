@@ -5,12 +5,10 @@ Knows nothing of topics. Names, and who may be asked what, are its subclasses' b
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-import gevent
 from gevent import monkey
 from gevent.threadpool import ThreadPool
 
@@ -24,17 +22,8 @@ __all__ = ["HTTPClient", "USERAGENT"]
 
 USERAGENT = USER_AGENT
 
-# Calls under way at once, for each hub; not the hub's own pool, which resolves host names.
-_POOL_SIZE = 8
-_pools: weakref.WeakKeyDictionary[Any, ThreadPool] = weakref.WeakKeyDictionary()
-
-
-def _pool() -> ThreadPool:
-    hub = gevent.get_hub()
-    pool = _pools.get(hub)
-    if pool is None:
-        pool = _pools[hub] = ThreadPool(_POOL_SIZE, hub=hub)
-    return pool
+# Calls of one client under way at once. Not the hub's own pool, which resolves host names.
+_POOL_SIZE = 4
 
 
 class HTTPClient:
@@ -57,6 +46,7 @@ class HTTPClient:
         self.timeout = timeout
         # Sessions that no call uses now. A session is not safe to share between threads, so a call takes one out.
         self._idle: list[requests.Session] = []
+        self._pool: ThreadPool | None = None
 
     @classmethod
     def from_url(cls, url: str, **kwargs: Any) -> Self:  # Any: the constructor's own
@@ -95,12 +85,27 @@ class HTTPClient:
         """
         if monkey.is_module_patched("socket"):
             return self._request(method, path, params, body)
-        return _pool().apply(self._request, (method, path, params, body))
+        if self._pool is None:
+            self._pool = ThreadPool(_POOL_SIZE)
+        answer, error = self._pool.apply(self._caught, (method, path, params, body))
+        if error is not None:
+            raise error
+        return answer
 
     def close(self) -> None:
-        """Close the connections that are kept open for further calls."""
+        """Close the connections and threads that are kept for further calls."""
         while self._idle:
             self._idle.pop().close()
+        if self._pool is not None:
+            self._pool.kill()
+            self._pool = None
+
+    def _caught(self, *arguments: Any) -> tuple[Any, Exception | None]:
+        """Do _request() and give back what it raises: what leaves a pool's thread as an exception is printed."""
+        try:
+            return self._request(*arguments), None
+        except Exception as error:  # noqa: BLE001  # raised again by request()
+            return None, error
 
     def _request(self, method: str, path: str, params: Mapping[str, object] | None, body: bytes | None) -> Any:
         import requests  # slow to load: only who uses HTTP pays for it

@@ -85,9 +85,11 @@ class Message:
             NSQException: If it was finished or requeued before.
             NSQConnectionClosed: If its connection is gone; nsqd will deliver it again.
         """
-        responder = self._take_responder()
-        if responder is not None:
-            responder.finish(self.id)
+        if self._responded:
+            raise NSQException("already responded")
+        self._responded = True
+        if self._responder is not None:
+            self._responder.finish(self.id)
         if self._signals is not None:
             self._send("on_finish")
 
@@ -99,14 +101,18 @@ class Message:
             backoff: Whether this counts as a failure.
 
         Raises:
-            ValueError: If time_ms is negative; the message is still to be answered.
+            ValueError, TypeError: If time_ms is negative or no int; the message is still to be answered.
             NSQException: As finish().
         """
+        if not isinstance(time_ms, int):
+            raise TypeError(f"requeue delay must be an int of milliseconds, not {time_ms!r}")
         if time_ms < 0:
             raise ValueError(f"requeue delay of {time_ms} ms is negative")
-        responder = self._take_responder()
-        if responder is not None:
-            responder.requeue(self.id, time_ms, backoff)
+        if self._responded:
+            raise NSQException("already responded")
+        self._responded = True
+        if self._responder is not None:
+            self._responder.requeue(self.id, time_ms, backoff)
         if self._signals is not None:
             self._send("on_requeue", timeout=time_ms, backoff=backoff)
 
@@ -149,12 +155,6 @@ class Message:
     def on_touch(self) -> Signal:
         """Signal: touch() was called."""
         return self._signal("on_touch")
-
-    def _take_responder(self) -> Responder | None:
-        if self._responded:
-            raise NSQException("already responded")
-        self._responded = True
-        return self._responder
 
     def _signal(self, name: str) -> Signal:
         # Made on first access: three signals a message would cost more than the message.

@@ -67,17 +67,29 @@ class Options:
 
 
 def _check_field(field: dataclasses.Field[Any], value: object) -> None:
-    numeric = field.metadata.get("minimum") is not None
-    if not numeric or value is None:
+    _check_type(field, value)
+    if value is None or field.metadata.get("minimum") is None:
         return
     low, high, special = (field.metadata[key] for key in ("minimum", "maximum", "special"))
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise TypeError(f"{field.name} must be a number, not {value!r}")
+    assert isinstance(value, (int, float))  # bounds are for numbers
     if value in special or (value >= low and (high is None or value <= high)):
         return
     bounds = f"at least {low}" if high is None else f"within {low} to {high}"
     also = "".join(f" or {number}" for number in special)
     raise ValueError(f"{field.name} {value} must be {bounds}{also} {field.metadata['unit']}".rstrip())
+
+
+# By the names that annotations use; a field of another type is its class's own to check.
+_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "None": (type(None),)}
+
+
+def _check_type(field: dataclasses.Field[Any], value: object) -> None:
+    names = str(field.type).split(" | ")
+    if not all(name in _TYPES for name in names):
+        return
+    # A bool is an int to Python only.
+    if isinstance(value, bool) or not any(isinstance(value, _TYPES[name]) for name in names):
+        raise TypeError(f"{field.name} must be {' or '.join(names)}, not {value!r}")
 
 
 def option_rows(options: type[Options]) -> list[tuple[str, str, str, str]]:

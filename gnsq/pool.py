@@ -110,12 +110,19 @@ class ConnectionPool:
         for connection in list(self._opening):
             connection.abort()
         closers = [gevent.spawn(connection.close, timeout) for connection in list(self.connections.values())]
-        gevent.joinall(closers)
-        keepers = [keeper.greenlet for keeper in self._keepers.values() if keeper.greenlet is not None]
-        gevent.killall([greenlet for greenlet in keepers if greenlet is not gevent.getcurrent()])
-        self._keepers.clear()
-        self.connections.clear()
-        self.changed.set()
+        try:
+            gevent.joinall(closers)
+        finally:
+            for connection in list(self.connections.values()):
+                connection.abort()
+            for keeper in self._keepers.values():
+                # A keeper that is killed before it has begun can't do that itself.
+                keeper.tried.set()
+                if keeper.greenlet is not None:
+                    keeper.greenlet.kill(block=False)
+            self._keepers.clear()
+            self.connections.clear()
+            self.changed.set()
 
     def _keep(self, address: str, keeper: _Keeper) -> None:
         failures = 0
@@ -155,6 +162,13 @@ class ConnectionPool:
             keeper.failure = error
             if not self._closing:
                 logger.warning("%s: not connected: %s", address, error)
+            return None
+        except Exception as error:
+            # A bug, ours or a callback's, must not end the trying.
+            logger.exception("%s: internal error while connecting", address)
+            keeper.failure = NSQException(f"internal error: {error!r}")
+            connection.abort(keeper.failure)
+            self.connections.pop(address, None)
             return None
         finally:
             self._opening.discard(connection)

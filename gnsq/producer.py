@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import gevent
 from blinker import Signal
 from gevent.event import AsyncResult, Event
 
@@ -23,6 +22,7 @@ from gnsq.nsqd.connection import Connection
 from gnsq.options import ConnectionOptions, Options, option
 from gnsq.pool import ConnectionPool, ReconnectOptions
 from gnsq.protocol import commands
+from gnsq.signals import notify
 
 __all__ = ["Producer", "ProducerOptions"]
 
@@ -125,7 +125,7 @@ class Producer:
             finally:
                 self._state = _State.CLOSED
                 self._closed.set()
-                self.on_close.send(self)
+                notify(self.on_close, self)
         elif self._state is _State.INIT:
             self._state = _State.CLOSED
             self._closed.set()
@@ -208,10 +208,11 @@ class Producer:
         reply: AsyncResult = connection.request(command)
         if not raise_error:
             return reply
-        try:
-            return reply.get(timeout=max(deadline - self._clock.monotonic(), 0))
-        except gevent.Timeout:
-            raise NSQTimeout(f"{connection.address}: publish not answered within {limit} s; nsqd may have it") from None
+        # Not get(timeout=...): a gevent.Timeout that the caller has set must stay the caller's.
+        reply.wait(max(deadline - self._clock.monotonic(), 0))
+        if not reply.ready():
+            raise NSQTimeout(f"{connection.address}: publish not answered within {limit} s; nsqd may have it")
+        return reply.get()
 
     def _take_turn(self) -> Connection | None:
         """Choose the next connection that can send, in turn."""
@@ -242,9 +243,7 @@ class Producer:
         connection.on_error = self._handle_error
 
     def _handle_response(self, connection: Connection, data: bytes) -> None:
-        if self.on_response.receivers:
-            self.on_response.send(self, response=data)
+        notify(self.on_response, self, response=data)
 
     def _handle_error(self, connection: Connection, error: NSQErrorCode) -> None:
-        if self.on_error.receivers:
-            self.on_error.send(self, error=error)
+        notify(self.on_error, self, error=error)

@@ -18,6 +18,8 @@ Key = TypeVar("Key", bound=Hashable)
 class RdyPolicy(Generic[Key]):
     """Spread max_in_flight over connections so that the sum of max(RDY, in flight) never exceeds it.
 
+    In flight is what has arrived: what an nsqd had sent before it read a lower RDY comes on top, for a moment.
+
     Args:
         max_in_flight: Messages, 1 or more; may be changed at any time, decide() then says what follows.
         rng: Source of randomness for who gets the remainder.

@@ -90,6 +90,8 @@ def connect(host: str, port: int, timeout: float) -> TcpTransport:
         if expired is not deadline:
             raise
         raise NSQTimeout(f"{peer}: no connection within {timeout} s") from None
+    except UnicodeError as error:
+        raise NSQSocketError(f"{peer}: can't connect: host name {host!r} is not valid: {error}") from error
     except OSError as error:
         raise _translated(error, peer, "can't connect: ") from error
     sock.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_NODELAY, 1)

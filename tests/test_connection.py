@@ -1,5 +1,7 @@
 """Connection against a peer made of lists: replies in order, heartbeats, errors, the end."""
 
+import errno
+
 import gevent
 import pytest
 
@@ -11,6 +13,7 @@ from gnsq.errors import (
     NSQFrameError,
     NSQInvalid,
     NSQProtocolError,
+    NSQSocketError,
     NSQTimeout,
 )
 from gnsq.nsqd.connection import Connection, ConnectionState
@@ -149,7 +152,7 @@ def test_fatal_error_fails_the_oldest_with_it_and_the_others_with_the_loss(conne
 
     with pytest.raises(NSQInvalid, match="E_INVALID no"):
         first.get(timeout=1)
-    with pytest.raises(NSQConnectionClosed, match="nsqd:4150: E_INVALID no"):
+    with pytest.raises(NSQConnectionClosed, match=r"refused a command before this one .*E_INVALID no.* not executed"):
         second.get(timeout=1)
 
 
@@ -425,3 +428,86 @@ def test_close_while_subscribing_does_not_leave_it_subscribed(connection, transp
 
     assert isinstance(subscribing.exception, NSQConnectionClosed)
     assert connection.state is ConnectionState.CLOSED
+
+
+def test_close_ends_when_the_connection_is_lost_while_draining(connection, transport):
+    held = []
+    connection.on_messages = lambda _, messages: held.extend(messages)
+    transport.feed(OK)
+    connection.subscribe("t", "c")
+    transport.feed(message_frame())
+    wait_until(lambda: held)
+    closing = gevent.spawn(connection.close, 60)
+    wait_until(lambda: transport.sent.endswith(b"CLS\n"))
+    transport.feed(encode_frame(RESPONSE, b"CLOSE_WAIT"))
+    gevent.sleep(0)
+
+    transport.feed(b"")
+
+    closing.get(timeout=2)
+
+
+def test_message_that_comes_with_close_wait_is_waited_for(connection, transport):
+    held = []
+    connection.on_messages = lambda _, messages: held.extend(messages)
+    transport.feed(OK)
+    connection.subscribe("t", "c")
+    transport.feed(message_frame())
+    wait_until(lambda: held)
+    closing = gevent.spawn(connection.close, 60)
+    wait_until(lambda: transport.sent.endswith(b"CLS\n"))
+    held[0].finish()
+
+    transport.feed(message_frame() + encode_frame(RESPONSE, b"CLOSE_WAIT"))
+    wait_until(lambda: len(held) == 2)
+    gevent.sleep(0)
+    assert not transport.ended
+    held[1].finish()
+    closing.get(timeout=2)
+
+    assert transport.sent.count(b"FIN ") == 2
+
+
+def test_connection_aborted_while_it_connects_stays_closed(transport, monkeypatch):
+    connection = Connection("nsqd", 4150)
+
+    def connect(host, port, timeout):
+        connection.abort()
+        return transport
+
+    monkeypatch.setattr("gnsq.nsqd.connection.connect", connect)
+
+    with pytest.raises(NSQConnectionClosed, match="nsqd:4150"):
+        connection.open()
+    assert connection.state is ConnectionState.CLOSED
+    assert transport.closed
+
+
+def test_callers_own_timeout_stays_the_callers(connection):
+    with pytest.raises(gevent.Timeout) as caught, gevent.Timeout(0.01) as own:
+        connection.subscribe("t", "c")
+
+    assert caught.value is own
+
+
+def test_reset_with_a_long_command_waiting_names_its_length(connection, transport):
+    reply = connection.request(commands.publish("t", b"x" * 5000))
+
+    connection.abort(NSQSocketError(errno.ECONNRESET, "Connection reset by peer"))
+
+    with pytest.raises(NSQConnectionClosed, match=r"has 5010 bytes.*--max-msg-size"):
+        reply.get(timeout=1)
+
+
+def test_killed_reader_closes_the_connection(connection):
+    gevent.sleep(0)
+    for greenlet in connection._greenlets:
+        if greenlet.name.startswith("gnsq-read"):
+            greenlet.kill()
+
+    assert connection.state is ConnectionState.CLOSED
+
+
+def test_invalid_host_name_is_a_socket_error():
+    with pytest.raises(NSQSocketError, match=r"host name 'a\.\.b' is not valid"):
+        Connection("a..b", 4150).open()

@@ -1,6 +1,8 @@
 """Consumer: handlers in workers, an answer for every message, max_in_flight kept."""
 
+import gc
 import logging
+import time
 
 import gevent
 import pytest
@@ -8,7 +10,7 @@ from gevent.event import Event
 
 from gnsq import Consumer, Producer
 from gnsq.errors import NSQRequeueMessage
-from tests.helpers import channel_stats, refused_port, wait_until
+from tests.helpers import channel_stats, peer, refused_port, wait_until
 
 
 @pytest.fixture
@@ -514,3 +516,133 @@ def test_newcomer_gets_its_share_as_answers_free_it(fakecluster):
             message.finish()
         wait_until(lambda: connections[second.tcp_address].ready_count == 2)
         assert consumer.total_in_flight + 2 <= 4
+
+
+def test_handler_that_times_out_is_a_failure(fakensqd, publish, consume):
+    errors, attempts = [], []
+
+    def handle(consumer, message):
+        attempts.append(message.attempts)
+        if message.attempts == 1:
+            with gevent.Timeout(0.01):
+                gevent.sleep(10)
+
+    consumer = consume(handle)
+    consumer.on_exception.connect(lambda sender, message, error: errors.append(type(error)), weak=False)
+    publish(b"x")
+    wait_until(lambda: len(attempts) == 2)
+
+    assert errors == [gevent.Timeout]
+    wait_until(lambda: consumer.total_in_flight == 0)
+
+
+def test_killed_handler_gives_its_message_back(publish, consume):
+    attempts = []
+
+    def handle(consumer, message):
+        attempts.append(message.attempts)
+        if message.attempts == 1:
+            raise gevent.GreenletExit
+
+    consumer = consume(handle)
+    publish(b"x")
+    wait_until(lambda: attempts == [1, 2])
+
+    wait_until(lambda: consumer.total_in_flight == 0)
+
+
+def test_message_without_a_handler_is_given_back_not_finished(fakensqd, publish, caplog):
+    class Owner:
+        def handle(self, consumer, message):
+            raise AssertionError("collected by now")
+
+    owner = Owner()
+    consumer = Consumer("t", "c", fakensqd.tcp_address)
+    consumer.on_message.connect(owner.handle)
+    with consumer:
+        del owner
+        gc.collect()
+        publish(b"x")
+        wait_until(lambda: channel_stats(fakensqd, "t", "c")["requeue_count"] == 1)
+
+    assert "no handler is connected to on_message any more; requeued" in caplog.text
+
+
+def test_handler_connected_for_another_sender_does_not_count(fakensqd):
+    consumer = Consumer("t", "c", fakensqd.tcp_address)
+    consumer.on_message.connect(print, sender=object())
+
+    with pytest.raises(RuntimeError, match="consumer has no handler"):
+        consumer.start()
+
+
+@pytest.mark.parametrize("name", ["on_response", "on_error", "on_finish", "on_requeue", "on_exception", "on_close"])
+def test_receiver_that_raises_is_logged_and_harms_nothing(fakensqd, publish, caplog, name):
+    def receive(sender, **keywords):
+        raise RuntimeError("receiver is broken")
+
+    handled = []
+
+    def handle(consumer, message):
+        handled.append(message.attempts)
+        if message.attempts == 1:
+            raise RuntimeError("once")
+        consumer._pool.connections[fakensqd.tcp_address].touch(b"0123456789abcdef")
+
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=handle)
+    getattr(consumer, name).connect(receive, weak=False)
+    with consumer:
+        publish(b"1", b"2")
+        wait_until(lambda: sorted(handled) == [1, 1, 2, 2])
+        wait_until(lambda: channel_stats(fakensqd, "t", "c")["in_flight_count"] == 0)
+
+    assert "receiver is broken" in caplog.text
+
+
+def test_slow_messages_behind_quick_ones_let_others_run(publish, consume):
+    """The clock is looked at behind every message, so no burst of slow ones holds the hub."""
+    longest, last, done = [0.0], [None], []
+
+    def tick():
+        while True:
+            now = time.monotonic()
+            if last[0] is not None:
+                longest[0] = max(longest[0], now - last[0])
+            last[0] = now
+            gevent.sleep(0)
+
+    def handle(consumer, message):
+        if message.body == b"slow":
+            started = time.monotonic()
+            while time.monotonic() - started < 0.02:
+                pass
+        done.append(message)
+
+    ticker = gevent.spawn(tick)
+    consume(handle, max_in_flight=1000, concurrency=1)
+    publish(*[b"quick"] * 500, *[b"slow"] * 30)
+    wait_until(lambda: len(done) == 530)
+    ticker.kill()
+
+    # 30 of them together take 0.6 s.
+    assert longest[0] < 0.3
+
+
+def test_close_while_nsqlookupd_is_silent_leaves_nothing_running(fakensqd):
+    asked, release = Event(), Event()
+
+    def answer(sock):
+        asked.set()
+        release.wait(10)
+
+    with peer(answer) as address:
+        consumer = Consumer("t", "c", fakensqd.tcp_address, address, message_handler=print)
+        starting = gevent.spawn(consumer.start, block=False)
+        asked.wait(5)
+        consumer.close()
+        release.set()
+        gevent.joinall([starting], timeout=5)
+        consumer.join(5)
+
+    assert not consumer.is_running
+    assert all(task.dead for task in consumer._tasks)

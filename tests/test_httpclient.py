@@ -99,6 +99,13 @@ def test_silent_server_does_not_hold_up_others():
     assert len(ticks) > 5
 
 
+def test_errors_are_raised_and_not_printed(capfd):
+    with pytest.raises(NSQHttpError):
+        HTTPClient("127.0.0.1", refused_port()).request("GET", "x")
+
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("url", "address"),
     [

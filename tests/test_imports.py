@@ -25,14 +25,15 @@ GNSQ = {
     "backofftimer": PURE,
     "rdy": PURE,
     "clock": [],
+    "signals": [],
     "transport": [*PURE, "clock"],
     "httpclient": PURE,
     "nsqd": CLIENT,
     "lookupd": CLIENT,
     "discovery": CLIENT,
     "pool": CLIENT,
-    "consumer": [*CLIENT, "pool", "discovery"],
-    "producer": [*CLIENT, "pool", "discovery"],
+    "consumer": [*CLIENT, "pool", "discovery", "signals"],
+    "producer": [*CLIENT, "pool", "signals"],
 }
 PURE_MODULES = [
     "gnsq/errors.py",
@@ -42,9 +43,13 @@ PURE_MODULES = [
     "gnsq/backofftimer.py",
     "gnsq/rdy.py",
     "gnsq/spark/offsets.py",
-    "fakensqd/broker.py",
-    "fakensqd/session.py",
-    "fakensqd/effects.py",
+    *[
+        f"fakensqd/{name}.py"
+        for name in [
+            *["broker", "channel", "effects", "gojson", "gotext", "http_api", "identify", "ids", "lookupd_http"],
+            *["lookupd_session", "nsqd_http", "options", "parameters", "reader", "registry", "session", "stats"],
+        ]
+    ],
 ]
 IMPURE = {"gevent", "socket", "logging", "time", "threading", "requests", "select"}
 # The host's own name is a fact that IDENTIFY carries.

@@ -81,6 +81,14 @@ def test_negative_delay_is_refused_and_the_message_still_to_be_answered(message,
     assert responder.calls == [("finish", ID)]
 
 
+def test_delay_that_is_no_int_is_refused_and_the_message_still_to_be_answered(message, responder):
+    with pytest.raises(TypeError, match=r"int of milliseconds, not 1\.5"):
+        message.requeue(1.5)
+
+    message.finish()
+    assert responder.calls == [("finish", ID)]
+
+
 def test_async_is_remembered(message):
     assert not message.is_async()
     message.enable_async()

@@ -29,7 +29,7 @@ def test_special_values_pass():
 
 @pytest.mark.parametrize("value", ["60", True])
 def test_not_a_number_is_a_type_error(value):
-    with pytest.raises(TypeError, match="timeout must be a number"):
+    with pytest.raises(TypeError, match="timeout must be float, not"):
         ConnectionOptions(timeout=value)
 
 
@@ -50,3 +50,17 @@ def test_rows_describe_every_option():
 
     assert ("timeout", "60.0", "s") in [row[:3] for row in rows]
     assert all(meaning for *_, meaning in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("timeout", None, "timeout must be float, not None"),
+        ("output_buffer_size", 100.5, "output_buffer_size must be int, not 100.5"),
+        ("client_id", b"x", "client_id must be str or None, not b'x'"),
+        ("hostname", 5, "hostname must be str or None, not 5"),
+    ],
+)
+def test_wrong_types_are_refused_where_the_option_is_given(name, value, words):
+    with pytest.raises(TypeError, match=words):
+        ConnectionOptions(**{name: value})

@@ -132,3 +132,13 @@ def test_close_ends_the_wait_for_another_try():
 
     with gevent.Timeout(2, NSQException("close hangs")):
         log.pool.close(1)
+
+
+def test_bug_in_a_callback_is_logged_and_tried_again(made, fakensqd, caplog):
+    log = made(setup=lambda connection: 1 / 0)
+    log.pool.add(fakensqd.tcp_address, permanent=True)
+    log.pool.wait_tried()
+    wait_until(lambda: log.events.count("prepare") > 1)
+
+    assert "internal error while connecting" in caplog.text
+    assert log.pool.connections == {}

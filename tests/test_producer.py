@@ -246,3 +246,31 @@ def test_server_that_is_not_nsqd_is_told_apart():
         pytest.raises(NSQNoConnections, match=r"does not speak nsqd's TCP protocol: .* speaks HTTP"),
     ):
         producer.publish("t", b"x", timeout=0.05)
+
+
+def test_callers_own_timeout_stays_the_callers():
+    with silent() as address, Producer(address, close_timeout=0.01) as producer:
+        with pytest.raises(gevent.Timeout) as caught, gevent.Timeout(0.05) as own:
+            producer.publish("t", b"x")
+
+        assert caught.value is own
+
+
+def test_neighbours_of_a_refused_publish_are_told_that_theirs_was_not_executed(fakensqd):
+    with Producer(fakensqd.tcp_address) as producer:
+        refused = producer.publish("t", b"x" * 2_000_000, raise_error=False)
+        behind = producer.publish("t", b"y", raise_error=False)
+
+        with pytest.raises(NSQBadMessage, match="message too big 2000000"):
+            refused.get(timeout=5)
+        with pytest.raises(NSQConnectionClosed, match="this one was not executed"):
+            behind.get(timeout=5)
+
+
+def test_start_and_close_at_once_both_return():
+    producer = Producer(f"127.0.0.1:{refused_port()}")
+    jobs = [gevent.spawn(producer.start), gevent.spawn(producer.close)]
+
+    gevent.joinall(jobs, timeout=5, raise_error=True)
+
+    assert all(job.ready() for job in jobs)

@@ -41,7 +41,7 @@ def test_consume_example_consumes_until_it_closes(fakensqd, capsys):
 
     run(example("Consume"), fakensqd)
 
-    assert "1 b'{\"page\": \"/b\"}'" in capsys.readouterr().out
+    assert '1 b\'{"page": "/b"}\'' in capsys.readouterr().out
     assert channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 0
 
 

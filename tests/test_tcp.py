@@ -196,6 +196,16 @@ def test_malformed_frame_closes(opened):
         assert not client.is_connected
 
 
+def test_short_message_closes(opened):
+    with scripted(encode_frame(MESSAGE, b"short")) as address:
+        client = opened(address)
+        client.identify()
+
+        with pytest.raises(NSQFrameError, match="message frame of 5 bytes"):
+            client.read_response()
+        assert not client.is_connected
+
+
 def test_silence_is_a_timeout_and_leaves_the_connection(opened):
     with scripted() as address:
         client = opened(address, timeout=0.05)

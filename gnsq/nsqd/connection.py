@@ -7,9 +7,11 @@ messages, how much RDY there is and when to connect again is decided by those wh
 from __future__ import annotations
 
 import enum
+import errno
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import gevent
 from gevent.event import AsyncResult, Event
@@ -21,6 +23,7 @@ from gnsq.errors import (
     NSQException,
     NSQFrameError,
     NSQProtocolError,
+    NSQSocketError,
     NSQTimeout,
     make_error,
 )
@@ -53,6 +56,13 @@ class ConnectionState(enum.Enum):
     SUBSCRIBED = "subscribed"
     CLOSING = "closing"
     CLOSED = "closed"
+
+
+class _Pending(NamedTuple):
+    """A command that waits for its answer."""
+
+    reply: AsyncResult
+    size: int
 
 
 def perform(steps: Handshake, transport: Transport, decoder: FrameDecoder) -> Identity:
@@ -125,7 +135,7 @@ class Connection:
         self._writer: gevent.Greenlet | None = None
         self._writer_parked = False
         self._flushed = Event()
-        self._pending: deque[AsyncResult] = deque()
+        self._pending: deque[_Pending] = deque()
         self._drained = Event()
         self._closed = Event()
         self._last_read = 0.0
@@ -153,12 +163,17 @@ class Connection:
         try:
             with deadline:
                 self._transport = transport or connect(self.host, self.port, self.options.timeout)
+                if self.state is ConnectionState.CLOSED:
+                    # Aborted while it connected; abort() had no transport to close.
+                    self._transport.close()
+                    raise self._lost(self.error)
                 self.identity = perform(handshake(self.options), self._transport, self._decoder)
         except gevent.Timeout as expired:
             self.abort()
             if expired is not deadline:
                 raise
-            raise NSQTimeout(f"{self.address}: no answer to IDENTIFY within {self.options.timeout} s") from None
+            missing = "connection" if self._transport is None else "answer to IDENTIFY"
+            raise NSQTimeout(f"{self.address}: no {missing} within {self.options.timeout} s") from None
         except NSQProtocolError as error:
             self.abort(error)
             raise type(error)(f"{self.address} does not speak nsqd's TCP protocol: {error}") from error
@@ -209,13 +224,15 @@ class Connection:
             with deadline:
                 if subscribed:
                     self.call(commands.close(), expected=CLOSE_WAIT)
-                if self.in_flight > 0:
+                # Each may have to wait again: messages still come until nsqd has read the CLS.
+                while self.in_flight > 0 and self.state is ConnectionState.CLOSING:
+                    self._drained.clear()
                     self._drained.wait()
                 while self._pending:
-                    self._pending[-1].wait()
-                while not self._writer_parked:
-                    self._flushed.wait()
+                    self._pending[-1].reply.wait()
+                while not self._writer_parked and self.state is ConnectionState.CLOSING:
                     self._flushed.clear()
+                    self._flushed.wait()
                 self._ended = True
                 if self._transport is not None:
                     # nsqd reads up to our end before it closes, so the last FINs arrive.
@@ -249,8 +266,10 @@ class Connection:
         self._drained.set()
         self._closed.set()
         pending, self._pending = self._pending, deque()
-        for reply in pending:
-            reply.set_exception(self._lost(error))
+        if pending:
+            lost = self._lost(error, max(item.size for item in pending))
+            for item in pending:
+                item.reply.set_exception(lost)
         for greenlet in self._greenlets:
             # Reader and writer end by the closed socket; the watch may be asleep for a heartbeat interval.
             if greenlet is not gevent.getcurrent() and greenlet.name.startswith("gnsq-watch"):
@@ -270,8 +289,17 @@ class Connection:
     def _enter(self, state: ConnectionState) -> None:
         self.state = state
 
-    def _lost(self, error: NSQException | None) -> NSQConnectionClosed:
-        return NSQConnectionClosed(f"{self.address}: {error or 'connection was closed'}")
+    def _lost(self, error: NSQException | None, longest: int = 0) -> NSQConnectionClosed:
+        """Say why there is no answer; longest is the size of the longest command that waits for one."""
+        text = f"{self.address}: {error or 'connection was closed'}"
+        if isinstance(error, NSQErrorCode):
+            # Source: nsqd executes nothing behind a fatal error.
+            text = f"{self.address}: nsqd refused a command before this one and closed the connection ({error}); "
+            text += "this one was not executed"
+        elif isinstance(error, NSQSocketError) and error.errno == errno.ECONNRESET and longest:
+            text += f"; the longest command without an answer has {longest} bytes, and nsqd resets a connection when "
+            text += "it refuses a body: compare with its --max-msg-size and --max-body-size"
+        return NSQConnectionClosed(text)
 
     @property
     def nsqd(self) -> str:
@@ -287,9 +315,9 @@ class Connection:
             NSQConnectionClosed: If the connection is closed.
         """
         self.send(command)
-        reply = AsyncResult()
-        self._pending.append(reply)
-        return reply
+        pending = _Pending(AsyncResult(), len(command))
+        self._pending.append(pending)
+        return pending.reply
 
     def call(self, command: bytes, expected: bytes | None = None) -> bytes:
         """Send a command and wait for its answer.
@@ -301,11 +329,12 @@ class Connection:
             NSQConnectionClosed: If the connection is closed or gets lost.
         """
         reply = self.request(command)
-        try:
-            answer: bytes = reply.get(timeout=self.options.timeout)
-        except gevent.Timeout:
+        # Not get(timeout=...): a gevent.Timeout that the caller has set must stay the caller's.
+        reply.wait(self.options.timeout)
+        if not reply.ready():
             word = command.split(None, 1)[0].decode()
-            raise NSQTimeout(f"{self.address}: no answer to {word} within {self.options.timeout} s") from None
+            raise NSQTimeout(f"{self.address}: no answer to {word} within {self.options.timeout} s")
+        answer: bytes = reply.get()
         if expected is not None and answer != expected:
             raise NSQProtocolError(f"{self.address}: answer {answer[:80]!r}, {expected!r} was due")
         return answer
@@ -372,6 +401,9 @@ class Connection:
         except Exception as error:  # top of a greenlet: a bug here must not leave anyone waiting
             logger.exception("%s: internal error, connection closed", self.address)
             self.abort(NSQException(f"internal error: {error!r}"))
+        except BaseException:
+            self.abort()
+            raise
 
     def _read_loop(self) -> None:
         assert self._transport is not None  # open() has made it
@@ -415,7 +447,7 @@ class Connection:
         if data == HEARTBEAT:
             self.send(commands.NOP)
         elif self._pending:
-            self._pending.popleft().set(data)
+            self._pending.popleft().reply.set(data)
         else:
             raise NSQProtocolError(f"response {data[:80]!r}, but no command waits for one")
         if self.on_response is not None:
@@ -429,7 +461,7 @@ class Connection:
             logger.warning("%s: %s", self.address, error)
             return
         if self._pending:
-            self._pending.popleft().set_exception(error)
+            self._pending.popleft().reply.set_exception(error)
         raise error
 
     def _write_loop(self) -> None:

@@ -149,7 +149,7 @@ class NsqdTCPClient:
         """
         frame_type, data = self._read_frame()
         if frame_type == MESSAGE:
-            return frame_type, self._handle_message(Message.from_frame(data, self))
+            return frame_type, self._handle_message(data)
         if frame_type == ERROR:
             return frame_type, self._handle_error(make_error(data))
         if frame_type != RESPONSE:
@@ -206,7 +206,12 @@ class NsqdTCPClient:
             raise
         return frame
 
-    def _handle_message(self, message: Message) -> Message:
+    def _handle_message(self, data: bytes) -> Message:
+        try:
+            message = Message.from_frame(data, self)
+        except NSQFrameError:
+            self.close_stream()
+            raise
         self.last_message = time.time()
         self.in_flight += 1
         self.on_message.send(self, message=message)

@@ -142,7 +142,7 @@ def finish(message_id: bytes | str) -> bytes:
     Raises:
         ValueError: If the id has not 16 bytes, or holds a space or a newline.
     """
-    return b"FIN %s\n" % _checked_id(message_id)
+    return b"FIN " + _checked_id(message_id) + b"\n"
 
 
 def requeue(message_id: bytes | str, timeout: int = 0) -> bytes:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 
-from gnsq.errors import NSQException, NSQProtocolError, make_error
+from gnsq.errors import NSQBadBody, NSQErrorCode, NSQException, NSQProtocolError, make_error
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, HEARTBEAT, OK, RESPONSE, Frame
@@ -78,7 +78,7 @@ def _read_response() -> Generator[Write | ReadFrame, Frame | None, bytes]:
         assert frame is not None  # what the performer sends in answer to ReadFrame
         frame_type, data = frame
         if frame_type == ERROR:
-            raise make_error(data)
+            raise _explained(make_error(data))
         if frame_type != RESPONSE:
             raise NSQProtocolError(f"frame of type {frame_type} in answer to IDENTIFY; a response was due")
         if data != HEARTBEAT:
@@ -95,6 +95,8 @@ def _identity(data: bytes) -> Identity:
         answer = None
     if not isinstance(answer, dict):
         raise NSQProtocolError(f"answer {data[:80]!r} to IDENTIFY is neither OK nor a JSON object")
+    if not isinstance(answer.get("max_rdy_count", 0), int):
+        raise NSQProtocolError(f"max_rdy_count {answer['max_rdy_count']!r} in the answer to IDENTIFY is no integer")
     return Identity(
         version=answer.get("version"),
         max_rdy_count=answer.get("max_rdy_count", DEFAULT_MAX_RDY_COUNT),
@@ -103,6 +105,15 @@ def _identity(data: bytes) -> Identity:
         auth_required=bool(answer.get("auth_required")),
         answer=answer,
     )
+
+
+def _explained(error: NSQErrorCode) -> NSQErrorCode:
+    if isinstance(error, NSQBadBody):
+        error.text += (
+            " (nsqd's flags --max-heartbeat-interval, --max-output-buffer-size, --max-output-buffer-timeout and "
+            "--max-msg-timeout set the limits of these options)"
+        )
+    return error
 
 
 def _seconds(milliseconds: object) -> float | None:

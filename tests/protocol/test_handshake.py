@@ -74,7 +74,7 @@ def test_heartbeat_before_the_answer_is_answered():
 
 
 def test_refusal_is_raised():
-    with pytest.raises(NSQBadBody, match="E_BAD_BODY IDENTIFY heartbeat interval"):
+    with pytest.raises(NSQBadBody, match=r"E_BAD_BODY IDENTIFY heartbeat interval.*--max-heartbeat-interval"):
         run([(ERROR, b"E_BAD_BODY IDENTIFY heartbeat interval (5) is invalid")])
 
 
@@ -89,6 +89,7 @@ def test_required_auth_is_an_error_before_anything_else():
         pytest.param((MESSAGE, b"x"), "frame of type 2", id="message"),
         pytest.param((RESPONSE, b"hello"), "neither OK nor a JSON object", id="not json"),
         pytest.param((RESPONSE, b"[]"), "neither OK nor a JSON object", id="list"),
+        pytest.param((RESPONSE, b'{"max_rdy_count":"1"}'), "max_rdy_count '1'", id="count is no integer"),
     ],
 )
 def test_other_answers_break_the_protocol(frame, words):
