@@ -34,7 +34,7 @@ from gnsq.signals import notify
 
 __all__ = ["Consumer", "ConsumerOptions"]
 
-# A worker lets others run behind the message with which it has worked for so many seconds.
+# A worker ends behind the message with which it has worked for so many seconds; another goes on.
 SLICE = 0.002
 # A message that no handler saw, because none is connected any more, comes again after so many milliseconds.
 UNHANDLED_DELAY = 1000
@@ -334,43 +334,40 @@ class Consumer:
         connection.on_finish = self._send_finish if self.on_finish.receivers else None
         connection.on_requeue = self._send_requeue if self.on_requeue.receivers else None
         self._inbox.extend(messages)
-        self._wake_worker()
+        if self._may_wake():
+            self._add_worker(gevent.spawn(self._work))
 
-    def _wake_worker(self) -> None:
-        """Have one more worker started, unless one is on its way or there are enough."""
-        if self._wake_due or len(self._workers) >= self.concurrency:
-            return
+    def _may_wake(self) -> bool:
+        return not self._wake_due and len(self._workers) < self.concurrency
+
+    def _add_worker(self, worker: gevent.Greenlet) -> None:
         self._wake_due = True
-        worker = gevent.spawn(self._work)
         worker.name = f"gnsq-worker-{self.topic}"
         self._workers.add(worker)
 
     def _work(self) -> None:
-        """Handle messages until the inbox is empty, then end: a spawn costs less than a wake-up for each message.
+        """Handle messages until the inbox is empty or the slice is over, then end.
 
-        Before each message the next worker is put on its way, so that a handler that waits keeps nobody waiting;
-        it runs only when this one lets go.
+        Before each message the next worker is put on its way, so that a handler that waits keeps nobody waiting.
+        That one, and the one that goes on behind a slice, begin in the loop's next round: between two rounds it
+        looks at its sockets, which it does not between two callbacks, of which sleep(0) is one. So handlers that
+        only compute, however many at once, hold up heartbeats no longer than one of them takes.
         """
         self._wake_due = False
         inbox = self._inbox
         now = self._clock.monotonic
+        # A look at the clock costs 0.05 us.
+        end_of_slice = now() + SLICE
         try:
-            while inbox:
-                # A look at the clock costs 0.05 us, a yield 2.
-                end_of_slice = now() + SLICE
-                while now() < end_of_slice:
-                    if not inbox:
-                        return
-                    message = inbox.popleft()
-                    if inbox and not self._wake_due:
-                        self._wake_worker()
-                    self._handle(message)
-                # Handlers that only compute never yield: without this heartbeats and other connections starve.
-                gevent.sleep(0)
+            while inbox and now() < end_of_slice:
+                message = inbox.popleft()
+                if inbox and self._may_wake():
+                    self._add_worker(gevent.spawn_later(0, self._work))
+                self._handle(message)
         finally:
             self._workers.discard(gevent.getcurrent())
-            if inbox:
-                self._wake_worker()
+            if inbox and self._may_wake():
+                self._add_worker(gevent.spawn_later(0, self._work))
 
     def _handle(self, message: Message) -> None:
         """Call the handlers, and answer according to how they end."""

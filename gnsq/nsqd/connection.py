@@ -44,6 +44,8 @@ STALL = 1.0
 
 # So many chunks without a message may follow each other before the reader yields.
 SPARED_YIELDS = 8
+# A reset is put down to a refused body only where one longer than this waits for its answer, bytes.
+SUSPECT_SIZE = 1024
 # How long the reader may look for nsqd's reason after a send has failed, seconds.
 LAST_WORDS = 1.0
 
@@ -296,7 +298,7 @@ class Connection:
             # Source: nsqd executes nothing behind a fatal error.
             text = f"{self.address}: nsqd refused a command before this one and closed the connection ({error}); "
             text += "this one was not executed"
-        elif isinstance(error, NSQSocketError) and error.errno == errno.ECONNRESET and longest:
+        elif isinstance(error, NSQSocketError) and error.errno == errno.ECONNRESET and longest > SUSPECT_SIZE:
             text += f"; the longest command without an answer has {longest} bytes, and nsqd resets a connection when "
             text += "it refuses a body: compare with its --max-msg-size and --max-body-size"
         return NSQConnectionClosed(text)
