@@ -42,7 +42,7 @@ PURE_MODULES = [
     "gnsq/addresses.py",
     "gnsq/backofftimer.py",
     "gnsq/rdy.py",
-    "gnsq/spark/offsets.py",
+    *[f"gnsq/spark/{name}.py" for name in ["collector", "drain", "gauge", "offsets", "pipeline/counts"]],
     *[
         f"fakensqd/{name}.py"
         for name in [

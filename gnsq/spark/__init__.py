@@ -1,0 +1,26 @@
+"""NSQ for Spark: ``spark.readStream.format("nsq")`` and ``df.writeStream.format("nsq")``.
+
+Importing this package loads neither Spark nor Arrow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format ``nsq`` known to a Spark session. Where the module pyspark_nsq is installed Spark finds it alone.
+
+    Raises:
+        ImportError: If pyspark or pyarrow is missing; the text names the extra.
+    """
+    try:
+        from gnsq.spark.datasource import NsqDataSource  # loads pyspark and pyarrow
+    except ImportError as error:
+        raise ImportError(f"gnsq.spark needs pyspark and pyarrow: pip install 'gnsq[spark]' ({error})") from error
+    spark.dataSource.register(NsqDataSource)

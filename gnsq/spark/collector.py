@@ -1,0 +1,87 @@
+"""Collector: messages that wait for a segment, and when it is due. PURE: is told the time, answers no message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Collector", "SegmentLimits", "SpoolMessage"]
+
+
+class SpoolMessage(Protocol):
+    """What is used of a gnsq.Message."""
+
+    id: bytes
+    body: bytes
+    timestamp: int
+    attempts: int
+
+    @property
+    def nsqd(self) -> str | None:
+        """Where it came from."""
+
+    def finish(self) -> None:
+        """Answer FIN."""
+
+    def requeue(self, time_ms: int = 0, backoff: bool = True) -> None:
+        """Answer REQ."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLimits:
+    """A segment is written when it has so many rows, so many bytes of bodies, or is so many seconds old."""
+
+    rows: int
+    size: int
+    age: float
+
+
+class Collector:
+    """What was received and is in no segment yet."""
+
+    __slots__ = ("_limits", "_messages", "_since", "_size")
+
+    def __init__(self, limits: SegmentLimits) -> None:
+        self._limits = limits
+        self._messages: list[SpoolMessage] = []
+        self._size = 0
+        self._since = 0.0
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, message: SpoolMessage) -> None:
+        """Take a message in. On the hot path: reads no clock, decides nothing."""
+        self._messages.append(message)
+        self._size += len(message.body)
+
+    def mark(self, now: float) -> None:
+        """Tell when the oldest came in; asked for when the collector was empty."""
+        self._since = now
+
+    def is_full(self, in_flight_limit: int) -> bool:
+        """Whether a segment is due for its rows or bytes.
+
+        Args:
+            in_flight_limit: Messages that nsqd delivers before it waits for answers. Half of them make a segment, so
+                that the other half arrives while it is written.
+        """
+        rows = min(self._limits.rows, max(in_flight_limit // 2, 1))
+        return len(self._messages) >= rows or self._size >= self._limits.size
+
+    def due_in(self, now: float) -> float:
+        """Say in how many seconds the segment is due for its age; 0 if it is already."""
+        return max(self._since + self._limits.age - now, 0.0)
+
+    def take(self) -> Sequence[SpoolMessage]:
+        """Hand over all that waits, or what makes a full segment: the rest is for the next, and as old."""
+        messages, size = self._messages, self._size
+        count = min(len(messages), self._limits.rows)
+        while count > 1 and size > self._limits.size:
+            size = sum(len(message.body) for message in messages[:count])
+            if size > self._limits.size:
+                count = max(count * self._limits.size // size, 1)
+        self._messages = messages[count:]
+        self._size = sum(len(message.body) for message in self._messages)
+        return messages[:count]

@@ -1,0 +1,78 @@
+"""NsqDataSource: the format ``nsq``: name, schema, and which reader or writer serves a call."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from gnsq.spark.options import ReadOptions, WriteOptions
+from gnsq.spark.sink import NsqBatchWriter, NsqStreamWriter, check_columns
+from gnsq.spark.source import NsqBatchReader, NsqStreamReader
+
+__all__ = ["COLUMNS", "NsqDataSource"]
+
+# As segments.SCHEMA: what is read is handed to Spark as it lies there.
+COLUMNS = {
+    "body": "binary",
+    "message_id": "string",
+    "attempts": "int",
+    "published_at": "timestamp",
+    "received_at": "timestamp",
+    "nsqd": "string",
+    "topic": "string",
+}
+
+
+class NsqDataSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
+    """``spark.read``, ``readStream``, ``df.write`` and ``writeStream`` with ``.format("nsq")``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Name the format."""
+        return "nsq"
+
+    def schema(self) -> str:
+        """Say what a row holds."""
+        return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+
+    def reader(self, schema: StructType) -> NsqBatchReader:
+        """Make the reader of a batch."""
+        return NsqBatchReader(ReadOptions.parse(self.options), _columns(schema))
+
+    def streamReader(self, schema: StructType) -> NsqStreamReader:
+        """Make the reader of a stream."""
+        options = ReadOptions.parse(self.options)
+        if not options.spool:
+            raise ValueError("option spool is required: a directory for this query alone, as a path or a URI")
+        if options.max_rows is not None:
+            raise ValueError("option maxRows is for spark.read only; a stream has maxRowsPerBatch")
+        return NsqStreamReader(options, _columns(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> NsqBatchWriter:
+        """Make the writer of a batch."""
+        if overwrite:
+            raise ValueError("a topic can't be overwritten: use mode('append')")
+        return NsqBatchWriter(self._write_options(schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NsqStreamWriter:
+        """Make the writer of a stream."""
+        return NsqStreamWriter(self._write_options(schema))
+
+    def _write_options(self, schema: StructType) -> WriteOptions:
+        options = WriteOptions.parse(self.options)
+        check_columns({field.name: field.dataType.simpleString() for field in schema.fields}, options)
+        return options
+
+
+def _columns(schema: StructType) -> tuple[str, ...]:
+    """Check a schema that the user gave: any of ours, each with its type.
+
+    Raises:
+        ValueError: If it holds anything else.
+    """
+    for field in schema.fields:
+        if COLUMNS.get(field.name) != field.dataType.simpleString():
+            raise ValueError(
+                f"column {field.simpleString()} is not one of {COLUMNS}: give no schema, use from_json on body"
+            )
+    return tuple(field.name for field in schema.fields)

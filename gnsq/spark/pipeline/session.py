@@ -1,0 +1,108 @@
+"""The job's Spark session: settings that it needs, and Spark's own messages in a file instead of on the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from gnsq.spark import register
+from gnsq.spark.java import prepare_environment
+
+__all__ = ["open_session"]
+
+# Seconds for the JVM to end.
+JVM_PATIENCE = 10.0
+_SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    # What every reader of Parquet takes for a time with a zone; the default, INT96, is read without one.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Of no use to streaming queries, and each would warn of it.
+    "spark.sql.adaptive.enabled": "false",
+}
+
+
+@contextlib.contextmanager
+def open_session(
+    name: str, *, master: str | None = None, settings: Mapping[str, str] | None = None, log: Path | None = None
+) -> Iterator[SparkSession]:
+    """Start Spark, or take the session that spark-submit has made; stop its queries and itself at the end.
+
+    Args:
+        master: Such as local[2]; default: spark-submit's, else local[*].
+        settings: Spark's; they win over the job's.
+        log: Where Spark writes its messages to; None leaves them on stderr.
+
+    Raises:
+        JavaNotFound: If there is no Java that Spark supports.
+    """
+    builder = SparkSession.builder.appName(name)
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        # Not started by spark-submit, which has its Java and its master.
+        prepare_environment()
+        master = master or "local[*]"
+    if master is not None:
+        builder = builder.master(master)
+        if master.startswith("local"):
+            # Nothing of a local master needs to be reached from outside.
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    for key, value in {**_SETTINGS, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    with _stderr_to(log):
+        spark = builder.getOrCreate()
+    try:
+        spark.sparkContext.setLogLevel("WARN")
+        register(spark)
+        yield spark
+    finally:
+        # What is interrupted in the middle of a batch complains, on this side too.
+        with _stderr_to(log):
+            _stop(spark)
+
+
+def _stop(spark: SparkSession) -> None:
+    for query in spark.streams.active:
+        query.stop()
+    spark.stop()
+    gateway = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    if gateway is None or process is None:
+        return  # spark-submit's
+    # pyspark leaves the JVM to end by itself, some time after this process; what it holds is to be gone when this
+    # returns.
+    gateway.shutdown()
+    SparkContext._gateway = SparkContext._jvm = None
+    process.stdin.close()
+    try:
+        process.wait(JVM_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(JVM_PATIENCE)
+
+
+@contextlib.contextmanager
+def _stderr_to(path: Path | None) -> Iterator[None]:
+    """Let processes that are started meanwhile write their stderr to a file; this process keeps its own."""
+    if path is None:
+        yield
+        return
+    sys.stderr.flush()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = os.dup(2)
+    try:
+        with open(path, "ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)

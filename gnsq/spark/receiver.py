@@ -1,0 +1,320 @@
+"""Receiver: a gnsq.Consumer that writes a spool, and finishes messages once they are durable there.
+
+At least once: a message is finished only when its segment is on disk, so one that is lost on the way is delivered
+again; one whose FIN is lost is in the spool twice. Lives in one gevent hub; knows no Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import gevent
+from gevent.event import Event
+
+from gnsq import Consumer, Message
+from gnsq.errors import NSQException
+from gnsq.spark.collector import Collector, SegmentLimits, SpoolMessage
+from gnsq.spark.gauge import SpoolGauge
+from gnsq.spark.offhub import OffHub
+from gnsq.spark.segments import segment_columns
+from gnsq.spark.spool import Spool, SpoolWriter
+
+__all__ = ["Receiver", "ReceiverOptions"]
+
+logger = logging.getLogger(__name__)
+
+# Well below the segment's waiting time, else the tail of a burst sits in nsqd's buffer; the least that nsqd allows
+# unless its min-output-buffer-timeout says otherwise.
+OUTPUT_BUFFER_TIMEOUT_MS = 25
+# Answers are sent in runs, with a yield between: heartbeats and the reader go on.
+FIN_RUN = 1000
+# Seconds between tries of a segment that could not be written, and between looks at a spool that is too big.
+RETRY_FIRST, RETRY_LAST = 0.5, 10.0
+RECHECK = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceiverOptions:
+    """What to receive, and how much of it at once. Durations in seconds, sizes in bytes."""
+
+    topic: str
+    channel: str
+    nsqd_tcp_addresses: tuple[str, ...] = ()
+    lookupd_http_addresses: tuple[str, ...] = ()
+    max_in_flight: int = 5000
+    segment_rows: int = 10_000
+    segment_bytes: int = 8 * 1024 * 1024
+    segment_time: float = 0.1
+    max_spool_bytes: int = 1024 * 1024 * 1024
+    max_rows: int | None = None
+    msg_timeout: float | None = None
+    heartbeat_interval: float = 30.0
+    lookupd_poll_interval: float = 10.0
+    close_timeout: float = 10.0
+
+
+class Receiver:
+    """One run of receiving, into a directory of the spool that is new each time.
+
+    Args:
+        options: What and how much.
+        spool: Where to.
+        on_segment: Called in the receiver's hub behind each durable segment; must not block.
+
+    Attributes:
+        id: Its directory in the spool.
+        rows, segments: What is durable so far. May be read from any thread.
+        unanswered: Messages that are durable, but whose connection was lost before FIN: they will come twice.
+        failing: Whether the last write failed.
+        finished: Set when max_rows are durable.
+        error: What ended the writing for good; None while all is well.
+    """
+
+    def __init__(self, options: ReceiverOptions, spool: Spool, on_segment: Callable[[], None] | None = None) -> None:
+        self.options = options
+        self.id = uuid.uuid4().hex
+        self.rows = 0
+        self.segments = 0
+        self.unanswered = 0
+        self.failing = False
+        self.finished = Event()
+        self.error: Exception | None = None
+        self._spool = spool
+        self._on_segment = on_segment
+        self._collector = Collector(
+            SegmentLimits(options.segment_rows, options.segment_bytes, max(options.segment_time, 0.001))
+        )
+        self._accepted = 0
+        self._closing = False
+        self._paused: set[str] = set()
+        self._wake = Event()
+        self._gauge = SpoolGauge(options.max_spool_bytes, RECHECK)
+        self._writer: SpoolWriter | None = None
+        self._loop: gevent.Greenlet | None = None
+        self._off_hub = OffHub()
+        self._full_at = options.segment_rows
+        self._consumer = Consumer(
+            options.topic,
+            options.channel,
+            nsqd_tcp_addresses=list(options.nsqd_tcp_addresses),
+            lookupd_http_addresses=list(options.lookupd_http_addresses),
+            message_handler=self._handle,
+            max_tries=0,
+            max_in_flight=options.max_in_flight,
+            lookupd_poll_interval=options.lookupd_poll_interval,
+            concurrency=1,
+            close_timeout=options.close_timeout,
+            output_buffer_timeout=OUTPUT_BUFFER_TIMEOUT_MS,
+            msg_timeout=options.msg_timeout,
+            heartbeat_interval=options.heartbeat_interval,
+            reconnect_initial=0.5,
+            reconnect_maximum=15.0,
+        )
+
+    # --- life
+
+    def start(self) -> None:
+        """Make the spool's directory and begin to receive.
+
+        Raises:
+            OSError: If the spool can't be written.
+        """
+        try:
+            self._writer = self._off_hub.call(self._open_writer)
+        except OSError:
+            self._off_hub.close()
+            raise
+        self._loop = gevent.spawn(self._run)
+        self._loop.name = f"gnsq-spool-{self.options.topic}"
+        self._consumer.start(block=False)
+
+    def close(self) -> None:
+        """End in order: what is durable is finished, the rest is given back to nsqd (REQ 0). Waits for it."""
+        if self._closing or self._loop is None:
+            return
+        self._closing = True
+        self._consumer.pause()
+        self._consumer.close()
+        self._wake.set()
+        self._loop.join(self.options.close_timeout)
+        self._loop.kill()
+        self._requeue_all(self._collector.take())
+        self._consumer.join(self.options.close_timeout + 1)
+        assert self._writer is not None  # start() has made it
+        try:
+            self._off_hub.call(self._writer.close, self.segments)
+        except OSError as error:
+            logger.warning("spool %s: closed.json not written: %s", self._spool.location, error)
+        self._off_hub.close()
+        logger.info("receiver %s: closed, %d rows in %d segments", self.id, self.rows, self.segments)
+
+    def _open_writer(self) -> SpoolWriter:
+        self._spool.prepare()
+        return self._spool.writer(self.id)
+
+    # --- in
+
+    def _handle(self, consumer: Consumer, message: Message) -> None:
+        message.enable_async()
+        if self._closing or self._accepted == self.options.max_rows:
+            message.requeue(0, backoff=False)
+            return
+        self._accepted += 1
+        collector = self._collector
+        if not len(collector):
+            collector.mark(time.monotonic())
+            self._full_at = consumer.total_ready_count
+            self._wake.set()
+        collector.add(message)
+        if self._accepted == self.options.max_rows:
+            self._pause("maxRows")
+            self._wake.set()
+        elif collector.is_full(self._full_at):
+            self._wake.set()
+
+    def _pause(self, reason: str) -> None:
+        if not self._paused:
+            self._consumer.pause()
+        self._paused.add(reason)
+
+    def _resume(self, reason: str) -> None:
+        if reason in self._paused:
+            self._paused.discard(reason)
+            if not self._paused and not self._closing:
+                self._consumer.resume()
+
+    # --- out
+
+    def _run(self) -> None:
+        try:
+            self._write_loop()
+        except Exception as error:  # top of a greenlet: nothing is finished any more, and whoever owns it is told
+            logger.exception("receiver %s: internal error, nothing more is written", self.id)
+            self.error = error
+            self._pause("error")
+
+    def _write_loop(self) -> None:
+        while not self._closing:
+            if not len(self._collector):
+                self._wake.wait(RECHECK)
+                self._wake.clear()
+            self._check_size()
+            if len(self._collector) and self._wait_due():
+                self._write(self._collector.take())
+
+    def _wait_due(self) -> bool:
+        """Wait until the segment is full or old enough; False if the receiver is closing: the rest is given back."""
+        while not self._closing:
+            left = self._collector.due_in(time.monotonic())
+            if not left or self._collector.is_full(self._full_at) or "maxRows" in self._paused:
+                return True
+            self._wake.wait(left)
+            self._wake.clear()
+        return False
+
+    def _write(self, messages: Sequence[SpoolMessage]) -> None:
+        """Write one segment and finish its messages. Tries until it succeeds or the receiver closes."""
+        number = self.segments + 1
+        retry = RETRY_FIRST
+        while True:
+            try:
+                size = self._off_hub.call(self._write_segment, number, messages)
+            except OSError as error:
+                # nsqd keeps the messages; no more are taken, or a full disk would fill the memory too.
+                self.failing = True
+                self._pause("disk")
+                logger.error(
+                    "spool %s: segment %d of %d messages not written: %s. No message is finished until this succeeds; "
+                    "free space or repair the file system. Next try in %.1f s",
+                    self._spool.location,
+                    number,
+                    len(messages),
+                    error,
+                    retry,
+                )
+                if self._closing_within(retry):
+                    self._requeue_all(messages)
+                    return
+                retry = min(retry * 2, RETRY_LAST)
+                continue
+            break
+        self.failing = False
+        self._resume("disk")
+        self.segments = number
+        self.rows += len(messages)
+        self._gauge.add(size)
+        self._finish_all(messages)
+        if self._on_segment is not None:
+            self._on_segment()
+        if self.rows == self.options.max_rows:
+            self.finished.set()
+
+    def _write_segment(self, number: int, messages: Sequence[SpoolMessage]) -> int:
+        assert self._writer is not None  # start() has made it
+        return self._writer.write(number, segment_columns(messages, self.options.topic, time.time_ns()))
+
+    def _closing_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not self._closing and (left := deadline - time.monotonic()) > 0:
+            self._wake.wait(left)
+            self._wake.clear()
+        return self._closing
+
+    def _finish_all(self, messages: Sequence[SpoolMessage]) -> None:
+        lost = 0
+        for index, message in enumerate(messages, 1):
+            try:
+                message.finish()
+            except NSQException:
+                lost += 1
+            if not index % FIN_RUN:
+                gevent.sleep(0)
+        if lost:
+            self.unanswered += lost
+            logger.warning(
+                "%d of %d messages of a durable segment not finished, their connection is gone: nsqd delivers them "
+                "again, and they will be in the spool twice",
+                lost,
+                len(messages),
+            )
+
+    def _requeue_all(self, messages: Sequence[SpoolMessage]) -> None:
+        for message in messages:
+            try:
+                message.requeue(0, backoff=False)
+            except NSQException as error:
+                # Their connection is gone, and nsqd delivers them again when their timeout ends.
+                logger.info("%d messages not given back: %s", len(messages), error)
+                return
+
+    # --- backpressure
+
+    def _check_size(self) -> None:
+        """Stop above max_spool_bytes, go on below."""
+        gauge = self._gauge
+        now = time.monotonic()
+        if not gauge.is_due(now):
+            return
+        try:
+            size = self._off_hub.call(self._spool.size)
+        except OSError as error:
+            logger.warning("spool %s can't be listed: %s", self._spool.location, error)
+            size = gauge.size
+        was_full = gauge.is_full
+        gauge.look(size, now)
+        if gauge.is_full and not was_full:
+            logger.info("spool %s has %d bytes, over maxSpoolBytes: paused", self._spool.location, size)
+            self._pause("spool")
+        elif was_full and not gauge.is_full:
+            logger.info("spool %s is below maxSpoolBytes again: resumed", self._spool.location)
+            self._resume("spool")
+
+
+if __name__ == "__main__":
+    from gnsq.spark.receivercommand import main  # click is needed by the command line only
+
+    main()

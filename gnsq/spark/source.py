@@ -1,0 +1,185 @@
+"""The readers that Spark calls: stream and batch. Translates its calls to Planner and Spool, and nothing else.
+
+Readers are pickled into tasks: they hold options only. What lives is made on first use, in the process that plans.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from gnsq.errors import NSQException
+from gnsq.spark.errors import SegmentCorrupt, SpoolError
+from gnsq.spark.offsets import decode_offset, encode_offset
+from gnsq.spark.options import ReadOptions
+from gnsq.spark.planner import Planner, drain_channel
+from gnsq.spark.spool import Spool
+
+__all__ = ["NsqBatchReader", "NsqStreamReader", "SegmentsPartition"]
+
+logger = logging.getLogger(__name__)
+
+Offset = dict[str, Any]  # Any: JSON as Spark keeps it
+
+
+class SegmentsPartition(InputPartition):  # type: ignore[misc]  # pyspark is not typed here
+    """Segments of one spool that one task reads."""
+
+    def __init__(self, location: str, segments: list[tuple[str, int]]) -> None:
+        super().__init__((location, segments))
+        self.location = location
+        self.segments = segments
+
+
+def read_segments(partition: InputPartition, columns: tuple[str, ...]) -> Iterator[Any]:
+    """Yield the record batches of a partition. Reads files only: a task may do it again.
+
+    One that can't be read is set aside, logged as ERROR, and left out.
+    """
+    if not isinstance(partition, SegmentsPartition):
+        return  # Spark's stand-in for a batch without partitions
+    spool = Spool(partition.location)
+    for receiver, number in partition.segments:
+        try:
+            for batch in spool.read(receiver, number):
+                yield batch.select(list(columns))
+        except SegmentCorrupt as error:
+            spool.set_aside(receiver, number, error)
+
+
+class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # as above
+    """readStream. Exactly once from the spool to the query; what of NSQ is in the spool is Receiver's business."""
+
+    def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = columns
+        self._planner: Planner | None = None
+        self._previous_handler: Any = None  # Any: as signal.signal() returns it
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_planner": None, "_previous_handler": None}
+
+    def initialOffset(self) -> Offset:
+        """Say what nothing consumed looks like. Called more than once: no side effects."""
+        return encode_offset({})
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Turn the options into the one limit that Spark passes on."""
+        if self._options.max_rows_per_batch is not None:
+            return ReadMaxRows(self._options.max_rows_per_batch)
+        if self._options.max_bytes_per_batch is not None:
+            return ReadMaxBytes(self._options.max_bytes_per_batch)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Note how much is there now."""
+        self._live(drain=True)
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """Say how far the next batch reads; start itself, when there is nothing new or the network fails."""
+        planner = self._live()
+        max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        if isinstance(limit, ReadMaxRows):
+            # Spark knows one limit at a time; the other option counts as well, unless all is asked for.
+            max_bytes = self._options.max_bytes_per_batch
+        try:
+            return encode_offset(planner.latest(decode_offset(start), max_rows, max_bytes))
+        except SpoolError:
+            raise
+        except (NSQException, OSError) as error:
+            # Raised, it would end the query.
+            logger.warning("spool %s: no new offset: %s; trying again", self._options.spool, error)
+            return start
+
+    def reportLatestOffset(self) -> Offset | None:
+        """Show in query.lastProgress where the spool ends, and what is waiting at nsqd."""
+        if self._planner is None:
+            return None
+        vector, depth = self._planner.newest()
+        report = encode_offset(vector)
+        if depth is not None:
+            report["waiting"], report["in_flight"] = depth.waiting, depth.in_flight
+        return report
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """List the files between two offsets. After a restart this is Spark's first call: needs the spool alone."""
+        shares = self._live().shares(decode_offset(start), decode_offset(end))
+        return [SegmentsPartition(self._options.spool, share) for share in shares]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Read one partition, in a task."""
+        return read_segments(partition, self._columns)
+
+    def commit(self, end: Offset) -> None:
+        """Delete what is at or below end."""
+        self._live().commit(decode_offset(end))
+
+    def stop(self) -> None:
+        """End in order. Spark calls it when the input of this process ends, and sends SIGTERM otherwise."""
+        planner, self._planner = self._planner, None
+        if planner is not None:
+            planner.stop()
+            if self._previous_handler is not None:
+                signal.signal(signal.SIGTERM, self._previous_handler)
+                self._previous_handler = None
+
+    def _live(self, *, drain: bool = False) -> Planner:
+        if self._planner is None:
+            planner = Planner(self._options)
+            planner.start(drain=drain)
+            self._planner = planner
+            if threading.current_thread() is threading.main_thread():
+                self._previous_handler = signal.signal(signal.SIGTERM, self._terminated)
+        return self._planner
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        """End in order, then by the signal, as whoever sent it expects."""
+        # Spark sends it twice; the second must not cut the first short.
+        signal.signal(number, signal.SIG_IGN)
+        self._previous_handler = None
+        try:
+            self.stop()
+        finally:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+class NsqBatchReader(DataSourceReader):  # type: ignore[misc]  # as above
+    """spark.read: drains the channel, or up to maxRows, into a spool, and reads that.
+
+    Every action on the DataFrame plans anew, and so receives anew: cache it. The spool is left as a copy of what was
+    finished at nsqd, for the user to delete; without the option it lies in Spark's local directory.
+    """
+
+    def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = columns
+
+    def partitions(self) -> list[InputPartition]:
+        """Receive; everything that is returned is durable and finished."""
+        options = self._options
+        if not options.spool:
+            parent = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
+            options = dataclasses.replace(options, spool=tempfile.mkdtemp(prefix="gnsq-spool-", dir=parent))
+        return [SegmentsPartition(options.spool, share) for share in drain_channel(options)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Read one partition, in a task."""
+        return read_segments(partition, self._columns)

@@ -1,0 +1,194 @@
+"""Durable files below one directory, on any file system that pyarrow knows. Knows no segments.
+
+A file is there whole or not at all: written under a temporary name, synced and renamed on local disks; renamed on
+HDFS; one PUT on object stores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+__all__ = ["LocalStore", "RemoteStore", "Store", "TEMPORARY", "open_store"]
+
+TEMPORARY = ".tmp-"
+# On these a file appears when its upload is complete, and a rename is a copy.
+_OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
+
+
+class Store(Protocol):
+    """What a spool needs of a file system. Paths are relative, with slashes; all methods raise OSError."""
+
+    local: bool
+
+    def put(self, path: str, data: Any) -> None:
+        """Write a whole file durably (data: bytes or a pyarrow buffer); its directory must exist where that matters."""
+
+    def open(self, path: str) -> Any:  # Any: pyarrow.NativeFile, which has no types
+        """Open a file for reading at any position."""
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory durably; no-op if it exists."""
+
+    def list(self) -> list[tuple[str, int]]:
+        """List (path, size) of all files below, temporary ones too; none if there is no such directory."""
+
+    def remove(self, path: str) -> None:
+        """Delete a file; no-op if it does not exist."""
+
+    def remove_directory(self, path: str) -> None:
+        """Delete an empty directory; no-op if it is not empty or does not exist."""
+
+    def rename(self, path: str, target: str) -> None:
+        """Give a file another name; no-op if it does not exist."""
+
+
+def open_store(location: str) -> Store:
+    """Open the directory that a path or URI (file:, s3:, gs:, hdfs: ...) names; touches nothing.
+
+    Raises:
+        ValueError: If the location is empty or its scheme is unknown.
+    """
+    if not location.strip():
+        raise ValueError("spool is empty: give a directory, as a path or a URI")
+    scheme = urlsplit(location).scheme
+    if scheme in ("", "file"):
+        path = unquote(urlsplit(location).path) if scheme else location
+        return LocalStore(Path(path))
+    try:
+        filesystem, path = fs.FileSystem.from_uri(location)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ValueError(f"spool {location!r} can't be opened: {error}") from error
+    return RemoteStore(filesystem, path)
+
+
+class LocalStore:
+    """A directory of this machine, or one that is mounted."""
+
+    local = True
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+
+    def put(self, path: str, data: Any) -> None:  # Any: bytes or pyarrow.Buffer
+        target = self.root / path
+        temporary = target.with_name(TEMPORARY + target.name)
+        with open(temporary, "wb", buffering=0) as file:
+            left = memoryview(data)
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        temporary.rename(target)
+        _sync_directory(target.parent)
+
+    def open(self, path: str) -> Any:
+        return pa.memory_map(str(self.root / path))
+
+    def make_directory(self, path: str) -> None:
+        target = self.root / path
+        if target.is_dir():
+            return
+        target.mkdir(parents=True, exist_ok=True)
+        _sync_directory(target.parent)
+
+    def list(self) -> list[tuple[str, int]]:
+        found: list[tuple[str, int]] = []
+        for directory in (self.root, *_directories(self.root)):
+            with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+                prefix = "" if directory == self.root else f"{directory.name}/"
+                for entry in entries:
+                    # Pruned between the listing and the question: as good as not listed.
+                    with contextlib.suppress(FileNotFoundError):
+                        if entry.is_file():
+                            found.append((prefix + entry.name, entry.stat().st_size))
+        return found
+
+    def remove(self, path: str) -> None:
+        (self.root / path).unlink(missing_ok=True)
+
+    def remove_directory(self, path: str) -> None:
+        # Not empty, or gone: both are fine.
+        with contextlib.suppress(OSError):
+            (self.root / path).rmdir()
+
+    def rename(self, path: str, target: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            (self.root / path).rename(self.root / target)
+
+
+class RemoteStore:
+    """A directory of any other pyarrow file system."""
+
+    local = False
+
+    def __init__(self, filesystem: Any, root: str) -> None:  # Any: pyarrow has no types
+        self._fs = filesystem
+        self._root = root.rstrip("/")
+
+    def put(self, path: str, data: Any) -> None:
+        whole = self._path(path)
+        if self._fs.type_name in _OBJECT_STORES:
+            self._write(whole, data)
+            return
+        directory, _, name = whole.rpartition("/")
+        temporary = f"{directory}/{TEMPORARY}{name}"
+        self._write(temporary, data)
+        self._fs.move(temporary, whole)
+
+    def open(self, path: str) -> Any:
+        return self._fs.open_input_file(self._path(path))
+
+    def make_directory(self, path: str) -> None:
+        if self._fs.type_name not in _OBJECT_STORES:
+            self._fs.create_dir(self._path(path), recursive=True)
+
+    def list(self) -> list[tuple[str, int]]:
+        selector = fs.FileSelector(self._root, allow_not_found=True, recursive=True)
+        start = len(self._root) + 1
+        found = [info for info in self._fs.get_file_info(selector) if info.type == fs.FileType.File]
+        return [(info.path[start:], info.size) for info in found]
+
+    def remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.delete_file(self._path(path))
+
+    def remove_directory(self, path: str) -> None:
+        whole = self._path(path)
+        if self._fs.type_name in _OBJECT_STORES:
+            return
+        if not self._fs.get_file_info(fs.FileSelector(whole, allow_not_found=True)):
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.delete_dir(whole)
+
+    def rename(self, path: str, target: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.move(self._path(path), self._path(target))
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def _write(self, path: str, data: Any) -> None:
+        with self._fs.open_output_stream(path) as stream:
+            stream.write(data)
+
+
+def _directories(root: Path) -> list[Path]:
+    try:
+        with os.scandir(root) as entries:
+            return [root / entry.name for entry in entries if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,122 @@
+"""Waiting in plain threads, and messages that nobody sent."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from gnsq import NsqdHTTPClient, Producer
+from gnsq.errors import NSQConnectionClosed
+from gnsq.spark.segments import segment_columns
+
+LIMIT = 20.0
+
+
+def wait_for(condition, limit=LIMIT):
+    """Wait until the condition holds; fail after limit seconds."""
+    deadline = time.monotonic() + limit
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not so within {limit} s"
+        time.sleep(0.005)
+    return found
+
+
+class FakeMessage:
+    """What Collector and segments use of a gnsq.Message; notes its answer."""
+
+    def __init__(self, number, body=None, lost=False):
+        self.id = b"%016d" % number
+        self.body = b"body %d" % number if body is None else body
+        self.timestamp = 1_700_000_000_000_000_000 + number * 1000
+        self.attempts = 1
+        self.nsqd = "127.0.0.1:4150"
+        self.answers = []
+        self._lost = lost
+
+    def finish(self):
+        self.answers.append("FIN")
+        if self._lost:
+            raise NSQConnectionClosed("gone")
+
+    def requeue(self, time_ms=0, backoff=True):
+        self.answers.append(f"REQ {time_ms}")
+
+
+def columns(*numbers, topic="clicks"):
+    """The columns of a segment with these messages."""
+    return segment_columns([FakeMessage(number) for number in numbers], topic, 1_700_000_001_000_000_000)
+
+
+def bodies_of(spool):
+    """All bodies in a spool, in reading order."""
+    segments = sorted(spool.contents().segments, key=lambda segment: (segment.receiver, segment.number))
+    return [
+        body
+        for segment in segments
+        for batch in spool.read(segment.receiver, segment.number)
+        for body in batch.column("body").to_pylist()
+    ]
+
+
+def publish(nsqd, topic, bodies):
+    """Publish through a Producer of the calling thread."""
+    with Producer(nsqd.tcp_address) as producer:
+        for first in range(0, len(bodies), 1000):
+            producer.multipublish(topic, bodies[first : first + 1000])
+
+
+def numbered(count, first=0):
+    """Bodies that can be told apart."""
+    return [b"%08d" % number for number in range(first, first + count)]
+
+
+def channel_stats(nsqd, topic, channel):
+    """What /stats says of a channel; None if it does not exist."""
+    client = NsqdHTTPClient.from_url(nsqd.http_address)
+    topics = client.stats(topic, channel)["topics"]
+    client.close()
+    channels = topics[0]["channels"] if topics else []
+    return channels[0] if channels else None
+
+
+def is_empty(nsqd, topic, channel):
+    """Whether a channel has nothing waiting, in flight or deferred."""
+    stats = channel_stats(nsqd, topic, channel)
+    return stats is not None and stats["depth"] + stats["in_flight_count"] + stats["deferred_count"] == 0
+
+
+@contextlib.contextmanager
+def running(arguments, **environment):
+    """Run a command in a process group of its own; whatever happens, nothing of it is left behind.
+
+    Yields the process; its output is one text, stdout and stderr.
+    """
+    process = subprocess.Popen(
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, **environment},
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate(timeout=30)
+        # pytest shows it if the test fails.
+        print(output)
+
+
+def members_of(group):
+    """Command lines of the living processes of a process group."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, _, pgrp = (path / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(pgrp) == group and state != "Z":
+                found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found

@@ -1,0 +1,57 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.spark.helpers import members_of, running, wait_for
+
+DEMO = [sys.executable, "-m", "gnsq.spark.pipeline.demo"]
+
+
+def test_missing_file_is_named(tmp_path):
+    done = subprocess.run(
+        [*DEMO, "--file", str(tmp_path / "none")], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 2
+    assert f"{tmp_path / 'none'}: No such file" in done.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_lines_of_a_file_are_accounted_for(tmp_path):
+    path = tmp_path / "some.jsonl"
+    event = '{"time":"2026-01-01T10:00:%02d+01:00","user":"u","page":"/"}\n'
+    path.write_text("".join(event % second for second in range(50)) + "not json\n\n[]\n123\n" + event % 59)
+
+    done = subprocess.run(
+        [*DEMO, "--file", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "120"},
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "published 54 = archived 51 + dead-lettered 3" in done.stdout
+    assert "archived 51 = aggregated 51 + late 0" in done.stdout
+    assert done.stderr == ""
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("gnsq-demo")] == []
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(120)
+def test_interrupt_stops_it_cleanly(tmp_path):
+    with running(DEMO, TMPDIR=str(tmp_path)) as process:
+        wait_for(lambda: list(tmp_path.glob("gnsq-demo-*/work/archive/spool/*")), limit=60)
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=30)
+
+        assert process.returncode == 130
+        assert "stopped" in output
+        assert "Traceback" not in output
+        assert list(tmp_path.glob("gnsq-demo-*")) == []
+        wait_for(lambda: members_of(process.pid) == [])

@@ -1,0 +1,26 @@
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+
+def test_default_source_is_the_nsq_format():
+    module = importlib.import_module("gnsq.spark.autoload")
+
+    assert module.DefaultSource.name() == "nsq"
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "gevent"])
+def test_import_never_raises(missing):
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "import runpy; found = runpy.run_path(sys.argv[1]); print('DefaultSource' in found)"
+    )
+    path = importlib.import_module("gnsq.spark.autoload").__file__
+
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "False\n"
+    assert "format nsq is not available" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,84 @@
+import pytest
+
+from gnsq.errors import NSQHttpError
+from gnsq.spark.channel import ChannelClient
+from gnsq.spark.drain import Depth
+from tests.spark.helpers import channel_stats, numbered, publish, wait_for
+
+
+@pytest.fixture
+def ask(hub):
+    """Make a ChannelClient whose methods run on the hub."""
+    clients = []
+
+    def make(*args):
+        clients.append(hub.call(ChannelClient, "clicks", "archive", *args))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        hub.call(client.close)
+
+
+def test_named_nsqds_get_topic_and_channel(fakensqd, hub, ask):
+    hub.call(ask((fakensqd.http_address,)).create)
+
+    assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 0
+
+
+def test_channels_made_together_both_get_what_waits_in_the_topic(fakensqd, hub, ask):
+    publish(fakensqd, "clicks", numbered(7))
+
+    hub.call(ask((fakensqd.http_address,)).create, "metrics")
+
+    wait_for(lambda: [channel_stats(fakensqd, "clicks", name)["depth"] for name in ("archive", "metrics")] == [7, 7])
+
+
+def test_topic_that_has_channels_is_not_held_for_another(fakensqd, hub, ask):
+    hub.call(ask((fakensqd.http_address,)).create)
+    publish(fakensqd, "clicks", numbered(3))
+
+    hub.call(ask((fakensqd.http_address,)).create, "metrics")
+
+    assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 3
+    assert channel_stats(fakensqd, "clicks", "metrics")["depth"] == 0
+
+
+def test_nsqds_with_the_topic_are_found_and_get_the_channel(fakecluster, hub, ask):
+    nsqd, other = fakecluster.nsqds
+    publish(nsqd, "clicks", [b"one"])
+    client = ask((), tuple(fakecluster.lookupd_http_addresses))
+
+    wait_for(lambda: hub.call(client.create) or hub.call(client.depth).waiting == 1)
+
+    assert channel_stats(nsqd, "clicks", "archive")["depth"] == 1
+    assert channel_stats(other, "clicks", "archive") is None
+
+
+def test_topic_that_nobody_has_is_no_error(fakelookupd, hub, ask):
+    client = ask((), (fakelookupd.http_address,))
+
+    hub.call(client.create)
+
+    assert hub.call(client.depth) == Depth(0, 0, 0)
+
+
+def test_depth_counts_a_topic_without_channels_too(fakensqd, hub, ask):
+    publish(fakensqd, "clicks", numbered(7))
+
+    assert hub.call(ask((fakensqd.http_address,)).depth) == Depth(7, 0, 0)
+
+
+def test_nsqd_that_is_down_is_an_error(hub, ask):
+    with pytest.raises(NSQHttpError):
+        hub.call(ask(("127.0.0.1:1",)).depth)
+
+
+def test_lookupd_that_is_down_is_an_error_when_it_is_the_only_one(fakelookupd, hub, ask):
+    with pytest.raises(NSQHttpError):
+        hub.call(ask((), ("127.0.0.1:1",)).depth)
+    assert hub.call(ask((), ("127.0.0.1:1", fakelookupd.http_address)).depth) == Depth(0, 0, 0)
+
+
+def test_without_addresses_nobody_can_be_asked(ask):
+    assert not ask().can_ask

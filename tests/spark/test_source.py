@@ -1,0 +1,246 @@
+"""The readers as Spark calls them, without a JVM."""
+
+import pickle
+
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from gnsq.spark.datasource import COLUMNS, NsqDataSource
+from gnsq.spark.errors import SpoolInUse
+from gnsq.spark.source import SegmentsPartition
+from tests.spark.helpers import columns, numbered, publish, wait_for
+
+
+@pytest.fixture
+def options(fakensqd, tmp_path):
+    return {
+        "topic": "clicks",
+        "channel": "archive",
+        "nsqdtcpaddresses": fakensqd.tcp_address,
+        "nsqdhttpaddresses": fakensqd.http_address,
+        "spool": str(tmp_path / "spool"),
+    }
+
+
+def schema(*names):
+    built = StructType()
+    for name in names or COLUMNS:
+        # Without a JVM pyspark knows types by their JSON names only.
+        built = built.add(name, {"int": "integer"}.get(COLUMNS[name], COLUMNS[name]))
+    return built
+
+
+@pytest.fixture
+def reader(options):
+    readers = []
+
+    def make(*names, **changes):
+        readers.append(NsqDataSource({**options, **changes}).streamReader(schema=schema(*names)))
+        return readers[-1]
+
+    yield make
+    for each in readers:
+        each.stop()
+
+
+def read(reader, start, end):
+    return [
+        row
+        for partition in reader.partitions(start, end)
+        for batch in reader.read(pickle.loads(pickle.dumps(partition)))
+        for row in batch.to_pylist()
+    ]
+
+
+def test_stream(fakensqd, reader):
+    publish(fakensqd, "clicks", numbered(100))
+    stream = reader()
+    start = stream.initialOffset()
+
+    end = start
+    rows = []
+    while len(rows) < 100:
+        end = stream.latestOffset(start, stream.getDefaultReadLimit())
+        rows += read(stream, start, end)
+        stream.commit(start)
+        start = end
+
+    assert sorted(row["body"] for row in rows) == numbered(100)
+    assert list(rows[0]) == list(COLUMNS)
+
+
+def test_available_now(fakensqd, reader):
+    publish(fakensqd, "clicks", numbered(100))
+    stream = reader()
+    stream.prepareForTriggerAvailableNow()
+
+    start, rows = stream.initialOffset(), []
+    while (end := stream.latestOffset(start, ReadAllAvailable())) != start:
+        rows += read(stream, start, end)
+        start = end
+
+    assert len(rows) == 100
+    wait_for(lambda: stream.reportLatestOffset()["waiting"] == 0)
+
+
+def test_columns_are_those_of_the_schema(reader, spool):
+    spool.writer("r1").write(1, columns(1))
+    stream = reader("topic", "body", receivers="external")
+
+    end = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+
+    assert read(stream, stream.initialOffset(), end) == [{"topic": "clicks", "body": b"body 1"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"),
+    [
+        pytest.param({}, ReadAllAvailable(), id="none"),
+        pytest.param({"maxRowsPerBatch": "5"}, ReadMaxRows(5), id="rows"),
+        pytest.param({"maxBytesPerBatch": "5"}, ReadMaxBytes(5), id="bytes"),
+        pytest.param({"maxRowsPerBatch": "5", "maxBytesPerBatch": "6"}, ReadMaxRows(5), id="both"),
+    ],
+)
+def test_default_limit(reader, given, limit):
+    assert reader(**given).getDefaultReadLimit() == limit
+
+
+@pytest.mark.parametrize(
+    ("given", "limit", "segments"),
+    [
+        pytest.param({}, ReadMaxRows(2), 2, id="rows"),
+        pytest.param({}, ReadMaxBytes(1), 1, id="bytes"),
+        pytest.param({"maxBytesPerBatch": "1"}, ReadMaxRows(2), 1, id="both"),
+        pytest.param({"maxBytesPerBatch": "1"}, ReadAllAvailable(), 3, id="all, whatever the options say"),
+    ],
+)
+def test_limits_are_kept(reader, spool, given, limit, segments):
+    writer = spool.writer("r1")
+    for number in (1, 2, 3):
+        writer.write(number, columns(number))
+    stream = reader(receivers="external", **given)
+
+    assert stream.latestOffset(stream.initialOffset(), limit)["r"] == {"r1": segments}
+
+
+def test_failing_file_system_does_not_end_the_query(reader, monkeypatch, caplog):
+    stream = reader(receivers="external")
+    start = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+
+    def fail(self):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("gnsq.spark.spool.Spool.contents", fail)
+
+    assert stream.latestOffset(start, ReadAllAvailable()) == start
+    assert "Input/output error" in caplog.text
+
+
+def test_nothing_happens_before_the_first_call(reader, tmp_path):
+    stream = reader()
+    stream.initialOffset()
+    stream.initialOffset()
+
+    assert stream.reportLatestOffset() is None
+    assert not (tmp_path / "spool").exists()
+
+
+def test_reader_pickles_as_options(fakensqd, reader, spool):
+    stream = reader(receivers="external")
+    stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    spool.writer("r1").write(1, columns(1))
+
+    copy = pickle.loads(pickle.dumps(stream))
+
+    partition = SegmentsPartition(spool.location, [("r1", 1)])
+    assert [batch.num_rows for batch in copy.read(partition)] == [1]
+
+
+def test_segment_that_breaks_after_planning_is_set_aside(reader, spool, tmp_path, caplog):
+    writer = spool.writer("r1")
+    for number in (1, 2):
+        writer.write(number, columns(number))
+    (tmp_path / "spool" / "r1" / "000000000001.arrow").write_bytes(b"broken")
+
+    partition = SegmentsPartition(spool.location, [("r1", 1), ("r1", 2)])
+    [batch] = reader(receivers="external").read(partition)
+
+    assert batch.column("body").to_pylist() == [b"body 2"]
+    assert (tmp_path / "spool" / "r1" / "000000000001.arrow.corrupt").exists()
+
+
+def test_second_query_is_refused(reader, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.planner.LOCK_PATIENCE", 0)
+    reader().latestOffset({"v": 1, "r": {}}, ReadAllAvailable())
+
+    with pytest.raises(SpoolInUse):
+        reader().latestOffset({"v": 1, "r": {}}, ReadAllAvailable())
+
+
+def test_foreign_offset_is_refused(reader):
+    with pytest.raises(ValueError, match="another query's"):
+        reader(receivers="external").partitions({"partition-1": 0}, {"partition-1": 1})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        pytest.param({"spool": ""}, "option spool is required", id="no spool"),
+        pytest.param({"maxRows": "5"}, "maxRows is for spark.read only", id="maxRows"),
+    ],
+)
+def test_bad_option_of_a_stream(reader, given, words):
+    with pytest.raises(ValueError, match=words):
+        reader(**given)
+
+
+@pytest.mark.parametrize(
+    "field", [pytest.param(("page", "string"), id="unknown"), pytest.param(("body", "string"), id="type")]
+)
+def test_foreign_schema_is_refused(options, field):
+    with pytest.raises(ValueError, match="use from_json"):
+        NsqDataSource(options).streamReader(StructType().add(*field))
+
+
+# --- batch
+
+
+def test_batch(fakensqd, options):
+    publish(fakensqd, "clicks", numbered(100))
+    reader = NsqDataSource({**options, "maxRows": "60"}).reader(schema("body"))
+
+    rows = [row["body"] for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+    assert len(set(rows)) == 60
+
+
+def test_batch_without_a_spool_uses_sparks_local_directory(fakensqd, options, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    publish(fakensqd, "clicks", [b"one"])
+
+    [partition] = NsqDataSource({**options, "spool": ""}).reader(schema()).partitions()
+
+    assert partition.location.startswith(str(tmp_path / "gnsq-spool-"))
+
+
+def test_empty_batch_has_no_rows(options):
+    reader = NsqDataSource(options).reader(schema())
+
+    assert reader.partitions() == []
+    assert list(reader.read(InputPartition(None))) == []
+
+
+def test_overwrite_is_refused(options):
+    with pytest.raises(ValueError, match="append"):
+        NsqDataSource(options).writer(StructType().add("body", "binary"), overwrite=True)
+
+
+def test_writers(fakensqd):
+    source = NsqDataSource({"topic": "out", "nsqdTcpAddresses": fakensqd.tcp_address})
+    rows = StructType().add("body", "binary")
+    import pyarrow as pa
+
+    for writer in (source.writer(rows, overwrite=False), source.streamWriter(rows, overwrite=False)):
+        assert pickle.loads(pickle.dumps(writer)).write(iter([pa.record_batch({"body": [b"x"]})])).rows == 1

@@ -1,0 +1,177 @@
+import logging
+import os
+import pickle
+import time
+
+import pytest
+
+from gnsq.spark.errors import SegmentCorrupt
+from gnsq.spark.offsets import Segment
+from gnsq.spark.segments import SCHEMA
+from gnsq.spark.spool import Spool
+from tests.spark.helpers import bodies_of, columns
+
+
+@pytest.fixture
+def root(spool, tmp_path):
+    spool.prepare()
+    return tmp_path / "spool"
+
+
+def test_segment_is_read_as_it_was_written(spool):
+    size = spool.writer("r1").write(1, columns(1, 2))
+
+    [batch] = spool.read("r1", 1)
+    assert batch.schema.equals(SCHEMA, check_metadata=True)
+    assert batch.column("body").to_pylist() == [b"body 1", b"body 2"]
+    assert batch.column("published_at").to_pylist()[0].isoformat() == "2023-11-14T22:13:20.000001+00:00"
+    assert batch.column("received_at").to_pylist()[0].isoformat() == "2023-11-14T22:13:21+00:00"
+    assert batch.column("message_id").to_pylist()[1] == "0000000000000002"
+    assert batch.column("attempts").to_pylist() == [1, 1]
+    assert batch.column("nsqd").to_pylist() == ["127.0.0.1:4150"] * 2
+    assert batch.column("topic").to_pylist() == ["clicks"] * 2
+    assert spool.contents().segments == [Segment("r1", 1, size, 2)]
+
+
+def test_contents_of_nothing(spool):
+    contents = spool.contents()
+
+    assert contents.segments == []
+    assert contents.size == 0
+
+
+def test_spool_pickles_as_its_location(spool):
+    spool.writer("r1").write(1, columns(1))
+
+    assert bodies_of(pickle.loads(pickle.dumps(spool))) == [b"body 1"]
+
+
+def test_temporary_and_foreign_files_are_no_segments(spool, root):
+    spool.writer("r1").write(1, columns(1))
+    for name in (".tmp-000000000002.arrow", "notes.txt", "2.arrow"):
+        (root / "r1" / name).write_bytes(b"x")
+
+    assert [segment.number for segment in spool.contents().segments] == [1]
+    assert spool.size() == spool.contents().size
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda data: data[: len(data) // 2], id="truncated"),
+        pytest.param(lambda data: b"", id="empty"),
+        pytest.param(lambda data: b"x" * len(data), id="overwritten"),
+    ],
+)
+def test_damaged_segment_is_set_aside(spool, root, caplog, damage):
+    writer = spool.writer("r1")
+    for number in (1, 2, 3):
+        writer.write(number, columns(number))
+    path = root / "r1" / "000000000002.arrow"
+    path.write_bytes(damage(path.read_bytes()))
+
+    contents = spool.contents()
+
+    assert [segment.number for segment in contents.segments] == [1, 3]
+    assert contents.corrupt == [("r1", 2)]
+    assert set(contents.present()) == {("r1", 1), ("r1", 2), ("r1", 3)}
+    assert (root / "r1" / "000000000002.arrow.corrupt").exists()
+    assert [(record.levelno, "000000000002.arrow.corrupt" in record.message) for record in caplog.records] == [
+        (logging.ERROR, True)
+    ]
+    # The next listing finds it set aside, and is silent.
+    assert spool.contents().corrupt == [("r1", 2)]
+    assert len(caplog.records) == 1
+
+
+def test_arrow_file_of_others_is_set_aside(spool, root):
+    import pyarrow as pa
+
+    spool.writer("r1")
+    with pa.OSFile(str(root / "r1" / "000000000001.arrow"), "wb") as sink, pa.ipc.new_file(sink, SCHEMA):
+        pass
+
+    assert spool.contents().corrupt == [("r1", 1)]
+
+
+def test_reading_a_damaged_segment_raises(spool, root):
+    spool.writer("r1")
+    (root / "r1" / "000000000001.arrow").write_bytes(b"no arrow at all")
+
+    with pytest.raises(SegmentCorrupt, match="r1/000000000001"):
+        list(spool.read("r1", 1))
+
+
+def test_prune_deletes_up_to_end(spool):
+    for receiver in ("r1", "r2"):
+        writer = spool.writer(receiver)
+        for number in (1, 2, 3):
+            writer.write(number, columns(number))
+
+    spool.prune({"r1": 2})
+
+    assert set(spool.contents().present()) == {("r1", 3), ("r2", 1), ("r2", 2), ("r2", 3)}
+
+
+def test_prune_removes_the_directory_of_a_closed_receiver_behind_its_last_segment(spool, root):
+    writer = spool.writer("r1")
+    writer.write(1, columns(1))
+    writer.write(2, columns(2))
+    writer.close(2)
+
+    spool.prune({"r1": 1})
+    assert (root / "r1").exists()
+    spool.prune({"r1": 2})
+    assert not (root / "r1").exists()
+
+
+def test_prune_keeps_the_directory_of_a_receiver_that_may_go_on(spool, root):
+    writer = spool.writer("r1")
+    writer.write(1, columns(1))
+
+    spool.prune({"r1": 1})
+    writer.write(2, columns(2))
+
+    assert bodies_of(spool) == [b"body 2"]
+
+
+def test_prune_keeps_what_was_set_aside(spool, root):
+    spool.writer("r1").close(1)
+    (root / "r1" / "000000000001.arrow.corrupt").write_bytes(b"x")
+
+    spool.prune({"r1": 1})
+
+    assert (root / "r1" / "000000000001.arrow.corrupt").exists()
+
+
+def test_closing_without_a_segment_leaves_nothing(spool, root):
+    spool.writer("r1").close(0)
+
+    assert not (root / "r1").exists()
+
+
+def test_leftovers_of_killed_receivers_are_removed_when_old(spool, root):
+    spool.writer("r1")
+    old, young = root / "r1" / ".tmp-000000000001.arrow", root / "r1" / ".tmp-000000000002.arrow"
+    for path in (old, young):
+        path.write_bytes(b"half a segment")
+    os.utime(old, (time.time() - 3600, time.time() - 3600))
+
+    spool.remove_leftovers()
+
+    assert not old.exists()
+    assert young.exists()
+
+
+def test_spool_works_on_other_file_systems():
+    spool = Spool("mock:///spool")
+
+    spool.prepare()
+    writer = spool.writer("r1")
+    writer.write(1, columns(1))
+    writer.write(2, columns(2))
+    spool.remove_leftovers()
+    spool.prune({"r1": 1})
+
+    assert not spool.is_local
+    assert bodies_of(spool) == [b"body 2"]

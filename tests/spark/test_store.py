@@ -1,0 +1,121 @@
+import pyarrow as pa
+import pytest
+from pyarrow import fs
+
+from gnsq.spark.store import LocalStore, RemoteStore, open_store
+
+
+@pytest.fixture(params=["local", "remote"])
+def store(request, tmp_path):
+    if request.param == "local":
+        return LocalStore(tmp_path / "root")
+    # A file system that is not known to be local: no fsync, and what pyarrow offers.
+    return RemoteStore(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "root")
+
+
+def read(store, path):
+    with store.open(path) as file:
+        return file.read()
+
+
+def test_what_is_put_is_listed_and_read(store):
+    store.make_directory("a")
+    store.put("a/one", b"1")
+    store.put("a/two", pa.py_buffer(b"22"))
+
+    assert sorted(store.list()) == [("a/one", 1), ("a/two", 2)]
+    assert read(store, "a/two") == b"22"
+
+
+def test_put_replaces(store):
+    store.make_directory("")
+    store.put("one", b"before")
+    store.put("one", b"after")
+
+    assert store.list() == [("one", 5)]
+    assert read(store, "one") == b"after"
+
+
+def test_empty_file(store):
+    store.make_directory("")
+    store.put("empty", b"")
+
+    assert store.list() == [("empty", 0)]
+
+
+def test_listing_nothing(store):
+    assert store.list() == []
+
+
+def test_remove_and_rename_of_what_is_not_there_do_nothing(store):
+    store.make_directory("a")
+
+    store.remove("a/one")
+    store.rename("a/one", "a/two")
+    store.remove_directory("b")
+
+    assert store.list() == []
+
+
+def test_rename(store):
+    store.make_directory("a")
+    store.put("a/one", b"1")
+
+    store.rename("a/one", "a/two")
+
+    assert store.list() == [("a/two", 1)]
+
+
+def test_remove_directory_keeps_what_is_not_empty(store, tmp_path):
+    for name in ("a", "b"):
+        store.make_directory(name)
+    store.put("a/one", b"1")
+
+    store.remove_directory("a")
+    store.remove_directory("b")
+
+    assert (tmp_path / "root" / "a").exists()
+    assert not (tmp_path / "root" / "b").exists()
+
+
+def test_put_into_a_missing_directory_raises(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        LocalStore(tmp_path / "gone").put("one", b"1")
+
+
+def test_failed_put_leaves_the_old_file(tmp_path, monkeypatch):
+    store = LocalStore(tmp_path)
+    store.put("one", b"before")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.put("one", b"after")
+
+    assert (tmp_path / "one").read_bytes() == b"before"
+
+
+@pytest.mark.parametrize("prefix", ["", "file:", "file://"])
+def test_local_locations(tmp_path, prefix):
+    store = open_store(f"{prefix}{tmp_path}")
+
+    assert isinstance(store, LocalStore)
+    assert store.root == tmp_path
+
+
+def test_other_file_systems_are_pyarrows():
+    store = open_store("mock:///bucket")
+
+    assert isinstance(store, RemoteStore)
+    assert store.list() == []
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [pytest.param(" ", "is empty", id="empty"), pytest.param("ftp://host/x", "can't be opened", id="scheme")],
+)
+def test_bad_location(location, words):
+    with pytest.raises(ValueError, match=words):
+        open_store(location)
