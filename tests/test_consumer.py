@@ -3,6 +3,7 @@
 import gc
 import logging
 import time
+from collections import Counter
 
 import gevent
 import pytest
@@ -620,8 +621,8 @@ def test_handlers_that_only_compute_let_timers_and_sockets_have_their_turn(publi
     wait_until(lambda: len(turns_at) == 40)
     ticker.kill()
 
-    # A timer fires in a round of the loop only, and each round looks at the sockets: nearly every message has its own.
-    assert len(set(turns_at)) >= 30
+    # A timer fires in a round of the loop only, and each round looks at the sockets: few messages share one.
+    assert max(Counter(turns_at).values()) <= 5
 
 
 def test_close_while_nsqlookupd_is_silent_leaves_nothing_running(fakensqd):
