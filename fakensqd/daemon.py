@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
@@ -34,7 +35,7 @@ class _HttpServer(WSGIServer):  # type: ignore[misc]  # gevent has no types
             super().handle(sock, address)
 
 
-class Daemon:
+class Daemon(ABC):
     """A server with a TCP and an HTTP port, started with start() or ``with``.
 
     Attributes:
@@ -55,13 +56,15 @@ class Daemon:
 
     # --- for subclasses -----------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _open_session(self, remote_address: str, wake: Callable[[], bool]) -> ConnectionSession:
-        raise NotImplementedError
+        """Make the session of a new TCP connection."""
 
+    @abstractmethod
     def _application(self) -> Application:
-        raise NotImplementedError
+        """Give the WSGI function of the HTTP port."""
 
-    def _started(self) -> None:
+    def _started(self) -> None:  # noqa: B027  # a subclass may have nothing to do here
         """Do what is to be done once both ports are known."""
 
     def _spawn(self, function: Callable[..., None], *args: object) -> gevent.Greenlet:

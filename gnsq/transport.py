@@ -1,6 +1,7 @@
-"""Transport: a TCP connection as recv, sendall, close; the one place where OS errors become ours.
+"""Transport: a TCP connection as recv, sendall, close; the one place where OS errors become ours. And perform(),
+which lets a handshake use one.
 
-Knows nothing of frames. A transport can be handed in: tests use a list of byte strings.
+Knows no command and no state. A transport can be handed in: tests use a list of byte strings.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ import gevent
 from gevent import socket
 
 from gnsq.errors import NSQConnectionClosed, NSQSocketError, NSQTimeout
+from gnsq.protocol.frames import FrameDecoder
+from gnsq.protocol.handshake import Handshake, Identity, Write
 
-__all__ = ["TcpTransport", "Transport", "connect"]
+__all__ = ["READ_SIZE", "TcpTransport", "Transport", "connect", "perform"]
+
+# Bytes asked for at once; some 250 messages of 200 bytes.
+READ_SIZE = 64 * 1024
 
 
 class Transport(Protocol):
@@ -97,6 +103,31 @@ def connect(host: str, port: int, timeout: float) -> TcpTransport:
     sock.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_NODELAY, 1)
     sock.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_KEEPALIVE, 1)
     return TcpTransport(sock, peer)
+
+
+def perform(steps: Handshake, transport: Transport, decoder: FrameDecoder) -> Identity:
+    """Do what a handshake asks for, up to its Identity.
+
+    Raises:
+        NSQException: What the handshake, the transport or the decoder raise.
+    """
+    answer = None
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as end:
+            identity: Identity = end.value
+            return identity
+        answer = None
+        if isinstance(step, Write):
+            transport.sendall(step.data)
+            continue
+        answer = decoder.take_one()
+        while answer is None:
+            data = transport.recv(READ_SIZE)
+            if not data:
+                raise NSQConnectionClosed("nsqd closed the connection during the handshake")
+            answer = decoder.take_one(data)
 
 
 def _translated(error: OSError, peer: str, doing: str = "") -> NSQSocketError:

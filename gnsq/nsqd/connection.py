@@ -28,17 +28,17 @@ from gnsq.errors import (
     make_error,
 )
 from gnsq.message import Message
+from gnsq.nsqd.outbox import Outbox
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, FrameDecoder
-from gnsq.protocol.handshake import Handshake, Identity, Write, handshake
-from gnsq.transport import Transport, connect
+from gnsq.protocol.handshake import Identity, handshake
+from gnsq.transport import READ_SIZE, Transport, connect, perform
 
-__all__ = ["Connection", "ConnectionState", "perform"]
+__all__ = ["Connection", "ConnectionState"]
 
 logger = logging.getLogger(__name__)
 
-READ_SIZE = 64 * 1024
 # A greenlet that wakes this much later than it asked for was held up by our own process, not by the peer.
 STALL = 1.0
 
@@ -67,31 +67,6 @@ class _Pending(NamedTuple):
     size: int
 
 
-def perform(steps: Handshake, transport: Transport, decoder: FrameDecoder) -> Identity:
-    """Do what a handshake asks for, up to its Identity.
-
-    Raises:
-        NSQException: What the handshake, the transport or the decoder raise.
-    """
-    answer = None
-    while True:
-        try:
-            step = steps.send(answer)
-        except StopIteration as end:
-            identity: Identity = end.value
-            return identity
-        answer = None
-        if isinstance(step, Write):
-            transport.sendall(step.data)
-            continue
-        answer = decoder.take_one()
-        while answer is None:
-            data = transport.recv(READ_SIZE)
-            if not data:
-                raise NSQConnectionClosed("nsqd closed the connection during the handshake")
-            answer = decoder.take_one(data)
-
-
 class Connection:
     """One connection; opened once, closed once.
 
@@ -115,7 +90,7 @@ class Connection:
     ) -> None:
         self.host = host
         self.port = port
-        self.address = f"{host}:{port}"
+        self.address = self.nsqd = f"{host}:{port}"
         self.options = options if options is not None else ConnectionOptions()
         self.state = ConnectionState.INIT
         self.identity = Identity()
@@ -133,10 +108,7 @@ class Connection:
         self._clock = clock if clock is not None else RealClock()
         self._transport: Transport | None = None
         self._decoder = FrameDecoder(self.options.max_frame_size)
-        self._outbox: list[bytes] = []
-        self._writer: gevent.Greenlet | None = None
-        self._writer_parked = False
-        self._flushed = Event()
+        self._outbox = Outbox()
         self._pending: deque[_Pending] = deque()
         self._drained = Event()
         self._closed = Event()
@@ -232,9 +204,7 @@ class Connection:
                     self._drained.wait()
                 while self._pending:
                     self._pending[-1].reply.wait()
-                while not self._writer_parked and self.state is ConnectionState.CLOSING:
-                    self._flushed.clear()
-                    self._flushed.wait()
+                self._outbox.wait_flushed()
                 self._ended = True
                 if self._transport is not None:
                     # nsqd reads up to our end before it closes, so the last FINs arrive.
@@ -261,10 +231,7 @@ class Connection:
         self.error = error
         if self._transport is not None:
             self._transport.close()
-        self._outbox.clear()
-        if self._writer_parked:
-            self._wake_writer()
-        self._flushed.set()
+        self._outbox.close()
         self._drained.set()
         self._closed.set()
         pending, self._pending = self._pending, deque()
@@ -302,11 +269,6 @@ class Connection:
             text += f"; the longest command without an answer has {longest} bytes, and nsqd resets a connection when "
             text += "it refuses a body: compare with its --max-msg-size and --max-body-size"
         return NSQConnectionClosed(text)
-
-    @property
-    def nsqd(self) -> str:
-        """The nsqd it is connected to, ``host:port``."""
-        return self.address
 
     # --- commands
 
@@ -349,9 +311,7 @@ class Connection:
         """
         if self.state is ConnectionState.CLOSED:
             raise self._lost(self.error)
-        self._outbox.append(command)
-        if self._writer_parked:
-            self._wake_writer()
+        self._outbox.put(command)
 
     def ready(self, count: int) -> None:
         """Send RDY.
@@ -468,33 +428,12 @@ class Connection:
 
     def _write_loop(self) -> None:
         assert self._transport is not None  # open() has made it
-        outbox = self._outbox
-        while self.state is not ConnectionState.CLOSED:
-            if not outbox:
-                self._park_writer()
-                continue
-            data = b"".join(outbox)
-            outbox.clear()
-            try:
-                self._transport.sendall(data)
-            except NSQException:
-                # nsqd refuses a body before it has read it: its reason is on its way while our send breaks.
-                self._closed.wait(LAST_WORDS)
-                raise
-
-    # Parked in the hub and woken by one callback: an Event does the same and costs a lone publish 15 us more.
-
-    def _park_writer(self) -> None:
-        self._writer = gevent.getcurrent()
-        self._writer_parked = True
-        if self.state is ConnectionState.CLOSING:
-            self._flushed.set()
-        gevent.get_hub().switch()  # until send() or abort()
-
-    def _wake_writer(self) -> None:
-        assert self._writer is not None  # it is parked
-        self._writer_parked = False
-        gevent.get_hub().loop.run_callback(self._writer.switch)
+        try:
+            self._outbox.run(self._transport)
+        except NSQException:
+            # nsqd refuses a body before it has read it: its reason is on its way while our send breaks.
+            self._closed.wait(LAST_WORDS)
+            raise
 
     def _watch_loop(self) -> None:
         """Declare nsqd dead when nothing has come for two heartbeat intervals; our own stalls do not count."""

@@ -22,12 +22,11 @@ from gnsq.errors import (
     make_error,
 )
 from gnsq.message import Message
-from gnsq.nsqd.connection import READ_SIZE, perform
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, FrameDecoder
 from gnsq.protocol.handshake import Identity, identification
-from gnsq.transport import Transport, connect
+from gnsq.transport import READ_SIZE, Transport, connect, perform
 
 __all__ = ["NsqdTCPClient"]
 

@@ -8,7 +8,7 @@ import gevent.socket
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.daemon import Daemon, join_address, split_address
+from fakensqd.daemon import join_address, split_address
 from gnsq.protocol import commands
 from tests.fakensqd.wire import Client, consumer, request
 from tests.helpers import wait_until
@@ -106,15 +106,6 @@ def test_a_greenlet_that_fails_is_recorded():
         nsqd._spawn(fail).join()
 
     assert [str(error) for error in nsqd.errors] == ["broken"]
-
-
-def test_a_daemon_needs_a_session_and_an_application():
-    daemon = Daemon("127.0.0.1:0", "127.0.0.1:0", None)
-
-    with pytest.raises(NotImplementedError):
-        daemon._open_session("127.0.0.1:1", lambda: True)
-    with pytest.raises(NotImplementedError):
-        daemon.start()
 
 
 def test_nothing_is_left_over_after_many_rounds():

@@ -2,13 +2,13 @@ import pytest
 
 from gnsq.spark.pipeline.config import PipelineConfig, load_config
 
-GIVEN = {"topic": "clicks", "output": "/out", "work": "/work", "nsqd_tcp_addresses": ("a:4150",)}
+GIVEN = {"topic": "clicks", "output": "/out", "work": "/data", "nsqd_tcp_addresses": ("a:4150",)}
 
 
 def test_command_line_wins_over_the_file(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(
-        'topic = "views"\noutput = "/out"\nwork = "/work"\nwatermark_delay = 5\nnsqd_tcp_addresses = "a:4150"\n'
+        'topic = "views"\noutput = "/out"\nwork = "/data"\nwatermark_delay = 5\nnsqd_tcp_addresses = "a:4150"\n'
         "[spark]\n'spark.cores.max' = 2\n'spark.x' = true\n"
     )
 
@@ -29,8 +29,8 @@ def test_each_query_has_its_own_spool():
     config = PipelineConfig(**GIVEN)
     archive, metrics = config.source_options("archive", "a"), config.source_options("metrics", "m")
 
-    assert archive["spool"] == "/work/archive/spool"
-    assert archive["spoolOwner"] == "/work/archive/checkpoint"
+    assert archive["spool"] == "/data/archive/spool"
+    assert archive["spoolOwner"] == "/data/archive/checkpoint"
     assert not set(archive.values()) & {metrics["spool"], metrics["spoolOwner"], metrics["channel"]}
 
 

@@ -1,0 +1,74 @@
+"""Outbox: commands that wait to be sent, and the one greenlet that sends all of them at once.
+
+Knows no replies and no frames. Nobody else touches the socket's write side, so there is no lock.
+"""
+
+from __future__ import annotations
+
+import gevent
+from gevent.event import Event
+
+from gnsq.transport import Transport
+
+__all__ = ["Outbox"]
+
+
+class Outbox:
+    """Filled by any greenlet, emptied by the one that calls run()."""
+
+    __slots__ = ("_closed", "_commands", "_flushed", "_parked", "_writer")
+
+    def __init__(self) -> None:
+        self._commands: list[bytes] = []
+        self._writer: gevent.Greenlet | None = None
+        self._parked = False
+        self._flushed = Event()
+        self._closed = False
+
+    def put(self, command: bytes) -> None:
+        """Queue a command; never waits."""
+        self._commands.append(command)
+        if self._parked:
+            self._wake()
+
+    def run(self, transport: Transport) -> None:
+        """Send what is queued, joined into one send, as it comes; returns when the outbox is closed.
+
+        Raises:
+            NSQSocketError: If a send fails.
+        """
+        commands = self._commands
+        while not self._closed:
+            if not commands:
+                self._park()
+                continue
+            data = b"".join(commands)
+            commands.clear()
+            transport.sendall(data)
+
+    def wait_flushed(self) -> None:
+        """Wait until all that is queued has been sent, or the outbox is closed."""
+        while not self._parked and not self._closed:
+            self._flushed.clear()
+            self._flushed.wait()
+
+    def close(self) -> None:
+        """Drop what is queued, and end run() and all who wait."""
+        self._closed = True
+        self._commands.clear()
+        self._flushed.set()
+        if self._parked:
+            self._wake()
+
+    # Parked in the hub and woken by one callback: a lone publish is faster by 3 us than with an Event.
+
+    def _park(self) -> None:
+        self._writer = gevent.getcurrent()
+        self._parked = True
+        self._flushed.set()
+        gevent.get_hub().switch()  # until put() or close()
+
+    def _wake(self) -> None:
+        assert self._writer is not None  # it is parked
+        self._parked = False
+        gevent.get_hub().loop.run_callback(self._writer.switch)

@@ -1,0 +1,69 @@
+"""What is queued together is sent together, by one greenlet."""
+
+import gevent
+import pytest
+
+from gnsq.errors import NSQConnectionClosed
+from gnsq.nsqd.outbox import Outbox
+from tests.helpers import MemoryTransport, wait_until
+
+
+@pytest.fixture
+def transport():
+    return MemoryTransport()
+
+
+@pytest.fixture
+def outbox():
+    made = Outbox()
+    yield made
+    made.close()
+
+
+def test_what_was_queued_before_it_runs_is_sent_at_once(outbox, transport):
+    for number in range(3):
+        outbox.put(b"%d" % number)
+    gevent.spawn(outbox.run, transport)
+    outbox.wait_flushed()
+
+    assert transport.sends == [b"012"]
+
+
+def test_what_comes_while_it_waits_is_sent_at_once(outbox, transport):
+    gevent.spawn(outbox.run, transport)
+    outbox.wait_flushed()
+    outbox.put(b"a")
+    outbox.put(b"b")
+    outbox.wait_flushed()
+
+    assert transport.sends == [b"ab"]
+
+
+def test_waiting_for_an_empty_outbox_is_over_at_once(outbox, transport):
+    gevent.spawn(outbox.run, transport)
+    gevent.sleep(0)
+
+    outbox.wait_flushed()
+
+    assert transport.sends == []
+
+
+def test_close_ends_the_writer_and_those_who_wait(outbox, transport):
+    writer = gevent.spawn(outbox.run, transport)
+    gevent.sleep(0)
+    outbox.put(b"never sent")
+    waiting = gevent.spawn(outbox.wait_flushed)
+    outbox.close()
+
+    gevent.joinall([writer, waiting], timeout=2, raise_error=True)
+
+    assert transport.sends == []
+
+
+def test_broken_send_is_raised_by_run(outbox, transport):
+    transport.close()
+    writer = gevent.spawn(outbox.run, transport)
+    outbox.put(b"x")
+    wait_until(writer.ready)
+
+    assert isinstance(writer.exception, NSQConnectionClosed)
