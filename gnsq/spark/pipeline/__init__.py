@@ -1,1 +1,10 @@
-"""The job: click events from NSQ to Parquet and to one-minute counts. ``python -m gnsq.spark.pipeline --help``."""
+"""The job: click events from NSQ to Parquet and to one-minute counts. ``python -m gnsq.spark.pipeline --help``.
+
+Raises ImportError, naming the extra, where a package it needs is missing.
+"""
+
+from importlib.util import find_spec
+
+_missing = [name for name in ("click", "pyarrow", "pyspark", "rich") if find_spec(name) is None]
+if _missing:
+    raise ImportError(f"gnsq.spark.pipeline needs {', '.join(_missing)}: pip install 'gnsq[spark]'")
