@@ -283,13 +283,20 @@ class Receiver:
             )
 
     def _requeue_all(self, messages: Sequence[SpoolMessage]) -> None:
+        lost = 0
         for message in messages:
             try:
                 message.requeue(0, backoff=False)
-            except NSQException as error:
-                # Their connection is gone, and nsqd delivers them again when their timeout ends.
-                logger.info("%d messages not given back: %s", len(messages), error)
-                return
+            except NSQException:
+                # Its connection is gone; those of other nsqds can still be given back.
+                lost += 1
+        if lost:
+            logger.info(
+                "%d of %d messages not given back, their connection is gone: nsqd delivers them again when their "
+                "timeout ends",
+                lost,
+                len(messages),
+            )
 
     # --- backpressure
 

@@ -42,6 +42,8 @@ class FakeMessage:
 
     def requeue(self, time_ms=0, backoff=True):
         self.answers.append(f"REQ {time_ms}")
+        if self._lost:
+            raise NSQConnectionClosed("gone")
 
 
 def columns(*numbers, topic="clicks"):

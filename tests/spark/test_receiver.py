@@ -195,6 +195,17 @@ def test_messages_whose_connection_is_gone_are_counted(spool, hub):
     assert [message.answers for message in messages] == [["FIN"], ["FIN"]]
 
 
+def test_one_lost_connection_keeps_no_other_message_from_being_given_back(spool, hub):
+    receiver = hub.call(
+        lambda: Receiver(ReceiverOptions(topic="t", channel="c", nsqd_tcp_addresses=("127.0.0.1:1",)), spool)
+    )
+    messages = [FakeMessage(1, lost=True), FakeMessage(2)]
+
+    hub.call(receiver._requeue_all, messages)
+
+    assert [message.answers for message in messages] == [["REQ 0"], ["REQ 0"]]
+
+
 def test_bug_in_the_writing_is_told(fakensqd, receive, monkeypatch, caplog):
     def bug(store, path, data):
         raise RuntimeError("bug")
