@@ -44,6 +44,18 @@ def connection(transport):
     made.abort()
 
 
+@pytest.fixture
+def held(connection, transport):
+    """Subscribe and receive one message; this list has it and those that follow."""
+    messages = []
+    connection.on_messages = lambda _, chunk: messages.extend(chunk)
+    transport.feed(OK)
+    connection.subscribe("t", "c")
+    transport.feed(message_frame())
+    wait_until(lambda: messages)
+    return messages
+
+
 def test_open_negotiates_and_is_connected(connection):
     assert connection.state is ConnectionState.CONNECTED
     assert connection.is_open
@@ -225,14 +237,7 @@ def test_ready_is_remembered(connection, transport):
     assert (connection.ready_count, transport.sent) == (7, b"RDY 7\n")
 
 
-def test_close_waits_for_what_is_in_flight(connection, transport):
-    held = []
-    connection.on_messages = lambda _, messages: held.extend(messages)
-    transport.feed(OK)
-    connection.subscribe("t", "c")
-    transport.feed(message_frame())
-    wait_until(lambda: held)
-
+def test_close_waits_for_what_is_in_flight(connection, transport, held):
     closing = gevent.spawn(connection.close, 5)
     wait_until(lambda: transport.sent.endswith(b"CLS\n"))
     transport.feed(encode_frame(RESPONSE, b"CLOSE_WAIT"))
@@ -430,13 +435,7 @@ def test_close_while_subscribing_does_not_leave_it_subscribed(connection, transp
     assert connection.state is ConnectionState.CLOSED
 
 
-def test_close_ends_when_the_connection_is_lost_while_draining(connection, transport):
-    held = []
-    connection.on_messages = lambda _, messages: held.extend(messages)
-    transport.feed(OK)
-    connection.subscribe("t", "c")
-    transport.feed(message_frame())
-    wait_until(lambda: held)
+def test_close_ends_when_the_connection_is_lost_while_draining(connection, transport, held):
     closing = gevent.spawn(connection.close, 60)
     wait_until(lambda: transport.sent.endswith(b"CLS\n"))
     transport.feed(encode_frame(RESPONSE, b"CLOSE_WAIT"))
@@ -447,13 +446,7 @@ def test_close_ends_when_the_connection_is_lost_while_draining(connection, trans
     closing.get(timeout=2)
 
 
-def test_message_that_comes_with_close_wait_is_waited_for(connection, transport):
-    held = []
-    connection.on_messages = lambda _, messages: held.extend(messages)
-    transport.feed(OK)
-    connection.subscribe("t", "c")
-    transport.feed(message_frame())
-    wait_until(lambda: held)
+def test_message_that_comes_with_close_wait_is_waited_for(connection, transport, held):
     closing = gevent.spawn(connection.close, 60)
     wait_until(lambda: transport.sent.endswith(b"CLS\n"))
     held[0].finish()

@@ -170,7 +170,7 @@ def test_killed_source_processes_lose_nothing(spark, fakensqd, source, run, tmp_
 
 
 def source_processes():
-    """Process ids of the planners of this session's streaming queries."""
+    """Process ids of the planners of the Spark application's streaming queries."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
