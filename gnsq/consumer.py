@@ -7,7 +7,6 @@ outcome goes back through Message to the connection.
 
 from __future__ import annotations
 
-import enum
 import logging
 import random
 from collections import deque
@@ -27,7 +26,7 @@ from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQRequeueMessage
 from gnsq.message import Handler, Message
 from gnsq.nsqd.connection import Connection
 from gnsq.options import ConnectionOptions, Options, option
-from gnsq.pool import ConnectionPool, ReconnectOptions
+from gnsq.pool import ConnectionPool, Life, ReconnectOptions
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.rdy import RdyPolicy
 from gnsq.signals import notify
@@ -56,13 +55,6 @@ class ConsumerOptions(Options):
     close_timeout: float = option(
         30.0, "for what is in flight when close() is called; nsqd delivers the rest again", unit="s", minimum=0
     )
-
-
-class _State(enum.Enum):
-    INIT = "init"
-    RUNNING = "running"
-    CLOSING = "closing"
-    CLOSED = "closed"
 
 
 class Consumer:
@@ -153,7 +145,7 @@ class Consumer:
         self._wake_due = False
         self._rdy_due = False
         self._tasks: list[gevent.Greenlet] = []
-        self._state = _State.INIT
+        self._state = Life.INIT
         self._closed = Event()
 
     # --- life
@@ -168,11 +160,11 @@ class Consumer:
         """
         if not list(self.on_message.receivers_for(self)):
             raise RuntimeError("consumer has no handler: give message_handler or connect one to on_message")
-        if self._state is _State.CLOSED:
+        if self._state is Life.CLOSED:
             self.logger.warning("consumer of %s/%s was closed; make a new one", self.topic, self.channel)
             return
-        if self._state is _State.INIT:
-            self._state = _State.RUNNING
+        if self._state is Life.INIT:
+            self._state = Life.RUNNING
             self._connect_all()
         else:
             self.logger.warning("consumer of %s/%s is running already", self.topic, self.channel)
@@ -182,12 +174,12 @@ class Consumer:
     def close(self) -> None:
         """Begin to end, in order: no new messages, what was delivered is worked off for up to close_timeout, then the
         connections are closed. Returns at once; join() waits. May be called from a handler, and twice."""
-        if self._state is _State.INIT:
-            self._state = _State.CLOSED
+        if self._state is Life.INIT:
+            self._state = Life.CLOSED
             self._closed.set()
-        if self._state is not _State.RUNNING:
+        if self._state is not Life.RUNNING:
             return
-        self._state = _State.CLOSING
+        self._state = Life.CLOSING
         closer = gevent.spawn(self._close)
         closer.name = f"gnsq-close-{self.topic}"
 
@@ -220,7 +212,7 @@ class Consumer:
     @property
     def is_running(self) -> bool:
         """Whether it was started and not closed."""
-        return self._state is _State.RUNNING
+        return self._state is Life.RUNNING
 
     @property
     def max_in_flight(self) -> int:
@@ -267,7 +259,7 @@ class Consumer:
         self._spawn("rotate", self._rotate)
         if self.lookupds:
             self._query_lookupds()
-            if self._state is not _State.RUNNING:
+            if self._state is not Life.RUNNING:
                 return
             self._spawn("lookup", self._poll_lookupds)
         self._pool.wait_tried()
@@ -447,6 +439,6 @@ class Consumer:
             # What is still in the inbox lost its connection; nsqd delivers it again.
             self._inbox.clear()
         finally:
-            self._state = _State.CLOSED
+            self._state = Life.CLOSED
             self._closed.set()
             notify(self.on_close, self)

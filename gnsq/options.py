@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-__all__ = ["ConnectionOptions", "Options", "USER_AGENT", "VERSION", "option", "option_rows"]
+__all__ = ["ConnectionOptions", "Options", "USER_AGENT", "VERSION", "check_bounds", "option", "option_rows"]
 
 VERSION = "2.0.0.dev0"
 USER_AGENT = f"gnsq/{VERSION}"
@@ -68,15 +68,24 @@ class Options:
 
 def _check_field(field: dataclasses.Field[Any], value: object) -> None:
     _check_type(field, value)
-    if value is None or field.metadata.get("minimum") is None:
+    if isinstance(value, (int, float)):
+        check_bounds(field.name, value, field)
+
+
+def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> None:
+    """Check a number against the bounds of its option; nan is in none.
+
+    Raises:
+        ValueError: Naming the subject, the value and the limit.
+    """
+    if field.metadata.get("minimum") is None:
         return
-    low, high, special = (field.metadata[key] for key in ("minimum", "maximum", "special"))
-    assert isinstance(value, (int, float))  # bounds are for numbers
+    low, high, special, unit = (field.metadata[key] for key in ("minimum", "maximum", "special", "unit"))
     if value in special or (value >= low and (high is None or value <= high)):
         return
     bounds = f"at least {low}" if high is None else f"within {low} to {high}"
     also = "".join(f" or {number}" for number in special)
-    raise ValueError(f"{field.name} {value} must be {bounds}{also} {field.metadata['unit']}".rstrip())
+    raise ValueError(f"{subject} {value} must be {bounds}{also} {unit}".rstrip())
 
 
 # By the names that annotations use; a field of another type is its class's own to check.

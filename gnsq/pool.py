@@ -6,6 +6,7 @@ publishes are not its business.
 
 from __future__ import annotations
 
+import enum
 import logging
 import random
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from gnsq.errors import NSQException
 from gnsq.nsqd.connection import Connection
 from gnsq.options import ConnectionOptions, Options, option
 
-__all__ = ["ConnectionPool", "ReconnectOptions"]
+__all__ = ["ConnectionPool", "Life", "ReconnectOptions"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,15 @@ class ReconnectOptions(Options):
     reconnect_initial: float = option(8.0, "wait before an nsqd is tried again", unit="s", minimum=0.001)
     reconnect_maximum: float = option(128.0, "longest wait; each failure doubles it", unit="s", minimum=0.001)
     reconnect_jitter: float = option(0.3, "share of each wait that is random", minimum=0, maximum=1)
+
+
+class Life(enum.Enum):
+    """Where whoever owns a pool is in its life; it only ever moves down this list."""
+
+    INIT = "init"
+    RUNNING = "running"
+    CLOSING = "closing"
+    CLOSED = "closed"
 
 
 class _Keeper:

@@ -5,7 +5,6 @@ Policy only: which connection takes a publish, how long it may wait. Bytes and p
 
 from __future__ import annotations
 
-import enum
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from gnsq.clock import Clock, RealClock
 from gnsq.errors import NSQErrorCode, NSQException, NSQNoConnections, NSQTimeout
 from gnsq.nsqd.connection import Connection
 from gnsq.options import ConnectionOptions, Options, option
-from gnsq.pool import ConnectionPool, ReconnectOptions
+from gnsq.pool import ConnectionPool, Life, ReconnectOptions
 from gnsq.protocol import commands
 from gnsq.signals import notify
 
@@ -38,13 +37,6 @@ class ProducerOptions(Options):
         None, "longer bodies are refused before they are sent; default: nsqd decides", unit="bytes", minimum=1
     )
     close_timeout: float = option(30.0, "for pending answers when close() is called", unit="s", minimum=0)
-
-
-class _State(enum.Enum):
-    INIT = "init"
-    RUNNING = "running"
-    CLOSING = "closing"
-    CLOSED = "closed"
 
 
 class Producer:
@@ -94,7 +86,7 @@ class Producer:
             on_lost=lambda connection: None,
         )
         self._turn = 0
-        self._state = _State.INIT
+        self._state = Life.INIT
         self._closed = Event()
 
     # --- life
@@ -105,12 +97,12 @@ class Producer:
         Raises:
             NSQException: If it was closed.
         """
-        if self._state in (_State.CLOSING, _State.CLOSED):
+        if self._state in (Life.CLOSING, Life.CLOSED):
             raise NSQException("producer was closed; make a new one")
-        if self._state is _State.RUNNING:
+        if self._state is Life.RUNNING:
             self.logger.warning("producer is running already")
             return
-        self._state = _State.RUNNING
+        self._state = Life.RUNNING
         for address in self.nsqd_tcp_addresses:
             self._pool.add(address, permanent=True)
         self._pool.wait_tried()
@@ -118,16 +110,16 @@ class Producer:
     def close(self) -> None:
         """Wait for pending answers, up to close_timeout, and close the connections; publishes that have none by then
         raise NSQConnectionClosed. A second call waits for the first."""
-        if self._state is _State.RUNNING:
-            self._state = _State.CLOSING
+        if self._state is Life.RUNNING:
+            self._state = Life.CLOSING
             try:
                 self._pool.close(self.options.close_timeout)
             finally:
-                self._state = _State.CLOSED
+                self._state = Life.CLOSED
                 self._closed.set()
                 notify(self.on_close, self)
-        elif self._state is _State.INIT:
-            self._state = _State.CLOSED
+        elif self._state is Life.INIT:
+            self._state = Life.CLOSED
             self._closed.set()
         self.join()
 
@@ -147,7 +139,7 @@ class Producer:
     @property
     def is_running(self) -> bool:
         """Whether it was started and not closed."""
-        return self._state is _State.RUNNING
+        return self._state is Life.RUNNING
 
     # --- publishing
 
@@ -216,7 +208,7 @@ class Producer:
 
     def _take_turn(self) -> Connection | None:
         """Choose the next connection that can send, in turn."""
-        if self._state is not _State.RUNNING:
+        if self._state is not Life.RUNNING:
             raise NSQException("producer is not running: call start(), or it was closed")
         connections = [connection for connection in self._pool.connections.values() if connection.is_open]
         if not connections:

@@ -12,24 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 
 __all__ = ["ReadOptions", "WriteOptions", "option_rows"]
 
 MIB = 1024 * 1024
-
-
-def _option(
-    default: Any,  # Any: the field's annotation has the type, dataclasses.field() does not know it either
-    meaning: str,
-    *,
-    unit: str = "",
-    minimum: float | None = None,
-    maximum: float | None = None,
-) -> Any:
-    return dataclasses.field(
-        default=default, metadata={"meaning": meaning, "unit": unit, "minimum": minimum, "maximum": maximum}
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,37 +45,35 @@ class _Options:
 class ReadOptions(_Options):
     """Options of spark.read and spark.readStream."""
 
-    topic: str = _option("", "topic to read; required")
-    channel: str = _option("", "channel to read, created if missing; required")
-    nsqd_tcp_addresses: tuple[str, ...] = _option((), "nsqds as host:port, separated by commas")
-    lookupd_http_addresses: tuple[str, ...] = _option((), "nsqlookupds as URL or host:port, separated by commas")
-    nsqd_http_addresses: tuple[str, ...] = _option(
+    topic: str = option("", "topic to read; required")
+    channel: str = option("", "channel to read, created if missing; required")
+    nsqd_tcp_addresses: tuple[str, ...] = option((), "nsqds as host:port, separated by commas")
+    lookupd_http_addresses: tuple[str, ...] = option((), "nsqlookupds as URL or host:port, separated by commas")
+    nsqd_http_addresses: tuple[str, ...] = option(
         (), "HTTP addresses of the nsqds, for the channel's depth; found through nsqlookupd if that is given"
     )
-    spool: str = _option("", "directory of the spool, a path or URI; required for readStream, one for each query")
-    spool_owner: str = _option("", "what tells this query from others, such as its checkpoint's URI")
-    receivers: str = _option("driver", "where messages are received: driver, or external (gnsq.spark.receiver)")
-    max_in_flight: int = _option(5000, "delivered and not yet in the spool", unit="messages", minimum=1)
-    segment_rows: int = _option(10_000, "largest segment of the spool", unit="rows", minimum=1)
-    segment_bytes: int = _option(8 * MIB, "the same", unit="bytes", minimum=1, maximum=1024 * MIB)
-    segment_time: float = _option(0.1, "longest that a message waits for its segment", unit="s", minimum=0.001)
-    max_spool_bytes: int = _option(1024 * MIB, "above this no more is received", unit="bytes", minimum=1)
-    max_rows_per_batch: int | None = _option(None, "largest batch; default: no limit", unit="rows", minimum=1)
-    max_bytes_per_batch: int | None = _option(None, "the same, in bytes of the spool", unit="bytes", minimum=1)
-    num_partitions: int | None = _option(None, "tasks that read a batch; default: the driver's CPUs", minimum=1)
-    max_rows: int | None = _option(
-        None, "spark.read only: rows to take; default: until the channel is empty", minimum=1
-    )
-    idle_timeout: float = _option(
+    spool: str = option("", "directory of the spool, a path or URI; required for readStream, one for each query")
+    spool_owner: str = option("", "what tells this query from others, such as its checkpoint's URI")
+    receivers: str = option("driver", "where messages are received: driver, or external (gnsq.spark.receiver)")
+    max_in_flight: int = option(5000, "delivered and not yet in the spool", unit="messages", minimum=1)
+    segment_rows: int = option(10_000, "largest segment of the spool", unit="rows", minimum=1)
+    segment_bytes: int = option(8 * MIB, "the same", unit="bytes", minimum=1, maximum=1024 * MIB)
+    segment_time: float = option(0.1, "longest that a message waits for its segment", unit="s", minimum=0.001)
+    max_spool_bytes: int = option(1024 * MIB, "above this no more is received", unit="bytes", minimum=1)
+    max_rows_per_batch: int | None = option(None, "largest batch; default: no limit", unit="rows", minimum=1)
+    max_bytes_per_batch: int | None = option(None, "the same, in bytes of the spool", unit="bytes", minimum=1)
+    num_partitions: int | None = option(None, "tasks that read a batch; default: the driver's CPUs", minimum=1)
+    max_rows: int | None = option(None, "spark.read only: rows to take; default: until the channel is empty", minimum=1)
+    idle_timeout: float = option(
         60.0,
         "AvailableNow and spark.read: without a new message for so long, what is left is left",
         unit="s",
         minimum=1,
     )
-    msg_timeout: float | None = _option(
+    msg_timeout: float | None = option(
         None, "until nsqd takes an unfinished message back; default: nsqd's", unit="s", minimum=1
     )
-    heartbeat_interval: float = _option(30.0, "between nsqd's heartbeats", unit="s", minimum=1)
+    heartbeat_interval: float = option(30.0, "between nsqd's heartbeats", unit="s", minimum=1)
 
     def __post_init__(self) -> None:
         _check_name("topic", self.topic)
@@ -112,13 +98,13 @@ class ReadOptions(_Options):
 class WriteOptions(_Options):
     """Options of df.write and df.writeStream."""
 
-    topic: str = _option("", "topic for rows that name none; else the column topic is required")
-    nsqd_tcp_addresses: tuple[str, ...] = _option((), "nsqds as host:port, separated by commas; required")
-    batch_rows: int = _option(1000, "most messages in one MPUB", unit="rows", minimum=1)
-    batch_bytes: int = _option(MIB, "most bytes of bodies in one MPUB, of more than one", unit="bytes", minimum=1)
-    publish_timeout: float = _option(60.0, "for nsqd to confirm an MPUB", unit="s", minimum=0.001)
-    checkpoint_location: str = _option("", "Spark's own")
-    path: str = _option("", "Spark's own; not used")
+    topic: str = option("", "topic for rows that name none; else the column topic is required")
+    nsqd_tcp_addresses: tuple[str, ...] = option((), "nsqds as host:port, separated by commas; required")
+    batch_rows: int = option(1000, "most messages in one MPUB", unit="rows", minimum=1)
+    batch_bytes: int = option(MIB, "most bytes of bodies in one MPUB, of more than one", unit="bytes", minimum=1)
+    publish_timeout: float = option(60.0, "for nsqd to confirm an MPUB", unit="s", minimum=0.001)
+    checkpoint_location: str = option("", "Spark's own")
+    path: str = option("", "Spark's own; not used")
 
     def __post_init__(self) -> None:
         if self.topic:
@@ -165,9 +151,5 @@ def _parse(field: dataclasses.Field[Any], text: str) -> object:
     except ValueError:
         what = "a whole number" if kind.startswith("int") else "a number"
         raise ValueError(f"option {name} {text!r} is not {what}") from None
-    low, high, unit = (field.metadata[key] for key in ("minimum", "maximum", "unit"))
-    # Written so that nan is refused too.
-    if not (low is None or value >= low) or not (high is None or value <= high):
-        bounds = f"at least {low}" if high is None else f"within {low} to {high}"
-        raise ValueError(f"option {name} {value} must be {bounds} {unit}".rstrip())
+    check_bounds(f"option {name}", value, field)
     return value
