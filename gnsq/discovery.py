@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from gevent.pool import Group
 
@@ -22,11 +23,14 @@ logger = logging.getLogger(__name__)
 LOOKUP_TIMEOUT = 5.0
 
 
-def parse_lookupds(addresses: Addresses) -> list[LookupdClient]:
+def parse_lookupds(addresses: Addresses, http: Mapping[str, Any] | None = None) -> list[LookupdClient]:
     """Turn what a constructor was given into clients.
 
+    Args:
+        http: Options of HttpOptions; without a timeout, LOOKUP_TIMEOUT holds.
+
     Raises:
-        TypeError, ValueError: As parse_address().
+        TypeError, ValueError: As LookupdClient.from_url().
     """
     if not isinstance(addresses, (str, list, tuple)):
         raise TypeError(
@@ -36,7 +40,8 @@ def parse_lookupds(addresses: Addresses) -> list[LookupdClient]:
     for item in items:
         if not isinstance(item, str):
             raise TypeError(f"lookupd address must be a str such as 'http://host:4161', not {item!r}")
-    return [LookupdClient.from_url(item, timeout=LOOKUP_TIMEOUT) for item in items]
+    options = {"timeout": LOOKUP_TIMEOUT, **(http or {})}
+    return [LookupdClient.from_url(item, **options) for item in items]
 
 
 def lookup_nsqds(lookupds: Iterable[LookupdClient], topic: str, found: Callable[[str], None]) -> int:

@@ -24,6 +24,8 @@ __all__ = [
     "NSQFinishFailed",
     "NSQFrameError",
     "NSQHttpError",
+    "NSQHttpTimeout",
+    "NSQHttpUnreachable",
     "NSQIdentifyFailed",
     "NSQInvalid",
     "NSQMPubFailed",
@@ -69,12 +71,23 @@ class NSQTimeout(NSQException):
 class NSQHttpError(NSQException):
     """An HTTP endpoint answered with another status than 200, or could not be reached.
 
-    ``status`` is the HTTP status; None if there was no answer at all.
+    Attributes:
+        status: The HTTP status, or the one inside of an old server's answer; None if there was no answer at all.
+        body: What the server sent with it; empty if there was no answer.
     """
 
-    def __init__(self, text: str, status: int | None = None) -> None:
+    def __init__(self, text: str, status: int | None = None, body: bytes = b"") -> None:
         super().__init__(text)
         self.status = status
+        self.body = body
+
+
+class NSQHttpUnreachable(NSQHttpError, NSQNoConnections):
+    """No HTTP connection could be made; nothing was sent."""
+
+
+class NSQHttpTimeout(NSQHttpError, NSQTimeout):
+    """No whole HTTP answer came within the timeout; the server may have done what it was asked."""
 
 
 class NSQSocketError(NSQException, OSError):
@@ -112,7 +125,7 @@ class NSQErrorCode(NSQException):
         super().__init__(self.text)
 
     def __str__(self) -> str:
-        return f"{self.code} {self.text}".strip()
+        return f"{self.code} {self.text}".strip() or "error frame that says nothing"
 
 
 class NSQInvalid(NSQErrorCode):

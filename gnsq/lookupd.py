@@ -1,9 +1,14 @@
-"""LookupdClient: nsqlookupd's HTTP API, one method for each endpoint. No policy."""
+"""LookupdClient: nsqlookupd's HTTP API, one method for each endpoint. No policy.
+
+Checks what can be checked before anything is sent. Sources: nsqlookupd http.go, that of 0.2.16 for old servers.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from gnsq.errors import NSQHttpError
+from gnsq.http.answer import error_words
 from gnsq.httpclient import HTTPClient
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 
@@ -15,13 +20,18 @@ Answer = dict[str, Any]
 class LookupdClient(HTTPClient):
     """nsqlookupd over HTTP. All methods raise NSQHttpError as HTTPClient.request() does, and ValueError for bad names.
 
+    Servers before 1.0 are asked by the names that endpoints had then, once they answer that they don't know the new
+    ones; what they wrap in an envelope comes without it.
+
     Args:
         host, port: Where nsqlookupd's HTTP listens.
         kwargs: Of HTTPClient.
     """
 
-    def __init__(self, host: str = "localhost", port: int = 4161, **kwargs: Any) -> None:  # Any: HTTPClient's
-        super().__init__(host, port, **kwargs)
+    def __init__(
+        self, host: str = "localhost", port: int = 4161, *args: Any, **kwargs: Any
+    ) -> None:  # Any: HTTPClient's
+        super().__init__(host, port, *args, **kwargs)
 
     def lookup(self, topic: str) -> Answer:
         """Ask which nsqds have a topic: ``{"channels": [...], "producers": [...]}``.
@@ -30,47 +40,65 @@ class LookupdClient(HTTPClient):
             NSQHttpError: With status 404 if no nsqd has it.
         """
         assert_valid_topic_name(topic)
-        return self._ask("GET", "lookup", topic=topic)
+        try:
+            return self._ask("lookup", topic=topic)
+        except NSQHttpError as error:
+            # What old servers say of a topic that they don't know; its name is valid, as we have seen.
+            if error_words(error.body).text != "INVALID_ARG_TOPIC":
+                raise
+            raise NSQHttpError(f"{error} (no nsqd has that topic)", 404, error.body) from error
 
     def topics(self) -> Answer:
-        """List all topics."""
-        return self._ask("GET", "topics")
+        """List all topics: ``{"topics": [...]}``."""
+        return self._ask("topics")
 
     def channels(self, topic: str) -> Answer:
-        """List a topic's channels."""
+        """List a topic's channels: ``{"channels": [...]}``, empty for a topic that nobody knows."""
         assert_valid_topic_name(topic)
-        return self._ask("GET", "channels", topic=topic)
+        return self._ask("channels", topic=topic)
 
     def nodes(self) -> Answer:
-        """List all nsqds with their topics."""
-        return self._ask("GET", "nodes")
+        """List all nsqds with their topics: ``{"producers": [...]}``."""
+        return self._ask("nodes")
 
     def create_topic(self, topic: str) -> bytes:
         """Add a topic to the registry."""
         assert_valid_topic_name(topic)
-        return self._tell("topic/create", topic=topic)
+        return self._tell("topic/create", "create_topic", topic=topic)
 
     def delete_topic(self, topic: str) -> bytes:
-        """Forget a topic."""
+        """Forget a topic; nsqds that have it go on, and bring it back when they register again."""
         assert_valid_topic_name(topic)
-        return self._tell("topic/delete", topic=topic)
+        return self._tell("topic/delete", "delete_topic", topic=topic)
 
     def create_channel(self, topic: str, channel: str) -> bytes:
         """Add a channel, and its topic, to the registry."""
         assert_valid_topic_name(topic)
         assert_valid_channel_name(channel)
-        return self._tell("channel/create", topic=topic, channel=channel)
+        return self._tell("channel/create", "create_channel", topic=topic, channel=channel)
 
     def delete_channel(self, topic: str, channel: str) -> bytes:
-        """Forget a channel."""
+        """Forget a channel.
+
+        Raises:
+            NSQHttpError: With status 404 if nobody knows it.
+        """
         assert_valid_topic_name(topic)
         assert_valid_channel_name(channel)
-        return self._tell("channel/delete", topic=topic, channel=channel)
+        return self._tell("channel/delete", "delete_channel", topic=topic, channel=channel)
 
     def tombstone_topic(self, topic: str, node: str) -> bytes:
-        """Hide one nsqd (``broadcast_address:http_port``) from a topic's lookups for a while."""
+        """Hide one nsqd from a topic's lookups for a while (--tombstone-lifetime).
+
+        Args:
+            node: ``broadcast_address:http_port``, as nodes() has them; no-op if there is none such.
+
+        Raises:
+            ValueError: If the node is not host:port.
+        """
         assert_valid_topic_name(topic)
-        return self._tell("topic/tombstone", topic=topic, node=node)
+        _check_node(node)
+        return self._tell("topic/tombstone", "tombstone_topic_producer", topic=topic, node=node)
 
     def ping(self) -> bytes:
         """Ask whether nsqlookupd answers. Returns b"OK"."""
@@ -79,12 +107,27 @@ class LookupdClient(HTTPClient):
 
     def info(self) -> Answer:
         """Ask for the version."""
-        return self._ask("GET", "info")
+        return self._ask("info")
 
-    def _ask(self, method: str, path: str, **params: str) -> Answer:
-        answer: Answer = self.request(method, path, params)
+    def debug(self) -> Answer:
+        """Ask for all registrations, by ``topic:T:``, ``channel:T:C`` and ``client::``."""
+        return self._ask("debug")
+
+    def _ask(self, path: str, **params: str) -> Answer:
+        answer = self.request("GET", path, params)
+        if not isinstance(answer, dict):
+            raise NSQHttpError(f"GET {self.address}{path}: answer is not nsqlookupd's: {str(answer)[:80]!r}", 200)
         return answer
 
-    def _tell(self, path: str, **params: str) -> bytes:
-        answer: bytes = self.request("POST", path, params)
+    def _tell(self, path: str, old_path: str, **params: str) -> bytes:
+        answer: bytes = self.request("POST", path, params, old_path=old_path)
         return answer
+
+
+def _check_node(node: object) -> None:
+    """Refuse what is no broadcast address with a port; an IPv6 one has no brackets there (Go joins with a colon)."""
+    if not isinstance(node, str):
+        raise TypeError(f"node must be a str, 'host:port', not {node!r}")
+    host, _, port = node.rpartition(":")
+    if not host or not node.isprintable() or " " in node or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ValueError(f"node {node!r} must be host:port: an nsqd's broadcast address and HTTP port")

@@ -27,10 +27,11 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     special: tuple[float, ...] = (),
+    secret: bool = False,
 ) -> Any:
-    """Declare an option. Special values are allowed besides those from minimum to maximum."""
+    """Declare an option. Special values are allowed besides those from minimum to maximum; a secret is not shown."""
     metadata = {"meaning": meaning, "unit": unit, "minimum": minimum, "maximum": maximum, "special": special}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ class Options:
 
 def _check_field(field: dataclasses.Field[Any], value: object) -> None:
     _check_type(field, value)
-    if isinstance(value, (int, float)):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         check_bounds(field.name, value, field)
 
 
@@ -89,7 +90,14 @@ def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> N
 
 
 # By the names that annotations use; a field of another type is its class's own to check.
-_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "None": (type(None),)}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "bytes": (bytes,),
+    "float": (int, float),
+    "int": (int,),
+    "None": (type(None),),
+    "str": (str,),
+}
 
 
 def _check_type(field: dataclasses.Field[Any], value: object) -> None:
@@ -97,8 +105,9 @@ def _check_type(field: dataclasses.Field[Any], value: object) -> None:
     if not all(name in _TYPES for name in names):
         return
     # A bool is an int to Python only.
-    if isinstance(value, bool) or not any(isinstance(value, _TYPES[name]) for name in names):
-        raise TypeError(f"{field.name} must be {' or '.join(names)}, not {value!r}")
+    if (isinstance(value, bool) and "bool" not in names) or not any(isinstance(value, _TYPES[name]) for name in names):
+        shown = repr(value) if field.repr else f"a {type(value).__name__}"
+        raise TypeError(f"{field.name} must be {' or '.join(names)}, not {shown}")
 
 
 def option_rows(options: type[Options]) -> list[tuple[str, str, str, str]]:

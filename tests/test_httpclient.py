@@ -1,11 +1,16 @@
-"""HTTP that never blocks the hub, and says what went wrong."""
+"""One client of one address: URLs, what is sent, which path is asked, and no secret in any text."""
 
-import gevent
+import base64
+import inspect
+
 import pytest
 
+from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.errors import NSQHttpError
-from gnsq.httpclient import HTTPClient
+from gnsq.httpclient import HTTPClient, HttpOptions
+from gnsq.options import option_rows
 from tests.helpers import peer, refused_port
+from tests.http.peer import http_peer, reply
 
 
 def answering(*lines, body=b"", ending=b"\r\n\r\n"):
@@ -76,29 +81,6 @@ def test_bad_json_is_an_error():
         HTTPClient.from_url(address).request("GET", "x")
 
 
-def test_nobody_listens():
-    with pytest.raises(NSQHttpError, match="no answer") as caught:
-        HTTPClient("127.0.0.1", refused_port()).request("GET", "x")
-
-    assert caught.value.status is None
-
-
-def test_silent_server_does_not_hold_up_others():
-    ticks = []
-
-    def tick():
-        while True:
-            ticks.append(1)
-            gevent.sleep(0.005)
-
-    ticker = gevent.spawn(tick)
-    with peer(lambda sock: gevent.sleep(60)) as address, pytest.raises(NSQHttpError, match="no answer"):
-        HTTPClient.from_url(address, timeout=0.2).request("GET", "x")
-    ticker.kill()
-
-    assert len(ticks) > 5
-
-
 def test_errors_are_raised_and_not_printed(capfd):
     with pytest.raises(NSQHttpError):
         HTTPClient("127.0.0.1", refused_port()).request("GET", "x")
@@ -113,6 +95,11 @@ def test_errors_are_raised_and_not_printed(capfd):
         ("host:1", "http://host:1/"),
         ("host", "http://host:9/"),
         ("https://host:2/", "https://host:2/"),
+        ("HTTP://HOST:2", "http://host:2/"),
+        ("http://[::1]:2", "http://[::1]:2/"),
+        ("[::1]:2", "http://[::1]:2/"),
+        ("http://host:2/nsq/one/", "http://host:2/nsq/one/"),
+        ("http://user:secret@host:2", "http://host:2/"),
     ],
 )
 def test_url_parts_have_defaults(url, address):
@@ -122,16 +109,240 @@ def test_url_parts_have_defaults(url, address):
     assert repr(client) == f"<HTTPClient {address}>"
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "http://host:port"])
-def test_bad_url_is_refused(url):
-    with pytest.raises(ValueError, match=r"scheme|[Pp]ort"):
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("ftp://host", "'ftp://host': scheme must be http or https"),
+        ("http://host:port", "'http://host:port': port must be a number"),
+        ("http://host:70000", "port must be a number"),
+        ("http://host:0", "port 0 must be from 1 to 65535"),
+        ("http://[::1", "IPv6 stands in brackets"),
+        ("http://host:1/?topic=x", "must have neither a query"),
+        ("http://host:1/#x", "nor a fragment"),
+        ("http://ho st:1", "host must be a name"),
+    ],
+)
+def test_bad_url_is_refused(url, words):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the words are compared below
         HTTPClient.from_url(url)
 
+    assert words in str(caught.value)
 
-def test_close_drops_idle_connections():
-    with answering(b"200 OK", body=b"OK") as address:
-        client = HTTPClient.from_url(address)
-        client.request("GET", "x")
-        client.close()
 
-    assert client._idle == []
+def test_url_must_be_a_str():
+    with pytest.raises(TypeError, match="URL must be a str"):
+        HTTPClient.from_url(b"http://host")
+
+
+def test_ipv6_address_is_reached():
+    client = HTTPClient("[::1]", 1)
+
+    assert (client.scheme, client.host, client.port, client.address) == ("http", "::1", 1, "http://[::1]:1/")
+
+
+# --- passwords --------------------------------------------------------------------------------------------------------
+
+BASIC = "Basic " + base64.b64encode(b"us er:s3cr@t").decode()
+
+
+@pytest.mark.parametrize(
+    ("prefix", "options", "sent"),
+    [
+        ("us%20er:s3cr%40t@", {}, BASIC),
+        ("", {"auth": ("us er", "s3cr@t")}, BASIC),
+        ("", {"auth": "Bearer s3cr@t"}, "Bearer s3cr@t"),
+        ("", {"headers": {"authorization": "Bearer s3cr@t"}}, "Bearer s3cr@t"),
+    ],
+    ids=["url", "pair", "header", "headers"],
+)
+def test_authorization_is_sent_and_not_shown(prefix, options, sent):
+    with http_peer(lambda asked, sock: reply(b"", "401 Unauthorized")) as served:
+        client = HTTPClient.from_url(f"http://{prefix}{served.address}", **options)
+        with pytest.raises(NSQHttpError) as caught:
+            client.request("GET", "x")
+
+        assert served.requests[0].headers["authorization"] == sent
+        for text in (repr(client), client.address, str(caught.value), repr(caught.value), repr(client.options)):
+            assert "s3cr" not in text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://user:s3cr3t@host",
+        "http://user:s3cr3t@host:port",
+        "http://user:s3cr3t@host/?q",
+        "http://user:s3#cr3t@host",
+        "http://user:s3/cr3t@host",
+        "http://user:123/cr3t@host",
+        "user:s3cr3t@ho st:1",
+    ],
+)
+def test_bad_url_with_a_password_is_not_shown(url):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # what it does not say counts
+        HTTPClient.from_url(url)
+
+    assert "s3" not in str(caught.value)
+    assert "cr3t" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_password_given_twice_is_refused():
+    with pytest.raises(ValueError, match="given twice"):
+        HTTPClient.from_url("http://a:b@host:1", auth=("c", "d"))
+
+
+def test_environment_is_not_asked_for_proxies_or_passwords(monkeypatch, tmp_path):
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login a password b")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{refused_port()}")
+    with http_peer(lambda asked, sock: reply()) as served:
+        assert HTTPClient.from_url(served.address).request("GET", "x") == b"OK"
+
+    assert "authorization" not in served.requests[0].headers
+
+
+def test_proxy_that_is_given_is_used():
+    with http_peer(lambda asked, sock: reply()) as proxy:
+        client = HTTPClient("no-such-host.invalid", 4151, proxies={"http": f"http://u:s3cret@{proxy.address}"})
+        assert client.request("GET", "ping") == b"OK"
+
+    assert proxy.lines == ["GET http://no-such-host.invalid:4151/ping"]
+    assert proxy.requests[0].headers["proxy-authorization"].startswith("Basic ")
+
+
+def test_failing_proxy_shows_no_password():
+    client = HTTPClient("host.invalid", 1, proxies={"http": f"http://u:s3cret@127.0.0.1:{refused_port()}"}, retries=0)
+    with pytest.raises(NSQHttpError, match="can't connect") as caught:
+        client.request("GET", "ping")
+
+    error = caught.value
+    while error is not None:
+        assert "s3cret" not in repr(error)
+        error = error.__cause__
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------------
+
+
+def test_headers():
+    with http_peer(lambda asked, sock: reply()) as served:
+        HTTPClient.from_url(served.address, useragent="me/1", headers={"X-A": "b"}).request("POST", "x")
+
+    headers = served.requests[0].headers
+    assert {name: headers.get(name) for name in ("user-agent", "x-a", "content-length", "accept-encoding")} == {
+        "user-agent": "me/1",
+        "x-a": "b",
+        "content-length": "0",
+        "accept-encoding": "identity",
+    }
+    assert headers["accept"] == "application/vnd.nsq; version=1.0"
+
+
+def test_path_comes_before_each_endpoint():
+    with http_peer(lambda asked, sock: reply()) as served:
+        HTTPClient.from_url(f"http://{served.address}/nsq/one").request("GET", "/ping")
+
+    assert served.lines == ["GET /nsq/one/ping"]
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(reply(b"x" * 1001), id="announced"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + b"x" * 1001, id="until the end"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1f5\r\n" + b"x" * 501 + b"\r\n" + b"1f5\r\n"
+            b"" + b"x" * 501 + b"\r\n0\r\n\r\n",
+            id="in chunks",
+        ),
+    ],
+)
+def test_answer_that_is_too_long_is_refused(answer):
+    def answered(asked, sock):
+        sock.sendall(answer)
+
+    with http_peer(answered) as served, pytest.raises(NSQHttpError, match="exceeds max_response_size 1000") as caught:
+        HTTPClient.from_url(served.address, max_response_size=1000).request("GET", "x")
+
+    assert caught.value.status == 200
+
+
+def test_answer_of_the_limit_is_fine():
+    with http_peer(lambda asked, sock: reply(b"x" * 1000)) as served:
+        assert HTTPClient.from_url(served.address, max_response_size=1000).request("GET", "x") == b"x" * 1000
+
+
+def test_endless_answer_is_cut_off():
+    def answered(asked, sock):
+        sock.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            sock.sendall(b"x" * 65536)
+
+    with http_peer(answered) as served, pytest.raises(NSQHttpError, match="max_response_size"):
+        HTTPClient.from_url(served.address, max_response_size=1_000_000).request("GET", "x")
+
+
+@pytest.mark.parametrize("status", ["301 Moved", "500 Oops"])
+def test_endless_answer_of_another_status_is_cut_off(status):
+    def answered(asked, sock):
+        sock.sendall(f"HTTP/1.1 {status}\r\nLocation: /x\r\n\r\n".encode())
+        while True:
+            sock.sendall(b"x" * 65536)
+
+    with http_peer(answered) as served, pytest.raises(NSQHttpError, match="max_response_size") as caught:
+        HTTPClient.from_url(served.address, max_response_size=1_000_000).request("GET", "x")
+
+    assert caught.value.status == int(status[:3])
+
+
+def test_encoding_that_nobody_asked_for_is_refused():
+    answer = reply(b"\x1f\x8b", "200 OK", "text/plain", "Content-Encoding: gzip")
+    with http_peer(lambda asked, sock: answer) as served, pytest.raises(NSQHttpError, match="encoded as 'gzip'"):
+        HTTPClient.from_url(served.address).request("GET", "x")
+
+
+def test_answer_that_ends_too_early_is_none():
+    def answered(asked, sock):
+        sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nOK")
+
+    with http_peer(answered) as served, pytest.raises(NSQHttpError, match="no answer") as caught:
+        HTTPClient.from_url(served.address, retries=0).request("GET", "x")
+
+    assert caught.value.status is None
+
+
+# --- the constructor --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("client", [HTTPClient, NsqdHTTPClient, LookupdClient])
+def test_connection_class_is_gone_and_says_so(client):
+    with pytest.raises(TypeError, match="connection_class is gone"):
+        client("h", 1, connection_class=object)
+    with pytest.raises(TypeError, match="connection_class is gone"):
+        client("h", 1, "me/1", object)
+
+
+@pytest.mark.parametrize("client", [HTTPClient, NsqdHTTPClient, LookupdClient])
+def test_unknown_option_names_those_that_there_are(client):
+    with pytest.raises(TypeError, match=rf"{client.__name__} has no option tmeout; options are auth, .*timeout"):
+        client("h", 1, tmeout=1)
+
+
+def test_useragent_must_be_a_str():
+    with pytest.raises(TypeError, match="useragent must be a str"):
+        HTTPClient("h", 1, 5)
+
+
+def test_defaults_of_1_0():
+    assert (NsqdHTTPClient().address, LookupdClient().address) == ("http://localhost:4151/", "http://localhost:4161/")
+    assert NsqdHTTPClient("h", 1, "me/1").useragent == "me/1"
+    assert list(inspect.signature(HTTPClient).parameters)[:3] == ["host", "port", "useragent"]
+
+
+def test_every_option_has_a_meaning():
+    assert all(meaning for _, _, _, meaning in option_rows(HttpOptions))

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent
 
 CORE = ["errors", "options"]
 PURE = [*CORE, "protocol"]
-CLIENT = [*PURE, "message", "addresses", "backofftimer", "rdy", "clock", "transport", "httpclient", "nsqd", "lookupd"]
+BELOW = [*PURE, "message", "addresses", "backofftimer", "rdy", "clock", "tls", "transport"]
+CLIENT = [*BELOW, "http", "httpclient", "nsqd", "lookupd"]
 
 # Module (or package): what of gnsq it may import. Source: the house plan, "Who may import whom".
 GNSQ = {
@@ -26,8 +27,10 @@ GNSQ = {
     "rdy": PURE,
     "clock": [],
     "signals": [],
-    "transport": [*PURE, "clock"],
-    "httpclient": PURE,
+    "transport": [*PURE, "addresses", "clock"],
+    "tls": [],
+    "http": ["errors", "tls"],
+    "httpclient": [*PURE, "addresses", "http", "tls"],
     "nsqd": CLIENT,
     "lookupd": CLIENT,
     "discovery": CLIENT,
@@ -41,13 +44,16 @@ PURE_MODULES = [
     "gnsq/protocol/*.py",
     "gnsq/addresses.py",
     "gnsq/backofftimer.py",
+    "gnsq/http/answer.py",
+    "gnsq/http/values.py",
     "gnsq/rdy.py",
     *[f"gnsq/spark/{name}.py" for name in ["collector", "drain", "gauge", "offsets", "pipeline/counts"]],
     *[
         f"fakensqd/{name}.py"
         for name in [
-            *["broker", "channel", "effects", "gojson", "gotext", "http_api", "identify", "ids", "lookupd_http"],
-            *["lookupd_session", "nsqd_http", "options", "parameters", "reader", "registry", "session", "stats"],
+            *["auth", "broker", "channel", "effects", "gojson", "gotext", "http_api", "identify", "ids"],
+            *["lookupd_http", "lookupd_session", "nsqd_http", "opening", "options", "parameters", "re2", "reader"],
+            *["registry", "session", "stats"],
         ]
     ],
 ]

@@ -1,56 +1,110 @@
-"""NsqdHTTPClient: nsqd's HTTP API, one method for each endpoint. No policy."""
+"""NsqdHTTPClient: nsqd's HTTP API, one method for each endpoint. No policy.
+
+Checks what can be checked before anything is sent. Source: nsqd http.go.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from gnsq.errors import NSQException, NSQHttpError
+from gnsq.http.answer import is_unknown_path
 from gnsq.httpclient import HTTPClient
 from gnsq.protocol.commands import multipublish_body
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 
-__all__ = ["NsqdHTTPClient"]
+__all__ = ["NsqdHTTPClient", "NewlineInMessage"]
+
+_OPTION_NAME = re.compile(r"[a-z0-9_]+")
+
+
+class NewlineInMessage(NSQException, ValueError):
+    """A message holds the newline that would cut it in two. Nothing was sent."""
 
 
 class NsqdHTTPClient(HTTPClient):
     """nsqd over HTTP. All methods raise NSQHttpError as HTTPClient.request() does, and ValueError for bad names.
+
+    Servers before 1.0 are asked by the names that endpoints had then, once they answer that they don't know the new
+    ones.
 
     Args:
         host, port: Where nsqd's HTTP listens.
         kwargs: Of HTTPClient.
     """
 
-    def __init__(self, host: str = "localhost", port: int = 4151, **kwargs: Any) -> None:  # Any: HTTPClient's
-        super().__init__(host, port, **kwargs)
+    def __init__(
+        self, host: str = "localhost", port: int = 4151, *args: Any, **kwargs: Any
+    ) -> None:  # Any: HTTPClient's
+        super().__init__(host, port, *args, **kwargs)
+
+    # --- publishing ---------------------------------------------------------------------------------------------------
 
     def publish(self, topic: str, data: bytes | str, defer: int | None = None) -> bytes:
-        """Publish a message; deferred by so many milliseconds if asked to. Returns b"OK"."""
-        assert_valid_topic_name(topic)
-        body = data.encode() if isinstance(data, str) else data
-        answer: bytes = self.request("POST", "pub", {"topic": topic, "defer": defer}, body)
-        return answer
+        """Publish a message. Returns b"OK".
 
-    def multipublish(self, topic: str, messages: Iterable[bytes | str], binary: bool = False) -> bytes:
-        """Publish messages, all or none; by lines unless binary. Returns b"OK".
+        Args:
+            data: A str is sent as UTF-8.
+            defer: Milliseconds that nsqd holds it back, up to its --max-req-timeout. Servers before 0.3.6 ignore it;
+                those that don't even know /pub are not asked.
 
         Raises:
-            ValueError: If a message holds a newline and binary is off; nothing was sent.
+            ValueError: If the message is empty or defer negative.
+            TypeError: If the message is neither bytes nor str, or defer no int.
         """
         assert_valid_topic_name(topic)
-        bodies = [message.encode() if isinstance(message, str) else message for message in messages]
+        body = _body("data", data)
+        if defer is None:
+            return self._publish("pub", "put", {"topic": topic}, body)
+        if isinstance(defer, bool) or not isinstance(defer, int):
+            raise TypeError(f"defer must be an int, milliseconds, not {defer!r}")
+        if defer < 0:
+            raise ValueError(f"defer {defer} must be 0 ms or more")
+        with _too_old("defer"):
+            return self._publish("pub", None, {"topic": topic, "defer": defer}, body)
+
+    def multipublish(self, topic: str, messages: Iterable[bytes | str], binary: bool = False) -> bytes:
+        """Publish messages, all or none. Returns b"OK".
+
+        Args:
+            messages: Each as publish() takes it; by lines, so without newlines, unless binary.
+            binary: Send them with their sizes; they may hold anything then.
+
+        Raises:
+            NewlineInMessage: If a message holds a newline and binary is off; a ValueError and an NSQException.
+            ValueError: If there are none, or one is empty.
+            TypeError: If they are no iterable, or one is neither bytes nor str.
+        """
+        assert_valid_topic_name(topic)
+        if isinstance(messages, (bytes, bytearray, memoryview, str)):
+            raise TypeError(f"messages must be an iterable of bytes, not {type(messages).__name__}")
+        bodies = [_body(f"message {index}", message) for index, message in enumerate(messages)]
+        if not bodies:
+            raise ValueError("multipublish of 0 messages; nsqd wants at least 1")
+        if binary:
+            with _too_old("binary"):
+                return self._publish("mpub", None, {"topic": topic, "binary": "true"}, multipublish_body(bodies))
         for index, body in enumerate(bodies):
-            if b"\n" in body and not binary:
-                raise ValueError(f"message {index} holds a newline, which separates messages; use binary=True")
-        body = multipublish_body(bodies) if binary else b"\n".join(bodies)
-        answer: bytes = self.request("POST", "mpub", {"topic": topic, "binary": "true" if binary else None}, body)
+            if b"\n" in body:
+                raise NewlineInMessage(f"message {index} holds a newline, which separates messages; use binary=True")
+        return self._publish("mpub", "mput", {"topic": topic}, b"\n".join(bodies))
+
+    def _publish(self, path: str, old_path: str | None, params: dict[str, object], body: bytes) -> bytes:
+        answer: bytes = self.request("POST", path, params, body, old_path=old_path)
         return answer
+
+    # --- topics and channels ------------------------------------------------------------------------------------------
 
     def create_topic(self, topic: str) -> bytes:
         """Create a topic; no-op if it exists."""
         return self._topic("create", topic)
 
     def delete_topic(self, topic: str) -> bytes:
-        """Delete a topic with its channels and messages."""
+        """Delete a topic with its channels and messages; its consumers are disconnected."""
         return self._topic("delete", topic)
 
     def empty_topic(self, topic: str) -> bytes:
@@ -85,13 +139,79 @@ class NsqdHTTPClient(HTTPClient):
         """Undo pause_channel()."""
         return self._channel("unpause", topic, channel)
 
-    def stats(self, topic: str | None = None, channel: str | None = None, text: bool = False) -> Any:
-        """Ask for statistics, as a dict or as text (bytes)."""
-        params = {"topic": topic, "channel": channel, "format": "text" if text else "json"}
+    def _topic(self, verb: str, topic: str) -> bytes:
+        assert_valid_topic_name(topic)
+        answer: bytes = self.request("POST", f"topic/{verb}", {"topic": topic}, old_path=f"{verb}_topic")
+        return answer
+
+    def _channel(self, verb: str, topic: str, channel: str) -> bytes:
+        assert_valid_topic_name(topic)
+        assert_valid_channel_name(channel)
+        params = {"topic": topic, "channel": channel}
+        answer: bytes = self.request("POST", f"channel/{verb}", params, old_path=f"{verb}_channel")
+        return answer
+
+    # --- facts and settings -------------------------------------------------------------------------------------------
+
+    def stats(
+        self,
+        topic: str | None = None,
+        channel: str | None = None,
+        text: bool = False,
+        *,
+        include_clients: bool | None = None,
+        include_mem: bool | None = None,
+    ) -> Any:
+        """Ask for statistics, as a dict or as text (bytes).
+
+        Args:
+            topic, channel: Leave all others out; nsqd leaves out a topic that has no such channel, too.
+            include_clients: False spares the lists of clients; default: nsqd's, which is True.
+            include_mem: False spares the figures about memory, for which nsqd stops for a moment; default as before.
+        """
+        if topic:
+            assert_valid_topic_name(topic)
+        if channel:
+            assert_valid_channel_name(channel)
+        params = {
+            "format": "text" if text else "json",
+            "topic": topic or None,
+            "channel": channel or None,
+            "include_clients": _flag(include_clients),
+            "include_mem": _flag(include_mem),
+        }
         return self.request("GET", "stats", params)
 
+    def config(self, option: str) -> Any:
+        """Ask for one of nsqd's options, by its flag with ``_`` for ``-``.
+
+        Returns:
+            Text as bytes; numbers and lists as Python objects; durations are nanoseconds.
+        """
+        return self.request("GET", f"config/{_option(option)}")
+
+    def set_config(self, option: str, value: Any) -> Any:  # Any: what JSON can say
+        """Change one of nsqd's options: log_level (a name), nsqlookupd_tcp_addresses (a list of ``host:port``).
+
+        Args:
+            value: Bytes and str go as they are, anything else as JSON.
+
+        Returns:
+            The new value, as config() does.
+
+        Raises:
+            ValueError: If the value is empty, or the option has no valid name.
+        """
+        name = _option(option)
+        body = _body("value", value if isinstance(value, (bytes, bytearray, memoryview, str)) else json.dumps(value))
+        return self.request("PUT", f"config/{name}", None, body)
+
     def ping(self) -> bytes:
-        """Ask whether nsqd is healthy. Returns b"OK"."""
+        """Ask whether nsqd is healthy. Returns b"OK".
+
+        Raises:
+            NSQHttpError: With status 500 and the reason if it is not, after a failed write to disk.
+        """
         answer: bytes = self.request("GET", "ping")
         return answer
 
@@ -100,13 +220,35 @@ class NsqdHTTPClient(HTTPClient):
         answer: dict[str, Any] = self.request("GET", "info")
         return answer
 
-    def _topic(self, verb: str, topic: str) -> bytes:
-        assert_valid_topic_name(topic)
-        answer: bytes = self.request("POST", f"topic/{verb}", {"topic": topic})
-        return answer
 
-    def _channel(self, verb: str, topic: str, channel: str) -> bytes:
-        assert_valid_topic_name(topic)
-        assert_valid_channel_name(channel)
-        answer: bytes = self.request("POST", f"channel/{verb}", {"topic": topic, "channel": channel})
-        return answer
+def _body(subject: str, data: object) -> bytes:
+    if isinstance(data, str):
+        data = data.encode()
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError(f"{subject} must be bytes or str, not {type(data).__name__}")
+    if not len(data):
+        raise ValueError(f"{subject} is empty; nsqd wants at least 1 byte")
+    return bytes(data)
+
+
+@contextlib.contextmanager
+def _too_old(what: str) -> Iterator[None]:
+    """Say why a server is not asked by an old name: it would take the messages, but not do this with them."""
+    try:
+        yield
+    except NSQHttpError as error:
+        if not is_unknown_path(error):
+            raise
+        raise NSQHttpError(f"{error} (too old for {what}?)", error.status, error.body) from error
+
+
+def _flag(value: bool | None) -> str | None:
+    return None if value is None else "true" if value else "false"
+
+
+def _option(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"name of an option must be a str, not {name!r}")
+    if not _OPTION_NAME.fullmatch(name):
+        raise ValueError(f"name of an option, {name!r}, is not valid: a flag of nsqd with _ for -, such as log_level")
+    return name

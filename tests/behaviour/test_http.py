@@ -1,0 +1,320 @@
+"""All endpoints of nsqd and nsqlookupd over HTTP: what they answer, and what they refuse."""
+
+import pytest
+
+from gnsq import LookupdClient, NsqdHTTPClient, NsqdTCPClient
+from gnsq.errors import NSQHttpError
+from tests.helpers import LIMIT, bodies, channel_stats, wait_until
+
+MISSING = "no-such-topic"
+
+
+@pytest.fixture
+def http(nsqd):
+    with NsqdHTTPClient.from_url(nsqd.http_address) as client:
+        yield client
+
+
+@pytest.fixture
+def lookup(lookupd):
+    with LookupdClient.from_url(lookupd.http_address) as client:
+        yield client
+
+
+def refusal(client, method, path, params=None, body=None):
+    """What a server says to a request that no method would make."""
+    with pytest.raises(NSQHttpError) as caught:
+        client.request(method, path, params, body)
+    error = caught.value
+    assert error.body.startswith(b'{"message":')
+    words = str(error).partition(f"http error <{error.status}> ")[2].partition(" (")[0]
+    return error.status, words
+
+
+# --- nsqd: publishing -------------------------------------------------------------------------------------------------
+
+
+def test_publishing_in_every_way(http, nsqd, topic):
+    assert http.publish(topic, b"pub\n\x00") == b"OK"
+    assert http.publish(topic, "text") == b"OK"
+    assert http.publish(topic, b"defer 0", defer=0) == b"OK"
+    assert http.multipublish(topic, [b"line 1", b"line 2\r"]) == b"OK"
+    assert http.multipublish(topic, [b"bin\nary", b"\x00"], binary=True) == b"OK"
+
+    assert sorted(bodies(nsqd, topic)) == sorted(
+        [b"pub\n\x00", b"text", b"defer 0", b"line 1", b"line 2\r", b"bin\nary", b"\x00"]
+    )
+
+
+def test_deferred_message_waits(http, nsqd, topic):
+    http.create_topic(topic)
+    http.create_channel(topic, "c")
+    http.publish(topic, b"x", defer=3_600_000)
+
+    wait_until(lambda: channel_stats(nsqd, topic, "c")["deferred_count"] == 1)
+
+
+@pytest.mark.parametrize("binary", [False, True], ids=["lines", "binary"])
+def test_large_batch_arrives(http, topic, binary):
+    http.multipublish(topic, [b"x" * 1000] * 5000, binary=binary)
+
+    (found,) = http.stats(topic)["topics"]
+    assert (found["message_count"], found["message_bytes"]) == (5000, 5_000_000)
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "body", "expected"),
+    [
+        pytest.param("pub", {"topic": "t"}, b"x" * 1_048_577, (413, "MSG_TOO_BIG"), id="too big"),
+        pytest.param("pub", {"topic": "t"}, b"", (400, "MSG_EMPTY"), id="empty"),
+        pytest.param("pub", {}, b"x", (400, "MISSING_ARG_TOPIC"), id="no topic"),
+        pytest.param("pub", {"topic": "t!"}, b"x", (400, "INVALID_TOPIC"), id="bad topic"),
+        pytest.param("pub", {"topic": "t", "defer": "x"}, b"x", (400, "INVALID_DEFER"), id="defer is no number"),
+        pytest.param("pub", {"topic": "t", "defer": -1}, b"x", (400, "INVALID_DEFER"), id="defer is negative"),
+        pytest.param("pub", {"topic": "t", "defer": 3_600_001}, b"x", (400, "INVALID_DEFER"), id="defer is too long"),
+        pytest.param("mpub", {"topic": "t"}, b"x" * 5_242_881, (413, "BODY_TOO_BIG"), id="batch too big"),
+        pytest.param("mpub", {}, b"x", (400, "MISSING_ARG_TOPIC"), id="batch without topic"),
+        pytest.param("mpub", {"topic": "t!"}, b"x", (400, "INVALID_TOPIC"), id="batch with bad topic"),
+        pytest.param("mpub", {"topic": "t"}, b"x\n" + b"y" * 1_048_577, (413, "MSG_TOO_BIG"), id="line too big"),
+        pytest.param("mpub", {"topic": "t", "binary": "true"}, b"\0\0\0", (413, "BAD_BODY"), id="binary is cut"),
+        pytest.param(
+            "mpub", {"topic": "t", "binary": "true"}, b"\0\0\0\1\0\0\0\0", (413, "BAD_MESSAGE"), id="binary and empty"
+        ),
+    ],
+)
+def test_refused_publishing(http, path, params, body, expected):
+    assert refusal(http, "POST", path, params, body) == expected
+
+
+def test_refusal_leaves_the_client_usable(http, topic):
+    for size in (1_048_577, 6_000_000):
+        with pytest.raises(NSQHttpError, match=r"<413> MSG_TOO_BIG .*--max-msg-size"):
+            http.publish(topic, b"x" * size)
+        assert http.publish(topic, b"fits") == b"OK"
+
+
+# --- nsqd: topics and channels ----------------------------------------------------------------------------------------
+
+
+def test_life_of_a_topic_and_its_channel(http, topic):
+    def topic_now():
+        return next((found for found in http.stats()["topics"] if found["topic_name"] == topic), None)
+
+    assert http.create_topic(topic) == b""
+    assert http.create_topic(topic) == b""
+    http.publish(topic, b"x")
+    assert topic_now()["depth"] == 1
+    assert http.empty_topic(topic) == b""
+    assert topic_now()["depth"] == 0
+    assert http.pause_topic(topic) == b""
+    assert topic_now()["paused"] is True
+    assert http.unpause_topic(topic) == b""
+    assert topic_now()["paused"] is False
+    assert http.create_channel(topic, "c") == b""
+    assert http.create_channel(topic, "c") == b""
+    assert http.pause_channel(topic, "c") == b""
+    assert topic_now()["channels"][0]["paused"] is True
+    assert http.unpause_channel(topic, "c") == b""
+    assert topic_now()["channels"][0]["paused"] is False
+    http.publish(topic, b"x")
+    wait_until(lambda: topic_now()["channels"][0]["depth"] == 1)
+    assert http.empty_channel(topic, "c") == b""
+    assert topic_now()["channels"][0]["depth"] == 0
+    assert http.delete_channel(topic, "c") == b""
+    assert topic_now()["channels"] == []
+    assert http.delete_topic(topic) == b""
+    assert topic_now() is None
+
+
+@pytest.mark.parametrize("verb", ["delete", "empty", "pause", "unpause"])
+def test_unknown_topic_and_channel_are_404(http, topic, verb):
+    with pytest.raises(NSQHttpError, match="http error <404> TOPIC_NOT_FOUND"):
+        getattr(http, f"{verb}_topic")(MISSING)
+    with pytest.raises(NSQHttpError, match="http error <404> TOPIC_NOT_FOUND"):
+        getattr(http, f"{verb}_channel")(MISSING, "c")
+    http.create_topic(topic)
+    with pytest.raises(NSQHttpError, match="http error <404> CHANNEL_NOT_FOUND") as caught:
+        getattr(http, f"{verb}_channel")(topic, "c")
+
+    assert (caught.value.status, caught.value.body) == (404, b'{"message":"CHANNEL_NOT_FOUND"}')
+
+
+def test_channel_of_an_unknown_topic_is_not_created(http):
+    with pytest.raises(NSQHttpError, match="http error <404> TOPIC_NOT_FOUND"):
+        http.create_channel(MISSING, "c")
+
+
+TOPIC_CASES = [
+    ("topic/create", {}, (400, "MISSING_ARG_TOPIC")),
+    ("topic/create", {"topic": "t!"}, (400, "INVALID_TOPIC")),
+    ("topic/empty", {"topic": "t!"}, (400, "INVALID_TOPIC")),
+    ("topic/delete", {"topic": "t!"}, (404, "TOPIC_NOT_FOUND")),
+    ("topic/pause", {}, (400, "MISSING_ARG_TOPIC")),
+    ("channel/create", {"topic": "t!"}, (400, "INVALID_ARG_TOPIC")),
+    ("channel/create", {"topic": "t"}, (400, "MISSING_ARG_CHANNEL")),
+    ("channel/empty", {"topic": "t", "channel": "c!"}, (400, "INVALID_ARG_CHANNEL")),
+]
+
+
+@pytest.mark.parametrize(("path", "params", "expected"), TOPIC_CASES)
+def test_refused_names(http, path, params, expected):
+    assert refusal(http, "POST", path, params) == expected
+
+
+@pytest.mark.parametrize("path", ["put", "mput", "create_topic", "unpause_channel", "no/such/path"])
+def test_old_and_unknown_paths_are_gone(http, path):
+    assert refusal(http, "POST", path, {"topic": "t"}, b"x") == (404, "NOT_FOUND")
+
+
+def test_wrong_method_is_405(http):
+    assert refusal(http, "GET", "pub") == (405, "METHOD_NOT_ALLOWED")
+    assert refusal(http, "POST", "ping") == (405, "METHOD_NOT_ALLOWED")
+
+
+def test_wrong_spelling_is_redirected(http, topic):
+    assert http.request("GET", "PING") == b"OK"
+    assert http.request("POST", "Pub/", {"topic": topic}, b"once") == b"OK"
+
+    assert http.stats(topic)["topics"][0]["message_count"] == 1
+
+
+# --- nsqd: facts and settings -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def consumed(http, nsqd, topic):
+    """A topic with two channels, one of them with a client."""
+    http.create_topic(topic)
+    http.create_channel(topic, "empty")
+    host, port = nsqd.tcp_address.split(":")
+    client = NsqdTCPClient(host, int(port), timeout=LIMIT)
+    client.connect()
+    client.subscribe(topic, "c")
+    client.check_ok()
+    yield topic
+    client.close_stream()
+
+
+def test_stats_as_json(http, consumed):
+    stats = http.stats()
+
+    assert stats.keys() >= {"version", "health", "start_time", "topics", "memory", "producers"}
+    (found,) = [entry for entry in stats["topics"] if entry["topic_name"] == consumed]
+    assert [channel["channel_name"] for channel in found["channels"]] == ["c", "empty"]
+    assert len(found["channels"][0]["clients"]) == 1
+
+
+def test_stats_of_one_topic_and_channel(http, consumed):
+    assert [found["topic_name"] for found in http.stats(consumed)["topics"]] == [consumed]
+    (found,) = http.stats(consumed, "empty")["topics"]
+    assert [channel["channel_name"] for channel in found["channels"]] == ["empty"]
+    assert http.stats(MISSING)["topics"] is None
+    assert http.stats(consumed, "other")["topics"] == []
+
+
+def test_stats_without_clients_and_memory(http, consumed):
+    stats = http.stats(consumed, include_clients=False, include_mem=False)
+
+    channel = stats["topics"][0]["channels"][0]
+    assert (channel["clients"], channel["client_count"], "memory" in stats) == (None, 1, False)
+    assert "memory" in http.stats(consumed, include_clients=True, include_mem=True)
+
+
+def test_stats_as_text(http, consumed):
+    text = http.stats(consumed, text=True, include_mem=False)
+
+    assert text.startswith(b"nsqd v")
+    assert consumed.encode() in text
+    assert b"Memory:" not in text
+
+
+def test_info_and_ping(http, nsqd):
+    info = http.info()
+
+    assert info.keys() >= {"version", "broadcast_address", "hostname", "http_port", "tcp_port", "start_time"}
+    assert f"127.0.0.1:{info['tcp_port']}" == nsqd.tcp_address
+    assert http.ping() == b"OK"
+
+
+def test_settings_are_read_and_changed(http):
+    before = http.config("log_level")
+    assert http.set_config("log_level", "debug") == 1
+    assert http.config("log_level") == 1
+    http.set_config("log_level", "info" if before == 2 else "warn")
+    addresses = http.config("nsqlookupd_tcp_addresses")
+    assert http.set_config("nsqlookupd_tcp_addresses", addresses or []) == addresses
+    assert http.config("max_msg_size") == 1_048_576
+    assert http.config("msg_timeout") == 60 * 10**9
+    assert http.config("broadcast_address") == b"127.0.0.1"
+
+
+def test_refused_settings(http):
+    for call in (lambda: http.config("no_such_option"), lambda: http.set_config("msg_timeout", "5s")):
+        with pytest.raises(NSQHttpError, match="http error <400> INVALID_OPTION"):
+            call()
+    with pytest.raises(NSQHttpError, match="http error <400> INVALID_VALUE"):
+        http.set_config("log_level", "loud")
+    with pytest.raises(NSQHttpError, match="http error <400> INVALID_VALUE"):
+        http.set_config("nsqlookupd_tcp_addresses", "no list")
+    assert refusal(http, "PUT", "config/log_level", None, b"") == (413, "INVALID_VALUE")
+
+
+# --- nsqlookupd -------------------------------------------------------------------------------------------------------
+
+
+def test_registry_of_names(lookup, topic):
+    assert lookup.create_topic(topic) == b""
+    assert lookup.create_topic(topic) == b""
+    assert topic in lookup.topics()["topics"]
+    assert lookup.channels(topic) == {"channels": []}
+    assert lookup.create_channel(topic, "c") == b""
+    assert lookup.channels(topic) == {"channels": ["c"]}
+    assert lookup.lookup(topic) == {"channels": ["c"], "producers": []}
+    assert lookup.delete_channel(topic, "c") == b""
+    with pytest.raises(NSQHttpError, match="http error <404> CHANNEL_NOT_FOUND"):
+        lookup.delete_channel(topic, "c")
+    assert lookup.tombstone_topic(topic, "127.0.0.1:4151") == b""
+    assert lookup.delete_topic(topic) == b""
+    assert lookup.delete_topic(topic) == b""
+    assert topic not in lookup.topics()["topics"]
+
+
+def test_channel_brings_its_topic(lookup, topic):
+    lookup.create_channel(topic, "c")
+
+    assert lookup.lookup(topic)["channels"] == ["c"]
+    assert isinstance(lookup.debug(), dict)
+
+
+def test_unknown_topic_of_lookupd(lookup):
+    with pytest.raises(NSQHttpError, match="http error <404> TOPIC_NOT_FOUND") as caught:
+        lookup.lookup(MISSING)
+
+    assert (caught.value.status, caught.value.body) == (404, b'{"message":"TOPIC_NOT_FOUND"}')
+    assert lookup.channels(MISSING) == {"channels": []}
+
+
+def test_lookupds_facts(lookup):
+    assert lookup.ping() == b"OK"
+    assert "version" in lookup.info()
+    assert isinstance(lookup.nodes()["producers"], list)
+
+
+LOOKUPD_CASES = [
+    ("GET", "lookup", {}, (400, "MISSING_ARG_TOPIC")),
+    ("GET", "channels", {}, (400, "MISSING_ARG_TOPIC")),
+    ("POST", "topic/create", {}, (400, "MISSING_ARG_TOPIC")),
+    ("POST", "topic/create", {"topic": "t!"}, (400, "INVALID_ARG_TOPIC")),
+    ("POST", "topic/delete", {}, (400, "MISSING_ARG_TOPIC")),
+    ("POST", "topic/tombstone", {"topic": "t"}, (400, "MISSING_ARG_NODE")),
+    ("POST", "channel/create", {"topic": "t"}, (400, "MISSING_ARG_CHANNEL")),
+    ("POST", "channel/create", {"topic": "t", "channel": "c!"}, (400, "INVALID_ARG_CHANNEL")),
+    ("POST", "channel/delete", {"topic": "t!"}, (400, "INVALID_ARG_TOPIC")),
+    ("POST", "create_topic", {"topic": "t"}, (404, "NOT_FOUND")),
+    ("GET", "topic/create", {"topic": "t"}, (405, "METHOD_NOT_ALLOWED")),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "params", "expected"), LOOKUPD_CASES)
+def test_refusals_of_lookupd(lookup, method, path, params, expected):
+    assert refusal(lookup, method, path, params) == expected

@@ -1,0 +1,94 @@
+"""An HTTP server of a few lines that answers whatever a test says, byte for byte."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gevent.server import StreamServer
+
+JSON = "application/json; charset=utf-8"
+TEXT = "text/plain; charset=utf-8"
+
+
+@dataclass
+class Asked:
+    """A request, as it came."""
+
+    method: str
+    path: str
+    query: str
+    headers: dict[str, str]
+    body: bytes
+    connection: int
+
+    @property
+    def line(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+@dataclass
+class Peer:
+    """What a test sees of the server."""
+
+    address: str = ""
+    requests: list[Asked] = field(default_factory=list)
+    connections: int = 0
+
+    @property
+    def lines(self) -> list[str]:
+        return [asked.line for asked in self.requests]
+
+
+Answer = Callable[[Asked, socket.socket], bytes | None]
+
+
+def reply(body: bytes = b"OK", status: str = "200 OK", content_type: str = TEXT, *headers: str) -> bytes:
+    """Build an answer."""
+    lines = [f"HTTP/1.1 {status}", f"Content-Type: {content_type}", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+@contextlib.contextmanager
+def http_peer(answer: Answer, **server: Any) -> Iterator[Peer]:
+    """Serve requests over connections kept alive; a function answers each, or with None closes the connection.
+
+    Args:
+        server: Of StreamServer, such as ssl_context.
+    """
+    peer = Peer()
+
+    def handle(sock: socket.socket, address: object) -> None:
+        peer.connections += 1
+        number = peer.connections
+        with contextlib.suppress(OSError), sock, sock.makefile("rb") as stream:
+            while (asked := _request(stream, number)) is not None:
+                peer.requests.append(asked)
+                answered = answer(asked, sock)
+                if answered is None:
+                    return
+                sock.sendall(answered)
+
+    listener = StreamServer(("127.0.0.1", 0), handle, **server)
+    listener.start()
+    peer.address = f"127.0.0.1:{listener.server_port}"
+    try:
+        yield peer
+    finally:
+        listener.stop(timeout=0)
+
+
+def _request(stream: Any, number: int) -> Asked | None:
+    line = stream.readline().decode("latin-1")
+    if not line.endswith("\r\n"):
+        return None
+    headers = {}
+    while header := stream.readline().decode("latin-1").strip():
+        name, _, value = header.partition(": ")
+        headers[name.lower()] = value
+    method, target, _ = line.split(" ")
+    path, _, query = target.partition("?")
+    return Asked(method, path, query, headers, stream.read(int(headers.get("content-length", 0))), number)

@@ -1,0 +1,121 @@
+"""What answers mean: tables of what servers send."""
+
+import pytest
+
+from gnsq.errors import NSQHttpError
+from gnsq.http.answer import Answer, is_unknown_path, result_of
+
+JSON = "application/json; charset=utf-8"
+TEXT = "text/plain; charset=utf-8"
+HTML = "text/html"
+
+
+def result(status, content_type, body, reason="Reason"):
+    return result_of("GET http://h:1/x", Answer(status, reason, content_type, body))
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "expected"),
+    [
+        pytest.param(TEXT, b"OK", b"OK", id="text"),
+        pytest.param("", b"", b"", id="empty"),
+        pytest.param(JSON, b'{"topics":[]}', {"topics": []}, id="bare"),
+        pytest.param("Application/JSON", b"[1]", [1], id="type in capitals, a list"),
+        pytest.param("application/jsonx", b"[1]", b"[1]", id="another type"),
+        pytest.param(JSON, b'{"status_code":200,"status_txt":"OK","data":{"a":1}}', {"a": 1}, id="envelope"),
+        pytest.param(JSON, b'{"status_code":200,"status_txt":"OK","data":null}', b"", id="envelope of nothing"),
+        pytest.param(JSON, b'{"status_code":200,"status_txt":"OK"}', b"", id="envelope without data"),
+        pytest.param(JSON, b'{"status_code":200,"status_txt":"OK","data":"OK"}', b"OK", id="envelope of text"),
+        pytest.param(JSON, b'{"status_code":200,"data":[]}', [], id="envelope without words"),
+        pytest.param(JSON, b'{"status_code":500}', {"status_code": 500}, id="no envelope"),
+        pytest.param(JSON, b'{"data":1}', {"data": 1}, id="no envelope either"),
+    ],
+)
+def test_results(content_type, body, expected):
+    assert result(200, content_type, body) == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "content_type", "body", "text"),
+    [
+        pytest.param(404, JSON, b'{"message":"TOPIC_NOT_FOUND"}', "<404> TOPIC_NOT_FOUND (nobody has", id="topic"),
+        pytest.param(404, JSON, b'{"message":"CHANNEL_NOT_FOUND"}', "<404> CHANNEL_NOT_FOUND (nobody", id="channel"),
+        pytest.param(413, JSON, b'{"message":"MSG_TOO_BIG"}', "MSG_TOO_BIG (a message is longer than", id="message"),
+        pytest.param(413, JSON, b'{"message":"BODY_TOO_BIG"}', "--max-body-size in one request", id="body"),
+        pytest.param(413, HTML, b"<html>", "<413> Reason (a message is longer than nsqd's --max-msg-size", id="proxy"),
+        pytest.param(413, JSON, b'{"message":"INVALID_VALUE"}', "<413> INVALID_VALUE", id="value"),
+        pytest.param(
+            403, JSON, b'{"message": "TLS_REQUIRED", "https_port": 4152}', "(use https and port 4152)", id="tls port"
+        ),
+        pytest.param(403, JSON, b'{"message": "TLS_REQUIRED"}', "(use https and its port)", id="tls"),
+        pytest.param(400, JSON, b'{"message":"INVALID_DEFER"}', "--max-req-timeout)", id="defer"),
+        pytest.param(400, JSON, b'{"message":"MSG_EMPTY"}', "http error <400> MSG_EMPTY", id="no advice"),
+        pytest.param(500, JSON, b'{"status_code":500,"status_txt":"INVALID_TOPIC"}', "<500> INVALID_TOPIC", id="old"),
+        pytest.param(500, TEXT, b"NOK - disk full\n", "http error <500> NOK - disk full", id="ping"),
+        pytest.param(400, "", b"Client sent an HTTP request to an HTTPS server.\n", "(use https)", id="Go's TLS port"),
+        pytest.param(502, HTML, b"<html>", "http error <502> Reason", id="html"),
+        pytest.param(500, JSON, b"{", "http error <500> Reason", id="broken json"),
+        pytest.param(500, JSON, b"[" * 100_000, "http error <500> Reason", id="deep json"),
+        pytest.param(500, JSON, b'["x"]', "http error <500> Reason", id="no object"),
+        pytest.param(500, TEXT, b"a\r\nERROR b\x1b[0m", "<500> a  ERROR b [0m", id="no lines of its own"),
+        pytest.param(500, JSON, b'{"message":{"a":1}}', "<500> {'a': 1}", id="message is no text"),
+        pytest.param(204, "", b"", "http error <204> Reason", id="204"),
+        pytest.param(301, HTML, b"", "http error <301> Reason", id="redirect to nowhere"),
+    ],
+)
+def test_any_status_but_200_is_an_error(status, content_type, body, text):
+    with pytest.raises(NSQHttpError) as caught:
+        result(status, content_type, body)
+
+    assert text in str(caught.value)
+    assert str(caught.value).startswith("GET http://h:1/x: http error <")
+    assert (caught.value.status, caught.value.body) == (status, body)
+
+
+def test_error_inside_of_an_old_servers_200_is_an_error():
+    with pytest.raises(NSQHttpError, match="http error <500> INVALID_ARG_TOPIC") as caught:
+        result(200, JSON, b'{"status_code":500,"status_txt":"INVALID_ARG_TOPIC","data":null}')
+
+    assert caught.value.status == 500
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000], ids=["empty", "cut", "binary", "deep"])
+def test_what_is_called_json_and_is_none(body):
+    with pytest.raises(NSQHttpError, match="body is not JSON") as caught:
+        result(200, JSON, body)
+
+    assert (caught.value.status, caught.value.body) == (200, body)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "unknown"),
+    [
+        pytest.param(404, b"404 page not found\n", True, id="Go's own"),
+        pytest.param(404, b'{"message":"NOT_FOUND"}', True, id="new"),
+        pytest.param(404, b'{"status_code":404,"status_txt":"NOT_FOUND","data":null}', True, id="old"),
+        pytest.param(405, b"", True, id="method"),
+        pytest.param(404, b'{"message":"TOPIC_NOT_FOUND"}', False, id="topic"),
+        pytest.param(404, b'{"message":"CHANNEL_NOT_FOUND"}', False, id="channel"),
+        pytest.param(500, b'{"message":"NOT_FOUND"}', False, id="another status"),
+        pytest.param(None, b"", False, id="no answer"),
+    ],
+)
+def test_unknown_paths_are_told_from_unknown_topics(status, body, unknown):
+    assert is_unknown_path(NSQHttpError("x", status, body)) is unknown
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "location", "redirects"),
+    [
+        ("GET", 301, "/x", True),
+        ("GET", 308, "/x", True),
+        ("GET", 304, "/x", False),
+        ("GET", 301, "", False),
+        ("POST", 307, "/x", True),
+        ("POST", 301, "/x", False),
+        ("POST", 303, "/x", False),
+        ("PUT", 308, "/x", True),
+    ],
+)
+def test_redirects_that_keep_the_method(method, status, location, redirects):
+    assert Answer(status, "", "", b"", location).redirects(method) is redirects

@@ -1,0 +1,377 @@
+"""One deadline for a whole call, tries only where they are safe, connections kept, close and fork."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+
+import gevent
+import pytest
+from gevent.event import Event
+from gevent.pywsgi import WSGIServer
+
+import gnsq.http.session  # noqa: F401  # or the first short deadline would have to do with loading requests
+from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable, NSQNoConnections, NSQTimeout
+from gnsq.httpclient import HTTPClient
+from tests.helpers import refused_port, wait_until
+from tests.http.peer import http_peer, reply
+
+# Seconds; long enough for what ends before it on a busy machine.
+SHORT = 0.5
+
+
+@pytest.fixture
+def release():
+    """Set to let peers end that hold an answer back."""
+    event = Event()
+    yield event
+    event.set()
+
+
+def holding(release, head=b""):
+    """A peer that sends the beginning of an answer and then no more."""
+
+    def answer(asked, sock):
+        sock.sendall(head)
+        release.wait()
+
+    return answer
+
+
+def trickling(release, head, dribble):
+    """A peer that sends the beginning of an answer and then one piece after the other, for ever."""
+
+    def answer(asked, sock):
+        sock.sendall(head)
+        while not release.wait(0.02):
+            sock.sendall(dribble)
+
+    return answer
+
+
+@pytest.fixture
+def client_of():
+    """Make clients that are closed in the end."""
+    made = []
+
+    def make(peer, **options):
+        address = peer if isinstance(peer, str) else peer.address
+        made.append(HTTPClient.from_url(address, **options))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
+
+
+# --- the deadline -----------------------------------------------------------------------------------------------------
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("method", "head", "dribble"),
+    [
+        pytest.param("GET", b"", b"", id="silent"),
+        pytest.param("POST", b"", b"", id="silent to a POST"),
+        pytest.param("GET", HEAD, b"X-H: 1\r\n", id="headers trickle"),
+        pytest.param("GET", HEAD[:5], b"1", id="status line trickles"),
+        pytest.param("GET", HEAD + b"Content-Length: 100000\r\n\r\n", b"x", id="body trickles"),
+        pytest.param("GET", HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n", id="chunks trickle"),
+        pytest.param("POST", HEAD + b"\r\n", b"x", id="body without end"),
+    ],
+)
+def test_no_server_holds_a_caller_beyond_the_deadline(release, client_of, method, head, dribble):
+    with http_peer(trickling(release, head, dribble)) as peer:
+        with gevent.Timeout(5), pytest.raises(NSQHttpTimeout, match=r"no answer within 0\.5 s") as caught:
+            client_of(peer, timeout=SHORT).request(method, "x")
+
+        assert caught.value.status is None
+        assert isinstance(caught.value, NSQTimeout)
+        assert peer.lines == [f"{method} /x"]
+
+
+def test_threads_are_free_again_when_callers_have_given_up(release, client_of):
+    """A server that dribbles must not use up the threads."""
+    with http_peer(trickling(release, HEAD, b"X-H: 1\r\n")) as slow:
+        client = client_of(slow, timeout=SHORT, maxsize=1)
+        for _ in range(3):
+            with pytest.raises(NSQHttpTimeout):
+                client.request("GET", "x")
+
+        # Each had the one thread for itself, so each was asked.
+        assert len(slow.requests) == 3
+
+
+def test_waiting_for_a_thread_counts(release, client_of):
+    with http_peer(holding(release)) as peer:
+        client = client_of(peer, timeout=60, maxsize=1)
+        first = gevent.spawn(client.request, "GET", "first")
+        wait_until(lambda: peer.requests)
+        impatient = client_of(peer, timeout=SHORT, maxsize=1)
+        impatient._calls._workers = client._calls._workers
+
+        with pytest.raises(NSQHttpUnreachable, match="nothing could be sent within"):
+            impatient.request("POST", "second")
+
+        first.kill()
+        assert peer.lines == ["GET /first"]
+
+
+def test_redirects_are_within_the_deadline(release, client_of):
+    def answer(asked, sock):
+        release.wait(0.1)
+        return reply(b"", "301 Moved", "text/html", "Location: /x")
+
+    with http_peer(answer) as peer, pytest.raises(NSQHttpTimeout):
+        client_of(peer, timeout=SHORT).request("GET", "x")
+
+
+def test_retries_are_within_the_deadline(client_of):
+    with gevent.Timeout(5), pytest.raises(NSQHttpError, match=r"nothing could be sent within 0\.5 s"):
+        client_of(f"127.0.0.1:{refused_port()}", timeout=SHORT, retries=1000).request("GET", "x")
+
+
+def test_a_timeout_of_the_callers_own_is_left_alone(release, client_of):
+    with http_peer(holding(release)) as peer:
+        client = client_of(peer)
+        with pytest.raises(gevent.Timeout), gevent.Timeout(0.05):
+            client.request("GET", "x")
+
+        wait_until(lambda: not client._calls._under_way)
+
+
+def test_killed_caller_frees_its_thread(release, client_of):
+    with http_peer(holding(release)) as peer:
+        client = client_of(peer, maxsize=1)
+        caller = gevent.spawn(client.request, "GET", "x")
+        wait_until(lambda: peer.requests)
+        caller.kill()
+
+        wait_until(lambda: client._calls._workers._unfinished == 0)
+
+
+# --- what goes on meanwhile -------------------------------------------------------------------------------------------
+
+TICKS = """
+    import gevent
+    from gevent.event import Event
+    from gnsq.httpclient import HTTPClient
+    from tests.http.peer import http_peer, reply
+
+    ticks = []
+    enough = Event()
+
+    def tick():
+        while True:
+            gevent.sleep(0.01)
+            ticks.append(1)
+            if len(ticks) == 20:
+                enough.set()
+
+    def answer(asked, sock):
+        gevent.spawn(tick)
+        # The answer comes only when the others have gone on.
+        assert enough.wait(30)
+        return reply(b"OK")
+
+    with http_peer(answer) as peer:
+        assert HTTPClient.from_url(peer.address).request("GET", "x") == b"OK"
+    assert len(ticks) >= 20
+    print("ticked")
+"""
+
+
+@pytest.mark.parametrize("patch", ["", "from gevent import monkey; monkey.patch_all()"], ids=["plain", "patched"])
+def test_others_go_on_while_an_answer_is_held_back(patch):
+    code = patch + "\n" + textwrap.dedent(TICKS)
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.stdout, done.stderr) == ("ticked\n", "")
+
+
+PATCHED = """
+    from gevent import monkey; monkey.patch_all()
+    import gevent, pytest
+    from gevent.event import Event
+    import gnsq.http.session  # or the deadline would have to do with loading requests
+    from gnsq.errors import NSQHttpError
+    from gnsq.errors import NSQHttpTimeout
+    from gnsq.httpclient import HTTPClient
+    from tests.helpers import wait_until
+    from tests.http.peer import http_peer, reply
+
+    release = Event()
+
+    def answer(asked, sock):
+        if asked.path == "/fast":
+            return reply(b"OK")
+        sock.sendall(b"HTTP/1.1 200 OK\\r\\n")
+        while not release.wait(0.02):
+            sock.sendall(b"X-H: 1\\r\\n")
+
+    with http_peer(answer) as peer:
+        client = HTTPClient.from_url(peer.address, timeout=0.5)
+        with gevent.Timeout(5), pytest.raises(NSQHttpTimeout):
+            client.request("GET", "trickle")
+        assert [client.request("GET", "fast") for _ in range(3)] == [b"OK"] * 3
+        assert peer.connections == 2, peer.connections
+        client = HTTPClient.from_url(peer.address)
+        caller = gevent.spawn(lambda: pytest.raises(NSQHttpError, client.request, "GET", "trickle"))
+        wait_until(lambda: len(peer.requests) == 5)
+        client.close()
+        assert "client was closed" in str(caller.get(timeout=5).value)
+        assert len(client._calls._workers) == 0
+    print("done")
+"""
+
+
+def test_deadline_and_close_hold_in_a_patched_process():
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PATCHED)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
+
+
+def test_connections_are_kept_and_used_again(client_of):
+    with http_peer(lambda asked, sock: reply()) as peer:
+        client = client_of(peer)
+        for _ in range(5):
+            client.request("POST", "x", body=b"body")
+
+        assert (len(peer.requests), peer.connections) == (5, 1)
+
+
+def test_many_greenlets_share_a_client(client_of):
+    with http_peer(lambda asked, sock: reply(asked.query.encode())) as peer:
+        client = client_of(peer, maxsize=3)
+        calls = [gevent.spawn(client.request, "GET", "x", {"n": number}) for number in range(50)]
+        gevent.joinall(calls, timeout=30)
+
+        assert [call.value for call in calls] == [b"n=%d" % number for number in range(50)]
+        assert peer.connections <= 3
+
+
+def test_threads_share_a_client(client_of, fakensqd):
+    """Each has a hub of its own."""
+    client = client_of(fakensqd.http_address)
+    results = []
+
+    def ask():
+        results.append(client.request("GET", "ping"))
+        gevent.get_hub().destroy(destroy_loop=True)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert results == [b"OK"] * 4
+
+
+def closing_second(how):
+    """A peer that answers the first request of each connection, and breaks off at the second."""
+
+    def answer(asked, sock):
+        if asked.connection not in seen:
+            seen.add(asked.connection)
+            return reply()
+        return how(sock)
+
+    seen = set()
+    return answer
+
+
+def test_get_survives_a_connection_that_was_closed_after_sending(client_of):
+    with http_peer(closing_second(lambda sock: None)) as peer:
+        client = client_of(peer, retries=0)
+
+        assert [client.request("GET", "x") for _ in range(3)] == [b"OK"] * 3
+        assert peer.connections == 3
+
+
+def test_post_is_not_sent_again_over_a_connection_that_was_closed_after_sending(client_of):
+    with http_peer(closing_second(lambda sock: None)) as peer:
+        client = client_of(peer, retries=5)
+        client.request("POST", "pub", body=b"1")
+        with pytest.raises(NSQHttpError, match="no answer") as caught:
+            client.request("POST", "pub", body=b"2")
+
+        assert not isinstance(caught.value, NSQNoConnections)
+        assert [asked.body for asked in peer.requests] == [b"1", b"2"]
+
+
+def test_post_survives_a_connection_that_was_closed_before(client_of):
+    closed = Event()
+
+    def answer(asked, sock):
+        if asked.connection > 1:
+            return reply()
+        sock.sendall(reply())
+        sock.shutdown(2)
+        closed.set()
+        return None
+
+    with http_peer(answer) as peer:
+        client = client_of(peer, retries=0)
+        client.request("POST", "pub", body=b"1")
+        assert closed.wait(5)
+        client.request("POST", "pub", body=b"2")
+
+        assert [asked.body for asked in peer.requests] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(("method", "tries"), [("GET", 3), ("POST", 1), ("PUT", 1)])
+def test_only_a_get_without_answer_is_asked_again(client_of, method, tries):
+    with http_peer(lambda asked, sock: None) as peer:
+        with pytest.raises(NSQHttpError, match="no answer"):
+            client_of(peer, retries=2).request(method, "x")
+
+        assert len(peer.requests) == tries
+
+
+def test_answers_that_are_errors_are_not_asked_for_again(client_of):
+    with http_peer(lambda asked, sock: reply(b"", "503 Service Unavailable")) as peer:
+        with pytest.raises(NSQHttpError, match="<503>"):
+            client_of(peer, retries=5).request("GET", "x")
+
+        assert len(peer.requests) == 1
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_anything_is_tried_again_if_no_connection_could_be_made(client_of, method):
+    port = refused_port()
+    client = client_of(f"127.0.0.1:{port}", retries=100)
+    caller = gevent.spawn(client.request, method, "x")
+    workers = client._calls._workers
+    wait_until(lambda: len(workers) == 1 and workers._unfinished == 0)  # the first try has failed
+
+    def application(environ, start_response):
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [b"came up"]
+
+    server = WSGIServer(("127.0.0.1", port), application, log=None)
+    server.start()
+    try:
+        assert caller.get(timeout=10) == b"came up"
+    finally:
+        server.stop(timeout=0)
+
+
+def test_unreachable_says_that_nothing_was_sent(client_of):
+    with pytest.raises(NSQHttpUnreachable, match="can't connect: Connection refused") as caught:
+        client_of(f"127.0.0.1:{refused_port()}", retries=0).request("POST", "x")
+
+    assert isinstance(caught.value, NSQNoConnections)
+    assert (caught.value.status, caught.value.body) == (None, b"")
+
+
+def test_unknown_host_is_unreachable(client_of):
+    with pytest.raises(NSQHttpUnreachable, match="can't connect"):
+        client_of("http://no-such-host.invalid:1", retries=0).request("GET", "x")

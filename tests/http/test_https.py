@@ -1,0 +1,281 @@
+"""HTTPS: certificates and host names are checked, and what fails says what to do."""
+
+import datetime
+import ipaddress
+import ssl
+import subprocess
+import sys
+import textwrap
+
+import gevent.ssl
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from gnsq.errors import NSQHttpError, NSQHttpUnreachable
+from gnsq.httpclient import HTTPClient
+from tests.helpers import peer
+from tests.http.peer import http_peer, reply
+
+PASSWORD = "open-sesame"
+DAY = datetime.timedelta(days=1)
+
+
+class Authority:
+    """A CA that writes certificates into a directory."""
+
+    def __init__(self, folder, name):
+        self.folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(True, None), True)
+        self.path = self._write(f"{name}.pem", self._signed(certificate))
+
+    def issue(self, name, host="127.0.0.1", password=None):
+        """Write a certificate and its key; gives both paths."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
+        certificate = self._signed(self._builder(subject, key).add_extension(names, False))
+        encryption = (
+            serialization.BestAvailableEncryption(password.encode()) if password else serialization.NoEncryption()
+        )
+        pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+        return self._write(f"{name}.crt", certificate), self._write(f"{name}.key", pem)
+
+    def _builder(self, subject, key):
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - DAY)
+            .not_valid_after(now + DAY)
+        )
+
+    def _signed(self, builder):
+        return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    def _write(self, name, data):
+        path = self.folder / name
+        path.write_bytes(data)
+        return str(path)
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("ca"), "test-ca")
+
+
+@pytest.fixture(scope="module")
+def server_files(ca):
+    return ca.issue("server")
+
+
+@pytest.fixture(scope="module")
+def client_files(ca):
+    return ca.issue("client")
+
+
+def https_peer(files, client_ca=None):
+    context = gevent.ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files)
+    if client_ca is not None:
+        context.load_verify_locations(client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return http_peer(lambda asked, sock: reply(), ssl_context=context)
+
+
+def ask(served, scheme="https", **options):
+    with HTTPClient.from_url(f"{scheme}://{served.address}", **options) as client:
+        return [client.request("GET", "ping") for _ in range(2)]
+
+
+def test_trusted_certificate_is_accepted_and_its_connection_kept(ca, server_files):
+    with https_peer(server_files) as served:
+        assert ask(served, ca_certs=ca.path) == [b"OK", b"OK"]
+        assert served.connections == 1
+
+
+def test_untrusted_certificate_is_refused_and_not_tried_again(server_files):
+    with https_peer(server_files) as served:
+        with pytest.raises(NSQHttpUnreachable, match=r"not trusted.*ca_certs.*cert_reqs"):
+            ask(served, retries=5)
+
+        assert served.requests == []
+
+
+def test_other_ca_is_no_help(tmp_path, server_files):
+    other = Authority(tmp_path, "other-ca")
+    with https_peer(server_files) as served, pytest.raises(NSQHttpUnreachable, match="not trusted"):
+        ask(served, ca_certs=other.path)
+
+
+def test_certificate_of_another_host_is_refused(ca):
+    files = ca.issue("elsewhere", "127.0.0.9")
+    with https_peer(files) as served, pytest.raises(NSQHttpUnreachable, match="IP address mismatch"):
+        ask(served, ca_certs=ca.path)
+
+
+@pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
+@pytest.mark.parametrize("cert_reqs", ["CERT_NONE", "NONE", ssl.CERT_NONE, 0])
+def test_cert_none_trusts_anybody(ca, cert_reqs):
+    with https_peer(ca.issue("elsewhere", "127.0.0.9")) as served:
+        assert ask(served, cert_reqs=cert_reqs) == [b"OK", b"OK"]
+
+
+@pytest.mark.parametrize("cert_reqs", [None, "CERT_REQUIRED", "CERT_OPTIONAL", ssl.CERT_REQUIRED])
+def test_everything_else_checks(server_files, cert_reqs):
+    with https_peer(server_files) as served, pytest.raises(NSQHttpUnreachable, match="not trusted"):
+        ask(served, cert_reqs=cert_reqs)
+
+
+def test_directory_of_cas(ca, server_files, tmp_path):
+    # OpenSSL finds a CA there by the hash of its name.
+    found = subprocess.run(
+        ["openssl", "x509", "-noout", "-hash", "-in", ca.path], capture_output=True, text=True, check=True
+    )
+    (tmp_path / f"{found.stdout.strip()}.0").symlink_to(ca.path)
+    with https_peer(server_files) as served:
+        assert ask(served, ca_certs=tmp_path) == [b"OK", b"OK"]
+
+
+def test_client_certificate(ca, server_files, client_files):
+    with https_peer(server_files, client_ca=ca.path) as served:
+        cert, key = client_files
+        assert ask(served, ca_certs=ca.path, cert_file=cert, key_file=key) == [b"OK", b"OK"]
+
+
+def test_encrypted_key(ca, server_files):
+    cert, key = ca.issue("locked", password=PASSWORD)
+    with https_peer(server_files, client_ca=ca.path) as served:
+        assert ask(served, ca_certs=ca.path, cert_file=cert, key_file=key, key_password=PASSWORD) == [b"OK", b"OK"]
+
+
+def test_missing_client_certificate_is_named(ca, server_files):
+    words = "cert_file and key_file"
+    with https_peer(server_files, client_ca=ca.path) as served, pytest.raises(NSQHttpError, match=words):
+        ask(served, ca_certs=ca.path, retries=0)
+
+
+@pytest.mark.parametrize("make", [ssl.SSLContext, gevent.ssl.SSLContext], ids=["ssl", "gevent.ssl"])
+def test_context_of_ones_own(ca, server_files, make):
+    context = make(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(ca.path)
+    before = context.cert_store_stats()
+    with https_peer(server_files) as served:
+        assert ask(served, ssl_context=context) == [b"OK", b"OK"]
+
+    # Not added to: requests would load its own list.
+    assert context.cert_store_stats() == before
+
+
+def test_context_that_trusts_nobody_is_refused(server_files):
+    with https_peer(server_files) as served, pytest.raises(NSQHttpUnreachable, match="not trusted"):
+        ask(served, ssl_context=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+
+
+def test_https_to_a_plain_server_says_so(ca):
+    plain = peer(lambda sock: sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+    with plain as address, pytest.raises(NSQHttpUnreachable, match="plain http"):
+        HTTPClient.from_url(f"https://{address}", ca_certs=ca.path).request("GET", "ping")
+
+
+def test_plain_http_to_a_tls_server_fails(server_files):
+    with https_peer(server_files) as served, pytest.raises(NSQHttpError, match="no answer"):
+        ask(served, scheme="http", retries=0)
+
+
+def test_go_servers_words_about_plain_http_are_explained():
+    answer = reply(b"Client sent an HTTP request to an HTTPS server.\n", "400 Bad Request")
+    advice = r"<400> Client sent .* \(use https\)"
+    with http_peer(lambda asked, sock: answer) as served, pytest.raises(NSQHttpError, match=advice):
+        ask(served, scheme="http")
+
+
+def test_nsqds_tcp_port_is_recognized():
+    def answer(sock):
+        sock.recv(65536)
+        sock.sendall(b"\x00\x00\x00\x12\x00\x00\x00\x01E_BAD_PROTOCOL")
+
+    with peer(answer) as address, pytest.raises(NSQHttpError, match="is it nsqd's TCP port"):
+        HTTPClient.from_url(address, retries=0).request("GET", "ping")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param({"ca_certs": "/nowhere/ca"}, "ca_certs '/nowhere/ca' can't be used", id="no CA"),
+        pytest.param({"cert_file": "/nowhere/c"}, "certificate .*with key None", id="no certificate"),
+        pytest.param({"key_file": "k"}, "key_file is given without cert_file", id="key alone"),
+        pytest.param({"cert_reqs": "MAYBE"}, "cert_reqs 'MAYBE' must be one of", id="cert_reqs"),
+        pytest.param(
+            {"ssl_context": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "ca_certs": "x"}, "the context holds", id="both"
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_refused_at_once(options, words):
+    with pytest.raises(ValueError, match=words):
+        HTTPClient("127.0.0.1", 1, scheme="https", **options)
+
+
+def test_encrypted_key_without_password_asks_nobody(ca):
+    cert, key = ca.issue("locked2", password=PASSWORD)
+    with pytest.raises(ValueError, match="give its key_password"):
+        HTTPClient("127.0.0.1", 1, scheme="https", cert_file=cert, key_file=key)
+
+
+def test_context_must_be_one():
+    with pytest.raises(TypeError, match=r"must be an ssl\.SSLContext"):
+        HTTPClient("127.0.0.1", 1, scheme="https", ssl_context="no")
+
+
+PATCHED = """
+    import ssl, sys
+    before = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    from gevent import monkey; monkey.patch_all(ssl=sys.argv[4] == "ssl")
+    import gevent, gevent.ssl, pytest
+    from gevent.event import Event
+    from gnsq.httpclient import HTTPClient
+    from tests.http.peer import http_peer, reply
+
+    ca, cert, key, patched = sys.argv[1:]
+    serving = gevent.ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(cert, key)
+    ticks = Event()
+
+    def tick():
+        while True:
+            for _ in range(10):
+                gevent.sleep(0.01)
+            ticks.set()
+
+    def answer(asked, sock):
+        ticks.clear()
+        assert ticks.wait(30)
+        return reply()
+
+    ticking = gevent.spawn(tick)
+    with http_peer(answer, ssl_context=serving) as peer:
+        with HTTPClient.from_url(f"https://{peer.address}", ca_certs=ca) as client:
+            assert [client.request("GET", "ping") for _ in range(2)] == [b"OK", b"OK"]
+            assert len(client._calls._workers) == (0 if patched == "ssl" else 1)
+            assert peer.connections == 1
+        if patched == "ssl":
+            with pytest.raises(ValueError, match="patch first"):
+                HTTPClient.from_url(f"https://{peer.address}", ssl_context=before).request("GET", "ping")
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("patched", ["ssl", "all but ssl"])
+def test_others_go_on_in_a_patched_process(ca, server_files, patched):
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PATCHED), ca.path, *server_files, patched]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.stdout, done.stderr) == ("done\n", "")

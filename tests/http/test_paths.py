@@ -1,0 +1,152 @@
+"""Which path a client asks: where a redirect leads, and what old servers call their endpoints."""
+
+import pytest
+
+from gnsq.errors import NSQHttpError
+from gnsq.httpclient import HTTPClient
+from tests.http.peer import http_peer, reply
+
+# --- redirects --------------------------------------------------------------------------------------------------------
+
+
+def redirecting(status, location):
+    def answer(asked, sock):
+        if asked.path == "/right":
+            return reply(f"{asked.method} {asked.query} ".encode() + asked.body)
+        return reply(b"", f"{status} Elsewhere", "text/html", f"Location: {location}")
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "expected"),
+    [("GET", 301, b"GET a=1 "), ("POST", 307, b"POST a=1 body"), ("PUT", 308, b"PUT a=1 body")],
+)
+def test_redirect_on_the_same_server_is_followed(method, status, expected):
+    body = None if method == "GET" else b"body"
+    with http_peer(redirecting(status, "/right?a=1")) as served:
+        assert HTTPClient.from_url(served.address).request(method, "WRONG", {"a": 1}, body) == expected
+
+
+def test_redirect_does_not_turn_a_publish_into_a_get():
+    with http_peer(redirecting(302, "/right")) as served, pytest.raises(NSQHttpError, match="<302>"):
+        HTTPClient.from_url(served.address).request("POST", "wrong", body=b"x")
+
+    assert served.lines == ["POST /wrong"]
+
+
+@pytest.mark.parametrize(
+    "location", ["http://elsewhere.invalid/x", "https://{}/x", "//elsewhere.invalid/x", "http://[/x"]
+)
+def test_redirect_to_another_server_is_refused(location):
+    with http_peer(lambda asked, sock: redirecting(301, location.format(served.address))(asked, sock)) as served:
+        client = HTTPClient.from_url(f"http://user:secret@{served.address}")
+        with pytest.raises(NSQHttpError, match=r"<301> redirects to .* not this address") as caught:
+            client.request("GET", "x")
+
+    assert caught.value.status == 301
+
+
+def test_redirects_in_a_circle_end():
+    with http_peer(redirecting(301, "/again")) as served, pytest.raises(NSQHttpError, match="more than 5 redirects"):
+        HTTPClient.from_url(served.address).request("GET", "x")
+
+    assert len(served.requests) == 6
+
+
+# --- old servers ------------------------------------------------------------------------------------------------------
+
+OLD_404 = reply(b'{"status_code":404,"status_txt":"NOT_FOUND","data":null}', "404 Not Found", "application/json")
+
+
+def knowing(*paths, unknown=OLD_404, answer=None):
+    """A server that knows these paths only."""
+    return lambda asked, sock: (answer or reply()) if asked.path in paths else unknown
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [OLD_404, reply(b"404 page not found\n", "404 Not Found"), reply(b"", "405 Method Not Allowed")],
+    ids=["old", "Go's", "405"],
+)
+def test_old_path_is_learned_once(unknown):
+    with http_peer(knowing("/put", "/mput", unknown=unknown)) as served:
+        client = HTTPClient.from_url(served.address)
+        for _ in range(3):
+            assert client.request("POST", "pub", body=b"x", old_path="put") == b"OK"
+        assert client.request("POST", "mpub", body=b"x", old_path="mput") == b"OK"
+
+    assert served.lines == ["POST /pub", "POST /put", "POST /put", "POST /put", "POST /mput"]
+
+
+def test_new_path_is_learned_again_after_an_upgrade():
+    known = ["/put"]
+    with http_peer(lambda asked, sock: knowing(*known)(asked, sock)) as served:
+        client = HTTPClient.from_url(served.address)
+        client.request("POST", "pub", body=b"x", old_path="put")
+        known[:] = ["/pub"]
+        for _ in range(2):
+            client.request("POST", "pub", body=b"x", old_path="put")
+
+    assert served.lines == ["POST /pub", "POST /put", "POST /put", "POST /pub", "POST /pub"]
+
+
+def test_server_between_the_ages_is_understood():
+    """nsqd 0.2.22 knew both /pub and /put, but only /create_topic."""
+    with http_peer(knowing("/pub", "/put", "/create_topic", "/delete_topic")) as served:
+        client = HTTPClient.from_url(served.address)
+        client.request("POST", "pub", old_path="put")
+        client.request("POST", "topic/create", old_path="create_topic")
+        client.request("POST", "topic/delete", old_path="delete_topic")
+        client.request("POST", "pub", old_path="put")
+
+    assert [line.split("/", 1)[1] for line in served.lines] == [
+        *["pub", "topic/create", "create_topic", "delete_topic", "pub"]
+    ]
+
+
+def test_unknown_topic_is_no_unknown_path():
+    missing = reply(b'{"message":"TOPIC_NOT_FOUND"}', "404 Not Found", "application/json")
+    with http_peer(lambda asked, sock: missing) as served, pytest.raises(NSQHttpError, match="TOPIC_NOT_FOUND"):
+        HTTPClient.from_url(served.address).request("POST", "topic/empty", old_path="empty_topic")
+
+    assert served.lines == ["POST /topic/empty"]
+
+
+def test_server_that_knows_neither_path_says_what_it_said_first():
+    with http_peer(knowing()) as served, pytest.raises(NSQHttpError, match=r"/pub: http error <404> NOT_FOUND"):
+        HTTPClient.from_url(served.address).request("POST", "pub", old_path="put")
+
+    assert served.lines == ["POST /pub", "POST /put"]
+
+
+def test_error_behind_an_old_path_is_learned_from_too():
+    refused = reply(b'{"status_code":500,"status_txt":"MSG_EMPTY","data":null}', "500 Oops", "application/json")
+    with http_peer(knowing("/put", answer=refused)) as served:
+        client = HTTPClient.from_url(served.address)
+        for _ in range(2):
+            with pytest.raises(NSQHttpError, match="<500> MSG_EMPTY"):
+                client.request("POST", "pub", old_path="put")
+
+    assert served.lines == ["POST /pub", "POST /put", "POST /put"]
+
+
+def test_old_path_that_is_not_answered_is_an_error():
+    with http_peer(lambda asked, sock: None if asked.path == "/put" else OLD_404) as served:
+        client = HTTPClient.from_url(served.address)
+        for _ in range(2):
+            with pytest.raises(NSQHttpError, match="/put: no answer"):
+                client.request("POST", "pub", body=b"x", old_path="put")
+
+    # What the server knows has not been learned.
+    assert served.lines == ["POST /pub", "POST /put"] * 2
+
+
+def test_publish_is_not_sent_to_the_old_path_if_the_new_one_may_have_taken_it():
+    def answer(asked, sock):
+        return None
+
+    with http_peer(answer) as served, pytest.raises(NSQHttpError, match="no answer"):
+        HTTPClient.from_url(served.address).request("POST", "pub", body=b"x", old_path="put")
+
+    assert served.lines == ["POST /pub"]

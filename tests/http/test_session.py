@@ -1,0 +1,84 @@
+"""What failures of requests and what is below it are called."""
+
+import http.client
+import socket
+import ssl
+
+import pytest
+import requests
+import urllib3
+
+from gnsq.http.exchange import Watch
+from gnsq.http.session import _no_answer
+
+
+def certificate_error():
+    error = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
+    error.verify_message = "self-signed certificate"
+    return error
+
+
+def wrapped(error):
+    """As requests and urllib3 wrap it."""
+    reason = urllib3.exceptions.SSLError(error)
+    return requests.exceptions.SSLError(urllib3.exceptions.MaxRetryError(None, "/x", reason))
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "final"),
+    [
+        pytest.param(wrapped(certificate_error()), "self-signed certificate (give the CA", True, id="certificate"),
+        pytest.param(wrapped(ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER]")), "(is it plain http", True, id="plain"),
+        pytest.param(
+            wrapped(ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED]")),
+            "cert_file and key_file",
+            True,
+            id="mtls",
+        ),
+        pytest.param(wrapped(ssl.SSLError(1, "[SSL: NO_CIPHERS]")), "TLS failed: [SSL: NO_CIPHERS]", True, id="tls"),
+        pytest.param(wrapped(ssl.SSLEOFError(8, "EOF occurred")), "if it always does", False, id="tls ended"),
+        pytest.param(
+            requests.ConnectionError(urllib3.exceptions.ProtocolError("x", http.client.BadStatusLine("\0"))),
+            "answer is not HTTP",
+            True,
+            id="not http",
+        ),
+        pytest.param(
+            requests.ConnectionError(
+                urllib3.exceptions.ProtocolError("Aborted", http.client.RemoteDisconnected("Remote end closed"))
+            ),
+            "Remote end closed",
+            False,
+            id="closed",
+        ),
+        pytest.param(requests.ConnectionError(socket.gaierror(-2, "Name unknown")), "Name unknown", False, id="name"),
+        pytest.param(
+            requests.ConnectionError(ConnectionResetError(104, "Reset by peer")),
+            "Reset by peer (nsqd's",
+            False,
+            id="reset",
+        ),
+        pytest.param(requests.ReadTimeout(TimeoutError("timed out")), "timed out", False, id="time"),
+        pytest.param(ValueError("odd\nsecond line"), "odd", False, id="anything"),
+        pytest.param(ValueError(), "ValueError", False, id="nothing said"),
+    ],
+)
+def test_failures_are_explained(error, words, final):
+    failure = _no_answer(error, Watch())
+
+    assert words in str(failure)
+    assert "\n" not in str(failure)
+    assert (failure.final, failure.sent, failure.reused) == (final, False, False)
+
+
+def test_what_is_sent_over_a_kept_connection_is_known():
+    watch = Watch()
+    watch.sending(None)
+
+    failure = _no_answer(ConnectionResetError(104, "Connection reset by peer"), watch)
+
+    assert (failure.sent, failure.reused) == (True, True)
+
+
+def test_time_that_ran_out_is_known():
+    assert _no_answer(requests.ReadTimeout(TimeoutError("timed out")), Watch()).timed_out

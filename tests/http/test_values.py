@@ -1,0 +1,165 @@
+"""What constructors take, and what gnsq 1.0's arguments mean now."""
+
+import ssl
+
+import pytest
+import urllib3
+
+from gnsq.http import values
+from gnsq.httpclient import HttpOptions
+
+TIMEOUTS = [
+    pytest.param(5, {"timeout": 5}, id="number"),
+    pytest.param(None, {}, id="for ever: the default"),
+    pytest.param((2, 3), {"timeout": 5, "connect_timeout": 2}, id="pair"),
+    pytest.param((None, 3), {}, id="pair without connect"),
+    pytest.param(urllib3.Timeout(connect=2, read=3), {"timeout": 5.0, "connect_timeout": 2.0}, id="connect and read"),
+    pytest.param(urllib3.Timeout(total=4), {"timeout": 4.0, "connect_timeout": 4.0}, id="total"),
+    pytest.param(urllib3.Timeout(total=9, connect=2, read=3), {"timeout": 9.0, "connect_timeout": 2.0}, id="all three"),
+    pytest.param(urllib3.Timeout(connect=2), {"connect_timeout": 2.0}, id="connect"),
+    pytest.param(urllib3.Timeout(), {}, id="nothing given"),
+]
+
+
+@pytest.mark.parametrize(("given", "mapped"), TIMEOUTS)
+def test_timeouts(given, mapped):
+    assert values.mapped_timeout(given) == mapped
+    HttpOptions.from_keywords("X", {"timeout": given})
+
+
+def test_any_object_with_connect_and_read_is_a_timeout():
+    class Timeout:
+        connect, read = 1, 2
+
+    assert values.mapped_timeout(Timeout()) == {"timeout": 3, "connect_timeout": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "retries"),
+    [
+        (3, 3),
+        (0, 0),
+        (False, 0),
+        (None, HttpOptions().retries),
+        (urllib3.Retry(5), 5),
+        (urllib3.Retry(False), 0),
+        (urllib3.Retry(total=None, connect=2), 2),
+        (urllib3.Retry(total=None, connect=None, read=4), 4),
+        (urllib3.Retry(total=None), HttpOptions().retries),
+    ],
+)
+def test_retries(given, retries):
+    assert HttpOptions.from_keywords("X", {"retries": given}).retries == retries
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (None, "CERT_REQUIRED"),
+        ("CERT_NONE", "CERT_NONE"),
+        ("REQUIRED", "CERT_REQUIRED"),
+        (ssl.CERT_OPTIONAL, "CERT_OPTIONAL"),
+        (0, "CERT_NONE"),
+    ],
+)
+def test_cert_reqs(given, name):
+    assert HttpOptions.from_keywords("X", {"cert_reqs": given}).cert_reqs == name
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "words"),
+    [
+        ({"timeout": 0}, ValueError, "timeout 0 must be at least 0.001 s"),
+        ({"timeout": "1"}, TypeError, "timeout must be float"),
+        ({"timeout": True}, TypeError, "timeout must be float"),
+        ({"retries": -1}, ValueError, "retries -1 must be at least 0"),
+        ({"retries": True}, TypeError, "retries must be int"),
+        ({"maxsize": 0}, ValueError, "maxsize 0 must be at least 1"),
+        ({"max_response_size": 0}, ValueError, "max_response_size 0"),
+        ({"cert_reqs": 7}, ValueError, "cert_reqs 7 must be one of CERT_NONE"),
+        ({"ca_certs": 1}, TypeError, "ca_certs must be str or None"),
+        ({"headers": ["x"]}, TypeError, "headers must be a dict of str to str"),
+        ({"headers": {"X": 1}}, TypeError, "headers must be a dict of str to str"),
+        ({"headers": {"X Y": "1"}}, ValueError, "header 'X Y' has no valid name"),
+        ({"headers": {"X": "a\r\nY: b"}}, ValueError, "value of header X must be printable"),
+        ({"proxies": {"http": "nowhere"}}, ValueError, "proxies must be URLs"),
+        ({"proxies": {"http": "http://h:port"}}, ValueError, "proxies must be URLs"),
+        ({"auth": ("a",)}, TypeError, "auth must be a pair of str"),
+        ({"auth": 5}, TypeError, "auth must be a pair of str"),
+        ({"auth": "a\nb"}, ValueError, "value of header Authorization"),
+        ({"key_password": 5, "cert_file": "c"}, TypeError, "key_password must be"),
+        ({"assert_hostname": "x"}, TypeError, "has no option assert_hostname; options are auth, ca_certs"),
+    ],
+)
+def test_what_is_wrong_is_named(values, error, words):
+    with pytest.raises(error, match=words):
+        HttpOptions.from_keywords("HTTPClient", values)
+
+
+SECRET = "sesame"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"auth": ("user", SECRET, "x")},
+        {"auth": ("user", f"{SECRET}\n"), "timeout": -1},
+        {"auth": f"Bearer {SECRET}\n"},
+        {"headers": {"X-Token": f"{SECRET}\n"}},
+        {"headers": {"X-Token": [SECRET]}},
+        {"proxies": {"http": f"user:{SECRET}@proxy"}},
+        {"key_password": [SECRET]},
+    ],
+)
+def test_no_error_shows_a_secret(values):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        HttpOptions.from_keywords("HTTPClient", values)
+
+    assert SECRET not in str(caught.value)
+
+
+def test_options_show_no_secret():
+    options = HttpOptions(
+        auth=("user", SECRET),
+        headers={"X": SECRET},
+        proxies={"http": f"http://u:{SECRET}@h:1"},
+        key_password=SECRET,
+    )
+
+    assert SECRET not in repr(options)
+
+
+@pytest.mark.parametrize("host", ["", "a b", "http://h", "u:p@h", "h/x", "[::1", "h\n"])
+def test_hosts_that_are_none(host):
+    with pytest.raises(ValueError, match="host must be a name"):
+        values.checked_host(host)
+
+
+@pytest.mark.parametrize(
+    ("port", "error"), [(0, ValueError), (65536, ValueError), ("x", ValueError), (True, TypeError), (1.5, TypeError)]
+)
+def test_ports_that_are_none(port, error):
+    with pytest.raises(error, match="port"):
+        values.checked_port(port)
+
+
+def test_host_must_be_a_str():
+    with pytest.raises(TypeError, match="host must be a str"):
+        values.checked_host(b"h")
+
+
+def test_scheme_is_http_or_https():
+    with pytest.raises(ValueError, match="scheme 'ftp' must be"):
+        values.checked_scheme("ftp")
+
+
+def test_port_may_be_a_str():
+    assert values.checked_port("4151") == 4151
+
+
+@pytest.mark.parametrize(
+    ("path", "error"), [("a b", ValueError), ("a?b", ValueError), ("a\n", ValueError), (5, TypeError)]
+)
+def test_paths_that_are_none(path, error):
+    with pytest.raises(error, match="path"):
+        values.checked_path(path)

@@ -1,0 +1,163 @@
+"""LookupdClient: what it asks for, by new and old names, in both shapes of answers."""
+
+import json
+
+import pytest
+
+from gnsq import LookupdClient
+from gnsq.discovery import lookup_nsqds, parse_lookupds
+from gnsq.errors import NSQHttpError
+from tests.http.peer import JSON, http_peer, reply
+
+T, TC = "topic=t", "topic=t&channel=c"
+DATA = {"channels": ["c"], "producers": [{"address": "old-host", "tcp_port": 4150, "http_port": 4151}]}
+
+ASKS = [
+    pytest.param(lambda c: c.lookup("t"), ("GET", "/lookup", T), id="lookup"),
+    pytest.param(lambda c: c.topics(), ("GET", "/topics", ""), id="topics"),
+    pytest.param(lambda c: c.channels("t"), ("GET", "/channels", T), id="channels"),
+    pytest.param(lambda c: c.nodes(), ("GET", "/nodes", ""), id="nodes"),
+    pytest.param(lambda c: c.info(), ("GET", "/info", ""), id="info"),
+    pytest.param(lambda c: c.debug(), ("GET", "/debug", ""), id="debug"),
+]
+# Call, query, new path, old path.
+TELLS = [
+    pytest.param(lambda c: c.create_topic("t"), T, "/topic/create", "/create_topic", id="create topic"),
+    pytest.param(lambda c: c.delete_topic("t"), T, "/topic/delete", "/delete_topic", id="delete topic"),
+    pytest.param(lambda c: c.create_channel("t", "c"), TC, "/channel/create", "/create_channel", id="create channel"),
+    pytest.param(lambda c: c.delete_channel("t", "c"), TC, "/channel/delete", "/delete_channel", id="delete channel"),
+    pytest.param(
+        lambda c: c.tombstone_topic("t", "h:4151"),
+        T + "&node=h%3A4151",
+        "/topic/tombstone",
+        "/tombstone_topic_producer",
+        id="tombstone",
+    ),
+]
+
+
+def wrapped(data, code=200, text="OK", status="200 OK"):
+    """An answer as servers before 1.0 gave it."""
+    return reply(json.dumps({"status_code": code, "status_txt": text, "data": data}).encode(), status, JSON)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["bare", "wrapped"])
+@pytest.mark.parametrize(("call", "expected"), ASKS)
+def test_questions_in_both_shapes(call, expected, old):
+    answer = wrapped(DATA) if old else reply(json.dumps(DATA).encode(), "200 OK", JSON)
+    with http_peer(lambda asked, sock: answer) as served, LookupdClient.from_url(served.address) as client:
+        assert call(client) == DATA
+
+    (asked,) = served.requests
+    assert (asked.method, asked.path, asked.query) == expected
+
+
+@pytest.mark.parametrize(("call", "query", "path", "old_path"), TELLS)
+def test_orders(call, query, path, old_path):
+    with http_peer(lambda asked, sock: reply(b"")) as served, LookupdClient.from_url(served.address) as client:
+        assert call(client) == b""
+
+    (asked,) = served.requests
+    assert (asked.method, asked.path, asked.query, asked.body) == ("POST", path, query, b"")
+
+
+@pytest.mark.parametrize(("call", "query", "path", "old_path"), TELLS)
+def test_orders_to_old_servers(call, query, path, old_path):
+    def answer(asked, sock):
+        return wrapped(None) if asked.path == old_path else reply(b"404 page not found\n", "404 Not Found")
+
+    with http_peer(answer) as served, LookupdClient.from_url(served.address) as client:
+        assert [call(client), call(client)] == [b"", b""]
+
+    assert [(asked.path, asked.query) for asked in served.requests] == [
+        (path, query),
+        (old_path, query),
+        (old_path, query),
+    ]
+
+
+def test_ping():
+    with http_peer(lambda asked, sock: reply()) as served, LookupdClient.from_url(served.address) as client:
+        assert client.ping() == b"OK"
+
+
+@pytest.mark.parametrize("status", ["200 OK", "500 Internal Server Error"])
+def test_old_server_that_does_not_know_the_topic(status):
+    """It says that the argument is invalid."""
+    answer = wrapped(None, 500, "INVALID_ARG_TOPIC", status)
+    with http_peer(lambda asked, sock: answer) as served, LookupdClient.from_url(served.address) as client:
+        with pytest.raises(NSQHttpError, match="no nsqd has that topic") as caught:
+            client.lookup("t")
+
+        assert caught.value.status == 404
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "words"),
+    [
+        pytest.param(wrapped(None, 500, "INVALID_REQUEST"), 500, "http error <500> INVALID_REQUEST", id="inside 200"),
+        pytest.param(reply(b'{"message":"TOPIC_NOT_FOUND"}', "404 Not Found", JSON), 404, "TOPIC_NOT_FOUND", id="404"),
+        pytest.param(reply(b"OK"), 200, "answer is not nsqlookupd's: b'OK'|answer is not nsqlookupd's", id="text"),
+        pytest.param(reply(b"[1]", "200 OK", JSON), 200, "answer is not nsqlookupd's", id="list"),
+        pytest.param(wrapped(None), 200, "answer is not nsqlookupd's", id="nothing"),
+    ],
+)
+def test_errors(answer, status, words):
+    with http_peer(lambda asked, sock: answer) as served, LookupdClient.from_url(served.address) as client:
+        with pytest.raises(NSQHttpError, match=words) as caught:
+            client.lookup("t")
+
+        assert caught.value.status == status
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda c: c.lookup("*"), ValueError, "topic name '\\*'"),
+        (lambda c: c.channels(""), ValueError, "topic name ''"),
+        (lambda c: c.create_channel("t", "c!"), ValueError, "channel name 'c!'"),
+        (lambda c: c.delete_channel("t!", "c"), ValueError, "topic name 't!'"),
+        (lambda c: c.tombstone_topic("t", "host"), ValueError, "node 'host' must be host:port"),
+        (lambda c: c.tombstone_topic("t", "host:0"), ValueError, "node 'host:0' must be host:port"),
+        (lambda c: c.tombstone_topic("t", "host:x"), ValueError, "must be host:port"),
+        (lambda c: c.tombstone_topic("t", ":1"), ValueError, "must be host:port"),
+        (lambda c: c.tombstone_topic("t", "a b:1"), ValueError, "must be host:port"),
+        (lambda c: c.tombstone_topic("t", 4151), TypeError, "node must be a str"),
+    ],
+)
+def test_what_nsqlookupd_would_refuse_is_not_sent(call, error, words):
+    with http_peer(lambda asked, sock: reply()) as served, LookupdClient.from_url(served.address) as client:
+        with pytest.raises(error, match=words):
+            call(client)
+
+        assert served.connections == 0
+
+
+def test_ipv6_node_may_be_tombstoned():
+    with http_peer(lambda asked, sock: reply(b"")) as served, LookupdClient.from_url(served.address) as client:
+        client.tombstone_topic("t", "::1:4151")
+
+    assert served.requests[0].query == "topic=t&node=%3A%3A1%3A4151"
+
+
+def test_discovery_reads_both_shapes():
+    found = []
+    new = {"producers": [{"broadcast_address": "new-host", "tcp_port": 4150}]}
+    with (
+        http_peer(lambda asked, sock: wrapped(DATA)) as old,
+        http_peer(lambda asked, sock: reply(json.dumps(new).encode(), "200 OK", JSON)) as bare,
+        http_peer(lambda asked, sock: wrapped(None, 500, "INVALID_ARG_TOPIC")) as unaware,
+    ):
+        lookupds = parse_lookupds([old.address, bare.address, unaware.address])
+        answered = lookup_nsqds(lookupds, "t", found.append)
+        for lookupd in lookupds:
+            lookupd.close()
+
+    assert (sorted(found), answered) == (["new-host:4150", "old-host:4150"], 3)
+
+
+def test_discovery_has_a_short_timeout_and_takes_options():
+    (first,) = parse_lookupds("a:1")
+    (second,) = parse_lookupds("https://a:1", {"timeout": 1, "retries": 0})
+
+    assert (first.options.timeout, second.options.timeout, second.options.retries) == (5.0, 1, 0)

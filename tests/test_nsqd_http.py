@@ -1,0 +1,194 @@
+"""NsqdHTTPClient: what it asks for, by new and old names, and what it refuses before it asks."""
+
+import pytest
+
+from gnsq import NsqdHTTPClient
+from gnsq.errors import NSQException, NSQHttpError
+from gnsq.nsqd.http import NewlineInMessage
+from tests.http.peer import JSON, http_peer, reply
+
+T, TC = "topic=t", "topic=t&channel=c"
+
+# Call, what is asked for: method, path, query, body.
+CALLS = [
+    pytest.param(lambda c: c.publish("t", b"x"), ("POST", "/pub", T, b"x"), id="publish"),
+    pytest.param(lambda c: c.publish("t", "ü"), ("POST", "/pub", T, "ü".encode()), id="publish text"),
+    pytest.param(lambda c: c.publish("t", bytearray(b"x")), ("POST", "/pub", T, b"x"), id="publish bytearray"),
+    pytest.param(lambda c: c.publish("t", memoryview(b"x")), ("POST", "/pub", T, b"x"), id="publish memoryview"),
+    pytest.param(lambda c: c.publish("t", b"x", defer=0), ("POST", "/pub", T + "&defer=0", b"x"), id="defer 0"),
+    pytest.param(lambda c: c.publish("t", b"x", 500), ("POST", "/pub", T + "&defer=500", b"x"), id="defer"),
+    pytest.param(lambda c: c.multipublish("t", [b"a", "b"]), ("POST", "/mpub", T, b"a\nb"), id="lines"),
+    pytest.param(lambda c: c.multipublish("t", iter([b"a"])), ("POST", "/mpub", T, b"a"), id="any iterable"),
+    pytest.param(
+        lambda c: c.multipublish("t", (b for b in (b"a\n", "b")), binary=True),
+        ("POST", "/mpub", T + "&binary=true", b"\0\0\0\2\0\0\0\2a\n\0\0\0\1b"),
+        id="binary",
+    ),
+    *[
+        pytest.param(
+            lambda c, verb=verb: getattr(c, f"{verb}_topic")("t"),
+            ("POST", f"/topic/{verb}", T, b""),
+            id=f"{verb} topic",
+        )
+        for verb in ("create", "delete", "empty", "pause", "unpause")
+    ],
+    *[
+        pytest.param(
+            lambda c, verb=verb: getattr(c, f"{verb}_channel")("t", "c"),
+            ("POST", f"/channel/{verb}", TC, b""),
+            id=f"{verb} channel",
+        )
+        for verb in ("create", "delete", "empty", "pause", "unpause")
+    ],
+    pytest.param(lambda c: c.stats(), ("GET", "/stats", "format=json", b""), id="stats"),
+    pytest.param(lambda c: c.stats(text=True), ("GET", "/stats", "format=text", b""), id="stats as text"),
+    pytest.param(
+        lambda c: c.stats("t", "c", include_clients=False, include_mem=True),
+        ("GET", "/stats", f"format=json&{TC}&include_clients=false&include_mem=true", b""),
+        id="stats of one channel",
+    ),
+    pytest.param(lambda c: c.config("log_level"), ("GET", "/config/log_level", "", b""), id="config"),
+    pytest.param(
+        lambda c: c.set_config("log_level", "debug"), ("PUT", "/config/log_level", "", b"debug"), id="set config"
+    ),
+    pytest.param(
+        lambda c: c.set_config("nsqlookupd_tcp_addresses", ["a:1"]),
+        ("PUT", "/config/nsqlookupd_tcp_addresses", "", b'["a:1"]'),
+        id="set config to a list",
+    ),
+    pytest.param(lambda c: c.ping(), ("GET", "/ping", "", b""), id="ping"),
+    pytest.param(lambda c: c.info(), ("GET", "/info", "", b""), id="info"),
+]
+
+
+@pytest.mark.parametrize(("call", "expected"), CALLS)
+def test_endpoints(call, expected):
+    with http_peer(lambda asked, sock: reply(b"answer")) as served, NsqdHTTPClient.from_url(served.address) as client:
+        assert call(client) == b"answer"
+
+    (asked,) = served.requests
+    assert (asked.method, asked.path, asked.query, asked.body) == expected
+
+
+def test_ephemeral_names_are_quoted():
+    with http_peer(lambda asked, sock: reply()) as served, NsqdHTTPClient.from_url(served.address) as client:
+        client.create_channel("t#ephemeral", "c#ephemeral")
+
+    assert served.requests[0].query == "topic=t%23ephemeral&channel=c%23ephemeral"
+
+
+def old_server(known):
+    """What nsqd 0.2 answers: errors are wrapped, publishing is answered with text."""
+
+    def answer(asked, sock):
+        if asked.path not in known:
+            return reply(b'{"status_code":404,"status_txt":"NOT_FOUND","data":null}', "404 Not Found", JSON)
+        if asked.path in ("/put", "/mput"):
+            return reply(b"OK")
+        return reply(b'{"status_code":200,"status_txt":"OK","data":null}', "200 OK", JSON)
+
+    return answer
+
+
+VERBS = ("create", "delete", "empty", "pause", "unpause")
+OLD_PATHS = [f"/{verb}_{kind}" for kind in ("topic", "channel") for verb in VERBS]
+
+
+def test_old_server_is_asked_by_old_names():
+    with http_peer(old_server(["/put", "/mput", *OLD_PATHS])) as served:
+        client = NsqdHTTPClient.from_url(served.address)
+        assert client.publish("t", b"x") == b"OK"
+        assert client.multipublish("t", [b"x", b"y"]) == b"OK"
+        assert [getattr(client, f"{verb}_topic")("t") for verb in VERBS] == [b""] * 5
+        assert [getattr(client, f"{verb}_channel")("t", "c") for verb in VERBS] == [b""] * 5
+        client.close()
+
+    assert [asked.path for asked in served.requests] == ["/pub", "/put", "/mput", *OLD_PATHS]
+
+
+def test_old_servers_refusal_has_its_words():
+    refusal = reply(b'{"status_code":500,"status_txt":"INVALID_TOPIC","data":null}', "500 Oops", JSON)
+    with http_peer(lambda asked, sock: refusal) as served, NsqdHTTPClient.from_url(served.address) as client:
+        with pytest.raises(NSQHttpError, match="http error <500> INVALID_TOPIC") as caught:
+            client.delete_topic("t")
+
+        assert caught.value.status == 500
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        pytest.param(lambda c: c.publish("t", b"x", defer=5), "defer", id="defer"),
+        pytest.param(lambda c: c.multipublish("t", [b"a\nb"], binary=True), "binary", id="binary"),
+    ],
+)
+def test_old_server_does_not_get_what_it_would_do_otherwise(call, what):
+    """/put would publish at once, and /mput might cut at newlines."""
+    with http_peer(old_server(["/put", "/mput"])) as served, NsqdHTTPClient.from_url(served.address) as client:
+        client.publish("t", b"before")
+        with pytest.raises(NSQHttpError, match=rf"<404> NOT_FOUND \(too old for {what}\?\)"):
+            call(client)
+
+        assert [asked.body for asked in served.requests if asked.path in ("/put", "/mput")] == [b"before"]
+
+
+def test_other_refusals_are_not_blamed_on_age():
+    refusal = reply(b'{"message":"INVALID_DEFER"}', "400 Bad Request", JSON)
+    with http_peer(lambda asked, sock: refusal) as served, NsqdHTTPClient.from_url(served.address) as client:
+        with pytest.raises(NSQHttpError, match="INVALID_DEFER") as caught:
+            client.publish("t", b"x", defer=5)
+
+        assert "too old" not in str(caught.value)
+
+
+REFUSALS = [
+    pytest.param(lambda c: c.publish("bad topic", b"x"), ValueError, "topic name 'bad topic'", id="topic"),
+    pytest.param(lambda c: c.publish(None, b"x"), ValueError, "topic name None", id="no topic"),
+    pytest.param(lambda c: c.publish("t", b""), ValueError, "data is empty", id="empty"),
+    pytest.param(lambda c: c.publish("t", 5), TypeError, "data must be bytes or str, not int", id="type"),
+    pytest.param(lambda c: c.publish("t", None), TypeError, "data must be bytes or str", id="none"),
+    pytest.param(lambda c: c.publish("t", b"x", -1), ValueError, "defer -1 must be 0 ms or more", id="defer"),
+    pytest.param(lambda c: c.publish("t", b"x", 1.5), TypeError, "defer must be an int", id="defer float"),
+    pytest.param(lambda c: c.publish("t", b"x", True), TypeError, "defer must be an int", id="defer bool"),
+    pytest.param(lambda c: c.multipublish("t", []), ValueError, "0 messages", id="none to publish"),
+    pytest.param(lambda c: c.multipublish("t", [], True), ValueError, "0 messages", id="none to publish in binary"),
+    pytest.param(lambda c: c.multipublish("t", b"ab"), TypeError, "must be an iterable of bytes", id="bytes"),
+    pytest.param(lambda c: c.multipublish("t", "ab"), TypeError, "must be an iterable of bytes", id="str"),
+    pytest.param(lambda c: c.multipublish("t", [b"a", b""]), ValueError, "message 1 is empty", id="empty line"),
+    pytest.param(lambda c: c.multipublish("t", [b""], True), ValueError, "message 0 is empty", id="empty in binary"),
+    pytest.param(lambda c: c.multipublish("t", [b"a", 1]), TypeError, "message 1 must be bytes", id="line type"),
+    pytest.param(lambda c: c.multipublish("t", ["a\nb"]), ValueError, "message 0 holds a newline", id="newline"),
+    pytest.param(lambda c: c.create_topic(""), ValueError, "topic name ''", id="empty topic name"),
+    pytest.param(lambda c: c.create_channel("t", "c!"), ValueError, "channel name 'c!'", id="channel"),
+    pytest.param(lambda c: c.stats("t!"), ValueError, "topic name 't!'", id="stats topic"),
+    pytest.param(lambda c: c.stats("t", "c!"), ValueError, "channel name 'c!'", id="stats channel"),
+    pytest.param(lambda c: c.config("../x"), ValueError, "name of an option", id="option"),
+    pytest.param(lambda c: c.config(b"x"), TypeError, "name of an option must be a str", id="option type"),
+    pytest.param(lambda c: c.set_config("log_level", ""), ValueError, "value is empty", id="no value"),
+    pytest.param(lambda c: c.set_config("log_level", object()), TypeError, "not JSON serializable", id="no JSON"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "words"), REFUSALS)
+def test_what_nsqd_would_refuse_is_not_sent(call, error, words):
+    with http_peer(lambda asked, sock: reply()) as served, NsqdHTTPClient.from_url(served.address) as client:
+        with pytest.raises(error, match=words):
+            call(client)
+
+        assert served.connections == 0
+
+
+def test_newline_is_misuse_and_gnsq_1_0s_exception():
+    with pytest.raises(NewlineInMessage) as caught:
+        NsqdHTTPClient().multipublish("t", [b"a\nb"])
+
+    assert isinstance(caught.value, NSQException)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_oversized_message_says_what_to_raise(fakensqd):
+    with NsqdHTTPClient.from_url(fakensqd.http_address) as client:
+        with pytest.raises(NSQHttpError, match=r"<413> MSG_TOO_BIG .*--max-msg-size"):
+            client.publish("t", b"x" * 1_048_577)
+
+        assert client.publish("t", b"x") == b"OK"
