@@ -8,13 +8,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fakensqd.auth import Grant
+    from fakensqd.auth_server import FakeAuthServer
+    from fakensqd.certificates import Certificates
     from fakensqd.cluster import FakeCluster
     from fakensqd.lookupd import FakeLookupd
     from fakensqd.server import FakeNsqd
 
-__all__ = ["FakeCluster", "FakeLookupd", "FakeNsqd"]
+__all__ = ["Certificates", "FakeAuthServer", "FakeCluster", "FakeLookupd", "FakeNsqd", "Grant"]
 
-_MODULES = {"FakeCluster": "cluster", "FakeLookupd": "lookupd", "FakeNsqd": "server"}
+_MODULES = {
+    "Certificates": "certificates",
+    "FakeAuthServer": "auth_server",
+    "FakeCluster": "cluster",
+    "FakeLookupd": "lookupd",
+    "FakeNsqd": "server",
+    "Grant": "auth",
+}
 
 
 def __getattr__(name: str) -> object:

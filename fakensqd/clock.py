@@ -10,12 +10,14 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import gevent
 from gevent.event import Event
 
-__all__ = ["Clock", "ManualClock", "RealClock", "Timer"]
+__all__ = ["Clock", "ManualClock", "RealClock", "Timer", "run_within"]
+
+_Value = TypeVar("_Value")
 
 
 class Timer(Protocol):
@@ -136,3 +138,34 @@ class ManualClock:
             gevent.sleep(0)
         self._now = end
         gevent.sleep(0)
+
+
+def run_within(clock: Clock, seconds: float, function: Callable[[], _Value]) -> _Value:
+    """Call a function that waits, in a greenlet of its own, for so many seconds of a clock at most.
+
+    Raises:
+        TimeoutError: If it takes longer; it is killed then, as it is when the caller is.
+        Exception: What the function raises.
+    """
+    outcome: list[_Value | Exception] = []
+    over = Event()
+
+    def work() -> None:
+        try:
+            outcome.append(function())
+        except Exception as error:  # noqa: BLE001  # raised below
+            outcome.append(error)
+        over.set()
+
+    worker = gevent.spawn(work)
+    timer = clock.call_later(seconds, over.set)
+    try:
+        over.wait()
+    finally:
+        timer.cancel()
+        worker.kill()
+    if not outcome:
+        raise TimeoutError(f"not done within {seconds} s")
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]

@@ -30,7 +30,7 @@ class FakeCluster:
         self._options = options
 
     def start(self) -> None:
-        """Start all. Does nothing to those that run."""
+        """Start all, and wait until the nsqds are registered. Does nothing to those that run."""
         for lookupd in self.lookupds:
             lookupd.start()
         addresses = tuple(lookupd.tcp_address for lookupd in self.lookupds)
@@ -41,6 +41,8 @@ class FakeCluster:
             ]
         for nsqd in self.nsqds:
             nsqd.start()
+        for nsqd in self.nsqds:
+            nsqd.wait_registered()
 
     def stop(self) -> None:
         """Stop all, at once."""

@@ -1,7 +1,7 @@
-"""The shell of a session: one socket, a greenlet that reads and one that writes.
+"""The shell of a session: one transport, a greenlet that reads and one that writes.
 
-Owns both greenlets and the socket. Knows no command: bytes go to the session, effects come back. Only the writer
-touches the socket's write side.
+Owns both greenlets and the transport. Knows no command: bytes go to the session, effects come back. Only the writer
+sends; while TLS or compression begins, it has nothing to send.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import gevent
-from gevent import socket
 from gevent.event import Event
 
 from fakensqd.clock import Clock, Timer
-from fakensqd.effects import Close, Effect, Send
+from fakensqd.effects import Answer, AskAuth, Close, Effect, Question, Send
+from fakensqd.layers import Layers
+from gnsq.errors import NSQProtocolError
 
-__all__ = ["Connection", "ConnectionSession"]
+__all__ = ["AskingSession", "Connection", "ConnectionSession"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,29 +53,44 @@ class ConnectionSession(Protocol):
         """Take note that the connection is gone."""
 
 
+@runtime_checkable
+class AskingSession(ConnectionSession, Protocol):
+    """One whose effects may be questions."""
+
+    def resume(self, answer: Answer, now: float) -> list[Effect]:
+        """Take the answer to a question."""
+
+
 class Connection:
-    """One accepted socket.
+    """One accepted connection.
 
     Args:
+        layers: Its transport, and what can be put on top.
         open_session: Makes the session, given what it may call to be pumped.
         on_error: Called with an exception that no session should have raised.
+        ask_auth: Asks the auth servers, for sessions that want to know.
     """
 
     def __init__(
         self,
-        sock: socket.socket,
+        layers: Layers,
         clock: Clock,
         open_session: Callable[[Callable[[], bool]], ConnectionSession],
         on_error: Callable[[BaseException], None],
+        ask_auth: Callable[[AskAuth], Answer] | None = None,
     ) -> None:
-        self._socket = sock
+        self._layers = layers
         self._clock = clock
         self._on_error = on_error
+        self._ask_auth = ask_auth
         self._awake = Event()
         self._sent = Event()
         self._output: list[bytes] = []
         self._unsent = 0
         self._closing = False
+        # Asked by the session; while it is about a new layer, what is to be sent waits for that.
+        self._question: Question | None = None
+        self._held_back: list[bytes] | None = None
         self._timer: Timer | None = None
         self._timer_due = math.inf
         self.session = open_session(self._wake)
@@ -92,7 +108,7 @@ class Connection:
             writer.kill()
             if self._timer is not None:
                 self._timer.cancel()
-            self._socket.close()
+            self._layers.close()
             self._guarded(self.session.disconnected)
 
     def _wake(self) -> bool:
@@ -110,19 +126,49 @@ class Connection:
             self._on_error(error)
 
     def _read(self) -> None:
-        session, clock, receive = self.session, self._clock, self._socket.recv
+        session, clock = self.session, self._clock
+        receive = self._layers.top.recv
         while not self._closing:
-            data = receive(_RECEIVE_SIZE)
+            try:
+                data = receive(_RECEIVE_SIZE)
+            except NSQProtocolError:  # nothing that could be decompressed; nsqd takes it for the end
+                data = b""
             if data:
                 self._perform(session.receive(data, clock.monotonic()))
             else:
                 self._perform(session.end_of_input(clock.monotonic()))
                 return
+            if self._question is not None:
+                self._answer_questions()
+                receive = self._layers.top.recv
             while self._unsent > _MAX_UNSENT and not self._closing:
                 self._sent.clear()
                 self._sent.wait()  # the writer sets it, and closes the socket if it fails
             # recv() does not yield while data waits; without this the writer and all others starve.
             gevent.sleep(0)
+
+    def _answer_questions(self) -> None:
+        """Do what the session wants done before it reads on."""
+        session = self.session
+        assert isinstance(session, AskingSession)  # it has asked
+        while (question := self._question) is not None and not self._closing:
+            if isinstance(question, AskAuth):
+                assert self._ask_auth is not None  # what asks has been given whom to ask
+                answer = self._ask_auth(question)
+            else:
+                self._wait_until_sent()
+                if self._closing:
+                    return
+                answer = self._layers.start(question)
+            self._question = None
+            held_back, self._held_back = self._held_back, None
+            self._perform(map(Send, held_back or ()))
+            self._perform(session.resume(answer, self._clock.monotonic()))
+
+    def _wait_until_sent(self) -> None:
+        while self._unsent and not self._closing:
+            self._sent.clear()
+            self._sent.wait()  # as in _read()
 
     def _write(self) -> None:
         try:
@@ -131,7 +177,7 @@ class Connection:
             # Wakes the reader, too, if it is waiting.
             self._closing = True
             self._sent.set()
-            self._socket.close()
+            self._layers.close()
 
     def _write_loop(self) -> None:
         while True:
@@ -141,7 +187,7 @@ class Connection:
             while self._output:
                 data = b"".join(self._output) if len(self._output) > 1 else self._output[0]
                 self._output.clear()
-                self._socket.sendall(data)
+                self._layers.top.sendall(data)
                 self._unsent -= len(data)
                 self._sent.set()
             if self._closing:
@@ -151,10 +197,17 @@ class Connection:
         for effect in effects:
             match effect:
                 case Send(data):
+                    if self._held_back is not None:
+                        self._held_back.append(data)
+                        continue
                     self._output.append(data)
                     self._unsent += len(data)
                 case Close():
                     self._closing = True
+                case _:
+                    self._question = effect
+                    if not isinstance(effect, AskAuth):
+                        self._held_back = []
             self._awake.set()
         due = self.session.due
         if due < self._timer_due:

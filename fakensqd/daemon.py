@@ -1,58 +1,66 @@
-"""What FakeNsqd and FakeLookupd have in common: two listeners, their connections, start and stop.
+"""What FakeNsqd and FakeLookupd have in common: their listeners, connections, start and stop.
 
 Owns the sockets and every greenlet. Knows no command and no endpoint.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import gevent
 from gevent import socket
 from gevent.pool import Group, Pool
-from gevent.pywsgi import WSGIServer
 from gevent.server import StreamServer
 
 from fakensqd.clock import Clock, RealClock
 from fakensqd.connection import Connection, ConnectionSession
+from fakensqd.effects import Answer, AskAuth
+from fakensqd.http_server import Application, HttpPort, join_address, listen, split_address
+from fakensqd.layers import Layers
+from gnsq.transport import TcpTransport
 
-__all__ = ["Daemon", "join_address", "split_address"]
-
-Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]  # Any: WSGI's environ holds anything
-
-
-class _HttpServer(WSGIServer):  # type: ignore[misc]  # gevent has no types
-    """gevent's HTTP server, not alarmed by clients that go away while they are answered."""
-
-    def handle(self, sock: socket.socket, address: tuple[str, int]) -> None:
-        """Serve one connection."""
-        with contextlib.suppress(ConnectionError):
-            super().handle(sock, address)
+__all__ = ["Daemon"]
 
 
 class Daemon(ABC):
-    """A server with a TCP and an HTTP port, started with start() or ``with``.
+    """A server with a TCP and an HTTP port, and perhaps one of HTTPS, started with start() or ``with``.
+
+    Args:
+        https_address: Where to listen for HTTPS, if there is a context.
+        context: For TLS; None if it is not offered.
 
     Attributes:
         errors: What should not have happened: exceptions inside of the emulator.
         clock: What it asks for time.
     """
 
-    def __init__(self, tcp_address: str, http_address: str, clock: Clock | None) -> None:
+    def __init__(
+        self,
+        tcp_address: str,
+        http_address: str,
+        clock: Clock | None,
+        *,
+        https_address: str = "",
+        context: ssl.SSLContext | None = None,
+    ) -> None:
         self.clock: Clock = clock or RealClock()
         self.errors: list[BaseException] = []
         # After a stop, start() takes the same ports again: clients reconnect to where they were.
         self._tcp_bind = split_address(tcp_address)
-        self._http_bind = split_address(http_address)
+        self._http = HttpPort(http_address)
+        self._https = HttpPort(https_address, context) if https_address and context is not None else None
+        self._http_ports = [self._http] if self._https is None else [self._http, self._https]
+        self._context = context
+        # A subclass whose sessions want to know sets it.
+        self._ask_auth: Callable[[AskAuth], Answer] | None = None
         self._connections: dict[Connection, None] = {}
         self._greenlets = Group()
         self._tcp_server: StreamServer | None = None
-        self._http_server: WSGIServer | None = None
 
     # --- for subclasses -----------------------------------------------------------------------------------------------
 
@@ -61,8 +69,8 @@ class Daemon(ABC):
         """Make the session of a new TCP connection."""
 
     @abstractmethod
-    def _application(self) -> Application:
-        """Give the WSGI function of the HTTP port."""
+    def _application(self, *, secure: bool) -> Application:
+        """Give the WSGI function of the HTTP port, or of the HTTPS port."""
 
     def _started(self) -> None:  # noqa: B027  # a subclass may have nothing to do here
         """Do what is to be done once both ports are known."""
@@ -83,39 +91,39 @@ class Daemon(ABC):
     # --- public -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Listen on both ports. Does nothing if it does already.
+        """Listen on all ports. Does nothing if it does already.
 
         Raises:
             OSError: If an address cannot be listened on.
         """
         if self._tcp_server is not None:
             return
-        application = self._application()
-        tcp_listener = _listen(self._tcp_bind)
+        tcp_listener = listen(self._tcp_bind)
         try:
-            http_listener = _listen(self._http_bind)
+            for port in self._http_ports:
+                port.bind()
         except OSError:
             tcp_listener.close()
+            self._http.stop()
             raise
         self._tcp_bind = tcp_listener.getsockname()[:2]
-        self._http_bind = http_listener.getsockname()[:2]
         self._tcp_server = StreamServer(tcp_listener, self._serve, spawn=Pool())
-        # Requests are not logged: a fake logs errors only, and those go through the application.
-        self._http_server = _HttpServer(http_listener, application, log=None, error_log=None, spawn=Pool())
         self._tcp_server.start()
-        self._http_server.start()
+        for port in self._http_ports:
+            port.serve(self._application(secure=port is self._https))
         self._started()
 
     def stop(self) -> None:
         """Close everything at once: listeners, connections, greenlets. Does nothing if it is stopped."""
-        if self._tcp_server is None or self._http_server is None:
+        if self._tcp_server is None:
             return
-        tcp_server, http_server = self._tcp_server, self._http_server
-        self._tcp_server = self._http_server = None
-        for server in (tcp_server, http_server):
-            server.close()
-        for server in (tcp_server, http_server):
-            server.stop(timeout=0)
+        tcp_server, self._tcp_server = self._tcp_server, None
+        tcp_server.close()
+        for port in self._http_ports:
+            port.close()
+        tcp_server.stop(timeout=0)
+        for port in self._http_ports:
+            port.stop()
         self._greenlets.kill()
 
     def __enter__(self) -> Self:
@@ -140,7 +148,7 @@ class Daemon(ABC):
     @property
     def http_address(self) -> str:
         """``host:port`` that HTTP clients connect to; port 0 before the first start."""
-        return join_address(*self._http_bind)
+        return self._http.address
 
     @property
     def tcp_port(self) -> int:
@@ -150,47 +158,34 @@ class Daemon(ABC):
     @property
     def http_port(self) -> int:
         """The port of http_address."""
-        return self._http_bind[1]
+        return self._http.port
+
+    @property
+    def https_address(self) -> str:
+        """``host:port`` that HTTPS clients connect to; empty without HTTPS."""
+        return self._https.address if self._https is not None else ""
+
+    @property
+    def https_port(self) -> int:
+        """The port of https_address; 0 without HTTPS."""
+        return self._https.port if self._https is not None else 0
 
     # --- connections --------------------------------------------------------------------------------------------------
 
     def _serve(self, sock: socket.socket, address: tuple[str, int]) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer = join_address(*address[:2])
+        layers = Layers(TcpTransport(sock, peer), self.clock, addresses=(self.tcp_address, peer), context=self._context)
         connection = Connection(
-            sock, self.clock, lambda wake: self._open_session(join_address(*address[:2]), wake), self.errors.append
+            layers, self.clock, lambda wake: self._open_session(peer, wake), self.errors.append, self._ask_auth
         )
         self._connections[connection] = None
         try:
+            # Who hung up before this client came must be noticed before this one is served, or its messages go to the
+            # one that is gone. Connections that are accepted together do not go through the event loop by themselves:
+            # the first round reads what the other had still to say, behind which, in the second, its end is seen.
+            for _ in range(2):
+                socket.wait_read(sock.fileno())
             connection.run()
         finally:
             del self._connections[connection]
-
-
-def _listen(address: tuple[str, int]) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        # A restart takes the port again while old connections linger.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Split ``host:port``; an IPv6 host stands in brackets.
-
-    Raises:
-        ValueError: If there is no port from 0 to 65535.
-    """
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"address {address!r} is not host:port with a port of 0 to 65535")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    """Join host and port, the host in brackets if it is an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

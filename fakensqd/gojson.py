@@ -7,25 +7,42 @@ encoding/json, as seen on nsqd's IDENTIFY.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-__all__ = ["BOOL", "INT", "INT32", "STRING", "FieldType", "decode", "encode"]
+__all__ = ["BOOL", "INT", "INT32", "STRING", "FieldType", "decode", "encode", "list_of", "object_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class FieldType:
-    """What a field takes: a Python type and, for integers, how many bits they may have."""
+    """What a field takes: a Python type; how many bits an integer may have, what a list holds, an object's fields."""
 
     python: type
     bits: int = 0
+    items: FieldType | None = None
+    fields: Mapping[str, FieldType] | None = None
 
 
 STRING = FieldType(str)
 BOOL = FieldType(bool)
 INT = FieldType(int, 64)
 INT32 = FieldType(int, 32)
+
+
+def list_of(items: FieldType) -> FieldType:
+    """A list; null in it is an item's zero."""
+    return FieldType(list, items=items)
+
+
+def object_of(fields: Mapping[str, FieldType]) -> FieldType:
+    """An object, of which some fields are known."""
+    return FieldType(dict, fields=fields)
+
+
+# Half of a pair, written as an escape, is no character to Go.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _Fraction:
@@ -60,6 +77,10 @@ def decode(body: bytes, fields: Mapping[str, FieldType]) -> dict[str, object]:
         return {}
     if not isinstance(pairs, _Pairs):
         raise ValueError("JSON body is not an object")
+    return _filled(pairs, fields)
+
+
+def _filled(pairs: _Pairs, fields: Mapping[str, FieldType]) -> dict[str, object]:
     values: dict[str, object] = {}
     for key, value in pairs:
         name = _folded(key)
@@ -78,12 +99,16 @@ def _folded(key: str) -> str:
 
 
 def _checked(name: str, value: object, field: FieldType) -> object:
+    if field.fields is not None and isinstance(value, _Pairs):
+        return _filled(value, field.fields)
+    if field.items is not None and type(value) is list:
+        return [field.items.python() if item is None else _checked(name, item, field.items) for item in value]
     # type() and not isinstance(): True is an int to Python.
     if type(value) is not field.python:
         raise ValueError(f"JSON field {name} is {type(value).__name__}, not {field.python.__name__}")
     if isinstance(value, int) and field.bits and not -(2 ** (field.bits - 1)) <= value < 2 ** (field.bits - 1):
         raise ValueError(f"JSON field {name} {value} does not fit {field.bits} bits")
-    return value
+    return _SURROGATE.sub("\ufffd", value) if isinstance(value, str) and not value.isascii() else value
 
 
 def _integer(digits: str) -> int | _LongInteger:

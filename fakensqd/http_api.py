@@ -18,7 +18,7 @@ from urllib.parse import unquote_to_bytes
 from fakensqd import gojson
 from gnsq.protocol.names import valid_channel_name, valid_topic_name
 
-__all__ = ["HttpError", "Request", "Route", "Router", "topic_and_channel_names"]
+__all__ = ["JSON_TYPE", "NSQ_TYPE", "HttpError", "Request", "Route", "Router", "topic_and_channel_names"]
 
 Headers = list[tuple[str, str]]
 
@@ -35,8 +35,8 @@ _REASONS = {
     503: "503 Service Unavailable",
 }
 _TEXT = ("Content-Type", "text/plain; charset=utf-8")
-_JSON = ("Content-Type", "application/json; charset=utf-8")
-_NSQ = ("X-NSQ-Content-Type", "nsq; version=1.0")
+JSON_TYPE = ("Content-Type", "application/json; charset=utf-8")
+NSQ_TYPE = ("X-NSQ-Content-Type", "nsq; version=1.0")
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
@@ -159,14 +159,14 @@ class Router:
         except Exception as error:  # noqa: BLE001  # the top of a request: recorded, and answered as nsqd would
             self._on_error(error)
             return _error(HttpError(500, "INTERNAL_ERROR"))
-        extra = [] if route.plain else [_NSQ]
+        extra = [] if route.plain else [NSQ_TYPE]
         match value:
-            case None:
+            case None | "":
                 return 200, extra, b""
             case str():
                 return 200, [_TEXT, *extra], value.encode()
             case _:
-                return 200, [_JSON, *extra], gojson.encode(value)
+                return 200, [JSON_TYPE, *extra], gojson.encode(value)
 
     def _right_path(self, request: Request) -> str | None:
         """Find the path that was meant: without a trailing slash, double slashes, dots, in the right case."""
@@ -178,7 +178,7 @@ class Router:
 
 
 def _error(error: HttpError) -> tuple[int, Headers, bytes]:
-    return error.status, [_JSON, _NSQ], gojson.encode({"message": error.text})
+    return error.status, [JSON_TYPE, NSQ_TYPE], gojson.encode({"message": error.text})
 
 
 def _redirect(request: Request, path: str) -> tuple[int, Headers, bytes]:

@@ -11,18 +11,20 @@ from typing import Any
 
 from fakensqd import gojson
 from fakensqd.options import NSQ_VERSION, NsqdOptions
+from gnsq.protocol.compression import DEFAULT_DEFLATE_LEVEL
 
 __all__ = [
     "DEFAULT_HEARTBEAT_INTERVAL",
     "Identification",
     "IdentifyError",
     "Settings",
+    "Upgrades",
     "decode_identify",
+    "negotiated",
 ]
 
 DEFAULT_HEARTBEAT_INTERVAL = 30.0
 DEFAULT_OUTPUT_BUFFER_SIZE = 16384
-_DEFAULT_DEFLATE_LEVEL = 6
 
 _FIELDS = {
     "client_id": gojson.STRING,
@@ -42,7 +44,7 @@ _FIELDS = {
 
 
 class IdentifyError(Exception):
-    """A field is out of its bounds; the text is nsqd's."""
+    """What is asked for cannot be had; the text is nsqd's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,34 @@ def decode_identify(body: bytes) -> Identification:
     """
     values: dict[str, Any] = gojson.decode(body, _FIELDS)  # Any: decode() has checked each type
     return Identification(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upgrades:
+    """What begins behind the answer, in this order. The level is shown even if deflate is not on."""
+
+    tls: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    deflate_level: int = DEFAULT_DEFLATE_LEVEL
+
+
+def negotiated(asked: Identification, options: NsqdOptions) -> Upgrades:
+    """Choose what is both asked for and offered.
+
+    Raises:
+        IdentifyError: If that is both compressions.
+    """
+    snappy, deflate = asked.snappy and options.snappy, asked.deflate and options.deflate
+    if snappy and deflate:
+        raise IdentifyError("cannot enable both deflate and snappy compression")
+    level = asked.deflate_level if deflate and asked.deflate_level > 0 else DEFAULT_DEFLATE_LEVEL
+    return Upgrades(
+        tls=asked.tls_v1 and options.tls_offered,
+        snappy=snappy,
+        deflate=deflate,
+        deflate_level=min(level, options.max_deflate_level),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,24 +164,21 @@ class Settings:
             ),
         )
 
-    def answer(self, options: NsqdOptions) -> bytes:
-        """Build the answer to an IDENTIFY with feature_negotiation.
-
-        This server offers no upgrade, so the level of deflate is that of a client that does not ask for it.
-        """
+    def answer(self, upgrades: Upgrades, options: NsqdOptions) -> bytes:
+        """Build the answer to an IDENTIFY with feature_negotiation."""
         return gojson.encode(
             {
                 "max_rdy_count": options.max_rdy_count,
                 "version": NSQ_VERSION,
                 "max_msg_timeout": _milliseconds(options.max_msg_timeout),
                 "msg_timeout": _milliseconds(self.msg_timeout),
-                "tls_v1": False,
-                "deflate": False,
-                "deflate_level": min(_DEFAULT_DEFLATE_LEVEL, options.max_deflate_level),
+                "tls_v1": upgrades.tls,
+                "deflate": upgrades.deflate,
+                "deflate_level": upgrades.deflate_level,
                 "max_deflate_level": options.max_deflate_level,
-                "snappy": False,
+                "snappy": upgrades.snappy,
                 "sample_rate": self.sample_rate,
-                "auth_required": False,
+                "auth_required": bool(options.auth_http_addresses),
                 "output_buffer_size": self.output_buffer_size,
                 "output_buffer_timeout": _milliseconds(self.output_buffer_timeout),
             }

@@ -19,7 +19,7 @@ from gevent.queue import SimpleQueue
 
 from fakensqd import gojson
 from fakensqd.clock import Clock, Timer
-from fakensqd.daemon import split_address
+from fakensqd.http_server import split_address
 from fakensqd.lookupd_session import MAGIC_V1
 from fakensqd.options import NSQ_VERSION, NsqdOptions
 
@@ -78,9 +78,13 @@ class LookupPeer:
         """Whether it has answered IDENTIFY, or may yet."""
         return self._http_address is not None or not self._tried.is_set()
 
+    def wait_tried(self) -> None:
+        """Wait for the first connection, and what is registered on it, or its failure."""
+        self._tried.wait()  # run() sets it, whatever happens
+
     def channels(self, topic: str) -> list[str]:
         """Ask for the channels of a topic; none if there is no answer. Waits for the first connection."""
-        self._tried.wait()  # run() sets it, whatever happens
+        self.wait_tried()
         if self._http_address is None:
             return []
         connection = http.client.HTTPConnection(*self._http_address)

@@ -10,7 +10,8 @@ import socket
 from collections.abc import Callable, Mapping
 
 from fakensqd.clock import Clock
-from fakensqd.daemon import Application, Daemon
+from fakensqd.daemon import Daemon
+from fakensqd.http_server import Application
 from fakensqd.lookupd_http import lookupd_application
 from fakensqd.lookupd_session import LookupdSession
 from fakensqd.options import NSQ_VERSION, LookupdOptions
@@ -54,7 +55,7 @@ class FakeLookupd(Daemon):
     def _open_session(self, remote_address: str, wake: Callable[[], bool]) -> LookupdSession:
         return LookupdSession(self.registry, remote_address=remote_address, identity=self._identity)
 
-    def _application(self) -> Application:
+    def _application(self, *, secure: bool) -> Application:
         return lookupd_application(self)
 
     def _identity(self) -> Mapping[str, object]:

@@ -133,14 +133,14 @@ class LookupdSession:
         while (end := self._buffer.find(b"\n")) < 0:
             if self._ended:
                 raise _Ended
-            yield
+            yield None
         return (yield from self._read(end + 1))
 
     def _read(self, count: int) -> Reading[bytes]:
         while len(self._buffer) < count:
             if self._ended:
                 raise _Ended
-            yield
+            yield None
         data = bytes(self._buffer[:count])
         del self._buffer[:count]
         return data

@@ -8,23 +8,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from fakensqd.broker import Broker, Channel, Topic
 from fakensqd.gotext import int64
-from fakensqd.http_api import HttpError, Request, Route, Router, topic_and_channel_names
+from fakensqd.http_api import JSON_TYPE, NSQ_TYPE, HttpError, Request, Route, Router, topic_and_channel_names
 from fakensqd.options import NSQ_VERSION, NsqdOptions
 from fakensqd.reader import Input, Refusal
 from fakensqd.session import Session
 from fakensqd.stats import statistics, statistics_text
 from gnsq.protocol.names import valid_topic_name
 
-__all__ = ["NsqdFacts", "nsqd_application"]
+__all__ = ["NsqdFacts", "nsqd_application", "tls_required_application"]
 
 _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _LOG_LEVELS = {"debug": 1, "info": 2, "warn": 3, "warning": 3, "error": 4, "fatal": 5}
+# As they go over the wire.
+_TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
 
 
 class NsqdFacts(Protocol):
@@ -45,6 +47,10 @@ class NsqdFacts(Protocol):
     @property
     def http_port(self) -> int:
         """Where it listens for HTTP."""
+
+    @property
+    def https_port(self) -> int:
+        """Where it listens for HTTPS; 0 if it does not."""
 
     @property
     def sessions(self) -> Iterable[Session]:
@@ -82,6 +88,17 @@ def nsqd_application(server: NsqdFacts) -> Router:
         "/config/:": {"GET": Route(api.config), "PUT": Route(api.set_config)},
     }
     return Router(routes, server.errors.append)
+
+
+def tls_required_application(server: NsqdFacts) -> Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]:
+    """Build the WSGI function of the plain port when HTTPS is required: it says where that is, and nothing else."""
+
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        body = b'{"message": "TLS_REQUIRED", "https_port": %d}' % server.https_port
+        start_response("403 Forbidden", [JSON_TYPE, NSQ_TYPE, ("Content-Length", str(len(body)))])
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+    return application
 
 
 class _Api:
@@ -296,6 +313,8 @@ class _Api:
             "id": self._options.node_id,
             "log_level": self._log_level,
             "nsqlookupd_tcp_addresses": list(self._server.lookupd_tcp_addresses),
+            "tls_required": int(self._options.tls_policy),
+            "tls_min_version": _TLS_VERSIONS[self._options.tls_min_version],
         }
         if name not in values:
             raise HttpError(400, "INVALID_OPTION")

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from gnsq.options import Options, option
 
-__all__ = ["NSQ_VERSION", "LookupdOptions", "NsqdOptions"]
+__all__ = ["NSQ_VERSION", "LookupdOptions", "NsqdOptions", "TlsRequired"]
 
 # The version that is emulated.
 NSQ_VERSION = "1.3.0"
+
+_TLS_VERSIONS = ("tls1.0", "tls1.1", "tls1.2", "tls1.3")
+
+
+class TlsRequired(enum.IntEnum):
+    """Who must use TLS; the numbers are those of /config."""
+
+    NOBODY = 0
+    TCP = 1
+    TCP_AND_HTTP = 2
+
+
+_TLS_REQUIRED = {"false": TlsRequired.NOBODY, "tcp-https": TlsRequired.TCP, "true": TlsRequired.TCP_AND_HTTP}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +32,9 @@ class NsqdOptions(Options):
 
     tcp_address: str = option("127.0.0.1:0", "where to listen for clients; port 0 takes a free one")
     http_address: str = option("127.0.0.1:0", "where to listen for HTTP; port 0 takes a free one")
+    https_address: str = option(
+        "127.0.0.1:0", 'where to listen for HTTPS, if there is a tls_cert; port 0 takes a free one, "" is off'
+    )
     broadcast_address: str = option("127.0.0.1", "address that nsqlookupd gives to consumers")
     broadcast_tcp_port: int = option(0, "TCP port that nsqlookupd gives out; 0: the real one", minimum=0, maximum=65535)
     broadcast_http_port: int = option(
@@ -51,7 +68,48 @@ class NsqdOptions(Options):
     )
     output_buffer_timeout: float = option(0.25, "default output_buffer_timeout", unit="s", minimum=0)
     max_channel_consumers: int = option(0, "consumers of one channel; 0: no limit", minimum=0)
-    max_deflate_level: int = option(6, "announced only: compression is not offered", minimum=1, maximum=9)
+    tls_cert: str = option("", "file of the certificate; with tls_key: TLS is offered")
+    tls_key: str = option("", "file of its key")
+    tls_root_ca_file: str = option("", "file of the CAs that sign clients', and an auth server's, certificates")
+    tls_client_auth_policy: str = option(
+        "", '"require" or "require-verify" a certificate of each client; any value but "" requires TLS, too'
+    )
+    tls_required: str | bool = option("false", 'clients must use TLS: "true", "false", or "tcp-https" to spare HTTP')
+    tls_min_version: str = option("tls1.0", f"lowest version of TLS: {', '.join(_TLS_VERSIONS)}")
+    snappy: bool = option(True, "offer snappy")
+    deflate: bool = option(True, "offer deflate")
+    max_deflate_level: int = option(6, "highest level of deflate", minimum=1, maximum=9)
+    auth_http_addresses: tuple[str, ...] = option(
+        (), "auth servers, host:port or URL; if there are any, AUTH is required"
+    )
+    http_client_connect_timeout: float = option(2.0, "for connecting to an auth server", unit="s", minimum=0.001)
+    http_client_request_timeout: float = option(5.0, "for an auth server's whole answer", unit="s", minimum=0.001)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        addresses = self.auth_http_addresses
+        object.__setattr__(
+            self, "auth_http_addresses", (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        )
+        if isinstance(self.tls_required, str) and self.tls_required not in _TLS_REQUIRED:
+            raise ValueError(f"tls_required {self.tls_required!r} must be one of {', '.join(_TLS_REQUIRED)}")
+        if self.tls_min_version not in _TLS_VERSIONS:
+            raise ValueError(f"tls_min_version {self.tls_min_version!r} must be one of {', '.join(_TLS_VERSIONS)}")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key must be given together")
+        if self.tls_policy and not self.tls_offered:
+            raise ValueError("clients are required to use TLS, but there is no tls_cert and tls_key")
+
+    @property
+    def tls_offered(self) -> bool:
+        """Whether a client may ask for TLS."""
+        return bool(self.tls_cert)
+
+    @property
+    def tls_policy(self) -> TlsRequired:
+        """Who must use TLS. Source: nsqd.go New: a policy for certificates implies it."""
+        required = _TLS_REQUIRED[str(self.tls_required).lower()]
+        return required or (TlsRequired.TCP_AND_HTTP if self.tls_client_auth_policy else required)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TypeVar
 
+from fakensqd.effects import Answer, Question
 from gnsq.errors import ERROR_CODES
 from gnsq.protocol.commands import CommandDecoder
 
@@ -16,8 +17,8 @@ __all__ = ["Input", "Reading", "Refusal"]
 
 _Value = TypeVar("_Value")
 
-# A step of reading that returns a value in the end; paused whenever bytes are missing.
-Reading = Generator[None, None, _Value]
+# A step of reading that returns a value in the end; paused with None while bytes are missing, or with what it asks.
+Reading = Generator[Question | None, Answer, _Value]
 
 
 class Refusal(Exception):
@@ -55,7 +56,7 @@ class Input:
         while (data := take(count)) is None:
             if self.ended:
                 raise Refusal(failure)
-            yield
+            yield None
         return data
 
     def read_size(self, failure: bytes) -> Reading[int]:
@@ -64,7 +65,7 @@ class Input:
         while (size := take_size()) is None:
             if self.ended:
                 raise Refusal(failure)
-            yield
+            yield None
         return size
 
     def read_body(self, name: bytes, limit: int) -> Reading[bytes]:

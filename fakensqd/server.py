@@ -9,12 +9,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
+from fakensqd import tls
+from fakensqd.auth_client import AuthClient
 from fakensqd.broker import Broker, Topic
 from fakensqd.clock import Clock, Timer
-from fakensqd.daemon import Application, Daemon, split_address
+from fakensqd.daemon import Daemon
+from fakensqd.http_server import Application, split_address
 from fakensqd.lookup_peer import LookupPeer
-from fakensqd.nsqd_http import nsqd_application
-from fakensqd.options import NsqdOptions
+from fakensqd.nsqd_http import nsqd_application, tls_required_application
+from fakensqd.options import NsqdOptions, TlsRequired
 from fakensqd.session import Session
 from gnsq.protocol.names import is_ephemeral
 
@@ -33,12 +36,20 @@ class FakeNsqd(Daemon):
     Raises:
         TypeError: If an option does not exist.
         ValueError: If a value is out of its bounds, or an address is none.
+        OSError: If a certificate, key or file of CAs can't be read, or is none.
     """
 
     def __init__(self, *, clock: Clock | None = None, **options: object) -> None:
         self.options = NsqdOptions.of("FakeNsqd", options)
-        super().__init__(self.options.tcp_address, self.options.http_address, clock)
+        super().__init__(
+            self.options.tcp_address,
+            self.options.http_address,
+            clock,
+            https_address=self.options.https_address,
+            context=tls.server_context(self.options),
+        )
         self.hostname = socket.gethostname()
+        self._ask_auth = AuthClient(self.options, self.clock).ask
         addresses = self.options.lookupd_tcp_addresses
         self.lookupd_tcp_addresses: tuple[str, ...] = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         for address in self.lookupd_tcp_addresses:
@@ -74,6 +85,11 @@ class FakeNsqd(Daemon):
         self._peers.clear()
         super().stop()
 
+    def wait_registered(self) -> None:
+        """Wait until each nsqlookupd knows this nsqd, or has been tried once."""
+        for peer in list(self._peers.values()):
+            peer.wait_tried()
+
     def set_lookupd_tcp_addresses(self, addresses: tuple[str, ...]) -> None:
         """Register with these nsqlookupds from now on, and with no other."""
         self.lookupd_tcp_addresses = addresses
@@ -92,7 +108,9 @@ class FakeNsqd(Daemon):
     def _open_session(self, remote_address: str, wake: Callable[[], bool]) -> Session:
         return Session(self.broker, now=self.now(), remote_address=remote_address, on_wake=wake)
 
-    def _application(self) -> Application:
+    def _application(self, *, secure: bool) -> Application:
+        if self.options.tls_policy is TlsRequired.TCP_AND_HTTP and not secure:
+            return tls_required_application(self)
         return nsqd_application(self)
 
     # --- time ---------------------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 from fakensqd import parameters
 from fakensqd.broker import Broker, BrokerError, Channel
-from fakensqd.effects import Close, Effect, Send
-from fakensqd.identify import IdentifyError, Settings, decode_identify
+from fakensqd.effects import Answer, Close, Effect, Question, Send
+from fakensqd.identify import Settings
+from fakensqd.opening import OK_FRAME, Opening
 from fakensqd.options import NsqdOptions
 from fakensqd.reader import Input, Reading, Refusal
 from gnsq.protocol.commands import MAGIC_V2
@@ -23,7 +24,6 @@ from gnsq.protocol.frames import (
     ERROR,
     HEARTBEAT,
     MESSAGE,
-    OK,
     RESPONSE,
     encode_frame,
     encode_message,
@@ -31,7 +31,6 @@ from gnsq.protocol.frames import (
 
 __all__ = ["Session", "State"]
 
-_OK_FRAME = encode_frame(RESPONSE, OK)
 _HEARTBEAT_FRAME = encode_frame(RESPONSE, HEARTBEAT)
 # Deliveries per wake-up; then others get their turn. A send of so many is large enough to cost little per message.
 _BATCH = 256
@@ -67,10 +66,7 @@ class Session:
         on_wake: Callable[[], bool] = lambda: True,
         chance: random.Random | None = None,
     ) -> None:
-        host = remote_address.rpartition(":")[0]
         self.remote_address = remote_address
-        self.client_id = self.hostname = host
-        self.user_agent = ""
         self.connected_ns = broker.wall_ns(now)
         self.state = State.INIT
         self.ready_count = 0
@@ -85,11 +81,15 @@ class Session:
         self._chance = chance or random.Random()
         self._now = now
         self._channel: Channel | None = None
-        # nsqd's message pump takes the values of the first IDENTIFY and keeps them; the rest follows the last.
-        self.settings = self._pump_settings = Settings.default(self._options)
-        self._identified = False
         self._heartbeat_due = self._read_due = math.inf
         self._input = Input()
+        host = remote_address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+        self.opening = Opening(self._options, host, self._input, self._respond, lambda: self._now)
+        self._tls_missing = self._options.tls_policy > 0
+        self._auth_required = bool(self._options.auth_http_addresses)
+        # What the shell is to answer, and the deadline that waits meanwhile.
+        self._question: Question | None = None
+        self._later_read_due = math.inf
         self._executed = False
         self._hung_up = False
         self._closed = False
@@ -111,6 +111,12 @@ class Session:
         self._input.ended = True
         return self._advance(now)
 
+    def resume(self, answer: Answer, now: float) -> list[Effect]:
+        """Go on with the answer to the question that was the last effect."""
+        self._question = None
+        self._read_due = self._later_read_due
+        return self._advance(now, answer)
+
     def pump(self, now: float) -> list[Effect]:
         """Deliver what the channel has, as far as RDY goes."""
         self._now = now
@@ -126,7 +132,7 @@ class Session:
             # As if nothing more would come: a body that is missing is complained about, a line is not.
             return self.end_of_input(now)
         if now >= self._heartbeat_due:
-            self._heartbeat_due = now + self._pump_settings.heartbeat_interval
+            self._heartbeat_due = now + self.opening.pump_settings.heartbeat_interval
             self._respond(_HEARTBEAT_FRAME)
         return self._effects()
 
@@ -135,6 +141,11 @@ class Session:
         self._closed = True
         if self._channel is not None and not self._hung_up:
             self._broker.topics[self._channel.topic_name].leave_channel(self._channel, self)
+
+    @property
+    def settings(self) -> Settings:
+        """What the last IDENTIFY has settled."""
+        return self.opening.settings
 
     @property
     def due(self) -> float:
@@ -197,11 +208,14 @@ class Session:
                 self._on_wake()
             # nsqd holds what is below RDY back until its buffer is full or a timer fires. Here the timer fires at
             # once: tests want to see the message. Without a timer (-1) it stays.
-            if self._pump_settings.output_buffer_timeout > 0 or self._held > self.settings.output_buffer_size:
+            # Deflate has a buffer of its own, which no message fills that is worth a test.
+            settings = self.opening.pump_settings
+            full = self._held > self.opening.settings.output_buffer_size and not self.opening.deflate
+            if settings.output_buffer_timeout > 0 or full:
                 self._flush = True
 
     def _take(self, channel: Channel, limit: int) -> int:
-        settings = self._pump_settings
+        settings = self.opening.pump_settings
         keep = self._sampled if settings.sample_rate else None
         messages = channel.deliver(self, limit, self._now, settings.msg_timeout, keep)
         frames = [
@@ -215,27 +229,32 @@ class Session:
         return len(frames)
 
     def _sampled(self) -> bool:
-        return self._chance.randrange(100) <= self._pump_settings.sample_rate
+        return self._chance.randrange(100) <= self.opening.pump_settings.sample_rate
 
     # --- input --------------------------------------------------------------------------------------------------------
 
-    def _advance(self, now: float) -> list[Effect]:
+    def _advance(self, now: float, answer: Answer = None) -> list[Effect]:
         if self._hung_up:
             return self.pump(now)
         self._now = now
-        if self._closed:
+        if self._closed or self._question is not None:
             return []
         self._executed = False
         try:
-            next(self._program)
+            question = self._question = self._program.send(answer)
         except StopIteration:
-            self._closed = True
+            self._closed, question = True, None
         if self._executed:
             # The deadline runs from the end of the last whole command and covers all of the next.
-            interval = self.settings.heartbeat_interval
+            interval = self.opening.settings.heartbeat_interval
             self._read_due = now + 2 * interval if interval else math.inf
         self._deliver()
-        return self._effects()
+        effects = self._effects()
+        if question is not None:
+            # Nobody waits for the client meanwhile.
+            self._later_read_due, self._read_due = self._read_due, math.inf
+            effects.append(question)
+        return effects
 
     def _run(self) -> Reading[None]:
         """Work on the client's bytes; paused while they are not enough, over when the connection is."""
@@ -243,7 +262,7 @@ class Session:
         while (magic := decoder.take(len(MAGIC_V2))) is None:
             if self._input.ended:
                 return
-            yield
+            yield None
         if magic != MAGIC_V2:
             self._respond(encode_frame(ERROR, b"E_BAD_PROTOCOL"))
             return
@@ -257,10 +276,12 @@ class Session:
             if line is None:
                 if self._input.ended:
                     return
-                yield
+                yield None
                 continue
             try:
                 words = line.split(b" ")
+                if self._tls_missing and words[0] != b"IDENTIFY":
+                    raise Refusal(b"E_INVALID cannot %s in current state (TLS required)" % words[0])
                 handler = _HANDLERS[self.state].get(words[0]) or _illegal
                 reading = handler(self, words)
                 if reading is not None:
@@ -274,36 +295,23 @@ class Session:
     # --- commands: before SUB -----------------------------------------------------------------------------------------
 
     def _identify(self, words: list[bytes]) -> Reading[None]:
-        body = yield from self._input.read_body(b"IDENTIFY", self._options.max_body_size)
-        try:
-            asked = decode_identify(body)
-        except ValueError:
-            raise Refusal(b"E_BAD_BODY IDENTIFY failed to decode JSON body") from None
-        self.client_id, self.hostname, self.user_agent = asked.client_id, asked.hostname, asked.user_agent
-        try:
-            self.settings = self.settings.identified(asked, self._options)
-        except IdentifyError as error:
-            raise Refusal(b"E_BAD_BODY IDENTIFY %s" % str(error).encode()) from None
-        if not self._identified:
-            self._identified = True
-            self._pump_settings = self.settings
+        first = not self.opening.identified
+        asked = yield from self.opening.identify()
+        if first:
             interval = self.settings.heartbeat_interval
             self._heartbeat_due = self._now + interval if interval else math.inf
-        if asked.feature_negotiation:
-            self._respond(encode_frame(RESPONSE, self.settings.answer(self._options)))
-        else:
-            self._respond(_OK_FRAME)
+        yield from self.opening.negotiate(asked)
+        self._tls_missing = self._tls_missing and self.opening.secured is None
 
     def _auth(self, words: list[bytes]) -> Reading[None]:
-        if len(words) != 1:
-            raise Refusal(b"E_INVALID AUTH invalid number of parameters")
-        yield from self._input.read_body(b"AUTH", self._options.max_body_size)
-        raise Refusal(b"E_AUTH_DISABLED AUTH disabled")
+        return self.opening.authenticate(words)
 
-    def _subscribe(self, words: list[bytes]) -> None:
+    def _subscribe(self, words: list[bytes]) -> Reading[None]:
         if not self.settings.heartbeat_interval:
             raise Refusal(b"E_INVALID cannot SUB with heartbeats disabled")
         topic_name, channel_name = parameters.subscription(words)
+        if self._auth_required:
+            yield from self.opening.authorize(b"SUB", topic_name, channel_name)
         channel = self._broker.ensure_topic(topic_name).ensure_channel(channel_name, self._now)
         try:
             channel.add(self)
@@ -311,7 +319,7 @@ class Session:
             raise Refusal(b"E_SUB_FAILED SUB failed %s" % str(error).encode()) from None
         self._channel = channel
         self.state = State.SUBSCRIBED
-        self._respond(_OK_FRAME)
+        self._respond(OK_FRAME)
 
     # --- commands: consuming ------------------------------------------------------------------------------------------
 
@@ -362,16 +370,22 @@ class Session:
     def _publish(self, words: list[bytes]) -> Reading[None]:
         topic_name = parameters.publish_topic(words)
         body = yield from self._input.read_message(b"PUB", self._options.max_msg_size)
+        if self._auth_required:
+            yield from self.opening.authorize(b"PUB", topic_name)
         self._put(topic_name, [body])
 
     def _defer(self, words: list[bytes]) -> Reading[None]:
         topic_name = parameters.publish_topic(words, 3)
         delay = parameters.defer_delay(words, self._options.max_req_timeout)
         body = yield from self._input.read_message(b"DPUB", self._options.max_msg_size)
+        if self._auth_required:
+            yield from self.opening.authorize(b"DPUB", topic_name)
         self._put(topic_name, [body], delay)
 
     def _multipublish(self, words: list[bytes]) -> Reading[None]:
         topic_name = parameters.publish_topic(words)
+        if self._auth_required:
+            yield from self.opening.authorize(b"MPUB", topic_name)
         # nsqd makes the topic before it has read anything.
         self._broker.ensure_topic(topic_name)
         size = yield from self._input.read_size(b"E_BAD_BODY MPUB failed to read body size")
@@ -386,7 +400,7 @@ class Session:
     def _put(self, topic_name: str, bodies: list[bytes], delay: float = 0.0) -> None:
         self._broker.ensure_topic(topic_name).publish(bodies, self._now, delay)
         self.published_by_topic[topic_name] = self.published_by_topic.get(topic_name, 0) + len(bodies)
-        self._respond(_OK_FRAME)
+        self._respond(OK_FRAME)
 
 
 def _illegal(session: Session, words: list[bytes]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+from fakensqd.auth import Authorization
 from fakensqd.broker import Broker, Channel, Topic
 from fakensqd.gotext import duration
 from fakensqd.options import NSQ_VERSION
@@ -108,9 +109,10 @@ def _channel_statistics(channel: Channel, only_topic: str, include_clients: bool
 
 def client_statistics(session: Session, only_topic: str = "") -> Document:
     """Build what /stats says of one connection; at most one topic of those it has published to."""
+    opening = session.opening
     document: Document = {
-        "client_id": session.client_id,
-        "hostname": session.hostname,
+        "client_id": opening.client_id,
+        "hostname": opening.hostname,
         "version": "V2",
         "remote_address": session.remote_address,
         "state": int(session.state),
@@ -120,11 +122,12 @@ def client_statistics(session: Session, only_topic: str = "") -> Document:
         "finish_count": session.finish_count,
         "requeue_count": session.requeue_count,
         "connect_ts": session.connected_ns // 10**9,
-        "sample_rate": session.settings.sample_rate,
-        "deflate": False,
-        "snappy": False,
-        "user_agent": session.user_agent,
+        "sample_rate": opening.settings.sample_rate,
+        "deflate": opening.deflate,
+        "snappy": opening.snappy,
+        "user_agent": opening.user_agent,
     }
+    document |= _authorization_statistics(opening.authorization)
     published = [
         {"topic": topic, "count": count}
         for topic, count in session.published_by_topic.items()
@@ -132,13 +135,27 @@ def client_statistics(session: Session, only_topic: str = "") -> Document:
     ]
     if published:
         document["pub_counts"] = published[:1]
+    secured = opening.secured
     return document | {
-        "tls": False,
-        "tls_cipher_suite": "",
-        "tls_version": "",
+        "tls": secured is not None,
+        "tls_cipher_suite": secured.cipher_suite if secured else "",
+        "tls_version": secured.version if secured else "",
         "tls_negotiated_protocol": "",
-        "tls_negotiated_protocol_is_mutual": False,
+        # What Go says of every connection with TLS.
+        "tls_negotiated_protocol_is_mutual": secured is not None,
     }
+
+
+def _authorization_statistics(authorization: Authorization | None) -> Document:
+    """Build what is said of an AUTH; what is empty is left out."""
+    if authorization is None:
+        return {}
+    facts = {
+        "authed": bool(authorization.grants),
+        "auth_identity": authorization.identity,
+        "auth_identity_url": authorization.identity_url,
+    }
+    return {name: value for name, value in facts.items() if value}
 
 
 def statistics_text(document: Document, *, uptime: float, now_seconds: int) -> str:

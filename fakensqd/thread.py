@@ -26,7 +26,7 @@ _SETTLING = 0.5
 
 
 class Server(Protocol):
-    """What can be run: FakeNsqd, FakeLookupd, FakeCluster."""
+    """What can be run: FakeNsqd, FakeLookupd, FakeCluster, FakeAuthServer."""
 
     @property
     def errors(self) -> list[BaseException]:

@@ -1,5 +1,6 @@
 """gnsq: a gevent client for NSQ, the realtime message queue."""
 
+from gnsq import errors, protocol, states, util
 from gnsq.backofftimer import BackoffTimer
 from gnsq.consumer import Consumer
 from gnsq.lookupd import LookupdClient
@@ -17,4 +18,8 @@ __all__ = [
     "NsqdTCPClient",
     "Producer",
     "__version__",
+    "errors",
+    "protocol",
+    "states",
+    "util",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["Addresses", "joined", "parse_address", "parse_addresses"]
+__all__ = ["Addresses", "is_unix", "joined", "parse_address", "parse_addresses"]
 
 DEFAULT_TCP_PORT = 4150
 
@@ -13,7 +13,8 @@ Addresses = str | Iterable[str]
 
 
 def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[str, int]:
-    """Split ``host:port``, ``host``, ``[ipv6]:port`` or ``[ipv6]``.
+    """Split ``host:port``, ``host``, ``[ipv6]:port`` or ``[ipv6]``. The path of a unix socket, which begins with a
+    slash, is a host with port 0.
 
     Raises:
         TypeError: If it is not a str.
@@ -21,6 +22,8 @@ def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[s
     """
     if not isinstance(address, str):
         raise TypeError(f"address must be a str such as 'host:4150', not {address!r}")
+    if is_unix(address):
+        return address, 0
     if address.startswith("["):
         host, bracket, rest = address[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
@@ -50,5 +53,12 @@ def parse_addresses(addresses: Addresses) -> set[str]:
 
 
 def joined(host: str, port: int) -> str:
-    """Write an address as ``host:port``, an IPv6 literal in brackets."""
+    """Write an address as ``host:port``, an IPv6 literal in brackets, a unix socket as its path."""
+    if is_unix(host):
+        return host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_unix(host: str) -> bool:
+    """Whether this is the path of a unix socket."""
+    return host.startswith("/")

@@ -25,6 +25,7 @@ from gnsq.discovery import lookup_nsqds, parse_lookupds
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQRequeueMessage
 from gnsq.message import Handler, Message
 from gnsq.nsqd.connection import Connection
+from gnsq.nsqd.opening import prepared
 from gnsq.options import ConnectionOptions, Options, option
 from gnsq.pool import ConnectionPool, Life, ReconnectOptions
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
@@ -125,13 +126,14 @@ class Consumer:
         self.on_finish = Signal()
         self.on_requeue = Signal()
         self.on_giving_up = Signal()
+        self.on_auth = Signal()
         self.on_exception = Signal()
         self.on_close = Signal()
         if message_handler is not None:
             self.on_message.connect(message_handler, sender=ANY, weak=False)
         self._clock = clock if clock is not None else RealClock()
         self._pool = ConnectionPool(
-            ConnectionOptions.of("Consumer", options),
+            prepared(ConnectionOptions.of("Consumer", options)),
             reconnect,
             self._clock,
             prepare=self._prepare,
@@ -292,6 +294,8 @@ class Consumer:
         connection.on_error = self._handle_error
 
     def _setup(self, connection: Connection) -> None:
+        if connection.identity.auth:
+            notify(self.on_auth, self, conn=connection, response=dict(connection.identity.auth))
         connection.subscribe(self.topic, self.channel)
         self._rdy.add(connection, connection.identity.max_rdy_count)
         self._share_out()
@@ -311,9 +315,9 @@ class Consumer:
         # Answers are looked at only while somebody waits for what they free: it costs a call for each.
         watch = self._answered if self._rdy.owed else None
         for connection in connections:
-            connection.on_answered = watch
+            connection.answers.on_answered = watch
 
-    def _answered(self, connection: Connection) -> None:
+    def _answered(self) -> None:
         if not self._rdy_due:
             self._rdy_due = True
             gevent.get_hub().loop.run_callback(self._share_out)
@@ -323,8 +327,9 @@ class Consumer:
     def _receive(self, connection: Connection, messages: list[Message]) -> None:
         """Take a chunk's messages in. What the hot path needs of signals is asked here, once per chunk."""
         self._receivers = tuple(self.on_message.receivers_for(self))
-        connection.on_finish = self._send_finish if self.on_finish.receivers else None
-        connection.on_requeue = self._send_requeue if self.on_requeue.receivers else None
+        answers = connection.answers
+        answers.on_finish = self._send_finish if self.on_finish.receivers else None
+        answers.on_requeue = self._send_requeue if self.on_requeue.receivers else None
         self._inbox.extend(messages)
         if self._may_wake():
             self._add_worker(gevent.spawn(self._work))
@@ -422,10 +427,10 @@ class Consumer:
     def _handle_error(self, connection: Connection, error: NSQErrorCode) -> None:
         notify(self.on_error, self, error=error)
 
-    def _send_finish(self, connection: Connection, message_id: bytes) -> None:
+    def _send_finish(self, message_id: bytes) -> None:
         notify(self.on_finish, self, message_id=message_id)
 
-    def _send_requeue(self, connection: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
+    def _send_requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
         notify(self.on_requeue, self, message_id=message_id, timeout=timeout)
 
     # --- end

@@ -1,11 +1,15 @@
 """Message: one delivery of a message, and the one answer it gets.
 
-Knows nothing of connections: it holds a Responder. Made per message, so slotted and plain.
+Knows nothing of connections: it holds a Responder. Made per message, so slotted and plain, and without a lock: its
+methods may be called from any OS thread, and the Responder carries what they say to where it belongs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from blinker import Signal
@@ -15,13 +19,33 @@ from gnsq.protocol.frames import decode_message
 
 __all__ = ["Message", "Responder"]
 
+# How often touching() sends TOUCH to an nsqd that has not said its msg_timeout, seconds; its default is 60.
+UNKNOWN_TIMEOUT_INTERVAL = 20.0
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
 
 class Responder(Protocol):
-    """Who carries a message's answers to nsqd."""
+    """Who carries a message's answers to nsqd. All of it may be asked and called from any OS thread."""
 
     @property
     def nsqd(self) -> str:
         """The nsqd the message came from, ``host:port``."""
+
+    @property
+    def msg_timeout(self) -> float | None:
+        """Seconds until nsqd takes an unanswered message back; None if it did not say."""
+
+    @property
+    def max_msg_timeout(self) -> float | None:
+        """Seconds after its delivery beyond which TOUCH can't keep a message; None if nsqd did not say."""
+
+    def now(self) -> float:
+        """Tell the connection's monotonic time, seconds."""
 
     def finish(self, message_id: bytes) -> None:
         """Send FIN."""
@@ -31,6 +55,13 @@ class Responder(Protocol):
 
     def touch(self, message_id: bytes) -> None:
         """Send TOUCH."""
+
+    def keep_touching(self, message: Message, interval: float) -> Callable[[], None]:
+        """Touch a message every interval seconds, in the connection's hub; gives what ends it, which never raises.
+
+        Raises:
+            NSQException: If the connection is gone.
+        """
 
 
 class Message:
@@ -42,41 +73,96 @@ class Message:
         id: 16 bytes; unique on one nsqd and topic only.
         body: What was published.
 
-    Exactly one of finish() and requeue() may be called; the connection it came from may be gone by then, and nsqd
-    delivers it again.
+    Exactly one of finish() and requeue() may be called, from any OS thread: of two at once, one raises. The connection
+    it came from may be gone by then, and nsqd delivers it again.
+
+    Args:
+        responder: Who carries the answer; None for a message that came from nowhere.
+        received: The responder's now() at its arrival.
     """
 
-    __slots__ = ("__weakref__", "_async", "_responded", "_responder", "_signals", "attempts", "body", "id", "timestamp")
+    __slots__ = (
+        *("__weakref__", "_async", "_open", "_received", "_responder", "_signals", "_touched"),
+        *("attempts", "body", "id", "timestamp"),
+    )
 
     def __init__(
-        self, timestamp: int, attempts: int, id: bytes, body: bytes, responder: Responder | None = None
+        self,
+        timestamp: int,
+        attempts: int,
+        id: bytes,
+        body: bytes,
+        responder: Responder | None = None,
+        received: float = 0.0,
     ) -> None:
         self.timestamp = timestamp
         self.attempts = attempts
         self.id = id
         self.body = body
         self._responder = responder
-        self._responded = False
+        self._received = received
+        # There until the message is answered. Deleting it is one step for the interpreter, so of two threads exactly
+        # one succeeds; a lock would cost as much as the rest of the message.
+        self._open = True
         self._async = False
         self._signals: dict[str, Signal] | None = None
 
     @classmethod
-    def from_frame(cls, data: bytes, responder: Responder) -> Message:
+    def from_frame(cls, data: bytes, responder: Responder, received: float = 0.0) -> Message:
         """Read the data of a message frame.
+
+        Args:
+            received: The responder's now() when the frame arrived.
 
         Raises:
             NSQFrameError: If it is too short.
         """
         timestamp, attempts, message_id, body = decode_message(data)
-        return cls(timestamp, attempts, message_id, body, responder)
+        return cls(timestamp, attempts, message_id, body, responder, received)
 
     def __repr__(self) -> str:
         return f"<Message {self.id!r} attempts={self.attempts} of {len(self.body)} bytes>"
+
+    # --- facts
 
     @property
     def nsqd(self) -> str | None:
         """The nsqd it came from, ``host:port``; None for a message that came from none."""
         return None if self._responder is None else self._responder.nsqd
+
+    @property
+    def published_at(self) -> datetime:
+        """When it was published, in UTC; microseconds, of the nanoseconds in ``timestamp``."""
+        return _EPOCH + timedelta(microseconds=self.timestamp // 1000)
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was published, by the wall clocks of nsqd's host and this one; 0 if those disagree."""
+        return max(0.0, (time.time_ns() - self.timestamp) / 1e9)
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds until nsqd takes the message back and delivers it again; None if nsqd did not say its msg_timeout.
+
+        Counted from the arrival, or from the last touch() but not beyond max_msg_timeout; never below 0. nsqd counts
+        from sending, so it is a little ahead of this.
+
+        Source: nsqd channel.go TouchMessage.
+        """
+        if self._responder is None or self._responder.msg_timeout is None:
+            return None
+        left = getattr(self, "_touched", self._received) + self._responder.msg_timeout - self._responder.now()
+        longest = self.touchable_for
+        return max(0.0, left if longest is None else min(left, longest))
+
+    @property
+    def touchable_for(self) -> float | None:
+        """Seconds for which touch() can keep the message, until max_msg_timeout after its arrival; None if unknown."""
+        if self._responder is None or self._responder.max_msg_timeout is None:
+            return None
+        return max(0.0, self._received + self._responder.max_msg_timeout - self._responder.now())
+
+    # --- answers
 
     def finish(self) -> None:
         """Tell nsqd that the message is done with (FIN).
@@ -85,9 +171,10 @@ class Message:
             NSQException: If it was finished or requeued before.
             NSQConnectionClosed: If its connection is gone; nsqd will deliver it again.
         """
-        if self._responded:
-            raise NSQException("already responded")
-        self._responded = True
+        try:
+            del self._open
+        except AttributeError:
+            raise NSQException("already responded") from None
         if self._responder is not None:
             self._responder.finish(self.id)
         if self._signals is not None:
@@ -108,9 +195,10 @@ class Message:
             raise TypeError(f"requeue delay must be an int of milliseconds, not {time_ms!r}")
         if time_ms < 0:
             raise ValueError(f"requeue delay of {time_ms} ms is negative")
-        if self._responded:
-            raise NSQException("already responded")
-        self._responded = True
+        try:
+            del self._open
+        except AttributeError:
+            raise NSQException("already responded") from None
         if self._responder is not None:
             self._responder.requeue(self.id, time_ms, backoff)
         if self._signals is not None:
@@ -119,15 +207,58 @@ class Message:
     def touch(self) -> None:
         """Begin the message's timeout anew (TOUCH), up to nsqd's max-msg-timeout after its delivery.
 
+        nsqd answers nothing; where it refuses, because its timeout has ended, E_TOUCH_FAILED comes as an event of the
+        connection.
+
         Raises:
             NSQException: As finish().
         """
-        if self._responded:
+        if self.has_responded():
             raise NSQException("already responded")
         if self._responder is not None:
             self._responder.touch(self.id)
+            self._touched = self._responder.now()
         if self._signals is not None:
             self._send("on_touch")
+
+    @contextmanager
+    def touching(self, interval: float | None = None) -> Iterator[None]:
+        """Keep the message alive while the block runs: touch it every so often, from the connection's hub.
+
+        It ends with the block, with the answer, with the connection, and at max_msg_timeout after the delivery: then
+        a warning is logged, and nsqd delivers the message again while the block still runs. The block itself is
+        never broken off. A block that does not let the hub run (a computation outside of a thread pool) keeps the
+        touches from being sent, too.
+
+            with message.touching():
+                transcode(message.body)
+
+        Args:
+            interval: Seconds; default: a third of nsqd's msg_timeout, 20 where that is not known. The first touch
+                comes earlier where little time is left.
+
+        Raises:
+            ValueError: If the interval is not above 0.
+        """
+        if interval is not None and not interval > 0:
+            raise ValueError(f"touching interval of {interval} s is not above 0")
+        stop = self._keep_touching(interval)
+        try:
+            yield
+        finally:
+            stop()
+
+    def _keep_touching(self, interval: float | None) -> Callable[[], None]:
+        if self._responder is None:
+            return _nothing
+        if interval is None:
+            timeout = self._responder.msg_timeout
+            interval = timeout / 3 if timeout and timeout > 0 else UNKNOWN_TIMEOUT_INTERVAL
+        try:
+            return self._responder.keep_touching(self, interval)
+        except NSQException:
+            # The connection is gone: there is nobody to keep the message from.
+            return _nothing
 
     def enable_async(self) -> None:
         """Leave the answer to whoever calls finish() or requeue() later; the handler's return no longer finishes it."""
@@ -139,7 +270,9 @@ class Message:
 
     def has_responded(self) -> bool:
         """Whether it was finished or requeued."""
-        return self._responded
+        return not hasattr(self, "_open")
+
+    # --- signals
 
     @property
     def on_finish(self) -> Signal:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["ConnectionOptions", "Options", "USER_AGENT", "VERSION", "check_bounds", "option", "option_rows"]
 
@@ -126,7 +129,12 @@ class ConnectionOptions(Options):
     Upper bounds that nsqd's flags set are nsqd's to check. output_buffer_timeout keeps the milliseconds of gnsq 1.0.
     """
 
-    timeout: float = option(60.0, "for connecting with its handshake, and for each request", unit="s", minimum=0.001)
+    timeout: float = option(
+        60.0,
+        "for connecting with its handshake, for each request, and until nsqd reads what we send",
+        unit="s",
+        minimum=0.001,
+    )
     client_id: str | None = option(None, "name of this client in nsqd's statistics; default: first label of hostname")
     hostname: str | None = option(None, "host name in nsqd's statistics; default: this host's")
     heartbeat_interval: float = option(
@@ -138,14 +146,54 @@ class ConnectionOptions(Options):
     output_buffer_timeout: int = option(
         250, "longest that nsqd holds messages back in it; -1 for ever", unit="ms", minimum=1, special=(-1, 0)
     )
+    tls_v1: bool = option(False, "encrypt; a server that does not offer TLS is refused")
+    tls_options: Mapping[str, Any] | None = option(  # Any: each has its own type
+        None,
+        "how: `ca_certs`, `certfile`, `keyfile` (paths), `cert_reqs`, `ssl_version` (constants of `ssl`), "
+        "`check_hostname`; default: the system's CAs, certificate and host name checked",
+    )
+    snappy: bool = option(False, "compress with snappy, if the server offers it")
+    deflate: bool = option(False, "compress with deflate, if the server offers it")
+    deflate_level: int = option(6, "1 fastest, 9 smallest; nsqd cuts it to its max-deflate-level", minimum=1, maximum=9)
     sample_rate: int = option(0, "share of the messages to deliver; 0: all", unit="%", minimum=0, maximum=99)
+    auth_secret: bytes | None = option(None, "for AUTH; sent only to a server that requires it", secret=True)
+    user_agent: str = option(USER_AGENT, "name of this software in nsqd's statistics")
+    tls_context: ssl.SSLContext | None = option(None, "an `ssl.SSLContext` in place of tls_options; implies tls_v1")
+    server_hostname: str | None = option(None, "name that nsqd's certificate must have; default: the host connected to")
     msg_timeout: float | None = option(
         None, "until nsqd takes an unanswered message back; default: nsqd's", unit="s", minimum=0.001
     )
-    user_agent: str = option(USER_AGENT, "name of this software in nsqd's statistics")
+    topology_region: str | None = option(None, "where this client runs, for servers newer than 1.3.0")
+    topology_zone: str | None = option(None, "likewise, inside the region")
+    max_name_length: int = option(
+        64, "of topics and channels; the oldest servers take 32", unit="characters", minimum=1, maximum=64
+    )
     max_frame_size: int = option(
         256 * 1024 * 1024, "a frame that announces more ends the connection", unit="bytes", minimum=64
     )
+    address_resolver: Callable[[str, int], tuple[str, int]] | None = option(
+        None, "called with host and port before connecting; returns those to connect to (TLS checks the original host)"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.snappy and self.deflate:
+            raise ValueError("snappy and deflate are both asked for; nsqd does one of them")
+        if self.auth_secret == b"":
+            raise ValueError("auth_secret is empty; nsqd wants at least 1 byte")
+        if self.tls_options is not None and not isinstance(self.tls_options, Mapping):
+            raise TypeError(f"tls_options must be a dict, not {self.tls_options!r}")
+        if self.tls_context is not None and not hasattr(self.tls_context, "wrap_bio"):
+            raise TypeError(f"tls_context must be an ssl.SSLContext, not {self.tls_context!r}")
+        if self.tls_context is not None and self.tls_options is not None:
+            raise ValueError("tls_context and tls_options are both given; the context holds all that the options say")
+        if self.address_resolver is not None and not callable(self.address_resolver):
+            raise TypeError(f"address_resolver must be callable, not {self.address_resolver!r}")
+
+    @property
+    def wants_tls(self) -> bool:
+        """Whether the connection must be encrypted."""
+        return self.tls_v1 or self.tls_context is not None
 
     def identify_body(self) -> dict[str, object]:
         """Build the JSON of IDENTIFY; durations in milliseconds. Fields that have nothing to say are left out."""
@@ -161,10 +209,18 @@ class ConnectionOptions(Options):
             "heartbeat_interval": -1 if self.heartbeat_interval == -1 else round(self.heartbeat_interval * 1000),
             "output_buffer_size": self.output_buffer_size,
             "output_buffer_timeout": self.output_buffer_timeout,
+            "tls_v1": self.wants_tls,
+            "snappy": self.snappy,
+            "deflate": self.deflate,
             "user_agent": self.user_agent,
         }
+        if self.deflate:
+            body["deflate_level"] = self.deflate_level
         if self.sample_rate:
             body["sample_rate"] = self.sample_rate
         if self.msg_timeout is not None:
             body["msg_timeout"] = round(self.msg_timeout * 1000)
+        for name in ("topology_region", "topology_zone"):
+            if getattr(self, name) is not None:
+                body[name] = getattr(self, name)
         return body

@@ -18,9 +18,11 @@ from gnsq.addresses import Addresses, parse_addresses
 from gnsq.clock import Clock, RealClock
 from gnsq.errors import NSQErrorCode, NSQException, NSQNoConnections, NSQTimeout
 from gnsq.nsqd.connection import Connection
+from gnsq.nsqd.opening import prepared
 from gnsq.options import ConnectionOptions, Options, option
 from gnsq.pool import ConnectionPool, Life, ReconnectOptions
 from gnsq.protocol import commands
+from gnsq.protocol.names import MAX_NAME_LENGTH, assert_valid_topic_name
 from gnsq.signals import notify
 
 __all__ = ["Producer", "ProducerOptions"]
@@ -75,14 +77,17 @@ class Producer:
         reconnect = ReconnectOptions.take(options)
         self.on_response = Signal()
         self.on_error = Signal()
+        self.on_auth = Signal()
         self.on_close = Signal()
         self._clock = clock if clock is not None else RealClock()
+        connection_options = prepared(ConnectionOptions.of("Producer", options))
+        self._max_name_length = connection_options.max_name_length
         self._pool = ConnectionPool(
-            ConnectionOptions.of("Producer", options),
+            connection_options,
             reconnect,
             self._clock,
             prepare=self._prepare,
-            setup=lambda connection: None,
+            setup=self._setup,
             on_lost=lambda connection: None,
         )
         self._turn = 0
@@ -170,6 +175,7 @@ class Producer:
             NSQErrorCode: What nsqd said instead; it has not taken the message.
             NSQTimeout, NSQConnectionClosed: If no answer came; nsqd may have the message.
         """
+        self._check_name(topic)
         self._check_size(data)
         command = commands.publish(topic, data) if defer is None else commands.deferpublish(topic, data, defer)
         return self._request(command, block, timeout, raise_error)
@@ -183,10 +189,16 @@ class Producer:
         raise_error: bool = True,
     ) -> Any:
         """Publish messages, all or none, and wait until nsqd has confirmed them. Otherwise as publish()."""
+        self._check_name(topic)
         bodies = messages if isinstance(messages, (bytes, bytearray, str)) else list(messages)
         for body in bodies:
             self._check_size(body)
         return self._request(commands.multipublish(topic, bodies), block, timeout, raise_error)
+
+    def _check_name(self, topic: str) -> None:
+        # The command's builder checks against what nsqd takes today.
+        if self._max_name_length < MAX_NAME_LENGTH:
+            assert_valid_topic_name(topic, self._max_name_length)
 
     def _check_size(self, body: object) -> None:
         limit = self.options.max_msg_size
@@ -233,6 +245,10 @@ class Producer:
     def _prepare(self, connection: Connection) -> None:
         connection.on_response = self._handle_response
         connection.on_error = self._handle_error
+
+    def _setup(self, connection: Connection) -> None:
+        if connection.identity.auth:
+            notify(self.on_auth, self, conn=connection, response=dict(connection.identity.auth))
 
     def _handle_response(self, connection: Connection, data: bytes) -> None:
         notify(self.on_response, self, response=data)

@@ -1,7 +1,7 @@
-"""Transport: a TCP connection as recv, sendall, close; the one place where OS errors become ours. And perform(),
-which lets a handshake use one.
+"""Transport: a TCP or unix connection as recv, sendall, close; the one place where OS errors become ours.
 
-Knows no command and no state. A transport can be handed in: tests use a list of byte strings.
+Knows no command and no state. A transport can be handed in: tests use a list of byte strings. What lies over it, TLS
+and compression, is in layers.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Any, Protocol
 import gevent
 from gevent import socket
 
+from gnsq.addresses import is_unix, joined
 from gnsq.errors import NSQConnectionClosed, NSQSocketError, NSQTimeout
-from gnsq.protocol.frames import FrameDecoder
-from gnsq.protocol.handshake import Handshake, Identity, Write
 
-__all__ = ["READ_SIZE", "TcpTransport", "Transport", "connect", "perform"]
+__all__ = ["READ_SIZE", "TcpTransport", "Transport", "connect"]
 
 # Bytes asked for at once; some 250 messages of 200 bytes.
 READ_SIZE = 64 * 1024
@@ -48,7 +47,7 @@ class Transport(Protocol):
 
 
 class TcpTransport:
-    """A connected gevent socket."""
+    """A connected gevent socket; peer is for error texts."""
 
     def __init__(self, sock: Any, peer: str) -> None:  # Any: gevent has no type hints
         self._socket = sock
@@ -78,20 +77,21 @@ class TcpTransport:
 
 
 def connect(host: str, port: int, timeout: float) -> TcpTransport:
-    """Open a TCP connection, without Nagle's delay and with keepalive.
+    """Open a connection: over TCP, without Nagle's delay and with keepalive, or to the unix socket at a path.
 
     Args:
+        host: Name, address, or the path of a unix socket (it begins with a slash; the port means nothing then).
         timeout: Seconds, for all addresses that the name has.
 
     Raises:
         NSQTimeout: If no address answered in time.
         NSQSocketError: If the name is unknown or the connection was refused; has errno.
     """
-    peer = f"{host}:{port}"
+    peer = joined(host, port)
     deadline = gevent.Timeout(timeout)
     try:
         with deadline:
-            sock = socket.create_connection((host, port))
+            return TcpTransport(_connected_socket(host, port), peer)
     except gevent.Timeout as expired:
         if expired is not deadline:
             raise
@@ -100,38 +100,25 @@ def connect(host: str, port: int, timeout: float) -> TcpTransport:
         raise NSQSocketError(f"{peer}: can't connect: host name {host!r} is not valid: {error}") from error
     except OSError as error:
         raise _translated(error, peer, "can't connect: ") from error
-    sock.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_NODELAY, 1)
-    sock.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_KEEPALIVE, 1)
-    return TcpTransport(sock, peer)
 
 
-def perform(steps: Handshake, transport: Transport, decoder: FrameDecoder) -> Identity:
-    """Do what a handshake asks for, up to its Identity.
-
-    Raises:
-        NSQException: What the handshake, the transport or the decoder raise.
-    """
-    answer = None
-    while True:
-        try:
-            step = steps.send(answer)
-        except StopIteration as end:
-            identity: Identity = end.value
-            return identity
-        answer = None
-        if isinstance(step, Write):
-            transport.sendall(step.data)
-            continue
-        answer = decoder.take_one()
-        while answer is None:
-            data = transport.recv(READ_SIZE)
-            if not data:
-                raise NSQConnectionClosed("nsqd closed the connection during the handshake")
-            answer = decoder.take_one(data)
+def _connected_socket(host: str, port: int) -> Any:  # Any: gevent has no type hints
+    if not is_unix(host):
+        sock = socket.create_connection((host, port))
+        sock.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_NODELAY, 1)
+        sock.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_KEEPALIVE, 1)
+        return sock
+    sock = socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM)
+    try:
+        sock.connect(host)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _translated(error: OSError, peer: str, doing: str = "") -> NSQSocketError:
     # EBADF: another greenlet of ours has closed the socket.
     if error.errno is None or error.errno == errno.EBADF:
         return NSQConnectionClosed(f"{peer}: connection was closed")
-    return NSQSocketError(error.errno, f"{peer}: {doing}{error.strerror}")
+    return NSQSocketError(error.errno, f"{peer}: {doing}{error.strerror or error}")

@@ -8,6 +8,7 @@ then the figures say little. Peers are looked for in this interpreter and in tho
 - consume: messages of 200 bytes that wait in a channel, handled by a function that counts; the setting is
   max_in_flight. 15 % more than are counted wait, else nsqd's 250 ms output buffer measures the tail.
 - publish: messages of 200 bytes, each waiting for its OK; the setting is how many wait at once.
+- layers: what TLS, snappy and deflate cost our consumer; see bench_layers.py.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from fakensqd.certificates import CertificateFiles, Certificates
 from gnsq import NsqdHTTPClient, Producer
+from integration.bench_layers import LAYERS, body
 from integration.bench_peers import NOT_INSTALLED, WORKLOADS
 from integration.servers import program, running
 
@@ -29,19 +33,21 @@ LIMIT = 120.0
 ROUNDS = 3
 PEERS = Path(__file__).with_name("bench_peers.py")
 CONSUME = [(200, 200_000), (2500, 200_000)]
+LAYER_COUNT = 100_000
 PUBLISH = [(1, 10_000), (100, 100_000), (1000, 100_000)]
 
 
 @contextlib.contextmanager
-def server() -> Iterator[tuple[str, str]]:
-    """A server to measure with: its TCP and HTTP address."""
+def server(certificate: CertificateFiles) -> Iterator[tuple[str, str]]:
+    """A server to measure with, which offers TLS: its TCP and HTTP address."""
+    tls = [f"--tls-cert={certificate.certificate}", f"--tls-key={certificate.key}"]
     if program("nsqd"):
         print(f"server: real nsqd, {program('nsqd')}")
-        with running("nsqd", "--mem-queue-size=1000000") as nsqd:
+        with running("nsqd", "--mem-queue-size=1000000", *tls) as nsqd:
             yield nsqd.tcp_address, nsqd.http_address
         return
     print("server: fakensqd, since no nsqd was found; put a real one on PATH for figures that mean something")
-    command = [sys.executable, "-c", FAKE]
+    command = [sys.executable, "-c", FAKE, *certificate]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         tcp, http = process.stdout.readline().split()
@@ -50,9 +56,10 @@ def server() -> Iterator[tuple[str, str]]:
 
 
 FAKE = """
+import sys
 import gevent
 from fakensqd import FakeNsqd
-with FakeNsqd(mem_queue_size=1000000) as nsqd:
+with FakeNsqd(mem_queue_size=1000000, tls_cert=sys.argv[1], tls_key=sys.argv[2]) as nsqd:
     print(nsqd.tcp_address, nsqd.http_address, flush=True)
     gevent.sleep(3600)
 """
@@ -73,15 +80,14 @@ def measure(python: str, client: str, *arguments: object) -> float | None:
     return None
 
 
-def fill(tcp: str, http: str, topic: str, count: int) -> None:
+def fill(tcp: str, http: str, topic: str, count: int, body: Callable[[int], bytes] = lambda number: b"x" * 200) -> None:
     """Let so many messages wait in channel bench of a topic."""
     client = NsqdHTTPClient.from_url(http)
     client.create_topic(topic)
     client.create_channel(topic, "bench")
-    batch = [b"x" * 200] * 1000
     with Producer(tcp) as producer:
-        for _ in range(0, count, len(batch)):
-            producer.multipublish(topic, batch)
+        for first in range(0, count, 1000):
+            producer.multipublish(topic, [body(number) for number in range(first, first + 1000)])
 
 
 def pythons() -> list[str]:
@@ -121,16 +127,55 @@ def rates(tcp: str, http: str, workload: str, setting: int, count: int) -> dict[
     return {name: statistics.median(values) for name, values in found.items()}
 
 
+def layer_costs(tcp: str, http: str, ca: str) -> dict[str, list[tuple[float, float]]]:
+    """Measure each layer ROUNDS times, taking turns: CPU time for each message, and the codec's alone, us."""
+    found: dict[str, list[tuple[float, float]]] = {layer: [] for layer in LAYERS}
+    for _ in range(ROUNDS):
+        for layer, costs in found.items():
+            topic = f"bench-{uuid.uuid4().hex[:8]}"
+            fill(tcp, http, topic, LAYER_COUNT + LAYER_COUNT * 15 // 100, body)
+            command = [sys.executable, "-m", "integration.bench_layers", layer, tcp, topic, str(LAYER_COUNT), ca]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=True)
+            whole, alone = map(float, done.stdout.split())
+            costs.append((whole, alone))
+            NsqdHTTPClient.from_url(http).delete_topic(topic)
+    return found
+
+
+def show_layers(costs: dict[str, list[tuple[float, float]]]) -> None:
+    print(f"layers, consume, {LAYER_COUNT} messages, median of {ROUNDS}; CPU time of the client for each message")
+    plain = statistics.median(whole for whole, _ in costs["plain"])
+    print(f"  plain    {plain:5.2f} us")
+    for layer in LAYERS[1:]:
+        whole, alone = (statistics.median(column) for column in zip(*costs[layer], strict=True))
+        share = (whole - plain) / alone
+        print(
+            f"  {layer:<8} {whole:5.2f} us: {whole - plain:5.2f} above plain, {share:4.2f} of the codec's {alone:4.2f}"
+        )
+
+
 def main() -> int:
-    with server() as (tcp, http):
-        for workload, settings in (("consume", CONSUME), ("publish", PUBLISH)):
-            for setting, count in settings:
-                print(f"{workload}, setting {setting}, {count} messages, median of {ROUNDS}", flush=True)
-                found = rates(tcp, http, workload, setting, count)
-                raw = found.get("raw", float("nan"))
-                for name, rate in sorted(found.items(), key=lambda item: -item[1]):
-                    print(f"  {name:<16} {rate:>10,.0f} messages/s   {rate / raw:5.2f} of raw", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        certificates = Certificates(folder)
+        return measure_all(certificates.server(), certificates.ca)
+
+
+def measure_all(certificate: CertificateFiles, ca: str) -> int:
+    with server(certificate) as (tcp, http):
+        if sys.argv[1:] != ["layers"]:
+            measure_peers(tcp, http)
+        show_layers(layer_costs(tcp, http, ca))
     return 0
+
+
+def measure_peers(tcp: str, http: str) -> None:
+    for workload, settings in (("consume", CONSUME), ("publish", PUBLISH)):
+        for setting, count in settings:
+            print(f"{workload}, setting {setting}, {count} messages, median of {ROUNDS}", flush=True)
+            found = rates(tcp, http, workload, setting, count)
+            raw = found.get("raw", float("nan"))
+            for name, rate in sorted(found.items(), key=lambda item: -item[1]):
+                print(f"  {name:<16} {rate:>10,.0f} messages/s   {rate / raw:5.2f} of raw", flush=True)
 
 
 if __name__ == "__main__":

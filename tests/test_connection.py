@@ -128,9 +128,9 @@ def test_messages_come_by_chunk_and_count_as_in_flight(connection, transport):
 def test_answers_go_out_and_are_told(connection, transport):
     told, held = [], []
     connection.on_messages = lambda _, messages: held.extend(messages)
-    connection.on_finish = lambda _, message_id: told.append(("finish", message_id))
-    connection.on_requeue = lambda _, *args: told.append(("requeue", *args))
-    connection.on_answered = lambda _: told.append(("answered", connection.in_flight))
+    connection.answers.on_finish = lambda message_id: told.append(("finish", message_id))
+    connection.answers.on_requeue = lambda *args: told.append(("requeue", *args))
+    connection.answers.on_answered = lambda: told.append(("answered", connection.in_flight))
     transport.feed(message_frame() + message_frame())
     wait_until(lambda: len(held) == 2)
 
@@ -353,14 +353,6 @@ def test_own_stall_is_not_the_peers_silence(transport):
     connection.abort()
 
 
-def test_without_heartbeats_nothing_watches(transport):
-    connection = Connection("nsqd", 4150, ConnectionOptions(heartbeat_interval=-1), StepClock())
-    connection.open(transport)
-
-    assert len(connection._greenlets) == 2
-    connection.abort()
-
-
 def test_nothing_listens():
     connection = Connection("127.0.0.1", refused_port(), ConnectionOptions(timeout=2))
 
@@ -389,7 +381,7 @@ def test_http_server_is_told_apart():
 def test_silent_server_is_a_timeout():
     with peer(lambda sock: gevent.sleep(60)) as address:
         host, port = address.split(":")
-        with pytest.raises(NSQTimeout, match=r"no answer to IDENTIFY within 0.1 s"):
+        with pytest.raises(NSQTimeout, match=r"no end of the handshake within 0.1 s"):
             Connection(host, int(port), ConnectionOptions(timeout=0.1)).open()
 
 
@@ -468,7 +460,7 @@ def test_connection_aborted_while_it_connects_stays_closed(transport, monkeypatc
         connection.abort()
         return transport
 
-    monkeypatch.setattr("gnsq.nsqd.connection.connect", connect)
+    monkeypatch.setattr("gnsq.nsqd.opening.connect", connect)
 
     with pytest.raises(NSQConnectionClosed, match="nsqd:4150"):
         connection.open()

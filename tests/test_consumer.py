@@ -446,7 +446,7 @@ def test_message_that_timed_out_is_an_error_event(fakensqd, publish, consume):
     def handle(consumer, message):
         message.enable_async()
         message.finish()
-        consumer._pool.connections[fakensqd.tcp_address].finish(message.id)
+        consumer._pool.connections[fakensqd.tcp_address].answers.finish(message.id)
 
     consumer = consume(handle)
     consumer.on_error.connect(lambda sender, error: errors.append(error.code), weak=False)
@@ -463,7 +463,8 @@ def test_response_signal_hears_close_wait(fakensqd):
     with consumer:
         pass
 
-    assert heard == [b"OK", b"CLOSE_WAIT"]
+    assert heard[0].startswith(b'{"max_rdy_count"')
+    assert heard[1:] == [b"OK", b"CLOSE_WAIT"]
 
 
 def test_finish_on_a_lost_connection_is_logged_not_raised(fakensqd, publish, consume, caplog):
@@ -588,7 +589,7 @@ def test_receiver_that_raises_is_logged_and_harms_nothing(fakensqd, publish, cap
         handled.append(message.attempts)
         if message.attempts == 1:
             raise RuntimeError("once")
-        consumer._pool.connections[fakensqd.tcp_address].touch(b"0123456789abcdef")
+        consumer._pool.connections[fakensqd.tcp_address].answers.touch(b"0123456789abcdef")
 
     consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=handle)
     getattr(consumer, name).connect(receive, weak=False)

@@ -105,7 +105,8 @@ def test_signals_without_receivers_are_not_sent(connection, transport):
     transport.feed(chunk(0))
     wait_until(lambda: transport.sent.count(b"FIN ") == CHUNK)
 
-    assert (connection.on_finish, connection.on_requeue, connection.on_answered) == (None, None, None)
+    answers = connection.answers
+    assert (answers.on_finish, answers.on_requeue, answers.on_answered) == (None, None, None)
 
 
 def test_publishers_that_wait_together_share_one_send(connection, transport):

@@ -1,23 +1,27 @@
 """What can be imported from where."""
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
 import gnsq
-from gnsq import protocol
+from gnsq import protocol, util
 
 PUBLIC = {
     "gnsq": ["BackoffTimer", "Consumer", "LookupdClient", "Message", "NsqdHTTPClient", "NsqdTCPClient", "Producer"],
     "gnsq.consumer": ["Consumer"],
     "gnsq.producer": ["Producer"],
-    "gnsq.nsqd": ["NsqdHTTPClient", "NsqdTCPClient"],
+    "gnsq.nsqd": ["HOSTNAME", "NsqdHTTPClient", "NsqdTCPClient", "SHORTNAME"],
+    "gnsq.states": ["BACKOFF", "CLOSED", "CONNECTED", "DISCONNECTED", "INIT", "RUNNING", "THROTTLED"],
+    "gnsq.util": ["normalize_nsqd_address", "parse_lookupds", "parse_nsqds"],
     "gnsq.lookupd": ["LookupdClient"],
     "gnsq.message": ["Message"],
     "gnsq.backofftimer": ["BackoffTimer"],
     "gnsq.httpclient": ["HTTPClient", "USERAGENT"],
     "gnsq.errors": ["ERROR_CODES", "NSQException", "make_error"],
-    "fakensqd": ["FakeCluster", "FakeLookupd", "FakeNsqd"],
+    "fakensqd": ["Certificates", "FakeAuthServer", "FakeCluster", "FakeLookupd", "FakeNsqd", "Grant"],
 }
 
 
@@ -45,3 +49,16 @@ def test_wire_functions_of_1_0_read_frames():
     assert protocol.unpack_response(b"\x00\x00\x00\x01E_INVALID") == (protocol.FRAME_TYPE_ERROR, b"E_INVALID")
     data = protocol.encode_message(1, 2, b"0123456789abcdef", b"x")
     assert protocol.unpack_message(data) == (1, 2, b"0123456789abcdef", b"x")
+
+
+def test_submodules_are_attributes_as_they_were():
+    names = ["backofftimer", "consumer", "errors", "httpclient", "lookupd", "message", "nsqd", "producer", "protocol"]
+    code = f"import gnsq; print([name for name in {[*names, 'states', 'util']} if not hasattr(gnsq, name)])"
+
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_addresses_are_normalized_as_in_1_0():
+    assert util.normalize_nsqd_address("host") == "host:4150"
+    assert util.parse_nsqds(["a:1", "b"]) == {"a:1", "b:4150"}
+    assert [lookupd.address for lookupd in util.parse_lookupds("host")] == ["http://host:4161/"]

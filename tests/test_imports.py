@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 CORE = ["errors", "options"]
 PURE = [*CORE, "protocol"]
-BELOW = [*PURE, "message", "addresses", "backofftimer", "rdy", "clock", "tls", "transport"]
+BELOW = [*PURE, "message", "addresses", "backofftimer", "rdy", "clock", "states", "tls", "transport", "layers"]
 CLIENT = [*BELOW, "http", "httpclient", "nsqd", "lookupd"]
 
 # Module (or package): what of gnsq it may import. Source: the house plan, "Who may import whom".
@@ -27,13 +27,16 @@ GNSQ = {
     "rdy": PURE,
     "clock": [],
     "signals": [],
+    "states": [],
     "transport": [*PURE, "addresses", "clock"],
     "tls": [],
+    "layers": [*PURE, "tls", "transport"],
     "http": ["errors", "tls"],
     "httpclient": [*PURE, "addresses", "http", "tls"],
     "nsqd": CLIENT,
     "lookupd": CLIENT,
     "discovery": CLIENT,
+    "util": [*CLIENT, "discovery"],
     "pool": CLIENT,
     "consumer": [*CLIENT, "pool", "discovery", "signals"],
     "producer": [*CLIENT, "pool", "signals"],
@@ -125,7 +128,7 @@ def test_pyspark_is_imported_below_spark_only():
 def test_emulator_uses_the_shared_protocol_only():
     for path in files("fakensqd/**/*.py"):
         used = {name for name in imported(path) if name.startswith("gnsq.")}
-        assert {name.split(".")[1] for name in used} <= {"protocol", "errors", "options", "transport"}, path
+        assert {name.split(".")[1] for name in used} <= {"protocol", "errors", "options", "transport", "layers"}, path
 
 
 def test_nothing_monkey_patches():
@@ -140,7 +143,7 @@ def run(code):
 def test_import_loads_nothing_heavy():
     loaded = run("import sys, gnsq; print(*sorted(name for name in sys.modules if '.' not in name))")
 
-    assert not {"pyspark", "pyarrow", "snappy", "requests", "cryptography", "click", "rich"} & set(loaded)
+    assert not {"pyspark", "pyarrow", "snappy", "requests", "cryptography", "click", "rich", "ssl"} & set(loaded)
 
 
 def test_import_starts_nothing():

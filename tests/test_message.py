@@ -1,17 +1,30 @@
-"""A message gets one answer."""
+"""A message gets one answer, and knows how much time there is for it."""
+
+import functools
+import itertools
+import sys
+import threading
+import time
+from datetime import UTC, datetime
 
 import pytest
 
-from gnsq.errors import NSQException
+from gnsq.errors import NSQConnectionClosed, NSQException
 from gnsq.message import Message
 from gnsq.protocol.frames import encode_message
 
 
 class Responder:
     nsqd = "host:4150"
+    msg_timeout: float | None = 60.0
+    max_msg_timeout: float | None = 900.0
 
     def __init__(self):
         self.calls = []
+        self.time = 1000.0
+
+    def now(self):
+        return self.time
 
     def finish(self, message_id):
         self.calls.append(("finish", message_id))
@@ -21,6 +34,10 @@ class Responder:
 
     def touch(self, message_id):
         self.calls.append(("touch", message_id))
+
+    def keep_touching(self, message, interval):
+        self.calls.append(("keep touching", message, interval))
+        return lambda: self.calls.append(("stop", message))
 
 
 ID = b"0123456789abcdef"
@@ -33,7 +50,7 @@ def responder():
 
 @pytest.fixture
 def message(responder):
-    return Message.from_frame(encode_message(123, 2, ID, b"body"), responder)
+    return Message.from_frame(encode_message(123, 2, ID, b"body"), responder, responder.now())
 
 
 def test_frame_becomes_attributes(message):
@@ -110,16 +127,18 @@ def test_finish_signal_is_sent_once(message):
     got = []
     message.on_finish.connect(got.append, weak=False)
 
+    message.touch()
     message.finish()
 
     assert got == [message]
 
 
-def test_message_without_a_responder_can_be_answered():
+@pytest.mark.parametrize("answer", [Message.finish, Message.requeue])
+def test_message_without_a_responder_can_be_answered(answer):
     message = Message(1, 1, ID, b"x")
 
     message.touch()
-    message.finish()
+    answer(message)
 
     assert message.nsqd is None
     assert message.has_responded()
@@ -127,3 +146,197 @@ def test_message_without_a_responder_can_be_answered():
 
 def test_equality_is_identity():
     assert Message(1, 1, ID, b"x") != Message(1, 1, ID, b"x")
+
+
+def interleaved(function, step, first, second):
+    """Call first; in front of the given bytecode step of a function inside it, another OS thread calls second.
+
+    Gives whether the function came that far.
+    """
+    steps = iter(range(step))
+    met = []
+
+    def trace(frame, event, argument):
+        if frame.f_code is not function.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and not met and next(steps, None) is None:
+            met.append(True)
+            thread = threading.Thread(target=second)
+            thread.start()
+            thread.join()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        first()
+    finally:
+        sys.settrace(before)
+    return bool(met)
+
+
+@pytest.mark.parametrize("second", ["finish", "requeue"])
+@pytest.mark.parametrize("first", ["finish", "requeue"])
+def test_of_two_threads_that_answer_one_wins_wherever_they_meet(first, second):
+    def answer(message, name, refused):
+        try:
+            getattr(message, name)()
+        except NSQException as error:
+            refused.append(str(error))
+
+    for step in itertools.count():
+        responder, refused = Responder(), []
+        message = Message(1, 1, ID, b"x", responder)
+        calls = [functools.partial(answer, message, name, refused) for name in (first, second)]
+        if not interleaved(getattr(Message, first), step, *calls):
+            break
+        assert len(responder.calls) == 1, step
+        assert refused == ["already responded"], step
+
+    assert step > 5
+
+
+def test_answer_that_the_connection_refuses_is_an_answer(message, responder):
+    def refuse(message_id):
+        raise NSQConnectionClosed("gone")
+
+    responder.finish = refuse
+    with pytest.raises(NSQConnectionClosed):
+        message.finish()
+
+    assert message.has_responded()
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "moment"),
+    [
+        pytest.param(1_795_243_560_123_456_789, datetime(2026, 11, 21, 6, 46, 0, 123456, UTC), id="now"),
+        pytest.param(0, datetime(1970, 1, 1, tzinfo=UTC), id="epoch"),
+        pytest.param(-1, datetime(1969, 12, 31, 23, 59, 59, 999999, UTC), id="before"),
+        pytest.param(2**63 - 1, datetime(2262, 4, 11, 23, 47, 16, 854775, UTC), id="last"),
+        pytest.param(-(2**63), datetime(1677, 9, 21, 0, 12, 43, 145224, UTC), id="first"),
+    ],
+)
+def test_publishing_time_is_exact_and_aware(timestamp, moment):
+    assert Message(timestamp, 1, ID, b"").published_at == moment
+
+
+def test_age_counts_from_publishing():
+    message = Message(time.time_ns() - 5 * 10**9, 1, ID, b"")
+
+    assert 5.0 <= message.age < 60.0
+
+
+def test_age_of_a_message_from_a_clock_that_is_ahead_is_0():
+    assert Message(time.time_ns() + 3600 * 10**9, 1, ID, b"").age == 0.0
+
+
+def test_time_left_counts_from_the_arrival(message, responder):
+    responder.time += 15
+
+    assert (message.time_left, message.touchable_for) == (45.0, 885.0)
+
+
+def test_time_left_is_never_negative(message, responder):
+    responder.time += 901
+
+    assert (message.time_left, message.touchable_for) == (0.0, 0.0)
+
+
+def test_touch_begins_the_time_anew(message, responder):
+    responder.time += 50
+    message.touch()
+    responder.time += 20
+
+    assert message.time_left == 40.0
+
+
+def test_touch_gives_no_more_than_the_longest_timeout(message, responder):
+    responder.time += 880
+    message.touch()
+
+    assert message.time_left == 20.0
+
+
+def test_without_a_longest_timeout_touch_gives_the_whole(message, responder):
+    responder.max_msg_timeout = None
+    responder.time += 880
+    message.touch()
+
+    assert (message.time_left, message.touchable_for) == (60.0, None)
+
+
+def test_server_that_does_not_say_its_timeout_leaves_the_time_unknown(message, responder):
+    responder.msg_timeout = responder.max_msg_timeout = None
+
+    assert (message.time_left, message.touchable_for) == (None, None)
+
+
+def test_message_without_a_responder_has_no_time_limit():
+    message = Message(1, 1, ID, b"x")
+
+    assert (message.time_left, message.touchable_for) == (None, None)
+
+
+def test_refused_touch_gives_no_time(message, responder):
+    def refuse(message_id):
+        raise NSQConnectionClosed("gone")
+
+    responder.touch = refuse
+    responder.time += 50
+    with pytest.raises(NSQConnectionClosed):
+        message.touch()
+
+    assert message.time_left == 10.0
+
+
+@pytest.mark.parametrize(
+    ("timeout", "given", "used"),
+    [
+        pytest.param(60.0, None, 20.0, id="a third of the timeout"),
+        pytest.param(None, None, 20.0, id="timeout unknown"),
+        pytest.param(60.0, 7, 7, id="given"),
+    ],
+)
+def test_touching_lasts_as_long_as_the_block(message, responder, timeout, given, used):
+    responder.msg_timeout = timeout
+
+    with message.touching(given):
+        assert responder.calls == [("keep touching", message, used)]
+
+    assert responder.calls[1:] == [("stop", message)]
+
+
+def test_touching_ends_with_a_block_that_raises(message, responder):
+    with pytest.raises(KeyError), message.touching():
+        raise KeyError("job")
+
+    assert responder.calls[-1] == ("stop", message)
+
+
+def test_touching_a_message_whose_connection_is_gone_runs_the_block(message, responder):
+    def refuse(message, interval):
+        raise NSQConnectionClosed("gone")
+
+    responder.keep_touching = refuse
+    ran = []
+    with message.touching():
+        ran.append(True)
+
+    assert ran
+    assert responder.calls == []
+
+
+def test_touching_a_message_without_a_responder_runs_the_block():
+    ran = []
+    with Message(1, 1, ID, b"x").touching():
+        ran.append(True)
+
+    assert ran
+
+
+@pytest.mark.parametrize("interval", [0, -1, float("nan")])
+def test_touching_without_a_pause_is_refused(message, interval):
+    with pytest.raises(ValueError, match="is not above 0"), message.touching(interval):
+        raise AssertionError("the block must not run")

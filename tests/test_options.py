@@ -34,7 +34,7 @@ def test_not_a_number_is_a_type_error(value):
 
 
 def test_unknown_option_lists_those_there_are():
-    with pytest.raises(TypeError, match=r"Consumer has no option hartbeat; options are client_id, heartbeat_interval"):
+    with pytest.raises(TypeError, match=r"Consumer has no option hartbeat; options are address_resolver, auth_secret"):
         ConnectionOptions.of("Consumer", {"hartbeat": 1})
 
 

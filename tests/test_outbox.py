@@ -1,5 +1,7 @@
 """What is queued together is sent together, by one greenlet."""
 
+import time
+
 import gevent
 import pytest
 
@@ -15,7 +17,7 @@ def transport():
 
 @pytest.fixture
 def outbox():
-    made = Outbox()
+    made = Outbox(time.monotonic)
     yield made
     made.close()
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fakensqd import Certificates, FakeAuthServer, FakeNsqd, Grant
+from fakensqd.thread import Threaded
 from gnsq import NsqdHTTPClient, options
 from tests.helpers import channel_stats
 
@@ -42,6 +44,21 @@ def test_consume_example_consumes_until_it_closes(fakensqd, capsys):
 
     assert '1 b\'{"page": "/b"}\'' in capsys.readouterr().out
     assert channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 0
+
+
+def test_layers_example_publishes(tmp_path):
+    certificates = Certificates(tmp_path)
+    certificate, key = certificates.server()
+    code = example("TLS, compression, AUTH").replace("/etc/nsq/ca.pem", certificates.ca)
+    grants = {"of the billing service": [Grant(topic="^invoices$")]}
+
+    with Threaded(FakeAuthServer(grants)) as auth:
+        nsqd = FakeNsqd(tls_cert=certificate, tls_key=key, auth_http_addresses=(auth.http_address,))
+        with Threaded(nsqd) as running:
+            run(code, running)
+            (topic,) = NsqdHTTPClient.from_url(running.http_address).stats("invoices")["topics"]
+
+    assert topic["message_count"] == 1
 
 
 def test_fixture_example_passes(fakensqd):

@@ -1,9 +1,11 @@
 """NsqdTCPClient, driven by hand against fakensqd."""
 
+import socket
+
 import gevent
 import pytest
 
-from gnsq import NsqdTCPClient
+from gnsq import NsqdTCPClient, states
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQFrameError, NSQInvalid, NSQSocketError, NSQTimeout
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame
 from tests.helpers import peer, refused_port
@@ -220,7 +222,7 @@ def test_silence_in_the_handshake_closes(opened):
     with peer(lambda sock: gevent.sleep(60)) as address:
         client = opened(address, timeout=0.05)
 
-        with pytest.raises(NSQTimeout, match=r"no answer to IDENTIFY within 0.05 s"):
+        with pytest.raises(NSQTimeout, match=r"no end of IDENTIFY within 0.05 s"):
             client.identify()
         assert not client.is_connected
 
@@ -249,3 +251,108 @@ def test_text_forms():
     client = NsqdTCPClient("host", 1)
 
     assert (str(client), repr(client)) == ("host:1", "<NsqdTCPClient host:1>")
+
+
+# --- what gnsq 1.0 promised
+
+
+def test_parameters_have_the_order_of_1_0_and_are_attributes():
+    values = {
+        "timeout": 5.0,
+        "client_id": "me",
+        "hostname": "me.example",
+        "heartbeat_interval": 10,
+        "output_buffer_size": 4096,
+        "output_buffer_timeout": 100,
+        "tls_v1": True,
+        "tls_options": {"cert_reqs": 0},
+        "snappy": True,
+        "deflate": False,
+        "deflate_level": 3,
+        "sample_rate": 5,
+        "auth_secret": b"secret",
+        "user_agent": "test/1",
+    }
+    client = NsqdTCPClient("nsqd.example", "4150", *values.values())
+
+    assert (client.address, client.port) == ("nsqd.example", 4150)
+    # In milliseconds, as it always was.
+    assert {name: getattr(client, name) for name in values} == {**values, "heartbeat_interval": 10_000}
+
+
+def test_host_and_client_have_names_by_default():
+    client = NsqdTCPClient()
+
+    assert client.hostname == socket.gethostname()
+    assert client.client_id == socket.gethostname().split(".")[0]
+    assert (client.state, client.ready_count, client.in_flight, client.max_ready_count) == (states.INIT, 0, 0, 2500)
+    assert client.stream is None
+
+
+def test_state_is_visible(client):
+    assert client.state == states.CONNECTED
+    assert client.stream is not None
+
+    client.close_stream()
+
+    assert client.state == states.DISCONNECTED
+    assert client.stream is None
+
+
+def test_clients_are_compared_by_their_address():
+    one, same, other = NsqdTCPClient("a", 1), NsqdTCPClient("a", 1), NsqdTCPClient("b", 1)
+
+    assert one == same
+    assert len({one, same, other}) == 2
+    assert sorted([other, one]) == [one, other]
+    assert one != "a:1"
+
+
+def test_subclass_may_handle_what_comes(opened):
+    class Client(NsqdTCPClient):
+        def handle_response(self, data):
+            return b"mine: " + super().handle_response(data)
+
+    def answer(sock):
+        sock.sendall(encode_frame(RESPONSE, b"OK"))
+        gevent.sleep(60)
+
+    with peer(answer) as address:
+        host, port = address.split(":")
+        client = Client(host, int(port), timeout=5)
+        client.connect()
+        assert client.read_response() == (RESPONSE, b"mine: OK")
+        client.close_stream()
+
+
+def test_auth_without_a_secret_is_misuse(client):
+    with pytest.raises(ValueError, match="AUTH needs a secret: give auth_secret"):
+        client.auth()
+
+
+def test_old_limit_of_names_can_be_chosen(fakensqd):
+    host, port = fakensqd.tcp_address.split(":")
+    client = NsqdTCPClient(host, int(port), timeout=5, max_name_length=32)
+    client.connect()
+
+    for command in (
+        lambda: client.publish("t" * 33, b"x"),
+        lambda: client.multipublish("t" * 33, [b"x"]),
+        lambda: client.subscribe("t" * 33, "c"),
+        lambda: client.subscribe("t", "c" * 33),
+    ):
+        with pytest.raises(ValueError, match="has 33 characters, the limit is 32"):
+            command()
+    client.publish("t" * 32, b"x")
+    client.check_ok()
+    client.close_stream()
+
+
+def test_peer_that_does_not_read_is_a_timeout_and_closes(opened):
+    with peer(lambda sock: gevent.sleep(60)) as address:
+        client = opened(address, timeout=0.2)
+
+        with pytest.raises(NSQTimeout, match=r"nsqd has not read what was sent within 0.2 s"):
+            client.publish("t", b"x" * 50_000_000)
+
+        assert not client.is_connected

@@ -1,6 +1,12 @@
 """Clients of one nsqd: over TCP by hand, over HTTP, and the connection that Consumer and Producer use."""
 
+import socket
+
 from gnsq.nsqd.http import NsqdHTTPClient
 from gnsq.nsqd.tcp import NsqdTCPClient
 
-__all__ = ["NsqdHTTPClient", "NsqdTCPClient"]
+__all__ = ["HOSTNAME", "NsqdHTTPClient", "NsqdTCPClient", "SHORTNAME"]
+
+# What a client is called by default.
+HOSTNAME = socket.gethostname()
+SHORTNAME = HOSTNAME.split(".")[0]

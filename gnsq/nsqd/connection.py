@@ -7,15 +7,13 @@ messages, how much RDY there is and when to connect again is decided by those wh
 from __future__ import annotations
 
 import enum
-import errno
 import logging
-from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 import gevent
 from gevent.event import AsyncResult, Event
 
+from gnsq.addresses import joined
 from gnsq.clock import Clock, RealClock
 from gnsq.errors import (
     NSQConnectionClosed,
@@ -23,29 +21,29 @@ from gnsq.errors import (
     NSQException,
     NSQFrameError,
     NSQProtocolError,
-    NSQSocketError,
     NSQTimeout,
     make_error,
 )
 from gnsq.message import Message
+from gnsq.nsqd.answers import Answers
+from gnsq.nsqd.opening import Layers
 from gnsq.nsqd.outbox import Outbox
+from gnsq.nsqd.replies import Replies, lost
+from gnsq.nsqd.stalls import StallWatch
+from gnsq.nsqd.watch import Watch
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, FrameDecoder
-from gnsq.protocol.handshake import Identity, handshake
-from gnsq.transport import READ_SIZE, Transport, connect, perform
+from gnsq.protocol.handshake import Identity, explained, handshake
+from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.transport import READ_SIZE, Transport
 
 __all__ = ["Connection", "ConnectionState"]
 
 logger = logging.getLogger(__name__)
 
-# A greenlet that wakes this much later than it asked for was held up by our own process, not by the peer.
-STALL = 1.0
-
 # So many chunks without a message may follow each other before the reader yields.
 SPARED_YIELDS = 8
-# A reset is put down to a refused body only where one longer than this waits for its answer, bytes.
-SUSPECT_SIZE = 1024
 # How long the reader may look for nsqd's reason after a send has failed, seconds.
 LAST_WORDS = 1.0
 
@@ -60,13 +58,6 @@ class ConnectionState(enum.Enum):
     CLOSED = "closed"
 
 
-class _Pending(NamedTuple):
-    """A command that waits for its answer."""
-
-    reply: AsyncResult
-    size: int
-
-
 class Connection:
     """One connection; opened once, closed once.
 
@@ -79,9 +70,7 @@ class Connection:
         on_messages: Called with (connection, messages) for each chunk that held some.
         on_response: Called with (connection, data) for every response, heartbeats included; None: nobody asks.
         on_error: Called with (connection, NSQErrorCode) for every error frame.
-        on_answered: Called with (connection) behind each FIN and REQ; None: nobody asks.
-        on_finish, on_requeue: Called with (connection, id[, timeout in ms, backoff]) behind FIN and REQ; None: nobody
-            asks.
+        answers: What is in flight, and who is told of FIN and REQ.
         on_closed: Called once with (connection, error); error is None after an orderly close().
     """
 
@@ -90,27 +79,23 @@ class Connection:
     ) -> None:
         self.host = host
         self.port = port
-        self.address = self.nsqd = f"{host}:{port}"
+        self.address = joined(host, port)
         self.options = options if options is not None else ConnectionOptions()
         self.state = ConnectionState.INIT
         self.identity = Identity()
         self.error: NSQException | None = None
         self.ready_count = 0
-        self.in_flight = 0
         self.last_message = 0.0
         self.on_messages: Callable[[Connection, list[Message]], None] | None = None
         self.on_response: Callable[[Connection, bytes], None] | None = None
         self.on_error: Callable[[Connection, NSQErrorCode], None] | None = None
-        self.on_answered: Callable[[Connection], None] | None = None
-        self.on_finish: Callable[[Connection, bytes], None] | None = None
-        self.on_requeue: Callable[[Connection, bytes, int, bool], None] | None = None
         self.on_closed: Callable[[Connection, NSQException | None], None] | None = None
         self._clock = clock if clock is not None else RealClock()
-        self._transport: Transport | None = None
-        self._decoder = FrameDecoder(self.options.max_frame_size)
-        self._outbox = Outbox()
-        self._pending: deque[_Pending] = deque()
-        self._drained = Event()
+        self.answers = Answers(self.address, self.send, self._check_open, self._clock)
+        self._layers: Layers | None = None
+        self._outbox = Outbox(self._clock.monotonic)
+        self._replies = Replies()
+        self._stalls: StallWatch | None = None
         self._closed = Event()
         self._last_read = 0.0
         self._ended = False
@@ -133,20 +118,24 @@ class Connection:
             NSQProtocolError: If what answers is not nsqd.
             NSQErrorCode: If nsqd refuses; every error closes the connection.
         """
+        layers = self._layers = Layers(self.host, self.port, self.options, transport)
+        layers.on_frame = self._handle_handshake
         deadline = gevent.Timeout(self.options.timeout)
         try:
             with deadline:
-                self._transport = transport or connect(self.host, self.port, self.options.timeout)
+                layers.connect()
                 if self.state is ConnectionState.CLOSED:
                     # Aborted while it connected; abort() had no transport to close.
-                    self._transport.close()
-                    raise self._lost(self.error)
-                self.identity = perform(handshake(self.options), self._transport, self._decoder)
+                    self._close_transport()
+                    raise self._lost()
+                self.identity = layers.perform(handshake(self.options))
+                self.answers.msg_timeout = self.identity.msg_timeout or self.options.msg_timeout
+                self.answers.max_msg_timeout = self.identity.max_msg_timeout
         except gevent.Timeout as expired:
             self.abort()
             if expired is not deadline:
                 raise
-            missing = "connection" if self._transport is None else "answer to IDENTIFY"
+            missing = "connection" if layers.transport is None else "end of the handshake"
             raise NSQTimeout(f"{self.address}: no {missing} within {self.options.timeout} s") from None
         except NSQProtocolError as error:
             self.abort(error)
@@ -156,13 +145,13 @@ class Connection:
             raise
         self._last_read = self._clock.monotonic()
         self._enter(ConnectionState.CONNECTED)
-        loops = [("read", self._read_loop), ("write", self._write_loop)]
-        if self.options.heartbeat_interval > 0:
-            loops.append(("watch", self._watch_loop))
-        for name, loop in loops:
+        self._stalls = StallWatch.acquire()
+        for name, loop in (("read", self._read_loop), ("write", self._write_loop), ("watch", self._watch_loop)):
             greenlet = gevent.spawn(self._run, loop)
             greenlet.name = f"gnsq-{name}-{self.address}"
             self._greenlets.append(greenlet)
+        for warning in self.identity.warnings:
+            logger.warning("%s: %s", self.address, warning)
         logger.info("%s: connected, nsqd %s", self.address, self.identity.version or "without negotiation")
         return self.identity
 
@@ -174,11 +163,13 @@ class Connection:
             NSQErrorCode: What nsqd said instead; it closes the connection.
             NSQTimeout, NSQConnectionClosed: If no answer came.
         """
+        assert_valid_topic_name(topic, self.options.max_name_length)
+        assert_valid_channel_name(channel, self.options.max_name_length)
         answer = self.call(commands.subscribe(topic, channel))
         if answer != OK:
             raise NSQProtocolError(f"{self.address}: answer {answer[:80]!r} to SUB, OK was due")
         if self.state is not ConnectionState.CONNECTED:
-            raise self._lost(self.error)
+            raise self._lost()
         self._enter(ConnectionState.SUBSCRIBED)
         logger.info("%s: subscribed to %s/%s", self.address, topic, channel)
 
@@ -200,15 +191,15 @@ class Connection:
                     self.call(commands.close(), expected=CLOSE_WAIT)
                 # Each may have to wait again: messages still come until nsqd has read the CLS.
                 while self.in_flight > 0 and self.state is ConnectionState.CLOSING:
-                    self._drained.clear()
-                    self._drained.wait()
-                while self._pending:
-                    self._pending[-1].reply.wait()
+                    self.answers.drained.clear()
+                    self.answers.drained.wait()
+                while self._replies:
+                    self._replies.wait()
                 self._outbox.wait_flushed()
                 self._ended = True
-                if self._transport is not None:
+                if self._layers is not None and self._layers.transport is not None:
                     # nsqd reads up to our end before it closes, so the last FINs arrive.
-                    self._transport.end()
+                    self._layers.transport.end()
                 self._closed.wait()
         except gevent.Timeout as expired:
             if expired is not deadline:
@@ -229,16 +220,13 @@ class Connection:
             return
         self._enter(ConnectionState.CLOSED)
         self.error = error
-        if self._transport is not None:
-            self._transport.close()
+        self._close_transport()
         self._outbox.close()
-        self._drained.set()
+        self.answers.drained.set()
         self._closed.set()
-        pending, self._pending = self._pending, deque()
-        if pending:
-            lost = self._lost(error, max(item.size for item in pending))
-            for item in pending:
-                item.reply.set_exception(lost)
+        self._replies.fail(self.address, error)
+        if self._stalls is not None:
+            self._stalls.release()
         for greenlet in self._greenlets:
             # Reader and writer end by the closed socket; the watch may be asleep for a heartbeat interval.
             if greenlet is not gevent.getcurrent() and greenlet.name.startswith("gnsq-watch"):
@@ -255,20 +243,24 @@ class Connection:
         """Whether commands can be sent."""
         return self.state in (ConnectionState.CONNECTED, ConnectionState.SUBSCRIBED)
 
+    @property
+    def in_flight(self) -> int:
+        """Messages delivered and not yet answered."""
+        return self.answers.in_flight
+
     def _enter(self, state: ConnectionState) -> None:
         self.state = state
 
-    def _lost(self, error: NSQException | None, longest: int = 0) -> NSQConnectionClosed:
-        """Say why there is no answer; longest is the size of the longest command that waits for one."""
-        text = f"{self.address}: {error or 'connection was closed'}"
-        if isinstance(error, NSQErrorCode):
-            # Source: nsqd executes nothing behind a fatal error.
-            text = f"{self.address}: nsqd refused a command before this one and closed the connection ({error}); "
-            text += "this one was not executed"
-        elif isinstance(error, NSQSocketError) and error.errno == errno.ECONNRESET and longest > SUSPECT_SIZE:
-            text += f"; the longest command without an answer has {longest} bytes, and nsqd resets a connection when "
-            text += "it refuses a body: compare with its --max-msg-size and --max-body-size"
-        return NSQConnectionClosed(text)
+    def _lost(self) -> NSQConnectionClosed:
+        return lost(self.address, self.error)
+
+    def _check_open(self) -> None:
+        if self.state is ConnectionState.CLOSED:
+            raise self._lost()
+
+    def _close_transport(self) -> None:
+        if self._layers is not None and self._layers.transport is not None:
+            self._layers.transport.close()
 
     # --- commands
 
@@ -279,9 +271,7 @@ class Connection:
             NSQConnectionClosed: If the connection is closed.
         """
         self.send(command)
-        pending = _Pending(AsyncResult(), len(command))
-        self._pending.append(pending)
-        return pending.reply
+        return self._replies.add(len(command))
 
     def call(self, command: bytes, expected: bytes | None = None) -> bytes:
         """Send a command and wait for its answer.
@@ -309,8 +299,7 @@ class Connection:
         Raises:
             NSQConnectionClosed: If the connection is closed.
         """
-        if self.state is ConnectionState.CLOSED:
-            raise self._lost(self.error)
+        self._check_open()
         self._outbox.put(command)
 
     def ready(self, count: int) -> None:
@@ -323,31 +312,6 @@ class Connection:
             raise ValueError(f"RDY {count} exceeds max_rdy_count {self.identity.max_rdy_count} of {self.address}")
         self.send(commands.ready(count))
         self.ready_count = count
-
-    def finish(self, message_id: bytes) -> None:
-        """Send FIN; a message of this connection is no longer in flight."""
-        self.send(commands.finish(message_id))
-        self._answered()
-        if self.on_finish is not None:
-            self.on_finish(self, message_id)
-
-    def requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
-        """Send REQ, timeout in milliseconds; a message of this connection is no longer in flight."""
-        self.send(commands.requeue(message_id, timeout))
-        self._answered()
-        if self.on_requeue is not None:
-            self.on_requeue(self, message_id, timeout, backoff)
-
-    def touch(self, message_id: bytes) -> None:
-        """Send TOUCH."""
-        self.send(commands.touch(message_id))
-
-    def _answered(self) -> None:
-        self.in_flight -= 1
-        if self.on_answered is not None:
-            self.on_answered(self)
-        if not self.in_flight and self.state is ConnectionState.CLOSING:
-            self._drained.set()
 
     # --- loops
 
@@ -368,30 +332,29 @@ class Connection:
             raise
 
     def _read_loop(self) -> None:
-        assert self._transport is not None  # open() has made it
-        recv = self._transport.recv
-        feed = self._decoder.feed
+        transport, decoder = self._opened
+        recv, feed, answers = transport.recv, decoder.feed, self.answers
         # What came behind the last answer of the handshake.
-        data = self._decoder.detach()
+        data = decoder.detach()
         spared = 0
         while True:
             messages: list[Message] = []
             for frame_type, payload in feed(data):
                 if frame_type == MESSAGE:
-                    messages.append(Message.from_frame(payload, self))
+                    messages.append(Message.from_frame(payload, answers, self._last_read))
                 elif frame_type == RESPONSE:
                     self._handle_response(payload)
                 elif frame_type == ERROR:
-                    self._handle_error(make_error(payload))
+                    self._handle_error(explained(make_error(payload)))
                 else:
                     raise NSQFrameError(f"frame type {frame_type} is not one of 0, 1, 2")
             if messages:
                 self.last_message = self._last_read
-                self.in_flight += len(messages)
+                answers.in_flight += len(messages)
                 if self.on_messages is not None:
                     self.on_messages(self, messages)
-            if self._decoder.failure is not None:
-                raise self._decoder.failure
+            if decoder.failure is not None:
+                raise decoder.failure
             # recv() does not yield while data waits; without this the writer, timers and handlers starve. Behind
             # a few answers there rarely is more, and a lone publisher is 15 us faster without it.
             spared = 0 if messages or spared == SPARED_YIELDS else spared + 1
@@ -405,11 +368,18 @@ class Connection:
                 raise NSQConnectionClosed("nsqd closed the connection")
             self._last_read = self._clock.monotonic()
 
+    def _handle_handshake(self, frame_type: int, data: bytes) -> None:
+        """Tell those who ask for responses and errors; what they mean is the handshake's business."""
+        if frame_type == RESPONSE and self.on_response is not None:
+            self.on_response(self, data)
+        elif frame_type == ERROR and self.on_error is not None:
+            self.on_error(self, make_error(data))
+
     def _handle_response(self, data: bytes) -> None:
         if data == HEARTBEAT:
             self.send(commands.NOP)
-        elif self._pending:
-            self._pending.popleft().reply.set(data)
+        elif self._replies:
+            self._replies.resolve(data)
         else:
             raise NSQProtocolError(f"response {data[:80]!r}, but no command waits for one")
         if self.on_response is not None:
@@ -422,28 +392,28 @@ class Connection:
             # FIN, REQ and TOUCH have no answer, so this is nobody's reply.
             logger.warning("%s: %s", self.address, error)
             return
-        if self._pending:
-            self._pending.popleft().reply.set_exception(error)
+        self._replies.refuse(error)
         raise error
 
     def _write_loop(self) -> None:
-        assert self._transport is not None  # open() has made it
         try:
-            self._outbox.run(self._transport)
+            self._outbox.run(self._opened[0])
         except NSQException:
             # nsqd refuses a body before it has read it: its reason is on its way while our send breaks.
             self._closed.wait(LAST_WORDS)
             raise
 
     def _watch_loop(self) -> None:
-        """Declare nsqd dead when nothing has come for two heartbeat intervals; our own stalls do not count."""
-        interval = self.options.heartbeat_interval
-        pause = interval / 2
+        watch = Watch(self.options)
+        watch.begin(self._clock.monotonic())
         while True:
-            before = self._clock.monotonic()
-            self._clock.sleep(pause)
-            now = self._clock.monotonic()
-            if now - before > pause + STALL:
-                self._last_read = now
-            elif now - self._last_read > 2 * interval:
-                raise NSQConnectionClosed(f"no word from nsqd for {now - self._last_read:.0f} s, 2 heartbeat intervals")
+            self._clock.sleep(watch.pause)
+            error = watch.verdict(self._clock.monotonic(), self._last_read, self._outbox.sending_since)
+            if error is not None:
+                raise error
+
+    @property
+    def _opened(self) -> tuple[Transport, FrameDecoder]:
+        assert self._layers is not None  # open() has made them
+        assert self._layers.transport is not None
+        return self._layers.transport, self._layers.decoder

@@ -5,6 +5,8 @@ Knows no replies and no frames. Nobody else touches the socket's write side, so 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import gevent
 from gevent.event import Event
 
@@ -14,11 +16,17 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """Filled by any greenlet, emptied by the one that calls run()."""
+    """Filled by any greenlet, emptied by the one that calls run().
 
-    __slots__ = ("_closed", "_commands", "_flushed", "_parked", "_writer")
+    Attributes:
+        sending_since: When the send under way began, by now(); None between sends.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_closed", "_commands", "_flushed", "_now", "_parked", "_writer", "sending_since")
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.sending_since: float | None = None
+        self._now = now
         self._commands: list[bytes] = []
         self._writer: gevent.Greenlet | None = None
         self._parked = False
@@ -44,7 +52,9 @@ class Outbox:
                 continue
             data = b"".join(commands)
             commands.clear()
+            self.sending_since = self._now()
             transport.sendall(data)
+            self.sending_since = None
 
     def wait_flushed(self) -> None:
         """Wait until all that is queued has been sent, or the outbox is closed."""

@@ -5,13 +5,20 @@ No greenlet of its own: who calls read_response() or listen() reads. Consumer an
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import gevent
 from blinker import Signal
+from gevent.lock import BoundedSemaphore
 
+from gnsq import states
+from gnsq.addresses import joined
+from gnsq.clock import RealClock
 from gnsq.errors import (
     NSQConnectionClosed,
     NSQErrorCode,
@@ -22,33 +29,89 @@ from gnsq.errors import (
     make_error,
 )
 from gnsq.message import Message
-from gnsq.options import ConnectionOptions
-from gnsq.protocol import commands
-from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, FrameDecoder
-from gnsq.protocol.handshake import Identity, identification
-from gnsq.transport import READ_SIZE, Transport, connect, perform
+from gnsq.nsqd.answers import Answers
+from gnsq.nsqd.opening import Layers, prepared
+from gnsq.options import USER_AGENT, ConnectionOptions
+from gnsq.protocol import commands, handshake
+from gnsq.protocol.compression import Deflate, Snappy
+from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, Frame
+from gnsq.protocol.handshake import Identity, StartCompression, StartTLS, Step, explained
+from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.transport import Transport
 
 __all__ = ["NsqdTCPClient"]
 
+logger = logging.getLogger(__name__)
 
+_Result = TypeVar("_Result")
+
+
+@functools.total_ordering
 class NsqdTCPClient:
-    """One connection to nsqd's TCP port.
+    """One connection to nsqd's TCP port. Two of them are equal if their addresses are.
 
     Args:
         address, port: Where nsqd listens.
-        options: Those of ConnectionOptions; timeout bounds connecting, and each read.
+        timeout: Seconds, for connecting, each read and each write.
+        heartbeat_interval: Seconds; the attribute of this name holds milliseconds, as in 1.0.
+        options: Further ones of ConnectionOptions, where all are described (output_buffer_timeout in milliseconds).
+
+    Attributes:
+        state: One of gnsq.states: INIT, CONNECTED, DISCONNECTED.
+        identity: What IDENTIFY settled.
+        ready_count: The RDY that was sent last.
+        last_response, last_message: When one came last, ``time.time()``.
 
     Raises:
         ValueError, TypeError: For an option that is out of bounds or does not exist.
     """
 
-    def __init__(self, address: str = "127.0.0.1", port: int = 4150, **options: Any) -> None:  # Any: each its own type
+    def __init__(
+        self,
+        address: str = "127.0.0.1",
+        port: int = 4150,
+        timeout: float = 60.0,
+        client_id: str | None = None,
+        hostname: str | None = None,
+        heartbeat_interval: float = 30,
+        output_buffer_size: int = 16384,
+        output_buffer_timeout: int = 250,
+        tls_v1: bool = False,
+        tls_options: Mapping[str, Any] | None = None,  # Any: each has its own type
+        snappy: bool = False,
+        deflate: bool = False,
+        deflate_level: int = 6,
+        sample_rate: int = 0,
+        auth_secret: bytes | None = None,
+        user_agent: str = USER_AGENT,
+        **options: Any,  # Any: each its own type
+    ) -> None:
         self.address = address
         self.port = int(port)
-        self.options = ConnectionOptions.of("NsqdTCPClient", options)
+        given = {
+            "timeout": timeout,
+            "client_id": client_id,
+            "hostname": hostname,
+            "heartbeat_interval": heartbeat_interval,
+            "output_buffer_size": output_buffer_size,
+            "output_buffer_timeout": output_buffer_timeout,
+            "tls_v1": tls_v1,
+            "tls_options": tls_options,
+            "snappy": snappy,
+            "deflate": deflate,
+            "deflate_level": deflate_level,
+            "sample_rate": sample_rate,
+            "auth_secret": auth_secret,
+            "user_agent": user_agent,
+        }
+        self.options = prepared(ConnectionOptions.of("NsqdTCPClient", {**given, **options}))
+        identify_body = self.options.identify_body()
+        for name in given:
+            # What was sent stands in for what was not given: the names of host and client, milliseconds.
+            setattr(self, name, identify_body.get(name, given[name]) if name != "deflate_level" else deflate_level)
+        self.state = states.INIT
         self.identity = Identity()
         self.ready_count = 0
-        self.in_flight = 0
         self.last_response = time.time()
         self.last_message = time.time()
         self.on_message = Signal()
@@ -56,10 +119,11 @@ class NsqdTCPClient:
         self.on_error = Signal()
         self.on_finish = Signal()
         self.on_requeue = Signal()
+        self.on_auth = Signal()
         self.on_close = Signal()
-        self._transport: Transport | None = None
-        self._was_closed = False
-        self._decoder = FrameDecoder(self.options.max_frame_size)
+        self._sending = BoundedSemaphore(1)
+        self._layers: Layers | None = None
+        self._answers: Answers | None = None
 
     def __str__(self) -> str:
         return self.nsqd
@@ -67,22 +131,41 @@ class NsqdTCPClient:
     def __repr__(self) -> str:
         return f"<NsqdTCPClient {self.nsqd}>"
 
+    def __hash__(self) -> int:
+        return hash(self.nsqd)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NsqdTCPClient) and self.nsqd == other.nsqd
+
+    def __lt__(self, other: NsqdTCPClient) -> bool:
+        return self.nsqd < other.nsqd
+
     # --- life
 
     @property
     def nsqd(self) -> str:
         """``address:port`` of nsqd."""
-        return f"{self.address}:{self.port}"
+        return joined(self.address, self.port)
 
     @property
     def is_connected(self) -> bool:
         """Whether connect() has succeeded and close_stream() was not called."""
-        return self._transport is not None
+        return self.state == states.CONNECTED
+
+    @property
+    def stream(self) -> Transport | None:
+        """The connection's bytes, with all its layers; None while not connected."""
+        return self._layers.transport if self._layers is not None and self.is_connected else None
 
     @property
     def max_ready_count(self) -> int:
         """The largest RDY that nsqd takes; 2500 until IDENTIFY says otherwise."""
         return self.identity.max_rdy_count
+
+    @property
+    def in_flight(self) -> int:
+        """Messages received and not yet answered."""
+        return 0 if self._answers is None else self._answers.in_flight
 
     @property
     def is_starved(self) -> bool:
@@ -98,41 +181,82 @@ class NsqdTCPClient:
         """
         if self.is_connected:
             return
-        if self._was_closed:
+        if self.state != states.INIT:
             raise NSQException(f"{self.nsqd}: connection was closed; make a new client")
-        self._transport = connect(self.address, self.port, self.options.timeout)
+        self._layers = Layers(self.address, self.port, self.options)
+        self._layers.on_frame = self._handle_handshake
+        self._layers.connect()
+        # Made here and not before: answers from other threads go to the hub of the thread that reads.
+        self._answers = Answers(self.nsqd, self.send, self._check_connected, RealClock())
+        self._answers.on_finish = lambda message_id: self.on_finish.send(self, message_id=message_id)
+        self._answers.on_requeue = lambda message_id, timeout, backoff: self.on_requeue.send(
+            self, message_id=message_id, timeout=timeout, backoff=backoff
+        )
+        self.state = states.CONNECTED
         self.send(commands.MAGIC_V2)
 
     def close_stream(self) -> None:
         """Close the socket; no-op when not connected."""
-        if self._transport is None:
+        if not self.is_connected:
             return
-        self._transport.close()
-        self._transport = None
-        self._was_closed = True
+        if self.stream is not None:
+            self.stream.close()
+        self.state = states.DISCONNECTED
         self.on_close.send(self)
 
     def identify(self) -> dict[str, object] | None:
-        """Send IDENTIFY. Returns nsqd's answer, None if it was a plain OK.
+        """Send IDENTIFY, begin TLS and compression where they were asked for, and AUTH where nsqd requires it.
+
+        Returns:
+            nsqd's answer, None if it was a plain OK.
 
         Raises:
-            NSQErrorCode: What nsqd said instead; the connection is closed.
-            NSQTimeout, NSQSocketError, NSQProtocolError: If no good answer came; the connection is closed.
+            NSQErrorCode: What nsqd said instead; as with every exception, the connection is closed.
+            NSQException: If nsqd does not offer TLS that was asked for, or requires AUTH and there is no auth_secret.
+            NSQTimeout, NSQSocketError, NSQProtocolError: If no good answer came.
         """
-        transport = self._connected()
-        deadline = gevent.Timeout(self.options.timeout)
-        try:
-            with deadline:
-                self.identity = perform(identification(self.options), transport, self._decoder)
-        except gevent.Timeout as expired:
-            self.close_stream()
-            if expired is not deadline:
-                raise
-            raise NSQTimeout(f"{self.nsqd}: no answer to IDENTIFY within {self.options.timeout} s") from None
-        except NSQException:
-            self.close_stream()
-            raise
-        return dict(self.identity.answer) or None
+        identity = self.identity = self._perform(handshake.identification(self.options), "IDENTIFY")
+        for warning in identity.warnings:
+            logger.warning("%s: %s", self.nsqd, warning)
+        if identity.auth:
+            self.on_auth.send(self, response=dict(identity.auth))
+        answers = self._connected_answers
+        answers.msg_timeout = identity.msg_timeout or self.options.msg_timeout
+        answers.max_msg_timeout = identity.max_msg_timeout
+        return dict(identity.answer) or None
+
+    def auth(self) -> dict[str, object]:
+        """Send AUTH; identify() does, where nsqd requires it.
+
+        Returns:
+            nsqd's answer: ``identity``, ``identity_url``, ``permission_count``.
+
+        Raises:
+            ValueError: If there is no auth_secret.
+            NSQException: As identify().
+        """
+        if self.options.auth_secret is None:
+            raise ValueError("AUTH needs a secret: give auth_secret")
+        answer = dict(self._perform(handshake.authentication(self.options.auth_secret), "AUTH"))
+        self.on_auth.send(self, response=answer)
+        return answer
+
+    def upgrade_to_tls(self) -> None:
+        """Begin TLS behind an IDENTIFY that was sent and read by hand; identify() does all this."""
+        self._perform(handshake.upgrade(StartTLS()), "TLS")
+
+    def upgrade_to_snappy(self) -> None:
+        """Begin snappy, as upgrade_to_tls()."""
+        self._perform(handshake.upgrade(StartCompression(Snappy())), "snappy")
+
+    def upgrade_to_defalte(self) -> None:
+        """Begin deflate, as upgrade_to_tls(); spelled as in 1.0."""
+        self._perform(handshake.upgrade(StartCompression(Deflate(self.options.deflate_level))), "deflate")
+
+    def _perform(self, steps: Generator[Step, Frame | None, _Result], subject: str) -> _Result:
+        layers = self._connected
+        with self._limited(f"no end of {subject}"):
+            return layers.perform(steps)
 
     # --- reading
 
@@ -146,19 +270,17 @@ class NsqdTCPClient:
             NSQConnectionClosed: If nsqd has closed; we do, too.
             NSQFrameError: If what came is no frame; the connection is closed.
         """
-        frame_type, data = self._read_frame()
+        layers = self._connected
+        with self._limited("nothing came", resumable=True):
+            frame_type, data = layers.read_frame()
         if frame_type == MESSAGE:
-            return frame_type, self._handle_message(data)
+            return frame_type, self.handle_message(data)
         if frame_type == ERROR:
-            return frame_type, self._handle_error(make_error(data))
-        if frame_type != RESPONSE:
-            self.close_stream()
-            raise NSQFrameError(f"{self.nsqd}: frame type {frame_type} is not one of 0, 1, 2")
-        self.last_response = time.time()
-        if data == HEARTBEAT:
-            self.nop()
-        self.on_response.send(self, response=data)
-        return frame_type, data
+            return frame_type, self.handle_error(data)
+        if frame_type == RESPONSE:
+            return frame_type, self.handle_response(data)
+        self.close_stream()
+        raise NSQFrameError(f"{self.nsqd}: frame type {frame_type} is not one of 0, 1, 2")
 
     def check_ok(self, expected: bytes = OK) -> None:
         """Read one frame, which must be the expected response.
@@ -185,42 +307,41 @@ class NsqdTCPClient:
             except NSQSocketError:
                 return
 
-    def _read_frame(self) -> tuple[int, bytes]:
-        transport = self._connected()
-        deadline = gevent.Timeout(self.options.timeout)
-        try:
-            with deadline:
-                frame = self._decoder.take_one()
-                while frame is None:
-                    data = transport.recv(READ_SIZE)
-                    if not data:
-                        raise NSQConnectionClosed(f"{self.nsqd}: nsqd closed the connection")
-                    frame = self._decoder.take_one(data)
-        except gevent.Timeout as expired:
-            if expired is not deadline:
-                raise
-            raise NSQTimeout(f"{self.nsqd}: nothing came within {self.options.timeout} s") from None
-        except NSQException:
-            self.close_stream()
-            raise
-        return frame
+    def handle_response(self, data: bytes) -> bytes:
+        """Answer a heartbeat, and tell on_response."""
+        self.last_response = time.time()
+        if data == HEARTBEAT:
+            self.nop()
+        self.on_response.send(self, response=data)
+        return data
 
-    def _handle_message(self, data: bytes) -> Message:
-        try:
-            message = Message.from_frame(data, self)
-        except NSQFrameError:
-            self.close_stream()
-            raise
-        self.last_message = time.time()
-        self.in_flight += 1
-        self.on_message.send(self, message=message)
-        return message
-
-    def _handle_error(self, error: NSQErrorCode) -> NSQErrorCode:
+    def handle_error(self, data: bytes) -> NSQErrorCode:
+        """Tell on_error, and close the connection if the error is fatal."""
+        error = explained(make_error(data))
         self.on_error.send(self, error=error)
         if error.fatal:
             self.close_stream()
         return error
+
+    def handle_message(self, data: bytes) -> Message:
+        """Count a message as in flight, and tell on_message."""
+        answers = self._connected_answers
+        try:
+            message = Message.from_frame(data, self, answers.now())
+        except NSQFrameError:
+            self.close_stream()
+            raise
+        self.last_message = time.time()
+        answers.in_flight += 1
+        self.on_message.send(self, message=message)
+        return message
+
+    def _handle_handshake(self, frame_type: int, data: bytes) -> None:
+        if frame_type == RESPONSE:
+            self.last_response = time.time()
+            self.on_response.send(self, response=data)
+        elif frame_type == ERROR:
+            self.on_error.send(self, error=make_error(data))
 
     # --- commands: these only send
 
@@ -228,24 +349,29 @@ class NsqdTCPClient:
         """Send bytes.
 
         Raises:
+            NSQTimeout: If nsqd does not read them within options.timeout; the connection is closed.
             NSQSocketError: If the connection is closed or breaks.
         """
-        try:
-            self._connected().sendall(data)
-        except NSQException:
-            self.close_stream()
-            raise
+        stream = self._connected.transport
+        assert stream is not None  # it is connected
+        # Beside the one who reads, touching() and answers from other threads send, too.
+        with self._limited("nsqd has not read what was sent"), self._sending:
+            stream.sendall(data)
 
     def subscribe(self, topic: str, channel: str) -> None:
         """Send SUB; nsqd answers OK."""
+        assert_valid_topic_name(topic, self.options.max_name_length)
+        assert_valid_channel_name(channel, self.options.max_name_length)
         self.send(commands.subscribe(topic, channel))
 
     def publish(self, topic: str, data: bytes, defer: int | None = None) -> None:
         """Send PUB, or DPUB with a delay in milliseconds; nsqd answers OK."""
+        assert_valid_topic_name(topic, self.options.max_name_length)
         self.send(commands.publish(topic, data) if defer is None else commands.deferpublish(topic, data, defer))
 
     def multipublish(self, topic: str, messages: Iterable[bytes]) -> None:
         """Send MPUB; nsqd answers OK."""
+        assert_valid_topic_name(topic, self.options.max_name_length)
         self.send(commands.multipublish(topic, messages))
 
     def ready(self, count: int) -> None:
@@ -254,20 +380,16 @@ class NsqdTCPClient:
         self.ready_count = count
 
     def finish(self, message_id: bytes) -> None:
-        """Send FIN."""
-        self.send(commands.finish(message_id))
-        self.in_flight -= 1
-        self.on_finish.send(self, message_id=message_id)
+        """Send FIN. From another thread than that which connected it is sent there, soon."""
+        self._connected_answers.finish(message_id)
 
     def requeue(self, message_id: bytes, timeout: int = 0, backoff: bool = True) -> None:
-        """Send REQ; timeout in milliseconds."""
-        self.send(commands.requeue(message_id, timeout))
-        self.in_flight -= 1
-        self.on_requeue.send(self, message_id=message_id, timeout=timeout, backoff=backoff)
+        """Send REQ; timeout in milliseconds. Threads as finish()."""
+        self._connected_answers.requeue(message_id, timeout, backoff)
 
     def touch(self, message_id: bytes) -> None:
-        """Send TOUCH."""
-        self.send(commands.touch(message_id))
+        """Send TOUCH. Threads as finish()."""
+        self._connected_answers.touch(message_id)
 
     def close(self) -> None:
         """Send CLS; nsqd answers CLOSE_WAIT."""
@@ -277,7 +399,52 @@ class NsqdTCPClient:
         """Send NOP."""
         self.send(commands.NOP)
 
-    def _connected(self) -> Transport:
-        if self._transport is None:
+    # --- what a Message asks, see message.Responder
+
+    @property
+    def msg_timeout(self) -> float | None:
+        """Seconds until nsqd takes an unanswered message back; None if it did not say and was not told."""
+        return self.options.msg_timeout if self._answers is None else self._answers.msg_timeout
+
+    @property
+    def max_msg_timeout(self) -> float | None:
+        """Seconds behind its delivery that touches can keep a message; None if nsqd did not say."""
+        return self.identity.max_msg_timeout
+
+    def now(self) -> float:
+        """The machine's monotonic time."""
+        return self._connected_answers.now()
+
+    def keep_touching(self, message: Message, interval: float) -> Callable[[], None]:
+        """Touch a message every interval seconds; returns what stops it."""
+        return self._connected_answers.keep_touching(message, interval)
+
+    def _check_connected(self) -> None:
+        if not self.is_connected:
             raise NSQConnectionClosed(f"{self.nsqd}: not connected")
-        return self._transport
+
+    @property
+    def _connected(self) -> Layers:
+        self._check_connected()
+        assert self._layers is not None  # connect() has made them
+        return self._layers
+
+    @property
+    def _connected_answers(self) -> Answers:
+        if self._answers is None:
+            raise NSQConnectionClosed(f"{self.nsqd}: not connected")
+        return self._answers
+
+    @contextlib.contextmanager
+    def _limited(self, what: str, *, resumable: bool = False) -> Iterator[None]:
+        """Bound what reads or writes by the timeout. Half a frame can be read on; half a command closes us."""
+        deadline = gevent.Timeout(self.options.timeout)
+        try:
+            with deadline:
+                yield
+        except BaseException as error:
+            if not resumable or isinstance(error, NSQException):
+                self.close_stream()
+            if error is not deadline:
+                raise
+            raise NSQTimeout(f"{self.nsqd}: {what} within {self.options.timeout} s") from None

@@ -156,6 +156,8 @@ class FrameDecoder:
             return None
         frame = (frame_type, bytes(self._tail[8 : 4 + size]))
         del self._tail[: 4 + size]
+        # What feed() waited for may have been this frame.
+        self._wanted = 0
         return frame
 
     def detach(self) -> bytes:

@@ -1,25 +1,41 @@
-"""The order of a connection's first steps: magic, then IDENTIFY and what its answer settles.
+"""The order of a connection's first steps: magic, IDENTIFY, TLS, compression, AUTH.
 
-Pure: a generator that yields what is to be done (Write, ReadFrame) and returns the Identity. Who performs the steps
-owns the socket. Frames are taken one at a time: bytes behind an answer may belong to a layer that begins there.
-Source: the V2 specification, IDENTIFY; nsqd protocol_v2.go IDENTIFY.
+Pure: a generator that yields what is to be done (Write, ReadFrame, StartTLS, StartCompression) and returns the
+Identity. Who performs the steps owns the socket. Frames are taken one at a time: bytes behind an answer may belong to
+the layer that begins there. Source: the V2 specification, IDENTIFY and AUTH; nsqd protocol_v2.go IDENTIFY, AUTH.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-from gnsq.errors import NSQBadBody, NSQErrorCode, NSQException, NSQProtocolError, make_error
+from gnsq.errors import NSQBadBody, NSQErrorCode, NSQException, NSQInvalid, NSQProtocolError, make_error
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
+from gnsq.protocol.compression import DEFAULT_DEFLATE_LEVEL, Codec, Deflate, Snappy, require_snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, OK, RESPONSE, Frame
 
-__all__ = ["Handshake", "Identity", "ReadFrame", "Write", "handshake", "identification"]
+__all__ = [
+    "Handshake",
+    "Identity",
+    "ReadFrame",
+    "StartCompression",
+    "StartTLS",
+    "Step",
+    "Write",
+    "authentication",
+    "explained",
+    "handshake",
+    "identification",
+    "upgrade",
+]
 
 # What a server that does not negotiate allows. Source: the client guide, "nsqd Max RDY Count".
 DEFAULT_MAX_RDY_COUNT = 2500
+# What nsqd 1.3.0 takes by default (--min-output-buffer-timeout); below, each message costs it a flush of its own.
+LOW_OUTPUT_BUFFER_TIMEOUT = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +51,18 @@ class ReadFrame:
 
 
 @dataclass(frozen=True, slots=True)
+class StartTLS:
+    """Begin TLS, as its client. Nothing may have come behind the last frame: it would not be nsqd's."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartCompression:
+    """Compress and decompress from here on; what came behind the last frame is compressed already."""
+
+    codec: Codec
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
     """What IDENTIFY settled. Durations in seconds; None where the server did not say."""
 
@@ -43,11 +71,18 @@ class Identity:
     msg_timeout: float | None = None
     max_msg_timeout: float | None = None
     auth_required: bool = False
+    tls: bool = False
+    compression: Codec | None = None
     # The server's answer as it came; empty when it was a plain OK.
     answer: Mapping[str, object] = field(default_factory=dict)
+    # Its answer to AUTH; empty when none was sent.
+    auth: Mapping[str, object] = field(default_factory=dict)
+    # What the user should know though it works.
+    warnings: tuple[str, ...] = ()
 
 
-Handshake = Generator[Write | ReadFrame, Frame | None, Identity]
+Step = Write | ReadFrame | StartTLS | StartCompression
+Handshake = Generator[Step, Frame | None, Identity]
 
 
 def handshake(options: ConnectionOptions) -> Handshake:
@@ -55,9 +90,12 @@ def handshake(options: ConnectionOptions) -> Handshake:
 
     Raises:
         NSQErrorCode: What nsqd said instead.
-        NSQProtocolError: If the answer is none of IDENTIFY's.
-        NSQException: If nsqd requires AUTH.
+        NSQProtocolError: If an answer is none of nsqd's.
+        NSQException: If nsqd does not offer the TLS that was asked for, or requires AUTH and there is no secret.
+        ImportError: If snappy is asked for and python-snappy can't be imported; before anything is sent.
     """
+    if options.snappy:
+        require_snappy()
     yield Write(commands.MAGIC_V2)
     return (yield from identification(options))
 
@@ -65,56 +103,145 @@ def handshake(options: ConnectionOptions) -> Handshake:
 def identification(options: ConnectionOptions) -> Handshake:
     """Yield the steps of handshake() behind the magic; nsqd takes IDENTIFY more than once, until SUB."""
     yield Write(commands.identify(options.identify_body()))
-    identity = _identity((yield from _read_response()))
+    identity = _identity((yield from _read_response("IDENTIFY")), options)
+    if identity.auth_required and options.auth_secret is None:
+        raise NSQException("nsqd requires AUTH (it runs with --auth-http-address): give auth_secret")
+    if identity.tls:
+        yield from upgrade(StartTLS())
+    if identity.compression is not None:
+        yield from upgrade(StartCompression(identity.compression))
     if identity.auth_required:
-        raise NSQException("nsqd requires AUTH (--auth-http-address), which this version of gnsq can't send yet")
+        assert options.auth_secret is not None  # asked above, before anything else was sent
+        identity = replace(identity, auth=(yield from authentication(options.auth_secret)))
     return identity
 
 
-def _read_response() -> Generator[Write | ReadFrame, Frame | None, bytes]:
+def upgrade(step: StartTLS | StartCompression) -> Generator[Step, Frame | None, None]:
+    """Yield the steps of one upgrade; nsqd sends an OK through each new layer.
+
+    Raises:
+        NSQErrorCode: If nsqd does not begin the layer.
+        NSQProtocolError: If something else comes.
+    """
+    yield step
+    layer = step.codec.name if isinstance(step, StartCompression) else "TLS"
+    answer = yield from _read_response(layer)
+    if answer != OK:
+        raise NSQProtocolError(f"answer {answer[:80]!r} behind the start of {layer}, OK was due")
+
+
+def authentication(secret: bytes) -> Generator[Step, Frame | None, Mapping[str, object]]:
+    """Yield the steps of AUTH; return nsqd's answer: ``identity``, ``identity_url``, ``permission_count``.
+
+    Raises:
+        NSQErrorCode: If nsqd does not accept the secret.
+        NSQProtocolError: If its answer is not JSON.
+    """
+    yield Write(commands.auth(secret))
+    data = yield from _read_response("AUTH")
+    answer = _json_object(data)
+    if answer is None:
+        raise NSQProtocolError(f"answer {data[:80]!r} to AUTH is no JSON object")
+    return answer
+
+
+def _read_response(command: str) -> Generator[Step, Frame | None, bytes]:
     """Read the next response; heartbeats may come in front of it once IDENTIFY has started them."""
     while True:
         frame = yield ReadFrame()
         assert frame is not None  # what the performer sends in answer to ReadFrame
         frame_type, data = frame
         if frame_type == ERROR:
-            raise _explained(make_error(data))
+            raise explained(make_error(data))
         if frame_type != RESPONSE:
-            raise NSQProtocolError(f"frame of type {frame_type} in answer to IDENTIFY; a response was due")
+            raise NSQProtocolError(f"frame of type {frame_type} in answer to {command}; a response was due")
         if data != HEARTBEAT:
             return data
         yield Write(commands.NOP)
 
 
-def _identity(data: bytes) -> Identity:
-    if data == OK:
-        return Identity()
+def _json_object(data: bytes) -> dict[str, object] | None:
     try:
         answer = json.loads(data)
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
+    except (ValueError, RecursionError):
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _identity(data: bytes, options: ConnectionOptions) -> Identity:
+    answer = {} if data == OK else _json_object(data)
+    if answer is None:
         raise NSQProtocolError(f"answer {data[:80]!r} to IDENTIFY is neither OK nor a JSON object")
-    if not isinstance(answer.get("max_rdy_count", 0), int):
-        raise NSQProtocolError(f"max_rdy_count {answer['max_rdy_count']!r} in the answer to IDENTIFY is no integer")
+    max_rdy_count = answer.get("max_rdy_count", DEFAULT_MAX_RDY_COUNT)
+    if not isinstance(max_rdy_count, int) or max_rdy_count < 0:
+        raise NSQProtocolError(f"max_rdy_count {max_rdy_count!r} in the answer to IDENTIFY is no count")
+    version = answer.get("version")
     return Identity(
-        version=answer.get("version"),
-        max_rdy_count=answer.get("max_rdy_count", DEFAULT_MAX_RDY_COUNT),
+        version=None if version is None else str(version),
+        max_rdy_count=max_rdy_count,
         msg_timeout=_seconds(answer.get("msg_timeout")),
         max_msg_timeout=_seconds(answer.get("max_msg_timeout")),
         auth_required=bool(answer.get("auth_required")),
+        tls=_tls(answer, options),
+        compression=_compression(answer, options),
         answer=answer,
+        warnings=tuple(_warnings(answer, options)),
     )
 
 
-def _explained(error: NSQErrorCode) -> NSQErrorCode:
-    if isinstance(error, NSQBadBody):
-        error.text += (
-            " (nsqd's flags --max-heartbeat-interval, --max-output-buffer-size, --max-output-buffer-timeout and "
-            "--max-msg-timeout set the limits of these options)"
+def _tls(answer: Mapping[str, object], options: ConnectionOptions) -> bool:
+    """Decide about TLS; never on in clear text when TLS was asked for."""
+    offered = bool(answer.get("tls_v1"))
+    if options.wants_tls and not offered:
+        how = "it runs without --tls-cert and --tls-key" if answer else "it answers IDENTIFY with a plain OK"
+        raise NSQException(f"TLS was asked for and nsqd does not offer it ({how}); nothing more was sent")
+    if offered and not options.wants_tls:
+        raise NSQProtocolError("nsqd begins TLS, which was not asked for")
+    return offered
+
+
+def _compression(answer: Mapping[str, object], options: ConnectionOptions) -> Codec | None:
+    wanted = {"snappy": options.snappy, "deflate": options.deflate}
+    offered = [name for name in wanted if answer.get(name)]
+    if not offered:
+        return None
+    if offered != [name for name in wanted if wanted[name]]:
+        raise NSQProtocolError(f"nsqd begins {' and '.join(offered)}, which was not asked for")
+    if options.snappy:
+        return Snappy()
+    level = answer.get("deflate_level")
+    # An answer may say 0, as the specification's example does.
+    return Deflate(level if isinstance(level, int) and 1 <= level <= 9 else DEFAULT_DEFLATE_LEVEL)
+
+
+def _warnings(answer: Mapping[str, object], options: ConnectionOptions) -> Iterator[str]:
+    for name in ("snappy", "deflate"):
+        if getattr(options, name) and not answer.get(name):
+            yield f"{name} was asked for and nsqd does not offer it; going on without compression"
+    if answer.get("deflate") and options.output_buffer_size == -1:
+        # Source: nsqd's writer then flushes into the compressor, not through it.
+        yield "output_buffer_size -1 with deflate: nsqd 1.3.0 leaves messages in its compressor; use 64 or more"
+    if 0 < options.output_buffer_timeout < LOW_OUTPUT_BUFFER_TIMEOUT:
+        yield (
+            f"output_buffer_timeout {options.output_buffer_timeout} ms is below {LOW_OUTPUT_BUFFER_TIMEOUT} ms: nsqd "
+            "works harder for each message, and refuses it unless its --min-output-buffer-timeout allows it"
         )
+
+
+def explained(error: NSQErrorCode) -> NSQErrorCode:
+    """Add to nsqd's words what to do, where it is known; the texts are nsqd 1.3.0's."""
+    if isinstance(error, NSQBadBody) and error.text.startswith("IDENTIFY") and error.text.endswith("is invalid"):
+        error.text += (
+            " (nsqd's flags --max-heartbeat-interval, --max-output-buffer-size, --min-output-buffer-timeout, "
+            "--max-output-buffer-timeout and --max-msg-timeout set the limits of these options)"
+        )
+    elif isinstance(error, NSQInvalid) and "TLS required" in error.text:
+        error.text += " (nsqd runs with --tls-required: give tls_v1=True)"
+    error.args = (error.text,)
     return error
 
 
 def _seconds(milliseconds: object) -> float | None:
-    return milliseconds / 1000 if isinstance(milliseconds, (int, float)) else None
+    if not isinstance(milliseconds, (int, float)) or isinstance(milliseconds, bool) or not 0 < milliseconds < 2**63:
+        return None
+    return milliseconds / 1000

@@ -1,6 +1,7 @@
 """What a topic or channel may be called. Decides only.
 
-Source: nsq internal/protocol/names.go; 1 to 64 bytes with ``#ephemeral`` counted in.
+Source: nsq internal/protocol/names.go; 1 to 64 bytes with ``#ephemeral`` counted in. The specification of nsqd 0.2.21
+says 32.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ MAX_NAME_LENGTH = 64
 VALID_NAME_RE = re.compile(r"\A[.a-zA-Z0-9_-]+(#ephemeral)?\Z")
 
 
-def valid_topic_name(name: str) -> bool:
-    """Whether nsqd takes this as the name of a topic."""
-    return isinstance(name, str) and 1 <= len(name) <= MAX_NAME_LENGTH and VALID_NAME_RE.match(name) is not None
+def valid_topic_name(name: str, max_length: int = MAX_NAME_LENGTH) -> bool:
+    """Whether nsqd takes this as the name of a topic; the oldest servers have a max_length of 32."""
+    return isinstance(name, str) and 1 <= len(name) <= max_length and VALID_NAME_RE.match(name) is not None
 
 
-def valid_channel_name(name: str) -> bool:
+def valid_channel_name(name: str, max_length: int = MAX_NAME_LENGTH) -> bool:
     """Whether nsqd takes this as the name of a channel; the rule is that of topics."""
-    return valid_topic_name(name)
+    return valid_topic_name(name, max_length)
 
 
-def assert_valid_topic_name(name: str) -> None:
+def assert_valid_topic_name(name: str, max_length: int = MAX_NAME_LENGTH) -> None:
     """Raise ValueError unless nsqd takes this as the name of a topic."""
-    if not valid_topic_name(name):
-        raise ValueError(_refusal("topic", name))
+    if not valid_topic_name(name, max_length):
+        raise ValueError(_refusal("topic", name, max_length))
 
 
-def assert_valid_channel_name(name: str) -> None:
+def assert_valid_channel_name(name: str, max_length: int = MAX_NAME_LENGTH) -> None:
     """Raise ValueError unless nsqd takes this as the name of a channel."""
-    if not valid_channel_name(name):
-        raise ValueError(_refusal("channel", name))
+    if not valid_channel_name(name, max_length):
+        raise ValueError(_refusal("channel", name, max_length))
 
 
 def is_ephemeral(name: str) -> bool:
@@ -49,12 +50,12 @@ def is_ephemeral(name: str) -> bool:
     return name.endswith("#ephemeral")
 
 
-def _refusal(kind: str, name: object) -> str:
+def _refusal(kind: str, name: object, max_length: int) -> str:
     if not isinstance(name, str):
         return f"{kind} name {name!r} is {type(name).__name__}, not str"
-    if len(name) > MAX_NAME_LENGTH:
-        return f"{kind} name {name!r} has {len(name)} characters, the limit is {MAX_NAME_LENGTH}"
+    if len(name) > max_length:
+        return f"{kind} name {name!r} has {len(name)} characters, the limit is {max_length}"
     return (
-        f"{kind} name {name!r} is not valid: 1 to {MAX_NAME_LENGTH} of the characters . a-z A-Z 0-9 _ - "
+        f"{kind} name {name!r} is not valid: 1 to {max_length} of the characters . a-z A-Z 0-9 _ - "
         "are allowed, then perhaps #ephemeral"
     )

@@ -1,8 +1,12 @@
 """The nsqd that these tests talk to: fakensqd, or with ``-p integration.servers`` a real one."""
 
+import contextlib
 import uuid
 
 import pytest
+
+from fakensqd import FakeNsqd
+from fakensqd.thread import Threaded
 
 
 @pytest.fixture
@@ -21,3 +25,28 @@ def topic():
 def lookupd(request):
     real = request.config.pluginmanager.hasplugin("integration.servers")
     return request.getfixturevalue("real_lookupd" if real else "fakelookupd")
+
+
+@pytest.fixture
+def start_nsqd(request):
+    """Starts an nsqd with flags of its own, underscores for dashes."""
+    real = request.config.pluginmanager.hasplugin("integration.servers")
+    with contextlib.ExitStack() as stack:
+
+        def start(**options):
+            if not real:
+                if "auth_http_address" in options:
+                    options["auth_http_addresses"] = (options.pop("auth_http_address"),)
+                return stack.enter_context(Threaded(FakeNsqd(**options)))
+            from integration.servers import program, running
+
+            if program("nsqd") is None:
+                pytest.skip("an nsqd that runs elsewhere has no flags to set")
+            return stack.enter_context(running("nsqd", *[_flag(*option) for option in options.items()]))
+
+        yield start
+
+
+def _flag(name, value):
+    text = str(value).lower() if isinstance(value, bool) else value
+    return f"--{name.replace('_', '-')}={text}"

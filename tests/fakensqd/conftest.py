@@ -1,7 +1,13 @@
-"""What all tests of the emulator have: nothing is left open."""
+"""What all tests of the emulator have: nothing is left open, and certificates made once."""
+
+import ssl
 
 import pytest
+from gevent.ssl import SSLContext
 
+from fakensqd import Certificates
+from fakensqd.options import NsqdOptions
+from fakensqd.tls import server_context as make_server_context
 from tests.fakensqd.wire import Client
 
 
@@ -10,3 +16,28 @@ def _clients_are_closed():
     yield
     while Client.opened:
         Client.opened.pop().socket.close()
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory):
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def tls_options(certificates):
+    """Options of an nsqd that offers TLS."""
+    files = certificates.server()
+    return {"tls_cert": files.certificate, "tls_key": files.key}
+
+
+@pytest.fixture(scope="session")
+def server_context(tls_options):
+    return make_server_context(NsqdOptions(**tls_options))
+
+
+@pytest.fixture(scope="session")
+def client_context(certificates):
+    """A context that trusts what the certificates' CA has signed."""
+    context = SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(certificates.ca)
+    return context

@@ -6,7 +6,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from fakensqd.clock import ManualClock, RealClock
+from fakensqd.clock import ManualClock, RealClock, run_within
 
 
 def test_the_real_clock_calls_back_in_time():
@@ -88,3 +88,51 @@ def test_sleepers_wake_when_their_time_has_come():
 def test_time_does_not_go_back():
     with pytest.raises(ValueError, match="seconds -1 are negative"):
         ManualClock().advance(-1)
+
+
+def test_what_is_done_in_time_gives_its_value():
+    assert run_within(RealClock(), 10.0, lambda: gevent.sleep(0) or "done") == "done"
+
+
+def test_what_raises_in_time_is_raised():
+    def fail():
+        raise KeyError("broken")
+
+    with pytest.raises(KeyError, match="broken"):
+        run_within(RealClock(), 10.0, fail)
+
+
+def test_what_is_not_done_in_time_is_killed():
+    clock, ends = ManualClock(), []
+
+    def wait():
+        try:
+            Event().wait()
+        finally:
+            ends.append("killed")
+
+    waiting = gevent.spawn(run_within, clock, 5.0, wait)
+    gevent.sleep(0)
+    gevent.sleep(0)
+    clock.advance(5.0)
+
+    with pytest.raises(TimeoutError, match=r"not done within 5\.0 s"):
+        waiting.get(timeout=10)
+    assert ends == ["killed"]
+
+
+def test_who_waits_and_is_killed_takes_the_work_along():
+    ends = []
+
+    def wait():
+        try:
+            Event().wait()
+        finally:
+            ends.append("killed")
+
+    waiting = gevent.spawn(run_within, ManualClock(), 5.0, wait)
+    gevent.sleep(0)
+    gevent.sleep(0)
+    waiting.kill()
+
+    assert ends == ["killed"]

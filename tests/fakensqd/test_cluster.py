@@ -4,7 +4,6 @@ import pytest
 
 from fakensqd import FakeCluster
 from tests.fakensqd.wire import request
-from tests.helpers import wait_until
 
 
 @pytest.mark.parametrize(("nsqds", "lookupds"), [(2, 1), (3, 2), (1, 0)])
@@ -13,7 +12,7 @@ def test_every_nsqd_registers_with_every_nsqlookupd(nsqds, lookupds):
         assert len(cluster.nsqd_tcp_addresses) == len(set(cluster.nsqd_tcp_addresses)) == nsqds
         assert len(cluster.lookupd_http_addresses) == lookupds
         for address in cluster.lookupd_http_addresses:
-            wait_until(lambda address=address: len(request(address, "GET", "/nodes")["producers"]) == nsqds)
+            assert len(request(address, "GET", "/nodes")["producers"]) == nsqds
         assert {nsqd.options.max_rdy_count for nsqd in cluster.nsqds} == {7}
 
     assert cluster.errors == []
@@ -25,4 +24,4 @@ def test_it_can_be_started_again():
         addresses = cluster.nsqd_tcp_addresses
     with cluster:
         assert cluster.nsqd_tcp_addresses == addresses
-        wait_until(lambda: len(request(cluster.lookupd_http_addresses[0], "GET", "/nodes")["producers"]) == 2)
+        assert len(request(cluster.lookupd_http_addresses[0], "GET", "/nodes")["producers"]) == 2

@@ -3,10 +3,15 @@
 import gevent
 import pytest
 from gevent import socket
+from gevent.event import AsyncResult
 
 from fakensqd.clock import ManualClock
 from fakensqd.connection import Connection
-from fakensqd.effects import Close, Send
+from fakensqd.effects import AskAuth, Close, Send, StartCompression
+from fakensqd.layers import Layers
+from gnsq.layers import CompressedTransport
+from gnsq.protocol.compression import Deflate
+from gnsq.transport import TcpTransport
 from tests.helpers import wait_until
 
 
@@ -23,6 +28,8 @@ class Script:
         self.ticked = []
         self.broken = False
         self.answers = []
+        self.resumed = []
+        self.after = []
 
     def receive(self, data, now):
         if self.broken:
@@ -30,6 +37,10 @@ class Script:
         self.received += data
         answers, self.answers = self.answers, []
         return answers
+
+    def resume(self, answer, now):
+        self.resumed.append(answer)
+        return self.after.pop(0)
 
     def end_of_input(self, now):
         self.ended = True
@@ -57,7 +68,8 @@ def pair(clock):
     """A connection that runs, its session, its client's socket, and errors."""
     ours, theirs = socket.socketpair()
     errors = []
-    connection = Connection(ours, clock, Script, errors.append)
+    layers = Layers(TcpTransport(ours, "client"), clock)
+    connection = Connection(layers, clock, Script, errors.append)
     greenlet = gevent.spawn(connection.run)
     theirs.settimeout(10)
     yield connection.session, theirs, errors, greenlet
@@ -191,5 +203,137 @@ def test_a_killed_reader_takes_the_writer_along(pair):
     greenlet.kill()
 
     assert session.gone
+    assert client.recv(100) == b""
+    assert errors == []
+
+
+# --- questions --------------------------------------------------------------------------------------------------------
+
+QUESTION = AskAuth(b"secret", "127.0.0.1", "", False)
+
+
+@pytest.fixture
+def asked(clock):
+    """A connection whose questions the test answers: session, client, what was asked, the answer, errors."""
+    ours, theirs = socket.socketpair()
+    errors, questions, answer = [], [], AsyncResult()
+
+    def ask(question):
+        questions.append(question)
+        return answer.get()
+
+    connection = Connection(Layers(TcpTransport(ours, "client"), clock), clock, Script, errors.append, ask)
+    greenlet = gevent.spawn(connection.run)
+    theirs.settimeout(10)
+    yield connection.session, theirs, questions, answer
+    theirs.close()
+    greenlet.kill()
+    assert errors == []
+
+
+def test_a_question_is_answered_before_anything_else_is_read(asked):
+    session, client, questions, answer = asked
+    session.answers = [Send(b"wait "), QUESTION]
+    session.after = [[Send(b"done")]]
+
+    client.sendall(b"first")
+    assert client.recv(100) == b"wait "
+    client.sendall(b"second")
+    session.pumped = [Send(b"news ")]
+    session.wake()
+    assert client.recv(100) == b"news "
+    assert (questions, session.received) == ([QUESTION], b"first")
+
+    answer.set("yes")
+    assert client.recv(100) == b"done"
+    wait_until(lambda: session.received == b"firstsecond")
+    assert session.resumed == ["yes"]
+
+
+def test_one_question_may_follow_the_other(asked):
+    session, client, _, answer = asked
+    session.answers = [QUESTION]
+    session.after = [[QUESTION], [Send(b"done")]]
+    answer.set("yes")
+
+    client.sendall(b"x")
+
+    assert client.recv(100) == b"done"
+    assert session.resumed == ["yes", "yes"]
+
+
+def test_who_closes_meanwhile_is_not_answered(asked):
+    session, client, questions, answer = asked
+    session.answers = [QUESTION]
+    session.after = [[QUESTION]]
+    client.sendall(b"x")
+    wait_until(lambda: questions)
+    session.pumped = [Close()]
+    session.wake()
+    assert client.recv(100) == b""
+
+    answer.set("yes")
+
+    wait_until(lambda: session.gone)
+    assert questions == [QUESTION]
+
+
+def test_compression_begins_behind_what_was_said_before(pair):
+    session, client, errors, _ = pair
+    session.answers = [Send(b"plain"), StartCompression(Deflate())]
+    session.after = [[Send(b"compressed")]]
+
+    client.sendall(b"x")
+
+    peer = CompressedTransport(TcpTransport(client, "server"), Deflate(), client.recv(100).removeprefix(b"plain"))
+    assert peer.recv(100) == b"compressed"
+    peer.sendall(b"back")
+    wait_until(lambda: session.received == b"xback")
+    assert (session.resumed, errors) == ([None], [])
+
+
+def test_what_is_said_while_a_layer_is_put_on_goes_through_it(pair):
+    session, client, _, _ = pair
+    session.answers = [Send(b"x" * 10_000_000), StartCompression(Deflate())]
+    session.after = [[Send(b"done")]]
+    client.sendall(b"x")
+    wait_until(lambda: session.received)
+    session.pumped = [Send(b"news ")]
+    gevent.sleep(0)
+    session.wake()
+
+    received = b""
+    while len(received) <= 10_000_000:
+        received += client.recv(1 << 20)
+
+    peer = CompressedTransport(TcpTransport(client, "server"), Deflate(), received[10_000_000:])
+    data = peer.recv(100)
+    while not data.endswith(b"done"):
+        data += peer.recv(100)
+    assert data in (b"news done", b"donenews ")
+
+
+def test_a_client_that_goes_while_a_layer_is_put_on(pair):
+    session, client, errors, greenlet = pair
+    session.answers = [Send(b"x" * 10_000_000), StartCompression(Deflate())]
+    client.sendall(b"x")
+    wait_until(lambda: session.received)
+
+    client.close()
+
+    greenlet.join(timeout=10)
+    assert (session.resumed, errors) == ([], [])
+
+
+def test_what_cannot_be_decompressed_is_the_end(pair):
+    session, client, errors, _ = pair
+    session.answers = [StartCompression(Deflate())]
+    session.after = [[Send(b"go")]]
+    client.sendall(b"x")
+    client.recv(100)
+
+    client.sendall(b"\xff\xff\xff\xff")
+
+    wait_until(lambda: session.ended)
     assert client.recv(100) == b""
     assert errors == []

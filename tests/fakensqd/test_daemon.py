@@ -1,5 +1,6 @@
 """Listeners: start, stop, ports, addresses, and that nothing is left over."""
 
+import contextlib
 import gc
 import socket
 
@@ -8,25 +9,9 @@ import gevent.socket
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.daemon import join_address, split_address
 from gnsq.protocol import commands
 from tests.fakensqd.wire import Client, consumer, request
 from tests.helpers import wait_until
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:4150", ("::1", 4150)), (":4150", ("", 4150))],
-)
-def test_addresses(text, address):
-    assert split_address(text) == address
-    assert join_address(*address) == text
-
-
-@pytest.mark.parametrize("text", ["localhost", "localhost:", "localhost:x", "localhost:65536", ""])
-def test_what_is_no_address(text):
-    with pytest.raises(ValueError, match="is not host:port"):
-        split_address(text)
 
 
 def test_ports_are_known_once_it_runs():
@@ -64,17 +49,38 @@ def test_it_takes_the_same_ports_again():
         assert request(nsqd.http_address, "GET", "/ping") == "OK"
 
 
-@pytest.mark.parametrize("taken", ["tcp_address", "http_address"])
-def test_a_port_that_is_taken(taken):
+@pytest.mark.parametrize("taken", ["tcp_address", "http_address", "https_address"])
+def test_a_port_that_is_taken(taken, tls_options):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        nsqd = FakeNsqd(**{taken: f"127.0.0.1:{other.getsockname()[1]}"})
+        nsqd = FakeNsqd(**tls_options, **{taken: f"127.0.0.1:{other.getsockname()[1]}"})
 
         with pytest.raises(OSError, match="Address already in use"):
             nsqd.start()
 
     assert not nsqd.running
+    nsqd = FakeNsqd(http_address=nsqd.http_address)
+    with nsqd:
+        pass
+
+
+def test_without_a_certificate_there_is_no_https():
+    with FakeNsqd() as nsqd:
+        assert (nsqd.https_address, nsqd.https_port) == ("", 0)
+
+
+def test_https_has_a_port_of_its_own_and_takes_it_again(tls_options, client_context):
+    nsqd = FakeNsqd(**tls_options)
+    with nsqd:
+        address = nsqd.https_address
+        assert address == f"127.0.0.1:{nsqd.https_port}"
+        assert address not in (nsqd.tcp_address, nsqd.http_address)
+        assert request(address, "POST", "/pub?topic=t", b"x", context=client_context) == "OK"
+
+    with nsqd:
+        assert nsqd.https_address == address
+        assert nsqd.broker.topics["t"].depth == 1
 
 
 def test_stop_hangs_up_on_everybody_at_once():
@@ -144,3 +150,39 @@ def test_http_clients_that_break_off_are_no_errors(capfd):
 
     assert nsqd.errors == []
     assert capfd.readouterr().err == ""
+
+
+LAST_WORDS = [pytest.param(b"", id="in silence"), pytest.param(commands.ready(1), id="with RDY")]
+
+
+@pytest.mark.parametrize("last_words", LAST_WORDS)
+def test_who_hung_up_gets_no_message_of_one_that_connects_later(last_words):
+    with FakeNsqd() as nsqd, contextlib.ExitStack() as stack:
+
+        def connected(data):
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", nsqd.tcp_port)))
+            sock.sendall(commands.MAGIC_V2 + data)
+            return sock
+
+        gone = connected(
+            commands.subscribe("t", "c") + commands.ready(0 if last_words else 1) + commands.publish("u", b"x")
+        )
+        gevent.socket.wait_read(gone.fileno(), timeout=10)
+        # What is not read makes a close a reset.
+        assert gone.recv(100).count(b"OK") == 2
+
+        def all_at_once():
+            """Run inside of the event loop, in front of accept(): what is done here is accepted before it is seen."""
+            bell.stop()
+            gone.sendall(last_words)
+            gone.close()
+            connected(commands.publish("t", b"x"))
+
+        loop = gevent.get_hub().loop
+        bell = loop.io(connected(b"").fileno(), 2, priority=loop.MAXPRI)
+        bell.start(all_at_once)
+
+        channel = nsqd.broker.topics["t"].channels["c"]
+        wait_until(lambda: channel.message_count and not channel.consumers)
+        bell.close()
+        assert (channel.depth, channel.in_flight_count) == (1, 0)

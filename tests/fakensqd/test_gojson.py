@@ -2,9 +2,16 @@
 
 import pytest
 
-from fakensqd.gojson import BOOL, INT, INT32, STRING, decode, encode
+from fakensqd.gojson import BOOL, INT, INT32, STRING, decode, encode, list_of, object_of
 
-FIELDS = {"name": STRING, "size": INT, "rate": INT32, "on": BOOL}
+FIELDS = {
+    "name": STRING,
+    "size": INT,
+    "rate": INT32,
+    "on": BOOL,
+    "names": list_of(STRING),
+    "parts": list_of(object_of({"size": INT})),
+}
 
 
 @pytest.mark.parametrize(
@@ -21,6 +28,9 @@ FIELDS = {"name": STRING, "size": INT, "rate": INT32, "on": BOOL}
         pytest.param(b'{"name": "a\xffb"}', {"name": "a\ufffdb"}, id="not UTF-8"),
         pytest.param(b'{"on": true, "rate": -2147483648}', {"on": True, "rate": -(2**31)}, id="types"),
         pytest.param(b'{"size": -0}', {"size": 0}, id="minus zero"),
+        pytest.param(b'{"name": "\\ud800x\\ud83d\\ude00"}', {"name": "\ufffdx\U0001f600"}, id="half a pair"),
+        pytest.param(b'{"names": ["a", null]}', {"names": ["a", ""]}, id="list"),
+        pytest.param(b'{"parts": [{"SIZE": 1, "x": 2}, null]}', {"parts": [{"size": 1}, {}]}, id="objects"),
     ],
 )
 def test_decode(body, values):
@@ -43,6 +53,10 @@ def test_decode(body, values):
         pytest.param(b'{"on": 1}', id="int for bool"),
         pytest.param(b'{"name": 1}', id="int for string"),
         pytest.param(b'{"name": {}}', id="object for string"),
+        pytest.param(b'{"names": {}}', id="object for list"),
+        pytest.param(b'{"names": [1]}', id="int in list of strings"),
+        pytest.param(b'{"parts": [[]]}', id="list for object"),
+        pytest.param(b'{"parts": [{"size": "1"}]}', id="wrong type inside"),
         pytest.param(b'{"size": 9223372036854775808}', id="65 bits"),
         pytest.param(b'{"rate": 2147483648}', id="33 bits"),
         pytest.param(b'{"size": %s}' % (b"1" * 9999), id="long"),

@@ -1,10 +1,8 @@
 """IDENTIFY: bounds, order of checks, what is in force afterwards."""
 
-import json
-
 import pytest
 
-from fakensqd.identify import Identification, IdentifyError, Settings, decode_identify
+from fakensqd.identify import Identification, IdentifyError, Settings, Upgrades, decode_identify, negotiated
 from fakensqd.options import NsqdOptions
 
 OPTIONS = NsqdOptions()
@@ -117,12 +115,42 @@ def test_a_second_identify_keeps_what_it_does_not_name():
     assert (settings.msg_timeout, settings.heartbeat_interval) == (5.0, 2.0)
 
 
-def test_the_answer_has_all_fields_in_order_and_offers_no_upgrade():
-    answer = identified(msg_timeout=5000, sample_rate=10).answer(NsqdOptions(max_rdy_count=7, max_deflate_level=3))
+TLS = {"tls_cert": "cert.pem", "tls_key": "key.pem"}
 
-    assert answer == (
-        b'{"max_rdy_count":7,"version":"1.3.0","max_msg_timeout":900000,"msg_timeout":5000,"tls_v1":false,'
-        b'"deflate":false,"deflate_level":3,"max_deflate_level":3,"snappy":false,"sample_rate":10,'
-        b'"auth_required":false,"output_buffer_size":16384,"output_buffer_timeout":250}'
+
+@pytest.mark.parametrize(
+    ("asked", "offered", "upgrades"),
+    [
+        pytest.param({}, TLS, Upgrades(), id="nothing"),
+        pytest.param({"tls_v1": True}, TLS, Upgrades(tls=True), id="TLS"),
+        pytest.param({"tls_v1": True}, {}, Upgrades(), id="TLS is not offered"),
+        pytest.param({"snappy": True}, {}, Upgrades(snappy=True), id="snappy"),
+        pytest.param({"snappy": True}, {"snappy": False}, Upgrades(), id="snappy is not offered"),
+        pytest.param({"deflate": True}, {}, Upgrades(deflate=True, deflate_level=6), id="deflate"),
+        pytest.param({"deflate": True}, {"deflate": False}, Upgrades(), id="deflate is not offered"),
+        pytest.param({"deflate": True, "snappy": True}, {"deflate": False}, Upgrades(snappy=True), id="one of two"),
+        pytest.param({"deflate": True, "deflate_level": 2}, {}, Upgrades(deflate=True, deflate_level=2), id="level"),
+        pytest.param({"deflate": True, "deflate_level": 9}, {}, Upgrades(deflate=True), id="level too high"),
+        pytest.param({"deflate": True, "deflate_level": -1}, {}, Upgrades(deflate=True), id="level too low"),
+        pytest.param({"deflate_level": 2}, {}, Upgrades(), id="level without deflate"),
+        pytest.param({}, {"max_deflate_level": 3}, Upgrades(deflate_level=3), id="highest level"),
+    ],
+)
+def test_what_is_asked_for_and_offered_is_negotiated(asked, offered, upgrades):
+    assert negotiated(Identification(**asked), NsqdOptions(**offered)) == upgrades
+
+
+def test_both_compressions_are_refused():
+    with pytest.raises(IdentifyError, match=r"^cannot enable both deflate and snappy compression$"):
+        negotiated(Identification(snappy=True, deflate=True), OPTIONS)
+
+
+def test_the_answer_has_all_fields_in_order():
+    options = NsqdOptions(max_rdy_count=7, max_deflate_level=3, auth_http_addresses=("a:1",))
+    upgrades = Upgrades(tls=True, deflate=True, deflate_level=3)
+
+    assert identified(msg_timeout=5000, sample_rate=10).answer(upgrades, options) == (
+        b'{"max_rdy_count":7,"version":"1.3.0","max_msg_timeout":900000,"msg_timeout":5000,"tls_v1":true,'
+        b'"deflate":true,"deflate_level":3,"max_deflate_level":3,"snappy":false,"sample_rate":10,'
+        b'"auth_required":true,"output_buffer_size":16384,"output_buffer_timeout":250}'
     )
-    assert json.loads(answer)["version"] == "1.3.0"

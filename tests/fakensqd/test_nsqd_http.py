@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fakensqd.broker import Broker
-from fakensqd.nsqd_http import nsqd_application
+from fakensqd.nsqd_http import nsqd_application, tls_required_application
 from fakensqd.options import NsqdOptions
 from gnsq.protocol.commands import multipublish_body
 from tests.fakensqd.test_http_api import call, environ
@@ -17,6 +17,7 @@ class Facts:
     hostname = "h"
     tcp_port = 4150
     http_port = 4151
+    https_port = 4152
     start_time = 1_577_836_800
     sessions = ()
 
@@ -196,10 +197,40 @@ def test_stats_as_text_and_json(api):
         ("log_level", "2"),
         ("nsqlookupd_tcp_addresses", '["a:1"]'),
         ("broadcast_address", "127.0.0.1"),
+        ("tls_required", "0"),
+        ("tls_min_version", "769"),
+        ("tls_cert", ""),
+        ("snappy", "true"),
+        ("deflate", "true"),
+        ("auth_http_addresses", "[]"),
+        ("http_client_connect_timeout", "2000000000"),
     ],
 )
 def test_config(api, name, value):
     assert api("GET", f"/config/{name}") == (200, value)
+
+
+def test_config_of_required_tls(server):
+    server.options = NsqdOptions(tls_cert="c", tls_key="k", tls_required="tcp-https", tls_min_version="tls1.2")
+    application = nsqd_application(server)
+
+    assert call(application, "GET", "/config/tls_required")[2] == b"1"
+    assert call(application, "GET", "/config/tls_min_version")[2] == b"771"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/ping", b'{"message": "TLS_REQUIRED", "https_port": 4152}'),
+        ("POST", "/nothing", b'{"message": "TLS_REQUIRED", "https_port": 4152}'),
+        ("HEAD", "/ping", b""),
+    ],
+)
+def test_where_https_is_required_it_is_all_that_is_said(server, method, path, body):
+    status, headers, data = call(tls_required_application(server), method, path)
+
+    assert (status, data) == (403, body)
+    assert headers["x-nsq-content-type"] == "nsq; version=1.0"
 
 
 @pytest.mark.parametrize("name", ["other", "node_id", "lookupd_ping_interval", "max-msg-size"])

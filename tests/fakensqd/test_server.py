@@ -1,10 +1,12 @@
 """FakeNsqd over its sockets: messages all the way, time, options."""
 
+import gevent
 import pytest
 
-from fakensqd import FakeNsqd
+from fakensqd import FakeAuthServer, FakeNsqd, Grant
 from fakensqd.clock import ManualClock
 from gnsq.protocol import commands
+from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import MESSAGE, RESPONSE, decode_message
 from tests.fakensqd.wire import Client, consumer, request
 from tests.helpers import wait_until
@@ -146,7 +148,7 @@ def test_options_are_those_of_nsqd():
     nsqd = FakeNsqd(max_rdy_count=7, broadcast_address="b.example")
 
     assert (nsqd.options.max_rdy_count, nsqd.broadcast_address) == (7, "b.example")
-    with pytest.raises(TypeError, match="FakeNsqd has no option max_rdy; options are broadcast_address"):
+    with pytest.raises(TypeError, match="FakeNsqd has no option max_rdy; options are auth_http_addresses, broadcast_"):
         FakeNsqd(max_rdy=1)
     with pytest.raises(ValueError, match="node_id 1024 must be within 0 to 1023"):
         FakeNsqd(node_id=1024)
@@ -157,3 +159,98 @@ def test_two_servers_do_not_meet():
         request(one.http_address, "POST", "/pub?topic=t", b"x")
 
         assert (list(one.broker.topics), list(two.broker.topics)) == (["t"], [])
+
+
+CODECS = [pytest.param(None, id="plain"), pytest.param(Snappy, id="snappy"), pytest.param(Deflate, id="deflate")]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
+def test_every_layer_carries_messages_both_ways(tls_options, client_context, tls, codec):
+    with FakeNsqd(**tls_options) as nsqd:
+        client = Client(nsqd.tcp_address)
+        client.identify(tls_v1=tls, **({codec.name: True} if codec else {}))
+        if tls:
+            client.start_tls(client_context)
+            assert client.frame() == OK
+        if codec:
+            client.compress(codec())
+            assert client.frame() == OK
+        client.send(b"SUB t c\nRDY 100\n" + commands.multipublish("t", [b"%d" % n * 1000 for n in range(100)]))
+
+        frames = [client.frame() for _ in range(102)]
+
+        assert sorted(kind for kind, _ in frames) == [RESPONSE] * 2 + [MESSAGE] * 100
+        bodies = [decode_message(data)[3] for kind, data in frames if kind == MESSAGE]
+        assert bodies == [b"%d" % n * 1000 for n in range(100)]
+        (session,) = nsqd.sessions
+        assert (session.opening.secured is not None, session.opening.snappy or session.opening.deflate) == (
+            tls,
+            codec is not None,
+        )
+
+    assert nsqd.errors == []
+
+
+def test_a_handshake_that_does_not_come_is_given_up(tls_options, clock):
+    with FakeNsqd(clock=clock, **tls_options) as nsqd:
+        client = Client(nsqd.tcp_address)
+        client.identify(tls_v1=True)
+        gevent.sleep(0)
+
+        wait_until(lambda: clock.advance(0.1) or not nsqd.sessions)
+
+        address = f"127.0.0.1{port(client)}"
+        text = f"E_IDENTIFY_FAILED IDENTIFY failed read tcp {nsqd.tcp_address}->{address}: i/o timeout"
+        assert client.frame() == (1, text.encode())
+        assert client.ended()
+
+
+def test_stop_ends_a_handshake(tls_options):
+    with FakeNsqd(**tls_options) as nsqd:
+        client = Client(nsqd.tcp_address)
+        client.identify(tls_v1=True)
+
+    assert client.ended()
+    assert nsqd.errors == []
+
+
+def test_https_and_http_where_tls_is_required(tls_options, client_context):
+    with FakeNsqd(**tls_options, tls_required=True) as nsqd:
+        assert request(nsqd.http_address, "GET", "/ping") == {"message": "TLS_REQUIRED", "https_port": nsqd.https_port}
+        assert request(nsqd.https_address, "GET", "/ping", context=client_context) == "OK"
+
+    with FakeNsqd(**tls_options, tls_required="tcp-https", https_address="") as nsqd:
+        assert request(nsqd.http_address, "GET", "/ping") == "OK"
+
+
+def test_an_auth_server_is_asked_over_the_wire(certificates, tls_options, client_context):
+    with (
+        FakeAuthServer({"s": [Grant(topic="^t$")]}) as auth_server,
+        FakeNsqd(**tls_options, auth_http_addresses=auth_server.http_address) as nsqd,
+    ):
+        client = Client(nsqd.tcp_address)
+        assert client.identify(tls_v1=True)["auth_required"]
+        client.start_tls(client_context)
+        assert client.frame() == OK
+        client.send(commands.auth(b"s") + commands.publish("t", b"x") + commands.publish("u", b"x"))
+
+        frames = [client.frame() for _ in range(3)]
+
+        assert frames == [
+            (RESPONSE, b'{"identity":"s","identity_url":"","permission_count":1}'),
+            OK,
+            (1, b'E_UNAUTHORIZED AUTH failed for PUB on "u" ""'),
+        ]
+        assert [(query.secret, query.tls) for query in auth_server.queries] == [("s", True)]
+
+
+def test_stop_does_not_wait_for_an_auth_server():
+    with FakeAuthServer(answer=lambda query: gevent.sleep(3600)) as auth_server:
+        with FakeNsqd(auth_http_addresses=auth_server.http_address) as nsqd:
+            client = Client(nsqd.tcp_address)
+            client.send(commands.auth(b"s"))
+            wait_until(lambda: auth_server.queries)
+
+        assert client.ended()
+        assert nsqd.errors == []

@@ -11,6 +11,7 @@ import http.client
 import json
 import random
 import re
+import ssl
 import string
 import struct
 import time
@@ -22,6 +23,11 @@ from typing import Any
 import gevent
 from gevent import socket
 from gevent.pool import Pool
+
+from gnsq.errors import NSQSocketError
+from gnsq.layers import CompressedTransport, TlsTransport
+from gnsq.protocol.compression import Deflate, Snappy
+from gnsq.transport import TcpTransport, Transport
 
 Step = dict[str, Any]
 
@@ -189,14 +195,29 @@ class Wire:
     def __init__(self, address: tuple[str, int], *, typed: bool) -> None:
         self._socket = socket.create_connection(address)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport: Transport = TcpTransport(self._socket, "player")
         self._typed = typed
         self._buffer = b""
 
+    def upgrade(self, layer: str, level: int) -> None:
+        # What came behind the last frame belongs to the new layer; in front of TLS nothing may.
+        rest, self._buffer = self._buffer, b""
+        if layer == "tls":
+            assert not rest, f"in front of TLS: {shortened(rest)}"
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            transport = TlsTransport(self._transport, context)
+            with gevent.Timeout(10, Difference("no TLS handshake")):
+                transport.handshake()
+            self._transport = transport
+        else:
+            codec = {"deflate": lambda: Deflate(level), "snappy": Snappy}[layer]()
+            self._transport = CompressedTransport(self._transport, codec, rest)
+
     def send(self, data: bytes) -> None:
-        self._socket.settimeout(30)
         # The server may have closed; the next step tells.
-        with contextlib.suppress(ConnectionError):
-            self._socket.sendall(data)
+        with contextlib.suppress(NSQSocketError), gevent.Timeout(30, Difference("cannot send")):
+            self._transport.sendall(data)
 
     def half_close(self) -> None:
         self._socket.shutdown(socket.SHUT_WR)
@@ -212,13 +233,14 @@ class Wire:
         """
         deadline = time.monotonic() + within
         while (frame := self._cut()) is None:
-            self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+            data = None
             try:
-                data = self._socket.recv(1 << 20)
-            except TimeoutError:
-                return None
-            except ConnectionError:
+                with gevent.Timeout(max(deadline - time.monotonic(), 0.001), False):
+                    data = self._transport.recv(1 << 20)
+            except NSQSocketError:
                 data = b""
+            if data is None:
+                return None
             if not data:
                 if self._buffer:
                     raise Difference(f"closed inside of a frame: {shortened(self._buffer)}")
@@ -274,6 +296,8 @@ class Player:
                 self._wires[name] = Wire(self._tcp, typed=self._typed)
             case {"do": "send", "c": name, "hex": template}:
                 self._wires[name].send(self._names.expand(template))
+            case {"do": "upgrade", "c": name, "to": layer}:
+                self._wires[name].upgrade(layer, step.get("level", 6))
             case {"do": "half_close", "c": name}:
                 self._wires[name].half_close()
             case {"do": "close", "c": name}:
@@ -415,8 +439,16 @@ def normal(name: str, value: str | None) -> object:
     return set(re.split("[ ,]+", value)) if name == "allow" else value.lower()
 
 
-def play_all(transcript: Transcript, skipped: set[str], make_player: Callable[[], Player]) -> dict[str, str]:
-    """Play all sessions, but for skipped ones, many at a time; give back what was different, by id."""
+def phase(session: dict[str, Any]) -> int:
+    """Say when to play a session: with all others (0), with others that take their time (1), or alone (2)."""
+    if session.get("exclusive"):
+        return 2
+    slow = [step["do"] in ("sleep", "mark", "drain") or "within" in step for step in session["steps"]]
+    return int(any(slow) or sum(step.get("quiet", 0.0) for step in session["steps"]) > 1.0)
+
+
+def play_all(transcript: Transcript, number: int, make_player: Callable[[], Player]) -> dict[str, str]:
+    """Play the sessions of one phase, many at a time; give back what was different, by id."""
     differences: dict[str, str] = {}
 
     def play(session: dict[str, Any]) -> None:
@@ -425,9 +457,6 @@ def play_all(transcript: Transcript, skipped: set[str], make_player: Callable[[]
         except Difference as error:
             differences[session["id"]] = str(error)
 
-    sessions = [session for session in transcript.sessions.values() if session["id"] not in skipped]
-    Pool(AT_ONCE).map(play, [session for session in sessions if not session.get("exclusive")])
-    for session in sessions:
-        if session.get("exclusive"):
-            play(session)
+    sessions = [session for session in transcript.sessions.values() if phase(session) == number]
+    Pool(1 if number == 2 else AT_ONCE).map(play, sessions)
     return differences

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from typing import Any, ClassVar
 
+import gevent
 from gevent import socket
 
+from gnsq.errors import NSQSocketError
+from gnsq.layers import CompressedTransport, TlsTransport
 from gnsq.protocol import commands
+from gnsq.protocol.compression import Codec
 from gnsq.protocol.frames import Frame, FrameDecoder
+from gnsq.transport import TcpTransport, Transport
 
 LIMIT = 10.0
 
@@ -24,12 +30,32 @@ class Client:
         self.socket = socket.create_connection((host, int(port)), timeout=LIMIT)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.opened.append(self)
+        self.transport: Transport = TcpTransport(self.socket, address)
         self._decoder = FrameDecoder()
         self._frames: list[Frame] = []
         self.send(commands.MAGIC_V2)
 
     def send(self, data: bytes) -> None:
-        self.socket.sendall(data)
+        self.transport.sendall(data)
+
+    def identify(self, **asked: object) -> dict[str, Any]:
+        """Say IDENTIFY with feature_negotiation; give back the answer, frames behind it unread."""
+        self.send(commands.identify({"feature_negotiation": True, **asked}))
+        answer = None
+        while answer is None:
+            answer = self._decoder.take_one(self.transport.recv(65536))
+        assert answer[0] == 0, answer
+        return json.loads(answer[1])
+
+    def start_tls(self, context: ssl.SSLContext) -> TlsTransport:
+        transport = TlsTransport(self.transport, context, server_hostname="localhost")
+        with gevent.Timeout(LIMIT):
+            transport.handshake()
+        self.transport = transport
+        return transport
+
+    def compress(self, codec: Codec) -> None:
+        self.transport = CompressedTransport(self.transport, codec, self._decoder.detach())
 
     def frame(self) -> Frame:
         """Wait for a frame.
@@ -38,7 +64,7 @@ class Client:
             EOFError: If the connection ends instead.
         """
         while not self._frames:
-            data = self.socket.recv(65536)
+            data = self.transport.recv(65536)
             if not data:
                 raise EOFError
             self._frames += self._decoder.feed(data)
@@ -48,8 +74,10 @@ class Client:
         """Wait for the end of the connection; false if something else comes."""
         try:
             self.frame()
-        except (EOFError, ConnectionError):
+        except EOFError:
             return True
+        except NSQSocketError as error:
+            return isinstance(error.__cause__, ConnectionError)
         return False
 
 
@@ -62,12 +90,16 @@ def consumer(address: str, *, ready: int = 1, channel: str = "c") -> Client:
     return client
 
 
-def request(address: str, method: str, target: str, body: bytes | None = None) -> Any:
-    """Do an HTTP request; give back the JSON, or text, of its answer."""
+def request(
+    address: str, method: str, target: str, body: bytes | None = None, *, context: ssl.SSLContext | None = None
+) -> Any:
+    """Do an HTTP request, with a context of gevent's inside TLS; give back the JSON, or text, of its answer."""
     host, port = address.rsplit(":", 1)
     connection = http.client.HTTPConnection(host, int(port))
     connection.sock = socket.create_connection((host, int(port)), timeout=LIMIT)
     try:
+        if context is not None:
+            connection.sock = context.wrap_socket(connection.sock, server_hostname=host)
         connection.request(method, target, body)
         data = connection.getresponse().read().decode()
     finally:

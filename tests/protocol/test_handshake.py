@@ -1,13 +1,24 @@
 """The handshake's steps, answered from lists."""
 
+import itertools
 import json
+import sys
 
 import pytest
 
-from gnsq.errors import NSQBadBody, NSQException, NSQProtocolError
+from gnsq.errors import NSQAuthFailed, NSQBadBody, NSQException, NSQIdentifyFailed, NSQInvalid, NSQProtocolError
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE
-from gnsq.protocol.handshake import Identity, ReadFrame, Write, handshake
+from gnsq.protocol.handshake import (
+    Identity,
+    ReadFrame,
+    StartTLS,
+    Write,
+    authentication,
+    explained,
+    handshake,
+    upgrade,
+)
 
 # As nsqd 1.3.0 sends it.
 ANSWER = (
@@ -17,21 +28,34 @@ ANSWER = (
 )
 
 
-def run(frames, **options):
-    """Answer each ReadFrame from the list. Gives back what was written and how it ended."""
-    steps, answers, written = handshake(ConnectionOptions(**options)), iter(frames), []
-    answer = None
+OK = (RESPONSE, b"OK")
+
+
+def answer(**fields):
+    """An answer to IDENTIFY as nsqd 1.3.0 sends it, but for some fields."""
+    return RESPONSE, json.dumps({**json.loads(ANSWER), **fields}).encode()
+
+
+def drive(steps, frames, done=None):
+    """Answer each ReadFrame from the list. Gives back what was written and begun, in order, and the result."""
+    answers, done = iter(frames), [] if done is None else done
+    reply = None
     while True:
         try:
-            step = steps.send(answer)
+            step = steps.send(reply)
         except StopIteration as end:
-            return written, end.value
-        answer = None
+            return done, end.value
+        reply = None
         if isinstance(step, Write):
-            written.append(step.data)
+            done.append(step.data)
+        elif isinstance(step, ReadFrame):
+            reply = next(answers)
         else:
-            assert isinstance(step, ReadFrame)
-            answer = next(answers)
+            done.append("tls" if isinstance(step, StartTLS) else step.codec.name)
+
+
+def run(frames, **options):
+    return drive(handshake(ConnectionOptions(**options)), frames)
 
 
 def test_magic_then_identify():
@@ -48,6 +72,9 @@ def test_magic_then_identify():
         "heartbeat_interval": 30000,
         "output_buffer_size": 16384,
         "output_buffer_timeout": 250,
+        "tls_v1": False,
+        "snappy": False,
+        "deflate": False,
         "user_agent": "gnsq/2.0.0.dev0",
     }
 
@@ -78,9 +105,135 @@ def test_refusal_is_raised():
         run([(ERROR, b"E_BAD_BODY IDENTIFY heartbeat interval (5) is invalid")])
 
 
-def test_required_auth_is_an_error_before_anything_else():
-    with pytest.raises(NSQException, match="requires AUTH"):
-        run([(RESPONSE, b'{"auth_required":true}')])
+@pytest.mark.parametrize("level", [None, 0, 3])
+@pytest.mark.parametrize(
+    ("tls", "compression", "auth"), list(itertools.product([False, True], [None, "snappy", "deflate"], [False, True]))
+)
+def test_layers_begin_in_nsqds_order_and_auth_is_last(tls, compression, auth, level):
+    asked = {"tls_v1": tls, "auth_secret": b"secret", **({compression: True} if compression else {})}
+    offered = {"tls_v1": tls, "auth_required": auth, **({compression: True} if compression else {})}
+    layers = [*(["tls"] if tls else []), *([compression] if compression else [])]
+    auth_answer = [(RESPONSE, b'{"identity":"me","identity_url":"","permission_count":1}')] if auth else []
+
+    done, identity = run([answer(deflate_level=level, **offered), *[OK for _ in layers], *auth_answer], **asked)
+
+    assert done[2:] == [*layers, *([b"AUTH\n\x00\x00\x00\x06secret"] if auth else [])]
+    assert (identity.tls, identity.compression and identity.compression.name) == (tls, compression)
+    assert dict(identity.auth) == ({"identity": "me", "identity_url": "", "permission_count": 1} if auth else {})
+    assert identity.warnings == ()
+
+
+@pytest.mark.parametrize("frame", [answer(auth_required=True), answer(auth_required=True, tls_v1=True, snappy=True)])
+def test_required_auth_without_a_secret_is_an_error_before_anything_else(frame):
+    steps = handshake(ConnectionOptions(tls_v1=bool(json.loads(frame[1])["tls_v1"]), snappy=True))
+
+    with pytest.raises(NSQException, match=r"requires AUTH .*: give auth_secret"):
+        drive(steps, [frame])
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        pytest.param(answer(), "it runs without --tls-cert and --tls-key", id="not offered"),
+        pytest.param(OK, "it answers IDENTIFY with a plain OK", id="plain OK"),
+        pytest.param(answer(auth_required=True), "TLS was asked for and nsqd does not offer it", id="with a secret"),
+    ],
+)
+def test_tls_that_is_not_offered_ends_the_connection_before_the_secret_is_sent(frame, words):
+    done = []
+    with pytest.raises(NSQException, match=words):
+        drive(handshake(ConnectionOptions(tls_v1=True, auth_secret=b"secret")), [frame], done)
+
+    assert len(done) == 2
+    assert not any(b"secret" in data for data in done)
+
+
+@pytest.mark.parametrize("name", ["snappy", "deflate"])
+@pytest.mark.parametrize("frame", [answer(), OK], ids=["not offered", "plain OK"])
+def test_compression_that_is_not_offered_is_a_warning(name, frame):
+    done, identity = run([frame], **{name: True})
+
+    assert done[2:] == []
+    assert identity.compression is None
+    assert identity.warnings == (f"{name} was asked for and nsqd does not offer it; going on without compression",)
+
+
+@pytest.mark.parametrize(
+    ("asked", "offered"),
+    [
+        ({}, {"tls_v1": True}),
+        ({}, {"snappy": True}),
+        ({"snappy": True}, {"deflate": True}),
+        ({"snappy": True}, {"snappy": True, "deflate": True}),
+    ],
+)
+def test_layer_that_nobody_asked_for_breaks_the_protocol(asked, offered):
+    with pytest.raises(NSQProtocolError, match="which was not asked for"):
+        run([answer(**offered)], **asked)
+
+
+def test_secret_is_not_sent_to_a_server_that_does_not_ask():
+    for frame in (answer(), OK):
+        done, _ = run([frame], auth_secret=b"secret")
+
+        assert done[2:] == []
+
+
+def test_refused_secret_is_raised():
+    frames = [answer(auth_required=True), (ERROR, b"E_AUTH_FAILED AUTH failed")]
+
+    with pytest.raises(NSQAuthFailed, match="E_AUTH_FAILED AUTH failed"):
+        run(frames, auth_secret=b"wrong")
+
+
+def test_answer_to_auth_that_is_no_json_breaks_the_protocol():
+    with pytest.raises(NSQProtocolError, match=r"b'OK' to AUTH is no JSON object"):
+        drive(authentication(b"secret"), [OK])
+
+
+def test_layer_that_does_not_begin_with_ok_breaks_the_protocol():
+    with pytest.raises(NSQProtocolError, match=r"b'KO' behind the start of TLS, OK was due"):
+        drive(upgrade(StartTLS()), [(RESPONSE, b"KO")])
+    with pytest.raises(NSQIdentifyFailed):
+        drive(upgrade(StartTLS()), [(ERROR, b"E_IDENTIFY_FAILED IDENTIFY failed EOF")])
+
+
+@pytest.mark.parametrize(
+    ("options", "offered", "words"),
+    [
+        ({"output_buffer_timeout": 24}, {}, "output_buffer_timeout 24 ms is below 25 ms"),
+        ({"output_buffer_size": -1, "deflate": True}, {"deflate": True}, "output_buffer_size -1 with deflate"),
+    ],
+)
+def test_what_works_badly_is_a_warning(options, offered, words):
+    _, identity = run([answer(**offered), OK], **options)
+
+    assert [words in warning for warning in identity.warnings] == [True]
+
+
+@pytest.mark.parametrize("timeout", [-1, 0, 25])
+def test_good_output_buffer_timeouts_are_not_warned_of(timeout):
+    assert run([answer()], output_buffer_timeout=timeout)[1].warnings == ()
+
+
+def test_snappy_that_can_not_be_imported_is_said_before_anything_is_sent(monkeypatch):
+    monkeypatch.setitem(sys.modules, "snappy", None)
+
+    with pytest.raises(ImportError, match="snappy was asked for"):
+        next(handshake(ConnectionOptions(snappy=True)))
+
+
+def test_refusal_without_tls_says_what_to_do():
+    error = explained(NSQInvalid("cannot SUB in current state (TLS required)"))
+
+    assert str(error) == (
+        "E_INVALID cannot SUB in current state (TLS required) (nsqd runs with --tls-required: give tls_v1=True)"
+    )
+
+
+def test_deeply_nested_answer_breaks_the_protocol():
+    with pytest.raises(NSQProtocolError, match="neither OK nor a JSON object"):
+        run([(RESPONSE, b"[" * 100_000)])
 
 
 @pytest.mark.parametrize(
@@ -90,6 +243,7 @@ def test_required_auth_is_an_error_before_anything_else():
         pytest.param((RESPONSE, b"hello"), "neither OK nor a JSON object", id="not json"),
         pytest.param((RESPONSE, b"[]"), "neither OK nor a JSON object", id="list"),
         pytest.param((RESPONSE, b'{"max_rdy_count":"1"}'), "max_rdy_count '1'", id="count is no integer"),
+        pytest.param((RESPONSE, b'{"max_rdy_count":-1}'), "max_rdy_count -1", id="negative count"),
     ],
 )
 def test_other_answers_break_the_protocol(frame, words):

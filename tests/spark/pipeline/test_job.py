@@ -214,7 +214,7 @@ def test_job_publishes_where_it_reads(config, fakecluster):
 
     assert publish_addresses(config) == config.nsqd_tcp_addresses
     assert publish_addresses(replace(config, publish_addresses=("x:1",))) == ("x:1",)
-    wait_for(lambda: set(publish_addresses(looked_up)) == set(fakecluster.nsqd_tcp_addresses))
+    assert set(publish_addresses(looked_up)) == set(fakecluster.nsqd_tcp_addresses)
     with pytest.raises(NSQException, match="give publish_addresses"):
         publish_addresses(replace(looked_up, lookupd_http_addresses=("127.0.0.1:1",)))
 

@@ -1,0 +1,110 @@
+"""Authorization: what an auth server is asked, what its answer must be, and what it allows.
+
+Pure. Who asks over HTTP is auth_client. Source: nsq internal/auth/authorizations.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote_plus
+
+from fakensqd import gojson
+from fakensqd.gotext import int64
+from fakensqd.re2 import compile_re2
+
+__all__ = ["Authorization", "Grant", "decode_authorization", "query_url"]
+
+_PERMISSIONS = frozenset(["subscribe", "publish"])
+_FIELDS = {
+    "ttl": gojson.INT,
+    "authorizations": gojson.list_of(
+        gojson.object_of(
+            {
+                "topic": gojson.STRING,
+                "channels": gojson.list_of(gojson.STRING),
+                "permissions": gojson.list_of(gojson.STRING),
+            }
+        )
+    ),
+    "identity": gojson.STRING,
+    "identity_url": gojson.STRING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Some permissions for topics and channels; both are Go patterns, searched for and not anchored."""
+
+    topic: str = ".*"
+    channels: tuple[str, ...] = (".*",)
+    permissions: tuple[str, ...] = ("subscribe", "publish")
+
+    def check(self) -> None:
+        """Refuse what nsqd refuses.
+
+        Raises:
+            ValueError: If a permission is unknown or a pattern does not compile.
+        """
+        for permission in self.permissions:
+            if permission not in _PERMISSIONS:
+                raise ValueError(f"unknown permission {permission}")
+        for pattern in (self.topic, *self.channels):
+            compile_re2(pattern)
+
+    def allows(self, topic: str, channel: str) -> bool:
+        """Say whether a topic may be published to (no channel), or a channel be subscribed to."""
+        return (
+            ("subscribe" if channel else "publish") in self.permissions
+            and compile_re2(self.topic).search(topic) is not None
+            and any(compile_re2(pattern).search(channel) for pattern in self.channels)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Authorization:
+    """A good answer of an auth server. ttl in seconds, from when it came; below 0 if Go's clock overflows."""
+
+    ttl: float
+    identity: str = ""
+    identity_url: str = ""
+    grants: tuple[Grant, ...] = ()
+
+    def allows(self, topic: str, channel: str) -> bool:
+        """Say whether one of the grants allows it; the channel is empty for publishing."""
+        return any(grant.allows(topic, channel) for grant in self.grants)
+
+
+def decode_authorization(body: bytes) -> Authorization:
+    """Read the body of an auth server's answer.
+
+    Raises:
+        ValueError: If nsqd would not accept it.
+    """
+    values: dict[str, Any] = gojson.decode(body, _FIELDS)  # Any: decode() has checked each type
+    grants = tuple(
+        Grant(grant.get("topic", ""), tuple(grant.get("channels", ())), tuple(grant.get("permissions", ())))
+        for grant in values.get("authorizations", ())
+    )
+    for grant in grants:
+        grant.check()
+    ttl = values.get("ttl", 0)
+    if ttl <= 0:
+        raise ValueError(f"invalid TTL {ttl} (must be >0)")
+    return Authorization(
+        ttl=int64(ttl * 10**9) / 1e9,
+        identity=values.get("identity", ""),
+        identity_url=values.get("identity_url", ""),
+        grants=grants,
+    )
+
+
+def query_url(address: str, parameters: Iterable[tuple[str, str | bytes]]) -> str:
+    """Build the URL that an auth server is asked at.
+
+    Args:
+        address: ``host:port``, or a whole URL.
+    """
+    query = "&".join(f"{name}={quote_plus(value)}" for name, value in sorted(parameters))
+    return f"{address}?{query}" if "://" in address else f"http://{address}/auth?{query}"

@@ -1,0 +1,175 @@
+"""FakeAuthServer: the HTTP server that an nsqd with auth_http_addresses asks about secrets.
+
+Owns its listener. What an answer must be is auth's, and nsqd's, business: here anything can be said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import parse_qsl
+
+from fakensqd.auth import Grant
+from fakensqd.http_server import HttpPort
+
+__all__ = ["AuthAnswer", "AuthQuery", "FakeAuthServer"]
+
+# Grants, a whole document, bytes that are to be the body, or the HTTP status of a refusal; None is 403.
+AuthAnswer = Iterable[Grant] | Mapping[str, object] | bytes | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AuthQuery:
+    """What an nsqd has asked: its query, by names, and which kind of answer it accepts."""
+
+    parameters: Mapping[str, str]
+    accept: str = ""
+
+    @property
+    def secret(self) -> str:
+        """What the client has sent with AUTH; bytes that are no UTF-8 as surrogates."""
+        return self.parameters.get("secret", "")
+
+    @property
+    def remote_ip(self) -> str:
+        """Where the client is."""
+        return self.parameters.get("remote_ip", "")
+
+    @property
+    def common_name(self) -> str:
+        """That of the client's certificate; empty without one."""
+        return self.parameters.get("common_name", "")
+
+    @property
+    def tls(self) -> bool:
+        """Whether the client uses TLS."""
+        return self.parameters.get("tls") == "true"
+
+
+_UNKNOWN = {"message": "NOT_AUTHORIZED"}
+
+
+class FakeAuthServer:
+    """Answers ``GET /auth``, in the hub of the caller: start() or ``with``.
+
+    Args:
+        grants: What each secret may do: Grants, a whole document of an answer, bytes for its body, or an HTTP status.
+        answer: Called for a secret that grants does not name; gives back the same, or None for 403. May wait.
+        http_address: Where to listen; port 0 takes a free one.
+        ttl: Seconds for which nsqd need not ask again, where an answer is only Grants.
+        identity: Who the client is then, in nsqd's answer and statistics; default: its secret.
+
+    Attributes:
+        grants: May be changed; through another thread with set_grants().
+        queries: All that was asked, in order.
+        errors: What should not have happened: exceptions of answer().
+    """
+
+    def __init__(
+        self,
+        grants: Mapping[str, AuthAnswer] | None = None,
+        *,
+        answer: Callable[[AuthQuery], AuthAnswer] | None = None,
+        http_address: str = "127.0.0.1:0",
+        ttl: int = 3600,
+        identity: str | None = None,
+    ) -> None:
+        self.grants: dict[str, AuthAnswer] = dict(grants or {})
+        self.queries: list[AuthQuery] = []
+        self.errors: list[BaseException] = []
+        self._answer = answer
+        self._ttl = ttl
+        self._identity = identity
+        self._port = HttpPort(http_address)
+        self._running = False
+
+    def start(self) -> None:
+        """Listen. Does nothing if it does already.
+
+        Raises:
+            OSError: If the address cannot be listened on.
+        """
+        if not self._running:
+            self._port.bind()
+            self._port.serve(self._application)
+            self._running = True
+
+    def stop(self) -> None:
+        """Close everything at once. Does nothing if it is stopped."""
+        self._port.stop()
+        self._running = False
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def running(self) -> bool:
+        """Whether it listens."""
+        return self._running
+
+    @property
+    def http_address(self) -> str:
+        """``host:port``, as nsqd's auth_http_addresses take it; port 0 before the first start."""
+        return self._port.address
+
+    @property
+    def http_port(self) -> int:
+        """The port of http_address."""
+        return self._port.port
+
+    def set_grants(self, secret: str, answer: AuthAnswer) -> None:
+        """Say from now on what a secret may do; None forgets it."""
+        if answer is None:
+            self.grants.pop(secret, None)
+        else:
+            self.grants[secret] = answer
+
+    def _application(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        """Answer a request. Source: PEP 3333."""
+        if environ["PATH_INFO"] == "/auth":
+            parameters = parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True, errors="surrogateescape")
+            query = AuthQuery(dict(parameters), environ.get("HTTP_ACCEPT", ""))
+            self.queries.append(query)
+            status, document = self._respond(query)
+        else:
+            status, document = 404, {}
+        body = document if isinstance(document, bytes) else json.dumps(document).encode()
+        start_response(f"{status} Answer", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
+        return [body]
+
+    def _respond(self, query: AuthQuery) -> tuple[int, object]:
+        answer = self.grants.get(query.secret)
+        if answer is None and self._answer is not None:
+            try:
+                answer = self._answer(query)
+            except Exception as error:  # noqa: BLE001  # the top of a request: recorded, and answered as a failure
+                self.errors.append(error)
+                return 500, {}
+        match answer:
+            case None:
+                return 403, _UNKNOWN
+            case int():
+                return answer, _UNKNOWN
+            case Mapping() | bytes():
+                return 200, answer
+            case _:
+                return 200, self._document(query.secret, answer)
+
+    def _document(self, secret: str, grants: Iterable[Grant]) -> dict[str, object]:
+        return {
+            "ttl": self._ttl,
+            "identity": secret if self._identity is None else self._identity,
+            "identity_url": "",
+            "authorizations": [
+                {"topic": grant.topic, "channels": grant.channels, "permissions": grant.permissions} for grant in grants
+            ],
+        }

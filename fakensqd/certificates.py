@@ -1,0 +1,166 @@
+"""Certificates for tests: a CA of its own, and what it signs for servers and clients.
+
+Owns a directory of PEM files. Needs cryptography, which is imported when the first certificate is made.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+__all__ = ["CertificateFiles", "Certificates"]
+
+_LIFETIME = timedelta(days=30)
+# Clocks differ.
+_LEEWAY = timedelta(hours=1)
+
+
+class CertificateFiles(NamedTuple):
+    """Paths of a certificate and its key, as nsqd's tls_cert and tls_key, or an SSLContext, take them."""
+
+    certificate: str
+    key: str
+
+
+class Certificates:
+    """A CA that signs for tests.
+
+    Args:
+        directory: Where the files are written; made if it does not exist.
+
+    Raises:
+        ImportError: If cryptography can't be imported.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self._directory = Path(directory)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._count = 0
+        self._key, self._certificate = _authority()
+        self._ca = self._write("ca.pem", _certificate_pem(self._certificate))
+
+    @property
+    def ca(self) -> str:
+        """Path of the CA's certificate: what trusts it trusts all of these."""
+        return self._ca
+
+    def server(self, names: Iterable[str] = ("localhost", "127.0.0.1"), *, expired: bool = False) -> CertificateFiles:
+        """Make a server's certificate for some host names and IP addresses.
+
+        Raises:
+            ValueError: If there is no name.
+        """
+        alternatives = list(names)
+        if not alternatives:
+            raise ValueError("a server's certificate needs at least 1 name")
+        return self._signed("server", alternatives[0], alternatives, expired=expired)
+
+    def client(self, common_name: str = "client", *, expired: bool = False) -> CertificateFiles:
+        """Make a client's certificate; nsqd tells the auth server its common name."""
+        return self._signed("client", common_name, (), expired=expired)
+
+    def _signed(self, kind: str, common_name: str, names: Iterable[str], *, expired: bool) -> CertificateFiles:
+        key = _new_key()
+        certificate = _signed(key, common_name, names, (self._key, self._certificate), expired=expired)
+        self._count += 1
+        stem = f"{kind}-{self._count}"
+        return CertificateFiles(
+            self._write(f"{stem}.pem", _certificate_pem(certificate)), self._write(f"{stem}.key", _key_pem(key))
+        )
+
+    def _write(self, name: str, data: bytes) -> str:
+        path = self._directory / name
+        path.write_bytes(data)
+        return str(path)
+
+
+def _new_key() -> ec.EllipticCurvePrivateKey:
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError as error:
+        raise ImportError(f"certificates need cryptography: pip install 'gnsq[fakensqd]' ({error})") from error
+    # Made in no time, other than those of RSA.
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    key = _new_key()
+    return key, _signed(key, "fakensqd CA", (), None, expired=False)
+
+
+def _signed(
+    key: ec.EllipticCurvePrivateKey,
+    common_name: str,
+    names: Iterable[str],
+    issuer: tuple[ec.EllipticCurvePrivateKey, x509.Certificate] | None,
+    *,
+    expired: bool,
+) -> x509.Certificate:
+    """Sign a certificate; without an issuer it is that of a CA, signed by itself."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
+    signer_key, signer = (key, subject) if issuer is None else (issuer[0], issuer[1].subject)
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(signer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _LIFETIME)
+        .not_valid_after(now - _LEEWAY if expired else now + _LIFETIME)
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        # Since Python 3.13 a chain without these two is refused.
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key()), critical=False)
+        .add_extension(_key_usage(ca=issuer is None), critical=True)
+    )
+    if alternatives := [_general_name(name) for name in names]:
+        builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+    return builder.sign(signer_key, hashes.SHA256())
+
+
+def _key_usage(*, ca: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=ca,
+        crl_sign=ca,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _certificate_pem(certificate: x509.Certificate) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -1,0 +1,189 @@
+"""TLS as nsqd's server: a context from its flags, the handshake, and Go's words for what came of it.
+
+Owns no connection. The context is gevent's, so that the HTTPS port can use it, too. Source: nsqd nsqd.go
+buildTLSConfig, buildClientTLSConfig; client_v2.go prettyConnectionState; Go's crypto/tls.
+"""
+
+from __future__ import annotations
+
+import ssl
+import warnings
+from typing import Any
+
+from gevent.ssl import SSLContext
+
+from fakensqd.effects import Failed, Secured
+from fakensqd.options import NsqdOptions
+from gnsq.errors import NSQConnectionClosed, NSQProtocolError, NSQSocketError
+from gnsq.layers import TlsTransport
+from gnsq.transport import Transport
+
+__all__ = ["client_context", "handshake", "server_context"]
+
+_VERSIONS = {
+    "tls1.0": ssl.TLSVersion.TLSv1,
+    "tls1.1": ssl.TLSVersion.TLSv1_1,
+    "tls1.2": ssl.TLSVersion.TLSv1_2,
+    "tls1.3": ssl.TLSVersion.TLSv1_3,
+}
+_CERTIFICATE_POLICIES = ("require", "require-verify")
+
+
+def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
+    """Make the context of the TCP and the HTTPS port; None if TLS is not offered.
+
+    Raises:
+        OSError: If a file can't be read, or is not what it should be.
+        ValueError: If the policy can't be followed.
+    """
+    if not options.tls_offered:
+        return None
+    context = _context(ssl.PROTOCOL_TLS_SERVER, options)
+    context.load_cert_chain(options.tls_cert, options.tls_key)
+    if options.tls_client_auth_policy in _CERTIFICATE_POLICIES:
+        if not options.tls_root_ca_file:
+            # nsqd's "require" takes any certificate; Python's ssl checks every one that it asks for.
+            raise ValueError(
+                f"tls_client_auth_policy {options.tls_client_auth_policy!r} needs tls_root_ca_file here: Python's ssl "
+                "takes no certificate that it can't check"
+            )
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(options: NsqdOptions) -> ssl.SSLContext:
+    """Make the context for auth servers over HTTPS.
+
+    Raises:
+        OSError: If the file of CAs can't be read, or is none.
+    """
+    context = _context(ssl.PROTOCOL_TLS_CLIENT, options)
+    if not options.tls_root_ca_file:
+        context.load_default_certs()
+    return context
+
+
+def _context(protocol: int, options: NsqdOptions) -> ssl.SSLContext:
+    context: ssl.SSLContext = SSLContext(protocol)
+    with warnings.catch_warnings():
+        # Python warns of versions before 1.2, which nsqd takes.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version = _VERSIONS[options.tls_min_version]
+    if context.minimum_version < ssl.TLSVersion.TLSv1_2:
+        # Otherwise OpenSSL has no signature that these versions know.
+        context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    if options.tls_root_ca_file:
+        context.load_verify_locations(options.tls_root_ca_file)
+    return context
+
+
+def handshake(transport: Transport, context: ssl.SSLContext) -> tuple[TlsTransport, Secured] | Failed:
+    """Wait for a client's handshake; give back what it settled, and the transport inside TLS."""
+    beginning = _Beginning(transport)
+    tls = TlsTransport(beginning, context, server_side=True)
+    try:
+        tls.handshake()
+    except (NSQSocketError, NSQProtocolError) as error:
+        return Failed(_words(error))
+    beginning.over = True
+    return tls, _settled(tls.object, context)
+
+
+class _Beginning:
+    """A transport whose first bytes must look like TLS, and that must not end before the handshake is over.
+
+    Go sends no alert about either, OpenSSL would.
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        self.over = False
+        self._inner = inner
+        self._header = b""
+        self._checked = False
+
+    def recv(self, size: int) -> bytes:
+        if self._checked:
+            data = self._inner.recv(size)
+            if not data and not self.over:
+                raise NSQConnectionClosed("EOF")
+            return data
+        while len(self._header) < _RECORD_HEADER:
+            data = self._inner.recv(size)
+            if not data:
+                raise NSQConnectionClosed("unexpected EOF" if self._header else "EOF")
+            self._header += data
+        # Source: crypto/tls conn.go, readRecordOrCCS.
+        if self._header[0] not in (_ALERT, _HANDSHAKE) or self._header[1] >= 0x10:
+            raise NSQProtocolError("tls: first record does not look like a TLS handshake")
+        self._checked = True
+        return self._header
+
+    def sendall(self, data: bytes) -> None:
+        self._inner.sendall(data)
+
+    def end(self) -> None:
+        self._inner.end()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+_RECORD_HEADER = 5
+_ALERT, _HANDSHAKE = 21, 22
+
+_WORDS = {
+    "UNSUPPORTED_PROTOCOL": "tls: client offered only unsupported versions",
+    "NO_SHARED_CIPHER": "tls: no cipher suite supported by both client and server",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "tls: client didn't provide a certificate",
+    "CERTIFICATE_VERIFY_FAILED": "tls: failed to verify certificate: x509: certificate signed by unknown authority",
+    "TLSV1_ALERT_UNKNOWN_CA": "remote error: tls: unknown certificate authority",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "remote error: tls: bad certificate",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "remote error: tls: protocol version not supported",
+}
+
+
+def _words(error: NSQSocketError | NSQProtocolError) -> str:
+    """Say what Go would, as far as it is known."""
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLError) and cause.reason:
+        return _WORDS.get(cause.reason, f"tls: {cause.reason.lower().replace('_', ' ')}")
+    return str(error)
+
+
+# The suites that Go's prettyConnectionState has names for, by number. Source: IANA's registry of TLS cipher suites.
+_SUITES = {
+    0x0005: "TLS_RSA_WITH_RC4_128_SHA",
+    0x000A: "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
+    0x002F: "TLS_RSA_WITH_AES_128_CBC_SHA",
+    0x0035: "TLS_RSA_WITH_AES_256_CBC_SHA",
+    0xC007: "TLS_ECDHE_ECDSA_WITH_RC4_128_SHA",
+    0xC009: "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
+    0xC00A: "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
+    0xC011: "TLS_ECDHE_RSA_WITH_RC4_128_SHA",
+    0xC012: "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA",
+    0xC013: "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
+    0xC014: "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+    0xC02B: "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    0xC02F: "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+}
+_VERSION_NAMES = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
+
+
+def _settled(connection: ssl.SSLObject, context: ssl.SSLContext) -> Secured:
+    suite = connection.cipher()
+    version = connection.version()
+    assert suite is not None  # the handshake is over
+    assert version is not None
+    # OpenSSL numbers suites with a prefix.
+    number = next(cipher["id"] & 0xFFFF for cipher in context.get_ciphers() if cipher["name"] == suite[0])
+    return Secured(
+        version=_VERSION_NAMES[version],
+        cipher_suite=_SUITES.get(number, f"Unknown {number}"),
+        common_name=_common_name(connection.getpeercert() or {}),
+    )
+
+
+def _common_name(certificate: dict[str, Any]) -> str:  # Any: the fields have different shapes
+    names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    # Go takes the last.
+    return str(names[-1]) if names else ""

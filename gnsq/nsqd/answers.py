@@ -1,0 +1,101 @@
+"""Answers: what was delivered on one connection and is in flight, and the way of FIN, REQ and TOUCH to its outbox.
+
+Is the Responder of the connection's messages, so it may be called from any OS thread: what comes from another is done
+in the connection's own hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gevent.event import Event
+
+from gnsq.clock import Clock
+from gnsq.message import Message
+from gnsq.nsqd.home import Home
+from gnsq.nsqd.touching import Toucher
+from gnsq.protocol import commands
+
+__all__ = ["Answers"]
+
+
+class Answers:
+    """The messages in flight of one connection, counted.
+
+    Args:
+        nsqd: Its address.
+        send: Queues a command; raises NSQConnectionClosed where the connection is closed.
+        check: Raises NSQConnectionClosed where the connection is closed; called in any thread.
+        clock: Replaceable time.
+
+    Attributes:
+        in_flight: Messages delivered and not yet answered.
+        msg_timeout: Seconds until nsqd takes an unanswered message back; None if it did not say and was not told.
+        max_msg_timeout: Seconds behind its delivery that touches can keep a message; None if nsqd did not say.
+        drained: Set by the answer to the last message in flight.
+        on_answered: Called behind each FIN and REQ; None: nobody asks.
+        on_finish, on_requeue: Called with (id[, timeout in ms, backoff]) behind FIN and REQ; None: nobody asks.
+    """
+
+    def __init__(self, nsqd: str, send: Callable[[bytes], None], check: Callable[[], None], clock: Clock) -> None:
+        self.nsqd = nsqd
+        self.in_flight = 0
+        self.msg_timeout: float | None = None
+        self.max_msg_timeout: float | None = None
+        self.drained = Event()
+        self.on_answered: Callable[[], object] | None = None
+        self.on_finish: Callable[[bytes], object] | None = None
+        self.on_requeue: Callable[[bytes, int, bool], object] | None = None
+        self.now = clock.monotonic
+        self._send = send
+        self._check = check
+        self._clock = clock
+        self._home = Home()
+
+    def finish(self, message_id: bytes) -> None:
+        """Send FIN; a message of this connection is no longer in flight."""
+        if self._home.elsewhere:
+            self._call_home(self.finish, message_id)
+            return
+        self._send(commands.finish(message_id))
+        self._answered()
+        if self.on_finish is not None:
+            self.on_finish(message_id)
+
+    def requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
+        """Send REQ, timeout in milliseconds; a message of this connection is no longer in flight."""
+        if self._home.elsewhere:
+            self._call_home(self.requeue, message_id, timeout, backoff)
+            return
+        self._send(commands.requeue(message_id, timeout))
+        self._answered()
+        if self.on_requeue is not None:
+            self.on_requeue(message_id, timeout, backoff)
+
+    def touch(self, message_id: bytes) -> None:
+        """Send TOUCH."""
+        if self._home.elsewhere:
+            self._call_home(self.touch, message_id)
+            return
+        self._send(commands.touch(message_id))
+
+    def keep_touching(self, message: Message, interval: float) -> Callable[[], None]:
+        """Touch a message every interval seconds; returns what stops it."""
+        toucher = Toucher(message, interval, self._clock)
+        if not self._home.elsewhere:
+            toucher.start()
+            return toucher.stop
+        self._call_home(toucher.start)
+        return lambda: self._home.call(toucher.stop)
+
+    def _answered(self) -> None:
+        self.in_flight -= 1
+        if self.on_answered is not None:
+            self.on_answered()
+        if not self.in_flight:
+            self.drained.set()
+
+    def _call_home(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
+        self._check()
+        self._home.call(function, *arguments)

@@ -1,0 +1,47 @@
+"""Home: the OS thread whose hub something lives in, and the way there from other threads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+from gevent import monkey
+
+from gnsq.errors import NSQException
+
+__all__ = ["Home"]
+
+logger = logging.getLogger(__name__)
+
+# Monkey patching makes the usual one tell greenlets apart, not threads.
+_get_ident: Callable[[], int] = monkey.get_original("_thread", "get_ident")
+
+
+class Home:
+    """The calling thread, to be asked and called from others."""
+
+    __slots__ = ("_loop", "_thread")
+
+    def __init__(self) -> None:
+        self._thread = _get_ident()
+        self._loop = gevent.get_hub().loop
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the caller runs in another thread."""
+        return _get_ident() != self._thread
+
+    def call(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
+        """Call a function soon, in a greenlet of the home's hub; begun in the order of these calls. What it raises
+        of ours is logged only."""
+        self._loop.run_callback_threadsafe(gevent.spawn, _guarded, function, arguments)
+
+
+def _guarded(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    try:
+        function(*arguments)
+    except NSQException as error:
+        # nsqd delivers the message again when its timeout ends.
+        logger.info("an answer from another thread was not sent: %s", error)

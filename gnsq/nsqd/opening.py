@@ -1,0 +1,157 @@
+"""From an address to a connection that may SUB and PUB: connect, and do what the handshake asks for.
+
+Owns no greenlet and keeps nothing. Who calls sets the time limit for all of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+from gnsq.addresses import is_unix, joined
+from gnsq.errors import NSQConnectionClosed, NSQException, NSQProtocolError, NSQSocketError
+from gnsq.options import ConnectionOptions
+from gnsq.protocol.compression import Codec, require_snappy
+from gnsq.protocol.frames import Frame, FrameDecoder
+from gnsq.protocol.handshake import StartCompression, StartTLS, Step, Write
+from gnsq.transport import READ_SIZE, Transport, connect
+
+__all__ = ["Layers", "prepared"]
+
+_Result = TypeVar("_Result")
+
+
+def prepared(options: ConnectionOptions) -> ConnectionOptions:
+    """Check what can be checked before connecting, and read the files of TLS once for all connections.
+
+    Raises:
+        ValueError, TypeError: If tls_options can't be used.
+        ImportError: If snappy is asked for and python-snappy can't be imported.
+    """
+    if options.snappy:
+        require_snappy()
+    if options.wants_tls and options.tls_context is None:
+        from gnsq.layers import client_context  # ssl takes 8 ms to load: only who uses TLS pays for it
+
+        return dataclasses.replace(options, tls_context=client_context(options), tls_options=None)
+    return options
+
+
+class Layers:
+    """The transport of one connection, and the layers that are put over it.
+
+    Args:
+        host, port: Where nsqd was announced; TLS checks this host.
+        options: Prepared ones.
+        transport: A stream to use in place of a new connection.
+
+    Attributes:
+        transport: The topmost layer; None before connect().
+        decoder: Takes what it receives.
+        on_frame: Called with (type, data) for each frame that a handshake reads.
+    """
+
+    def __init__(self, host: str, port: int, options: ConnectionOptions, transport: Transport | None = None) -> None:
+        self.transport = transport
+        self.decoder = FrameDecoder(options.max_frame_size)
+        self.on_frame: Callable[[int, bytes], None] | None = None
+        self._host = host
+        self._port = port
+        self._options = options
+
+    def connect(self) -> None:
+        """Connect, where the resolver says if there is one; no-op with a transport that was given.
+
+        Raises:
+            NSQSocketError, NSQTimeout: As transport.connect().
+            NSQException: If the resolver raises or gives no address.
+        """
+        if self.transport is None:
+            host, port = self._resolved()
+            self.transport = connect(host, port, self._options.timeout)
+
+    def perform(self, steps: Generator[Step, Frame | None, _Result]) -> _Result:
+        """Do what a handshake asks for, and give what it returns.
+
+        Raises:
+            NSQException: What the handshake, the transport or the decoder raise.
+        """
+        answer: Frame | None = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                result: _Result = end.value
+                return result
+            answer = None
+            match step:
+                case Write(data):
+                    self._connected.sendall(data)
+                case StartTLS():
+                    self._start_tls()
+                case StartCompression(codec):
+                    self._start_compression(codec)
+                case _:
+                    answer = self.read_frame()
+                    if self.on_frame is not None:
+                        self.on_frame(*answer)
+
+    def read_frame(self) -> Frame:
+        """Wait for one frame.
+
+        Raises:
+            NSQConnectionClosed: If the connection ends first.
+            NSQFrameError: If what comes is no frame.
+        """
+        frame = self.decoder.take_one()
+        while frame is None:
+            data = self._connected.recv(READ_SIZE)
+            if not data:
+                raise NSQConnectionClosed(f"{joined(self._host, self._port)}: nsqd closed the connection")
+            frame = self.decoder.take_one(data)
+        return frame
+
+    @property
+    def _connected(self) -> Transport:
+        assert self.transport is not None  # connect() came first
+        return self.transport
+
+    def _resolved(self) -> tuple[str, int]:
+        resolver = self._options.address_resolver
+        if resolver is None:
+            return self._host, self._port
+        announced = joined(self._host, self._port)
+        try:
+            host, port = resolver(self._host, self._port)
+        except NSQException:
+            raise
+        except Exception as error:  # a hook may raise anything
+            raise NSQException(f"{announced}: address_resolver raised {error!r}") from error
+        if not isinstance(host, str) or not isinstance(port, int):
+            raise NSQException(f"{announced}: address_resolver gave {(host, port)!r}, a host and a port were due")
+        return host, port
+
+    def _start_tls(self) -> None:
+        rest = self.decoder.detach()
+        if rest:
+            raise NSQProtocolError(f"{len(rest)} bytes came in clear text where TLS was to begin: {rest[:40]!r}")
+        from gnsq.layers import TlsTransport, client_context
+
+        context = self._options.tls_context or client_context(self._options)
+        name = self._options.server_hostname or (None if is_unix(self._host) else self._host)
+        if name is None and context.check_hostname:
+            raise NSQException(f"{self._host}: TLS over a unix socket needs server_hostname, the name to check")
+        try:
+            transport = TlsTransport(
+                self._connected, context, server_hostname=name, peer=joined(self._host, self._port)
+            )
+        except (OSError, ValueError) as error:
+            raise NSQSocketError(f"{self._host}: TLS can't begin: {error}") from error
+        self.transport = transport
+        transport.handshake()
+
+    def _start_compression(self, codec: Codec) -> None:
+        from gnsq.layers import CompressedTransport
+
+        self.transport = CompressedTransport(self._connected, codec, self.decoder.detach())

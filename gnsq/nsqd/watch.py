@@ -1,0 +1,53 @@
+"""When nsqd is dead to us: silent for too long, or no longer reading. Decides only: reads no clock, closes nothing."""
+
+from __future__ import annotations
+
+from gnsq.errors import NSQConnectionClosed, NSQException, NSQTimeout
+from gnsq.options import ConnectionOptions
+
+__all__ = ["STALL", "Watch"]
+
+# A greenlet that wakes this much later than it asked for was held up by our own process, not by the peer.
+STALL = 1.0
+
+
+class Watch:
+    """Told the time whenever its pause is over; what our own stalls cost is not held against nsqd.
+
+    Args:
+        options: The heartbeat interval, two of which nsqd may be silent for, and the timeout of a send.
+
+    Attributes:
+        pause: Seconds between two looks.
+    """
+
+    def __init__(self, options: ConnectionOptions) -> None:
+        self._interval = max(options.heartbeat_interval, 0.0)
+        self._timeout = options.timeout
+        self.pause = min(options.timeout, self._interval or options.timeout) / 2
+        # Up to here silence counts for nothing.
+        self._excused = 0.0
+        self._looked_at = 0.0
+
+    def begin(self, now: float) -> None:
+        """Take note of the time of the first pause."""
+        self._looked_at = self._excused = now
+
+    def verdict(self, now: float, last_read: float, sending_since: float | None) -> NSQException | None:
+        """Say why the connection must end, None if it need not.
+
+        Args:
+            last_read: When something came last.
+            sending_since: When the send under way began; None if there is none.
+        """
+        stalled = now - self._looked_at > self.pause + STALL
+        self._looked_at = now
+        if stalled:
+            self._excused = now
+        silence = now - max(last_read, self._excused)
+        if self._interval and silence > 2 * self._interval:
+            return NSQConnectionClosed(f"no word from nsqd for {silence:.0f} s, 2 heartbeat intervals")
+        waited = 0.0 if sending_since is None else now - max(sending_since, self._excused)
+        if waited > self._timeout:
+            return NSQTimeout(f"nsqd has not read what was sent for {waited:.0f} s, timeout is {self._timeout} s")
+        return None

@@ -1,0 +1,158 @@
+"""Compression of a connection: codecs that turn a stream of bytes into another, and back.
+
+Pure: bytes in, bytes out; both sides use the same two. Frames have no relation to chunks or blocks. Source: nsqd
+client_v2.go UpgradeDeflate, UpgradeSnappy; RFC 1951; snappy's framing format.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Final, Protocol
+
+from gnsq.errors import NSQProtocolError
+
+if TYPE_CHECKING:
+    import snappy
+
+__all__ = ["Codec", "DEFAULT_DEFLATE_LEVEL", "Deflate", "Snappy", "require_snappy"]
+
+DEFAULT_DEFLATE_LEVEL: Final = 6
+
+# No zlib header and checksum around the stream. Source: Go's compress/flate.
+_RAW: Final = -zlib.MAX_WBITS
+
+_STREAM_IDENTIFIER: Final = b"\xff\x06\x00\x00sNaPpY"
+_CHUNK_HEADER: Final = 4
+# Of a chunk's body: checksum and at most 64 KiB, or what snappy makes of them at its worst.
+_MAX_CHUNK: Final = 4 + 32 + 65536 + 65536 // 6
+_FIRST_SKIPPABLE, _LAST_SKIPPABLE = 0x80, 0xFE
+
+
+class Codec(Protocol):
+    """One connection's compression, both directions."""
+
+    name: str
+
+    def compress(self, data: bytes) -> bytes:
+        """Compress, flushed: the peer can read all of it at once."""
+
+    def decompress(self, data: bytes, limit: int) -> bytes:
+        """Take what was received and give back what can be read of it, about limit bytes at most.
+
+        To be called with b"" until it gives b"", before it takes more: so what it holds stays bounded, whatever a
+        peer packs into few bytes.
+
+        Raises:
+            NSQProtocolError: If it is not what the codec's peer sends.
+        """
+
+
+class Deflate:
+    """Raw deflate, one stream for the life of the connection.
+
+    Args:
+        level: 1 (fastest) to 9 (smallest), of what is sent.
+    """
+
+    name = "deflate"
+
+    def __init__(self, level: int = DEFAULT_DEFLATE_LEVEL) -> None:
+        self._compressor = zlib.compressobj(level, zlib.DEFLATED, _RAW)
+        self._decompressor = zlib.decompressobj(_RAW)
+        self._tail = b""
+
+    def compress(self, data: bytes) -> bytes:
+        return self._compressor.compress(data) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
+
+    def decompress(self, data: bytes, limit: int) -> bytes:
+        decompressor = self._decompressor
+        surplus = data if decompressor.eof else b""
+        try:
+            result = b"" if surplus else decompressor.decompress(self._tail + data, limit)
+        except zlib.error as error:
+            raise NSQProtocolError(f"what came is no deflate stream: {error}") from error
+        surplus = surplus or decompressor.unused_data
+        if surplus:
+            raise NSQProtocolError(f"{len(surplus)} bytes behind the end of the deflate stream")
+        self._tail = decompressor.unconsumed_tail
+        return result
+
+
+class Snappy:
+    """Snappy's framing format: an identifier, then chunks of up to 64 KiB with a checksum each.
+
+    Raises:
+        ImportError: If python-snappy can't be imported.
+    """
+
+    name = "snappy"
+
+    def __init__(self) -> None:
+        snappy = require_snappy()
+        self._compressor = snappy.StreamCompressor()
+        self._decompressor = snappy.StreamDecompressor()
+        self._buffer = bytearray()
+        self._identified = False
+        # What is left to drop of a chunk that means nothing.
+        self._skip = 0
+
+    def compress(self, data: bytes) -> bytes:
+        compressed: bytes = self._compressor.compress(data)
+        return compressed
+
+    def decompress(self, data: bytes, limit: int) -> bytes:
+        # limit: snappy's best is 22 to 1, so what a read can turn into is bounded anyhow.
+        self._buffer += data
+        chunks = self._whole_chunks()
+        if not chunks:
+            return b""
+        try:
+            result: bytes = self._decompressor.decompress(chunks)
+        except Exception as error:  # the library's own differ from version to version; OSError is one of them
+            raise NSQProtocolError(f"what came is no snappy stream: {error}") from error
+        return result
+
+    def _whole_chunks(self) -> bytes:
+        """Take the whole chunks off the buffer.
+
+        The library would do it, but it waits for up to 16 MiB of a chunk that is not legal or means nothing.
+        """
+        buffer = self._buffer
+        taken = bytearray()
+        position = min(self._skip, len(buffer))
+        self._skip -= position
+        while len(buffer) - position >= _CHUNK_HEADER:
+            kind = buffer[position]
+            stop = position + _CHUNK_HEADER + int.from_bytes(buffer[position + 1 : position + 4], "little")
+            if not self._identified and not _STREAM_IDENTIFIER.startswith(buffer[position : position + 10]):
+                raise NSQProtocolError(f"what came is no snappy stream: it begins {bytes(buffer[position:][:10])!r}")
+            if _FIRST_SKIPPABLE <= kind <= _LAST_SKIPPABLE:
+                position = min(stop, len(buffer))
+                self._skip = stop - position
+                continue
+            if stop - position > _CHUNK_HEADER + _MAX_CHUNK:
+                size = stop - position - _CHUNK_HEADER
+                raise NSQProtocolError(f"snappy chunk of {size} bytes, the longest that is legal has {_MAX_CHUNK}")
+            if stop > len(buffer):
+                break
+            self._identified = True
+            taken += buffer[position:stop]
+            position = stop
+        del buffer[:position]
+        return bytes(taken)
+
+
+def require_snappy() -> snappy:
+    """Import python-snappy, which is slow to load: only who uses it pays for it.
+
+    Raises:
+        ImportError: If that fails; the text says what to do.
+    """
+    try:
+        import snappy
+    except ImportError as error:
+        raise ImportError(
+            f"snappy was asked for, but python-snappy can't be imported ({error}): install it "
+            "(pip install python-snappy), or ask for deflate or no compression"
+        ) from error
+    return snappy

@@ -1,0 +1,9 @@
+"""States of a connection, as gnsq 1.0 numbered them."""
+
+INIT = 0
+CONNECTED = 1
+DISCONNECTED = 2
+RUNNING = 3
+BACKOFF = 4
+THROTTLED = 5
+CLOSED = 6

@@ -1,0 +1,257 @@
+"""TLS, compression and AUTH: what our client and any nsqd do together."""
+
+import itertools
+import logging
+import ssl
+
+import pytest
+
+from fakensqd import Certificates, FakeAuthServer, Grant
+from fakensqd.thread import Threaded
+from gnsq import Consumer, NsqdTCPClient, Producer
+from gnsq.addresses import parse_address
+from gnsq.errors import (
+    NSQAuthFailed,
+    NSQException,
+    NSQInvalid,
+    NSQNoConnections,
+    NSQSocketError,
+    NSQUnauthorized,
+)
+from gnsq.protocol.frames import ERROR, RESPONSE
+from gnsq.transport import TcpTransport
+from tests.helpers import channel_stats, wait_until
+
+BODIES = [b"small", b"x" * 500_000, *[b"%d" % number for number in range(200)]]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def server_certificate(certificates):
+    certificate, key = certificates.server()
+    return {"tls_cert": certificate, "tls_key": key}
+
+
+@pytest.fixture(scope="module")
+def auth_server():
+    with Threaded(FakeAuthServer({"all": [Grant()], "other": [Grant(topic="^other$")]})) as server:
+        yield server
+
+
+@pytest.fixture
+def tls(certificates):
+    return {"tls_v1": True, "tls_options": {"ca_certs": certificates.ca}}
+
+
+@pytest.fixture
+def opened():
+    """Connects clients and says IDENTIFY; closes them at the end."""
+    clients = []
+
+    def connect(nsqd, **options):
+        client = NsqdTCPClient(*parse_address(nsqd.tcp_address), timeout=10, **options)
+        clients.append(client)
+        client.connect()
+        client.identify()
+        return client
+
+    yield connect
+    for client in clients:
+        client.close_stream()
+
+
+LAYERS = list(itertools.product([False, True], [None, "snappy", "deflate"], [False, True]))
+
+
+@pytest.mark.parametrize(("encrypted", "compression", "authorized"), LAYERS)
+def test_messages_go_both_ways_through_all_layers(
+    start_nsqd, server_certificate, auth_server, tls, topic, encrypted, compression, authorized
+):
+    nsqd = start_nsqd(**server_certificate, **({"auth_http_address": auth_server.http_address} if authorized else {}))
+    options = {**(tls if encrypted else {}), **({compression: True} if compression else {})}
+    if authorized:
+        options["auth_secret"] = b"all"
+    got, auths = [], []
+    with Producer(nsqd.tcp_address, **options) as producer:
+        for body in BODIES[:3]:
+            producer.publish(topic, body)
+        producer.multipublish(topic, BODIES[3:])
+    consumer = Consumer(
+        topic,
+        "c",
+        nsqd.tcp_address,
+        message_handler=lambda consumer, message: got.append(message.body),
+        max_in_flight=100,
+        **options,
+    )
+    consumer.on_auth.connect(lambda sender, conn, response: auths.append(response), weak=False)
+    with consumer:
+        wait_until(lambda: len(got) == len(BODIES))
+        wait_until(lambda: channel_stats(nsqd, topic, "c")["in_flight_count"] == 0)
+        (client,) = channel_stats(nsqd, topic, "c")["clients"]
+
+    assert sorted(got) == sorted(BODIES)
+    assert (client["tls"], client["snappy"], client["deflate"]) == (
+        encrypted,
+        compression == "snappy",
+        compression == "deflate",
+    )
+    assert [auth["permission_count"] for auth in auths] == ([1] if authorized else [])
+
+
+@pytest.mark.parametrize("size", [1, 3, 17])
+@pytest.mark.parametrize(("encrypted", "compression"), [(True, None), (True, "snappy"), (True, "deflate")])
+def test_negotiation_in_small_pieces(
+    start_nsqd, server_certificate, tls, opened, topic, monkeypatch, encrypted, compression, size
+):
+    receive = TcpTransport.recv
+    monkeypatch.setattr(TcpTransport, "recv", lambda self, wanted: receive(self, min(wanted, size)))
+
+    client = opened(start_nsqd(**server_certificate), **tls, **({compression: True} if compression else {}))
+    client.publish(topic, b"x" * 1000)
+
+    assert client.read_response() == (RESPONSE, b"OK")
+
+
+@pytest.mark.parametrize("level", [1, 6, 9])
+def test_level_of_deflate_is_nsqds_to_cut(start_nsqd, opened, topic, level):
+    client = opened(start_nsqd(max_deflate_level=5), deflate=True, deflate_level=level)
+
+    assert client.identity.answer["deflate_level"] == min(level, 5)
+    client.publish(topic, b"x")
+    client.check_ok()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param({}, "certificate was not accepted: .*ca_certs.*cert_reqs", id="system's CAs"),
+        pytest.param({"server_hostname": "nsqd.example"}, "[Hh]ostname mismatch.*server_hostname", id="other name"),
+    ],
+)
+def test_certificate_that_is_not_trusted_is_refused(
+    start_nsqd, server_certificate, certificates, opened, options, words
+):
+    files = {"tls_options": {"ca_certs": certificates.ca}} if options else {}
+
+    with pytest.raises(NSQSocketError, match=words):
+        opened(start_nsqd(**server_certificate), tls_v1=True, **files, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"tls_v1": True, "tls_options": {"cert_reqs": ssl.CERT_NONE}}, id="nothing checked"),
+        pytest.param({"tls_context": ssl._create_unverified_context()}, id="own context"),
+    ],
+)
+def test_checks_can_be_left_to_the_user(start_nsqd, server_certificate, opened, options):
+    assert opened(start_nsqd(**server_certificate), **options).identity.tls
+
+
+def test_announced_name_is_checked_where_the_resolver_leads_elsewhere(
+    start_nsqd, certificates, opened, tls, monkeypatch
+):
+    certificate, key = certificates.server(["nsqd.example"])
+    nsqd = start_nsqd(tls_cert=certificate, tls_key=key)
+    real = parse_address(nsqd.tcp_address)
+    client = NsqdTCPClient("nsqd.example", 4150, timeout=10, address_resolver=lambda host, port: real, **tls)
+    client.connect()
+
+    assert client.identify()["tls_v1"]
+    client.close_stream()
+    with pytest.raises(NSQSocketError, match=r"mismatch|not valid for"):
+        opened(nsqd, **tls)
+
+
+@pytest.mark.parametrize("version", [ssl.PROTOCOL_TLSv1_2, None], ids=["1.2", "newest"])
+def test_client_certificate_is_asked_for_and_shown(
+    start_nsqd, server_certificate, certificates, opened, topic, version
+):
+    nsqd = start_nsqd(**server_certificate, tls_root_ca_file=certificates.ca, tls_client_auth_policy="require-verify")
+    certificate, key = certificates.client()
+    files = {"ca_certs": certificates.ca, "ssl_version": version}
+
+    client = opened(nsqd, tls_v1=True, tls_options={**files, "certfile": certificate, "keyfile": key})
+    client.publish(topic, b"x")
+    client.check_ok()
+    with pytest.raises(NSQSocketError, match="certfile"):
+        opened(nsqd, tls_v1=True, tls_options=files)
+
+
+def test_tls_that_is_not_offered_is_never_clear_text(start_nsqd, opened, topic):
+    nsqd = start_nsqd()
+
+    with pytest.raises(NSQException, match=r"TLS was asked for and nsqd does not offer it"):
+        opened(nsqd, tls_v1=True)
+    with (
+        Producer(nsqd.tcp_address, tls_v1=True) as producer,
+        pytest.raises(NSQNoConnections, match="TLS was asked for and nsqd does not offer it"),
+    ):
+        producer.publish(topic, b"x", timeout=0.1)
+
+
+def test_required_tls_says_what_to_do(start_nsqd, server_certificate, opened, topic):
+    client = opened(start_nsqd(**server_certificate, tls_required=True))
+
+    client.publish(topic, b"x")
+    kind, error = client.read_response()
+
+    assert kind == ERROR
+    assert isinstance(error, NSQInvalid)
+    assert str(error) == (
+        "E_INVALID cannot PUB in current state (TLS required) (nsqd runs with --tls-required: give tls_v1=True)"
+    )
+    assert not client.is_connected
+
+
+@pytest.mark.parametrize("name", ["snappy", "deflate"])
+def test_compression_that_is_not_offered_is_a_warning(start_nsqd, opened, topic, caplog, name):
+    caplog.set_level(logging.WARNING)
+
+    client = opened(start_nsqd(**{name: False}), **{name: True})
+    client.publish(topic, b"x")
+    client.check_ok()
+
+    assert f"{name} was asked for and nsqd does not offer it; going on without compression" in caplog.text
+
+
+def test_secret_that_is_wrong_missing_or_not_enough(start_nsqd, auth_server, opened, topic):
+    nsqd = start_nsqd(auth_http_address=auth_server.http_address)
+
+    with pytest.raises(NSQException, match=r"nsqd requires AUTH .*: give auth_secret"):
+        opened(nsqd)
+    with pytest.raises(NSQAuthFailed, match="AUTH failed"):
+        opened(nsqd, auth_secret=b"unknown")
+    client = opened(nsqd, auth_secret=b"other")
+    client.publish(topic, b"x")
+    with pytest.raises(NSQUnauthorized, match=f'AUTH failed for PUB on "{topic}"'):
+        client.check_ok()
+
+
+def test_secret_is_not_sent_where_nobody_asks(start_nsqd, opened, topic):
+    client = opened(start_nsqd(), auth_secret=b"all")
+
+    client.publish(topic, b"x")
+    client.check_ok()
+
+
+def test_layers_may_be_begun_by_hand(start_nsqd, server_certificate, tls, topic):
+    from gnsq.protocol import commands
+
+    nsqd = start_nsqd(**server_certificate)
+    client = NsqdTCPClient(*parse_address(nsqd.tcp_address), timeout=10, **tls)
+    client.connect()
+    client.send(commands.identify({"feature_negotiation": True, "tls_v1": True, "deflate": True}))
+    assert b'"tls_v1":true' in client.read_response()[1]
+
+    client.upgrade_to_tls()
+    client.upgrade_to_defalte()
+    client.publish(topic, b"x")
+
+    client.check_ok()
+    client.close_stream()

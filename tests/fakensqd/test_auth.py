@@ -1,0 +1,99 @@
+"""Authorization: answers of an auth server, and what they allow."""
+
+import json
+
+import pytest
+
+from fakensqd.auth import Authorization, Grant, decode_authorization, query_url
+
+GRANT = {"topic": "t", "channels": ["c"], "permissions": ["publish"]}
+
+
+def decoded(**document):
+    return decode_authorization(json.dumps(document).encode())
+
+
+def test_an_answer_is_read():
+    assert decoded(ttl=5, identity="me", identity_url="u", authorizations=[GRANT], more=1) == Authorization(
+        ttl=5.0, identity="me", identity_url="u", grants=(Grant("t", ("c",), ("publish",)),)
+    )
+
+
+@pytest.mark.parametrize("authorizations", [{}, {"authorizations": None}, {"authorizations": []}])
+def test_no_grants_are_an_answer(authorizations):
+    assert decoded(ttl=5, **authorizations) == Authorization(ttl=5.0)
+
+
+def test_what_is_null_is_empty():
+    assert decoded(ttl=1, authorizations=[None, {"topic": None, "channels": [None]}]).grants == (
+        Grant("", (), ()),
+        Grant("", ("",), ()),
+    )
+
+
+def test_a_ttl_beyond_gos_clock_has_run_out_already():
+    assert decoded(ttl=10**10).ttl < 0
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param({}, id="no ttl"),
+        pytest.param({"ttl": 0}, id="ttl 0"),
+        pytest.param({"ttl": -1}, id="ttl negative"),
+        pytest.param({"ttl": "60"}, id="ttl text"),
+        pytest.param({"ttl": 1.5}, id="ttl fraction"),
+        pytest.param({"ttl": 1, "identity": 1}, id="identity number"),
+        pytest.param({"ttl": 1, "authorizations": {}}, id="grants no list"),
+        pytest.param({"ttl": 1, "authorizations": ["x"]}, id="grant no object"),
+        pytest.param({"ttl": 1, "authorizations": [GRANT | {"permissions": ["admin"]}]}, id="permission"),
+        pytest.param({"ttl": 1, "authorizations": [GRANT | {"topic": "("}]}, id="topic pattern"),
+        pytest.param({"ttl": 1, "authorizations": [GRANT | {"channels": ["a", "*"]}]}, id="channel pattern"),
+        pytest.param({"ttl": 1, "authorizations": [GRANT | {"channels": "c"}]}, id="channels no list"),
+    ],
+)
+def test_what_is_no_answer(document):
+    with pytest.raises(ValueError, match=r"."):
+        decoded(**document)
+
+
+@pytest.mark.parametrize(
+    ("grant", "topic", "channel", "allowed"),
+    [
+        pytest.param(Grant(), "t", "", True, id="publish"),
+        pytest.param(Grant(), "t", "c", True, id="subscribe"),
+        pytest.param(Grant(permissions=("subscribe",)), "t", "", False, id="may only subscribe"),
+        pytest.param(Grant(permissions=("publish",)), "t", "c", False, id="may only publish"),
+        pytest.param(Grant(topic="oo"), "good", "", True, id="patterns are searched for"),
+        pytest.param(Grant(topic="^oo"), "good", "", False, id="unless anchored"),
+        pytest.param(Grant(channels=("^a$", "^b$")), "t", "b", True, id="one of the channels"),
+        pytest.param(Grant(channels=("^a$",)), "t", "", False, id="to publish is an empty channel"),
+        pytest.param(Grant(channels=()), "t", "", False, id="no channels"),
+    ],
+)
+def test_what_a_grant_allows(grant, topic, channel, allowed):
+    assert grant.allows(topic, channel) is allowed
+
+
+def test_one_grant_must_fit_as_a_whole():
+    halves = (Grant(topic="^a$", permissions=("publish",)), Grant(topic="^b$", permissions=("subscribe",)))
+    authorization = Authorization(ttl=1.0, grants=halves)
+
+    assert authorization.allows("a", "")
+    assert authorization.allows("b", "c")
+    assert not authorization.allows("a", "c")
+
+
+PARAMETERS = [("tls", "false"), ("secret", b"a b&\xff"), ("common_name", "")]
+QUERY = "common_name=&secret=a+b%26%FF&tls=false"
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("127.0.0.1:4181", f"http://127.0.0.1:4181/auth?{QUERY}"),
+        ("https://auth.example/x", f"https://auth.example/x?{QUERY}"),
+    ],
+)
+def test_urls(address, url):
+    assert query_url(address, PARAMETERS) == url

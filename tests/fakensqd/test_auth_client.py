@@ -1,0 +1,155 @@
+"""How auth servers are asked: one after the other, redirects, HTTPS, time."""
+
+import contextlib
+
+import gevent
+import pytest
+
+from fakensqd import Certificates, FakeAuthServer, Grant
+from fakensqd.auth_client import AuthClient
+from fakensqd.clock import ManualClock, RealClock
+from fakensqd.effects import AskAuth
+from fakensqd.http_server import HttpPort
+from fakensqd.options import NsqdOptions
+from fakensqd.tls import server_context
+from tests.helpers import peer, refused_port, wait_until
+
+QUESTION = AskAuth(b"s", "127.0.0.1", "", False)
+GOOD = b'{"ttl": 1, "authorizations": [{}]}'
+
+
+def ask(*addresses, **options):
+    options = NsqdOptions(auth_http_addresses=addresses, **options)
+    return AuthClient(options, RealClock()).ask(QUESTION)
+
+
+@contextlib.contextmanager
+def serving(status, body=b"", context=None, **headers):
+    """Listen, and give every request the same answer; gives the address and the paths that are asked for."""
+    paths = []
+
+    def application(environ, start_response):
+        paths.append(environ["PATH_INFO"])
+        named = [(name.title(), value) for name, value in headers.items()]
+        start_response(status, [("Content-Length", str(len(body))), *named])
+        return [body]
+
+    port = HttpPort("127.0.0.1:0", context)
+    port.bind()
+    port.serve(application)
+    try:
+        yield port, paths
+    finally:
+        port.stop()
+
+
+def test_a_good_answer():
+    with FakeAuthServer({"s": [Grant()]}) as server:
+        assert ask(server.http_address).grants == (Grant(),)
+
+        assert server.queries[0].accept == "application/vnd.nsq; version=1.0"
+        assert dict(server.queries[0].parameters) == {
+            "common_name": "",
+            "remote_ip": "127.0.0.1",
+            "secret": "s",
+            "tls": "false",
+        }
+
+
+@pytest.mark.parametrize("body", [b"nope", b"[]", b"{}"])
+def test_a_bad_answer(body):
+    with serving("200 OK", body) as (port, _):
+        assert ask(port.address) is None
+
+
+@pytest.mark.parametrize("status", ["201 Created", "304 Not Modified", "404 Not Found", "500 Internal Server Error"])
+def test_another_status(status):
+    with serving(status) as (port, _):
+        assert ask(port.address) is None
+
+
+def test_any_address_that_answers_will_do():
+    with FakeAuthServer({"s": [Grant()]}) as server:
+        addresses = (f"127.0.0.1:{refused_port()}", server.http_address, f"127.0.0.1:{refused_port()}")
+        for _ in range(10):
+            assert ask(*addresses) is not None
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:x", "ftp://127.0.0.1/x", "http://"])
+def test_what_is_no_address(address):
+    assert ask(address) is None
+
+
+def test_what_speaks_no_http():
+    with peer(lambda sock: sock.sendall(b"  V2\n")) as address:
+        assert ask(address) is None
+
+
+def test_redirects_are_followed():
+    with serving("200 OK", GOOD) as (port, _), serving("302 Found", location=f"http://{port.address}/x") as (first, _):
+        assert ask(first.address).ttl == 1.0
+
+
+def test_redirects_without_end_are_not():
+    with serving("307 Temporary Redirect", location="/again") as (port, paths):
+        assert ask(port.address) is None
+
+    assert paths == ["/auth"] + ["/again"] * 9
+
+
+def test_a_refusal_may_name_the_port_of_https(certificates, server_context):
+    with (
+        serving("200 OK", GOOD, server_context) as (port, paths),
+        serving("403 Forbidden", b'{"https_port": %d}' % port.port) as (plain, _),
+    ):
+        assert ask(plain.address, tls_root_ca_file=certificates.ca).ttl == 1.0
+
+    assert paths == ["/auth"]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"https_port": 0}'])
+def test_a_refusal_that_names_none(body):
+    with serving("403 Forbidden", body) as (port, _):
+        assert ask(port.address) is None
+
+
+def test_https(certificates, server_context):
+    with serving("200 OK", GOOD, server_context) as (port, paths):
+        address = f"https://{port.address}/x"
+        options = NsqdOptions(auth_http_addresses=address, tls_root_ca_file=certificates.ca)
+        client = AuthClient(options, RealClock())
+
+        assert client.ask(QUESTION) is not None
+        assert client.ask(QUESTION) is not None
+        assert paths == ["/x", "/x"]
+        # The system's CAs know nothing of ours.
+        assert ask(address) is None
+
+
+def test_https_that_is_refused_is_not_asked_for_another_port(server_context, certificates):
+    with serving("403 Forbidden", b'{"https_port": 1}', server_context) as (port, paths):
+        assert ask(f"https://{port.address}/", tls_root_ca_file=certificates.ca) is None
+
+    assert paths == ["/"]
+
+
+def test_an_expired_certificate(tmp_path):
+    certificates = Certificates(tmp_path)
+    files = certificates.server(expired=True)
+    context = server_context(NsqdOptions(tls_cert=files.certificate, tls_key=files.key))
+    with serving("200 OK", GOOD, context) as (port, _):
+        assert ask(f"https://{port.address}/", tls_root_ca_file=certificates.ca) is None
+
+
+def test_a_server_that_takes_too_long_is_given_up():
+    clock = ManualClock()
+    with FakeAuthServer(answer=lambda query: gevent.sleep(3600)) as server:
+        client = AuthClient(NsqdOptions(auth_http_addresses=(server.http_address,)), clock)
+        asking = gevent.spawn(client.ask, QUESTION)
+        wait_until(lambda: server.queries)
+
+        clock.advance(4.9)
+        assert not asking.ready()
+        clock.advance(0.1)
+
+        assert asking.get(timeout=10) is None

@@ -1,0 +1,104 @@
+"""FakeAuthServer: what it can be made to say, and that it says what it was asked."""
+
+import json
+
+import pytest
+
+from fakensqd import FakeAuthServer, Grant
+from fakensqd.thread import Threaded
+from tests.fakensqd.wire import request
+
+
+def ask(server, query="secret=s&tls=false&remote_ip=127.0.0.1&common_name=", path="/auth"):
+    return request(server.http_address, "GET", f"{path}?{query}")
+
+
+def test_grants_become_an_answer():
+    with FakeAuthServer({"s": [Grant("t", ("c",), ("publish",))]}, ttl=60) as server:
+        assert ask(server) == {
+            "ttl": 60,
+            "identity": "s",
+            "identity_url": "",
+            "authorizations": [{"topic": "t", "channels": ["c"], "permissions": ["publish"]}],
+        }
+
+
+def test_the_identity_may_be_given():
+    with FakeAuthServer({"s": []}, identity="me") as server:
+        assert ask(server)["identity"] == "me"
+
+
+def test_a_whole_document_and_bytes_are_passed_on():
+    with FakeAuthServer({"s": {"ttl": -1}, "b": b"nope"}) as server:
+        assert ask(server) == {"ttl": -1}
+        assert ask(server, "secret=b") == "nope"
+
+
+def test_unknown_secrets_are_refused():
+    with FakeAuthServer() as server:
+        assert ask(server) == {"message": "NOT_AUTHORIZED"}
+        assert ask(server, path="/other") == {}
+        assert len(server.queries) == 1
+
+
+def test_a_callable_answers_what_grants_does_not_name():
+    with FakeAuthServer({"s": []}, answer=lambda query: {"asked": dict(query.parameters)}) as server:
+        assert ask(server)["authorizations"] == []
+        assert ask(server, "secret=%C3%BC&tls=true") == {"asked": {"secret": "\u00fc", "tls": "true"}}
+
+
+def test_queries_are_kept():
+    with FakeAuthServer() as server:
+        ask(server, "secret=s&tls=true&remote_ip=::1&common_name=me")
+        ask(server, "")
+
+    first, second = server.queries
+    assert (first.secret, first.tls, first.remote_ip, first.common_name) == ("s", True, "::1", "me")
+    assert (second.secret, second.tls, second.remote_ip, second.common_name, second.accept) == ("", False, "", "", "")
+
+
+def test_grants_may_be_changed():
+    with FakeAuthServer() as server:
+        server.set_grants("s", [Grant()])
+        assert len(ask(server)["authorizations"]) == 1
+
+        server.set_grants("s", None)
+        server.set_grants("s", None)
+        assert ask(server) == {"message": "NOT_AUTHORIZED"}
+
+
+def test_an_answer_that_raises_is_an_error_and_a_500():
+    def fail(query):
+        raise RuntimeError("broken")
+
+    with FakeAuthServer(answer=fail) as server:
+        assert ask(server) == {}
+
+    assert [str(error) for error in server.errors] == ["broken"]
+
+
+def test_start_and_stop():
+    server = FakeAuthServer()
+    assert (server.running, server.http_port) == (False, 0)
+    server.start()
+    address = server.http_address
+    server.start()
+    assert (server.running, server.http_address) == (True, f"127.0.0.1:{server.http_port}")
+    server.stop()
+    server.stop()
+    assert not server.running
+    with pytest.raises(ConnectionRefusedError):
+        ask(server)
+
+    with server:
+        assert server.http_address == address
+        ask(server)
+
+
+def test_on_a_thread_of_its_own():
+    with Threaded(FakeAuthServer()) as server:
+        server.set_grants("s", [Grant()])
+
+        assert json.dumps(ask(server))
+        assert server.queries[0].secret == "s"
+        assert server.errors == []

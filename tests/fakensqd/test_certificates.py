@@ -1,0 +1,70 @@
+"""Certificates: that TLS takes them, for the names they are made for."""
+
+import ssl
+import sys
+
+import pytest
+
+from fakensqd import Certificates
+
+
+def trusted(certificates, files, name):
+    """Do a handshake in memory with a server that has these files; give back the certificate that its client sees."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(*files)
+    client = ssl.create_default_context(cafile=certificates.ca)
+    # What Python 3.13 does by itself.
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    seeing = client.wrap_bio(to_client, to_server, server_hostname=name)
+    ends = [seeing, server.wrap_bio(to_server, to_client, server_side=True)]
+    while ends:
+        end = ends.pop(0)
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            ends.append(end)
+    return seeing.getpeercert()
+
+
+def test_a_server_is_known_by_its_names(certificates):
+    files = certificates.server(["nsqd.example", "127.0.0.1", "::1"])
+
+    for name in ("nsqd.example", "127.0.0.1", "::1"):
+        assert trusted(certificates, files, name)["subject"] == ((("commonName", "nsqd.example"),),)
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        trusted(certificates, files, "other.example")
+
+
+def test_the_default_names_are_loopback(certificates):
+    assert trusted(certificates, certificates.server(), "localhost")
+
+
+def test_another_ca_is_not_trusted(certificates, tmp_path):
+    other = Certificates(tmp_path / "made")
+
+    with pytest.raises(ssl.SSLCertVerificationError, match="unable to get local issuer"):
+        trusted(certificates, other.server(), "localhost")
+
+
+def test_an_expired_certificate(certificates):
+    with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
+        trusted(certificates, certificates.server(expired=True), "localhost")
+
+
+def test_a_server_needs_a_name(certificates):
+    with pytest.raises(ValueError, match="at least 1 name"):
+        certificates.server([])
+
+
+def test_each_has_files_of_its_own(certificates):
+    files = {*certificates.client("a"), *certificates.client("b", expired=True), *certificates.server()}
+
+    assert len(files) == 6
+
+
+def test_without_cryptography_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
+
+    with pytest.raises(ImportError, match=r"pip install 'gnsq\[fakensqd\]'"):
+        Certificates(tmp_path)

@@ -1,0 +1,106 @@
+"""The stack of transports of one connection: what lies on what, and the time of a handshake."""
+
+import gevent
+import pytest
+from gevent import socket
+
+from fakensqd.clock import ManualClock, RealClock
+from fakensqd.effects import Failed, Secured, StartCompression, StartTLS
+from fakensqd.layers import Layers
+from gnsq.errors import NSQConnectionClosed
+from gnsq.layers import CompressedTransport, TlsTransport
+from gnsq.protocol.compression import Deflate, Snappy
+from gnsq.transport import TcpTransport
+
+
+@pytest.fixture
+def ends():
+    ours, theirs = socket.socketpair()
+    yield TcpTransport(ours, "client"), TcpTransport(theirs, "server")
+    ours.close()
+    theirs.close()
+
+
+def exchange(one, other):
+    one.sendall(b"hello")
+    assert other.recv(100) == b"hello"
+    other.sendall(b"back")
+    assert one.recv(100) == b"back"
+
+
+@pytest.fixture
+def secured(ends, server_context, client_context):
+    """Layers with TLS on, and the client's end inside TLS."""
+    layers = Layers(ends[0], RealClock(), context=server_context)
+    starting = gevent.spawn(layers.start, StartTLS())
+    client = TlsTransport(ends[1], client_context, server_hostname="localhost")
+    client.handshake()
+    assert isinstance(starting.get(timeout=10), Secured)
+    return layers, client
+
+
+def test_tls(secured):
+    layers, client = secured
+
+    exchange(layers.top, client)
+
+
+def test_compression_on_tcp(ends):
+    layers = Layers(ends[0], RealClock())
+
+    assert layers.start(StartCompression(Snappy())) is None
+
+    exchange(layers.top, CompressedTransport(ends[1], Snappy()))
+
+
+def test_compression_on_tls(secured):
+    layers, client = secured
+
+    layers.start(StartCompression(Deflate()))
+
+    exchange(layers.top, CompressedTransport(client, Deflate()))
+
+
+def test_another_compression_takes_the_place_of_the_first(secured):
+    layers, client = secured
+    layers.start(StartCompression(Snappy()))
+
+    layers.start(StartCompression(Deflate()))
+
+    exchange(layers.top, CompressedTransport(client, Deflate()))
+
+
+def test_a_handshake_that_fails_leaves_what_was(ends, server_context):
+    layers = Layers(ends[0], RealClock(), context=server_context)
+    ends[1].sendall(b"NOP\nNOP\n")
+
+    assert layers.start(StartTLS()) == Failed("tls: first record does not look like a TLS handshake")
+
+    layers.top.sendall(b"in clear")
+    assert ends[1].recv(100) == b"in clear"
+
+
+def test_a_handshake_has_five_seconds(ends, server_context):
+    clock = ManualClock()
+    layers = Layers(ends[0], clock, addresses=("127.0.0.1:4150", "127.0.0.1:1000"), context=server_context)
+    starting = gevent.spawn(layers.start, StartTLS())
+    gevent.sleep(0)
+    gevent.sleep(0)
+
+    clock.advance(4.9)
+    assert not starting.ready()
+    clock.advance(0.1)
+
+    assert starting.get(timeout=10) == Failed("read tcp 127.0.0.1:4150->127.0.0.1:1000: i/o timeout")
+    layers.top.sendall(b"in clear")
+    assert ends[1].recv(100) == b"in clear"
+
+
+def test_close_closes_the_lowest(secured):
+    layers, client = secured
+
+    layers.close()
+
+    assert client.recv(100) == b""
+    with pytest.raises(NSQConnectionClosed):
+        layers.top.recv(100)

@@ -1,0 +1,331 @@
+"""IDENTIFY with its upgrades, and AUTH: which questions a session asks, and what it makes of the answers."""
+
+import json
+
+import pytest
+
+from fakensqd.auth import Authorization, Grant
+from fakensqd.broker import Broker
+from fakensqd.effects import AskAuth, Close, Failed, Secured, Send, StartCompression, StartTLS
+from fakensqd.options import NsqdOptions
+from fakensqd.session import Session
+from fakensqd.stats import client_statistics
+from gnsq.protocol import commands
+from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, FrameDecoder
+
+OK = (RESPONSE, b"OK")
+TLS = {"tls_cert": "cert.pem", "tls_key": "key.pem"}
+SECURED = Secured(version="TLS1.3", cipher_suite="Unknown 4865", common_name="me")
+AUTH = {"auth_http_addresses": ("a:1",)}
+ALL = Authorization(ttl=10.0, identity="me", identity_url="u", grants=(Grant(),))
+
+
+class Client:
+    """A session, asked without a socket; gives frames, then whatever else it wants done."""
+
+    def __init__(self, remote_address="127.0.0.1:1000", **options):
+        self.session = Session(Broker(NsqdOptions(**options)), remote_address=remote_address)
+        self.now = 0.0
+        self._decoder = FrameDecoder()
+        assert self.send(b"  V2") == []
+
+    def _seen(self, effects):
+        seen = []
+        for effect in effects:
+            seen += self._decoder.feed(effect.data) if isinstance(effect, Send) else [effect]
+        return seen
+
+    def send(self, data):
+        return self._seen(self.session.receive(data, self.now))
+
+    def resume(self, answer):
+        return self._seen(self.session.resume(answer, self.now))
+
+    def tick(self, now):
+        self.now = now
+        return self._seen(self.session.tick(now))
+
+    def identify(self, **asked):
+        """Ask for features; give back what of the answer is true, and the effects behind it."""
+        (kind, answer), *rest = self.send(identify(**asked))
+        assert kind == RESPONSE
+        return {name for name, value in json.loads(answer).items() if value is True}, rest
+
+    def authorized(self, authorization=ALL):
+        self.send(commands.auth(b"secret"))
+        self.resume(authorization)
+        return self
+
+
+def identify(**asked):
+    return commands.identify({"feature_negotiation": True, **asked})
+
+
+def refused(text):
+    return [(ERROR, text), Close()]
+
+
+# --- upgrades ---------------------------------------------------------------------------------------------------------
+
+
+def test_tls_is_begun_behind_the_answer_and_said_to_be_on_inside():
+    client = Client(**TLS)
+
+    assert client.identify(tls_v1=True) == ({"tls_v1"}, [StartTLS()])
+    assert client.resume(SECURED) == [OK]
+    assert client.session.opening.secured is SECURED
+    assert client.send(commands.publish("t", b"x")) == [OK]
+
+
+@pytest.mark.parametrize("name", ["snappy", "deflate"])
+def test_compression_is_begun_behind_the_answer(name):
+    client = Client()
+
+    features, (question,) = client.identify(**{name: True})
+
+    assert features == {name}
+    assert isinstance(question, StartCompression)
+    assert question.codec.name == name
+    assert client.resume(None) == [OK]
+    assert client_statistics(client.session)[name]
+
+
+def test_tls_comes_before_compression():
+    client = Client(**TLS)
+
+    assert client.identify(tls_v1=True, deflate=True) == ({"tls_v1", "deflate"}, [StartTLS()])
+    ok, question = client.resume(SECURED)
+    assert ok == OK
+    assert isinstance(question, StartCompression)
+    assert client.resume(None) == [OK]
+
+
+def test_what_was_read_behind_an_identify_that_upgrades_is_lost():
+    client = Client()
+
+    client.send(identify(snappy=True) + b"NOP\nFOO\n" + b"FO")
+    assert client.resume(None) == [OK]
+
+    assert client.send(commands.publish("t", b"x")) == [OK]
+
+
+def test_without_features_there_are_no_upgrades():
+    client = Client(**TLS)
+
+    assert client.send(commands.identify({"tls_v1": True, "snappy": True})) == [OK]
+
+
+def test_a_handshake_that_fails_ends_the_connection():
+    client = Client(**TLS)
+    client.identify(tls_v1=True)
+
+    assert client.resume(Failed("EOF")) == refused(b"E_IDENTIFY_FAILED IDENTIFY failed EOF")
+
+
+def test_both_compressions_end_the_connection():
+    text = b"E_IDENTIFY_FAILED cannot enable both deflate and snappy compression"
+
+    assert Client(**TLS).send(identify(tls_v1=True, snappy=True, deflate=True)) == refused(text)
+
+
+def test_a_second_identify_may_change_the_compression():
+    client = Client()
+    client.identify(snappy=True)
+    client.resume(None)
+
+    features, (question,) = client.identify(deflate=True)
+
+    assert (features, question.codec.name) == ({"deflate"}, "deflate")
+
+
+def test_no_deadline_runs_while_a_layer_is_put_on():
+    client = Client(**TLS)
+    client.identify(tls_v1=True, heartbeat_interval=1000)
+
+    assert client.tick(1.0) == [(RESPONSE, b"_heartbeat_")]
+    assert client.tick(2.0) == [(RESPONSE, b"_heartbeat_")]
+    client.now = 2.5
+    assert client.resume(SECURED) == [OK]
+
+    assert client.tick(3.0) == [(RESPONSE, b"_heartbeat_")]
+    assert client.session.due == 4.0
+    assert client.tick(4.5) == [Close()]
+
+
+def test_nothing_is_read_before_the_answer():
+    client = Client(**TLS)
+    client.identify(tls_v1=True)
+
+    assert client.send(b"FOO\n") == []
+
+
+@pytest.mark.parametrize("line", [b"NOP", b"FOO", b"", b"SUB x c", b"AUTH"])
+def test_where_tls_is_required_there_is_only_identify_before(line):
+    client = Client(**TLS, tls_required=True)
+    assert client.identify() == (set(), [])
+
+    assert client.send(line + b"\n") == refused(
+        b"E_INVALID cannot %s in current state (TLS required)" % line.partition(b" ")[0]
+    )
+
+
+def test_where_tls_is_required_everything_goes_inside():
+    client = Client(**TLS, tls_required="tcp-https")
+    client.identify(tls_v1=True)
+    client.resume(SECURED)
+
+    assert client.send(commands.publish("t", b"x")) == [OK]
+    assert client.identify() == (set(), [])
+    assert client.send(commands.publish("t", b"x")) == [OK]
+
+
+def test_deflate_keeps_what_a_buffer_would_let_go():
+    client = Client()
+    client.identify(deflate=True, output_buffer_size=-1)
+    client.resume(None)
+    client.send(b"SUB t c\nRDY 5\n")
+    client.session._broker.topics["t"].publish([b"x"], 0.0)
+
+    assert client.session.pump(0.0) == []
+    assert [kind for kind, _ in client.send(b"PUB t\n\0\0\0\1y")] == [MESSAGE, RESPONSE, MESSAGE]
+
+
+# --- AUTH -------------------------------------------------------------------------------------------------------------
+
+
+def test_auth_asks_and_answers():
+    client = Client(**AUTH)
+    assert client.identify() == ({"auth_required"}, [])
+
+    assert client.send(commands.auth(b"se cret")) == [AskAuth(b"se cret", "127.0.0.1", "", False)]
+    assert client.resume(ALL) == [(RESPONSE, b'{"identity":"me","identity_url":"u","permission_count":1}')]
+    assert client.send(commands.publish("t", b"x")) == [OK]
+
+
+def test_auth_inside_tls_names_the_certificate():
+    client = Client("[::1]:1000", **AUTH, **TLS)
+    client.identify(tls_v1=True)
+    client.resume(SECURED)
+
+    assert client.send(commands.auth(b"s")) == [AskAuth(b"s", "::1", "me", True)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (None, b"E_AUTH_FAILED AUTH failed"),
+        (Authorization(ttl=1.0), b"E_UNAUTHORIZED AUTH no authorizations found"),
+    ],
+)
+def test_auth_that_is_denied(answer, text):
+    client = Client(**AUTH)
+    client.send(commands.auth(b"s"))
+
+    assert client.resume(answer) == refused(text)
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (b"AUTH x\n", b"E_INVALID AUTH invalid number of parameters"),
+        (b"AUTH\n\0\0\0\0", b"E_BAD_BODY AUTH invalid body size 0"),
+        (commands.auth(b"s"), b"E_INVALID AUTH already set"),
+    ],
+)
+def test_auth_that_is_refused(command, text):
+    assert Client(**AUTH).authorized().send(command) == refused(text)
+
+
+COMMANDS = {
+    b"SUB": b"SUB t c\n",
+    b"PUB": commands.publish("t", b"x"),
+    b"MPUB": b"MPUB t\n",
+    b"DPUB": commands.deferpublish("t", b"x", 0),
+}
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_nothing_goes_before_auth(name):
+    client = Client(**AUTH)
+
+    assert client.send(COMMANDS[name]) == refused(b"E_AUTH_FIRST AUTH required before %s" % name)
+    assert client.session._broker.topics == {}
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_nothing_goes_without_a_right_to_it(name):
+    client = Client(**AUTH).authorized(Authorization(ttl=10.0, grants=(Grant(topic="other"),)))
+    channel = b"c" if name == b"SUB" else b""
+
+    assert client.send(COMMANDS[name]) == refused(b'E_UNAUTHORIZED AUTH failed for %s on "t" "%s"' % (name, channel))
+    assert client.session._broker.topics == {}
+
+
+def test_what_has_expired_is_asked_again():
+    client = Client(**AUTH).authorized()
+    client.now = 10.0
+    assert client.send(commands.publish("t", b"x")) == [OK]
+
+    client.now = 10.1
+    assert client.send(commands.publish("t", b"x")) == [AskAuth(b"secret", "127.0.0.1", "", False)]
+    assert client.resume(ALL) == [OK]
+    client.now = 20.0
+    assert client.send(commands.publish("t", b"x")) == [OK]
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (None, b"E_AUTH_FAILED AUTH failed"),
+        (Authorization(ttl=1.0), b'E_UNAUTHORIZED AUTH failed for PUB on "t" ""'),
+    ],
+)
+def test_what_has_expired_may_be_denied(answer, text):
+    client = Client(**AUTH).authorized()
+    client.now = 11.0
+    client.send(commands.publish("t", b"x"))
+
+    assert client.resume(answer) == refused(text)
+
+
+def test_a_channel_that_is_deleted_while_the_auth_server_is_asked():
+    client = Client(**AUTH).authorized()
+    client.send(b"SUB t c\n")
+    client.now = 11.0
+    assert len(client.send(commands.publish("t", b"x"))) == 1
+    client.session._broker.delete_topic("t")
+
+    assert client.resume(ALL) == [Close()]
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def test_statistics_of_a_plain_client():
+    document = client_statistics(Client().session)
+
+    assert document["tls"] is document["tls_negotiated_protocol_is_mutual"] is False
+    assert (document["tls_version"], document["tls_cipher_suite"]) == ("", "")
+    assert not {"authed", "auth_identity", "auth_identity_url"} & set(document)
+
+
+def test_statistics_of_one_with_everything():
+    client = Client(**AUTH, **TLS)
+    client.identify(tls_v1=True)
+    client.resume(SECURED)
+    client.authorized()
+
+    document = client_statistics(client.session)
+
+    assert list(document)[14:18] == ["user_agent", "authed", "auth_identity", "auth_identity_url"]
+    assert (document["authed"], document["auth_identity"], document["auth_identity_url"]) == (True, "me", "u")
+    assert (document["tls"], document["tls_version"], document["tls_cipher_suite"]) == (True, "TLS1.3", "Unknown 4865")
+    assert document["tls_negotiated_protocol_is_mutual"] is True
+
+
+def test_what_is_empty_is_left_out_of_statistics():
+    client = Client(**AUTH).authorized(Authorization(ttl=1.0, grants=(Grant(),)))
+
+    document = client_statistics(client.session)
+
+    assert {"authed", "auth_identity", "auth_identity_url"} & set(document) == {"authed"}

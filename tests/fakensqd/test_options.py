@@ -1,0 +1,57 @@
+"""Options of the emulated nsqd: those that depend on one another."""
+
+import pytest
+
+from fakensqd.options import NsqdOptions, TlsRequired
+
+TLS = {"tls_cert": "cert.pem", "tls_key": "key.pem"}
+
+
+def test_tls_is_off_by_default():
+    options = NsqdOptions()
+
+    assert (options.tls_offered, options.tls_policy) == (False, TlsRequired.NOBODY)
+
+
+@pytest.mark.parametrize(
+    ("given", "policy"),
+    [
+        ({}, TlsRequired.NOBODY),
+        ({"tls_required": False}, TlsRequired.NOBODY),
+        ({"tls_required": "false"}, TlsRequired.NOBODY),
+        ({"tls_required": True}, TlsRequired.TCP_AND_HTTP),
+        ({"tls_required": "true"}, TlsRequired.TCP_AND_HTTP),
+        ({"tls_required": "tcp-https"}, TlsRequired.TCP),
+        ({"tls_client_auth_policy": "anything"}, TlsRequired.TCP_AND_HTTP),
+        ({"tls_client_auth_policy": "require", "tls_required": "tcp-https"}, TlsRequired.TCP),
+    ],
+)
+def test_who_must_use_tls(given, policy):
+    assert NsqdOptions(**TLS, **given).tls_policy is policy
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"tls_cert": "cert.pem"}, "tls_cert and tls_key must be given together"),
+        ({"tls_key": "key.pem"}, "tls_cert and tls_key must be given together"),
+        ({"tls_required": True}, "there is no tls_cert and tls_key"),
+        ({"tls_client_auth_policy": "require"}, "there is no tls_cert and tls_key"),
+        ({**TLS, "tls_required": "yes"}, "tls_required 'yes' must be one of false, tcp-https, true"),
+        ({"tls_min_version": "ssl3.0"}, "tls_min_version 'ssl3.0' must be one of tls1.0, tls1.1, tls1.2, tls1.3"),
+        ({"max_deflate_level": 10}, "max_deflate_level 10 must be within 1 to 9"),
+    ],
+)
+def test_what_does_not_fit(given, text):
+    with pytest.raises(ValueError, match=text):
+        NsqdOptions(**given)
+
+
+def test_switches_are_bools():
+    with pytest.raises(TypeError, match="snappy must be bool, not 'false'"):
+        NsqdOptions(snappy="false")
+
+
+@pytest.mark.parametrize("addresses", ["a:1", ["a:1"], ("a:1",)])
+def test_one_auth_server_or_several(addresses):
+    assert NsqdOptions(auth_http_addresses=addresses).auth_http_addresses == ("a:1",)

@@ -1,0 +1,189 @@
+"""TLS as nsqd's: contexts, handshakes with good and bad clients, the words about them."""
+
+import ssl
+
+import gevent
+import pytest
+from gevent import socket
+from gevent.ssl import SSLContext
+
+from fakensqd import Certificates
+from fakensqd.effects import Failed, Secured
+from fakensqd.options import NsqdOptions
+from fakensqd.tls import client_context as make_client_context
+from fakensqd.tls import handshake
+from fakensqd.tls import server_context as make_server_context
+from gnsq.errors import NSQSocketError
+from gnsq.layers import TlsTransport
+from gnsq.transport import TcpTransport
+
+
+@pytest.fixture
+def ends():
+    """Transports of server and client."""
+    ours, theirs = socket.socketpair()
+    yield TcpTransport(ours, "client"), TcpTransport(theirs, "server")
+    ours.close()
+    theirs.close()
+
+
+def client_context(*, files=None, maximum=None, ciphers=None):
+    context = SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if files:
+        context.load_cert_chain(*files)
+    if maximum:
+        context.maximum_version = maximum
+    if ciphers:
+        context.set_ciphers(ciphers)
+    return context
+
+
+def shaken(ends, server, client):
+    """Do a handshake; give back how it ended for the server, and the client's end of it."""
+    outcome = gevent.spawn(handshake, ends[0], server)
+    tls = TlsTransport(ends[1], client, server_hostname="localhost")
+    try:
+        tls.handshake()
+    except NSQSocketError:
+        tls = None
+    return outcome.get(timeout=10), tls
+
+
+def test_without_a_certificate_there_is_no_context():
+    assert make_server_context(NsqdOptions()) is None
+
+
+def test_files_that_are_not_there():
+    with pytest.raises(FileNotFoundError):
+        make_server_context(NsqdOptions(tls_cert="nothing.pem", tls_key="nothing.key"))
+
+
+def test_a_handshake(ends, server_context, client_context):
+    (transport, secured), client = shaken(ends, server_context, client_context)
+
+    assert secured == Secured(version="TLS1.3", cipher_suite="Unknown 4866")
+    client.sendall(b"hello")
+    assert transport.recv(100) == b"hello"
+    transport.sendall(b"back")
+    assert client.recv(100) == b"back"
+    transport.end()
+    assert client.recv(100) == b""
+    transport.close()
+
+
+@pytest.mark.parametrize(
+    ("cipher", "name"),
+    [
+        ("ECDHE-ECDSA-AES128-GCM-SHA256", "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"),
+        ("ECDHE-ECDSA-AES256-GCM-SHA384", "Unknown 49196"),
+    ],
+)
+def test_suites_have_the_names_that_go_knows(ends, server_context, cipher, name):
+    client = client_context(maximum=ssl.TLSVersion.TLSv1_2, ciphers=cipher)
+
+    (_, secured), _ = shaken(ends, server_context, client)
+
+    assert secured == Secured(version="TLS1.2", cipher_suite=name)
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("lowest", "accepted"),
+    [("tls1.0", True), ("tls1.1", True), ("tls1.2", False), ("tls1.3", False)],
+)
+def test_the_lowest_version(ends, tls_options, lowest, accepted):
+    server = make_server_context(NsqdOptions(**tls_options, tls_min_version=lowest))
+    client = client_context(ciphers="DEFAULT:@SECLEVEL=0")
+    client.minimum_version = client.maximum_version = ssl.TLSVersion.TLSv1_1
+
+    outcome, tls = shaken(ends, server, client)
+
+    if accepted:
+        assert outcome[1].version == "TLS1.1"
+    else:
+        assert (outcome, tls) == (Failed("tls: client offered only unsupported versions"), None)
+
+
+@pytest.fixture
+def verifying(certificates, tls_options):
+    options = NsqdOptions(**tls_options, tls_client_auth_policy="require-verify", tls_root_ca_file=certificates.ca)
+    return make_server_context(options)
+
+
+def test_a_client_with_a_certificate(ends, verifying, certificates):
+    (_, secured), _ = shaken(ends, verifying, client_context(files=certificates.client("me")))
+
+    assert secured.common_name == "me"
+
+
+def test_a_client_without(ends, verifying):
+    outcome, client = shaken(ends, verifying, client_context())
+
+    assert outcome == Failed("tls: client didn't provide a certificate")
+    # TLS 1.3 tells the client only now.
+    with pytest.raises(NSQSocketError, match="CERTIFICATE_REQUIRED"):
+        client.recv(100)
+
+
+def test_a_client_with_another_cas(ends, verifying, tmp_path):
+    outcome, _ = shaken(ends, verifying, client_context(files=Certificates(tmp_path).client()))
+
+    assert outcome == Failed("tls: failed to verify certificate: x509: certificate signed by unknown authority")
+
+
+@pytest.mark.parametrize("policy", ["require", "require-verify"])
+def test_certificates_cannot_be_required_without_a_ca(tls_options, policy):
+    with pytest.raises(ValueError, match=f"'{policy}' needs tls_root_ca_file"):
+        make_server_context(NsqdOptions(**tls_options, tls_client_auth_policy=policy))
+
+
+def test_another_policy_asks_for_no_certificate(ends, tls_options):
+    server = make_server_context(NsqdOptions(**tls_options, tls_client_auth_policy="none"))
+
+    assert shaken(ends, server, client_context())[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "EOF"),
+        (b"\x16\x03\x01", "unexpected EOF"),
+        (b"\x16\x03\x01\0\x05", "EOF"),
+        (b"NOP\nNOP\n", "tls: first record does not look like a TLS handshake"),
+        (b"\x17\x03\x03\0\x05hello", "tls: first record does not look like a TLS handshake"),
+        (b"\x16\x10\x03\0\x05hello", "tls: first record does not look like a TLS handshake"),
+    ],
+)
+def test_what_is_no_handshake_gets_no_alert(ends, server_context, data, words):
+    ends[1].sendall(data)
+    ends[1].end()
+
+    assert handshake(ends[0], server_context) == Failed(words)
+    ends[0].close()
+    assert ends[1].recv(100) == b""
+
+
+def test_what_is_none_inside_gets_an_alert(ends, server_context):
+    ends[1].sendall(b"\x16\x03\x01\0\x05hello")
+
+    assert handshake(ends[0], server_context) == Failed("tls: unexpected message")
+    assert ends[1].recv(100)[:1] == b"\x15"
+
+
+def test_a_client_that_trusts_us_not(ends, server_context):
+    outcome, _ = shaken(ends, server_context, SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+
+    assert outcome == Failed("remote error: tls: unknown certificate authority")
+
+
+def test_a_client_that_breaks_off(ends, server_context):
+    ends[0].close()
+
+    assert isinstance(handshake(ends[0], server_context), Failed)
+    ends[1].close()
+
+
+def test_contexts_for_auth_servers_trust_the_ca(certificates):
+    assert make_client_context(NsqdOptions(tls_root_ca_file=certificates.ca)).get_ca_certs()
+    assert make_client_context(NsqdOptions()).verify_mode is ssl.CERT_REQUIRED

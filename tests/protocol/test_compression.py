@@ -1,0 +1,145 @@
+"""Both codecs: streams cut anywhere, hostile peers, missing libraries."""
+
+import sys
+import zlib
+
+import pytest
+
+from gnsq.errors import NSQProtocolError
+from gnsq.protocol.compression import Deflate, Snappy
+
+LIMIT = 65536
+IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
+# Recorded from nsqd 1.3.0: the OK behind the start of each codec.
+SNAPPY_OK = IDENTIFIER + bytes.fromhex("010e0000") + bytes.fromhex("00000000")
+
+CODECS = [pytest.param(Deflate, id="deflate"), pytest.param(Snappy, id="snappy")]
+
+
+def read(codec, data):
+    """All that can be read of what was received."""
+    result = b""
+    while piece := codec.decompress(data, LIMIT):
+        result, data = result + piece, b""
+    return result
+
+
+def skippable(size, kind=0x80):
+    return bytes([kind]) + size.to_bytes(3, "little") + b"x" * size
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_each_command_can_be_read_as_soon_as_it_came(codec):
+    sender, receiver = codec(), codec()
+
+    for data in (b"NOP\n", b"PUB t\n\x00\x00\x00\x01x", b"x" * 200_000):
+        assert read(receiver, sender.compress(data)) == data
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_stream_may_be_cut_at_every_byte(codec):
+    sender = codec()
+    stream = b"".join(sender.compress(data) for data in (b"FIN 0123456789abcdef\n", b"a" * 300, bytes(range(256))))
+
+    for cut in range(len(stream) + 1):
+        receiver = codec()
+        assert read(receiver, stream[:cut]) + read(receiver, stream[cut:]) == (
+            b"FIN 0123456789abcdef\n" + b"a" * 300 + bytes(range(256))
+        )
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_byte_by_byte(codec):
+    stream = codec().compress(b"hello hello hello hello")
+    receiver = codec()
+
+    assert b"".join(read(receiver, bytes([byte])) for byte in stream) == b"hello hello hello hello"
+
+
+@pytest.mark.parametrize("level", [1, 9])
+def test_deflate_is_raw_and_sync_flushed(level):
+    stream = Deflate(level).compress(b"hello")
+
+    assert stream.endswith(b"\x00\x00\xff\xff")
+    assert zlib.decompressobj(wbits=-15).decompress(stream) == b"hello"
+
+
+def test_empty_deflate_blocks_hold_nothing():
+    receiver = Deflate()
+
+    assert read(receiver, b"\x00\x00\x00\xff\xff") == b""
+    assert read(receiver, b"\x00\x00\x00\xff\xff" + Deflate().compress(b"OK")) == b"OK"
+
+
+def test_deflate_bomb_comes_in_pieces():
+    bomb = zlib.compressobj(9, zlib.DEFLATED, -15)
+    data = bomb.compress(b"\x00" * 50_000_000) + bomb.flush(zlib.Z_SYNC_FLUSH)
+    receiver = Deflate()
+
+    sizes = [len(receiver.decompress(data, LIMIT))]
+    while size := len(receiver.decompress(b"", LIMIT)):
+        sizes.append(size)
+
+    assert len(data) < 65536
+    assert max(sizes) == LIMIT
+    assert sum(sizes) == 50_000_000
+
+
+@pytest.mark.parametrize(
+    ("codec", "data", "words"),
+    [
+        pytest.param(Deflate, b"\xff\xff\xff\xff", "no deflate stream", id="deflate garbage"),
+        pytest.param(Deflate, b"OK to begin with", "no deflate stream", id="deflate, clear text"),
+        pytest.param(Snappy, b"\x00\x00\x00\x06", "no snappy stream: it begins", id="snappy, a frame"),
+        pytest.param(Snappy, b"\xff\x06\x00\x00sNaPpX", "it begins", id="snappy, another identifier"),
+        pytest.param(Snappy, skippable(4), "it begins", id="snappy, no identifier"),
+        pytest.param(Snappy, IDENTIFIER + b"\x02\x04\x00\x00abcd", "no snappy stream", id="snappy, reserved chunk"),
+        pytest.param(Snappy, IDENTIFIER + b"\x01\x08\x00\x00abcdefgh", "checksum", id="snappy, checksum"),
+        pytest.param(Snappy, IDENTIFIER + b"\x00\xff\xff\xff", "chunk of 16777215 bytes", id="snappy, long chunk"),
+        pytest.param(
+            Snappy,
+            IDENTIFIER + b"\x00\x0d\x00\x00abcd\xff\xff\xff\xff\x0fxxxx",
+            "no snappy stream",
+            id="snappy, 4 GB announced inside",
+        ),
+    ],
+)
+def test_what_no_peer_sends_breaks_the_protocol(codec, data, words):
+    with pytest.raises(NSQProtocolError, match=words):
+        codec().decompress(data, LIMIT)
+
+
+def test_bytes_behind_the_end_of_a_deflate_stream_break_the_protocol():
+    sender = zlib.compressobj(6, zlib.DEFLATED, -15)
+    receiver = Deflate()
+
+    assert read(receiver, sender.compress(b"x") + sender.flush()) == b"x"
+    with pytest.raises(NSQProtocolError, match="3 bytes behind the end of the deflate stream"):
+        receiver.decompress(b"abc", LIMIT)
+
+
+def test_skippable_snappy_chunks_are_dropped_as_they_come():
+    receiver = Snappy()
+    stream = IDENTIFIER + skippable(3) + skippable(16_000_000, 0xFE) + Snappy().compress(b"OK")
+
+    held = []
+    result = b""
+    for start in range(0, len(stream), LIMIT):
+        result += read(receiver, stream[start : start + LIMIT])
+        held.append(len(receiver._buffer))
+
+    assert result == b"OK"
+    assert max(held) <= 16
+
+
+def test_snappy_stream_may_name_itself_again():
+    receiver, sender = Snappy(), Snappy()
+
+    assert read(receiver, sender.compress(b"a") + IDENTIFIER + sender.compress(b"b")) == b"ab"
+
+
+def test_missing_python_snappy_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "snappy", None)
+
+    with pytest.raises(ImportError, match=r"snappy was asked for, but python-snappy.*pip install python-snappy"):
+        Snappy()

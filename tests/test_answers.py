@@ -1,0 +1,140 @@
+"""Answers from other OS threads reach the connection's hub."""
+
+import threading
+
+import gevent
+import pytest
+
+from gnsq import Consumer, NsqdTCPClient, Producer
+from gnsq.clock import RealClock
+from gnsq.errors import NSQConnectionClosed, NSQException
+from gnsq.nsqd.answers import Answers
+from tests.helpers import channel_stats, wait_until
+
+ID = b"0123456789abcdef"
+
+
+def in_thread(function):
+    """Call a function in an OS thread of its own; gives what it returned, or raises what it raised."""
+    return gevent.get_hub().threadpool.apply(function)
+
+
+@pytest.fixture
+def sent():
+    """What was queued, and in which thread."""
+    return []
+
+
+@pytest.fixture
+def answers(sent):
+    made = Answers("nsqd:4150", lambda data: sent.append((data, threading.get_ident())), lambda: None, RealClock())
+    made.in_flight = 2
+    return made
+
+
+def test_answers_from_a_thread_are_sent_by_the_hub(answers, sent):
+    def answer():
+        answers.touch(ID)
+        answers.finish(ID)
+        answers.requeue(ID, 5, True)
+
+    in_thread(answer)
+    wait_until(lambda: len(sent) == 3)
+
+    here = threading.get_ident()
+    assert sent == [
+        (b"TOUCH %s\n" % ID, here),
+        (b"FIN %s\n" % ID, here),
+        (b"REQ %s 5\n" % ID, here),
+    ]
+    assert answers.in_flight == 0
+    assert answers.drained.is_set()
+
+
+def test_closed_connection_is_told_in_the_thread():
+    def check():
+        raise NSQConnectionClosed("nsqd:4150: closed")
+
+    answers = Answers("nsqd:4150", lambda data: None, check, RealClock())
+
+    with pytest.raises(NSQConnectionClosed, match="closed"):
+        in_thread(lambda: answers.finish(ID))
+
+
+def test_connection_that_closes_on_the_way_is_logged(sent, caplog):
+    caplog.set_level("INFO")
+
+    def send(data):
+        sent.append(data)
+        raise NSQConnectionClosed("nsqd:4150: gone meanwhile")
+
+    answers = Answers("nsqd:4150", send, lambda: None, RealClock())
+    in_thread(lambda: answers.finish(ID))
+    wait_until(lambda: sent)
+
+    assert "an answer from another thread was not sent: nsqd:4150: gone meanwhile" in caplog.text
+
+
+@pytest.fixture
+def publish(fakensqd):
+    with Producer(fakensqd.tcp_address) as producer:
+        yield lambda *bodies: producer.multipublish("t", bodies)
+
+
+def test_consumers_messages_may_be_finished_in_threads(fakensqd, publish):
+    answered = []
+
+    def handle(consumer, message):
+        message.enable_async()
+        threading.Thread(target=lambda: answered.append(message.finish())).start()
+
+    publish(*[b"%d" % number for number in range(100)])
+    with Consumer("t", "c", fakensqd.tcp_address, message_handler=handle, max_in_flight=20) as consumer:
+        wait_until(lambda: len(answered) == 100 and consumer.total_in_flight == 0)
+        wait_until(lambda: channel_stats(fakensqd, "t", "c")["in_flight_count"] == 0)
+
+    assert channel_stats(fakensqd, "t", "c")["timeout_count"] == 0
+
+
+def test_two_threads_do_not_both_answer(fakensqd, publish):
+    outcomes = []
+
+    def answer(message, barrier):
+        barrier.wait()
+        try:
+            message.finish()
+        except NSQException as error:
+            outcomes.append(str(error))
+        else:
+            outcomes.append("finished")
+
+    def handle(consumer, message):
+        message.enable_async()
+        barrier = threading.Barrier(2)
+        for _ in range(2):
+            threading.Thread(target=answer, args=(message, barrier)).start()
+
+    publish(*[b"x"] * 50)
+    with Consumer("t", "c", fakensqd.tcp_address, message_handler=handle, max_in_flight=10):
+        wait_until(lambda: len(outcomes) == 100)
+        wait_until(lambda: channel_stats(fakensqd, "t", "c")["in_flight_count"] == 0)
+
+    assert sorted(set(outcomes)) == ["already responded", "finished"]
+    assert outcomes.count("finished") == 50
+
+
+def test_pulled_message_may_be_finished_in_a_thread(fakensqd, publish):
+    publish(b"x")
+    host, port = fakensqd.tcp_address.split(":")
+    client = NsqdTCPClient(host, int(port), timeout=5)
+    client.connect()
+    client.subscribe("t", "c")
+    client.check_ok()
+    client.ready(1)
+    message = client.read_response()[1]
+
+    in_thread(message.finish)
+    wait_until(lambda: channel_stats(fakensqd, "t", "c")["in_flight_count"] == 0)
+
+    assert client.in_flight == 0
+    client.close_stream()

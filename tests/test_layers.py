@@ -1,0 +1,313 @@
+"""TLS and compression over a transport: between two of ours, in memory, and with the TLS of the standard library."""
+
+import ssl
+
+import gevent
+import pytest
+from gevent import socket
+
+from fakensqd.certificates import Certificates
+from gnsq.errors import NSQConnectionClosed, NSQProtocolError, NSQSocketError
+from gnsq.layers import CompressedTransport, TlsTransport, client_context
+from gnsq.options import ConnectionOptions
+from gnsq.protocol.compression import Deflate, Snappy
+from gnsq.transport import TcpTransport
+from tests.helpers import MemoryTransport
+
+LIMIT = 10.0
+VERSIONS = [ssl.PROTOCOL_TLSv1_2, None]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def server_context(certificates):
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*certificates.server(["nsqd.example"]))
+    return context
+
+
+def options(certificates, **tls):
+    return ConnectionOptions(tls_v1=True, tls_options={"ca_certs": certificates.ca, **tls})
+
+
+class Sliced(TcpTransport):
+    """Hands out what it receives in small pieces."""
+
+    size = 1
+
+    def recv(self, size):
+        return super().recv(min(size, self.size))
+
+
+@pytest.fixture
+def pair():
+    """Both ends of a stream."""
+    ends = [Sliced(end, peer) for end, peer in zip(socket.socketpair(), ("server", "client"), strict=True)]
+    for end in ends:
+        end.size = 1 << 20
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def shaken(client_end, server_end, context, server_context, name="nsqd.example"):
+    """Put TLS over both ends."""
+    server = TlsTransport(server_end, server_context, server_side=True, peer="client")
+    client = TlsTransport(client_end, context, server_hostname=name, peer="nsqd:4150")
+    other = gevent.spawn(server.handshake)
+    with gevent.Timeout(LIMIT):
+        client.handshake()
+        other.get()
+    return client, server
+
+
+def read(transport, count):
+    data = b""
+    with gevent.Timeout(LIMIT):
+        while len(data) < count:
+            piece = transport.recv(65536)
+            assert piece
+            data += piece
+    return data
+
+
+# --- TLS
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=["1.2", "newest"])
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_bytes_go_both_ways_however_they_are_cut(pair, certificates, server_context, version, size):
+    pair[0].size = pair[1].size = size
+    context = client_context(options(certificates, ssl_version=version))
+    client, server = shaken(*pair, context, server_context)
+
+    client.sendall(b"IDENTIFY\n")
+    server.sendall(b"x" * 100_000)
+
+    assert read(server, 9) == b"IDENTIFY\n"
+    assert read(client, 100_000) == b"x" * 100_000
+
+
+def test_many_records_are_read_at_once(pair, certificates, server_context):
+    client, server = shaken(*pair, client_context(options(certificates)), server_context)
+    # Short enough for the socket's buffer.
+    server.sendall(b"x" * 60_000)
+
+    assert len(client.recv(65536)) > 16384
+
+
+def test_reader_and_writer_work_at_the_same_time(pair, certificates, server_context):
+    client, server = shaken(*pair, client_context(options(certificates)), server_context)
+    size = 2_000_000
+
+    writers = [gevent.spawn(end.sendall, b"x" * size) for end in (client, server)]
+    readers = [gevent.spawn(read, end, size) for end in (client, server)]
+
+    with gevent.Timeout(LIMIT):
+        assert [len(reader.get()) for reader in readers] == [size, size]
+    gevent.joinall(writers, raise_error=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=["1.2", "newest"])
+def test_end_is_seen_and_the_other_direction_goes_on(pair, certificates, server_context, version):
+    context = client_context(options(certificates, ssl_version=version))
+    client, server = shaken(*pair, context, server_context)
+
+    client.sendall(b"CLS\n")
+    client.end()
+
+    assert read(server, 4) == b"CLS\n"
+    assert server.recv(10) == b""
+    assert server.recv(10) == b""
+
+
+def test_cut_stream_reads_as_ended(pair, certificates, server_context):
+    client, _server = shaken(*pair, client_context(options(certificates)), server_context)
+    pair[1].close()
+
+    assert client.recv(10) == b""
+
+
+def test_garbage_inside_tls_is_an_error(pair, certificates, server_context):
+    client, _ = shaken(*pair, client_context(options(certificates)), server_context)
+    pair[1].sendall(b"\x17\x03\x03\x00\x20" + b"x" * 32)
+
+    with pytest.raises(NSQSocketError, match=r"nsqd:4150: TLS failed: "):
+        client.recv(10)
+
+
+def failing(pair, certificates, server_context, name="nsqd.example", **tls):
+    """The words of the error that a client's handshake, or its first read, ends with."""
+    accepting = gevent.spawn(TlsTransport(pair[1], server_context, server_side=True).handshake)
+    client = TlsTransport(pair[0], client_context(options(certificates, **tls)), server_hostname=name, peer="nsqd:4150")
+
+    def connect():
+        client.handshake()
+        client.recv(1)  # TLS 1.3 tells the client here that it was refused
+
+    with gevent.Timeout(LIMIT), pytest.raises(NSQSocketError) as caught:
+        connect()
+    with pytest.raises(NSQSocketError):
+        accepting.get()
+    return str(caught.value)
+
+
+def test_unknown_ca_is_refused_and_says_what_to_do(pair, certificates, server_context):
+    text = failing(pair, certificates, server_context, ca_certs=None)
+
+    assert text.startswith("nsqd:4150: TLS failed: nsqd's certificate was not accepted: unable to get local issuer")
+    assert "ca_certs" in text
+    assert "cert_reqs" in text
+
+
+def test_other_host_name_is_refused(pair, certificates, server_context):
+    text = failing(pair, certificates, server_context, name="other.example")
+
+    assert "Hostname mismatch" in text
+    assert "server_hostname" in text
+
+
+def test_expired_certificate_is_refused(pair, certificates):
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*certificates.server(["nsqd.example"], expired=True))
+
+    assert "certificate has expired" in failing(pair, certificates, context)
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=["1.2", "newest"])
+def test_missing_client_certificate_says_what_to_do(pair, certificates, version):
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates.ca)
+    context.load_cert_chain(*certificates.server(["nsqd.example"]))
+    context.verify_mode = ssl.CERT_REQUIRED
+
+    assert "certfile" in failing(pair, certificates, context, ssl_version=version)
+
+
+def test_client_certificate_is_shown(pair, certificates):
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates.ca)
+    context.load_cert_chain(*certificates.server(["nsqd.example"]))
+    context.verify_mode = ssl.CERT_REQUIRED
+    certificate, key = certificates.client("orders")
+
+    _, server = shaken(*pair, client_context(options(certificates, certfile=certificate, keyfile=key)), context)
+
+    assert (("commonName", "orders"),) in server.object.getpeercert()["subject"]
+
+
+def test_peer_that_speaks_no_tls_is_an_error(pair, certificates):
+    pair[1].sendall(b"\x00\x00\x00\x06\x00\x00\x00\x00OK")
+    client = TlsTransport(pair[0], client_context(options(certificates)), server_hostname="x", peer="nsqd:4150")
+
+    with pytest.raises(NSQSocketError, match="WRONG_VERSION_NUMBER: the peer does not answer in TLS"):
+        client.handshake()
+
+
+def test_peer_that_closes_in_the_handshake_is_a_closed_connection(pair, certificates):
+    pair[1].end()
+    client = TlsTransport(pair[0], client_context(options(certificates)), server_hostname="x", peer="nsqd:4150")
+
+    with pytest.raises(NSQConnectionClosed, match="nsqd:4150: the peer closed the connection inside TLS"):
+        client.handshake()
+
+
+# --- what a client is told of TLS
+
+
+def test_default_checks_certificate_and_host_name():
+    context = client_context(ConnectionOptions(tls_v1=True))
+
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"cert_reqs": ssl.CERT_NONE}, (ssl.CERT_NONE, False)),
+        ({"cert_reqs": ssl.CERT_OPTIONAL}, (ssl.CERT_REQUIRED, True)),
+        ({"cert_reqs": int(ssl.CERT_REQUIRED)}, (ssl.CERT_REQUIRED, True)),
+        ({"check_hostname": False}, (ssl.CERT_REQUIRED, False)),
+    ],
+)
+def test_dictionary_of_1_0_says_what_is_checked(given, expected):
+    context = client_context(ConnectionOptions(tls_v1=True, tls_options=given))
+
+    assert (context.verify_mode, context.check_hostname) == expected
+
+
+def test_ssl_version_of_1_0_means_that_version():
+    context = client_context(ConnectionOptions(tls_v1=True, tls_options={"ssl_version": ssl.PROTOCOL_TLSv1_2}))
+
+    assert context.minimum_version == context.maximum_version == ssl.TLSVersion.TLSv1_2
+
+
+def test_given_context_is_used_as_it_is():
+    context = ssl.create_default_context()
+
+    assert client_context(ConnectionOptions(tls_context=context)) is context
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"ca_certs": "/no/such.pem"}, r"tls_options can't be used: ca_certs '/no/such.pem'.*No such file"),
+        ({"certfile": __file__}, r"certificate '.*test_layers.py' with key None can't be used"),
+        ({"cert_reqs": 17}, "17 is not a valid VerifyMode"),
+    ],
+)
+def test_unusable_dictionary_names_the_file(given, words):
+    with pytest.raises(ValueError, match=words):
+        client_context(ConnectionOptions(tls_v1=True, tls_options=given))
+
+
+def test_unknown_key_lists_those_there_are():
+    with pytest.raises(TypeError, match=r"tls_options has no cafile; it takes keyfile, certfile, cert_reqs, ca_certs"):
+        client_context(ConnectionOptions(tls_v1=True, tls_options={"cafile": "x"}))
+
+
+# --- compression
+
+CODECS = pytest.mark.parametrize("codec", [Deflate, Snappy])
+
+
+@CODECS
+def test_bytes_that_came_early_are_read_first(codec):
+    sender = codec()
+    first, then = sender.compress(b"OK"), sender.compress(b"more")
+    transport = CompressedTransport(MemoryTransport(then, b""), codec(), first)
+
+    assert [transport.recv(100), transport.recv(100), transport.recv(100)] == [b"OK", b"more", b""]
+
+
+@CODECS
+def test_what_is_sent_is_compressed(codec):
+    inner = MemoryTransport()
+    transport = CompressedTransport(inner, codec())
+
+    transport.sendall(b"NOP\n")
+    transport.end()
+
+    assert codec().decompress(inner.sent, 100) == b"NOP\n"
+    assert inner.ended
+    transport.close()
+    assert inner.closed
+
+
+@CODECS
+def test_clear_text_where_compression_was_due_breaks_the_protocol(codec):
+    with pytest.raises(NSQProtocolError):
+        CompressedTransport(MemoryTransport(b"\xff\xff\xff\xffOK!!!!!"), codec()).recv(100)
+
+
+def test_bomb_is_read_in_pieces():
+    transport = CompressedTransport(MemoryTransport(Deflate(9).compress(b"\x00" * 10_000_000), b""), Deflate())
+
+    sizes = []
+    while data := transport.recv(65536):
+        sizes.append(len(data))
+
+    assert max(sizes) == 65536
+    assert sum(sizes) == 10_000_000

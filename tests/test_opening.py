@@ -1,0 +1,214 @@
+"""From an address to a negotiated connection: resolvers, unix sockets, and the border between two layers."""
+
+import json
+import ssl
+
+import gevent
+import pytest
+from gevent import socket
+
+from gnsq import Consumer, NsqdTCPClient, Producer
+from gnsq.errors import NSQException, NSQFrameError, NSQProtocolError
+from gnsq.nsqd.opening import Layers, prepared
+from gnsq.options import ConnectionOptions
+from gnsq.protocol.compression import Deflate, Snappy
+from gnsq.protocol.frames import HEARTBEAT, MESSAGE, OK, RESPONSE, encode_frame, encode_message
+from gnsq.protocol.handshake import StartTLS, handshake, upgrade
+from tests.helpers import MemoryTransport, peer
+
+CODECS = {"deflate": Deflate, "snappy": Snappy}
+MESSAGE_FRAME = encode_frame(MESSAGE, encode_message(1, 1, b"0123456789abcdef", b"hello"))
+
+
+def answer(**fields):
+    return encode_frame(RESPONSE, json.dumps({"max_rdy_count": 2500, "version": "1.3.0", **fields}).encode())
+
+
+def serve(text):
+    """A peer that answers whatever comes with one frame, and then waits."""
+
+    def talk(sock):
+        sock.recv(100)
+        sock.sendall(text)
+        gevent.sleep(60)
+
+    return talk
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_negotiation_may_be_cut_anywhere(name):
+    codec = CODECS[name]()
+    compressed = codec.compress(encode_frame(RESPONSE, OK)) + codec.compress(MESSAGE_FRAME + MESSAGE_FRAME)
+    stream = answer(**{name: True}) + compressed
+
+    for cut in range(1, len(stream)):
+        transport = MemoryTransport(*filter(None, [stream[:cut], stream[cut:]]))
+        layers = Layers("nsqd", 4150, ConnectionOptions(**{name: True}), transport)
+        identity = layers.perform(handshake(ConnectionOptions(**{name: True})))
+        assert identity.compression.name == name
+        assert [layers.read_frame() for _ in range(2)] == [(MESSAGE, MESSAGE_FRAME[8:])] * 2
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_negotiation_byte_by_byte(name):
+    codec = CODECS[name]()
+    stream = answer(**{name: True}) + codec.compress(encode_frame(RESPONSE, OK)) + codec.compress(MESSAGE_FRAME)
+    transport = MemoryTransport(*[bytes([byte]) for byte in stream])
+    layers = Layers("nsqd", 4150, ConnectionOptions(**{name: True}), transport)
+
+    layers.perform(handshake(ConnectionOptions(**{name: True})))
+
+    assert layers.read_frame() == (MESSAGE, MESSAGE_FRAME[8:])
+
+
+def test_what_is_written_behind_the_negotiation_is_compressed():
+    sender, transport = Deflate(), MemoryTransport(answer(deflate=True, deflate_level=3))
+    transport.feed(sender.compress(encode_frame(RESPONSE, HEARTBEAT) + encode_frame(RESPONSE, OK)))
+    options = ConnectionOptions(deflate=True)
+
+    Layers("nsqd", 4150, options, transport).perform(handshake(options))
+
+    assert transport.sends[0] == b"  V2"
+    assert transport.sends[1].startswith(b"IDENTIFY\n")
+    # The answer to the heartbeat that came in between.
+    assert Deflate().decompress(b"".join(transport.sends[2:]), 100) == b"NOP\n"
+
+
+def test_clear_text_behind_the_answer_is_no_beginning_of_tls():
+    options = ConnectionOptions(tls_v1=True)
+    transport = MemoryTransport(answer(tls_v1=True) + encode_frame(RESPONSE, OK))
+    layers = Layers("nsqd", 4150, options, transport)
+
+    with pytest.raises(NSQProtocolError, match="10 bytes came in clear text where TLS was to begin"):
+        layers.perform(handshake(options))
+
+
+def test_frame_larger_than_the_bound_is_refused_behind_compression_too():
+    codec = Deflate()
+    transport = MemoryTransport(answer(deflate=True), codec.compress(b"\x7f\xff\xff\xff\x00\x00\x00\x00"))
+    options = ConnectionOptions(deflate=True)
+
+    with pytest.raises(NSQFrameError, match="frame size 2147483647"):
+        Layers("nsqd", 4150, options, transport).perform(handshake(options))
+
+
+# --- addresses
+
+
+def test_resolver_says_where_to_connect():
+    asked = []
+    with peer(serve(encode_frame(RESPONSE, OK))) as address:
+        host, port = address.split(":")
+
+        def resolve(announced_host, announced_port):
+            asked.append((announced_host, announced_port))
+            return host, int(port)
+
+        client = NsqdTCPClient("container.example", 4150, timeout=5, address_resolver=resolve)
+        client.connect()
+        assert client.identify() is None
+        client.close_stream()
+
+    assert asked == [("container.example", 4150)]
+
+
+@pytest.mark.parametrize(
+    ("resolve", "words"),
+    [
+        (lambda host, port: 1 / 0, "nsqd:4150: address_resolver raised ZeroDivisionError"),
+        (lambda host, port: ("a", "1"), r"nsqd:4150: address_resolver gave \('a', '1'\), a host and a port were due"),
+    ],
+)
+def test_resolver_that_fails_is_named(resolve, words):
+    client = NsqdTCPClient("nsqd", 4150, address_resolver=resolve)
+
+    with pytest.raises(NSQException, match=words):
+        client.connect()
+
+
+@pytest.fixture
+def unix_socket(tmp_path):
+    path = str(tmp_path / "nsqd.sock")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+
+    def accept():
+        sock, _ = listener.accept()
+        with sock:
+            sock.recv(4)
+            sock.sendall(encode_frame(RESPONSE, OK))
+            sock.recv(1000)
+
+    serving = gevent.spawn(accept)
+    yield path
+    serving.kill()
+    listener.close()
+
+
+def test_unix_socket(unix_socket):
+    client = NsqdTCPClient(unix_socket, timeout=5)
+
+    client.connect()
+
+    assert client.identify() is None
+    assert str(client) == unix_socket
+    client.close_stream()
+
+
+def test_unix_socket_that_is_not_there(tmp_path):
+    with pytest.raises(OSError, match=r"none.sock: can't connect: No such file"):
+        NsqdTCPClient(str(tmp_path / "none.sock"), timeout=5).connect()
+
+
+def test_tls_over_a_unix_socket_needs_the_name_to_check():
+    options = prepared(ConnectionOptions(tls_v1=True))
+    layers = Layers("/run/nsqd.sock", 0, options, MemoryTransport())
+
+    with pytest.raises(NSQException, match=r"/run/nsqd.sock: TLS over a unix socket needs server_hostname"):
+        layers.perform(upgrade(StartTLS()))
+
+
+def test_host_name_that_tls_can_not_check_is_an_error_of_ours():
+    options = prepared(ConnectionOptions(tls_v1=True))
+    layers = Layers("." * 3, 4150, options, MemoryTransport())
+
+    with pytest.raises(NSQException, match="TLS can't begin"):
+        layers.perform(upgrade(StartTLS()))
+
+
+# --- what is checked before connecting
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda **options: Consumer("t", "c", "nsqd", **options), id="consumer"),
+        pytest.param(lambda **options: Producer("nsqd", **options), id="producer"),
+        pytest.param(lambda **options: NsqdTCPClient("nsqd", **options), id="client"),
+    ],
+)
+def test_constructors_refuse_what_can_not_work(make, monkeypatch):
+    with pytest.raises(ValueError, match=r"ca_certs '/no/such.pem'"):
+        make(tls_v1=True, tls_options={"ca_certs": "/no/such.pem"})
+    with pytest.raises(ValueError, match="snappy and deflate are both asked for"):
+        make(snappy=True, deflate=True)
+    with pytest.raises(TypeError, match="auth_secret must be bytes or None, not a str"):
+        make(auth_secret="secret")
+    monkeypatch.setitem(__import__("sys").modules, "snappy", None)
+    with pytest.raises(ImportError, match="pip install python-snappy"):
+        make(snappy=True)
+
+
+def test_files_of_tls_are_read_once(monkeypatch):
+    options = prepared(ConnectionOptions(tls_v1=True, tls_options={"cert_reqs": ssl.CERT_NONE}))
+
+    assert options.tls_context.verify_mode is ssl.CERT_NONE
+    assert prepared(options) is options
+
+
+def test_tls_options_without_tls_are_not_used():
+    options = ConnectionOptions(tls_options={"ca_certs": "/no/such.pem"})
+
+    assert prepared(options) is options
+    assert options.identify_body()["tls_v1"] is False

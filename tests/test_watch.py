@@ -1,0 +1,58 @@
+"""When nsqd is dead to us, asked of values."""
+
+import pytest
+
+from gnsq.errors import NSQConnectionClosed, NSQTimeout
+from gnsq.nsqd.watch import Watch
+from gnsq.options import ConnectionOptions
+
+
+def watched(times, *, last_read=0.0, sending_since=None, **options):
+    """The verdict at the last of some times; the watch was asked at all of them."""
+    watch = Watch(ConnectionOptions(**options))
+    watch.begin(0.0)
+    return [watch.verdict(now, last_read, sending_since) for now in times][-1]
+
+
+def regular(end, pause=15.0):
+    return [pause * step for step in range(1, round(end / pause) + 1)]
+
+
+def test_silence_of_two_intervals_is_death():
+    assert watched(regular(60)) is None
+
+    error = watched(regular(75))
+    assert isinstance(error, NSQConnectionClosed)
+    assert str(error) == "no word from nsqd for 75 s, 2 heartbeat intervals"
+
+
+def test_what_came_begins_the_silence_anew():
+    assert watched(regular(75), last_read=20.0) is None
+
+
+def test_without_heartbeats_silence_means_nothing():
+    assert watched(regular(9000, 30.0), heartbeat_interval=-1) is None
+
+
+def test_own_stall_is_not_held_against_nsqd():
+    stalled = [15.0, 30.0, 130.0]
+
+    assert watched(stalled) is None
+    assert watched([*stalled, 145.0, 160.0, 175.0, 190.0]) is None
+    assert watched([*stalled, 145.0, 160.0, 175.0, 190.0, 205.0]) is not None
+
+
+@pytest.mark.parametrize("interval", [30, -1])
+def test_send_that_does_not_end_is_a_timeout(interval):
+    options = {"heartbeat_interval": interval, "timeout": 10.0}
+
+    assert watched(regular(15, 5.0), sending_since=5.0, last_read=15.0, **options) is None
+    error = watched(regular(20, 5.0), sending_since=5.0, last_read=20.0, **options)
+    assert isinstance(error, NSQTimeout)
+    assert str(error) == "nsqd has not read what was sent for 15 s, timeout is 10.0 s"
+
+
+def test_looks_are_close_enough_to_see_both():
+    assert Watch(ConnectionOptions()).pause == 15.0
+    assert Watch(ConnectionOptions(timeout=2.0)).pause == 1.0
+    assert Watch(ConnectionOptions(heartbeat_interval=-1)).pause == 30.0
