@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["Addresses", "is_unix", "joined", "parse_address", "parse_addresses"]
+__all__ = ["Addresses", "is_port", "is_unix", "joined", "parse_address", "parse_addresses"]
 
 DEFAULT_TCP_PORT = 4150
 
@@ -29,15 +29,22 @@ def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[s
         if not bracket or (rest and not rest.startswith(":")):
             raise ValueError(f"address {address!r} is not '[ipv6]:port'")
         port_text = rest[1:]
+    elif address.count(":") > 1:
+        raise ValueError(f"address {address!r} is not 'host:port'; IPv6 is written in brackets, as '[::1]:4150'")
     else:
         host, _, port_text = address.partition(":")
     if not host:
         raise ValueError(f"address {address!r} has no host")
     if not port_text and not address.endswith(":"):
         return host, default_port
-    if not port_text.isdecimal() or not 1 <= int(port_text) <= 65535:
+    if not port_text.isdecimal() or not is_port(int(port_text)):
         raise ValueError(f"port {port_text!r} of address {address!r} is not a number from 1 to 65535")
     return host, int(port_text)
+
+
+def is_port(port: object) -> bool:
+    """Whether this is the number of a port."""
+    return isinstance(port, int) and not isinstance(port, bool) and 1 <= port <= 65535
 
 
 def parse_addresses(addresses: Addresses) -> set[str]:

@@ -240,6 +240,9 @@ ERROR_CODES: dict[bytes, type[NSQErrorCode]] = {
     b"E_TOUCH_FAILED": NSQTouchFailed,
 }
 
+# nsqd's longest quotes a name that may fill a line of 16 KiB.
+MAX_TEXT = 17 * 1024
+
 for _code, _class in reversed(ERROR_CODES.items()):
     _class.code = _code.decode()
 
@@ -247,7 +250,8 @@ for _code, _class in reversed(ERROR_CODES.items()):
 def make_error(data: bytes) -> NSQErrorCode:
     """Build the exception for the data of an error frame: ``CODE text``.
 
-    A code that is not in ERROR_CODES gives a plain, fatal NSQErrorCode with that code.
+    A code that is not in ERROR_CODES gives a plain, fatal NSQErrorCode with that code. What is longer than any text of
+    nsqd's is cut: it ends up in logs.
     """
-    code, _, text = data.partition(b" ")
+    code, _, text = data[:MAX_TEXT].partition(b" ")
     return ERROR_CODES.get(code, NSQErrorCode)(text, code.decode("utf-8", "backslashreplace"))

@@ -12,6 +12,7 @@ from typing import Any
 
 from gevent.lock import BoundedSemaphore
 
+from gnsq.breath import Breath
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import Codec
@@ -19,6 +20,10 @@ from gnsq.tls import make_context
 from gnsq.transport import READ_SIZE, Transport
 
 __all__ = ["CompressedTransport", "TlsTransport", "client_context"]
+
+
+# Kept of what came first, bytes.
+CLEAR_TEXT = 4096
 
 
 class CompressedTransport:
@@ -33,6 +38,7 @@ class CompressedTransport:
         self._inner = inner
         self._codec = codec
         self._first = first
+        self._breath = Breath()
 
     def recv(self, size: int) -> bytes:
         decompress = self._codec.decompress
@@ -41,6 +47,9 @@ class CompressedTransport:
             data = decompress(received, size)
             if data:
                 return data
+            if received:
+                # What holds nothing, such as padding, must not keep others from running.
+                self._breath()
             received = self._inner.recv(READ_SIZE)
             if not received:
                 return b""
@@ -64,6 +73,9 @@ class TlsTransport:
         server_side: Whether this is the server.
         server_hostname: The name that the server's certificate must have, if the context checks it; sent as SNI.
         peer: Address, for error texts.
+
+    Attributes:
+        first: What came first, up to a few KiB: an answer in clear text, where TLS did not begin.
     """
 
     def __init__(
@@ -80,6 +92,7 @@ class TlsTransport:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._sending = BoundedSemaphore(1)
+        self.first = b""
         self.object = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_side, server_hostname=server_hostname
         )
@@ -151,6 +164,8 @@ class TlsTransport:
 
     def _feed(self) -> None:
         data = self._inner.recv(READ_SIZE)
+        if not self.first:
+            self.first = data[:CLEAR_TEXT]
         if data:
             self._incoming.write(data)
         else:
@@ -186,8 +201,8 @@ def _explained(error: ssl.SSLError) -> str:
     return reason
 
 
-# What tls_options of gnsq 1.0 could hold, and check_hostname, which it never did.
-_TLS_OPTIONS = ("keyfile", "certfile", "cert_reqs", "ca_certs", "ssl_version", "check_hostname")
+# What tls_options of gnsq 1.0 could hold, and two more: it never checked a host name, nor knew a password.
+_TLS_OPTIONS = ("keyfile", "certfile", "cert_reqs", "ca_certs", "ssl_version", "check_hostname", "key_password")
 
 
 def client_context(options: ConnectionOptions) -> ssl.SSLContext:
@@ -203,6 +218,11 @@ def client_context(options: ConnectionOptions) -> ssl.SSLContext:
     unknown = sorted(set(given) - set(_TLS_OPTIONS))
     if unknown:
         raise TypeError(f"tls_options has no {', '.join(unknown)}; it takes {', '.join(_TLS_OPTIONS)}")
+    check_hostname = given.get("check_hostname", True)
+    if not isinstance(check_hostname, bool):
+        raise TypeError(f"check_hostname of tls_options must be bool, not {check_hostname!r}")
+    if given.get("keyfile") and not given.get("certfile"):
+        raise ValueError("tls_options has a keyfile without its certfile")
     required = given.get("cert_reqs")
     try:
         context = make_context(
@@ -210,18 +230,30 @@ def client_context(options: ConnectionOptions) -> ssl.SSLContext:
             "CERT_REQUIRED" if required is None else ssl.VerifyMode(required).name,
             given.get("certfile"),
             given.get("keyfile"),
+            given.get("key_password"),
         )
     except ValueError as error:
         raise ValueError(f"tls_options can't be used: {error}") from error
-    context.check_hostname = context.check_hostname and given.get("check_hostname", True)
-    version = given.get("ssl_version")
-    if version in _VERSIONS:
-        context.minimum_version = context.maximum_version = _VERSIONS[version]
+    context.check_hostname = context.check_hostname and check_hostname
+    version = _version(given.get("ssl_version"))
+    if version is not None:
+        context.minimum_version = context.maximum_version = version
     return context
 
 
+def _version(given: object) -> ssl.TLSVersion | None:
+    """Read the one version of TLS that ssl_version asks for; None for any."""
+    if given is None or (isinstance(given, int) and given in (ssl.PROTOCOL_TLS, ssl.PROTOCOL_TLS_CLIENT)):
+        return None
+    if isinstance(given, ssl.TLSVersion):
+        return given
+    if isinstance(given, int) and given in _VERSIONS:
+        return _VERSIONS[given]
+    raise ValueError(f"ssl_version {given!r} of tls_options is neither an ssl.PROTOCOL_ constant nor an ssl.TLSVersion")
+
+
 # Those of the ssl_version constants that mean one version; PROTOCOL_TLS and its kin mean any.
-_VERSIONS = {
+_VERSIONS: dict[int, ssl.TLSVersion] = {
     ssl.PROTOCOL_TLSv1: ssl.TLSVersion.TLSv1,
     ssl.PROTOCOL_TLSv1_1: ssl.TLSVersion.TLSv1_1,
     ssl.PROTOCOL_TLSv1_2: ssl.TLSVersion.TLSv1_2,

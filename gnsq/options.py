@@ -6,6 +6,7 @@ Validation and the README's table come from the fields. Knows nothing of what th
 from __future__ import annotations
 
 import dataclasses
+import math
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ __all__ = ["ConnectionOptions", "Options", "USER_AGENT", "VERSION", "check_bound
 
 VERSION = "2.0.0.dev0"
 USER_AGENT = f"gnsq/{VERSION}"
+
+# Of an interval that goes over the wire as milliseconds: what 32 bits hold, in seconds.
+MAX_INTERVAL = 2_147_483
 
 _Options = TypeVar("_Options", bound="Options")
 
@@ -85,7 +89,7 @@ def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> N
     if field.metadata.get("minimum") is None:
         return
     low, high, special, unit = (field.metadata[key] for key in ("minimum", "maximum", "special", "unit"))
-    if value in special or (value >= low and (high is None or value <= high)):
+    if value in special or (value >= low and (high is None or value <= high) and math.isfinite(value)):
         return
     bounds = f"at least {low}" if high is None else f"within {low} to {high}"
     also = "".join(f" or {number}" for number in special)
@@ -138,7 +142,12 @@ class ConnectionOptions(Options):
     client_id: str | None = option(None, "name of this client in nsqd's statistics; default: first label of hostname")
     hostname: str | None = option(None, "host name in nsqd's statistics; default: this host's")
     heartbeat_interval: float = option(
-        30, "between nsqd's heartbeats; -1 for none (nsqd 1.3.0 then refuses SUB)", unit="s", minimum=1, special=(-1,)
+        30,
+        "between nsqd's heartbeats; -1 for none (nsqd 1.3.0 then refuses SUB)",
+        unit="s",
+        minimum=1,
+        maximum=MAX_INTERVAL,
+        special=(-1,),
     )
     output_buffer_size: int = option(
         16384, "nsqd's write buffer for this connection; -1 for none", unit="bytes", minimum=64, special=(-1, 0)
@@ -150,7 +159,7 @@ class ConnectionOptions(Options):
     tls_options: Mapping[str, Any] | None = option(  # Any: each has its own type
         None,
         "how: `ca_certs`, `certfile`, `keyfile` (paths), `cert_reqs`, `ssl_version` (constants of `ssl`), "
-        "`check_hostname`; default: the system's CAs, certificate and host name checked",
+        "`check_hostname`, `key_password`; default: the system's CAs, certificate and host name checked",
     )
     snappy: bool = option(False, "compress with snappy, if the server offers it")
     deflate: bool = option(False, "compress with deflate, if the server offers it")
@@ -161,7 +170,7 @@ class ConnectionOptions(Options):
     tls_context: ssl.SSLContext | None = option(None, "an `ssl.SSLContext` in place of tls_options; implies tls_v1")
     server_hostname: str | None = option(None, "name that nsqd's certificate must have; default: the host connected to")
     msg_timeout: float | None = option(
-        None, "until nsqd takes an unanswered message back; default: nsqd's", unit="s", minimum=0.001
+        None, "until nsqd takes an unanswered message back; default: nsqd's", unit="s", minimum=1, maximum=MAX_INTERVAL
     )
     topology_region: str | None = option(None, "where this client runs, for servers newer than 1.3.0")
     topology_zone: str | None = option(None, "likewise, inside the region")
@@ -181,6 +190,8 @@ class ConnectionOptions(Options):
             raise ValueError("snappy and deflate are both asked for; nsqd does one of them")
         if self.auth_secret == b"":
             raise ValueError("auth_secret is empty; nsqd wants at least 1 byte")
+        if self.server_hostname == "":
+            raise ValueError("server_hostname is empty; leave it out for the host connected to")
         if self.tls_options is not None and not isinstance(self.tls_options, Mapping):
             raise TypeError(f"tls_options must be a dict, not {self.tls_options!r}")
         if self.tls_context is not None and not hasattr(self.tls_context, "wrap_bio"):

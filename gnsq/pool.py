@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ class ReconnectOptions(Options):
     reconnect_initial: float = option(8.0, "wait before an nsqd is tried again", unit="s", minimum=0.001)
     reconnect_maximum: float = option(128.0, "longest wait; each failure doubles it", unit="s", minimum=0.001)
     reconnect_jitter: float = option(0.3, "share of each wait that is random", minimum=0, maximum=1)
+
+
+# Seconds after which a connection counts as one: those that end sooner are failures to connect.
+STABLE = 10.0
 
 
 class Life(enum.Enum):
@@ -89,6 +94,17 @@ class ConnectionPool:
         self._keepers: dict[str, _Keeper] = {}
         self._opening: set[Connection] = set()
         self._closing = False
+        # Of the process that opens the connections; a child of it opens none of its own.
+        self._pid: int | None = None
+
+    @property
+    def inherited(self) -> bool:
+        """Whether the connections belong to a parent of this process."""
+        return self._pid is not None and self._pid != os.getpid()
+
+    @property
+    def _over(self) -> bool:
+        return self._closing or self.inherited
 
     def add(self, address: str, *, permanent: bool) -> None:
         """Connect to an address, unless that is done already; at once, in the background.
@@ -96,7 +112,9 @@ class ConnectionPool:
         Args:
             permanent: Try again for ever; else the address is forgotten when its connection fails or is lost.
         """
-        if self._closing or address in self._keepers:
+        if self._pid is None:
+            self._pid = os.getpid()
+        if self._over or address in self._keepers:
             return
         keeper = self._keepers[address] = _Keeper(permanent)
         keeper.greenlet = gevent.spawn(self._keep, address, keeper)
@@ -137,16 +155,18 @@ class ConnectionPool:
     def _keep(self, address: str, keeper: _Keeper) -> None:
         failures = 0
         try:
-            while not self._closing:
+            while not self._over:
                 connection = self._try_open(address, keeper)
                 keeper.tried.set()
                 if connection is not None:
-                    failures = 0
+                    opened = self._clock.monotonic()
                     connection.wait_closed()
+                    if self._clock.monotonic() - opened >= STABLE:
+                        failures = 0
                     keeper.failure = connection.error
                     self.connections.pop(address, None)
                     self._on_lost(connection)
-                if self._closing or not keeper.permanent:
+                if self._over or not keeper.permanent:
                     return
                 failures += 1
                 wait = self._wait(failures)

@@ -213,8 +213,7 @@ class Producer:
         if not raise_error:
             return reply
         # Not get(timeout=...): a gevent.Timeout that the caller has set must stay the caller's.
-        reply.wait(max(deadline - self._clock.monotonic(), 0))
-        if not reply.ready():
+        if not self._clock.wait(reply, max(deadline - self._clock.monotonic(), 0)):
             raise NSQTimeout(f"{connection.address}: publish not answered within {limit} s; nsqd may have it")
         return reply.get()
 
@@ -224,6 +223,8 @@ class Producer:
             raise NSQException("producer is not running: call start(), or it was closed")
         connections = [connection for connection in self._pool.connections.values() if connection.is_open]
         if not connections:
+            if self._pool.inherited:
+                raise NSQException("producer was started before the fork; make and start a new one in this process")
             return None
         self._turn = (self._turn + 1) % len(connections)
         return connections[self._turn]
@@ -232,7 +233,7 @@ class Producer:
         deadline = self._clock.monotonic() + limit
         while block and (left := deadline - self._clock.monotonic()) > 0:
             self._pool.changed.clear()
-            self._pool.changed.wait(left)
+            self._clock.wait(self._pool.changed, left)
             connection = self._take_turn()
             if connection is not None:
                 return connection

@@ -6,8 +6,11 @@ and compression, is in layers.py.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket as stdlib_socket
+import time
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import gevent
@@ -16,7 +19,7 @@ from gevent import socket
 from gnsq.addresses import is_unix, joined
 from gnsq.errors import NSQConnectionClosed, NSQSocketError, NSQTimeout
 
-__all__ = ["READ_SIZE", "TcpTransport", "Transport", "connect"]
+__all__ = ["READ_SIZE", "TcpTransport", "Transport", "connect", "limited"]
 
 # Bytes asked for at once; some 250 messages of 200 bytes.
 READ_SIZE = 64 * 1024
@@ -88,29 +91,59 @@ def connect(host: str, port: int, timeout: float) -> TcpTransport:
         NSQSocketError: If the name is unknown or the connection was refused; has errno.
     """
     peer = joined(host, port)
-    deadline = gevent.Timeout(timeout)
     try:
-        with deadline:
-            return TcpTransport(_connected_socket(host, port), peer)
-    except gevent.Timeout as expired:
-        if expired is not deadline:
-            raise
-        raise NSQTimeout(f"{peer}: no connection within {timeout} s") from None
+        with limited(timeout, f"{peer}: no connection within {timeout} s"):
+            return TcpTransport(_unix_socket(host) if is_unix(host) else _tcp_socket(host, port, timeout), peer)
     except UnicodeError as error:
         raise NSQSocketError(f"{peer}: can't connect: host name {host!r} is not valid: {error}") from error
     except OSError as error:
+        if isinstance(error, TimeoutError) and error.errno is None:
+            raise NSQTimeout(f"{peer}: no connection within {timeout} s") from None
         raise _translated(error, peer, "can't connect: ") from error
 
 
-def _connected_socket(host: str, port: int) -> Any:  # Any: gevent has no type hints
-    if not is_unix(host):
-        sock = socket.create_connection((host, port))
+@contextlib.contextmanager
+def limited(seconds: float, text: str) -> Iterator[None]:
+    """Let a block take so many seconds.
+
+    Raises:
+        NSQTimeout: With the text, if it takes longer. A gevent.Timeout that the caller has set stays the caller's.
+    """
+    deadline = gevent.Timeout(seconds)
+    try:
+        with deadline:
+            yield
+    except gevent.Timeout as expired:
+        if expired is not deadline:
+            raise
+        raise NSQTimeout(text) from None
+
+
+def _tcp_socket(host: str, port: int, timeout: float) -> Any:  # Any: gevent has no type hints
+    """Connect to the first address that answers; each gets its share of the time, or a dead one would have it all."""
+    found = socket.getaddrinfo(host, port, type=stdlib_socket.SOCK_STREAM)
+    end = time.monotonic() + timeout
+    for index, (family, kind, protocol, _, address) in enumerate(found, 1):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(max(end - time.monotonic(), 0.001) / (len(found) - index + 1))
+            sock.connect(address)
+        except BaseException as error:
+            sock.close()
+            if not isinstance(error, OSError) or index == len(found):
+                raise
+            continue
+        sock.settimeout(None)
         sock.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_NODELAY, 1)
         sock.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_KEEPALIVE, 1)
         return sock
+    raise OSError(errno.EADDRNOTAVAIL, f"host {host!r} has no address")
+
+
+def _unix_socket(path: str) -> Any:  # Any: as above
     sock = socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM)
     try:
-        sock.connect(host)
+        sock.connect(path)
     except BaseException:
         sock.close()
         raise

@@ -56,6 +56,7 @@ class MemoryTransport:
     def sendall(self, data: bytes) -> None:
         if self.closed:
             raise NSQConnectionClosed("closed")
+        assert not self.ended, "sent behind the end"
         self.sends.append(data)
 
     def end(self) -> None:

@@ -1,10 +1,12 @@
 """Connection against a peer made of lists: replies in order, heartbeats, errors, the end."""
 
 import errno
+import time
 
 import gevent
 import pytest
 
+from gnsq.clock import RealClock
 from gnsq.errors import (
     NSQBadMessage,
     NSQBadTopic,
@@ -169,8 +171,6 @@ def test_fatal_error_fails_the_oldest_with_it_and_the_others_with_the_loss(conne
 
 
 def test_lost_connection_fails_all_that_wait(connection, transport):
-    closed = []
-    connection.on_closed = lambda _, error: closed.append(str(error))
     replies = [connection.request(commands.publish("t", b"1")) for _ in range(3)]
 
     transport.feed(b"")
@@ -178,7 +178,7 @@ def test_lost_connection_fails_all_that_wait(connection, transport):
     for reply in replies:
         with pytest.raises(NSQConnectionClosed, match="nsqd closed the connection"):
             reply.get(timeout=1)
-    assert closed == ["nsqd closed the connection"]
+    assert str(connection.error) == "nsqd closed the connection"
     with pytest.raises(NSQConnectionClosed, match="nsqd:4150"):
         connection.send(commands.NOP)
 
@@ -311,7 +311,7 @@ def test_no_greenlet_survives(connection):
     assert all(greenlet.dead for greenlet in connection._greenlets)
 
 
-class StepClock:
+class StepClock(RealClock):
     """A clock that the test moves; sleepers wait for it."""
 
     def __init__(self):
@@ -381,7 +381,7 @@ def test_http_server_is_told_apart():
 def test_silent_server_is_a_timeout():
     with peer(lambda sock: gevent.sleep(60)) as address:
         host, port = address.split(":")
-        with pytest.raises(NSQTimeout, match=r"no end of the handshake within 0.1 s"):
+        with pytest.raises(NSQTimeout, match=r"no answer to IDENTIFY within 0.1 s"):
             Connection(host, int(port), ConnectionOptions(timeout=0.1)).open()
 
 
@@ -496,3 +496,134 @@ def test_killed_reader_closes_the_connection(connection):
 def test_invalid_host_name_is_a_socket_error():
     with pytest.raises(NSQSocketError, match=r"host name 'a\.\.b' is not valid"):
         Connection("a..b", 4150).open()
+
+
+# --- peers that mean no good
+
+
+class Flood:
+    """A transport that always has more to read."""
+
+    def __init__(self, data, first=b""):
+        self.data = data
+        self.first = first
+        self.closed = False
+
+    def recv(self, size):
+        if self.closed:
+            raise NSQConnectionClosed("closed")
+        data, self.first = self.first or self.data, b""
+        return data
+
+    def sendall(self, data):
+        pass
+
+    def end(self):
+        pass
+
+    def close(self):
+        self.closed = True
+
+
+def test_flood_of_heartbeats_leaves_timers_their_turn():
+    transport = Flood(encode_frame(RESPONSE, HEARTBEAT) * 1000, first=OK)
+    connection = Connection("nsqd", 4150, ConnectionOptions(timeout=5))
+    connection.open(transport)
+    before = time.monotonic()
+
+    gevent.sleep(0.05)
+    connection.abort()
+
+    # Without a round of the event loop in between it would be 50 reads of 20 ms.
+    assert time.monotonic() - before < 0.5
+
+
+def test_flood_in_the_handshake_does_not_outlast_the_deadline():
+    transport = Flood(encode_frame(RESPONSE, HEARTBEAT) * 1000)
+    connection = Connection("nsqd", 4150, ConnectionOptions(timeout=0.2))
+
+    with gevent.Timeout(5), pytest.raises(NSQTimeout, match=r"no answer to IDENTIFY within 0.2 s"):
+        connection.open(transport)
+
+
+def test_long_answer_in_the_handshake_is_refused():
+    transport = MemoryTransport(encode_frame(RESPONSE, b'{"a":[' + b"[]," * 30_000 + b"1]}"))
+
+    with pytest.raises(NSQFrameError, match=r"frame size \d+ .* is not within 4 to 65536"):
+        Connection("nsqd", 4150).open(transport)
+
+
+def test_long_frames_are_read_behind_the_handshake(connection, transport):
+    reply = connection.request(commands.NOP)
+
+    transport.feed(encode_frame(RESPONSE, b"x" * 100_000))
+
+    assert len(reply.get(timeout=1)) == 100_000
+
+
+def test_long_error_is_cut(connection, transport):
+    reply = connection.request(commands.NOP)
+
+    transport.feed(encode_frame(ERROR, b"E_INVALID " + b"x" * 1_000_000))
+
+    with pytest.raises(NSQInvalid) as caught:
+        reply.get(timeout=1)
+    assert len(str(caught.value)) < 20_000
+
+
+def test_messages_in_front_of_an_unknown_frame_type_count(connection, transport):
+    got = []
+    connection.on_messages = lambda _, messages: got.extend(messages)
+
+    transport.feed(message_frame() + encode_frame(9, b"x") + message_frame())
+
+    assert connection.wait_closed(1)
+    assert len(got) == 1
+    assert "frame type 9" in str(connection.error)
+
+
+# --- life in the wrong order
+
+
+def test_abort_from_a_receiver_in_the_handshake_is_final():
+    transport = MemoryTransport(OK)
+    connection = Connection("nsqd", 4150)
+    connection.on_response = lambda _, data: connection.abort()
+
+    with pytest.raises(NSQConnectionClosed):
+        connection.open(transport)
+
+    assert connection.state is ConnectionState.CLOSED
+    assert transport.closed
+    assert connection._greenlets == []
+
+
+def test_connection_is_opened_once(connection):
+    with pytest.raises(NSQException, match="nsqd:4150: connection was opened before"):
+        connection.open(MemoryTransport(OK))
+
+    assert connection.is_open
+
+
+def test_close_of_what_was_never_opened_is_over_at_once():
+    connection = Connection("nsqd", 4150)
+
+    with gevent.Timeout(1):
+        connection.close(60)
+
+    assert connection.state is ConnectionState.CLOSED
+
+
+def test_what_waits_in_the_socket_is_read_before_nsqd_is_called_dead(transport):
+    clock = StepClock()
+    connection = Connection("nsqd", 4150, ConnectionOptions(heartbeat_interval=30), clock)
+    connection.open(transport)
+    wait_until(lambda: clock.slept)
+
+    clock.now = 75.0
+    transport.feed(encode_frame(RESPONSE, HEARTBEAT))
+    clock.step = 0.0
+    gevent.sleep(0.05)
+
+    assert connection.is_open
+    connection.abort()

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent
 
 CORE = ["errors", "options"]
 PURE = [*CORE, "protocol"]
-BELOW = [*PURE, "message", "addresses", "backofftimer", "rdy", "clock", "states", "tls", "transport", "layers"]
+SMALL = ["addresses", "backofftimer", "breath", "clock", "rdy", "states", "tls"]
+BELOW = [*PURE, *SMALL, "message", "transport", "layers"]
 CLIENT = [*BELOW, "http", "httpclient", "nsqd", "lookupd"]
 
 # Module (or package): what of gnsq it may import. Source: the house plan, "Who may import whom".
@@ -30,7 +31,8 @@ GNSQ = {
     "states": [],
     "transport": [*PURE, "addresses", "clock"],
     "tls": [],
-    "layers": [*PURE, "tls", "transport"],
+    "breath": [],
+    "layers": [*PURE, "breath", "tls", "transport"],
     "http": ["errors", "tls"],
     "httpclient": [*PURE, "addresses", "http", "tls"],
     "nsqd": CLIENT,
@@ -128,7 +130,9 @@ def test_pyspark_is_imported_below_spark_only():
 def test_emulator_uses_the_shared_protocol_only():
     for path in files("fakensqd/**/*.py"):
         used = {name for name in imported(path) if name.startswith("gnsq.")}
-        assert {name.split(".")[1] for name in used} <= {"protocol", "errors", "options", "transport", "layers"}, path
+        assert {name.split(".")[1] for name in used} <= {
+            *["protocol", "errors", "options", "clock", "transport", "layers"]
+        }, path
 
 
 def test_nothing_monkey_patches():

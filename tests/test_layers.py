@@ -121,6 +121,8 @@ def test_end_is_seen_and_the_other_direction_goes_on(pair, certificates, server_
     client.end()
 
     assert read(server, 4) == b"CLS\n"
+    # It was a close_notify, and not just the end of TCP, which anybody can forge: that raises here.
+    assert server.object.read(1) == b""
     assert server.recv(10) == b""
     assert server.recv(10) == b""
 
@@ -244,6 +246,25 @@ def test_ssl_version_of_1_0_means_that_version():
     assert context.minimum_version == context.maximum_version == ssl.TLSVersion.TLSv1_2
 
 
+def test_one_version_may_be_named_by_todays_constant():
+    context = client_context(ConnectionOptions(tls_v1=True, tls_options={"ssl_version": ssl.TLSVersion.TLSv1_3}))
+
+    assert context.minimum_version == context.maximum_version == ssl.TLSVersion.TLSv1_3
+
+
+@pytest.mark.parametrize("version", [ssl.PROTOCOL_TLS, ssl.PROTOCOL_TLS_CLIENT])
+def test_constants_that_mean_any_version_leave_it_open(version):
+    context = client_context(ConnectionOptions(tls_v1=True, tls_options={"ssl_version": version}))
+
+    assert context.maximum_version == ssl.TLSVersion.MAXIMUM_SUPPORTED
+
+
+@pytest.mark.parametrize("value", [None, "no", 1])
+def test_check_hostname_is_yes_or_no(value):
+    with pytest.raises(TypeError, match="check_hostname of tls_options must be bool"):
+        client_context(ConnectionOptions(tls_v1=True, tls_options={"check_hostname": value}))
+
+
 def test_given_context_is_used_as_it_is():
     context = ssl.create_default_context()
 
@@ -256,6 +277,9 @@ def test_given_context_is_used_as_it_is():
         ({"ca_certs": "/no/such.pem"}, r"tls_options can't be used: ca_certs '/no/such.pem'.*No such file"),
         ({"certfile": __file__}, r"certificate '.*test_layers.py' with key None can't be used"),
         ({"cert_reqs": 17}, "17 is not a valid VerifyMode"),
+        ({"ssl_version": 99}, "ssl_version 99 of tls_options is neither"),
+        ({"ssl_version": "TLSv1_2"}, "ssl_version 'TLSv1_2'"),
+        ({"keyfile": "k.pem"}, "a keyfile without its certfile"),
     ],
 )
 def test_unusable_dictionary_names_the_file(given, words):
@@ -300,6 +324,24 @@ def test_what_is_sent_is_compressed(codec):
 def test_clear_text_where_compression_was_due_breaks_the_protocol(codec):
     with pytest.raises(NSQProtocolError):
         CompressedTransport(MemoryTransport(b"\xff\xff\xff\xffOK!!!!!"), codec()).recv(100)
+
+
+@pytest.mark.parametrize(
+    ("codec", "nothing"),
+    [(Deflate, b"\x00\x00\x00\xff\xff"), (Snappy, b"\xfe\x00\x00\x00")],
+    ids=["deflate", "snappy"],
+)
+def test_flood_of_what_holds_nothing_leaves_timers_their_turn(codec, nothing):
+    class Flood(MemoryTransport):
+        def recv(self, size):
+            return nothing * 10_000
+
+    sender = codec()
+    transport = CompressedTransport(Flood(), codec(), sender.compress(b"OK"))
+    assert transport.recv(100) == b"OK"
+
+    with pytest.raises(gevent.Timeout), gevent.Timeout(0.05):
+        transport.recv(100)
 
 
 def test_bomb_is_read_in_pieces():

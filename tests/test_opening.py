@@ -8,13 +8,14 @@ import pytest
 from gevent import socket
 
 from gnsq import Consumer, NsqdTCPClient, Producer
-from gnsq.errors import NSQException, NSQFrameError, NSQProtocolError
+from gnsq.errors import NSQException, NSQFrameError, NSQIdentifyFailed, NSQProtocolError
 from gnsq.nsqd.opening import Layers, prepared
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import Deflate, Snappy
-from gnsq.protocol.frames import HEARTBEAT, MESSAGE, OK, RESPONSE, encode_frame, encode_message
+from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, encode_frame, encode_message
 from gnsq.protocol.handshake import StartTLS, handshake, upgrade
-from tests.helpers import MemoryTransport, peer
+from gnsq.transport import connect
+from tests.helpers import MemoryTransport, peer, refused_port
 
 CODECS = {"deflate": Deflate, "snappy": Snappy}
 MESSAGE_FRAME = encode_frame(MESSAGE, encode_message(1, 1, b"0123456789abcdef", b"hello"))
@@ -117,10 +118,13 @@ def test_resolver_says_where_to_connect():
     [
         (lambda host, port: 1 / 0, "nsqd:4150: address_resolver raised ZeroDivisionError"),
         (lambda host, port: ("a", "1"), r"nsqd:4150: address_resolver gave \('a', '1'\), a host and a port were due"),
+        (lambda host, port: ("a", 70000), "a host and a port were due"),
+        (lambda host, port: None, "address_resolver raised TypeError"),
+        (lambda host, port: gevent.sleep(60), "nsqd:4150: address_resolver gave no answer within 0.2 s"),
     ],
 )
 def test_resolver_that_fails_is_named(resolve, words):
-    client = NsqdTCPClient("nsqd", 4150, address_resolver=resolve)
+    client = NsqdTCPClient("nsqd", 4150, timeout=0.2, address_resolver=resolve)
 
     with pytest.raises(NSQException, match=words):
         client.connect()
@@ -169,9 +173,10 @@ def test_tls_over_a_unix_socket_needs_the_name_to_check():
         layers.perform(upgrade(StartTLS()))
 
 
-def test_host_name_that_tls_can_not_check_is_an_error_of_ours():
-    options = prepared(ConnectionOptions(tls_v1=True))
-    layers = Layers("." * 3, 4150, options, MemoryTransport())
+@pytest.mark.parametrize(("host", "name"), [("." * 3, None), ("nsqd", "a\0b")])
+def test_host_name_that_tls_can_not_check_is_an_error_of_ours(host, name):
+    options = prepared(ConnectionOptions(tls_v1=True, server_hostname=name))
+    layers = Layers(host, 4150, options, MemoryTransport())
 
     with pytest.raises(NSQException, match="TLS can't begin"):
         layers.perform(upgrade(StartTLS()))
@@ -212,3 +217,55 @@ def test_tls_options_without_tls_are_not_used():
 
     assert prepared(options) is options
     assert options.identify_body()["tls_v1"] is False
+    # Said where a connection is made: the user may believe that it is encrypted.
+    identity = Layers("nsqd", 4150, options, MemoryTransport(encode_frame(RESPONSE, OK))).perform(handshake(options))
+    assert "going on in clear text" in identity.warnings[0]
+
+
+def test_error_in_clear_text_where_tls_was_to_begin_is_nsqds():
+    options = prepared(ConnectionOptions(tls_v1=True))
+    words = b"E_IDENTIFY_FAILED IDENTIFY failed tls: no cipher suite"
+    layers = Layers("nsqd", 4150, options, MemoryTransport(encode_frame(ERROR, words)))
+
+    with pytest.raises(NSQIdentifyFailed, match="no cipher suite"):
+        layers.perform(upgrade(StartTLS()))
+
+
+def test_second_address_of_a_name_is_tried(monkeypatch):
+    with peer(serve(encode_frame(RESPONSE, OK))) as address:
+        port = int(address.split(":")[1])
+        found = [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", number)) for number in (refused_port(), port)
+        ]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **keywords: found)
+        client = NsqdTCPClient("two.example", 4150, timeout=5)
+        client.connect()
+        assert client.identify() is None
+        client.close_stream()
+
+
+def test_first_address_that_swallows_packets_leaves_time_for_the_second(monkeypatch):
+    full = socket.socket()
+    full.bind(("127.0.0.1", 0))
+    full.listen(0)
+    # Fill the queue of those that nobody accepts: further ones get no answer.
+    waiting = [gevent.spawn(socket.create_connection, full.getsockname()) for _ in range(4)]
+    gevent.sleep(0)
+    with peer(serve(encode_frame(RESPONSE, OK))) as address:
+        ports = (full.getsockname()[1], int(address.split(":")[1]))
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", number)) for number in ports]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **keywords: found)
+        transport = connect("two.example", 4150, 1.0)
+        transport.close()
+    gevent.killall(waiting)
+    full.close()
+
+
+def test_connections_are_kept_alive_and_do_not_wait_for_more():
+    with peer(lambda sock: gevent.sleep(60)) as address:
+        host, port = address.split(":")
+        transport = connect(host, int(port), 5.0)
+        sock = transport._socket
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
+        transport.close()

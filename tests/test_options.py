@@ -1,5 +1,7 @@
 """Options are checked where they are made."""
 
+import ssl
+
 import pytest
 
 from gnsq.consumer import ConsumerOptions
@@ -9,7 +11,13 @@ from gnsq.options import ConnectionOptions, option_rows
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        pytest.param("heartbeat_interval", 0.5, "heartbeat_interval 0.5 must be at least 1 or -1 s", id="heartbeat"),
+        pytest.param("heartbeat_interval", 0.5, "heartbeat_interval 0.5 must be within 1 to 2147483 or -1 s", id="low"),
+        pytest.param("heartbeat_interval", float("inf"), "heartbeat_interval inf must be", id="infinite"),
+        pytest.param("timeout", float("inf"), "timeout inf must be at least", id="infinite timeout"),
+        pytest.param("msg_timeout", 0.5, "msg_timeout 0.5 must be within 1 to 2147483 s", id="msg_timeout"),
+        pytest.param("deflate_level", 0, "deflate_level 0 must be within 1 to 9", id="level"),
+        pytest.param("server_hostname", "", "server_hostname is empty", id="empty name"),
+        pytest.param("auth_secret", b"", "auth_secret is empty", id="empty secret"),
         pytest.param("output_buffer_size", 63, "output_buffer_size 63 must be at least 64", id="buffer"),
         pytest.param("output_buffer_timeout", -2, "output_buffer_timeout -2 must be", id="buffer timeout"),
         pytest.param("sample_rate", 100, "sample_rate 100 must be within 0 to 99 %", id="sample"),
@@ -64,3 +72,36 @@ def test_rows_describe_every_option():
 def test_wrong_types_are_refused_where_the_option_is_given(name, value, words):
     with pytest.raises(TypeError, match=words):
         ConnectionOptions(**{name: value})
+
+
+def test_secret_is_in_no_text():
+    assert "hidden" not in repr(ConnectionOptions(auth_secret=b"hidden"))
+    with pytest.raises(TypeError) as caught:
+        ConnectionOptions(auth_secret="hidden")
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tls_options": "x"}, "tls_options must be a dict"),
+        ({"tls_context": "x"}, "tls_context must be an ssl.SSLContext"),
+        ({"address_resolver": "x"}, "address_resolver must be callable"),
+        ({"tls_v1": 1}, "tls_v1 must be bool, not 1"),
+    ],
+)
+def test_wrong_types_are_named(options, words):
+    with pytest.raises(TypeError, match=words):
+        ConnectionOptions(**options)
+
+
+def test_context_and_options_of_tls_are_not_both_taken():
+    with pytest.raises(ValueError, match="tls_context and tls_options are both given"):
+        ConnectionOptions(tls_context=ssl.create_default_context(), tls_options={})
+
+
+def test_fields_that_newer_servers_take_are_sent_if_given():
+    body = ConnectionOptions(topology_region="eu", topology_zone="eu-1", deflate=True, deflate_level=3).identify_body()
+
+    assert (body["topology_region"], body["topology_zone"], body["deflate_level"]) == ("eu", "eu-1", 3)
+    assert not {"topology_region", "topology_zone", "deflate_level"} & ConnectionOptions().identify_body().keys()

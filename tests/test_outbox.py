@@ -69,3 +69,17 @@ def test_broken_send_is_raised_by_run(outbox, transport):
     wait_until(writer.ready)
 
     assert isinstance(writer.exception, NSQConnectionClosed)
+
+
+def test_long_commands_go_out_in_pieces_each_with_its_own_deadline(transport):
+    times = iter(range(100))
+    outbox = Outbox(lambda: next(times))
+    outbox.put(b"x" * 600_000)
+    sent = []
+    transport.sendall = lambda data: sent.append((len(data), outbox.sending_since))
+    gevent.spawn(outbox.run, transport)
+    outbox.wait_flushed()
+
+    assert sent == [(262_144, 0), (262_144, 1), (75_712, 2)]
+    assert outbox.sending_since is None
+    outbox.close()

@@ -1,8 +1,10 @@
 """NsqdTCPClient, driven by hand against fakensqd."""
 
 import socket
+import struct
 
 import gevent
+import gevent.event
 import pytest
 
 from gnsq import NsqdTCPClient, states
@@ -238,13 +240,66 @@ def test_error_in_the_handshake_closes(opened):
 
 def test_listen_returns_when_nsqd_closes(opened):
     got = []
-    with peer(lambda sock: sock.sendall(encode_frame(RESPONSE, b"one"))) as address:
+    # The magic is read: what is left unread at a close resets the connection.
+    with peer(lambda sock: (sock.recv(4), sock.sendall(encode_frame(RESPONSE, b"one")))) as address:
         client = opened(address)
         client.on_response.connect(lambda sender, response: got.append(response), weak=False)
         client.listen()
 
     assert got == [b"one"]
     assert not client.is_connected
+
+
+def test_listen_raises_when_the_connection_breaks(opened):
+    def reset(sock):
+        sock.recv(4)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+
+    with peer(reset) as address, pytest.raises(NSQSocketError, match="reset"):
+        opened(address).listen()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nsqd", 70000), "port '70000' of address 'nsqd:70000' is not a number from 1 to 65535"),
+        (("nsqd", 0), "port '0'"),
+        (("", 4150), "has no host"),
+    ],
+)
+def test_address_that_is_none_is_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        NsqdTCPClient(*arguments)
+
+
+def test_second_connect_at_the_same_time_is_refused():
+    waiting = gevent.event.Event()
+    client = NsqdTCPClient("nsqd", 4150, timeout=5, address_resolver=lambda host, port: waiting.wait())
+    first = gevent.spawn(client.connect)
+    gevent.sleep(0)
+
+    with pytest.raises(NSQException, match="another greenlet is connecting"):
+        client.connect()
+    first.kill()
+
+
+def test_handlers_of_1_0_send(client):
+    client.publish("t", b"x")
+    client.check_ok()
+    client.subscribe("t", "c")
+    client.check_ok()
+    client.ready(1)
+    message = client.read_response()[1]
+
+    client.handle_touch(message)
+    client.handle_requeue(message, 0, True)
+    again = client.read_response()[1]
+    client.handle_finish(again)
+    assert client.in_flight == 0
+
+    client.finish_inflight()
+    assert client.in_flight == -1
 
 
 def test_text_forms():

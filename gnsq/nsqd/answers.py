@@ -6,12 +6,14 @@ in the connection's own hub.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from gevent.event import Event
 
 from gnsq.clock import Clock
+from gnsq.errors import NSQConnectionClosed
 from gnsq.message import Message
 from gnsq.nsqd.home import Home
 from gnsq.nsqd.touching import Toucher
@@ -87,7 +89,12 @@ class Answers:
             toucher.start()
             return toucher.stop
         self._call_home(toucher.start)
-        return lambda: self._home.call(toucher.stop)
+        return lambda: self._stop_far_from_home(toucher)
+
+    def _stop_far_from_home(self, toucher: Toucher) -> None:
+        # Where the home is gone, so is what it ran.
+        with contextlib.suppress(NSQConnectionClosed):
+            self._home.call(toucher.stop)
 
     def _answered(self) -> None:
         self.in_flight -= 1

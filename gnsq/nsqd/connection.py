@@ -14,6 +14,7 @@ import gevent
 from gevent.event import AsyncResult, Event
 
 from gnsq.addresses import joined
+from gnsq.breath import Breath
 from gnsq.clock import Clock, RealClock
 from gnsq.errors import (
     NSQConnectionClosed,
@@ -26,6 +27,7 @@ from gnsq.errors import (
 )
 from gnsq.message import Message
 from gnsq.nsqd.answers import Answers
+from gnsq.nsqd.forks import give_up_in_children
 from gnsq.nsqd.opening import Layers
 from gnsq.nsqd.outbox import Outbox
 from gnsq.nsqd.replies import Replies, lost
@@ -44,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 # So many chunks without a message may follow each other before the reader yields.
 SPARED_YIELDS = 8
+# Seconds in which the event loop comes round and the reader has its turn.
+ROUND = 0.01
 # How long the reader may look for nsqd's reason after a send has failed, seconds.
 LAST_WORDS = 1.0
 
@@ -71,7 +75,6 @@ class Connection:
         on_response: Called with (connection, data) for every response, heartbeats included; None: nobody asks.
         on_error: Called with (connection, NSQErrorCode) for every error frame.
         answers: What is in flight, and who is told of FIN and REQ.
-        on_closed: Called once with (connection, error); error is None after an orderly close().
     """
 
     def __init__(
@@ -89,7 +92,6 @@ class Connection:
         self.on_messages: Callable[[Connection, list[Message]], None] | None = None
         self.on_response: Callable[[Connection, bytes], None] | None = None
         self.on_error: Callable[[Connection, NSQErrorCode], None] | None = None
-        self.on_closed: Callable[[Connection, NSQException | None], None] | None = None
         self._clock = clock if clock is not None else RealClock()
         self.answers = Answers(self.address, self.send, self._check_open, self._clock)
         self._layers: Layers | None = None
@@ -118,28 +120,26 @@ class Connection:
             NSQProtocolError: If what answers is not nsqd.
             NSQErrorCode: If nsqd refuses; every error closes the connection.
         """
+        if self._layers is not None or self.state is not ConnectionState.INIT:
+            raise NSQException(f"{self.address}: connection was opened before; make a new one")
         layers = self._layers = Layers(self.host, self.port, self.options, transport)
         layers.on_frame = self._handle_handshake
-        deadline = gevent.Timeout(self.options.timeout)
+        give_up_in_children(self)
+        deadline = self._clock.timeout(self.options.timeout)
         try:
             with deadline:
                 layers.connect()
-                if self.state is ConnectionState.CLOSED:
-                    # Aborted while it connected; abort() had no transport to close.
-                    self._close_transport()
-                    raise self._lost()
+                # Aborted while it connected? abort() had no transport to close.
+                self._check_not_aborted()
                 self.identity = layers.perform(handshake(self.options))
+                self._check_not_aborted()
                 self.answers.msg_timeout = self.identity.msg_timeout or self.options.msg_timeout
                 self.answers.max_msg_timeout = self.identity.max_msg_timeout
         except gevent.Timeout as expired:
             self.abort()
             if expired is not deadline:
                 raise
-            missing = "connection" if layers.transport is None else "end of the handshake"
-            raise NSQTimeout(f"{self.address}: no {missing} within {self.options.timeout} s") from None
-        except NSQProtocolError as error:
-            self.abort(error)
-            raise type(error)(f"{self.address} does not speak nsqd's TCP protocol: {error}") from error
+            raise NSQTimeout(f"{self.address}: no {layers.due} within {self.options.timeout} s") from None
         except BaseException as error:
             self.abort(error if isinstance(error, NSQException) else None)
             raise
@@ -152,7 +152,7 @@ class Connection:
             self._greenlets.append(greenlet)
         for warning in self.identity.warnings:
             logger.warning("%s: %s", self.address, warning)
-        logger.info("%s: connected, nsqd %s", self.address, self.identity.version or "without negotiation")
+        logger.info("%s: connected, %s", self.address, self.identity.summary)
         return self.identity
 
     def subscribe(self, topic: str, channel: str) -> None:
@@ -180,11 +180,13 @@ class Connection:
         Args:
             timeout: Seconds; then the connection is cut, and nsqd delivers again what was not answered.
         """
+        if self.state is ConnectionState.INIT:
+            self.abort()
         if self.state is ConnectionState.CLOSED:
             return
         subscribed = self.state is ConnectionState.SUBSCRIBED
         self._enter(ConnectionState.CLOSING)
-        deadline = gevent.Timeout(timeout)
+        deadline = self._clock.timeout(timeout)
         try:
             with deadline:
                 if subscribed:
@@ -231,8 +233,6 @@ class Connection:
             # Reader and writer end by the closed socket; the watch may be asleep for a heartbeat interval.
             if greenlet is not gevent.getcurrent() and greenlet.name.startswith("gnsq-watch"):
                 greenlet.kill(block=False)
-        if self.on_closed is not None:
-            self.on_closed(self, error)
 
     def wait_closed(self, timeout: float | None = None) -> bool:
         """Wait until the connection is closed, by whomever; False if the timeout (seconds) ended first."""
@@ -253,6 +253,15 @@ class Connection:
 
     def _lost(self) -> NSQConnectionClosed:
         return lost(self.address, self.error)
+
+    def give_up(self, parent: int) -> None:
+        """Close our end of what another process goes on with: see forks."""
+        self.abort(NSQConnectionClosed(f"opened in process {parent}; after a fork, make and start a new client"))
+
+    def _check_not_aborted(self) -> None:
+        if self.state is ConnectionState.CLOSED:
+            self._close_transport()
+            raise self._lost()
 
     def _check_open(self) -> None:
         if self.state is ConnectionState.CLOSED:
@@ -284,8 +293,7 @@ class Connection:
         """
         reply = self.request(command)
         # Not get(timeout=...): a gevent.Timeout that the caller has set must stay the caller's.
-        reply.wait(self.options.timeout)
-        if not reply.ready():
+        if not self._clock.wait(reply, self.options.timeout):
             word = command.split(None, 1)[0].decode()
             raise NSQTimeout(f"{self.address}: no answer to {word} within {self.options.timeout} s")
         answer: bytes = reply.get()
@@ -336,9 +344,10 @@ class Connection:
         recv, feed, answers = transport.recv, decoder.feed, self.answers
         # What came behind the last answer of the handshake.
         data = decoder.detach()
-        spared = 0
+        breath, spared = Breath(), 0
         while True:
             messages: list[Message] = []
+            failure: NSQException | None = None
             for frame_type, payload in feed(data):
                 if frame_type == MESSAGE:
                     messages.append(Message.from_frame(payload, answers, self._last_read))
@@ -347,19 +356,21 @@ class Connection:
                 elif frame_type == ERROR:
                     self._handle_error(explained(make_error(payload)))
                 else:
-                    raise NSQFrameError(f"frame type {frame_type} is not one of 0, 1, 2")
+                    failure = NSQFrameError(f"frame type {frame_type} is not one of 0, 1, 2")
+                    break
             if messages:
                 self.last_message = self._last_read
                 answers.in_flight += len(messages)
                 if self.on_messages is not None:
                     self.on_messages(self, messages)
-            if decoder.failure is not None:
-                raise decoder.failure
+            failure = failure or decoder.failure
+            if failure is not None:
+                raise failure
             # recv() does not yield while data waits; without this the writer, timers and handlers starve. Behind
             # a few answers there rarely is more, and a lone publisher is 15 us faster without it.
             spared = 0 if messages or spared == SPARED_YIELDS else spared + 1
             if not spared:
-                gevent.sleep(0)
+                breath()
             data = recv(READ_SIZE)
             if not data and self._ended:
                 self.abort()
@@ -408,9 +419,12 @@ class Connection:
         watch.begin(self._clock.monotonic())
         while True:
             self._clock.sleep(watch.pause)
-            error = watch.verdict(self._clock.monotonic(), self._last_read, self._outbox.sending_since)
-            if error is not None:
-                raise error
+            if watch.verdict(self._clock.monotonic(), self._last_read, self._outbox.sending_since) is not None:
+                # What came meanwhile may still wait in the socket, if it was we who were held up.
+                gevent.sleep(ROUND)
+                error = watch.verdict(self._clock.monotonic(), self._last_read, self._outbox.sending_since)
+                if error is not None:
+                    raise error
 
     @property
     def _opened(self) -> tuple[Transport, FrameDecoder]:

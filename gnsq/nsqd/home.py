@@ -9,7 +9,7 @@ from typing import Any
 import gevent
 from gevent import monkey
 
-from gnsq.errors import NSQException
+from gnsq.errors import NSQConnectionClosed, NSQException
 
 __all__ = ["Home"]
 
@@ -35,8 +35,15 @@ class Home:
 
     def call(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
         """Call a function soon, in a greenlet of the home's hub; begun in the order of these calls. What it raises
-        of ours is logged only."""
-        self._loop.run_callback_threadsafe(gevent.spawn, _guarded, function, arguments)
+        of ours is logged only.
+
+        Raises:
+            NSQConnectionClosed: If the home's hub is gone.
+        """
+        try:
+            self._loop.run_callback_threadsafe(gevent.spawn, _guarded, function, arguments)
+        except ValueError as error:  # gevent's word for a loop that was destroyed
+            raise NSQConnectionClosed("the thread that the connection belongs to has ended") from error
 
 
 def _guarded(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:

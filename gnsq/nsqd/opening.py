@@ -9,17 +9,29 @@ import dataclasses
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from gnsq.addresses import is_unix, joined
-from gnsq.errors import NSQConnectionClosed, NSQException, NSQProtocolError, NSQSocketError
+from gnsq.addresses import is_port, is_unix, joined
+from gnsq.breath import Breath
+from gnsq.errors import (
+    NSQConnectionClosed,
+    NSQErrorCode,
+    NSQException,
+    NSQFrameError,
+    NSQProtocolError,
+    NSQSocketError,
+    make_error,
+)
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import Codec, require_snappy
-from gnsq.protocol.frames import Frame, FrameDecoder
-from gnsq.protocol.handshake import StartCompression, StartTLS, Step, Write
-from gnsq.transport import READ_SIZE, Transport, connect
+from gnsq.protocol.frames import ERROR, Frame, FrameDecoder
+from gnsq.protocol.handshake import ReadFrame, StartCompression, StartTLS, Step, Write, explained
+from gnsq.transport import READ_SIZE, Transport, connect, limited
 
 __all__ = ["Layers", "prepared"]
 
 _Result = TypeVar("_Result")
+
+# Bytes of an answer in a handshake; nsqd's have less than 1 KiB. It is read as JSON, which takes many times its size.
+MAX_ANSWER = 64 * 1024
 
 
 def prepared(options: ConnectionOptions) -> ConnectionOptions:
@@ -50,12 +62,15 @@ class Layers:
         transport: The topmost layer; None before connect().
         decoder: Takes what it receives.
         on_frame: Called with (type, data) for each frame that a handshake reads.
+        due: What is waited for: where time runs out, the text says so.
     """
 
     def __init__(self, host: str, port: int, options: ConnectionOptions, transport: Transport | None = None) -> None:
         self.transport = transport
         self.decoder = FrameDecoder(options.max_frame_size)
         self.on_frame: Callable[[int, bytes], None] | None = None
+        self.due = "connection"
+        self._breath = Breath()
         self._host = host
         self._port = port
         self._options = options
@@ -64,9 +79,10 @@ class Layers:
         """Connect, where the resolver says if there is one; no-op with a transport that was given.
 
         Raises:
-            NSQSocketError, NSQTimeout: As transport.connect().
+            NSQSocketError, NSQTimeout: As transport.connect(), and if the resolver takes longer than the timeout.
             NSQException: If the resolver raises or gives no address.
         """
+        self.due = "connection"
         if self.transport is None:
             host, port = self._resolved()
             self.transport = connect(host, port, self._options.timeout)
@@ -77,6 +93,21 @@ class Layers:
         Raises:
             NSQException: What the handshake, the transport or the decoder raise.
         """
+        before = self.decoder.limit(min(MAX_ANSWER, self._options.max_frame_size))
+        try:
+            return self._performed(steps)
+        except NSQErrorCode:
+            raise
+        except NSQProtocolError as error:
+            raise type(error)(f"{self._peer} does not speak nsqd's TCP protocol: {error}") from error
+        except NSQException as error:
+            if type(error) is not NSQException:
+                raise
+            raise NSQException(f"{self._peer}: {error}") from error
+        finally:
+            self.decoder.limit(before)
+
+    def _performed(self, steps: Generator[Step, Frame | None, _Result]) -> _Result:
         answer: Frame | None = None
         while True:
             try:
@@ -89,11 +120,14 @@ class Layers:
                 case Write(data):
                     self._connected.sendall(data)
                 case StartTLS():
+                    self.due = "end of the TLS handshake"
                     self._start_tls()
                 case StartCompression(codec):
                     self._start_compression(codec)
-                case _:
+                case ReadFrame(due):
+                    self.due = due
                     answer = self.read_frame()
+                    self._breath()
                     if self.on_frame is not None:
                         self.on_frame(*answer)
 
@@ -108,7 +142,7 @@ class Layers:
         while frame is None:
             data = self._connected.recv(READ_SIZE)
             if not data:
-                raise NSQConnectionClosed(f"{joined(self._host, self._port)}: nsqd closed the connection")
+                raise NSQConnectionClosed(f"{self._peer}: nsqd closed the connection")
             frame = self.decoder.take_one(data)
         return frame
 
@@ -121,15 +155,17 @@ class Layers:
         resolver = self._options.address_resolver
         if resolver is None:
             return self._host, self._port
-        announced = joined(self._host, self._port)
+        timeout = self._options.timeout
         try:
-            host, port = resolver(self._host, self._port)
+            with limited(timeout, f"{self._peer}: address_resolver gave no answer within {timeout} s"):
+                found = resolver(self._host, self._port)
+                host, port = found
         except NSQException:
             raise
         except Exception as error:  # a hook may raise anything
-            raise NSQException(f"{announced}: address_resolver raised {error!r}") from error
-        if not isinstance(host, str) or not isinstance(port, int):
-            raise NSQException(f"{announced}: address_resolver gave {(host, port)!r}, a host and a port were due")
+            raise NSQException(f"{self._peer}: address_resolver raised {error!r}") from error
+        if not isinstance(host, str) or not (is_unix(host) or is_port(port)):
+            raise NSQException(f"{self._peer}: address_resolver gave {found!r}, a host and a port were due")
         return host, port
 
     def _start_tls(self) -> None:
@@ -141,17 +177,34 @@ class Layers:
         context = self._options.tls_context or client_context(self._options)
         name = self._options.server_hostname or (None if is_unix(self._host) else self._host)
         if name is None and context.check_hostname:
-            raise NSQException(f"{self._host}: TLS over a unix socket needs server_hostname, the name to check")
+            raise NSQException("TLS over a unix socket needs server_hostname, the name to check")
         try:
-            transport = TlsTransport(
-                self._connected, context, server_hostname=name, peer=joined(self._host, self._port)
-            )
-        except (OSError, ValueError) as error:
-            raise NSQSocketError(f"{self._host}: TLS can't begin: {error}") from error
+            transport = TlsTransport(self._connected, context, server_hostname=name, peer=self._peer)
+        except (OSError, ValueError, TypeError) as error:
+            raise NSQSocketError(f"{self._peer}: TLS can't begin: {error}") from error
         self.transport = transport
-        transport.handshake()
+        try:
+            transport.handshake()
+        except NSQSocketError as error:
+            refusal = _clear_error(transport.first)
+            if refusal is None:
+                raise
+            raise refusal from error
+
+    @property
+    def _peer(self) -> str:
+        return joined(self._host, self._port)
 
     def _start_compression(self, codec: Codec) -> None:
         from gnsq.layers import CompressedTransport
 
         self.transport = CompressedTransport(self._connected, codec, self.decoder.detach())
+
+
+def _clear_error(first: bytes) -> NSQErrorCode | None:
+    """Read an error that nsqd says in clear text where TLS was to begin. Source: nsqd protocol_v2.go IDENTIFY."""
+    try:
+        frame = FrameDecoder(MAX_ANSWER).take_one(first)
+    except NSQFrameError:
+        return None
+    return explained(make_error(frame[1])) if frame is not None and frame[0] == ERROR else None

@@ -14,6 +14,9 @@ from gnsq.transport import Transport
 
 __all__ = ["Outbox"]
 
+# Bytes in one send; each must be taken within the timeout, so that a slow peer is told from a dead one.
+SEND_SIZE = 256 * 1024
+
 
 class Outbox:
     """Filled by any greenlet, emptied by the one that calls run().
@@ -40,7 +43,7 @@ class Outbox:
             self._wake()
 
     def run(self, transport: Transport) -> None:
-        """Send what is queued, joined into one send, as it comes; returns when the outbox is closed.
+        """Send what is queued, joined into sends of up to SEND_SIZE, as it comes; returns when the outbox is closed.
 
         Raises:
             NSQSocketError: If a send fails.
@@ -52,8 +55,9 @@ class Outbox:
                 continue
             data = b"".join(commands)
             commands.clear()
-            self.sending_since = self._now()
-            transport.sendall(data)
+            for start in range(0, len(data), SEND_SIZE):
+                self.sending_since = self._now()
+                transport.sendall(data[start : start + SEND_SIZE])
             self.sending_since = None
 
     def wait_flushed(self) -> None:

@@ -9,35 +9,35 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-import gevent
 from blinker import Signal
 from gevent.lock import BoundedSemaphore
 
 from gnsq import states
-from gnsq.addresses import joined
+from gnsq.addresses import joined, parse_address
 from gnsq.clock import RealClock
 from gnsq.errors import (
     NSQConnectionClosed,
     NSQErrorCode,
     NSQException,
     NSQFrameError,
-    NSQSocketError,
     NSQTimeout,
     make_error,
 )
 from gnsq.message import Message
 from gnsq.nsqd.answers import Answers
+from gnsq.nsqd.forks import give_up_in_children
 from gnsq.nsqd.opening import Layers, prepared
+from gnsq.nsqd.verbs import Verbs
 from gnsq.options import USER_AGENT, ConnectionOptions
 from gnsq.protocol import commands, handshake
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, Frame
 from gnsq.protocol.handshake import Identity, StartCompression, StartTLS, Step, explained
-from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
-from gnsq.transport import Transport
+from gnsq.transport import Transport, limited
 
 __all__ = ["NsqdTCPClient"]
 
@@ -47,7 +47,7 @@ _Result = TypeVar("_Result")
 
 
 @functools.total_ordering
-class NsqdTCPClient:
+class NsqdTCPClient(Verbs):
     """One connection to nsqd's TCP port. Two of them are equal if their addresses are.
 
     Args:
@@ -86,8 +86,8 @@ class NsqdTCPClient:
         user_agent: str = USER_AGENT,
         **options: Any,  # Any: each its own type
     ) -> None:
-        self.address = address
-        self.port = int(port)
+        # Checks both; 1.0 took a port as text, too.
+        self.address, self.port = parse_address(joined(address, int(port)))
         given = {
             "timeout": timeout,
             "client_id": client_id,
@@ -111,7 +111,6 @@ class NsqdTCPClient:
             setattr(self, name, identify_body.get(name, given[name]) if name != "deflate_level" else deflate_level)
         self.state = states.INIT
         self.identity = Identity()
-        self.ready_count = 0
         self.last_response = time.time()
         self.last_message = time.time()
         self.on_message = Signal()
@@ -183,9 +182,16 @@ class NsqdTCPClient:
             return
         if self.state != states.INIT:
             raise NSQException(f"{self.nsqd}: connection was closed; make a new client")
-        self._layers = Layers(self.address, self.port, self.options)
-        self._layers.on_frame = self._handle_handshake
-        self._layers.connect()
+        if self._layers is not None:
+            raise NSQException(f"{self.nsqd}: another greenlet is connecting")
+        layers = self._layers = Layers(self.address, self.port, self.options)
+        layers.on_frame = self._handle_handshake
+        try:
+            layers.connect()
+        except BaseException:
+            self._layers = None
+            raise
+        give_up_in_children(self)
         # Made here and not before: answers from other threads go to the hub of the thread that reads.
         self._answers = Answers(self.nsqd, self.send, self._check_connected, RealClock())
         self._answers.on_finish = lambda message_id: self.on_finish.send(self, message_id=message_id)
@@ -203,6 +209,11 @@ class NsqdTCPClient:
             self.stream.close()
         self.state = states.DISCONNECTED
         self.on_close.send(self)
+
+    def give_up(self, parent: int) -> None:
+        """Close our end of what another process goes on with: see forks."""
+        logger.debug("%s: opened in process %d; after a fork, make and connect a new client", self.nsqd, parent)
+        self.close_stream()
 
     def identify(self) -> dict[str, object] | None:
         """Send IDENTIFY, begin TLS and compression where they were asked for, and AUTH where nsqd requires it.
@@ -255,7 +266,7 @@ class NsqdTCPClient:
 
     def _perform(self, steps: Generator[Step, Frame | None, _Result], subject: str) -> _Result:
         layers = self._connected
-        with self._limited(f"no end of {subject}"):
+        with self._closing(), self._limited(f"no end of {subject}"):
             return layers.perform(steps)
 
     # --- reading
@@ -271,7 +282,7 @@ class NsqdTCPClient:
             NSQFrameError: If what came is no frame; the connection is closed.
         """
         layers = self._connected
-        with self._limited("nothing came", resumable=True):
+        with self._closing(resumable=True), self._limited("nothing came"):
             frame_type, data = layers.read_frame()
         if frame_type == MESSAGE:
             return frame_type, self.handle_message(data)
@@ -300,11 +311,12 @@ class NsqdTCPClient:
 
         Raises:
             NSQTimeout: If nothing came within options.timeout.
+            NSQSocketError: If the connection broke.
         """
         while self.is_connected:
             try:
                 self.read_response()
-            except NSQSocketError:
+            except NSQConnectionClosed:
                 return
 
     def handle_response(self, data: bytes) -> bytes:
@@ -336,6 +348,22 @@ class NsqdTCPClient:
         self.on_message.send(self, message=message)
         return message
 
+    def handle_finish(self, message: Message) -> None:
+        """Send FIN."""
+        self.finish(message.id)
+
+    def handle_requeue(self, message: Message, timeout: int, backoff: bool) -> None:
+        """Send REQ."""
+        self.requeue(message.id, timeout, backoff)
+
+    def handle_touch(self, message: Message) -> None:
+        """Send TOUCH."""
+        self.touch(message.id)
+
+    def finish_inflight(self) -> None:
+        """Count one message less as in flight."""
+        self._connected_answers.in_flight -= 1
+
     def _handle_handshake(self, frame_type: int, data: bytes) -> None:
         if frame_type == RESPONSE:
             self.last_response = time.time()
@@ -343,7 +371,7 @@ class NsqdTCPClient:
         elif frame_type == ERROR:
             self.on_error.send(self, error=make_error(data))
 
-    # --- commands: these only send
+    # --- sending
 
     def send(self, data: bytes) -> None:
         """Send bytes.
@@ -355,49 +383,8 @@ class NsqdTCPClient:
         stream = self._connected.transport
         assert stream is not None  # it is connected
         # Beside the one who reads, touching() and answers from other threads send, too.
-        with self._limited("nsqd has not read what was sent"), self._sending:
+        with self._closing(), self._limited("nsqd has not read what was sent"), self._sending:
             stream.sendall(data)
-
-    def subscribe(self, topic: str, channel: str) -> None:
-        """Send SUB; nsqd answers OK."""
-        assert_valid_topic_name(topic, self.options.max_name_length)
-        assert_valid_channel_name(channel, self.options.max_name_length)
-        self.send(commands.subscribe(topic, channel))
-
-    def publish(self, topic: str, data: bytes, defer: int | None = None) -> None:
-        """Send PUB, or DPUB with a delay in milliseconds; nsqd answers OK."""
-        assert_valid_topic_name(topic, self.options.max_name_length)
-        self.send(commands.publish(topic, data) if defer is None else commands.deferpublish(topic, data, defer))
-
-    def multipublish(self, topic: str, messages: Iterable[bytes]) -> None:
-        """Send MPUB; nsqd answers OK."""
-        assert_valid_topic_name(topic, self.options.max_name_length)
-        self.send(commands.multipublish(topic, messages))
-
-    def ready(self, count: int) -> None:
-        """Send RDY."""
-        self.send(commands.ready(count))
-        self.ready_count = count
-
-    def finish(self, message_id: bytes) -> None:
-        """Send FIN. From another thread than that which connected it is sent there, soon."""
-        self._connected_answers.finish(message_id)
-
-    def requeue(self, message_id: bytes, timeout: int = 0, backoff: bool = True) -> None:
-        """Send REQ; timeout in milliseconds. Threads as finish()."""
-        self._connected_answers.requeue(message_id, timeout, backoff)
-
-    def touch(self, message_id: bytes) -> None:
-        """Send TOUCH. Threads as finish()."""
-        self._connected_answers.touch(message_id)
-
-    def close(self) -> None:
-        """Send CLS; nsqd answers CLOSE_WAIT."""
-        self.send(commands.close())
-
-    def nop(self) -> None:
-        """Send NOP."""
-        self.send(commands.NOP)
 
     # --- what a Message asks, see message.Responder
 
@@ -436,15 +423,14 @@ class NsqdTCPClient:
         return self._answers
 
     @contextlib.contextmanager
-    def _limited(self, what: str, *, resumable: bool = False) -> Iterator[None]:
-        """Bound what reads or writes by the timeout. Half a frame can be read on; half a command closes us."""
-        deadline = gevent.Timeout(self.options.timeout)
+    def _closing(self, *, resumable: bool = False) -> Iterator[None]:
+        """Close the connection where what reads or writes fails; half a frame can be read on, half a command not."""
         try:
-            with deadline:
-                yield
+            yield
         except BaseException as error:
-            if not resumable or isinstance(error, NSQException):
+            if not resumable or (isinstance(error, NSQException) and not isinstance(error, NSQTimeout)):
                 self.close_stream()
-            if error is not deadline:
-                raise
-            raise NSQTimeout(f"{self.nsqd}: {what} within {self.options.timeout} s") from None
+            raise
+
+    def _limited(self, what: str) -> AbstractContextManager[None]:
+        return limited(self.options.timeout, f"{self.nsqd}: {what} within {self.options.timeout} s")

@@ -254,6 +254,10 @@ class CommandDecoder:
         del self._buffer[:count]
         return data
 
+    def peek(self, count: int) -> bytes | None:
+        """Give exactly count bytes and leave them; None while there are fewer."""
+        return bytes(self._buffer[:count]) if len(self._buffer) >= count else None
+
     def take_size(self) -> int | None:
         """Take a signed 32-bit size; None while there are fewer than four bytes."""
         data = self.take(4)

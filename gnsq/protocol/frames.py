@@ -166,6 +166,11 @@ class FrameDecoder:
         self._tail.clear()
         return rest
 
+    def limit(self, max_frame_size: int) -> int:
+        """Refuse frames that announce more from now on; gives the limit there was."""
+        before, self._max_size = self._max_size, max_frame_size
+        return before
+
     @property
     def pending(self) -> int:
         """Bytes held of a frame that is not whole yet."""

@@ -47,7 +47,13 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class ReadFrame:
-    """Wait for one whole frame and send it into the generator."""
+    """Wait for one whole frame and send it into the generator.
+
+    Attributes:
+        due: What it should be, for who has waited in vain.
+    """
+
+    due: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,16 @@ class Identity:
     auth: Mapping[str, object] = field(default_factory=dict)
     # What the user should know though it works.
     warnings: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """The server's version and what is on, for a log."""
+        layers = ["TLS"] if self.tls else []
+        if self.compression is not None:
+            layers.append(self.compression.name)
+        if self.auth:
+            layers.append("AUTH")
+        return ", ".join([f"nsqd {self.version or 'without negotiation'}", *layers])
 
 
 Step = Write | ReadFrame | StartTLS | StartCompression
@@ -148,7 +164,7 @@ def authentication(secret: bytes) -> Generator[Step, Frame | None, Mapping[str, 
 def _read_response(command: str) -> Generator[Step, Frame | None, bytes]:
     """Read the next response; heartbeats may come in front of it once IDENTIFY has started them."""
     while True:
-        frame = yield ReadFrame()
+        frame = yield ReadFrame(f"answer to {command}")
         assert frame is not None  # what the performer sends in answer to ReadFrame
         frame_type, data = frame
         if frame_type == ERROR:
@@ -221,6 +237,8 @@ def _warnings(answer: Mapping[str, object], options: ConnectionOptions) -> Itera
     if answer.get("deflate") and options.output_buffer_size == -1:
         # Source: nsqd's writer then flushes into the compressor, not through it.
         yield "output_buffer_size -1 with deflate: nsqd 1.3.0 leaves messages in its compressor; use 64 or more"
+    if not options.wants_tls and (options.tls_options is not None or options.server_hostname is not None):
+        yield "tls_options or server_hostname are given and tls_v1 is not: going on in clear text"
     if 0 < options.output_buffer_timeout < LOW_OUTPUT_BUFFER_TIMEOUT:
         yield (
             f"output_buffer_timeout {options.output_buffer_timeout} ms is below {LOW_OUTPUT_BUFFER_TIMEOUT} ms: nsqd "
