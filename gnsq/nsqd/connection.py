@@ -418,7 +418,7 @@ class Connection:
         watch = Watch(self.options)
         watch.begin(self._clock.monotonic())
         while True:
-            self._clock.sleep(watch.pause)
+            self._clock.sleep(watch.pause(self._clock.monotonic(), self._last_read))
             if watch.verdict(self._clock.monotonic(), self._last_read, self._outbox.sending_since) is not None:
                 # What came meanwhile may still wait in the socket, if it was we who were held up.
                 gevent.sleep(ROUND)

@@ -7,6 +7,8 @@ from gnsq.options import ConnectionOptions
 
 __all__ = ["STALL", "Watch"]
 
+# Seconds between two looks at least.
+SHORTEST = 0.01
 # A greenlet that wakes this much later than it asked for was held up by our own process, not by the peer.
 STALL = 1.0
 
@@ -16,22 +18,25 @@ class Watch:
 
     Args:
         options: The heartbeat interval, two of which nsqd may be silent for, and the timeout of a send.
-
-    Attributes:
-        pause: Seconds between two looks.
     """
 
     def __init__(self, options: ConnectionOptions) -> None:
         self._interval = max(options.heartbeat_interval, 0.0)
         self._timeout = options.timeout
-        self.pause = min(options.timeout, self._interval or options.timeout) / 2
+        self._pause = min(options.timeout, self._interval or options.timeout) / 2
         # Up to here silence counts for nothing.
         self._excused = 0.0
-        self._looked_at = 0.0
+        self._look_due = 0.0
 
     def begin(self, now: float) -> None:
         """Take note of the time of the first pause."""
-        self._looked_at = self._excused = now
+        self._look_due = self._excused = now
+
+    def pause(self, now: float, last_read: float) -> float:
+        """Say how many seconds later to look again: where silence goes on, just when it has lasted too long."""
+        left = max(last_read, self._excused) + 2 * self._interval - now if self._interval else self._pause
+        self._look_due = now + max(min(self._pause, left), SHORTEST)
+        return self._look_due - now
 
     def verdict(self, now: float, last_read: float, sending_since: float | None) -> NSQException | None:
         """Say why the connection must end, None if it need not.
@@ -40,12 +45,10 @@ class Watch:
             last_read: When something came last.
             sending_since: When the send under way began; None if there is none.
         """
-        stalled = now - self._looked_at > self.pause + STALL
-        self._looked_at = now
-        if stalled:
-            self._excused = now
+        if now > self._look_due + STALL:
+            self._excused = self._look_due = now
         silence = now - max(last_read, self._excused)
-        if self._interval and silence > 2 * self._interval:
+        if self._interval and silence >= 2 * self._interval:
             return NSQConnectionClosed(f"no word from nsqd for {silence:.0f} s, 2 heartbeat intervals")
         waited = 0.0 if sending_since is None else now - max(sending_since, self._excused)
         if waited > self._timeout:
