@@ -8,14 +8,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fakensqd import faults
     from fakensqd.auth import Grant
     from fakensqd.auth_server import FakeAuthServer
     from fakensqd.certificates import Certificates
     from fakensqd.cluster import FakeCluster
+    from fakensqd.faults.match import on
+    from fakensqd.faults.scenario import Scenario
     from fakensqd.lookupd import FakeLookupd
+    from fakensqd.relay import Relay
     from fakensqd.server import FakeNsqd
+    from fakensqd.transcript import Transcript
 
-__all__ = ["Certificates", "FakeAuthServer", "FakeCluster", "FakeLookupd", "FakeNsqd", "Grant"]
+__all__ = [
+    "Certificates",
+    "FakeAuthServer",
+    "FakeCluster",
+    "FakeLookupd",
+    "FakeNsqd",
+    "Grant",
+    "Relay",
+    "Scenario",
+    "Transcript",
+    "faults",
+    "on",
+]
 
 _MODULES = {
     "Certificates": "certificates",
@@ -24,13 +41,20 @@ _MODULES = {
     "FakeLookupd": "lookupd",
     "FakeNsqd": "server",
     "Grant": "auth",
+    "Relay": "relay",
+    "Scenario": "faults.scenario",
+    "Transcript": "transcript",
+    "on": "faults.match",
 }
 
 
 def __getattr__(name: str) -> object:
     """Load a public name. Source: PEP 562."""
+    from importlib import import_module
+
+    if name == "faults":
+        return import_module(f"{__name__}.faults")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
 
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from fakensqd.channel import BrokerError, Channel, Consumer, Message, drop_overflow
 from fakensqd.ids import IdSource
@@ -73,6 +73,7 @@ class Topic:
         channel = self.channels.get(name)
         if channel is None:
             channel = self.channels[name] = Channel(self._broker, self.name, name)
+            channel.created_at = now
             self._broker.on_register(self.name, name)
             self._release(now)
         return channel
@@ -99,6 +100,7 @@ class Topic:
         """Stop, or let on again, what goes from here to the channels."""
         self.paused = paused
         self._release(now)
+        self._broker.on_pause()
 
     def set_started(self, started: bool, now: float) -> None:
         """Hold messages back, or let them on, while its channels are being learnt."""
@@ -108,6 +110,15 @@ class Topic:
     def empty(self) -> None:
         """Drop what waits here; channels keep theirs."""
         self._backlog.clear()
+
+    def stored(self) -> list[Message]:
+        """List what nsqd would write to disk when it stops; channels have their own."""
+        return list(self._backlog)
+
+    def restore(self, messages: Sequence[Message], now: float) -> None:
+        """Take in what was stored; it counts as depth, not as messages that came in."""
+        self._backlog.extend(messages)
+        self._release(now)
 
     @property
     def _holding(self) -> bool:
@@ -148,6 +159,7 @@ class Broker:
 
     Attributes:
         on_register, on_unregister: Called with topic and channel (None for the topic itself) on each change.
+        on_pause: Called when a topic or channel has been paused, or let on.
         on_due: Called with a time when something falls due earlier than ``due`` said so far.
         due: When expire() is worth calling next; infinity if never. It may turn out that nothing is left then.
     """
@@ -157,6 +169,7 @@ class Broker:
         self.topics: dict[str, Topic] = {}
         self.on_register: Callable[[str, str | None], None] = _nothing
         self.on_unregister: Callable[[str, str | None], None] = _nothing
+        self.on_pause: Callable[[], None] = _nothing
         self.on_due: Callable[[float], None] = _nothing
         self.due = math.inf
         self._epoch_ns = epoch_ns
@@ -187,17 +200,50 @@ class Broker:
         topic.channels.clear()
         topic.empty()
 
+    def restarted(self, now: float, *, keep_messages: bool) -> Broker:
+        """Make the broker that nsqd has after a restart: no counts, no delays, nothing in flight, nothing ephemeral."""
+        broker = Broker(self.options, epoch_ns=self._epoch_ns)
+        for old in self.topics.values():
+            if old.ephemeral:
+                continue
+            topic = broker.ensure_topic(old.name)
+            topic.paused = old.paused
+            # A clock that stands still would give ids out twice.
+            topic._ids = old._ids
+            for channel in old.channels.values():
+                if not channel.ephemeral:
+                    new = topic.ensure_channel(channel.name, now)
+                    new.paused = channel.paused
+                    new.created_at = -math.inf
+                    new.restore(_undelayed(channel.stored(), keep_messages))
+            topic.restore(_undelayed(old.stored(), keep_messages), now)
+        return broker
+
+    def channels(self) -> Iterator[Channel]:
+        """All channels of all topics."""
+        return (channel for topic in self.topics.values() for channel in topic.channels.values())
+
     def falls_due(self, when: float) -> None:
         """Note that something is to be expired at that time."""
         if when < self.due:
             self.due = when
             self.on_due(when)
 
-    def expire(self, now: float) -> list[Message]:
-        """Queue again what has timed out and what was deferred until now; give back what has timed out."""
+    def expire(self, now: float, listed_at: float = math.inf) -> list[Message]:
+        """Queue again what has timed out and what was deferred until now; give back what has timed out.
+
+        Args:
+            listed_at: Channels made since then are left alone.
+        """
         self.due = math.inf
         timed_out: list[Message] = []
-        for topic in self.topics.values():
-            for channel in topic.channels.values():
+        for channel in self.channels():
+            if channel.created_at < listed_at:
                 timed_out += channel.expire(now)
         return timed_out
+
+
+def _undelayed(messages: list[Message], keep: bool) -> list[Message]:
+    for message in messages:
+        message.delay = 0.0
+    return messages if keep else []

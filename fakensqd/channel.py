@@ -49,6 +49,9 @@ class _Timers(Protocol):
     def falls_due(self, when: float) -> None:
         """Note that something is to be expired at that time."""
 
+    def on_pause(self) -> None:
+        """Note that a channel has been paused, or let on."""
+
 
 class Message:
     """One channel's copy of a message. Slotted and plain: one is made per message."""
@@ -82,6 +85,7 @@ class Channel:
         self.topic_name = topic_name
         self.name = name
         self.ephemeral = is_ephemeral(name)
+        self.created_at = 0.0
         self.paused = False
         self.message_count = 0
         self.requeue_count = 0
@@ -144,6 +148,14 @@ class Channel:
         if self.ephemeral:
             drop_overflow(queue, self._timers.options.mem_queue_size)
         self._wake_waiting()
+
+    def stored(self) -> list[Message]:
+        """List what nsqd would write to disk when it stops: queued, in flight and deferred messages."""
+        return [*self._queue, *self._in_flight.values(), *(message for _, _, message in sorted(self._deferred))]
+
+    def restore(self, messages: Sequence[Message]) -> None:
+        """Queue what was stored; it counts as depth, not as messages that came in."""
+        self._enqueue(messages)
 
     # --- consumers come and go ----------------------------------------------------------------------------------------
 
@@ -283,15 +295,25 @@ class Channel:
         while self._deferred and self._deferred[0][0] <= now:
             ripe.append(heapq.heappop(self._deferred)[2])
         timed_out = self._timed_out(now)
-        for message in timed_out:
-            self.timeout_count += 1
-            if message.owner in self.consumers:
-                message.owner.message_timed_out()
+        self._count_timeouts(timed_out)
         if ripe or timed_out:
             self._enqueue(ripe + timed_out)
         if self._deferred:
             self._timers.falls_due(self._deferred[0][0])
         return timed_out
+
+    def time_out(self, message_id: bytes) -> None:
+        """Queue a message again as if it had timed out; does nothing if none of that id is in flight."""
+        if message_id in self._in_flight:
+            message = self._land(message_id)
+            self._count_timeouts([message])
+            self._enqueue([message])
+
+    def _count_timeouts(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self.timeout_count += 1
+            if message.owner in self.consumers:
+                message.owner.message_timed_out()
 
     def _timed_out(self, now: float) -> list[Message]:
         timed_out = []
@@ -311,6 +333,7 @@ class Channel:
         self._coming.clear()
         for consumer in self.consumers:
             consumer.wake()
+        self._timers.on_pause()
 
     def empty(self) -> None:
         """Drop everything: queued, in flight, deferred."""

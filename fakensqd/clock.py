@@ -1,23 +1,32 @@
 """Time for the emulator: the machine's own, or one that stands still until it is told to move on.
 
 Everything that waits asks a clock: ``monotonic()`` and ``sleep()`` as in ``gnsq.clock``, and ``call_later()`` for
-timers. Broker and sessions never see a clock, they are given ``now``.
+timers. Broker and sessions never see a clock, they are given ``now``. Both clocks serve as a client's ``clock``, too.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import gevent
+import greenlet
 from gevent.event import Event
+
+from gnsq.clock import RealClock as ClientClock
 
 __all__ = ["Clock", "ManualClock", "RealClock", "Timer", "run_within"]
 
 _Value = TypeVar("_Value")
+# Real seconds in which a hub must come to rest, and in which nothing happens in one that has: some sleep for a
+# microsecond, so that the loop comes round.
+_PATIENCE = 10.0
+_QUIET = 50e-6
 
 
 class Timer(Protocol):
@@ -59,12 +68,10 @@ class _HubTimer:
         self._watcher.close()
 
 
-class RealClock:
+class RealClock(ClientClock):
     """The machine's own time."""
 
-    monotonic = staticmethod(time.monotonic)
     time_ns = staticmethod(time.time_ns)
-    sleep = staticmethod(gevent.sleep)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         """Call back after some seconds, from the hub."""
@@ -81,8 +88,48 @@ class _ManualTimer:
         self.callback = None
 
 
+class _ManualTimeout(gevent.Timeout):  # type: ignore[misc]  # gevent has no types
+    """A gevent.Timeout that goes by a clock."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        super().__init__()
+        self._clock = clock
+        self._seconds = seconds
+        self._timer: Timer | None = None
+
+    def start(self) -> None:
+        """Begin to wait."""
+        expire = functools.partial(gevent.get_hub().loop.run_callback, self._expire, gevent.getcurrent())
+        self._timer = self._clock.call_later(self._seconds, expire)
+        if self._seconds <= 0:
+            expire()
+
+    def _expire(self, waiting: gevent.Greenlet) -> None:
+        # From the hub, a round later: the block may be over by now.
+        if self._timer is not None:
+            waiting.throw(self)
+
+    @property
+    def pending(self) -> bool:
+        """Whether it was started."""
+        return self._timer is not None
+
+    def close(self) -> None:
+        """Forget it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    cancel = close
+
+    def __str__(self) -> str:
+        return f"{self._seconds} seconds"
+
+
 class ManualClock:
-    """A clock that moves only when told to.
+    """A clock that moves only when told to: one hub's, for the emulator and clients in it alike.
+
+    Who waits for something with a time limit, and is the one that would have to move the clock, waits without one.
 
     Args:
         start_ns: The wall clock's time at the start, in nanoseconds since 1970; default: the machine's.
@@ -120,24 +167,72 @@ class ManualClock:
         heapq.heappush(self._timers, (self._now + max(0.0, seconds), next(self._order), timer))
         return timer
 
+    def timeout(self, seconds: float) -> gevent.Timeout:
+        """Make what ends a ``with`` by raising itself, once the clock has been moved that far."""
+        return _ManualTimeout(self, seconds)
+
+    def wait(self, waitable: Any, seconds: float) -> bool:  # Any: gevent has no types
+        """Wait for an Event or AsyncResult until the clock has been moved that far; whether it has come."""
+        if seconds <= 0:
+            gevent.sleep(0)
+            return bool(waitable.ready())
+        over = Event()
+        timer = self.call_later(seconds, over.set)
+        link: Callable[[object], None] = lambda _: over.set()  # noqa: E731  # what is unlinked must be this very object
+        waitable.rawlink(link)
+        try:
+            over.wait()
+        finally:
+            timer.cancel()
+            waitable.unlink(link)
+        return bool(waitable.ready())
+
     def advance(self, seconds: float) -> None:
-        """Move on, stopping at every deadline on the way and letting other greenlets run there.
+        """Move on, stopping at every deadline on the way until the hub has come to rest there.
+
+        At rest, nothing in this hub can go on without more time, or without threads of others (HTTP requests of our
+        clients run on some) and processes: these are not waited for.
 
         Raises:
             ValueError: If the seconds are negative.
+            RuntimeError: If the hub does not come to rest, because something in it never waits.
         """
         if seconds < 0:
             raise ValueError(f"seconds {seconds} are negative; time does not go back")
         end = self._now + seconds
+        _come_to_rest()
         while self._timers and self._timers[0][0] <= end:
             when, _, timer = heapq.heappop(self._timers)
             if timer.callback is None:
                 continue
             self._now = max(self._now, when)
             timer.callback()
-            gevent.sleep(0)
+            _come_to_rest()
         self._now = end
-        gevent.sleep(0)
+
+
+def _come_to_rest() -> None:
+    """Wait until nothing in this hub can go on: no greenlet to be run, no socket to be read or written."""
+    threads = gevent.get_hub().threadpool
+    switches: deque[None] = deque(maxlen=3)
+    tracer = greenlet.settrace(lambda *_: switches.append(None))
+    try:
+        with gevent.Timeout(
+            _PATIENCE, RuntimeError(f"hub not at rest after {_PATIENCE} s: something in it never waits")
+        ):
+            quiet_since = time.perf_counter()
+            while time.perf_counter() - quiet_since < _QUIET:
+                switches.clear()
+                # What goes over loopback is in the reader's socket when send() returns, so the loop sees it before it
+                # is idle.
+                gevent.idle()
+                if len(threads):
+                    # Addresses, numeric ones too, are looked up on threads.
+                    threads.join()
+                if len(switches) > 2:  # to the hub and back
+                    quiet_since = time.perf_counter()
+    finally:
+        greenlet.settrace(tracer)
 
 
 def run_within(clock: Clock, seconds: float, function: Callable[[], _Value]) -> _Value:

@@ -2,32 +2,60 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from fakensqd.clock import Clock
+from fakensqd.faults.actions import Action, Change
+from fakensqd.faults.match import Match, Point
+from fakensqd.faults.scenario import Rule, Scenario
 from fakensqd.lookupd import FakeLookupd
 from fakensqd.server import FakeNsqd
+from fakensqd.thread import Threadable
+from fakensqd.watched import Added, rules_of
 
 __all__ = ["FakeCluster"]
 
 
-class FakeCluster:
+class FakeCluster(metaclass=Threadable):
     """Fake nsqds and nsqlookupds, each nsqd registered with every nsqlookupd: start() or ``with``.
+
+    In the hub of the caller, or with ``threaded=True`` on a thread of their own.
 
     Args:
         nsqds: How many.
         lookupds: How many.
         clock: What all of them ask for time; default: the machine's.
+        record, seed, faults_over_http: For all of them, as FakeNsqd takes them.
         options: For the nsqds, as FakeNsqd takes them; without addresses.
     """
 
-    def __init__(self, nsqds: int = 2, lookupds: int = 1, *, clock: Clock | None = None, **options: object) -> None:
+    def __init__(
+        self,
+        nsqds: int = 2,
+        lookupds: int = 1,
+        *,
+        clock: Clock | None = None,
+        record: bool = False,
+        seed: int | None = None,
+        faults_over_http: bool = False,
+        **options: Any,  # Any: of all types
+    ) -> None:
         self.nsqds: list[FakeNsqd] = []
-        self.lookupds = [FakeLookupd(clock=clock) for _ in range(lookupds)]
+        self.seed = random.randrange(2**32) if seed is None else seed
+        self._common: dict[str, Any] = {  # Any: of all types
+            "clock": clock,
+            "record": record,
+            "seed": self.seed,
+            "faults_over_http": faults_over_http,
+        }
+        self.lookupds = [FakeLookupd(**self._common) for _ in range(lookupds)]
         self._count = nsqds
-        self._clock = clock
         self._options = options
+        # Rules for nsqds, from before there were any.
+        self._early: list[list[Rule]] = []
 
     def start(self) -> None:
         """Start all, and wait until the nsqds are registered. Does nothing to those that run."""
@@ -36,9 +64,11 @@ class FakeCluster:
         addresses = tuple(lookupd.tcp_address for lookupd in self.lookupds)
         if not self.nsqds:
             self.nsqds = [
-                FakeNsqd(clock=self._clock, lookupd_tcp_addresses=addresses, node_id=number, **self._options)
+                FakeNsqd(lookupd_tcp_addresses=addresses, node_id=number, **self._common, **self._options)
                 for number in range(self._count)
             ]
+            for rules in self._early:
+                self._add_to(self.nsqds, rules)
         for nsqd in self.nsqds:
             nsqd.start()
         for nsqd in self.nsqds:
@@ -57,6 +87,40 @@ class FakeCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def add(self, match: Match | Scenario, *actions: Action | Change, optional: bool = False, name: str = "") -> Added:
+        """Add a rule, or a scenario, to all nsqds, which count together; rules about HTTP to the nsqlookupds, too.
+
+        Raises:
+            ValueError: If an action can't be done there.
+        """
+        rules = rules_of(match, actions, optional=optional, name=name)
+        if all(rule.match.point in (Point.HTTP, Point.HTTP_ANSWER) for rule in rules):
+            self._add_to(self.lookupds, rules)
+        if self.nsqds:
+            self._add_to(self.nsqds, rules)
+        else:
+            self._early.append(rules)
+        return Added(rules, self.forget)
+
+    def forget(self, rules: Sequence[Rule]) -> None:
+        """Take rules out."""
+        self._early = [early for early in self._early if early is not rules]
+        for daemon in (*self.nsqds, *self.lookupds):
+            daemon.forget(rules)
+
+    def _add_to(self, daemons: Sequence[FakeNsqd | FakeLookupd], rules: Sequence[Rule]) -> None:
+        for daemon in daemons:
+            daemon.add_rules(rules)
+
+    def unfired(self) -> list[str]:
+        """Say of each rule that has never struck, and was to, what came nearest."""
+        found = [line for daemon in (*self.nsqds, *self.lookupds) for line in daemon.unfired()]
+        return list(dict.fromkeys(found))
+
+    def report(self) -> str:
+        """Tell the seed and the ends of the transcripts, for the report of a failed test."""
+        return "\n\n".join(daemon.report() for daemon in (*self.nsqds, *self.lookupds))
 
     @property
     def errors(self) -> list[BaseException]:

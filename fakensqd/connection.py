@@ -9,25 +9,40 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import gevent
 from gevent.event import Event
 
 from fakensqd.clock import Clock, Timer
-from fakensqd.effects import Answer, AskAuth, Close, Effect, Question, Send
+from fakensqd.effects import Answer, AskAuth, Close, Effect, Question, Reset, Send, Wait
 from fakensqd.layers import Layers
 from gnsq.errors import NSQProtocolError
 
-__all__ = ["AskingSession", "Connection", "ConnectionSession"]
+__all__ = ["AskingSession", "Conditions", "Connection", "ConnectionSession"]
 
 logger = logging.getLogger(__name__)
 
 _RECEIVE_SIZE = 65536
 # A client that does not read its answers is not read from either.
 _MAX_UNSENT = 4 * 1024 * 1024
+# A timer that fires so much later, in seconds, is looked at once more, so much later again.
+_STALL = 0.05
+_SECOND_LOOK = 0.01
 # How long a client may take to read what is sent before a close; nsqd: one heartbeat interval.
 _LINGER = 5.0
+
+
+@dataclass(slots=True)
+class Conditions:
+    """The states of a daemon that its connections go by.
+
+    Attributes:
+        slowness: Seconds that pass before what clients have sent is worked on.
+    """
+
+    slowness: float = 0.0
 
 
 class ConnectionSession(Protocol):
@@ -69,6 +84,7 @@ class Connection:
         open_session: Makes the session, given what it may call to be pumped.
         on_error: Called with an exception that no session should have raised.
         ask_auth: Asks the auth servers, for sessions that want to know.
+        conditions: Those of the daemon.
     """
 
     def __init__(
@@ -78,16 +94,18 @@ class Connection:
         open_session: Callable[[Callable[[], bool]], ConnectionSession],
         on_error: Callable[[BaseException], None],
         ask_auth: Callable[[AskAuth], Answer] | None = None,
+        conditions: Conditions | None = None,
     ) -> None:
         self._layers = layers
         self._clock = clock
         self._on_error = on_error
         self._ask_auth = ask_auth
+        self._conditions = conditions or Conditions()
         self._awake = Event()
         self._sent = Event()
         self._output: list[bytes] = []
         self._unsent = 0
-        self._closing = False
+        self._closing = self._resetting = False
         # Asked by the session; while it is about a new layer, what is to be sent waits for that.
         self._question: Question | None = None
         self._held_back: list[bytes] | None = None
@@ -103,13 +121,21 @@ class Connection:
             self._guarded(self._read)
             self._closing = True
             self._awake.set()
-            writer.join(timeout=_LINGER)
+            lingering = self._clock.call_later(_LINGER, lambda: writer.kill(block=False))
+            try:
+                writer.join()
+            finally:
+                lingering.cancel()
         finally:
             writer.kill()
             if self._timer is not None:
                 self._timer.cancel()
             self._layers.close()
             self._guarded(self.session.disconnected)
+
+    def look_at_time(self) -> None:
+        """Do what has fallen due, if the session heeds the time again."""
+        self._tick()
 
     def _wake(self) -> bool:
         """Let the writer pump the session; say whether it can at once, or is still busy sending."""
@@ -126,13 +152,15 @@ class Connection:
             self._on_error(error)
 
     def _read(self) -> None:
-        session, clock = self.session, self._clock
+        session, clock, conditions = self.session, self._clock, self._conditions
         receive = self._layers.top.recv
         while not self._closing:
             try:
                 data = receive(_RECEIVE_SIZE)
             except NSQProtocolError:  # nothing that could be decompressed; nsqd takes it for the end
                 data = b""
+            if conditions.slowness:
+                clock.sleep(conditions.slowness)
             if data:
                 self._perform(session.receive(data, clock.monotonic()))
             else:
@@ -155,6 +183,9 @@ class Connection:
             if isinstance(question, AskAuth):
                 assert self._ask_auth is not None  # what asks has been given whom to ask
                 answer = self._ask_auth(question)
+            elif isinstance(question, Wait):
+                self._clock.sleep(question.seconds)
+                answer = None
             else:
                 self._wait_until_sent()
                 if self._closing:
@@ -177,6 +208,8 @@ class Connection:
             # Wakes the reader, too, if it is waiting.
             self._closing = True
             self._sent.set()
+            if self._resetting:
+                self._layers.reset()
             self._layers.close()
 
     def _write_loop(self) -> None:
@@ -202,11 +235,12 @@ class Connection:
                         continue
                     self._output.append(data)
                     self._unsent += len(data)
-                case Close():
+                case Close() | Reset():
                     self._closing = True
+                    self._resetting = isinstance(effect, Reset)
                 case _:
                     self._question = effect
-                    if not isinstance(effect, AskAuth):
+                    if not isinstance(effect, (AskAuth, Wait)):
                         self._held_back = []
             self._awake.set()
         due = self.session.due
@@ -221,7 +255,13 @@ class Connection:
         self._timer = self._clock.call_later(due - self._clock.monotonic(), self._tick)
 
     def _tick(self) -> None:
+        now = self._clock.monotonic()
+        late = now - self._timer_due
         self._timer_due = math.inf
         self._timer = None
+        if late > _STALL:
+            # This process was held up: what the client sent meanwhile may still wait in the socket.
+            self._arm(now + _SECOND_LOOK)
+            return
         if not self._closing:
             self._guarded(lambda: self._perform(self.session.tick(self._clock.monotonic())))

@@ -1,4 +1,4 @@
-"""What FakeNsqd and FakeLookupd have in common: their listeners, connections, start and stop.
+"""What FakeNsqd and FakeLookupd have in common: their listeners, connections, start and stop, and states.
 
 Owns the sockets and every greenlet. Knows no command and no endpoint.
 """
@@ -8,27 +8,43 @@ from __future__ import annotations
 import logging
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import gevent
 from gevent import socket
+from gevent.event import Event
 from gevent.pool import Group, Pool
 from gevent.server import StreamServer
 
+from fakensqd.addresses import (
+    bound_address,
+    forget,
+    join_address,
+    listen,
+    listen_address,
+    peer_address,
+    split_address,
+)
 from fakensqd.clock import Clock, RealClock
-from fakensqd.connection import Connection, ConnectionSession
+from fakensqd.connection import Conditions, Connection, ConnectionSession
 from fakensqd.effects import Answer, AskAuth
-from fakensqd.http_server import Application, HttpPort, join_address, listen, split_address
+from fakensqd.faults.toxics import stall
+from fakensqd.http_server import Application, HttpPort
 from fakensqd.layers import Layers
+from fakensqd.link import Link, PlacedToxic, reset_socket
+from fakensqd.thread import Threadable
+from fakensqd.watched import Watched
 from gnsq.transport import TcpTransport
 
 __all__ = ["Daemon"]
 
 
-class Daemon(ABC):
+class Daemon(Watched, ABC, metaclass=Threadable):
     """A server with a TCP and an HTTP port, and perhaps one of HTTPS, started with start() or ``with``.
+
+    It may be put into states, each until it is taken out of it: down, deaf, slow. Toxics are put on its link.
 
     Args:
         https_address: Where to listen for HTTPS, if there is a context.
@@ -37,6 +53,7 @@ class Daemon(ABC):
     Attributes:
         errors: What should not have happened: exceptions inside of the emulator.
         clock: What it asks for time.
+        link: Between the clients of its TCP port and itself.
     """
 
     def __init__(
@@ -51,13 +68,19 @@ class Daemon(ABC):
         self.clock: Clock = clock or RealClock()
         self.errors: list[BaseException] = []
         # After a stop, start() takes the same ports again: clients reconnect to where they were.
-        self._tcp_bind = split_address(tcp_address)
+        self._tcp_bind = listen_address(tcp_address)
         self._http = HttpPort(http_address)
         self._https = HttpPort(https_address, context) if https_address and context is not None else None
         self._http_ports = [self._http] if self._https is None else [self._http, self._https]
         self._context = context
         # A subclass whose sessions want to know sets it.
         self._ask_auth: Callable[[AskAuth], Answer] | None = None
+        self.link = Link(self.clock, self.seed)
+        self._conditions = Conditions()
+        self._deafness: PlacedToxic | None = None
+        self._hearing: Event | None = None
+        # Holds the ports while it is down, so that nobody else gets them.
+        self._reserved: list[socket.socket] = []
         self._connections: dict[Connection, None] = {}
         self._greenlets = Group()
         self._tcp_server: StreamServer | None = None
@@ -72,7 +95,7 @@ class Daemon(ABC):
     def _application(self, *, secure: bool) -> Application:
         """Give the WSGI function of the HTTP port, or of the HTTPS port."""
 
-    def _started(self) -> None:  # noqa: B027  # a subclass may have nothing to do here
+    def _started(self) -> None:
         """Do what is to be done once both ports are known."""
 
     def _spawn(self, function: Callable[..., None], *args: object) -> gevent.Greenlet:
@@ -98,6 +121,7 @@ class Daemon(ABC):
         """
         if self._tcp_server is not None:
             return
+        self._release_ports()
         tcp_listener = listen(self._tcp_bind)
         try:
             for port in self._http_ports:
@@ -106,24 +130,27 @@ class Daemon(ABC):
             tcp_listener.close()
             self._http.stop()
             raise
-        self._tcp_bind = tcp_listener.getsockname()[:2]
+        self._tcp_bind = bound_address(tcp_listener)
         self._tcp_server = StreamServer(tcp_listener, self._serve, spawn=Pool())
         self._tcp_server.start()
         for port in self._http_ports:
-            port.serve(self._application(secure=port is self._https))
+            port.serve(self._heeding_states(self._watched_http(self._application(secure=port is self._https))))
         self._started()
 
     def stop(self) -> None:
         """Close everything at once: listeners, connections, greenlets. Does nothing if it is stopped."""
+        self._release_ports()
         if self._tcp_server is None:
             return
         tcp_server, self._tcp_server = self._tcp_server, None
         tcp_server.close()
+        forget(self._tcp_bind)
         for port in self._http_ports:
             port.close()
         tcp_server.stop(timeout=0)
         for port in self._http_ports:
             port.stop()
+        self.link.cut()
         self._greenlets.kill()
 
     def __enter__(self) -> Self:
@@ -142,7 +169,7 @@ class Daemon(ABC):
 
     @property
     def tcp_address(self) -> str:
-        """``host:port`` that clients of the TCP protocol connect to; port 0 before the first start."""
+        """``host:port`` that clients of the TCP protocol connect to; port 0 before the first start. Or a unix path."""
         return join_address(*self._tcp_bind)
 
     @property
@@ -152,7 +179,7 @@ class Daemon(ABC):
 
     @property
     def tcp_port(self) -> int:
-        """The port of tcp_address."""
+        """The port of tcp_address; -1 for a unix socket."""
         return self._tcp_bind[1]
 
     @property
@@ -170,14 +197,98 @@ class Daemon(ABC):
         """The port of https_address; 0 without HTTPS."""
         return self._https.port if self._https is not None else 0
 
+    # --- states -------------------------------------------------------------------------------------------------------
+
+    def down(self) -> None:
+        """Go away until up(), or start(): connections are cut and the ports refuse. What it knows stays."""
+        if not self.running:
+            return
+        self.stop()
+        addresses = [self.tcp_address, *(port.address for port in self._http_ports)]
+        self._reserved = [_reserved(address) for address in addresses if address and "/" not in address]
+
+    def up(self) -> None:
+        """Come back, on the same ports. Does nothing if it is up."""
+        self.start()
+
+    def restart(self, *, keep_messages: bool = True) -> None:
+        """Go down and come back as a new process would: with what its files had, and on the same ports.
+
+        Args:
+            keep_messages: Whether nsqd has had the time to write its messages; killed, it has not.
+        """
+        self.down()
+        self._forget(keep_messages=keep_messages)
+        self.up()
+
+    def deaf(self) -> None:
+        """Take connections, and neither read nor answer on any until hearing(), over HTTP as well."""
+        if self._deafness is None:
+            self._deafness = self.link.add(stall(), kept=True)
+            self._hearing = Event()
+
+    def hearing(self) -> None:
+        """Undo deaf(): what has come meanwhile is read now."""
+        if self._deafness is not None and self._hearing is not None:
+            self._deafness.remove()
+            self._hearing.set()
+            self._deafness = self._hearing = None
+
+    def slow(self, seconds: float) -> None:
+        """Work on whatever clients send, and on requests, so much later; commands that come together wait together.
+
+        Args:
+            seconds: 0 is as fast as ever.
+
+        Raises:
+            ValueError: If they are negative.
+        """
+        if seconds < 0:
+            raise ValueError(f"seconds {seconds} must be 0 or more")
+        self._conditions.slowness = seconds
+
+    def _forget(self, *, keep_messages: bool) -> None:
+        """Lose what does not outlive the process; a subclass knows what that is."""
+
+    def _release_ports(self) -> None:
+        while self._reserved:
+            self._reserved.pop().close()
+
+    def _heeding_states(self, application: Application) -> Application:
+        def answer(
+            environ: dict[str, Any], start_response: Callable[..., Any]
+        ) -> Iterable[bytes]:  # Any: as WSGI has it
+            while self._hearing is not None:
+                self._hearing.wait()  # hearing() sets it; a stop ends this greenlet
+            if self._conditions.slowness:
+                self.clock.sleep(self._conditions.slowness)
+            return application(environ, start_response)
+
+        return answer
+
     # --- connections --------------------------------------------------------------------------------------------------
 
     def _serve(self, sock: socket.socket, address: tuple[str, int]) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer = join_address(*address[:2])
-        layers = Layers(TcpTransport(sock, peer), self.clock, addresses=(self.tcp_address, peer), context=self._context)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer = peer_address(address)
+        if (number := self._admitted(sock, peer)) is None:
+            return
+        linked = self.link.wrap(TcpTransport(sock, peer), lambda: reset_socket(sock))
+        layers = Layers(
+            linked,
+            self.clock,
+            addresses=(self.tcp_address, peer),
+            context=self._context,
+            reset=lambda: linked.drop(reset=True),
+        )
         connection = Connection(
-            layers, self.clock, lambda wake: self._open_session(peer, wake), self.errors.append, self._ask_auth
+            layers,
+            self.clock,
+            lambda wake: self._tapped(self._open_session(peer, wake), number),
+            self.errors.append,
+            self._ask_auth,
+            self._conditions,
         )
         self._connections[connection] = None
         try:
@@ -187,5 +298,22 @@ class Daemon(ABC):
             for _ in range(2):
                 socket.wait_read(sock.fileno())
             connection.run()
-        finally:
             del self._connections[connection]
+            linked.join()
+        finally:
+            self._connections.pop(connection, None)
+            linked.drop()
+            self._ended(number, connection.session)
+
+
+def _reserved(address: str) -> socket.socket:
+    """Hold a port on which nobody listens."""
+    host, port = split_address(address)
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock

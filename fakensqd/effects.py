@@ -15,12 +15,21 @@ __all__ = [
     "AskAuth",
     "Close",
     "Effect",
+    "Execute",
     "Failed",
+    "HttpAnswer",
+    "Open",
     "Question",
+    "Reset",
     "Secured",
     "Send",
+    "SendBehind",
+    "SendLater",
     "StartCompression",
     "StartTLS",
+    "Step",
+    "TimeOut",
+    "Wait",
 ]
 
 
@@ -34,6 +43,18 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class Close:
     """Send what is queued, then close the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Send what is queued, then end the connection with a TCP RST."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Do nothing for some seconds; what follows waits, too. As a question, its answer is None."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +105,55 @@ class Failed:
     text: str
 
 
-Question = StartTLS | StartCompression | AskAuth
+Question = StartTLS | StartCompression | AskAuth | Wait
 Answer = Secured | Failed | Authorization | None
-Effect = Send | Close | Question
+Effect = Send | Close | Reset | Question
+
+# --- what faults are made of: performed before a connection sees it ---------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendLater:
+    """Send these bytes in some seconds; nothing waits for them."""
+
+    data: bytes
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SendBehind:
+    """Send these bytes behind the frame that comes next."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Execute the command, or answer the request; with another body than it came with, if there is one here."""
+
+    body: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOut:
+    """Take the message back from its consumer, as if its timeout had come."""
+
+    message_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Serve the connection that has been accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """Answer a request. The size is that of the body unless it says otherwise."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+    size: int | None = None
+
+
+Step = Send | SendLater | SendBehind | Close | Reset | Wait | Execute | TimeOut | Open | HttpAnswer

@@ -18,7 +18,7 @@ from urllib.parse import unquote_to_bytes
 from fakensqd import gojson
 from gnsq.protocol.names import valid_channel_name, valid_topic_name
 
-__all__ = ["JSON_TYPE", "NSQ_TYPE", "HttpError", "Request", "Route", "Router", "topic_and_channel_names"]
+__all__ = ["JSON_TYPE", "NSQ_TYPE", "Headers", "HttpError", "Request", "Route", "Router", "topic_and_channel_names"]
 
 Headers = list[tuple[str, str]]
 

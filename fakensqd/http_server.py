@@ -10,26 +10,81 @@ import ssl
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import gevent
 from gevent import socket
 from gevent.pool import Pool
-from gevent.pywsgi import WSGIServer
+from gevent.pywsgi import WSGIHandler, WSGIServer
 
-__all__ = ["Application", "HttpPort", "join_address", "listen", "split_address"]
+from fakensqd.addresses import bound_address, forget, join_address, listen, listen_address
+
+__all__ = ["SOCKET", "Application", "HttpPort"]
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]  # Any: WSGI's environ holds anything
+
+# Where a request's environ has its socket.
+SOCKET = "fakensqd.socket"
+_BAD_REQUEST = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request"
+)
+# Source: Go's net/http server.go serve, tlsRecordHeaderLooksLikeHTTP.
+_NOT_TLS = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
+# What is read of such a request before it is hung up on: unread bytes would turn the answer into a reset.
+_PEEKED = 16384
+_METHODS = (b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO")
+
+
+class _Handler(WSGIHandler):  # type: ignore[misc]  # gevent has no types
+    """gevent's handler of requests; what is no HTTP/1 gets the answer that Go gives."""
+
+    def read_request(self, raw_requestline: str) -> bool:
+        """Parse a request.
+
+        Raises:
+            ValueError: If it is none.
+        """
+        if len(raw_requestline.split()) != 3:
+            # With two words it would be HTTP/0.9.
+            raise ValueError(raw_requestline)
+        return bool(super().read_request(raw_requestline))
+
+    def get_environ(self) -> dict[str, Any]:  # Any: WSGI's environ holds anything
+        """Describe a request; with the socket it came through."""
+        environ: dict[str, Any] = super().get_environ()
+        environ[SOCKET] = self.socket
+        return environ
+
+    def handle_error(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:  # Any: a traceback
+        """Answer a request that failed; one that a stop has ended is hung up on, as when a process ends."""
+        if issubclass(kind, gevent.GreenletExit):
+            self.close_connection = True
+            return
+        super().handle_error(kind, error, trace)
+
+    def _handle_client_error(self, error: Exception) -> tuple[str, bytes]:
+        return "400", _BAD_REQUEST
 
 
 class _Server(WSGIServer):  # type: ignore[misc]  # gevent has no types
     """gevent's HTTP server, not alarmed by clients that go away while they are answered, or speak no TLS."""
 
+    handler_class = _Handler
+
     def handle(self, sock: socket.socket, address: tuple[str, int]) -> None:
         """Serve one connection."""
+        if sock.family != socket.AF_UNIX:
+            # gevent sends headers and body apart; otherwise the body waits 40 ms for the ack of the headers.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             super().handle(sock, address)
 
     def wrap_socket_and_handle(self, sock: socket.socket, address: tuple[str, int]) -> None:
-        """Serve one connection inside TLS."""
+        """Serve one connection inside TLS; who speaks HTTP in clear is told."""
         with contextlib.suppress(ConnectionError, ssl.SSLError):
+            if sock.recv(len(_METHODS[0]), socket.MSG_PEEK) in _METHODS:
+                sock.sendall(_NOT_TLS)
+                sock.recv(_PEEKED)
+                sock.close()
+                return
             super().wrap_socket_and_handle(sock, address)
 
 
@@ -37,7 +92,7 @@ class HttpPort:
     """One address; after a stop, start() takes the same port again.
 
     Args:
-        address: ``host:port``; port 0 takes a free one.
+        address: ``host:port``; port 0 takes a free one. Or the path of a unix socket; empty: there is no such port.
         context: gevent's SSLContext for HTTPS; None for HTTP.
 
     Raises:
@@ -45,19 +100,20 @@ class HttpPort:
     """
 
     def __init__(self, address: str, context: ssl.SSLContext | None = None) -> None:
-        self._bind = split_address(address)
+        self._bind = listen_address(address) if address else ("", 0)
+        self._off = not address
         self._context = context
         self._listener: socket.socket | None = None
         self._server: _Server | None = None
 
     @property
     def address(self) -> str:
-        """``host:port``; port 0 before it was bound for the first time."""
-        return join_address(*self._bind)
+        """``host:port``, or the path; port 0 before it was bound for the first time. Empty if there is none."""
+        return "" if self._off else join_address(*self._bind)
 
     @property
     def port(self) -> int:
-        """The port of address."""
+        """The port of address; -1 for a unix socket, 0 if there is none."""
         return self._bind[1]
 
     def bind(self) -> None:
@@ -66,11 +122,14 @@ class HttpPort:
         Raises:
             OSError: If the address cannot be listened on.
         """
-        self._listener = listen(self._bind)
-        self._bind = self._listener.getsockname()[:2]
+        if not self._off:
+            self._listener = listen(self._bind)
+            self._bind = bound_address(self._listener)
 
     def serve(self, application: Application) -> None:
         """Answer requests on the port that bind() took."""
+        if self._off:
+            return
         arguments = {} if self._context is None else {"ssl_context": self._context}
         # Requests are not logged: a fake logs errors only, and those go through the application.
         self._server = _Server(self._listener, application, log=None, error_log=None, spawn=Pool(), **arguments)
@@ -82,6 +141,7 @@ class HttpPort:
             self._server.close()
         if self._listener is not None:
             self._listener.close()
+            forget(self._bind)
 
     def stop(self) -> None:
         """Hang up on everybody. Does nothing if it is stopped."""
@@ -89,38 +149,3 @@ class HttpPort:
         server, self._server, self._listener = self._server, None, None
         if server is not None:
             server.stop(timeout=0)
-
-
-def listen(address: tuple[str, int]) -> socket.socket:
-    """Open a listening socket.
-
-    Raises:
-        OSError: If the address cannot be listened on.
-    """
-    listener = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        # A restart takes the port again while old connections linger.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Split ``host:port``; an IPv6 host stands in brackets.
-
-    Raises:
-        ValueError: If there is no port from 0 to 65535.
-    """
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"address {address!r} is not host:port with a port of 0 to 65535")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    """Join host and port, the host in brackets if it is an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

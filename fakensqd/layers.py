@@ -7,6 +7,7 @@ UpgradeSnappy: each begins on top of what is below it, whatever had been there b
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 
 from fakensqd import tls
 from fakensqd.clock import Clock, run_within
@@ -25,6 +26,7 @@ class Layers:
 
     Args:
         tcp: The lowest.
+        reset: Breaks it in a way that the client notices; default: it is closed.
         addresses: Ours and the client's, for the words about a handshake that does not come.
         context: For TLS; None if it is not offered.
 
@@ -39,11 +41,13 @@ class Layers:
         *,
         addresses: tuple[str, str] = ("", ""),
         context: ssl.SSLContext | None = None,
+        reset: Callable[[], None] | None = None,
     ) -> None:
         self.top = self._secured = self._tcp = tcp
         self._clock = clock
         self._addresses = addresses
         self._context = context
+        self._reset = reset or tcp.close
 
     def start(self, layer: StartTLS | StartCompression) -> Answer:
         """Put a layer on; give back what its question is to be answered with."""
@@ -55,6 +59,10 @@ class Layers:
     def close(self) -> None:
         """Close the connection, without a word of TLS: so does nsqd."""
         self._tcp.close()
+
+    def reset(self) -> None:
+        """Break the connection: what was sent and is still on its way is lost."""
+        self._reset()
 
     def _start_tls(self) -> Answer:
         context = self._context

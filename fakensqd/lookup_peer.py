@@ -18,8 +18,8 @@ from gevent.event import Event
 from gevent.queue import SimpleQueue
 
 from fakensqd import gojson
+from fakensqd.addresses import split_address
 from fakensqd.clock import Clock, Timer
-from fakensqd.http_server import split_address
 from fakensqd.lookupd_session import MAGIC_V1
 from fakensqd.options import NSQ_VERSION, NsqdOptions
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from fakensqd.clock import Clock
 from fakensqd.daemon import Daemon
+from fakensqd.faults.match import Point
 from fakensqd.http_server import Application
 from fakensqd.lookupd_http import lookupd_application
 from fakensqd.lookupd_session import LookupdSession
@@ -25,6 +26,9 @@ class FakeLookupd(Daemon):
 
     Args:
         clock: What to ask for time; default: the machine's.
+        record: Keep a transcript.
+        seed: Of what faults do sometimes; default: a random one.
+        faults_over_http: Let ``/faults`` steer faults: GET, POST and DELETE.
         options: nsqlookupd's flags with underscores, see LookupdOptions; durations in seconds.
 
     Raises:
@@ -32,12 +36,24 @@ class FakeLookupd(Daemon):
         ValueError: If a value is out of its bounds.
     """
 
-    def __init__(self, *, clock: Clock | None = None, **options: object) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        record: bool = False,
+        seed: int | None = None,
+        faults_over_http: bool = False,
+        **options: object,
+    ) -> None:
         self.options = LookupdOptions.of("FakeLookupd", options)
+        self._watch_as(record=record, seed=seed, faults_over_http=faults_over_http)
         super().__init__(self.options.tcp_address, self.options.http_address, clock)
         self.hostname = socket.gethostname()
         self.registry = Registry()
         self._epoch_ns = self.clock.time_ns() - round(self.clock.monotonic() * 1e9)
+
+    # Its TCP sessions are nsqds: nothing acts on what they say.
+    points = frozenset([Point.CONNECT, Point.HTTP, Point.HTTP_ANSWER])
 
     @property
     def broadcast_address(self) -> str:
@@ -51,6 +67,10 @@ class FakeLookupd(Daemon):
     def wall_ns(self, now: float) -> int:
         """The wall clock at a monotonic time, nanoseconds since 1970."""
         return self._epoch_ns + int(now * 1e9)
+
+    def _forget(self, *, keep_messages: bool) -> None:
+        # nsqlookupd has no files: nsqds that connect again tell it everything.
+        self.registry = Registry()
 
     def _open_session(self, remote_address: str, wake: Callable[[], bool]) -> LookupdSession:
         return LookupdSession(self.registry, remote_address=remote_address, identity=self._identity)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from fakensqd.broker import Broker, Channel, Topic
 from fakensqd.gotext import int64
 from fakensqd.http_api import JSON_TYPE, NSQ_TYPE, HttpError, Request, Route, Router, topic_and_channel_names
+from fakensqd.old_http import OldRouter
 from fakensqd.options import NSQ_VERSION, NsqdOptions
 from fakensqd.reader import Input, Refusal
 from fakensqd.session import Session
@@ -24,6 +25,11 @@ __all__ = ["NsqdFacts", "nsqd_application", "tls_required_application"]
 
 _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+# Options that nsqd has under another name, or not at all.
+_NO_FLAGS = (
+    *["lookupd_tcp_addresses", "lookupd_ping_interval", "node_id"],
+    *["scan_lateness", "rdy_counts_down", "negotiates", "wrapped_answers"],
+)
 _LOG_LEVELS = {"debug": 1, "info": 2, "warn": 3, "warning": 3, "error": 4, "fatal": 5}
 # As they go over the wire.
 _TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
@@ -87,7 +93,7 @@ def nsqd_application(server: NsqdFacts) -> Router:
         "/stats": {"GET": Route(api.stats)},
         "/config/:": {"GET": Route(api.config), "PUT": Route(api.set_config)},
     }
-    return Router(routes, server.errors.append)
+    return (OldRouter if server.options.wrapped_answers else Router)(routes, server.errors.append)
 
 
 def tls_required_application(server: NsqdFacts) -> Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]:
@@ -307,7 +313,7 @@ class _Api:
     def _option(self, name: str) -> object:
         """Give back an option as nsqd would: durations in nanoseconds."""
         values: dict[str, Any] = dataclasses.asdict(self._options)  # Any: options are of all types
-        for own in ("lookupd_tcp_addresses", "lookupd_ping_interval", "node_id"):
+        for own in _NO_FLAGS:
             del values[own]
         values |= {
             "id": self._options.node_id,

@@ -83,7 +83,7 @@ class Opening:
 
     def negotiate(self, asked: Identification) -> Reading[None]:
         """Answer IDENTIFY and begin the layers that it asked for, each with an OK of its own."""
-        if not asked.feature_negotiation:
+        if not asked.feature_negotiation or not self._options.negotiates:
             self._respond(OK_FRAME)
             return
         try:

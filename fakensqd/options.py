@@ -44,6 +44,17 @@ class NsqdOptions(Options):
     lookupd_ping_interval: float = option(
         15.0, "between PINGs, and attempts to reconnect, to nsqlookupd (a constant of nsqd)", unit="s", minimum=0.01
     )
+    data_path: str = option(
+        "", 'existing directory where topics, channels and messages outlive this nsqd; "": they are in memory only'
+    )
+    scan_lateness: bool = option(
+        False, "notice timeouts and ends of delays as late as nsqd: every 0.1 s, up to 5 s late on a young channel"
+    )
+    rdy_counts_down: bool = option(False, "each message takes 1 off RDY, as the oldest nsqds had it")
+    negotiates: bool = option(True, "answer an IDENTIFY that asks for feature_negotiation; off, as the oldest: OK")
+    wrapped_answers: bool = option(
+        False, "HTTP as before nsqd 1.0: the old names, too, and JSON inside of status_code, status_txt and data"
+    )
     node_id: int = option(0, "part of every message id", minimum=0, maximum=1023)
     mem_queue_size: int = option(
         10000,
@@ -120,4 +131,7 @@ class LookupdOptions(Options):
     http_address: str = option("127.0.0.1:0", "where to listen for HTTP; port 0 takes a free one")
     broadcast_address: str = option("127.0.0.1", "address told to nsqds")
     inactive_producer_timeout: float = option(300.0, "silence after which an nsqd is left out", unit="s", minimum=0)
+    wrapped_answers: bool = option(
+        False, "HTTP as before nsqlookupd 1.0: the old names, too, and JSON inside of status_code, status_txt and data"
+    )
     tombstone_lifetime: float = option(45.0, "how long a tombstone hides an nsqd", unit="s", minimum=0)

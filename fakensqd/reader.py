@@ -50,6 +50,11 @@ class Input:
         self.decoder = CommandDecoder()
         self.ended = False
 
+    def give_back(self, data: bytes) -> None:
+        """Put bytes in front of what is still to be read."""
+        rest = self.decoder.detach()
+        self.decoder.feed(data + rest)
+
     def read(self, count: int, failure: bytes) -> Reading[bytes]:
         """Read that many bytes."""
         take = self.decoder.take

@@ -10,14 +10,17 @@ import socket
 from collections.abc import Callable
 
 from fakensqd import tls
+from fakensqd.addresses import split_address
 from fakensqd.auth_client import AuthClient
-from fakensqd.broker import Broker, Topic
+from fakensqd.broker import Broker, Channel, Topic
 from fakensqd.clock import Clock, Timer
 from fakensqd.daemon import Daemon
-from fakensqd.http_server import Application, split_address
+from fakensqd.data_path import DataPath
+from fakensqd.http_server import Application
 from fakensqd.lookup_peer import LookupPeer
 from fakensqd.nsqd_http import nsqd_application, tls_required_application
 from fakensqd.options import NsqdOptions, TlsRequired
+from fakensqd.scan import last_listing, next_listing, next_scan
 from fakensqd.session import Session
 from gnsq.protocol.names import is_ephemeral
 
@@ -27,10 +30,14 @@ __all__ = ["FakeNsqd"]
 class FakeNsqd(Daemon):
     """An nsqd 1.3.0, in the hub of the caller: start() or ``with``.
 
-    A stop keeps topics and messages; started again, it has them and the same ports.
+    A stop keeps topics and messages; started again, it has them and the same ports. With a data_path they outlive this
+    object, too: topics and channels as soon as they exist, messages from an orderly stop on.
 
     Args:
         clock: What to ask for time; default: the machine's.
+        record: Keep a transcript.
+        seed: Of what faults do sometimes; default: a random one.
+        faults_over_http: Let ``/faults`` steer faults: GET, POST and DELETE.
         options: nsqd's flags with underscores, see NsqdOptions; durations in seconds.
 
     Raises:
@@ -39,8 +46,17 @@ class FakeNsqd(Daemon):
         OSError: If a certificate, key or file of CAs can't be read, or is none.
     """
 
-    def __init__(self, *, clock: Clock | None = None, **options: object) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        record: bool = False,
+        seed: int | None = None,
+        faults_over_http: bool = False,
+        **options: object,
+    ) -> None:
         self.options = NsqdOptions.of("FakeNsqd", options)
+        self._watch_as(record=record, seed=seed, faults_over_http=faults_over_http)
         super().__init__(
             self.options.tcp_address,
             self.options.http_address,
@@ -54,12 +70,10 @@ class FakeNsqd(Daemon):
         self.lookupd_tcp_addresses: tuple[str, ...] = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         for address in self.lookupd_tcp_addresses:
             split_address(address)
-        started_ns = self.clock.time_ns()
-        self.start_time = started_ns // 10**9
-        self.broker = Broker(self.options, epoch_ns=started_ns - round(self.clock.monotonic() * 1e9))
-        self.broker.on_due = self._arm
-        self.broker.on_register = self._register
-        self.broker.on_unregister = self._unregister
+        self._adopt(Broker(self.options, epoch_ns=self.clock.time_ns() - round(self.clock.monotonic() * 1e9)))
+        self._data_path = DataPath(self.options.data_path) if self.options.data_path else None
+        self._heartbeats = True
+        self._scanned_since = 0.0
         self._timer: Timer | None = None
         self._peers: dict[str, LookupPeer] = {}
 
@@ -73,17 +87,58 @@ class FakeNsqd(Daemon):
         """Those of the connections that are open."""
         return [connection.session for connection in self._connections if isinstance(connection.session, Session)]
 
+    def depth(self, topic: str, channel: str | None = None) -> int:
+        """Messages queued in a topic, or in one of its channels; 0 if there is none of the name."""
+        queue = self._find(topic, channel)
+        return queue.depth if queue is not None else 0
+
+    def in_flight(self, topic: str, channel: str) -> int:
+        """Messages of a channel that are delivered and not answered; 0 if there is none of the name."""
+        found = self._find(topic, channel)
+        return found.in_flight_count if isinstance(found, Channel) else 0
+
+    @property
+    def client_ids(self) -> list[str]:
+        """What the clients that are connected call themselves."""
+        return [session.opening.client_id for session in self.sessions]
+
+    def _find(self, topic_name: str, channel_name: str | None) -> Topic | Channel | None:
+        topic = self.broker.topics.get(topic_name)
+        return topic if topic is None or channel_name is None else topic.channels.get(channel_name)
+
     def now(self) -> float:
         """The clock's time, as the broker knows it."""
         return self.clock.monotonic()
 
+    def start(self) -> None:
+        """Listen on all ports. Does nothing if it does already.
+
+        Raises:
+            OSError: If an address cannot be listened on, or the data path not used.
+        """
+        data_path = self._data_path
+        if self.running or data_path is None:
+            super().start()
+            return
+        data_path.lock()
+        try:
+            data_path.load(self.broker, self.now())
+            data_path.save_topics(self.broker)
+            super().start()
+        except BaseException:
+            data_path.unlock()
+            raise
+
     def stop(self) -> None:
         """Close everything at once: listeners, connections, greenlets. Does nothing if it is stopped."""
+        was_running = self.running
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._peers.clear()
         super().stop()
+        if was_running and self._data_path is not None:
+            self._data_path.close(self.broker)
 
     def wait_registered(self) -> None:
         """Wait until each nsqlookupd knows this nsqd, or has been tried once."""
@@ -101,12 +156,41 @@ class FakeNsqd(Daemon):
                 self._peers[address] = peer
                 self._spawn(peer.run)
 
+    def pause_heartbeats(self) -> None:
+        """Send no heartbeats, and hang up on nobody for being silent, until resume_heartbeats()."""
+        self._set_heartbeats(False)
+
+    def resume_heartbeats(self) -> None:
+        """Undo pause_heartbeats(). What has fallen due is done now: who has been silent for too long is hung up on."""
+        self._set_heartbeats(True)
+        for connection in list(self._connections):
+            connection.look_at_time()
+
+    def _set_heartbeats(self, on: bool) -> None:
+        self._heartbeats = on
+        for session in self.sessions:
+            session.heartbeats = on
+
+    def _adopt(self, broker: Broker) -> None:
+        self.broker = broker
+        self.start_time = self.clock.time_ns() // 10**9
+        broker.on_due = self._arm
+        broker.on_register = self._register
+        broker.on_unregister = self._unregister
+        broker.on_pause = self._save_topics
+
+    def _forget(self, *, keep_messages: bool) -> None:
+        self._adopt(self.broker.restarted(self.now(), keep_messages=keep_messages))
+
     def _started(self) -> None:
         self.set_lookupd_tcp_addresses(self.lookupd_tcp_addresses)
+        self._scanned_since = self.now()
         self._expire()
 
     def _open_session(self, remote_address: str, wake: Callable[[], bool]) -> Session:
-        return Session(self.broker, now=self.now(), remote_address=remote_address, on_wake=wake)
+        session = Session(self.broker, now=self.now(), remote_address=remote_address, on_wake=wake)
+        session.heartbeats = self._heartbeats
+        return session
 
     def _application(self, *, secure: bool) -> Application:
         if self.options.tls_policy is TlsRequired.TCP_AND_HTTP and not secure:
@@ -120,11 +204,21 @@ class FakeNsqd(Daemon):
             return  # start() looks for what has fallen due
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self.clock.call_later(due - self.now(), self._expire)
+        now = self.now()
+        if self.options.scan_lateness:
+            due = next_scan(due, now, self._scanned_since)
+        self._timer = self.clock.call_later(due - now, self._expire)
 
     def _expire(self) -> None:
         self._timer = None
-        self.broker.expire(self.now())
+        now = self.now()
+        if not self.options.scan_lateness:
+            self.broker.expire(now)
+            return
+        listed_at = last_listing(now, self._scanned_since)
+        self.broker.expire(now, listed_at)
+        if any(channel.created_at >= listed_at for channel in self.broker.channels()):
+            self.broker.falls_due(next_listing(now, self._scanned_since))
 
     # --- nsqlookupd ---------------------------------------------------------------------------------------------------
 
@@ -143,7 +237,12 @@ class FakeNsqd(Daemon):
             registrations += [(topic.name, channel) for channel in topic.channels] or [(topic.name, None)]
         return registrations
 
+    def _save_topics(self) -> None:
+        if self._data_path is not None:
+            self._data_path.save_topics(self.broker)
+
     def _register(self, topic: str, channel: str | None) -> None:
+        self._save_topics()
         for peer in self._peers.values():
             peer.register(topic, channel)
         if channel is None and any(peer.askable for peer in self._peers.values()):
@@ -162,5 +261,6 @@ class FakeNsqd(Daemon):
             topic.set_started(True, self.now())
 
     def _unregister(self, topic: str, channel: str | None) -> None:
+        self._save_topics()
         for peer in self._peers.values():
             peer.unregister(topic, channel)

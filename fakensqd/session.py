@@ -10,6 +10,7 @@ import enum
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 
 from fakensqd import parameters
 from fakensqd.broker import Broker, BrokerError, Channel
@@ -17,7 +18,9 @@ from fakensqd.effects import Answer, Close, Effect, Question, Send
 from fakensqd.identify import Settings
 from fakensqd.opening import OK_FRAME, Opening
 from fakensqd.options import NsqdOptions
+from fakensqd.publishing import Publishing
 from fakensqd.reader import Input, Reading, Refusal
+from fakensqd.tap import Tap, Tapped
 from gnsq.protocol.commands import MAGIC_V2
 from gnsq.protocol.frames import (
     CLOSE_WAIT,
@@ -74,7 +77,6 @@ class Session:
         self.message_count = 0
         self.finish_count = 0
         self.requeue_count = 0
-        self.published_by_topic: dict[str, int] = {}
         self._broker = broker
         self._options: NsqdOptions = broker.options
         self._on_wake = on_wake
@@ -82,10 +84,16 @@ class Session:
         self._now = now
         self._channel: Channel | None = None
         self._heartbeat_due = self._read_due = math.inf
+        # Off: no heartbeats, and nobody is hung up on for being silent.
+        self.heartbeats = True
         self._input = Input()
         host = remote_address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-        self.opening = Opening(self._options, host, self._input, self._respond, lambda: self._now)
+        self.opening = Opening(self._options, host, self._input, self._respond, self._time)
+        self._publishing = Publishing(broker, self._input, self.opening, self._respond, self._time)
+        self.published_by_topic = self._publishing.count_by_topic
+        # What is legal now; everything else is _illegal().
         self._tls_missing = self._options.tls_policy > 0
+        self._handlers = _TLS_FIRST if self._tls_missing else _HANDLERS[State.INIT]
         self._auth_required = bool(self._options.auth_http_addresses)
         # What the shell is to answer, and the deadline that waits meanwhile.
         self._question: Question | None = None
@@ -97,9 +105,14 @@ class Session:
         self._output: list[bytes] = []
         self._held = 0
         self._flush = False
+        self._tap: Tapped | None = None
         self._program = self._run()
 
     # --- what the shell calls -----------------------------------------------------------------------------------------
+
+    def attach(self, tap: Tap) -> None:
+        """Let a tap listen from the next command on, if none does."""
+        self._tap = self._tap or Tapped(tap, self._input, self._output, self._publishing, self.time_out)
 
     def receive(self, data: bytes, now: float) -> list[Effect]:
         """Take what the client has sent."""
@@ -128,12 +141,16 @@ class Session:
 
     def tick(self, now: float) -> list[Effect]:
         """Send the heartbeat that is due; close if the client has been silent for too long."""
-        if now >= self._read_due:
+        self._now = now
+        if self.heartbeats and now >= self._read_due:
             # As if nothing more would come: a body that is missing is complained about, a line is not.
             return self.end_of_input(now)
-        if now >= self._heartbeat_due:
+        if self.heartbeats and now >= self._heartbeat_due:
             self._heartbeat_due = now + self.opening.pump_settings.heartbeat_interval
-            self._respond(_HEARTBEAT_FRAME)
+            if self._tap is None:
+                self._respond(_HEARTBEAT_FRAME)
+            else:
+                self._tap.heartbeat(_HEARTBEAT_FRAME, now)
         return self._effects()
 
     def disconnected(self) -> None:
@@ -150,7 +167,20 @@ class Session:
     @property
     def due(self) -> float:
         """When tick() is worth calling, seconds; infinity if never. It may move away, with every command."""
-        return min(self._heartbeat_due, self._read_due)
+        due = min(self._heartbeat_due, self._read_due) if self.heartbeats else math.inf
+        return due if self._tap is None else min(due, self._tap.due)
+
+    @property
+    def topic_and_channel(self) -> tuple[str, str]:
+        """What it subscribes to; empty names before SUB."""
+        return (self._channel.topic_name, self._channel.name) if self._channel is not None else ("", "")
+
+    # --- what the tap calls -------------------------------------------------------------------------------------------
+
+    def time_out(self, message_id: bytes) -> None:
+        """Take a message back, as if its timeout had come; does nothing if none of that id is in flight."""
+        if self._channel is not None:
+            self._channel.time_out(message_id)
 
     # --- what the channel calls ---------------------------------------------------------------------------------------
 
@@ -182,20 +212,27 @@ class Session:
 
     def _effects(self) -> list[Effect]:
         effects: list[Effect] = []
-        if self._flush and self._output:
-            effects.append(Send(b"".join(self._output)))
-            self._output.clear()
-            self._held = 0
-        self._flush = False
-        if self._closed:
-            effects.append(Close())
+        if self._tap is not None:
+            effects = self._tap.take(self._now, flush=self._flush, closed=self._closed)
+            if self._closed:
+                # What is still to leave has its own time.
+                self._heartbeat_due = self._read_due = math.inf
+        else:
+            if self._flush and self._output:
+                effects.append(Send(b"".join(self._output)))
+                self._output.clear()
+            if self._closed:
+                effects.append(Close())
+        if self._flush:
+            self._flush, self._held = False, 0
         return effects
 
     def _deliver(self) -> None:
         channel = self._channel
         if channel is None or self._closed:
             return
-        capacity = 0 if channel.paused else self.ready_count - self.in_flight_count
+        in_flight = 0 if self._options.rdy_counts_down else self.in_flight_count
+        capacity = 0 if channel.paused else self.ready_count - in_flight
         if capacity > 0 and channel.depth:
             capacity -= self._take(channel, min(capacity, _BATCH))
         if capacity <= 0:
@@ -222,10 +259,15 @@ class Session:
             encode_frame(MESSAGE, encode_message(message.timestamp, message.attempts, message.id, message.body))
             for message in messages
         ]
-        self._output += frames
         self._held += sum(map(len, frames))
         self.in_flight_count += len(frames)
         self.message_count += len(frames)
+        if self._options.rdy_counts_down:
+            self.ready_count -= len(frames)
+        if self._tap is None:
+            self._output += frames
+        else:
+            self._tap.messages(messages, frames, self._now)
         return len(frames)
 
     def _sampled(self) -> bool:
@@ -238,7 +280,7 @@ class Session:
             return self.pump(now)
         self._now = now
         if self._closed or self._question is not None:
-            return []
+            return [] if self._tap is None else self._effects()
         self._executed = False
         try:
             question = self._question = self._program.send(answer)
@@ -280,17 +322,24 @@ class Session:
                 continue
             try:
                 words = line.split(b" ")
-                if self._tls_missing and words[0] != b"IDENTIFY":
-                    raise Refusal(b"E_INVALID cannot %s in current state (TLS required)" % words[0])
-                handler = _HANDLERS[self.state].get(words[0]) or _illegal
-                reading = handler(self, words)
-                if reading is not None:
+                handler = self._handlers.get(words[0], _illegal)
+                if self._tap is not None:
+                    begin, legal = partial(handler, self, words), handler is not _illegal
+                    if (yield from self._tap.execute(words, begin, self._time, legal=legal)):
+                        return
+                elif (reading := handler(self, words)) is not None:
                     yield from reading
             except Refusal as refusal:
                 self._respond(encode_frame(ERROR, refusal.data))
                 if refusal.fatal:
                     return
             self._executed = True
+
+    def _time(self) -> float:
+        return self._now
+
+    def _enter(self, state: State) -> None:
+        self.state, self._handlers = state, _HANDLERS[state]
 
     # --- commands: before SUB -----------------------------------------------------------------------------------------
 
@@ -301,10 +350,9 @@ class Session:
             interval = self.settings.heartbeat_interval
             self._heartbeat_due = self._now + interval if interval else math.inf
         yield from self.opening.negotiate(asked)
-        self._tls_missing = self._tls_missing and self.opening.secured is None
-
-    def _auth(self, words: list[bytes]) -> Reading[None]:
-        return self.opening.authenticate(words)
+        if self._tls_missing and self.opening.secured is not None:
+            self._tls_missing = False
+            self._enter(State.INIT)
 
     def _subscribe(self, words: list[bytes]) -> Reading[None]:
         if not self.settings.heartbeat_interval:
@@ -318,7 +366,7 @@ class Session:
         except BrokerError as error:
             raise Refusal(b"E_SUB_FAILED SUB failed %s" % str(error).encode()) from None
         self._channel = channel
-        self.state = State.SUBSCRIBED
+        self._enter(State.SUBSCRIBED)
         self._respond(OK_FRAME)
 
     # --- commands: consuming ------------------------------------------------------------------------------------------
@@ -362,48 +410,13 @@ class Session:
 
     def _close(self, words: list[bytes]) -> None:
         self.ready_count = 0
-        self.state = State.CLOSING
+        self._enter(State.CLOSING)
         self._respond(encode_frame(RESPONSE, CLOSE_WAIT))
-
-    # --- commands: publishing -----------------------------------------------------------------------------------------
-
-    def _publish(self, words: list[bytes]) -> Reading[None]:
-        topic_name = parameters.publish_topic(words)
-        body = yield from self._input.read_message(b"PUB", self._options.max_msg_size)
-        if self._auth_required:
-            yield from self.opening.authorize(b"PUB", topic_name)
-        self._put(topic_name, [body])
-
-    def _defer(self, words: list[bytes]) -> Reading[None]:
-        topic_name = parameters.publish_topic(words, 3)
-        delay = parameters.defer_delay(words, self._options.max_req_timeout)
-        body = yield from self._input.read_message(b"DPUB", self._options.max_msg_size)
-        if self._auth_required:
-            yield from self.opening.authorize(b"DPUB", topic_name)
-        self._put(topic_name, [body], delay)
-
-    def _multipublish(self, words: list[bytes]) -> Reading[None]:
-        topic_name = parameters.publish_topic(words)
-        if self._auth_required:
-            yield from self.opening.authorize(b"MPUB", topic_name)
-        # nsqd makes the topic before it has read anything.
-        self._broker.ensure_topic(topic_name)
-        size = yield from self._input.read_size(b"E_BAD_BODY MPUB failed to read body size")
-        limit = self._options.max_body_size
-        if size <= 0:
-            raise Refusal(b"E_BAD_BODY MPUB invalid body size %d" % size)
-        if size > limit:
-            raise Refusal(b"E_BAD_BODY MPUB body too big %d > %d" % (size, limit))
-        bodies = yield from self._input.read_messages(self._options.max_msg_size, limit)
-        self._put(topic_name, bodies)
-
-    def _put(self, topic_name: str, bodies: list[bytes], delay: float = 0.0) -> None:
-        self._broker.ensure_topic(topic_name).publish(bodies, self._now, delay)
-        self.published_by_topic[topic_name] = self.published_by_topic.get(topic_name, 0) + len(bodies)
-        self._respond(OK_FRAME)
 
 
 def _illegal(session: Session, words: list[bytes]) -> None:
+    if session._tls_missing:
+        raise Refusal(b"E_INVALID cannot %s in current state (TLS required)" % words[0])
     if words[0] in _COMMANDS:
         raise Refusal(b"E_INVALID cannot %s in current state" % words[0])
     raise Refusal(b"E_INVALID invalid command %s" % words[0])
@@ -418,19 +431,20 @@ _INIT, _SUBSCRIBED, _CLOSING = State
 # Which command is legal in which states; everything else gets "cannot X in current state".
 _COMMANDS: dict[bytes, dict[State, _Handler]] = {
     b"IDENTIFY": {_INIT: Session._identify},
-    b"AUTH": {_INIT: Session._auth},
+    b"AUTH": {_INIT: lambda session, words: session.opening.authenticate(words)},
     b"SUB": {_INIT: Session._subscribe},
     b"RDY": {_SUBSCRIBED: Session._ready, _CLOSING: Session._ignore},
     b"FIN": {_SUBSCRIBED: Session._finish, _CLOSING: Session._finish},
     b"REQ": {_SUBSCRIBED: Session._requeue, _CLOSING: Session._requeue},
     b"TOUCH": {_SUBSCRIBED: Session._touch, _CLOSING: Session._touch},
     b"CLS": {_SUBSCRIBED: Session._close},
-    b"PUB": dict.fromkeys(State, Session._publish),
-    b"MPUB": dict.fromkeys(State, Session._multipublish),
-    b"DPUB": dict.fromkeys(State, Session._defer),
+    b"PUB": dict.fromkeys(State, lambda session, words: session._publishing.publish(words)),
+    b"MPUB": dict.fromkeys(State, lambda session, words: session._publishing.multipublish(words)),
+    b"DPUB": dict.fromkeys(State, lambda session, words: session._publishing.defer(words)),
     b"NOP": dict.fromkeys(State, Session._ignore),
 }
 # The same, by state first.
 _HANDLERS: dict[int, dict[bytes, _Handler]] = {
     state: {name: handlers[state] for name, handlers in _COMMANDS.items() if state in handlers} for state in State
 }
+_TLS_FIRST: dict[bytes, _Handler] = {b"IDENTIFY": Session._identify}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABCMeta
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
@@ -17,7 +18,7 @@ import gevent
 from gevent._hub_local import get_hub_if_exists
 from gevent.event import Event
 
-__all__ = ["Forwarder", "Server", "Threaded"]
+__all__ = ["Forwarder", "Server", "Threadable", "Threaded"]
 
 _Value = TypeVar("_Value")
 # Starting and stopping take milliseconds; this is for a machine that has stopped to breathe.
@@ -42,9 +43,9 @@ class Server(Protocol):
 class Threaded:
     """Start a server on a thread, stop it and the thread in the end: start() or ``with``.
 
-    Attributes are read, and methods called, on the server's own thread; what they raise is raised here. Plain data
-    comes back as it is; the emulator's own objects come back as forwarders, too. Code of the caller that is to run
-    beside the server goes through call().
+    What start() gives, and this object, have the attributes of the server: they are read, and methods called, on the
+    server's own thread while it runs; what they raise is raised here. Plain data comes back as it is; the emulator's
+    own objects come back as forwarders, too. Code of the caller that is to run beside the server goes through call().
 
     Args:
         server: Not started yet.
@@ -103,6 +104,15 @@ class Threaded:
         self._hub.loop.run_callback_threadsafe(gevent.spawn, work)
         return _result(future)
 
+    def __getattr__(self, name: str) -> Any:  # Any: whatever the server has
+        """Read an attribute of the server: over there while it runs, else here."""
+        if self._thread is None:
+            return getattr(self._server, name)
+        return getattr(Forwarder(self.call, self._server), name)
+
+    def __repr__(self) -> str:
+        return f"<threaded {self._server!r}>"
+
     def __enter__(self) -> Any:  # Any: as start()
         return self.start()
 
@@ -154,6 +164,14 @@ class Threaded:
             gevent.sleep(0.001)
 
 
+class Threadable(ABCMeta):
+    """Makes the classes of servers take ``threaded=True``: what is made then is Threaded, around the server."""
+
+    def __call__(cls, *args: Any, threaded: bool = False, **kwargs: Any) -> Any:  # Any: each server's own
+        server = super().__call__(*args, **kwargs)
+        return Threaded(server) if threaded else server
+
+
 class Forwarder:
     """Stands for an object on another thread: reads attributes and calls methods there.
 
@@ -171,6 +189,16 @@ class Forwarder:
 
     def __repr__(self) -> str:
         return f"<forwarder to {self._target!r}>"
+
+    def __enter__(self) -> Any:  # Any: whatever the target gives
+        """Enter the target, over there."""
+        return self._wrapped(self._call(self._target.__enter__))  # type: ignore[attr-defined]  # it is one of contexts
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the target, over there."""
+        self._call(self._target.__exit__, kind, error, trace)  # type: ignore[attr-defined]  # as above
 
     def _wrapped(self, value: Any) -> Any:  # Any: as __getattr__()
         if callable(value) and not isinstance(value, type):

@@ -9,6 +9,9 @@ then the figures say little. Peers are looked for in this interpreter and in tho
   max_in_flight. 15 % more than are counted wait, else nsqd's 250 ms output buffer measures the tail.
 - publish: messages of 200 bytes, each waiting for its OK; the setting is how many wait at once.
 - layers: what TLS, snappy and deflate cost our consumer; see bench_layers.py.
+- fakensqd: what the emulator itself does, in one process; see bench_fake.py.
+
+``bench.py layers`` and ``bench.py fakensqd`` measure only that.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from pathlib import Path
 
 from fakensqd.certificates import CertificateFiles, Certificates
 from gnsq import NsqdHTTPClient, Producer
+from integration import bench_fake
 from integration.bench_layers import LAYERS, body
 from integration.bench_peers import NOT_INSTALLED, WORKLOADS
 from integration.servers import program, running
@@ -155,6 +159,10 @@ def show_layers(costs: dict[str, list[tuple[float, float]]]) -> None:
 
 
 def main() -> int:
+    if sys.argv[1:] != ["layers"]:
+        bench_fake.show()
+    if sys.argv[1:] == ["fakensqd"]:
+        return 0
     with tempfile.TemporaryDirectory() as folder:
         certificates = Certificates(folder)
         return measure_all(certificates.server(), certificates.ca)

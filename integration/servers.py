@@ -47,7 +47,9 @@ def running(name: str, *flags: str) -> Iterator[Server]:
     path = program(name)
     assert path, f"no {name} found"
     with tempfile.TemporaryDirectory() as folder:
-        own = [f"--data-path={folder}", "--broadcast-address=127.0.0.1"] if name == "nsqd" else []
+        own = []
+        if name == "nsqd":
+            own = [f"--data-path={folder}", "--broadcast-address=127.0.0.1", "--https-address=127.0.0.1:0"]
         command = [path, "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", *own, *flags]
         process = subprocess.Popen(command, stderr=subprocess.PIPE)
         try:

@@ -56,9 +56,12 @@ PURE_MODULES = [
     *[
         f"fakensqd/{name}.py"
         for name in [
-            *["auth", "broker", "channel", "effects", "gojson", "gotext", "http_api", "identify", "ids"],
+            *["auth", "broker", "channel", "disk", "effects", "flags", "goflags", "gojson", "gotext", "http_api"],
+            *["identify", "ids"],
             *["lookupd_http", "lookupd_session", "nsqd_http", "opening", "options", "parameters", "re2", "reader"],
-            *["registry", "session", "stats"],
+            *["registry", "session", "stats", "faults/chain", "faults/toxics", "old_http", "scan"],
+            *["line", "publishing", "tap", "transcript"],
+            *[f"faults/{name}" for name in ["actions", "jsonform", "match", "scenario", "watch"]],
         ]
     ],
 ]

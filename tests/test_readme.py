@@ -65,6 +65,18 @@ def test_fixture_example_passes(fakensqd):
     run(example("Test your code with fakensqd"), fakensqd)["test_order_is_announced"](fakensqd)
 
 
+def test_faults_example_passes(fakensqd):
+    code = TEXT.split("### Faults on demand\n")[1]
+    names = run(re.search(r"```python\n(.*?)```", code, re.DOTALL)[1], fakensqd)
+
+    names["test_an_order_is_published_again_when_its_reply_is_lost"](fakensqd)
+
+
+def test_links_example_runs():
+    code = TEXT.split("### Bad links, broken daemons, other times\n")[1]
+    exec(re.search(r"```python\n(.*?)```", code, re.DOTALL)[1], {})
+
+
 def test_emulator_example_runs(capsys):
     section = TEXT.split("Without pytest:\n")[1]
     exec(re.search(r"```python\n(.*?)```", section, re.DOTALL)[1], {})

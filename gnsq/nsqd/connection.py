@@ -421,7 +421,7 @@ class Connection:
             self._clock.sleep(watch.pause(self._clock.monotonic(), self._last_read))
             if watch.verdict(self._clock.monotonic(), self._last_read, self._outbox.sending_since) is not None:
                 # What came meanwhile may still wait in the socket, if it was we who were held up.
-                gevent.sleep(ROUND)
+                self._clock.sleep(ROUND)
                 error = watch.verdict(self._clock.monotonic(), self._last_read, self._outbox.sending_since)
                 if error is not None:
                     raise error

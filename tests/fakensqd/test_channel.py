@@ -16,6 +16,9 @@ class Timers:
     def falls_due(self, when):
         self.due.append(when)
 
+    def on_pause(self):
+        pass
+
 
 class Reader:
     """A consumer that notes what it is told."""

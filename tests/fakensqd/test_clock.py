@@ -4,9 +4,11 @@ import time
 
 import gevent
 import pytest
-from gevent.event import Event
+from gevent import socket
+from gevent.event import AsyncResult, Event
 
 from fakensqd.clock import ManualClock, RealClock, run_within
+from gnsq.clock import RealClock as ClientClock
 
 
 def test_the_real_clock_calls_back_in_time():
@@ -136,3 +138,146 @@ def test_who_waits_and_is_killed_takes_the_work_along():
     waiting.kill()
 
     assert ends == ["killed"]
+
+
+# --- rest -------------------------------------------------------------------------------------------------------------
+
+
+def test_advance_returns_when_nothing_can_go_on():
+    clock, seen = ManualClock(), []
+    left, right = socket.socketpair()
+
+    def play(mine):
+        while data := mine.recv(100):
+            seen.append(clock.monotonic())
+            woken = Event()
+            gevent.spawn(woken.set)
+            woken.wait()
+            gevent.sleep(1e-6)
+            if len(data) < 50:
+                mine.sendall(data + b"x")
+
+    players = [gevent.spawn(play, sock) for sock in (left, right)]
+    clock.call_later(5.0, lambda: gevent.spawn(left.sendall, b"x"))
+    clock.call_later(5.5, lambda: seen.append("then"))
+    clock.advance(10.0)
+
+    assert seen == [5.0] * 50 + ["then"]
+    gevent.killall(players)
+    left.close()
+    right.close()
+
+
+def test_deadlines_set_on_the_way_are_met_in_order():
+    clock, seen = ManualClock(), []
+
+    def worker():
+        for _ in range(3):
+            clock.sleep(1.0)
+            seen.append(clock.monotonic())
+
+    gevent.spawn(worker)
+    clock.call_later(2.5, lambda: seen.append("between"))
+    clock.advance(10.0)
+
+    assert seen == [1.0, 2.0, "between", 3.0]
+    assert clock.monotonic() == 10.0
+
+
+def test_what_never_waits_is_told_of(monkeypatch):
+    monkeypatch.setattr("fakensqd.clock._PATIENCE", 0.05)
+
+    def spin():
+        while True:
+            gevent.sleep(0)
+
+    spinner = gevent.spawn(spin)
+    with pytest.raises(RuntimeError, match=r"hub not at rest after 0\.05 s: something in it never waits"):
+        ManualClock().advance(1.0)
+    spinner.kill()
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+CLOCKS = [
+    pytest.param(ManualClock, id="manual"),
+    pytest.param(RealClock, id="real"),
+    pytest.param(ClientClock, id="client"),
+]
+
+
+@pytest.mark.parametrize("make", CLOCKS)
+def test_waiting_for_what_comes(make):
+    clock, result = make(), AsyncResult()
+    gevent.spawn(result.set, 1)
+
+    assert clock.wait(result, 10.0)
+    assert clock.wait(result, 0)
+
+
+@pytest.mark.parametrize("make", CLOCKS)
+def test_no_time_is_no_wait(make):
+    assert not make().wait(Event(), 0)
+
+    with pytest.raises(gevent.Timeout), make().timeout(0):
+        Event().wait()
+
+
+def test_waiting_ends_with_the_time():
+    clock, never = ManualClock(), Event()
+    waiting = gevent.spawn(clock.wait, never, 60.0)
+
+    clock.advance(59.9)
+    assert not waiting.ready()
+    clock.advance(0.1)
+
+    assert waiting.get(timeout=10) is False
+    assert never.linkcount() == 0
+
+
+def test_a_timeout_raises_itself_where_it_was_started():
+    clock = ManualClock()
+    timeout = clock.timeout(60.0)
+
+    def wait():
+        with timeout:
+            assert timeout.pending
+            Event().wait()
+
+    waiting = gevent.spawn(wait)
+    clock.advance(59.9)
+    assert not waiting.ready()
+    clock.advance(0.1)
+
+    with pytest.raises(gevent.Timeout) as caught:
+        waiting.get(timeout=10)
+    assert caught.value is timeout
+    assert str(timeout) == "60.0 seconds"
+
+
+def test_a_timeout_that_is_over_hits_nobody():
+    clock, done = ManualClock(), Event()
+
+    def work():
+        with clock.timeout(60.0):
+            done.wait()
+        clock.sleep(60.0)
+        return "done"
+
+    # In the same moment, and in front of it.
+    clock.call_later(60.0, done.set)
+    working = gevent.spawn(work)
+    clock.advance(120.0)
+
+    assert working.get(timeout=10) == "done"
+
+
+def test_a_timeout_that_is_over_at_once_hits_nobody():
+    timeout = ManualClock().timeout(0)
+    with timeout:
+        pass
+    timeout.close()
+
+    gevent.sleep(0)
+    gevent.sleep(0)
+    assert not timeout.pending

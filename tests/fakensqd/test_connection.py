@@ -6,8 +6,8 @@ from gevent import socket
 from gevent.event import AsyncResult
 
 from fakensqd.clock import ManualClock
-from fakensqd.connection import Connection
-from fakensqd.effects import AskAuth, Close, Send, StartCompression
+from fakensqd.connection import Conditions, Connection
+from fakensqd.effects import AskAuth, Close, Reset, Send, StartCompression, Wait
 from fakensqd.layers import Layers
 from gnsq.layers import CompressedTransport
 from gnsq.protocol.compression import Deflate
@@ -174,6 +174,43 @@ def test_an_earlier_deadline_takes_the_place_of_a_later_one(pair, clock):
     assert client.recv(100) == b""
 
 
+class LateClock(ManualClock):
+    """One whose timers fire when the test says, however late."""
+
+    def __init__(self):
+        super().__init__()
+        self.time, self.timers = 0.0, []
+
+    def monotonic(self):
+        return self.time
+
+    def call_later(self, seconds, function):
+        self.timers.append((self.time + seconds, function))
+        return super().call_later(seconds, lambda: None)
+
+
+def test_a_deadline_that_is_seen_late_is_looked_at_once_more():
+    clock = LateClock()
+    ours, theirs = socket.socketpair()
+    connection = Connection(Layers(TcpTransport(ours, "client"), clock), clock, Script, [].append)
+    times = []
+    connection.session.tick = lambda now: times.append(now) or []
+    connection.session.due = 1.0
+    connection._perform([])
+
+    clock.time = 5.0
+    clock.timers[-1][1]()
+    seen_late = list(times)
+    clock.time = 5.01
+    clock.timers[-1][1]()
+
+    # In between, what the client has sent meanwhile is read.
+    assert (seen_late, times) == ([], [5.01])
+    assert clock.timers[1][0] == pytest.approx(5.01)
+    ours.close()
+    theirs.close()
+
+
 def test_an_internal_error_is_kept_and_ends_the_connection(pair):
     session, client, errors, _ = pair
     session.broken = True
@@ -337,3 +374,85 @@ def test_what_cannot_be_decompressed_is_the_end(pair):
     wait_until(lambda: session.ended)
     assert client.recv(100) == b""
     assert errors == []
+
+
+# --- what faults ask for, and states ----------------------------------------------------------------------------------
+
+
+def test_a_wait_is_a_question_that_time_answers(pair, clock):
+    session, client, _, _ = pair
+    session.answers = [Wait(5.0)]
+    session.after = [[Send(b"done")]]
+    client.sendall(b"x")
+    wait_until(lambda: session.received)
+    session.pumped = [Send(b"news ")]
+    session.wake()
+    assert client.recv(100) == b"news "
+
+    clock.advance(4.9)
+    assert session.resumed == []
+    clock.advance(0.1)
+
+    assert client.recv(100) == b"done"
+
+
+def test_a_reset_comes_behind_what_is_queued(clock):
+    ours, theirs = socket.socketpair()
+    resets = []
+    layers = Layers(TcpTransport(ours, "client"), clock, reset=lambda: resets.append(True))
+    connection = Connection(layers, clock, Script, print)
+    greenlet = gevent.spawn(connection.run)
+    connection.session.answers = [Send(b"bye"), Reset()]
+
+    theirs.sendall(b"x")
+
+    assert theirs.recv(100) == b"bye"
+    assert theirs.recv(100) == b""
+    greenlet.join(timeout=10)
+    assert resets == [True]
+    theirs.close()
+
+
+def test_without_a_way_to_reset_it_is_a_close(clock):
+    ours, theirs = socket.socketpair()
+    connection = Connection(Layers(TcpTransport(ours, "client"), clock), clock, Script, print)
+    greenlet = gevent.spawn(connection.run)
+    connection.session.answers = [Reset()]
+
+    theirs.sendall(b"x")
+
+    assert theirs.recv(100) == b""
+    greenlet.join(timeout=10)
+    theirs.close()
+
+
+def test_slowness_is_before_the_session(clock):
+    ours, theirs = socket.socketpair()
+    conditions = Conditions(slowness=5.0)
+    connection = Connection(Layers(TcpTransport(ours, "client"), clock), clock, Script, print, None, conditions)
+    greenlet = gevent.spawn(connection.run)
+    theirs.sendall(b"x")
+    clock.advance(4.9)
+    assert connection.session.received == b""
+
+    clock.advance(0.1)
+
+    assert connection.session.received == b"x"
+    greenlet.kill()
+    theirs.close()
+
+
+def test_who_does_not_read_is_waited_for_by_the_clock(clock):
+    ours, theirs = socket.socketpair()
+    connection = Connection(Layers(TcpTransport(ours, "client"), clock), clock, Script, print)
+    greenlet = gevent.spawn(connection.run)
+    connection.session.answers = [Send(b"x" * 10_000_000), Close()]
+    theirs.sendall(b"x")
+    clock.advance(4.9)
+    assert not greenlet.ready()
+
+    clock.advance(0.1)
+
+    greenlet.join(timeout=10)
+    assert greenlet.ready()
+    theirs.close()

@@ -7,7 +7,7 @@ import fakensqd
 
 @pytest.mark.parametrize("name", fakensqd.__all__)
 def test_public_names(name):
-    assert getattr(fakensqd, name).__name__ == name
+    assert getattr(fakensqd, name).__name__.removeprefix("fakensqd.") == name
 
 
 def test_an_unknown_name():

@@ -92,6 +92,71 @@ def test_a_leaked_greenlet_fails_the_test(outcomes):
     assert "1 watchers of the hub are left over" in output
 
 
+PUBLISH = """
+        import urllib.request
+        from fakensqd import on
+        from fakensqd.faults import disconnect, drop
+
+        def post(address, target):
+            return urllib.request.urlopen(f"http://{address}{target}", data=b"x", timeout=10).read()
+"""
+
+
+def test_a_rule_that_never_fired_fails_the_test(outcomes):
+    found, output = outcomes(
+        PUBLISH
+        + """
+        def test_nsqd(fakensqd):
+            fakensqd.add(on.http("/pub", topic="u"), drop())
+            post(fakensqd.http_address, "/pub?topic=t")
+        """
+    )
+
+    assert found == {"passed": 1, "errors": 1}
+    assert "on.http('/pub', topic='u'), drop(): nearest was /pub topic='t': topic is 't', not 'u'" in output
+    assert "http POST /pub t b'x' 200" in output
+    assert "FakeNsqd, seed=" in output
+
+
+def test_rules_that_fired_or_are_optional_are_well(outcomes):
+    found, _ = outcomes(
+        PUBLISH
+        + """
+        def test_nsqd(fakensqd, fakelookupd, fakecluster):
+            with fakensqd.add(on.http("/pub"), drop(), optional=True) as added:
+                assert added.fired == 0
+            fakelookupd.add(on.http("/topic/create", executed=True), lambda steps, event: steps)
+            post(fakelookupd.http_address, "/topic/create?topic=t")
+            fakecluster.add(on.connect(), drop(), optional=True)
+            assert fakensqd.wait_until(lambda nsqd: nsqd.transcript.published("t"), []) == []
+        """
+    )
+
+    assert found == {"passed": 1}
+
+
+def test_a_failed_test_shows_seed_and_transcript_and_only_its_own_failure(outcomes):
+    found, output = outcomes(
+        PUBLISH
+        + """
+        import pytest
+
+        @pytest.fixture
+        def fakensqd_options():
+            return {"seed": 77}
+
+        def test_nsqd(fakensqd):
+            fakensqd.add(on.http("/ping"), drop())
+            post(fakensqd.http_address, "/pub?topic=t")
+            assert fakensqd.transcript.published("t") == []
+        """
+    )
+
+    assert found == {"failed": 1}
+    assert "FakeNsqd, seed=77" in output
+    assert "http POST /pub t b'x' 200" in output
+
+
 def test_the_plugin_loads_nothing_until_a_fixture_is_used():
     code = "import sys, fakensqd.pytest_plugin; print(sorted(m for m in sys.modules if m in ('gevent', 'requests')))"
 

@@ -11,6 +11,7 @@ from gevent._hub_local import get_hub_if_exists
 
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
 from fakensqd.clock import ManualClock
+from fakensqd.faults.toxics import corrupt_bytes
 from fakensqd.thread import Threaded
 
 
@@ -175,3 +176,43 @@ def test_threads_are_gone_afterwards():
 
     assert threading.active_count() == before
     assert time.monotonic() - started < 10
+
+
+# --- threaded=True ----------------------------------------------------------------------------------------------------
+
+
+def test_a_server_may_be_made_for_a_thread():
+    nsqd = FakeNsqd(threaded=True, max_rdy_count=7)
+    assert isinstance(nsqd, Threaded)
+    assert (nsqd.running, nsqd.options.max_rdy_count) == (False, 7)
+    assert repr(nsqd).startswith("<threaded <fakensqd.server.FakeNsqd")
+
+    nsqd.start()
+    assert get(nsqd.http_address, "/ping") == b"OK"
+    assert nsqd.running
+    nsqd.down()
+    nsqd.up()
+    assert get(nsqd.http_address, "/ping") == b"OK"
+    nsqd.stop()
+
+    assert (nsqd.running, nsqd.errors) == (False, [])
+
+
+@pytest.mark.parametrize("make", [FakeNsqd, FakeLookupd, lambda **options: FakeCluster(**options)])
+def test_as_a_context_every_server_is_the_same_on_a_thread(make):
+    for threaded in (False, True):
+        with make(threaded=threaded) as server:
+            assert server.errors == []
+
+
+def test_what_is_called_over_there_takes_toxics():
+    with FakeNsqd(threaded=True) as nsqd, socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
+        with nsqd.link.add(corrupt_bytes(at=(0,)), upstream=False):
+            sock.sendall(b"  V2FOO\n")
+            assert sock.recv(1) != b"\0"
+        assert "toxics=[]" in repr(nsqd.link)
+
+
+def test_in_the_hub_it_is_what_it_was():
+    assert isinstance(FakeNsqd(threaded=False), FakeNsqd)
+    assert isinstance(FakeNsqd(), FakeNsqd)

@@ -1,6 +1,7 @@
 """TLS as nsqd's: contexts, handshakes with good and bad clients, the words about them."""
 
 import ssl
+from pathlib import Path
 
 import gevent
 import pytest
@@ -57,6 +58,16 @@ def test_without_a_certificate_there_is_no_context():
 def test_files_that_are_not_there():
     with pytest.raises(FileNotFoundError):
         make_server_context(NsqdOptions(tls_cert="nothing.pem", tls_key="nothing.key"))
+
+
+@pytest.mark.parametrize("lowest", ["tls1.0", "tls1.2"])
+def test_an_old_certificate_is_good_enough(lowest):
+    """One as test-suites bring along: signed by itself with SHA-1, a short key, expired since 2026."""
+    file = str(Path(__file__).parent.parent / "vectors" / "old_certificate.pem")
+
+    context = make_server_context(NsqdOptions(tls_cert=file, tls_key=file, tls_min_version=lowest))
+
+    assert context.verify_mode is ssl.CERT_NONE
 
 
 def test_a_handshake(ends, server_context, client_context):

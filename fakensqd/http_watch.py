@@ -1,0 +1,194 @@
+"""HTTP under watch: requests are recorded, faults act on them, and ``/faults`` steers both if that is wanted.
+
+A shell around a WSGI function: it sleeps by the server's clock and breaks the sockets of requests.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from fakensqd.clock import Clock
+from fakensqd.effects import Close, Execute, HttpAnswer, Reset, Step, Wait
+from fakensqd.faults.jsonform import decode_rules, encode_rule
+from fakensqd.faults.match import Event, Point
+from fakensqd.faults.scenario import Rule
+from fakensqd.faults.watch import Watch
+from fakensqd.http_api import JSON_TYPE, HttpError, Request
+from fakensqd.http_server import SOCKET, Application
+from fakensqd.transcript import Entry
+from gnsq.protocol.commands import split_multipublish_body
+
+__all__ = ["Steering", "WatchedApplication"]
+
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}
+_PUBLISHING = ("/pub", "/mpub")
+_CLOSE = ("Connection", "close")
+
+
+class Steering(Protocol):
+    """What ``/faults`` asks of the server."""
+
+    def add_rules(self, rules: Sequence[Rule]) -> int:
+        """Add a sequence of rules; give back the number of the first."""
+
+    def remove_rules(self, number: int | None) -> bool:
+        """Remove the rules of that number, or all; say whether there were any."""
+
+    def numbered_rules(self) -> list[tuple[int, Rule]]:
+        """All, each with the number of its sequence."""
+
+
+class WatchedApplication:
+    """The WSGI function of a server whose requests are watched.
+
+    Args:
+        steering: Whom ``/faults`` steers; None: there is no such path.
+    """
+
+    def __init__(self, application: Application, watch: Watch, clock: Clock, steering: Steering | None) -> None:
+        self._application = application
+        self._watch = watch
+        self._clock = clock
+        self._steering = steering
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:  # Any: WSGI
+        """Answer a request."""
+        if self._steering is not None and environ["PATH_INFO"] == "/faults":
+            return _answered(_steered(environ, self._steering), environ, start_response)
+        if not self._watch.active:
+            return self._application(environ, start_response)
+        request = Request(environ)
+        try:
+            query = request.query
+        except HttpError:
+            query = {}
+        event, entry = self._watch.request(request.method, request.path, query, self._clock.monotonic())
+        steps = self._watch.change(event, (Execute(),))
+        answer = self._performed(steps, event, entry, environ)
+        entry.status = answer.status
+        return _answered(answer, environ, start_response)
+
+    def _performed(self, steps: Sequence[Step], event: Event, entry: Entry, environ: dict[str, Any]) -> HttpAnswer:
+        """Do what is to be done.
+
+        Raises:
+            ConnectionResetError: If there is to be no answer, once the client has been told so, or has gone.
+        """
+        answer: HttpAnswer | None = None
+        for step in steps:
+            match step:
+                case Wait(seconds):
+                    self._clock.sleep(seconds)
+                case Execute():
+                    answer = self._executed(event, entry, environ)
+                case HttpAnswer():
+                    answer = step
+                case Close() | Reset():
+                    if isinstance(step, Reset):
+                        _set_reset(environ[SOCKET])
+                    if answer is None:
+                        raise _broken_off()
+                    return HttpAnswer(answer.status, answer.body, (*answer.headers, _CLOSE), answer.size)
+        if answer is None:
+            _wait_for_end(environ[SOCKET])
+            raise _broken_off()
+        return answer
+
+    def _executed(self, event: Event, entry: Entry, environ: dict[str, Any]) -> HttpAnswer:
+        source = environ["wsgi.input"] = _Recorded(environ["wsgi.input"])
+        answer = _captured(self._application, environ)
+        if event.method in ("POST", "PUT"):
+            entry.bodies = event.bodies = _bodies(event, source.data)
+        if event.kind in _PUBLISHING and answer.status == 200:
+            entry.executed = 1
+        event.point, event.now = Point.HTTP_ANSWER, self._clock.monotonic()
+        return self._performed(self._watch.change(event, (answer,)), event, entry, environ)
+
+
+class _Recorded:
+    """A request's body, and what has been read of it."""
+
+    def __init__(self, source: Any) -> None:  # Any: WSGI's input
+        self._source = source
+        self.data = b""
+
+    def read(self, size: int = -1) -> bytes:
+        """Read on."""
+        data: bytes = self._source.read(size)
+        self.data += data
+        return data
+
+
+def _bodies(event: Event, data: bytes) -> tuple[bytes, ...]:
+    if event.kind != "/mpub":
+        return (data,) if data else ()
+    if event.query.get("binary", "false") in ("false", "0"):
+        return tuple(line for line in data.split(b"\n") if line)
+    try:
+        return tuple(split_multipublish_body(data))
+    except ValueError:
+        return (data,)
+
+
+def _captured(application: Application, environ: dict[str, Any]) -> HttpAnswer:
+    begun: list[tuple[str, list[tuple[str, str]]]] = []
+    body = b"".join(application(environ, lambda status, headers, exc_info=None: begun.append((status, headers))))
+    ((status, headers),) = begun
+    return HttpAnswer(int(status.partition(" ")[0]), body, tuple(headers))
+
+
+def _answered(answer: HttpAnswer, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    headers = [(name, value) for name, value in answer.headers if name != "Content-Length"]
+    length = len(answer.body) if answer.size is None else answer.size
+    if environ["REQUEST_METHOD"] == "HEAD":
+        length = next((int(value) for name, value in answer.headers if name == "Content-Length"), length)
+    if answer.size is not None:
+        headers.append(_CLOSE)
+    headers.append(("Content-Length", str(length)))
+    start_response(f"{answer.status} {_REASONS.get(answer.status, 'Status')}", headers)
+    return [answer.body] if answer.body else []
+
+
+def _wait_for_end(sock: Any) -> None:  # Any: gevent has no types
+    try:
+        while sock.recv(4096):
+            pass
+    except OSError:
+        pass
+
+
+def _set_reset(sock: Any) -> None:  # Any: gevent has no types
+    """Let the end of a connection be a RST."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _broken_off() -> ConnectionResetError:
+    return ConnectionResetError(errno.ECONNRESET, "a fault ends this connection")
+
+
+def _steered(environ: dict[str, Any], steering: Steering) -> HttpAnswer:
+    """Do what is asked of ``/faults``: GET lists, POST adds a rule or a list, DELETE removes those of an id or all."""
+    request = Request(environ)
+    try:
+        match request.method:
+            case "GET":
+                rules = [{"id": number} | encode_rule(rule) for number, rule in steering.numbered_rules()]
+                return _json(200, {"rules": rules})
+            case "POST":
+                return _json(200, {"id": steering.add_rules(decode_rules(json.loads(request.read(-1))))})
+            case "DELETE":
+                number = int(request.query["id"]) if "id" in request.query else None
+                removed = steering.remove_rules(number) or number is None
+                return _json(200, {}) if removed else _json(404, {"message": f"no rule has the id {number}"})
+    except (ValueError, HttpError) as error:
+        return _json(400, {"message": str(error)})
+    return _json(405, {"message": "GET, POST or DELETE"})
+
+
+def _json(status: int, document: object) -> HttpAnswer:
+    return HttpAnswer(status, json.dumps(document).encode(), (JSON_TYPE,))

@@ -1,0 +1,90 @@
+"""PUB, DPUB and MPUB of one client.
+
+Pure. Each is a generator that reads what it needs, puts messages into topics, and answers through a callable. Source:
+nsqd protocol_v2.go PUB, DPUB, MPUB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fakensqd import parameters
+from fakensqd.broker import Broker
+from fakensqd.opening import OK_FRAME, Opening
+from fakensqd.reader import Input, Reading, Refusal
+
+__all__ = ["Publishing"]
+
+
+class Publishing:
+    """What one client publishes.
+
+    Args:
+        source: What it sends.
+        opening: Knows what it may do.
+        respond: Sends it a frame.
+        now: Gives the time, seconds.
+
+    Attributes:
+        count_by_topic: Messages published so far.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        source: Input,
+        opening: Opening,
+        respond: Callable[[bytes], None],
+        now: Callable[[], float],
+    ) -> None:
+        self.count_by_topic: dict[str, int] = {}
+        self._broker = broker
+        self.options = broker.options
+        self._input = source
+        self._opening = opening
+        self._respond = respond
+        self._now = now
+        self._auth_required = bool(broker.options.auth_http_addresses)
+
+    @property
+    def authorized(self) -> bool:
+        """Whether the client has said AUTH, if it has to."""
+        return not self._auth_required or self._opening.authorization is not None
+
+    def publish(self, words: list[bytes]) -> Reading[None]:
+        """Do PUB."""
+        topic_name = parameters.publish_topic(words)
+        body = yield from self._input.read_message(b"PUB", self.options.max_msg_size)
+        if self._auth_required:
+            yield from self._opening.authorize(b"PUB", topic_name)
+        self._put(topic_name, [body])
+
+    def defer(self, words: list[bytes]) -> Reading[None]:
+        """Do DPUB."""
+        topic_name = parameters.publish_topic(words, 3)
+        delay = parameters.defer_delay(words, self.options.max_req_timeout)
+        body = yield from self._input.read_message(b"DPUB", self.options.max_msg_size)
+        if self._auth_required:
+            yield from self._opening.authorize(b"DPUB", topic_name)
+        self._put(topic_name, [body], delay)
+
+    def multipublish(self, words: list[bytes]) -> Reading[None]:
+        """Do MPUB."""
+        topic_name = parameters.publish_topic(words)
+        if self._auth_required:
+            yield from self._opening.authorize(b"MPUB", topic_name)
+        # nsqd makes the topic before it has read anything.
+        self._broker.ensure_topic(topic_name)
+        size = yield from self._input.read_size(b"E_BAD_BODY MPUB failed to read body size")
+        limit = self.options.max_body_size
+        if size <= 0:
+            raise Refusal(b"E_BAD_BODY MPUB invalid body size %d" % size)
+        if size > limit:
+            raise Refusal(b"E_BAD_BODY MPUB body too big %d > %d" % (size, limit))
+        bodies = yield from self._input.read_messages(self.options.max_msg_size, limit)
+        self._put(topic_name, bodies)
+
+    def _put(self, topic_name: str, bodies: list[bytes], delay: float = 0.0) -> None:
+        self._broker.ensure_topic(topic_name).publish(bodies, self._now(), delay)
+        self.count_by_topic[topic_name] = self.count_by_topic.get(topic_name, 0) + len(bodies)
+        self._respond(OK_FRAME)

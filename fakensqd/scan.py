@@ -1,0 +1,32 @@
+"""When nsqd looks for messages whose time has come: at every scan, in the channels of its last listing.
+
+Pure. Seconds; scans and listings are counted from the start. Source: nsqd nsqd.go queueScanLoop.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["last_listing", "next_listing", "next_scan"]
+
+# Source: nsqd options.go, queue-scan-interval and queue-scan-refresh-interval.
+_SCAN = 0.1
+_LISTING = 5.0
+# What is due at a scan is not to wait for the next because of the last bit of a float.
+_CLOSE = 1e-9
+
+
+def next_scan(due: float, now: float, since: float) -> float:
+    """When something that falls due is looked for: never before it, and later than now."""
+    scan = max(math.ceil((due - since) / _SCAN - _CLOSE), math.floor((now - since) / _SCAN + _CLOSE) + 1)
+    return since + scan * _SCAN
+
+
+def last_listing(now: float, since: float) -> float:
+    """When it was last looked which channels there are."""
+    return since + math.floor((now - since) / _LISTING + _CLOSE) * _LISTING
+
+
+def next_listing(now: float, since: float) -> float:
+    """When that will be done again."""
+    return last_listing(now, since) + _LISTING

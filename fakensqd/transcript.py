@@ -1,0 +1,265 @@
+"""What happened, in order: commands, replies, pushed frames, connections, requests, and the faults that struck.
+
+Pure. Bounded: the oldest entries are dropped, and it is said how many. Answers what tests ask, as text and as JSON
+lines. What it is told was said has been handed to the connection; a client may not have read it yet.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+__all__ = ["Entry", "Transcript", "decode_bytes", "encode_bytes"]
+
+_SHOWN = 60
+
+
+@dataclass(slots=True)
+class Entry:
+    """One thing that happened.
+
+    Attributes:
+        time: Seconds of the emulator's clock.
+        connection: Its number, from 1; 0 for HTTP.
+        kind: "connect", "end", "command", "reply", "message", "heartbeat", "http" or "fault".
+        name: The command; what a reply or refusal begins with; method and path of a request; the rule.
+        detail: More of it, in words.
+        executed: How often a command has been executed with success.
+        status: Of the answer to a request; 0 if there was none.
+    """
+
+    time: float
+    connection: int
+    kind: str
+    name: str = ""
+    client_id: str = ""
+    topic: str = ""
+    channel: str = ""
+    message_id: bytes = b""
+    attempts: int = 0
+    bodies: tuple[bytes, ...] = ()
+    detail: str = ""
+    executed: int = 0
+    status: int = 0
+
+    def __str__(self) -> str:
+        words = [f"{self.time:10.3f}", f"#{self.connection}" if self.connection else "  ", self.kind]
+        if self.name and self.name != self.kind:
+            words.append(self.name)
+        if self.topic:
+            words.append(f"{self.topic}/{self.channel}" if self.channel else self.topic)
+        if self.message_id:
+            words.append(self.message_id.decode("latin-1"))
+        if self.attempts:
+            words.append(f"attempt {self.attempts}")
+        words += [_shown(body) for body in self.bodies[:3]]
+        if len(self.bodies) > 3:
+            words.append(f"and {len(self.bodies) - 3} more")
+        if self.status:
+            words.append(str(self.status))
+        if self.detail:
+            words.append(self.detail)
+        return " ".join(words)
+
+
+class Transcript:
+    """Entries in order, and questions about them.
+
+    Args:
+        max_entries, max_bytes: Beyond so many entries, or bytes of bodies in them, the oldest are dropped.
+
+    Attributes:
+        dropped: How many.
+        on_entry: Called behind each entry.
+    """
+
+    def __init__(self, *, max_entries: int = 100_000, max_bytes: int = 64 * 1024 * 1024) -> None:
+        self.dropped = 0
+        self.on_entry: Callable[[], None] | None = None
+        self._entries: deque[Entry] = deque()
+        self._bytes = 0
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+
+    def append(self, entry: Entry) -> Entry:
+        """Note what happened."""
+        self._entries.append(entry)
+        self._bytes += sum(map(len, entry.bodies))
+        while len(self._entries) > self._max_entries or self._bytes > self._max_bytes:
+            self._bytes -= sum(map(len, self._entries.popleft().bodies))
+            self.dropped += 1
+        if self.on_entry is not None:
+            self.on_entry()
+        return entry
+
+    def clear(self) -> None:
+        """Forget what happened so far; what was dropped, too."""
+        self._entries.clear()
+        self._bytes = self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All that is kept."""
+        return list(self._entries)
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+
+    def select(self, kind: str | None = None, **wanted: object) -> list[Entry]:
+        """Give the entries of a kind whose attributes are as wanted: ``select("command", name="PUB", topic="t")``."""
+        return [
+            entry
+            for entry in self._entries
+            if (kind is None or entry.kind == kind)
+            and all(getattr(entry, name) == value for name, value in wanted.items())
+        ]
+
+    def published(self, topic: str) -> list[bytes]:
+        """Bodies that were stored for a topic, over TCP and HTTP, whatever the publisher was told."""
+        return [
+            body
+            for entry in self._entries
+            if entry.topic == topic and (entry.name in _PUBLISHING or entry.name in _HTTP_PUBLISHING)
+            for body in entry.bodies * entry.executed
+        ]
+
+    def delivered(self, topic: str, channel: str | None = None) -> list[bytes]:
+        """Bodies that were pushed, each as often as it was."""
+        return [body for entry in self._of("message", None, topic, channel) for body in entry.bodies]
+
+    def finished(self, topic: str | None = None, channel: str | None = None) -> int:
+        """How many FINs were accepted."""
+        return self._count("FIN", topic, channel)
+
+    def requeued(self, topic: str | None = None, channel: str | None = None) -> int:
+        """How many REQs were accepted."""
+        return self._count("REQ", topic, channel)
+
+    def touched(self, topic: str | None = None, channel: str | None = None) -> int:
+        """How many TOUCHes were accepted."""
+        return self._count("TOUCH", topic, channel)
+
+    def commands(self, name: str | None = None) -> list[str]:
+        """Names of the commands that came, executed or not; or those of one name."""
+        return [entry.name for entry in self._entries if entry.kind == "command" and name in (None, entry.name)]
+
+    def errors(self) -> list[str]:
+        """Error replies, as they were sent."""
+        return [
+            f"{entry.name} {entry.detail}".rstrip()
+            for entry in self._entries
+            if entry.kind == "reply" and entry.name.startswith("E_")
+        ]
+
+    def requests(self, path: str | None = None) -> list[str]:
+        """Method and path of the HTTP requests; or those of one path."""
+        names = [entry.name for entry in self._entries if entry.kind == "http"]
+        return [name for name in names if path is None or name.partition(" ")[2] == path]
+
+    def connected(self) -> list[int]:
+        """Numbers of the connections that have begun and not ended."""
+        ended = {entry.connection for entry in self._entries if entry.kind == "end"}
+        return [
+            entry.connection for entry in self._entries if entry.kind == "connect" and entry.connection not in ended
+        ]
+
+    def fired(self) -> list[str]:
+        """The rules that struck, each as often as it did."""
+        return [entry.name for entry in self._entries if entry.kind == "fault"]
+
+    def _count(self, name: str, topic: str | None, channel: str | None) -> int:
+        return sum(entry.executed for entry in self._of("command", name, topic, channel))
+
+    def _of(self, kind: str, name: str | None, topic: str | None, channel: str | None) -> Iterator[Entry]:
+        for entry in self._entries:
+            fits = entry.kind == kind and name in (None, entry.name)
+            if fits and topic in (None, entry.topic) and channel in (None, entry.channel):
+                yield entry
+
+    # --- text and JSON lines ------------------------------------------------------------------------------------------
+
+    def text(self, last: int | None = None) -> str:
+        """Write all entries, or the last so many, one a line."""
+        entries = list(self._entries)
+        shown = entries if last is None else entries[max(0, len(entries) - last) :]
+        before = self.dropped + len(entries) - len(shown)
+        lines = [f"({before} entries before)"] if before else []
+        return "\n".join([*lines, *map(str, shown)])
+
+    __str__ = text
+
+    def dump(self) -> str:
+        """Write JSON lines, for load(): a head, then an entry each."""
+        head = {"transcript": 1, "dropped": self.dropped}
+        return "".join(json.dumps(line) + "\n" for line in [head, *map(_encoded, self._entries)])
+
+    @classmethod
+    def load(cls, lines: str | Iterable[str]) -> Self:
+        """Read what dump() has written.
+
+        Raises:
+            ValueError: If it is something else.
+        """
+        rows = [json.loads(line) for line in (lines.splitlines() if isinstance(lines, str) else lines)]
+        if not rows or rows[0].get("transcript") != 1:
+            raise ValueError("these are no lines of a transcript")
+        transcript = cls()
+        try:
+            for row in rows[1:]:
+                transcript.append(_decoded(row))
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"a line is no entry of a transcript: {error}") from error
+        transcript.dropped = rows[0]["dropped"]
+        return transcript
+
+
+_PUBLISHING = ("PUB", "MPUB", "DPUB")
+_HTTP_PUBLISHING = ("POST /pub", "POST /mpub")
+
+
+def _shown(body: bytes) -> str:
+    return repr(body) if len(body) <= _SHOWN else f"{body[: _SHOWN - 20]!r}... ({len(body)} bytes)"
+
+
+def _encoded(entry: Entry) -> dict[str, Any]:  # Any: JSON
+    row = {
+        field.name: value
+        for field in dataclasses.fields(entry)
+        if (value := getattr(entry, field.name)) != field.default
+    }
+    if "message_id" in row:
+        row["message_id"] = entry.message_id.decode("latin-1")
+    if "bodies" in row:
+        row["bodies"] = [encode_bytes(body) for body in entry.bodies]
+    return row
+
+
+def _decoded(row: dict[str, Any]) -> Entry:  # Any: JSON
+    entry = Entry(**row)
+    if "message_id" in row:
+        entry.message_id = row["message_id"].encode("latin-1")
+    entry.bodies = tuple(decode_bytes(body) for body in row.get("bodies", ()))
+    return entry
+
+
+def encode_bytes(data: bytes) -> str | dict[str, str]:
+    """Give bytes as JSON: text where they are UTF-8, else an object with base64."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def decode_bytes(value: str | dict[str, str]) -> bytes:
+    """Undo encode_bytes()."""
+    return value.encode() if isinstance(value, str) else base64.b64decode(value["base64"])

@@ -1,0 +1,435 @@
+"""Faults over real connections: each action at each of its points, by a clock that is turned by hand."""
+
+import gevent
+import pytest
+
+import gnsq
+from fakensqd import FakeCluster, FakeLookupd, FakeNsqd, Scenario, on
+from fakensqd.clock import ManualClock
+from fakensqd.faults import (
+    corrupt,
+    delay,
+    disconnect,
+    drop,
+    duplicate,
+    error,
+    inject,
+    refuse,
+    reorder,
+    reset,
+    time_out,
+)
+from gnsq.errors import NSQConnectionClosed, NSQFinishFailed, NSQFrameError, NSQPubFailed, NSQSocketError
+from gnsq.protocol import commands
+from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, decode_message, encode_frame
+from tests.fakensqd.wire import Client, consumer
+from tests.helpers import wait_until
+
+OK = (RESPONSE, b"OK")
+BEAT = (RESPONSE, b"_heartbeat_")
+PUB = commands.publish("t", b"body")
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def nsqd(clock):
+    with FakeNsqd(clock=clock, record=True, seed=1) as nsqd:
+        yield nsqd
+    assert nsqd.errors == []
+
+
+@pytest.fixture
+def client(nsqd):
+    return Client(nsqd.tcp_address)
+
+
+def body(frame):
+    assert frame[0] == MESSAGE
+    return decode_message(frame[1])[3]
+
+
+def stored(nsqd):
+    return nsqd.broker.topics["t"].message_count if "t" in nsqd.broker.topics else 0
+
+
+# --- instead of a command, and of its reply ---------------------------------------------------------------------------
+
+PUBLISHED = [
+    pytest.param(on.command, error("E_PUB_FAILED"), [(ERROR, b"E_PUB_FAILED PUB failed exiting")], True, 0, id="error"),
+    pytest.param(on.reply, error("E_BAD_MESSAGE", "no"), [(ERROR, b"E_BAD_MESSAGE no")], True, 1, id="reply: error"),
+    pytest.param(on.command, error("E_FIN_FAILED", "x"), [(ERROR, b"E_FIN_FAILED x"), OK], False, 1, id="not fatal"),
+    pytest.param(on.command, drop(), [OK], False, 1, id="drop"),
+    pytest.param(on.reply, drop(), [OK], False, 2, id="reply: drop"),
+    pytest.param(on.command, duplicate(), [OK, OK, OK], False, 3, id="duplicate"),
+    pytest.param(on.reply, duplicate(3), [OK, OK, OK, OK], False, 2, id="reply: duplicate"),
+    pytest.param(on.reply, corrupt("type"), [(9, b"OK"), OK], False, 2, id="reply: corrupt type"),
+    pytest.param(on.reply, corrupt("body"), [(0, b"\xb0K"), OK], False, 2, id="reply: corrupt body"),
+    pytest.param(on.reply, corrupt("body", b"YES"), [(0, b"YES"), OK], False, 2, id="reply: another body"),
+    pytest.param(on.command, disconnect(), [], True, 0, id="disconnect"),
+    pytest.param(on.command, disconnect(after=True), [OK], True, 1, id="disconnect after"),
+    pytest.param(on.reply, disconnect(), [], True, 1, id="reply: disconnect"),
+    pytest.param(on.reply, disconnect(after=True), [OK], True, 1, id="reply: disconnect after"),
+    pytest.param(on.command, reset(), [], True, 0, id="reset"),
+    pytest.param(on.reply, reset(), [], True, 1, id="reply: reset"),
+    pytest.param(on.command, inject("heartbeat"), [BEAT, OK, OK], False, 2, id="inject"),
+    pytest.param(on.reply, inject(encode_frame(0, b"x"), after=True), [OK, (0, b"x"), OK], False, 2, id="inject after"),
+    pytest.param(on.reply, reorder(), [OK, OK], False, 2, id="reply: reorder"),
+]
+
+
+@pytest.mark.parametrize(("point", "action", "frames", "ended", "count"), PUBLISHED)
+def test_a_publish_goes_wrong(nsqd, client, point, action, frames, ended, count):
+    nsqd.add(point("PUB", topic="t"), action)
+
+    client.send(PUB)
+    if not ended:
+        client.send(PUB)
+
+    assert [client.frame() for _ in frames] == frames
+    assert not ended or client.ended()
+    assert stored(nsqd) == count
+    assert nsqd.unfired() == []
+
+
+def test_a_body_is_spoiled_before_it_is_stored(nsqd, client):
+    nsqd.add(on.command("PUB"), corrupt("body"))
+    nsqd.add(on.command("PUB", body=b"body"), corrupt("body", b"another"))
+
+    client.send(PUB + PUB)
+
+    assert [client.frame(), client.frame()] == [OK, OK]
+    reader = consumer(nsqd.tcp_address, ready=2)
+    assert [body(reader.frame()), body(reader.frame())] == [b"\x9dody", b"another"]
+
+
+def test_a_size_that_is_none(nsqd, client):
+    nsqd.add(on.reply("PUB"), corrupt("size"))
+
+    client.send(PUB)
+
+    with pytest.raises(NSQFrameError):
+        client.frame()
+
+
+def test_a_reset_is_one(nsqd, client):
+    nsqd.add(on.command("PUB"), reset())
+
+    client.send(PUB)
+
+    with pytest.raises(NSQSocketError, match="reset"):
+        client.frame()
+
+
+def test_a_function_of_ones_own_is_an_action(nsqd, client):
+    nsqd.add(on.reply("PUB"), lambda steps, event: [*steps, *steps])
+
+    client.send(PUB)
+
+    assert [client.frame(), client.frame()] == [OK, OK]
+
+
+def test_actions_compose_by_order(nsqd, client, clock):
+    nsqd.add(on.reply("PUB"), corrupt("type"), delay(1.0), disconnect(after=True))
+
+    client.send(PUB)
+    wait_until(lambda: stored(nsqd))
+    clock.advance(1.0)
+
+    assert client.frame() == (9, b"OK")
+    assert client.ended()
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def nothing_comes(client):
+    with gevent.Timeout(0.02, False):
+        client.frame()
+        return False
+    return True
+
+
+def test_a_late_command_is_executed_late_and_those_behind_it_wait(nsqd, client, clock):
+    nsqd.add(on.command("PUB"), delay(1.0))
+
+    client.send(PUB + commands.publish("u", b"x"))
+    nsqd.wait_until(lambda nsqd: nsqd.transcript.commands(), ["PUB"])
+    assert nsqd.broker.topics == {}
+    clock.advance(1.0)
+
+    assert [client.frame(), client.frame()] == [OK, OK]
+    assert list(nsqd.broker.topics) == ["t", "u"]
+
+
+def test_a_late_reply_keeps_back_all_that_is_said(nsqd, clock):
+    client = consumer(nsqd.tcp_address)
+    nsqd.add(on.reply("PUB"), delay(1.0))
+
+    client.send(commands.publish("u", b"x") + PUB)
+    nsqd.wait_until(lambda nsqd: nsqd.in_flight("t", "c"), 1)
+    assert nothing_comes(client)
+    clock.advance(1.0)
+
+    frames = [client.frame() for _ in range(3)]
+    assert frames[0] == OK
+    assert sorted(kind for kind, _ in frames[1:]) == [RESPONSE, MESSAGE]
+
+
+def test_a_reply_that_is_late_alone_is_overtaken(nsqd, client, clock):
+    nsqd.add(on.reply("PUB"), delay(1.0, alone=True), corrupt("body", b"late"))
+
+    client.send(PUB + PUB)
+    assert client.frame() == OK
+    clock.advance(1.0)
+
+    assert client.frame() == (RESPONSE, b"late")
+
+
+def test_the_end_waits_for_a_late_reply(nsqd, client, clock):
+    nsqd.add(on.reply("FIN"), delay(1.0))
+
+    client.send(b"FIN 0123456789abcdef\n")
+    nsqd.wait_until(lambda nsqd: nsqd.transcript.errors(), ["E_INVALID cannot FIN in current state"])
+    clock.advance(1.0)
+
+    assert client.frame()[1].startswith(b"E_INVALID")
+    assert client.ended()
+
+
+def test_identify_may_be_slow_below_a_new_layer(nsqd, client, clock):
+    nsqd.add(on.reply("IDENTIFY"), delay(1.0))
+
+    client.send(commands.identify({"feature_negotiation": True, "snappy": True}))
+    nsqd.wait_until(lambda nsqd: nsqd.transcript.fired(), ["on.reply('IDENTIFY'), delay(seconds=1.0)"])
+    assert nothing_comes(client)
+    clock.advance(1.0)
+
+    assert b'"snappy":true' in client.frame()[1]
+
+
+# --- what is pushed ---------------------------------------------------------------------------------------------------
+
+
+def publish(nsqd, *bodies):
+    nsqd.broker.ensure_topic("t").publish(list(bodies), nsqd.now())
+
+
+PUSHED = [
+    pytest.param(drop(), [b"b"], 2, id="drop"),
+    pytest.param(duplicate(), [b"a", b"a", b"b"], 2, id="duplicate"),
+    pytest.param(reorder(), [b"b", b"a"], 2, id="reorder"),
+    pytest.param(corrupt("body"), [b"\x9e", b"b"], 2, id="corrupt body"),
+]
+
+
+@pytest.mark.parametrize(("action", "bodies", "in_flight"), PUSHED)
+def test_a_message_goes_wrong(nsqd, action, bodies, in_flight):
+    client = consumer(nsqd.tcp_address, ready=5)
+    nsqd.add(on.frame("message", topic="t", channel="c", body=b"a"), action)
+
+    publish(nsqd, b"a", b"b")
+
+    assert [body(client.frame()) for _ in bodies] == bodies
+    assert nsqd.in_flight("t", "c") == in_flight
+
+
+def test_a_message_times_out_at_once(nsqd):
+    client = consumer(nsqd.tcp_address, ready=5)
+    nsqd.add(on.frame("message"), time_out())
+
+    publish(nsqd, b"a")
+
+    frames = [client.frame(), client.frame()]
+    assert [decode_message(data)[1] for _, data in frames] == [1, 2]
+    assert nsqd.broker.topics["t"].channels["c"].timeout_count == 1
+
+
+def test_a_message_times_out_just_before_its_fin(nsqd):
+    client = consumer(nsqd.tcp_address)
+    publish(nsqd, b"a")
+    message_id = decode_message(client.frame()[1])[2]
+    nsqd.add(on.command("FIN"), time_out())
+
+    client.send(commands.finish(message_id))
+
+    kinds = sorted([client.frame()[0], client.frame()[0]])
+    assert kinds == [ERROR, MESSAGE]
+
+
+def test_heartbeats_stay_away(nsqd, client, clock):
+    client.send(commands.identify({"heartbeat_interval": 1000, "client_id": "me"}))
+    assert client.frame() == OK
+    nsqd.add(on.frame("heartbeat", client_id="me").first(2), drop())
+    for count in (1, 2, 3):
+        clock.advance(1.0)
+        client.send(b"NOP\n")
+        nsqd.wait_until(lambda nsqd: nsqd.transcript.commands("NOP"), ["NOP"] * count)
+
+    assert client.frame() == BEAT
+    assert len(nsqd.transcript.fired()) == 2
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
+
+TURNED_AWAY = [pytest.param(action, id=str(action)) for action in (refuse(), reset(), disconnect())]
+
+
+@pytest.mark.parametrize("action", TURNED_AWAY)
+def test_a_connection_is_turned_away(nsqd, action):
+    nsqd.add(on.connect(connection=1), action)
+
+    assert Client(nsqd.tcp_address).ended()
+    other = Client(nsqd.tcp_address)
+    other.send(PUB)
+    assert other.frame() == OK
+
+
+def test_a_connection_is_taken_and_nothing_said(nsqd):
+    nsqd.add(on.connect(), drop())
+    client = Client(nsqd.tcp_address)
+
+    client.send(PUB)
+
+    assert nothing_comes(client)
+    client.socket.close()
+    nsqd.wait_until(lambda nsqd: nsqd.transcript.connected(), [])
+
+
+def test_a_connection_is_served_late(nsqd, clock):
+    nsqd.add(on.connect(), delay(1.0))
+    client = Client(nsqd.tcp_address)
+    client.send(PUB)
+    nsqd.wait_until(lambda nsqd: len(nsqd.transcript.fired()), 1)
+
+    clock.advance(1.0)
+
+    assert client.frame() == OK
+
+
+# --- rules come and go ------------------------------------------------------------------------------------------------
+
+
+def test_a_block_has_its_rule(nsqd, client):
+    with nsqd.add(on.reply("PUB").always(), duplicate()) as added:
+        client.send(PUB)
+        assert [client.frame(), client.frame()] == [OK, OK]
+
+    client.send(PUB + b"NOPE\n")
+
+    assert [client.frame()[1][:9] for _ in range(2)] == [b"OK", b"E_INVALID"]
+    assert added.fired == 1
+
+
+def test_a_rule_holds_without_a_transcript(clock):
+    with FakeNsqd(clock=clock) as nsqd:
+        client = Client(nsqd.tcp_address)
+        client.send(PUB)
+        assert client.frame() == OK
+        nsqd.add(on.reply("PUB"), drop(), inject("heartbeat"))
+
+        client.send(PUB)
+
+        assert client.frame() == BEAT
+        with pytest.raises(RuntimeError, match=r"FakeNsqd\(record=True\)"):
+            _ = nsqd.transcript
+
+
+def test_a_scenario_over_a_connection(nsqd, client):
+    nsqd.add(Scenario().then(on.reply("PUB"), duplicate()).then(on.command("PUB"), error("E_PUB_FAILED")))
+
+    client.send(PUB + PUB)
+
+    assert [client.frame()[1][:5] for _ in range(3)] == [b"OK", b"OK", b"E_PUB"]
+    assert client.ended()
+
+
+def test_what_a_server_does_not_have():
+    with pytest.raises(ValueError, match="FakeLookupd has no command to act on"):
+        FakeLookupd().add(on.command("PUB"), drop())
+    with pytest.raises(TypeError, match="its own actions"):
+        FakeNsqd().add(Scenario(), drop())
+
+
+def test_a_cluster_counts_together():
+    with FakeCluster(seed=5) as cluster:
+        cluster.add(on.reply("PUB").nth(2), disconnect())
+        cluster.add(on.http("/nothing"), drop(), optional=True)
+        first, second = map(Client, cluster.nsqd_tcp_addresses)
+        first.send(PUB)
+        assert first.frame() == OK
+        assert cluster.unfired() == [
+            "on.reply('PUB').nth(2), disconnect(): 1 fitted, and its time did not come",
+        ]
+
+        second.send(PUB)
+
+        assert second.ended()
+        assert cluster.unfired() == []
+        assert "FakeNsqd, seed=5" in cluster.report()
+
+
+def test_rules_for_a_cluster_that_has_not_started():
+    cluster = FakeCluster(nsqds=1, lookupds=0)
+    added = cluster.add(on.command("PUB"), disconnect())
+    removed = cluster.add(on.command("PUB"), drop())
+    removed.remove()
+    with cluster:
+        client = Client(cluster.nsqd_tcp_addresses[0])
+        client.send(PUB)
+        assert client.ended()
+
+    assert (added.fired, removed.fired) == (1, 0)
+
+
+# --- our own client ---------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_reply_fails_the_publish_and_republishing_stores_twice(nsqd):
+    nsqd.add(on.reply("PUB", topic="t"), disconnect())
+    with gnsq.Producer(nsqd.tcp_address) as producer:
+        with pytest.raises(NSQConnectionClosed):
+            producer.publish("t", b"x")
+        producer.publish("t", b"x")
+
+    assert nsqd.transcript.published("t") == [b"x", b"x"]
+
+
+def test_a_refused_publish_has_its_class(nsqd):
+    nsqd.add(on.command("PUB"), error("E_PUB_FAILED"))
+
+    with gnsq.Producer(nsqd.tcp_address) as producer, pytest.raises(NSQPubFailed):
+        producer.publish("t", b"x")
+
+
+def test_a_failed_fin_reaches_on_error(nsqd):
+    publish(nsqd, b"x")
+    nsqd.add(on.command("FIN", topic="t", channel="c"), error("E_FIN_FAILED"))
+    errors = []
+    reader = gnsq.Consumer("t", "c", [nsqd.tcp_address], message_handler=lambda reader, message: None)
+    reader.on_error.connect(lambda sender, error: errors.append(error), weak=False)
+    reader.start(block=False)
+    try:
+        wait_until(lambda: errors)
+    finally:
+        reader.close()
+
+    assert [type(error) for error in errors] == [NSQFinishFailed]
+
+
+# --- as the fixtures give it ------------------------------------------------------------------------------------------
+
+
+def test_an_order_is_published_again_when_its_reply_is_lost(fakensqd):
+    with gnsq.Producer(fakensqd.tcp_address) as producer:
+        with fakensqd.add(on.reply("PUB", topic="orders").nth(2), disconnect()):
+            producer.publish("orders", b"1")
+            with pytest.raises(NSQConnectionClosed):
+                producer.publish("orders", b"2")  # nsqd has it, and nobody knows
+        producer.publish("orders", b"2")
+
+    assert fakensqd.transcript.published("orders") == [b"1", b"2", b"2"]
+    assert fakensqd.transcript.fired() == ["on.reply('PUB', topic='orders').nth(2), disconnect()"]

@@ -1,0 +1,135 @@
+"""Nothing is left over: sockets, threads, greenlets and watchers after many starts and stops, in and out of states."""
+
+import gc
+import os
+import resource
+import socket
+import threading
+import time
+
+import gevent
+import pytest
+
+from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
+from fakensqd.faults.toxics import latency, slice_bytes
+from fakensqd.relay import Relay
+from gnsq.protocol import commands
+from tests.fakensqd.wire import Client, request
+
+ROUNDS = 1000
+# All rounds together, seconds: some 4 ms for each are usual.
+LIMIT = 60.0
+
+
+def greenlets():
+    gc.collect()
+    return sum(isinstance(item, gevent.Greenlet) and not item.dead for item in gc.get_objects())
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def nothing_left():
+    # What is made once, the hub's own, is there before.
+    with FakeNsqd(threaded=True), FakeNsqd() as nsqd:
+        request(nsqd.http_address, "GET", "/ping")
+    loop = gevent.get_hub().loop
+    before = (greenlets(), descriptors(), threading.active_count(), loop.activecnt)
+    started = time.monotonic()
+    yield
+    for _ in range(3):
+        gevent.idle()
+    after = (greenlets(), descriptors(), threading.active_count(), loop.activecnt)
+    assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
+    assert time.monotonic() - started < LIMIT
+
+
+def test_in_the_hub_of_the_caller(nothing_left):
+    for _ in range(ROUNDS):
+        with FakeNsqd() as nsqd:
+            pass
+    assert nsqd.errors == []
+
+
+def test_on_threads(nothing_left):
+    for _ in range(ROUNDS):
+        with FakeNsqd(threaded=True):
+            pass
+
+
+def test_with_clients_that_stay(nothing_left):
+    for _ in range(200):
+        with FakeNsqd() as nsqd:
+            client = Client(nsqd.tcp_address)
+            client.send(commands.subscribe("t", "c") + commands.ready(1) + commands.publish("t", b"x"))
+            client.frame()
+        client.socket.close()
+        Client.opened.clear()
+
+
+def test_with_clients_that_stay_on_threads(nothing_left):
+    for _ in range(200):
+        with (
+            FakeNsqd(threaded=True) as nsqd,
+            socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock,
+        ):
+            sock.sendall(b"  V2FOO\n")
+            assert sock.recv(100)
+
+
+def test_with_toxics_and_states(nothing_left):
+    for _ in range(100):
+        with FakeNsqd() as nsqd, Relay(nsqd.tcp_address) as relay:
+            nsqd.link.add(slice_bytes(3))
+            relay.link.add(latency(3600.0), upstream=False)
+            client = Client(relay.address)
+            client.send(commands.publish("t", b"x"))
+            nsqd.pause_heartbeats()
+            nsqd.deaf()
+            nsqd.restart()
+            nsqd.hearing()
+            nsqd.down()
+        client.socket.close()
+        Client.opened.clear()
+
+
+@pytest.mark.parametrize("threaded", [False, True], ids=["in the hub", "on a thread"])
+def test_clusters(nothing_left, threaded):
+    for _ in range(50):
+        with FakeCluster(threaded=threaded) as cluster:
+            assert len(cluster.nsqd_tcp_addresses) == 2
+
+
+def test_lookupds(nothing_left):
+    for _ in range(100):
+        with FakeLookupd(threaded=True) as lookupd:
+            assert lookupd.running
+
+
+@pytest.fixture
+def many_descriptors():
+    # Both ends are in this process.
+    wanted = 4096
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], wanted), max(before[1], wanted)))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_thousand_connections(many_descriptors, nothing_left):
+    with FakeNsqd() as nsqd:
+        clients = [Client(nsqd.tcp_address) for _ in range(1000)]
+        for client in clients:
+            client.send(commands.subscribe("t", "c") + commands.ready(1))
+        for client in clients:
+            client.frame()
+        assert len(nsqd.sessions) == 1000
+
+        nsqd.broker.topics["t"].publish([b"x"] * 1000, nsqd.now())
+
+        assert {client.frame()[0] for client in clients} == {2}
+    for client in clients:
+        client.socket.close()
+    Client.opened.clear()

@@ -1,0 +1,73 @@
+"""Lines of the log, and a pipe that nobody reads."""
+
+import logging
+import os
+import re
+
+import pytest
+
+from fakensqd import logs
+
+
+@pytest.fixture
+def pipe():
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+@pytest.fixture
+def logger():
+    logger = logging.getLogger("fakensqd")
+    before = (logger.handlers, logger.propagate, logger.level)
+    yield logger
+    logger.handlers, logger.propagate, level = before
+    logger.setLevel(level)
+
+
+def test_lines_are_as_nsqd_writes_them(pipe, logger):
+    logs.configure("info", "[nsqd] ", pipe[1])
+
+    logger.debug("not this")
+    logger.info("TCP: listening on %s", "127.0.0.1:1")
+    logging.getLogger("fakensqd.server").critical("no")
+
+    lines = os.read(pipe[0], 1000).decode().splitlines()
+    moment = r"\[nsqd\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}"
+    assert re.fullmatch(f"{moment} INFO: TCP: listening on 127.0.0.1:1", lines[0])
+    assert re.fullmatch(f"{moment} FATAL: no", lines[1])
+    assert len(lines) == 2
+
+
+def test_a_traceback_follows_its_line(pipe, logger):
+    logs.configure("info", "", pipe[1])
+
+    try:
+        raise ValueError("what went wrong")
+    except ValueError:
+        logger.exception("internal error")
+
+    text = os.read(pipe[0], 10000).decode()
+    assert "ERROR: internal error\nTraceback" in text
+    assert text.endswith("ValueError: what went wrong\n")
+
+
+def test_a_full_pipe_does_not_block(pipe, logger):
+    logs.configure("info", "", pipe[1])
+
+    for _ in range(100):
+        logger.info("x" * 10000)
+
+    os.set_blocking(pipe[0], False)
+    assert len(os.read(pipe[0], 10**7)) >= 4096
+
+
+def test_a_pipe_without_a_reader_is_no_error(logger):
+    reader, writer = os.pipe()
+    stream = logs.configure("info", "", writer)
+    os.close(reader)
+
+    assert stream.write("x") == 1
+
+    os.close(writer)

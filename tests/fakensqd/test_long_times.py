@@ -1,0 +1,135 @@
+"""Minutes and hours that pass in no time: our own clients and FakeNsqd in one hub, by one clock."""
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from fakensqd import FakeNsqd
+from fakensqd.clock import ManualClock
+from gnsq import Consumer, Producer
+from gnsq.errors import NSQNoConnections, NSQTimeout
+from gnsq.nsqd.connection import Connection
+from gnsq.options import ConnectionOptions
+from tests.helpers import wait_until
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def nsqd(clock):
+    with FakeNsqd(clock=clock) as nsqd:
+        yield nsqd
+    assert nsqd.errors == []
+
+
+@pytest.fixture
+def consume(nsqd, clock):
+    """Start a consumer of t/c; closed in the end."""
+    consumers = []
+
+    def start(handler, **options):
+        consumers.append(Consumer("t", "c", nsqd.tcp_address, message_handler=handler, clock=clock, **options))
+        consumers[-1].start(block=False)
+        return consumers[-1]
+
+    yield start
+    for client in consumers:
+        client.close()
+        client.join()
+
+
+def test_a_minute_of_message_timeout(nsqd, clock, consume):
+    attempts, forever = [], Event()
+
+    def handle(consumer, message):
+        attempts.append((clock.monotonic(), message.attempts))
+        if message.attempts == 1:
+            forever.wait()
+
+    consume(handle, max_in_flight=2)
+    nsqd.broker.topics["t"].publish([b"x"], nsqd.now())
+    clock.advance(59.9)
+    assert attempts == [(0.0, 1)]
+
+    clock.advance(0.1)
+
+    assert attempts == [(0.0, 1), (60.0, 2)]
+    forever.set()
+
+
+def test_a_quarter_of_an_hour_of_touches(nsqd, clock, consume):
+    attempts, forever = [], Event()
+
+    def handle(consumer, message):
+        attempts.append((clock.monotonic(), message.attempts))
+        if message.attempts == 1:
+            with message.touching():
+                forever.wait()
+
+    consume(handle, max_in_flight=2)
+    nsqd.broker.topics["t"].publish([b"x"], nsqd.now())
+    clock.advance(899.9)
+    assert attempts == [(0.0, 1)]
+    clock.advance(0.2)
+
+    assert attempts == [(0.0, 1), (900.0, 2)]
+    forever.set()
+
+
+def test_an_hour_of_deferral(nsqd, clock, consume):
+    got = []
+    consume(lambda _, message: got.append(clock.monotonic()))
+    with Producer(nsqd.tcp_address, clock=clock) as producer:
+        producer.publish("t", b"x", defer=3_600_000)
+
+        clock.advance(3599.9)
+        assert got == []
+        clock.advance(0.1)
+
+    assert got == [3600.0]
+
+
+def test_minutes_of_backoff_between_reconnects(nsqd, clock, consume):
+    client = consume(print, reconnect_jitter=0)
+    nsqd.down()
+    wait_until(lambda: not client._pool.connections)
+    # 8, 16, 32, 64, 128 and again 128 s, the longest.
+    clock.advance(8.0 + 16.0 + 32.0 + 64.0 + 128.0)
+    nsqd.up()
+
+    clock.advance(127.9)
+    assert nsqd.link.connections == 1
+    clock.advance(0.1)
+    wait_until(lambda: client._pool.connections)
+
+    assert nsqd.link.connections == 2
+
+
+def test_a_minute_for_the_handshake(nsqd, clock):
+    nsqd.deaf()
+    host, port = nsqd.tcp_address.split(":")
+    connection = Connection(host, int(port), ConnectionOptions(timeout=60.0), clock)
+    opening = gevent.spawn(connection.open)
+    clock.advance(59.9)
+    assert not opening.ready()
+
+    clock.advance(0.1)
+
+    with pytest.raises(NSQTimeout, match=r"within 60\.0 s"):
+        opening.get(timeout=10)
+    nsqd.hearing()
+
+
+def test_a_minute_without_any_connection(nsqd, clock):
+    nsqd.down()
+    with Producer(nsqd.tcp_address, clock=clock) as producer:
+        publishing = gevent.spawn(producer.publish, "t", b"x")
+        clock.advance(59.9)
+        assert not publishing.ready()
+        clock.advance(0.2)
+
+        with pytest.raises(NSQNoConnections, match=r"no connection to any nsqd within 60\.0 s"):
+            publishing.get(timeout=10)

@@ -1,0 +1,180 @@
+"""Which events a rule is for, and which of them it strikes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakensqd.faults.actions import drop, reorder
+from fakensqd.faults.match import Event, Point, on
+from fakensqd.faults.scenario import Plan, Rule, Scenario
+
+PUB = Event(Point.COMMAND, "PUB", 0.0, 2, "me", "orders", "", (b"a", b"b"))
+
+
+def struck(match, count, *, now=0.0, seed=1):
+    """The numbers of the events, of so many alike, that a rule strikes."""
+    plan = Plan(seed)
+    plan.add([Rule(match, drop())], 0.0)
+    return [
+        number
+        for number in range(1, count + 1)
+        if plan.change(Event(match.point, match.kind or "PUB", now), ())[0] is not None
+    ]
+
+
+FITTING = [
+    pytest.param(on.command(), id="any command"),
+    pytest.param(on.command("PUB"), id="kind"),
+    pytest.param(on.command(topic="orders"), id="topic"),
+    pytest.param(on.command(channel=""), id="channel"),
+    pytest.param(on.command(connection=2), id="connection"),
+    pytest.param(on.command(client_id="me"), id="client_id"),
+    pytest.param(on.command(body=b"b"), id="body of one message"),
+    pytest.param(on.command(where=lambda event: len(event.bodies) == 2), id="predicate"),
+]
+MISSING = [
+    pytest.param(on.reply("PUB"), "it is command, not reply", id="point"),
+    pytest.param(on.command("FIN"), "kind is 'PUB', not 'FIN'", id="kind"),
+    pytest.param(on.command(topic="t"), "topic is 'orders', not 't'", id="topic"),
+    pytest.param(on.command(channel="c"), "channel is '', not 'c'", id="channel"),
+    pytest.param(on.command(connection=1), "connection is 2, not 1", id="connection"),
+    pytest.param(on.command(client_id="you"), "client_id is 'me', not 'you'", id="client_id"),
+    pytest.param(on.command(body=b"c"), "body is in 2 messages, not b'c'", id="body"),
+    pytest.param(on.command(where=lambda event: False), "where() says no", id="predicate"),
+]
+
+
+@pytest.mark.parametrize("match", FITTING)
+def test_what_fits(match):
+    assert match.mismatches(PUB) == []
+
+
+@pytest.mark.parametrize(("match", "text"), MISSING)
+def test_what_does_not_fit_is_said(match, text):
+    assert match.mismatches(PUB) == [text]
+
+
+@given(number=st.integers(1, 20), count=st.integers(0, 60))
+def test_times_follow_their_model(number, count):
+    numbers = range(1, count + 1)
+
+    assert struck(on.command(), count) == [each for each in numbers if each == 1]
+    assert struck(on.command().nth(number), count) == [each for each in numbers if each == number]
+    assert struck(on.command().first(number), count) == [each for each in numbers if each <= number]
+    assert struck(on.command().every(number), count) == [each for each in numbers if each % number == 0]
+    assert struck(on.command().always(), count) == list(numbers)
+
+
+def test_after_does_not_count_what_comes_before():
+    plan = Plan(1)
+    plan.add([Rule(on.command().after(5.0).nth(2), drop())], 10.0)
+
+    found = [plan.change(Event(Point.COMMAND, "PUB", now), ())[0] is not None for now in (14.9, 15.0, 15.1)]
+
+    assert found == [False, False, True]
+
+
+def test_sometimes_goes_by_the_seed():
+    match = on.command().sometimes(0.1)
+
+    assert struck(match, 1000, seed=7) == struck(match, 1000, seed=7)
+    assert struck(match, 1000, seed=7) != struck(match, 1000, seed=8)
+    assert 50 < len(struck(match, 1000)) < 200
+
+
+WRONG = [
+    pytest.param(lambda: on.command("FOO"), id="command"),
+    pytest.param(lambda: on.frame("PUB"), id="frame"),
+    pytest.param(lambda: on.http("lookup"), id="path"),
+    pytest.param(lambda: on.http("/pub", body=b"x"), id="body of a request not executed"),
+    pytest.param(lambda: on.command().nth(0), id="nth"),
+    pytest.param(lambda: on.command().first(True), id="first"),
+    pytest.param(lambda: on.command().every(-1), id="every"),
+    pytest.param(lambda: on.command().sometimes(1.5), id="sometimes"),
+    pytest.param(lambda: on.command().after(-1), id="after"),
+]
+
+
+@pytest.mark.parametrize("make", WRONG)
+def test_misuse_is_refused(make):
+    with pytest.raises(ValueError):  # noqa: PT011  # each has its own text
+        make()
+
+
+WRITTEN = [
+    (on.reply("PUB", topic="orders").nth(3), "on.reply('PUB', topic='orders').nth(3)"),
+    (on.command().first(2), "on.command().first(2)"),
+    (on.frame("heartbeat").always(), "on.frame('heartbeat').always()"),
+    (on.frame("message", body=b"x").every(5), "on.frame('message', body=b'x').every(5)"),
+    (on.connect(connection=2).after(1.5).sometimes(0.5), "on.connect(connection=2).after(1.5).sometimes(0.5)"),
+    (on.http("/pub", executed=True), "on.http('/pub', executed=True)"),
+    (on.command(where=callable), "on.command(where=callable)"),
+]
+
+
+@pytest.mark.parametrize(("match", "text"), WRITTEN, ids=[text for _, text in WRITTEN])
+def test_a_match_is_shown_as_it_is_written(match, text):
+    assert str(match) == text
+
+
+# --- rules in order ---------------------------------------------------------------------------------------------------
+
+
+def names(plan, *kinds):
+    fired = [plan.change(Event(Point.COMMAND, kind, 0.0), ())[0] for kind in kinds]
+    return [rule.name if rule else None for rule in fired]
+
+
+def test_the_first_that_strikes_takes_the_event():
+    plan = Plan(1)
+    plan.add([Rule(on.command("PUB"), drop(), name="a")], 0.0)
+    plan.add([Rule(on.command("PUB"), drop(), name="b")], 0.0)
+
+    assert names(plan, "PUB", "PUB", "PUB") == ["a", "b", None]
+
+
+def test_a_scenario_arms_one_after_the_other():
+    plan = Plan(1)
+    scenario = (
+        Scenario()
+        .then(on.command("PUB").first(2), drop(), name="a")
+        .then(on.command("FIN").always(), drop(), name="b")
+        .then(on.command("PUB"), drop(), name="c")
+    )
+    plan.add(scenario.rules, 0.0)
+
+    assert names(plan, "FIN", "PUB", "FIN", "PUB", "PUB") == [None, "a", None, "a", None]
+    assert names(plan, "FIN", "FIN", "PUB") == ["b", "b", "c"]
+
+
+def test_what_is_removed_strikes_no_more():
+    plan = Plan(1)
+    rule = Rule(on.command("PUB").always(), drop(), name="a")
+    plan.add([rule], 0.0)
+    plan.remove([rule])
+
+    assert names(plan, "PUB") == [None]
+    assert not plan.watches(Point.COMMAND)
+
+
+def test_an_account_tells_of_the_nearest_miss():
+    plan = Plan(1)
+    first = Rule(on.command("PUB", topic="t").nth(2), drop(), name="first")
+    second = Rule(on.command("FIN"), drop(), name="second")
+    plan.add([first, second], 0.0)
+    assert first.account() == "first: nothing of that kind happened"
+    assert second.account() == "second: never armed, those before it have not fired"
+
+    plan.change(Event(Point.COMMAND, "SUB", 0.0, 1, topic="u"), ())
+    plan.change(Event(Point.COMMAND, "PUB", 0.0, 1, topic="u"), ())
+    assert first.account() == "first: nearest was PUB topic='u' on connection 1: topic is 'u', not 't'"
+
+    plan.change(Event(Point.COMMAND, "PUB", 0.0, 1, topic="t"), ())
+    assert first.account() == "first: 1 fitted, and its time did not come"
+
+
+def test_a_rule_needs_actions_that_can_be_done():
+    with pytest.raises(TypeError, match="needs an action"):
+        Rule(on.command())
+    with pytest.raises(ValueError, match=r"on.command\(\): reorder\(\) is for frame, reply"):
+        Rule(on.command(), reorder())

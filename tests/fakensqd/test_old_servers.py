@@ -1,0 +1,147 @@
+"""What the oldest documents say: RDY that is counted down, no negotiation, HTTP with envelopes and other names."""
+
+import pytest
+
+from fakensqd import FakeLookupd, FakeNsqd
+from gnsq import Consumer, LookupdClient, NsqdHTTPClient, Producer
+from gnsq.errors import NSQHttpError
+from gnsq.protocol import commands
+from gnsq.protocol.frames import MESSAGE, RESPONSE, decode_message
+from tests.fakensqd.wire import Client, consumer, request
+from tests.helpers import wait_until
+
+OK = (RESPONSE, b"OK")
+
+
+def test_rdy_is_counted_down():
+    with FakeNsqd(rdy_counts_down=True) as nsqd:
+        reader = consumer(nsqd.tcp_address, ready=2)
+        nsqd.broker.topics["t"].publish([b"one", b"two", b"three"], nsqd.now())
+        ids = [decode_message(reader.frame()[1])[2] for _ in range(2)]
+
+        # Answers make no room; another RDY does.
+        reader.send(b"".join(map(commands.finish, ids)) + commands.publish("u", b"x"))
+        assert reader.frame() == OK
+        assert nsqd.broker.topics["t"].channels["c"].depth == 1
+        reader.send(commands.ready(1))
+
+        assert reader.frame()[0] == MESSAGE
+        (session,) = nsqd.sessions
+        assert session.ready_count == 0
+
+
+def test_an_nsqd_that_does_not_negotiate_says_ok(tls_options):
+    with FakeNsqd(negotiates=False, **tls_options) as nsqd:
+        client = Client(nsqd.tcp_address)
+        client.send(commands.identify({"feature_negotiation": True, "snappy": True, "tls_v1": True}))
+        assert client.frame() == OK
+        client.send(commands.publish("t", b"x"))
+        assert client.frame() == OK
+
+
+def test_our_client_gets_along_with_one_that_does_not_negotiate():
+    got = []
+    with FakeNsqd(negotiates=False) as nsqd:
+        with Producer(nsqd.tcp_address) as producer:
+            producer.publish("t", b"x")
+        with Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: got.append(message.body)):
+            wait_until(lambda: got == [b"x"])
+
+
+# --- HTTP -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nsqd():
+    with FakeNsqd(wrapped_answers=True) as nsqd:
+        yield nsqd
+    assert nsqd.errors == []
+
+
+@pytest.fixture
+def lookupd():
+    with FakeLookupd(wrapped_answers=True) as lookupd:
+        yield lookupd
+    assert lookupd.errors == []
+
+
+WRAPPED = [
+    pytest.param("GET", "/ping", "OK", id="text is text"),
+    pytest.param("POST", "/create_topic?topic=u", {"status_code": 200, "status_txt": "OK", "data": None}, id="nothing"),
+    pytest.param(
+        "GET", "/create_topic?topic=u", {"status_code": 200, "status_txt": "OK", "data": None}, id="any method"
+    ),
+    pytest.param(
+        "POST", "/create_topic", {"status_code": 400, "status_txt": "MISSING_ARG_TOPIC", "data": None}, id="refusal"
+    ),
+    pytest.param("GET", "/config/id", {"status_code": 200, "status_txt": "OK", "data": 0}, id="json"),
+]
+
+
+@pytest.mark.parametrize(("method", "target", "answer"), WRAPPED)
+def test_answers_are_wrapped(nsqd, method, target, answer):
+    assert request(nsqd.http_address, method, target) == answer
+
+
+def test_messages_are_put(nsqd):
+    assert request(nsqd.http_address, "POST", "/put?topic=t", b"x") == "OK"
+    assert request(nsqd.http_address, "POST", "/mput?topic=t", b"y\nz") == "OK"
+
+    assert nsqd.broker.topics["t"].depth == 3
+
+
+def test_names_of_today_are_not_known(nsqd):
+    assert request(nsqd.http_address, "POST", "/pub?topic=t", b"x") == {"message": "NOT_FOUND"}
+
+
+def test_our_http_client_gets_along_with_an_old_nsqd(nsqd):
+    client = NsqdHTTPClient.from_url(nsqd.http_address)
+
+    client.create_topic("t")
+    client.create_channel("t", "c")
+    client.publish("t", b"x")
+    client.multipublish("t", [b"y", b"z"])
+    client.pause_channel("t", "c")
+
+    (topic,) = client.stats()["topics"]
+    assert (topic["channels"][0]["depth"], topic["channels"][0]["paused"]) == (3, True)
+    with pytest.raises(NSQHttpError, match="TOPIC_NOT_FOUND"):
+        client.delete_topic("unknown")
+    client.delete_topic("t")
+    assert nsqd.broker.topics == {}
+
+
+def test_our_client_finds_an_old_nsqd_by_an_old_nsqlookupd(lookupd):
+    got = []
+    with FakeNsqd(lookupd_tcp_addresses=lookupd.tcp_address) as nsqd:
+        nsqd.wait_registered()
+        client = LookupdClient.from_url(lookupd.http_address)
+        client.create_topic("u")
+        with Producer(nsqd.tcp_address) as producer:
+            producer.publish("t", b"x")
+        wait_until(lambda: client.lookup("t")["producers"] if "t" in client.topics()["topics"] else None)
+
+        with Consumer(
+            "t",
+            "c",
+            lookupd_http_addresses=lookupd.http_address,
+            message_handler=lambda _, message: got.append(message.body),
+        ):
+            wait_until(lambda: got == [b"x"])
+
+        assert set(client.topics()["topics"]) == {"t", "u"}
+        client.tombstone_topic("t", f"127.0.0.1:{nsqd.http_port}")
+        assert client.lookup("t")["producers"] == []
+
+
+def test_an_envelope_of_lookup(lookupd):
+    assert request(lookupd.http_address, "GET", "/lookup?topic=t") == {
+        "status_code": 404,
+        "status_txt": "TOPIC_NOT_FOUND",
+        "data": None,
+    }
+    assert request(lookupd.http_address, "GET", "/topics") == {
+        "status_code": 200,
+        "status_txt": "OK",
+        "data": {"topics": []},
+    }

@@ -1,0 +1,88 @@
+"""When nsqd looks for what has fallen due."""
+
+import pytest
+
+from fakensqd import FakeNsqd
+from fakensqd.clock import ManualClock
+from fakensqd.scan import last_listing, next_listing, next_scan
+
+SCANS = [
+    pytest.param(1.0, 0.0, 1.0, id="at a scan"),
+    pytest.param(1.01, 0.0, 1.1, id="between two"),
+    pytest.param(0.3, 0.0, 0.3, id="at a scan that is no round float"),
+    pytest.param(0.0, 1.0, 1.1, id="overdue at a scan"),
+    pytest.param(0.0, 1.05, 1.1, id="overdue"),
+    pytest.param(1.0, 1.0, 1.1, id="now"),
+]
+
+
+@pytest.mark.parametrize(("due", "now", "scan"), SCANS)
+@pytest.mark.parametrize("since", [0.0, 1000.07])
+def test_next_scan(due, now, scan, since):
+    assert next_scan(due + since, now + since, since) == pytest.approx(scan + since)
+
+
+LISTINGS = [(0.0, 0.0), (4.99, 0.0), (5.0, 5.0), (12.0, 10.0)]
+
+
+@pytest.mark.parametrize(("now", "listed"), LISTINGS)
+@pytest.mark.parametrize("since", [0.0, 1000.07])
+def test_listings(now, listed, since):
+    assert last_listing(now + since, since) == pytest.approx(listed + since)
+    assert next_listing(now + since, since) == pytest.approx(listed + 5.0 + since)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def late(clock):
+    with FakeNsqd(clock=clock, scan_lateness=True) as nsqd:
+        yield nsqd
+
+
+def test_scans_on_a_young_channel_come_late(late, clock):
+    clock.advance(1.03)
+    topic = late.broker.ensure_topic("t")
+    channel = topic.ensure_channel("c", late.now())
+    topic.publish([b"x"], late.now(), delay=1.0)
+
+    clock.advance(3.9)
+    assert (channel.depth, channel.deferred_count) == (0, 1)
+    clock.advance(0.1)
+    assert channel.depth == 1
+    assert clock.monotonic() == pytest.approx(5.03)
+
+
+def test_scans_on_an_older_channel_come_every_tenth_of_a_second(late, clock):
+    topic = late.broker.ensure_topic("t")
+    channel = topic.ensure_channel("c", late.now())
+    clock.advance(6.0)
+    topic.publish([b"x"], late.now(), delay=1.03)
+
+    clock.advance(1.05)
+    assert channel.depth == 0
+    clock.advance(0.06)
+    assert channel.depth == 1
+
+
+def test_what_falls_due_at_a_scan_is_seen_by_it(late, clock):
+    topic = late.broker.ensure_topic("t")
+    channel = topic.ensure_channel("c", late.now())
+    clock.advance(6.0)
+    topic.publish([b"x"], late.now(), delay=1.0)
+
+    clock.advance(1.0 + 1e-6)
+    assert channel.depth == 1
+
+
+def test_channels_that_came_with_a_restart_are_listed_at_once(late, clock):
+    late.broker.ensure_topic("t").ensure_channel("c", late.now())
+    late.restart()
+    late.broker.topics["t"].publish([b"x"], late.now(), delay=1.0)
+
+    clock.advance(1.1)
+
+    assert late.broker.topics["t"].channels["c"].depth == 1

@@ -1,0 +1,397 @@
+"""States of a daemon: down, restarted, deaf, slow, without heartbeats."""
+
+import socket
+
+import gevent
+import gevent.socket
+import pytest
+
+from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
+from fakensqd.clock import ManualClock
+from fakensqd.daemon import _reserved
+from fakensqd.faults.toxics import latency
+from gnsq import Consumer, LookupdClient, Producer
+from gnsq.errors import NSQConnectionClosed, NSQTimeout
+from gnsq.protocol import commands
+from gnsq.protocol.frames import MESSAGE, RESPONSE, decode_message
+from tests.fakensqd.wire import Client, consumer, request
+from tests.helpers import wait_until
+
+OK = (RESPONSE, b"OK")
+HEARTBEAT = (RESPONSE, b"_heartbeat_")
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def nsqd(clock):
+    with FakeNsqd(clock=clock) as nsqd:
+        yield nsqd
+    assert nsqd.errors == []
+
+
+def refuses(port):
+    try:
+        gevent.socket.create_connection(("127.0.0.1", port), timeout=10).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+# --- down and up ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("daemon_class", [FakeNsqd, FakeLookupd])
+def test_down_cuts_and_refuses_until_up(daemon_class):
+    with daemon_class() as daemon:
+        addresses = (daemon.tcp_address, daemon.http_address)
+        client = Client(daemon.tcp_address)
+
+        daemon.down()
+        daemon.down()
+        assert client.ended()
+        assert refuses(daemon.tcp_port)
+        assert refuses(daemon.http_port)
+        assert not daemon.running
+
+        daemon.up()
+        daemon.up()
+        assert daemon.running
+        assert (daemon.tcp_address, daemon.http_address) == addresses
+        assert request(daemon.http_address, "GET", "/ping") == "OK"
+
+
+def test_nobody_gets_its_ports_while_it_is_down():
+    with FakeNsqd() as nsqd:
+        nsqd.down()
+        with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+            other.bind(("127.0.0.1", nsqd.tcp_port))
+
+
+def test_a_port_that_somebody_else_has_got_meanwhile():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(OSError, match="Address already in use"):
+            _reserved(f"127.0.0.1:{other.getsockname()[1]}")
+
+
+def test_stop_while_down_lets_go_of_the_ports():
+    nsqd = FakeNsqd()
+    nsqd.start()
+    nsqd.down()
+
+    nsqd.stop()
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", nsqd.tcp_port))
+
+
+def test_with_all_its_ports(tls_options, client_context):
+    with FakeNsqd(**tls_options) as nsqd:
+        nsqd.down()
+        assert refuses(nsqd.https_port)
+        nsqd.up()
+        assert request(nsqd.https_address, "GET", "/ping", context=client_context) == "OK"
+
+
+def test_unix_sockets_are_gone_while_it_is_down(tmp_path):
+    with FakeNsqd(tcp_address=str(tmp_path / "nsqd.sock")) as nsqd:
+        nsqd.down()
+        assert not (tmp_path / "nsqd.sock").exists()
+        nsqd.up()
+        assert (tmp_path / "nsqd.sock").exists()
+
+
+def test_our_producer_survives_an_nsqd_that_was_down(nsqd, clock):
+    with Producer(nsqd.tcp_address, clock=clock) as producer:
+        producer.publish("t", b"one")
+        nsqd.down()
+        wait_until(lambda: not producer._pool.connections)
+        publishing = gevent.spawn(producer.publish, "t", b"two")
+        clock.advance(1.0)
+        assert not publishing.ready()
+
+        nsqd.up()
+        wait_until(lambda: clock.advance(1.0) or publishing.ready(), limit=20)
+
+        assert publishing.get() == b"OK"
+    assert nsqd.broker.topics["t"].depth == 2
+
+
+# --- restart ----------------------------------------------------------------------------------------------------------
+
+
+def messages(reader, count):
+    frames = [reader.frame() for _ in range(count)]
+    return [(decode_message(data)[3], decode_message(data)[1]) for kind, data in frames if kind == MESSAGE]
+
+
+def test_restart_keeps_what_nsqd_writes_down(nsqd, clock):
+    reader = consumer(nsqd.tcp_address)
+    topic = nsqd.broker.topics["t"]
+    topic.publish([b"in flight", b"queued"], 0.0)
+    topic.publish([b"deferred"], 0.0, delay=60.0)
+    nsqd.broker.ensure_topic("held").publish([b"x"], 0.0)
+    nsqd.broker.topics["held"].paused = True
+    nsqd.broker.ensure_topic("gone#ephemeral")
+    topic.ensure_channel("gone#ephemeral", 0.0)
+    topic.ensure_channel("paused", 0.0).set_paused(True)
+    assert messages(reader, 1) == [(b"in flight", 1)]
+
+    nsqd.restart()
+    assert reader.ended()
+
+    topics = nsqd.broker.topics
+    assert list(topics) == ["t", "held"]
+    assert (topics["held"].paused, topics["held"].depth) == (True, 1)
+    assert list(topics["t"].channels) == ["c", "paused"]
+    assert topics["t"].channels["paused"].paused
+    channel = topics["t"].channels["c"]
+    assert (channel.depth, channel.deferred_count, channel.in_flight_count, channel.message_count) == (3, 0, 0, 0)
+    reader = consumer(nsqd.tcp_address, ready=10)
+    assert messages(reader, 3) == [(b"queued", 1), (b"in flight", 2), (b"deferred", 1)]
+
+
+def test_restart_without_messages_keeps_the_names(nsqd):
+    topic = nsqd.broker.ensure_topic("t")
+    topic.ensure_channel("c", 0.0)
+    topic.publish([b"x"], 0.0)
+    nsqd.broker.ensure_topic("u").publish([b"x"], 0.0)
+
+    nsqd.restart(keep_messages=False)
+
+    assert nsqd.broker.topics["t"].channels["c"].depth == 0
+    assert nsqd.broker.topics["u"].depth == 0
+
+
+def test_ids_are_not_given_out_twice(nsqd):
+    topic = nsqd.broker.ensure_topic("t")
+    topic.ensure_channel("c", 0.0)
+    topic.publish([b"x"], 0.0)
+    nsqd.restart()
+    nsqd.broker.topics["t"].publish([b"y"], 0.0)
+
+    one, other = nsqd.broker.topics["t"].channels["c"].stored()
+
+    assert one.id != other.id
+
+
+def test_a_restart_is_a_new_process_for_statistics(nsqd, clock):
+    before = nsqd.start_time
+    clock.advance(10.0)
+
+    nsqd.restart()
+
+    assert nsqd.start_time == before + 10
+    assert request(nsqd.http_address, "GET", "/info")["start_time"] == nsqd.start_time
+
+
+def test_a_restarted_nsqlookupd_knows_what_nsqds_say_again(clock):
+    with FakeCluster(nsqds=1, clock=clock) as cluster:
+        (lookupd,), (nsqd,) = cluster.lookupds, cluster.nsqds
+        nsqd.broker.ensure_topic("t")
+        wait_until(lambda: lookupd_topics(lookupd) == ["t"])
+
+        lookupd.restart()
+        assert lookupd_topics(lookupd) == []
+
+        wait_until(lambda: clock.advance(15.0) or lookupd_topics(lookupd) == ["t"])
+
+
+def lookupd_topics(lookupd):
+    return request(lookupd.http_address, "GET", "/topics")["topics"]
+
+
+# --- deaf -------------------------------------------------------------------------------------------------------------
+
+
+def test_deaf_takes_connections_and_does_nothing_on_any(nsqd, clock):
+    before = Client(nsqd.tcp_address)
+    before.send(b"NOP\n")
+    wait_until(lambda: nsqd.sessions)
+
+    nsqd.deaf()
+    nsqd.deaf()
+    after = Client(nsqd.tcp_address)
+    for client in (before, after):
+        client.send(commands.publish("t", b"x"))
+    asked = gevent.spawn(request, nsqd.http_address, "GET", "/ping")
+    clock.advance(50.0)
+    assert nsqd.broker.topics == {}
+    assert not asked.ready()
+
+    nsqd.hearing()
+    nsqd.hearing()
+    assert after.frame() == OK
+    assert asked.get(timeout=10) == "OK"
+    assert [before.frame(), before.frame()] == [HEARTBEAT, OK]
+
+
+def test_clear_does_not_make_it_hear(nsqd, clock):
+    nsqd.deaf()
+    nsqd.link.clear()
+    client = Client(nsqd.tcp_address)
+    client.send(commands.publish("t", b"x"))
+    clock.advance(0)
+    assert nsqd.broker.topics == {}
+
+
+def test_a_deaf_nsqlookupd_times_our_client_out():
+    with FakeLookupd() as lookupd:
+        lookupd.deaf()
+        with pytest.raises(NSQTimeout):
+            LookupdClient.from_url(lookupd.http_address, timeout=0.5).topics()
+        lookupd.hearing()
+        assert LookupdClient.from_url(lookupd.http_address).topics() == {"topics": []}
+
+
+def test_stop_while_deaf():
+    with FakeNsqd() as nsqd:
+        nsqd.deaf()
+        asked = gevent.spawn(request, nsqd.http_address, "GET", "/ping")
+        gevent.sleep(0.01)
+
+    with pytest.raises(OSError, match=r"closed|reset"):
+        asked.get(timeout=10)
+
+
+def test_our_publish_times_out_at_a_deaf_nsqd(nsqd, clock):
+    with Producer(nsqd.tcp_address, clock=clock, heartbeat_interval=60) as producer:
+        nsqd.deaf()
+        publishing = gevent.spawn(producer.publish, "t", b"x")
+        clock.advance(59.9)
+        assert not publishing.ready()
+
+        clock.advance(0.1)
+
+        with pytest.raises(NSQTimeout, match=r"publish not answered within 60\.0 s"):
+            publishing.get(timeout=10)
+        nsqd.hearing()
+
+
+# --- heartbeats -------------------------------------------------------------------------------------------------------
+
+
+def test_without_heartbeats_our_client_gives_up_and_comes_back(nsqd, clock):
+    got = []
+    with Consumer(
+        "t", "c", nsqd.tcp_address, message_handler=lambda _, message: got.append(message.body), clock=clock
+    ) as client:
+        clock.advance(200.0)
+        assert nsqd.link.connections == 1
+
+        nsqd.pause_heartbeats()
+        # The last one came at 180.
+        clock.advance(41.0)
+        assert not client._pool.connections
+        nsqd.resume_heartbeats()
+        clock.advance(30.0)
+
+        assert nsqd.link.connections == 2
+        nsqd.broker.topics["t"].publish([b"x"], nsqd.now())
+        wait_until(lambda: got == [b"x"])
+
+
+def test_paused_heartbeats_end_nobody_who_is_silent(nsqd, clock):
+    old = consumer(nsqd.tcp_address)
+    nsqd.pause_heartbeats()
+    new = consumer(nsqd.tcp_address)
+
+    clock.advance(55.0)
+    assert len(nsqd.sessions) == 2
+    nsqd.resume_heartbeats()
+
+    assert (old.frame(), new.frame()) == (HEARTBEAT, HEARTBEAT)
+
+
+def test_who_was_silent_for_too_long_is_hung_up_on_in_the_end(nsqd, clock):
+    client = consumer(nsqd.tcp_address)
+    nsqd.pause_heartbeats()
+    clock.advance(500.0)
+    assert len(nsqd.sessions) == 1
+
+    nsqd.resume_heartbeats()
+
+    assert client.ended()
+
+
+# --- slow -------------------------------------------------------------------------------------------------------------
+
+
+def test_slow_works_on_everything_later(nsqd, clock):
+    client = Client(nsqd.tcp_address)
+    nsqd.slow(3.0)
+    client.send(commands.publish("t", b"x"))
+    asked = gevent.spawn(request, nsqd.http_address, "GET", "/ping")
+
+    clock.advance(2.9)
+    assert (nsqd.broker.topics, asked.ready()) == ({}, False)
+    clock.advance(0.1)
+    assert client.frame() == OK
+    assert asked.get(timeout=10) == "OK"
+
+    nsqd.slow(0)
+    client.send(commands.publish("t", b"x"))
+    assert client.frame() == OK
+
+
+def test_slow_is_above_the_link(nsqd, clock):
+    nsqd.slow(3.0)
+    nsqd.link.add(latency(1.0), upstream=True)
+    client = Client(nsqd.tcp_address)
+    client.send(commands.publish("t", b"x"))
+
+    clock.advance(3.9)
+    assert nsqd.broker.topics == {}
+    clock.advance(0.1)
+    assert client.frame() == OK
+
+
+def test_the_seed_of_the_server_is_its_links():
+    assert FakeNsqd(seed=7).link.seed == FakeLookupd(seed=7).link.seed == 7
+
+
+def test_slow_takes_seconds(nsqd):
+    with pytest.raises(ValueError, match="seconds -1 must be 0 or more"):
+        nsqd.slow(-1)
+
+
+def test_our_close_waits_no_longer_than_its_timeout(nsqd, clock):
+    client = Consumer("t", "c", nsqd.tcp_address, message_handler=print, clock=clock, close_timeout=30.0)
+    client.start(block=False)
+    nsqd.deaf()
+
+    client.close()
+    clock.advance(29.0)
+    assert nsqd.link.connections == 1
+    assert not client._closed.is_set()
+    clock.advance(1.0)
+    client.join(10)
+
+    assert client._closed.is_set()
+
+
+def test_on_a_thread_states_are_the_same():
+    with FakeNsqd(threaded=True) as nsqd, socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
+        sock.sendall(b"  V2NOP\n")
+        nsqd.down()
+        assert sock.recv(100) == b""
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10)
+        nsqd.up()
+        socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10).close()
+
+
+def test_lost_while_down_is_said_so(nsqd, clock):
+    with Producer(nsqd.tcp_address, clock=clock) as producer:
+        nsqd.deaf()
+        publishing = gevent.spawn(producer.publish, "t", b"x")
+        clock.advance(1.0)
+        nsqd.down()
+
+        with pytest.raises(NSQConnectionClosed):
+            publishing.get(timeout=10)

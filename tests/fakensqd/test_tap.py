@@ -1,0 +1,100 @@
+"""A session that is listened to says what it says otherwise."""
+
+import gevent
+import pytest
+
+from fakensqd import FakeAuthServer, FakeNsqd
+from fakensqd.broker import Broker
+from fakensqd.effects import Close, Execute, Send
+from fakensqd.session import Session
+from gnsq.protocol import commands
+from tests.fakensqd.recorded_auth import RecordedAnswers
+from tests.fakensqd.test_transcripts import LOOKUPD, TRANSCRIPTS, make_server, played
+
+
+class Deaf:
+    """A tap that changes nothing, and remembers commands."""
+
+    def __init__(self):
+        self.commands = []
+
+    def command(self, command, now):
+        self.commands.append(command)
+        return [Execute()]
+
+    def executed(self, command, refusal):
+        pass
+
+    def reply(self, command, steps, now):
+        return steps
+
+    def message(self, message, frame, now):
+        return [Send(frame)]
+
+    def heartbeat(self, frame, now):
+        return [Send(frame)]
+
+
+def conversation(pieces, tap=None):
+    session = Session(Broker())
+    if tap is not None:
+        session.attach(tap)
+    effects = [effect for piece in pieces for effect in [*session.receive(piece, 0.0), *session.pump(0.0)]]
+    ended = Close() in effects
+    if not ended:
+        effects += session.tick(30.0)
+    data = b"".join(effect.data for effect in effects if isinstance(effect, Send))
+    return data, ended, ended or session.due
+
+
+SAID = b"".join(
+    [
+        commands.MAGIC_V2,
+        commands.identify({"client_id": "me"}),
+        commands.subscribe("t", "c"),
+        commands.publish("t", b"a"),
+        commands.multipublish("t", [b"b" * 300, b"c"]),
+        commands.deferpublish("t", b"d", 0),
+        commands.finish(b"0123456789abcdef"),
+        commands.ready(0),
+    ]
+)
+ENDS = [
+    pytest.param(b"", id="none"),
+    pytest.param(b"FOO\n", id="unknown"),
+    pytest.param(b"MPUB t\n\0\0\0\0", id="MPUB of no size"),
+    pytest.param(b"MPUB t\n\0\0\0\x08\0\0\0\0", id="MPUB of no messages"),
+    pytest.param(b"MPUB t\n\0\0\0\x08\0\0\0\1\0\0\0\0", id="MPUB of an empty message"),
+    pytest.param(b"AUTH x\n", id="AUTH with words"),
+]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_tap_changes_nothing(end):
+    said = SAID + end
+    expected = conversation([said])
+
+    for pieces in ([said], [said[index : index + 1] for index in range(len(said))]):
+        tap = Deaf()
+        assert conversation(pieces, tap) == expected
+        assert [command.name for command in tap.commands][:4] == [b"IDENTIFY", b"SUB", b"PUB", b"MPUB"]
+        assert tap.commands[2].body == b"a"
+
+
+def test_recorded_sessions_are_played_equal_under_watch(tmp_path_factory, certificates):
+    names = [name for name in TRANSCRIPTS if name != LOOKUPD]
+    with FakeAuthServer(answer=RecordedAnswers()) as auth_server:
+        servers = {name: make_server(name, certificates.server(), auth_server) for name in names}
+        for server in servers.values():
+            assert isinstance(server, FakeNsqd)
+            server.record()
+            server.start()
+        try:
+            # Not those that depend on time: a tap costs some.
+            greenlets = [gevent.spawn(played, name, [0], server) for name, server in servers.items()]
+            gevent.joinall(greenlets, raise_error=True)
+            assert [greenlet.value for greenlet in greenlets if greenlet.value] == []
+            assert [error for server in servers.values() for error in server.errors] == []
+        finally:
+            for server in servers.values():
+                server.stop()

@@ -1,0 +1,152 @@
+"""What was recorded: questions, text, JSON lines, bounds, and waiting for it."""
+
+import dataclasses
+
+import pytest
+
+from fakensqd import FakeNsqd, Transcript, on
+from fakensqd.clock import ManualClock
+from fakensqd.faults import drop
+from fakensqd.transcript import Entry
+from fakensqd.waiting import difference, wait_for
+from gnsq.protocol import commands
+from gnsq.protocol.frames import decode_message
+from tests.fakensqd.wire import Client, consumer
+
+
+@pytest.fixture
+def nsqd():
+    with FakeNsqd(clock=ManualClock(), record=True) as nsqd:
+        yield nsqd
+    assert nsqd.errors == []
+
+
+@pytest.fixture
+def told(nsqd):
+    """An nsqd after a little of everything."""
+    publisher = Client(nsqd.tcp_address)
+    publisher.identify(client_id="publisher")
+    publisher.send(commands.publish("t", b"a") + commands.multipublish("t", [b"b", b"c", b"d"]))
+    publisher.send(commands.deferpublish("u", b"e", 1000) + commands.publish("t", b"x" * 100))
+    for _ in range(4):
+        publisher.frame()
+    reader = consumer(nsqd.tcp_address, ready=3)
+    ids = [decode_message(reader.frame()[1])[2] for _ in range(3)]
+    reader.send(commands.touch(ids[0]) + commands.finish(ids[0]) + commands.requeue(ids[1], 60000))
+    reader.send(commands.finish(ids[0]))
+    assert [reader.frame()[0] for _ in range(3)].count(1) == 1
+    nsqd.add(on.command("NOP"), drop(), name="no NOP")
+    publisher.send(b"NOP\nFOO \n")
+    assert publisher.frame()[1].startswith(b"E_INVALID invalid command")
+    assert publisher.ended()
+    nsqd.wait_until(lambda nsqd: nsqd.transcript.connected(), [2])
+    return nsqd
+
+
+def test_questions(told):
+    transcript = told.transcript
+
+    assert transcript.published("t") == [b"a", b"b", b"c", b"d", b"x" * 100]
+    assert transcript.published("u") == [b"e"]
+    assert transcript.delivered("t", "c") == [b"a", b"b", b"c", b"d", b"x" * 100]
+    assert (transcript.finished("t", "c"), transcript.requeued("t"), transcript.touched()) == (1, 1, 1)
+    assert transcript.finished("u") == 0
+    assert transcript.commands("FIN") == ["FIN", "FIN"]
+    assert [error.partition(" ")[0] for error in transcript.errors()] == ["E_FIN_FAILED", "E_INVALID"]
+    assert transcript.fired() == ["no NOP"]
+    assert (told.in_flight("t", "c"), told.depth("t", "c"), told.depth("u")) == (3, 0, 1)
+    assert (told.in_flight("v", "c"), told.depth("v", "c"), told.depth("t", "d")) == (0, 0, 0)
+    assert told.client_ids == ["127.0.0.1"]
+    assert {entry.client_id for entry in transcript.select("command", name="PUB", topic="t")} == {"publisher"}
+
+
+def test_text_is_a_line_for_each(told):
+    lines = told.transcript.text().splitlines()
+
+    assert len(lines) == len(told.transcript) == len(list(told.transcript))
+    assert "#1 command PUB t b'a'" in lines[3]
+    assert any("#1 command MPUB t b'b' b'c' b'd'" in line for line in lines)
+    assert any("#1 command DPUB u b'e' 1000" in line for line in lines)
+    assert any("message t/c" in line and "attempt 1 b'a'" in line for line in lines)
+    assert any("(100 bytes)" in line for line in lines)
+    assert told.transcript.text(2).splitlines()[0] == f"({len(lines) - 2} entries before)"
+
+
+def test_json_lines_come_back_as_they_were(told):
+    told.transcript.append(Entry(1.0, 9, "command", "PUB", bodies=(b"\xff",)))
+
+    loaded = Transcript.load(told.transcript.dump())
+
+    assert [dataclasses.asdict(entry) for entry in loaded] == [dataclasses.asdict(entry) for entry in told.transcript]
+
+
+NO_TRANSCRIPTS = [
+    pytest.param("", id="nothing"),
+    pytest.param('{"x": 1}', id="no head"),
+    pytest.param('{"transcript": 1, "dropped": 0}\n{"x": 1}', id="no entry"),
+]
+
+
+@pytest.mark.parametrize("lines", NO_TRANSCRIPTS)
+def test_other_lines_are_refused(lines):
+    with pytest.raises(ValueError, match="no "):
+        Transcript.load(lines)
+
+
+BOUNDS = [pytest.param({"max_entries": 3}, id="entries"), pytest.param({"max_bytes": 30}, id="bytes")]
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+def test_the_oldest_are_dropped_and_it_is_said(bounds):
+    transcript = Transcript(**bounds)
+    for number in range(5):
+        transcript.append(Entry(float(number), 1, "command", "PUB", bodies=(b"x" * 10,)))
+
+    assert [entry.time for entry in transcript.entries] == [2.0, 3.0, 4.0]
+    assert transcript.text().splitlines()[0] == "(2 entries before)"
+    assert Transcript.load(transcript.dump()).dropped == 2
+    transcript.clear()
+    assert transcript.text() == ""
+
+
+def test_recording_begins_when_asked_to():
+    with FakeNsqd() as nsqd:
+        client = Client(nsqd.tcp_address)
+        client.send(commands.publish("t", b"a"))
+        client.frame()
+        nsqd.record()
+        nsqd.record()
+        client.send(commands.publish("t", b"b"))
+        client.frame()
+
+        assert nsqd.transcript.published("t") == [b"b"]
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_shows_what_came_nearest():
+    answers = iter([1, 7, 2])
+    last = [0]
+
+    def question():
+        last[0] = next(answers, last[0])
+        return last[0]
+
+    with pytest.raises(AssertionError, match=r"not so within 0.05 s: expected 8, nearest was 7"):
+        wait_for(question, 8, limit=0.05)
+
+
+def test_lists_are_compared_line_by_line():
+    assert difference([b"a", b"b"], [b"a"]).splitlines()[1:] == ["  b'a'", "- b'b'"]
+
+
+def test_a_failure_shows_the_transcript(nsqd):
+    Client(nsqd.tcp_address).send(b"PUB")
+
+    with pytest.raises(AssertionError, match=r"nearest was \[\](?s:.*)#1 connect"):
+        nsqd.wait_until(lambda nsqd: nsqd.transcript.published("t"), [b"a"], limit=0.05)
+
+
+def test_what_is_true_is_enough():
+    assert wait_for(lambda: [1], limit=1.0) == [1]
