@@ -1,31 +1,41 @@
-"""The pytest fixtures: fakensqd, fakelookupd, fakecluster.
+"""The pytest fixtures: fakensqd, fakelookupd, fakecluster, fakensqd_certificates.
 
-Each test gets a fresh server on a thread of its own, which records what happens. Importing this loads pytest and
-nothing of the emulator: gevent is imported when a fixture is used.
+Each test gets a fresh server on a thread of its own, which records what happens. A marker with the fixture's name gives
+it options for one test, class or module: ``@pytest.mark.fakensqd(max_msg_size=1000)``; with ``threaded=False`` it runs
+in the test's own hub. Importing this loads pytest and nothing of the emulator: gevent is imported when a fixture is
+used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from fakensqd.certificates import Certificates
     from fakensqd.cluster import FakeCluster
     from fakensqd.daemon import Daemon
-    from fakensqd.thread import Threaded
 
-__all__ = ["fakecluster", "fakelookupd", "fakensqd", "fakensqd_options"]
+__all__ = ["fakecluster", "fakelookupd", "fakensqd", "fakensqd_certificates", "fakensqd_options"]
 
-# The servers of a test, and whether it has failed by itself.
-_SERVERS: pytest.StashKey[list[tuple[str, Threaded, Daemon | FakeCluster]]] = pytest.StashKey()
+# What tells of the servers of a test, by fixture, and whether the test has failed by itself.
+_REPORTS: pytest.StashKey[list[tuple[str, Callable[[], str]]]] = pytest.StashKey()
 _FAILED: pytest.StashKey[bool] = pytest.StashKey()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the markers known."""
+    for name in ("fakensqd", "fakelookupd", "fakecluster"):
+        config.addinivalue_line(
+            "markers", f"{name}(**options): options of the fixture {name}; threaded=False: in my hub"
+        )
 
 
 @pytest.fixture
 def fakensqd_options() -> dict[str, Any]:  # Any: options are of all types
-    """Options of FakeNsqd for this test; override it in a test's module or class."""
+    """Options of FakeNsqd for this test, in fakensqd and fakecluster; override it in a test's module or class."""
     return {}
 
 
@@ -34,7 +44,7 @@ def fakensqd(request: pytest.FixtureRequest, fakensqd_options: dict[str, Any]) -
     """A running FakeNsqd, on its own thread."""
     from fakensqd import FakeNsqd
 
-    yield from _running(request, FakeNsqd(**{"record": True, **fakensqd_options}))
+    yield from _running(request, FakeNsqd, fakensqd_options)
 
 
 @pytest.fixture
@@ -42,7 +52,7 @@ def fakelookupd(request: pytest.FixtureRequest) -> Iterator[Any]:  # Any: a forw
     """A running FakeLookupd, on its own thread."""
     from fakensqd import FakeLookupd
 
-    yield from _running(request, FakeLookupd(record=True))
+    yield from _running(request, FakeLookupd, {})
 
 
 @pytest.fixture
@@ -50,18 +60,38 @@ def fakecluster(request: pytest.FixtureRequest, fakensqd_options: dict[str, Any]
     """Two FakeNsqds registered with a FakeLookupd, on one thread of their own."""
     from fakensqd import FakeCluster
 
-    yield from _running(request, FakeCluster(**{"record": True, **fakensqd_options}))
+    yield from _running(request, FakeCluster, fakensqd_options)
 
 
-def _running(request: pytest.FixtureRequest, server: Daemon | FakeCluster) -> Iterator[Any]:  # Any: a forwarder
+@pytest.fixture(scope="session")
+def fakensqd_certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """A CA and what it signs, in a temporary directory: ``.ca``, ``.server(names)``, ``.client(common_name)``."""
+    from fakensqd import Certificates
+
+    return Certificates(tmp_path_factory.mktemp("fakensqd-certificates"))
+
+
+def _running(
+    request: pytest.FixtureRequest, make: Callable[..., Daemon | FakeCluster], options: dict[str, Any]
+) -> Iterator[Any]:  # Any: options are of all types; a server or a forwarder to one
     """Start a server; in the end stop it, and fail if it did not work as it should."""
-    from fakensqd.thread import Threaded
+    marker = request.node.get_closest_marker(str(request.fixturename))
+    options = {"record": True, **options, **(marker.kwargs if marker is not None else {})}
+    threaded = options.pop("threaded", True)
+    server = make(**options)
+    reports = request.node.stash.setdefault(_REPORTS, [])
+    if threaded:
+        from fakensqd.thread import Threaded
 
-    threaded = Threaded(server)
-    request.node.stash.setdefault(_SERVERS, []).append((str(request.fixturename), threaded, server))
-    yield threaded.start()
-    # Raises if a greenlet is left over.
-    threaded.stop()
+        thread = Threaded(server)
+        reports.append((str(request.fixturename), lambda: thread.call(server.report)))
+        yield thread.start()
+        # Raises if a greenlet is left over.
+        thread.stop()
+    else:
+        reports.append((str(request.fixturename), server.report))
+        with server:
+            yield server
     for error in server.errors:
         raise AssertionError(f"internal error of the emulator: {error!r}") from error
     unfired = server.unfired()
@@ -78,6 +108,5 @@ def pytest_runtest_makereport(
     report = yield
     if report.when == "call" and report.failed:
         item.stash[_FAILED] = True
-        for name, threaded, server in item.stash.get(_SERVERS, []):
-            report.sections.append((name, threaded.call(server.report)))
+        report.sections += [(name, tell()) for name, tell in item.stash.get(_REPORTS, [])]
     return report

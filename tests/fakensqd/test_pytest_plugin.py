@@ -163,3 +163,68 @@ def test_the_plugin_loads_nothing_until_a_fixture_is_used():
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
     assert output.strip() == "[]"
+
+
+def test_markers_give_options_to_a_test_a_class_or_a_module(outcomes):
+    found, _ = outcomes(
+        """
+        import pytest
+
+        pytestmark = pytest.mark.fakensqd(max_rdy_count=7)
+
+        @pytest.fixture
+        def fakensqd_options():
+            return {"max_rdy_count": 5, "max_msg_size": 100}
+
+        def test_module(fakensqd):
+            assert (fakensqd.options.max_rdy_count, fakensqd.options.max_msg_size) == (7, 100)
+
+        @pytest.mark.fakensqd(max_rdy_count=9)
+        def test_test(fakensqd):
+            assert fakensqd.options.max_rdy_count == 9
+
+        @pytest.mark.fakecluster(nsqds=3, lookupds=2)
+        def test_cluster(fakecluster):
+            assert (len(fakecluster.nsqds), len(fakecluster.lookupds)) == (3, 2)
+
+        @pytest.mark.fakelookupd(tombstone_lifetime=1.0)
+        def test_lookupd(fakelookupd):
+            assert fakelookupd.options.tombstone_lifetime == 1.0
+        """
+    )
+
+    assert found == {"passed": 4}
+
+
+def test_server_runs_in_the_tests_own_hub_where_a_marker_says_so(outcomes):
+    found, text = outcomes(
+        """
+        import gevent
+        import pytest
+        from fakensqd import FakeNsqd, on
+        from fakensqd.faults import drop
+
+        @pytest.mark.fakensqd(threaded=False)
+        def test_hub(fakensqd):
+            assert type(fakensqd) is FakeNsqd
+            fakensqd.add(on.command("PUB"), drop())
+        """
+    )
+
+    assert found == {"passed": 1, "errors": 1}
+    assert "faults that never fired" in text
+
+
+def test_certificates_are_made_on_the_fly(pytester):
+    pytester.makepyfile(
+        """
+        import ssl
+
+        def test_them(fakensqd_certificates):
+            context = ssl.create_default_context(cafile=fakensqd_certificates.ca)
+            context.load_cert_chain(*fakensqd_certificates.client("me"))
+        """
+    )
+
+    # In a process of its own: cryptography can't be imported twice in one, as a run inside of this would have it.
+    assert pytester.runpytest_subprocess("-q", *PLUGIN).parseoutcomes() == {"passed": 1}
