@@ -111,6 +111,7 @@ class Connection:
         self._held_back: list[bytes] | None = None
         self._timer: Timer | None = None
         self._timer_due = math.inf
+        self._looking_again = False
         self.session = open_session(self._wake)
 
     def run(self) -> None:
@@ -259,7 +260,8 @@ class Connection:
         late = now - self._timer_due
         self._timer_due = math.inf
         self._timer = None
-        if late > _STALL:
+        self._looking_again = late > _STALL and not self._looking_again
+        if self._looking_again:
             # This process was held up: what the client sent meanwhile may still wait in the socket.
             self._arm(now + _SECOND_LOOK)
             return
