@@ -8,6 +8,7 @@ from gnsq.clock import RealClock
 from gnsq.errors import NSQException, NSQInvalid, NSQSocketError
 from gnsq.options import ConnectionOptions
 from gnsq.pool import ConnectionPool, ReconnectOptions
+from gnsq.protocol.frames import RESPONSE, encode_frame
 from tests.helpers import peer, refused_port, wait_until
 
 
@@ -142,3 +143,22 @@ def test_bug_in_a_callback_is_logged_and_tried_again(made, fakensqd, caplog):
 
     assert "internal error while connecting" in caplog.text
     assert log.pool.connections == {}
+
+
+def test_connection_that_ends_at_once_counts_as_a_failure(made):
+    failures = []
+
+    def answer_and_hang_up(sock):
+        said = b""
+        while not said.endswith(b"}"):
+            said += sock.recv(4096)
+        sock.sendall(encode_frame(RESPONSE, b"OK"))
+
+    with peer(answer_and_hang_up) as address:
+        log = made()
+        log.pool._wait = lambda count: failures.append(count) or 0.001
+        log.pool.add(address, permanent=True)
+        wait_until(lambda: len(failures) >= 3)
+
+    assert failures[:3] == [1, 2, 3]
+    assert log.events.count("setup") >= 3
