@@ -618,15 +618,27 @@ def test_close_of_what_was_never_opened_is_over_at_once():
 
 
 def test_what_waits_in_the_socket_is_read_before_nsqd_is_called_dead(transport):
-    clock = StepClock()
-    connection = Connection("nsqd", 4150, ConnectionOptions(heartbeat_interval=30), clock)
-    connection.open(transport)
-    wait_until(lambda: clock.slept)
+    class LateOnce(StepClock):
+        """Comes 0.3 s late to the end of a silence, with a heartbeat that nobody has read yet."""
 
-    clock.now = 75.0
-    transport.feed(encode_frame(RESPONSE, HEARTBEAT))
-    clock.step = 0.0
-    gevent.sleep(0.05)
+        def sleep(self, seconds):
+            self.slept.append(seconds)
+            self.now += seconds
+            if self.now < 2.0:
+                gevent.sleep(0)
+            elif self.now < 2.3:
+                self.now = 2.3
+                transport.feed(encode_frame(RESPONSE, HEARTBEAT))
+            elif len(self.slept) < 7:
+                gevent.sleep(0)
+                wait_until(lambda: connection._last_read > 0)
+            else:
+                gevent.sleep(60)
+
+    clock = LateOnce()
+    connection = Connection("nsqd", 4150, ConnectionOptions(heartbeat_interval=1), clock)
+    connection.open(transport)
+    wait_until(lambda: len(clock.slept) >= 7 or not connection.is_open)
 
     assert connection.is_open
     connection.abort()
