@@ -16,6 +16,7 @@ from gevent import socket
 
 from fakensqd.auth import Authorization, decode_authorization, query_url
 from fakensqd.clock import Clock, run_within
+from fakensqd.connecting import connect
 from fakensqd.effects import AskAuth
 from fakensqd.options import NsqdOptions
 from fakensqd.tls import client_context
@@ -83,16 +84,13 @@ class AuthClient:
         secure = parts.scheme == "https"
         if not secure and parts.scheme != "http":
             raise ValueError(f"unsupported protocol scheme {parts.scheme!r}")
-        sock = socket.create_connection(
-            (parts.hostname, parts.port or (443 if secure else 80)), timeout=self._options.http_client_connect_timeout
-        )
+        address = parts.hostname or "", parts.port or (443 if secure else 80)
+        sock = connect(address, self._clock, self._options.http_client_connect_timeout)
         if not secure:
-            sock.settimeout(None)  # ask() has the limit
-            return sock
+            return sock  # ask() has the limit of the rest
         if self._context is None:
             self._context = client_context(self._options)
         try:
-            sock.settimeout(None)
             return self._context.wrap_socket(sock, server_hostname=parts.hostname)
         except BaseException:
             sock.close()

@@ -8,12 +8,14 @@ Source: nsqd nsqd.go and topic.go.
 from __future__ import annotations
 
 import math
-from collections import deque
+import random
 from collections.abc import Callable, Iterator, Sequence
 
-from fakensqd.channel import BrokerError, Channel, Consumer, Message, drop_overflow
+from fakensqd.channel import BrokerError, Channel, Consumer
 from fakensqd.ids import IdSource
+from fakensqd.message_queue import Message, MessageQueue
 from fakensqd.options import NsqdOptions
+from fakensqd.scan import scan
 from gnsq.protocol.names import is_ephemeral
 
 __all__ = ["Broker", "BrokerError", "Channel", "Consumer", "Message", "Topic"]
@@ -39,7 +41,7 @@ class Topic:
         self._started = True
         self._broker = broker
         self._ids = IdSource(broker.options.node_id)
-        self._backlog: deque[Message] = deque()
+        self._backlog = MessageQueue(broker, name, None, broker.options.mem_queue_size, ephemeral=self.ephemeral)
 
     @property
     def depth(self) -> int:
@@ -48,8 +50,8 @@ class Topic:
 
     @property
     def backend_depth(self) -> int:
-        """How many of them nsqd would have on disk."""
-        return max(0, len(self._backlog) - self._broker.options.mem_queue_size)
+        """How many of them are on disk, or would be if there is no data path."""
+        return self._backlog.backend_depth
 
     @property
     def ephemeral(self) -> bool:
@@ -64,7 +66,7 @@ class Topic:
         self.message_count += len(messages)
         self.message_bytes += sum(map(len, bodies))
         if self._holding:
-            self._hold(messages)
+            self._backlog.extend(messages)
         else:
             self._hand_over(messages, now)
 
@@ -115,24 +117,22 @@ class Topic:
         """List what nsqd would write to disk when it stops; channels have their own."""
         return list(self._backlog)
 
+    def on_disk(self) -> list[Message]:
+        """List what of it is on disk already."""
+        return self._backlog.on_disk()
+
     def restore(self, messages: Sequence[Message], now: float) -> None:
-        """Take in what was stored; it counts as depth, not as messages that came in."""
-        self._backlog.extend(messages)
+        """Take in what was stored, and is on disk; it counts as depth, not as messages that came in."""
+        self._backlog.restore(messages)
         self._release(now)
 
     @property
     def _holding(self) -> bool:
         return self.paused or not self.channels or not self._started
 
-    def _hold(self, messages: Sequence[Message]) -> None:
-        self._backlog.extend(messages)
-        if self.ephemeral:
-            drop_overflow(self._backlog, self._broker.options.mem_queue_size)
-
     def _release(self, now: float) -> None:
         if self._backlog and not self._holding:
-            messages = list(self._backlog)
-            self._backlog.clear()
+            messages = self._backlog.take(len(self._backlog))
             self._hand_over([message for message in messages if not message.delay], now)
             for message in messages:
                 if message.delay:
@@ -159,6 +159,8 @@ class Broker:
 
     Attributes:
         on_register, on_unregister: Called with topic and channel (None for the topic itself) on each change.
+        on_stored, on_removed: Called with topic, channel (None for the topic itself) and messages for which there is no
+            room in memory; and with the ids of those that leave.
         on_pause: Called when a topic or channel has been paused, or let on.
         on_due: Called with a time when something falls due earlier than ``due`` said so far.
         due: When expire() is worth calling next; infinity if never. It may turn out that nothing is left then.
@@ -169,6 +171,8 @@ class Broker:
         self.topics: dict[str, Topic] = {}
         self.on_register: Callable[[str, str | None], None] = _nothing
         self.on_unregister: Callable[[str, str | None], None] = _nothing
+        self.on_stored: Callable[[str, str | None, Sequence[Message]], None] = _nothing
+        self.on_removed: Callable[[str, str | None, Sequence[bytes]], None] = _nothing
         self.on_pause: Callable[[], None] = _nothing
         self.on_due: Callable[[float], None] = _nothing
         self.due = math.inf
@@ -215,8 +219,8 @@ class Broker:
                     new = topic.ensure_channel(channel.name, now)
                     new.paused = channel.paused
                     new.created_at = -math.inf
-                    new.restore(_undelayed(channel.stored(), keep_messages))
-            topic.restore(_undelayed(old.stored(), keep_messages), now)
+                    new.restore(_undelayed(channel.stored() if keep_messages else channel.on_disk()))
+            topic.restore(_undelayed(old.stored() if keep_messages else old.on_disk()), now)
         return broker
 
     def channels(self) -> Iterator[Channel]:
@@ -229,21 +233,30 @@ class Broker:
             self.due = when
             self.on_due(when)
 
-    def expire(self, now: float, listed_at: float = math.inf) -> list[Message]:
-        """Queue again what has timed out and what was deferred until now; give back what has timed out.
-
-        Args:
-            listed_at: Channels made since then are left alone.
-        """
+    def expire(self, now: float) -> list[Message]:
+        """Queue again what has timed out and what was deferred until now; give back what has timed out."""
         self.due = math.inf
-        timed_out: list[Message] = []
-        for channel in self.channels():
-            if channel.created_at < listed_at:
-                timed_out += channel.expire(now)
-        return timed_out
+        return [message for channel in list(self.channels()) for message in channel.expire(now)]
+
+    def scan(self, now: float, listed_at: float, chance: random.Random) -> None:
+        """Do so in some channels only, as nsqd does, chosen by chance; those made since its last listing are not known.
+
+        The others stay due: at once, or from the next listing on.
+        """
+        known = [channel for channel in self.channels() if channel.created_at < listed_at]
+        self.due = math.inf
+        scan(known, self.options.queue_scan_selection_count, chance, lambda channel: _had_something(channel, now))
+        for channel in known:
+            self.falls_due(channel.due)
 
 
-def _undelayed(messages: list[Message], keep: bool) -> list[Message]:
+def _had_something(channel: Channel, now: float) -> bool:
+    due = channel.due <= now
+    channel.expire(now)
+    return due
+
+
+def _undelayed(messages: list[Message]) -> list[Message]:
     for message in messages:
         message.delay = 0.0
-    return messages if keep else []
+    return messages

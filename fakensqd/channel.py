@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
+from fakensqd.message_queue import Backend, Message, MessageQueue
 from fakensqd.options import NsqdOptions
 from gnsq.protocol.names import is_ephemeral
 
-__all__ = ["BrokerError", "Channel", "Consumer", "Message", "drop_overflow"]
+__all__ = ["BrokerError", "Channel", "Consumer", "Message"]
 
 
 class BrokerError(Exception):
@@ -41,7 +42,7 @@ class Consumer(Protocol):
         """The channel is gone: close without a word."""
 
 
-class _Timers(Protocol):
+class _Timers(Backend, Protocol):
     """What a channel needs of its broker."""
 
     options: NsqdOptions
@@ -51,31 +52,6 @@ class _Timers(Protocol):
 
     def on_pause(self) -> None:
         """Note that a channel has been paused, or let on."""
-
-
-class Message:
-    """One channel's copy of a message. Slotted and plain: one is made per message."""
-
-    __slots__ = ("attempts", "body", "bucket", "deadline", "delay", "delivered_at", "id", "owner", "timestamp")
-
-    def __init__(self, message_id: bytes, body: bytes, timestamp: int, delay: float = 0.0) -> None:
-        self.id = message_id
-        self.body = body
-        self.timestamp = timestamp
-        self.delay = delay
-        self.attempts = 0
-        # The rest has a meaning while the message is in flight only.
-        self.owner: Consumer | None = None
-        self.delivered_at = 0.0
-        self.deadline = 0.0
-        self.bucket: dict[bytes, Message] = _NO_BUCKET
-
-    def copy(self) -> Message:
-        """Make the copy for another channel: same id, body and timestamp."""
-        return Message(self.id, self.body, self.timestamp, self.delay)
-
-
-_NO_BUCKET: dict[bytes, Message] = {}
 
 
 class Channel:
@@ -93,7 +69,7 @@ class Channel:
         # An ordered set.
         self.consumers: dict[Consumer, None] = {}
         self._timers = timers
-        self._queue: deque[Message] = deque()
+        self._queue = MessageQueue(timers, topic_name, name, timers.options.mem_queue_size, ephemeral=self.ephemeral)
         self._waiting: dict[Consumer, None] = {}
         # Woken, and not come yet: what is queued is shared with them.
         self._coming: dict[Consumer, None] = {}
@@ -111,8 +87,8 @@ class Channel:
 
     @property
     def backend_depth(self) -> int:
-        """How many of them nsqd would have on disk."""
-        return max(0, len(self._queue) - self._timers.options.mem_queue_size)
+        """How many of them are on disk, or would be if there is no data path."""
+        return self._queue.backend_depth
 
     @property
     def in_flight_count(self) -> int:
@@ -143,19 +119,21 @@ class Channel:
         self._timers.falls_due(due)
 
     def _enqueue(self, messages: Sequence[Message]) -> None:
-        queue = self._queue
-        queue.extend(messages)
-        if self.ephemeral:
-            drop_overflow(queue, self._timers.options.mem_queue_size)
+        self._queue.extend(messages)
         self._wake_waiting()
 
     def stored(self) -> list[Message]:
         """List what nsqd would write to disk when it stops: queued, in flight and deferred messages."""
         return [*self._queue, *self._in_flight.values(), *(message for _, _, message in sorted(self._deferred))]
 
+    def on_disk(self) -> list[Message]:
+        """List what is on disk already."""
+        return self._queue.on_disk()
+
     def restore(self, messages: Sequence[Message]) -> None:
-        """Queue what was stored; it counts as depth, not as messages that came in."""
-        self._enqueue(messages)
+        """Queue what was stored, and is on disk; it counts as depth, not as messages that came in."""
+        self._queue.restore(messages)
+        self._wake_waiting()
 
     # --- consumers come and go ----------------------------------------------------------------------------------------
 
@@ -214,7 +192,7 @@ class Channel:
         coming.pop(consumer, None)
         # Others that have been woken get as much; rounded up, so that what is left gets less with each turn.
         share = len(queue) if not coming else -(-len(queue) // (1 + len(coming)))
-        taken = [queue.popleft() for _ in range(min(limit, share))]
+        taken = queue.take(min(limit, share))
         if keep is not None:
             taken = [message for message in taken if keep()]
         if not taken:
@@ -289,6 +267,12 @@ class Channel:
 
     # --- time, pause and the end --------------------------------------------------------------------------------------
 
+    @property
+    def due(self) -> float:
+        """When expire() is worth calling; infinity if never."""
+        firsts = [next(iter(bucket.values())).deadline for bucket in self._buckets.values() if bucket]
+        return min(firsts + [due for due, _, _ in self._deferred[:1]], default=math.inf)
+
     def expire(self, now: float) -> list[Message]:
         """Queue again what has timed out and what was deferred until now; give back what has timed out."""
         ripe = []
@@ -298,8 +282,7 @@ class Channel:
         self._count_timeouts(timed_out)
         if ripe or timed_out:
             self._enqueue(ripe + timed_out)
-        if self._deferred:
-            self._timers.falls_due(self._deferred[0][0])
+        self._timers.falls_due(self.due)
         return timed_out
 
     def time_out(self, message_id: bytes) -> None:
@@ -320,9 +303,7 @@ class Channel:
         for key, bucket in list(self._buckets.items()):
             for message in list(itertools.takewhile(lambda message: message.deadline <= now, bucket.values())):
                 timed_out.append(self._land(message.id))
-            if bucket:
-                self._timers.falls_due(next(iter(bucket.values())).deadline)
-            else:
+            if not bucket:
                 del self._buckets[key]
         return timed_out
 
@@ -353,12 +334,3 @@ class Channel:
         self._coming.clear()
         for consumer in consumers:
             consumer.hang_up()
-
-
-def drop_overflow(queue: deque[Message], limit: int) -> None:
-    """Cut what is ephemeral down to the memory queue: there is no disk behind it, so the newest messages go.
-
-    Source: nsqd dummy_backend_queue.go.
-    """
-    while len(queue) > limit:
-        queue.pop()

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from fakensqd.clock import Clock
-from fakensqd.faults.actions import Action, Change
+from fakensqd.faults.action import Action, Change
 from fakensqd.faults.match import Match, Point
 from fakensqd.faults.scenario import Rule, Scenario
 from fakensqd.lookupd import FakeLookupd

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import gevent
 from gevent.event import Event
@@ -18,9 +18,10 @@ from gevent.event import Event
 from fakensqd.clock import Clock, Timer
 from fakensqd.effects import Answer, AskAuth, Close, Effect, Question, Reset, Send, Wait
 from fakensqd.layers import Layers
+from fakensqd.tap import Tap
 from gnsq.errors import NSQProtocolError
 
-__all__ = ["AskingSession", "Conditions", "Connection", "ConnectionSession"]
+__all__ = ["Conditions", "Connection", "ConnectionSession"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,16 +65,18 @@ class ConnectionSession(Protocol):
     def tick(self, now: float) -> list[Effect]:
         """Say what time has brought."""
 
+    def resume(self, answer: Answer, now: float) -> list[Effect]:
+        """Take the answer to a question."""
+
     def disconnected(self) -> None:
         """Take note that the connection is gone."""
 
+    def attach(self, tap: Tap) -> None:
+        """Let a tap listen."""
 
-@runtime_checkable
-class AskingSession(ConnectionSession, Protocol):
-    """One whose effects may be questions."""
-
-    def resume(self, answer: Answer, now: float) -> list[Effect]:
-        """Take the answer to a question."""
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """Its client id, and the topic and channel that it subscribes to."""
 
 
 class Connection:
@@ -166,10 +169,12 @@ class Connection:
                 self._perform(session.receive(data, clock.monotonic()))
             else:
                 self._perform(session.end_of_input(clock.monotonic()))
-                return
             if self._question is not None:
                 self._answer_questions()
                 receive = self._layers.top.recv
+            if not data:
+                self._wait_for_close()
+                return
             while self._unsent > _MAX_UNSENT and not self._closing:
                 self._sent.clear()
                 self._sent.wait()  # the writer sets it, and closes the socket if it fails
@@ -178,8 +183,6 @@ class Connection:
 
     def _answer_questions(self) -> None:
         """Do what the session wants done before it reads on."""
-        session = self.session
-        assert isinstance(session, AskingSession)  # it has asked
         while (question := self._question) is not None and not self._closing:
             if isinstance(question, AskAuth):
                 assert self._ask_auth is not None  # what asks has been given whom to ask
@@ -195,7 +198,13 @@ class Connection:
             self._question = None
             held_back, self._held_back = self._held_back, None
             self._perform(map(Send, held_back or ()))
-            self._perform(session.resume(answer, self._clock.monotonic()))
+            self._perform(self.session.resume(answer, self._clock.monotonic()))
+
+    def _wait_for_close(self) -> None:
+        """Let the session say what faults hold back: a client that only shut down its writing side can read it."""
+        while not self._closing and self.session.due < math.inf:
+            self._sent.clear()
+            self._sent.wait()  # the writer sets it, with what has been sent and when it ends
 
     def _wait_until_sent(self) -> None:
         while self._unsent and not self._closing:

@@ -6,11 +6,10 @@ Owns the sockets and every greenlet. Knows no command and no endpoint.
 from __future__ import annotations
 
 import logging
-import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import gevent
 from gevent import socket
@@ -30,13 +29,15 @@ from fakensqd.addresses import (
 from fakensqd.clock import Clock, RealClock
 from fakensqd.connection import Conditions, Connection, ConnectionSession
 from fakensqd.effects import Answer, AskAuth
-from fakensqd.faults.toxics import stall
 from fakensqd.http_server import Application, HttpPort
 from fakensqd.layers import Layers
 from fakensqd.link import Link, PlacedToxic, reset_socket
 from fakensqd.thread import Threadable
 from fakensqd.watched import Watched
 from gnsq.transport import TcpTransport
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["Daemon"]
 
@@ -223,6 +224,8 @@ class Daemon(Watched, ABC, metaclass=Threadable):
 
     def deaf(self) -> None:
         """Take connections, and neither read nor answer on any until hearing(), over HTTP as well."""
+        from fakensqd.faults.toxics import stall
+
         if self._deafness is None:
             self._deafness = self.link.add(stall(), kept=True)
             self._hearing = Event()

@@ -1,4 +1,5 @@
-"""The data path of a FakeNsqd: locked while it runs, what exists is written at once, messages when it stops.
+"""The data path of a FakeNsqd: locked while it runs, what exists is written at once, messages when it stops, or when
+there is no room for them in memory.
 
 Owns the lock and the files. What is in them is disk.py's, what is loaded goes into a Broker. Files are written without
 fsync: they are to outlive the process, not the machine. Source: nsqd nsqd.go LoadMetadata, PersistMetadata; dirlock.go.
@@ -10,8 +11,9 @@ import contextlib
 import fcntl
 import logging
 import os
+from collections.abc import Callable, Sequence
 
-from fakensqd.broker import Broker
+from fakensqd.broker import Broker, Channel, Message, Topic
 from fakensqd.disk import (
     ChannelRecord,
     DiskError,
@@ -21,7 +23,10 @@ from fakensqd.disk import (
     decode_metadata,
     encode_messages,
     encode_metadata,
+    encode_removed,
+    encode_stored,
 )
+from gnsq.protocol.names import is_ephemeral
 
 __all__ = ["DataPath", "DataPathError"]
 
@@ -29,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 _METADATA = "nsqd.dat"
 _MESSAGES = "fakensqd.messages"
+# The file of messages is written anew when it tells of so many, and of four times those that are left.
+_MAX_PAST = 1000
 
 
 class DataPathError(OSError):
@@ -46,6 +53,10 @@ class DataPath:
         self._path = path
         self._lock: int | None = None
         self._loaded = False
+        self._broker: Broker | None = None
+        # Messages in the file that are still on disk, and all that it tells of.
+        self._live = 0
+        self._told = 0
 
     def lock(self) -> None:
         """Take the directory, so that no other nsqd, real or fake, does.
@@ -85,9 +96,11 @@ class DataPath:
             self._load_topics(broker, now)
             self._load_messages(broker, now)
             self._loaded = True
-        # From here on they are in memory; killed now, nsqd would have some of them twice.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._file(_MESSAGES))
+        # Others are in memory from here on; killed now, nsqd loses those.
+        self._broker = broker
+        self._write_messages(_on_disk)
+        broker.on_stored = self._stored
+        broker.on_removed = self._removed
 
     def save_topics(self, broker: Broker) -> None:
         """Write which topics and channels there are, ephemeral ones excepted.
@@ -100,23 +113,42 @@ class DataPath:
     def close(self, broker: Broker) -> None:
         """Write everything, and let others have the directory."""
         self.save_topics(broker)
-        self._save_messages(broker)
+        self._write_messages(_all)
         self.unlock()
 
-    def _save_messages(self, broker: Broker) -> None:
-        """Write what is queued, in flight and deferred, ephemeral topics and channels excepted."""
-        queues = []
-        for topic in broker.topics.values():
-            if topic.ephemeral:
-                continue
-            queues.append(Queue(topic.name, None, topic.stored()))
-            queues += [
-                Queue(topic.name, channel.name, channel.stored())
-                for channel in topic.channels.values()
-                if not channel.ephemeral
-            ]
-        if queues := [queue for queue in queues if queue.messages]:
+    def _write_messages(self, listed: Callable[[Topic | Channel], list[Message]]) -> None:
+        """Write the file of messages anew, what is ephemeral excepted; there is none if there are no messages."""
+        queues = [] if self._broker is None else _queues(self._broker, listed)
+        self._live = self._told = sum(len(queue.messages) for queue in queues)
+        if queues:
             self._try_write(_MESSAGES, encode_messages(queues))
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(self._file(_MESSAGES))
+
+    def _stored(self, topic: str, channel: str | None, messages: Sequence[Message]) -> None:
+        if self._lock is not None and not is_ephemeral(topic):
+            self._live += len(messages)
+            self._append(encode_stored(Queue(topic, channel, messages)), len(messages))
+
+    def _removed(self, topic: str, channel: str | None, ids: Sequence[bytes]) -> None:
+        if self._lock is None or is_ephemeral(topic):
+            return
+        self._live -= len(ids)
+        if self._live <= 0 or self._told > _MAX_PAST + 4 * self._live:
+            self._write_messages(_on_disk)
+        else:
+            self._append(encode_removed(topic, channel, ids), len(ids))
+
+    def _append(self, record: bytes, told: int) -> None:
+        self._told += told
+        name = self._file(_MESSAGES)
+        try:
+            # Unbuffered: what was accepted survives the end of the process.
+            with open(name, "ab", buffering=0) as file:
+                file.write(record if file.tell() else encode_messages([]) + record)
+        except OSError as error:
+            logger.error("failed to persist %s - %s", name, error)
 
     def _load_topics(self, broker: Broker, now: float) -> None:
         name = self._file(_METADATA)
@@ -139,13 +171,15 @@ class DataPath:
         name = self._file(_MESSAGES)
         try:
             with open(name, "rb") as file:
-                queues = decode_messages(file.read())
+                queues, torn = decode_messages(file.read())
         except FileNotFoundError:
             return
         except DiskError as error:
             os.replace(name, f"{name}.damaged")
             logger.error("messages in %s.damaged are not read: %s", name, error)
             return
+        if torn:
+            logger.warning("the last %d bytes of %s are not whole, and not read", torn, name)
         for queue in queues:
             # The file may be of another time than nsqd.dat: what it names is made.
             topic = broker.ensure_topic(queue.topic)
@@ -170,6 +204,28 @@ class DataPath:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(data)
         os.replace(temporary, target)
+
+
+def _all(queue: Topic | Channel) -> list[Message]:
+    return queue.stored()
+
+
+def _on_disk(queue: Topic | Channel) -> list[Message]:
+    return queue.on_disk()
+
+
+def _queues(broker: Broker, listed: Callable[[Topic | Channel], list[Message]]) -> list[Queue]:
+    queues = []
+    for topic in broker.topics.values():
+        if topic.ephemeral:
+            continue
+        queues.append(Queue(topic.name, None, listed(topic)))
+        queues += [
+            Queue(topic.name, channel.name, listed(channel))
+            for channel in topic.channels.values()
+            if not channel.ephemeral
+        ]
+    return [queue for queue in queues if queue.messages]
 
 
 def _records(broker: Broker) -> list[TopicRecord]:

@@ -1,10 +1,10 @@
 """What FakeNsqd writes to its data path: nsqd's own ``nsqd.dat``, and a file of messages in a format of our own.
 
 Pure: values to bytes and back. Source of nsqd.dat: nsqd.go Metadata. nsqd keeps messages in one diskqueue per topic and
-channel; here all are in one file, written when the server stops:
+channel; here all are in one file, which is appended to:
 
-    magic, then per queue: int32 size and JSON {"topic", "channel" (null: the topic itself), "count"}, then count times
-    int32 size and the message as a message frame has it; int32 0; CRC-32 of all that is before it.
+    magic, then records: int32 size and CRC-32 of what follows; int32 size and JSON {"topic", "channel" (null: the topic
+    itself), "count", "removed" (ids)}; then count times int32 size and the message as a message frame has it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ __all__ = [
     "decode_metadata",
     "encode_messages",
     "encode_metadata",
+    "encode_removed",
+    "encode_stored",
 ]
 
-_MAGIC = b"fakensqd messages 1\n"
+_MAGIC = b"fakensqd messages 2\n"
 _SIZE = struct.Struct(">i")
-_CHECKSUM = struct.Struct(">I")
+_HEADER = struct.Struct(">iI")
 
 
 class DiskError(ValueError):
@@ -108,38 +110,61 @@ def _channels(documents: list[dict[str, object]]) -> tuple[ChannelRecord, ...]:
 
 def encode_messages(queues: Iterable[Queue]) -> bytes:
     """Write the file of messages. Attempts are kept, a delay that was left is not: nsqd loses it, too."""
-    parts = [_MAGIC]
-    for queue in queues:
-        head = {"topic": queue.topic, "channel": queue.channel, "count": len(queue.messages)}
-        parts.append(_sized(gojson.encode(head)))
-        parts += [
-            _sized(encode_message(message.timestamp, message.attempts, message.id, message.body))
-            for message in queue.messages
-        ]
-    parts.append(_SIZE.pack(0))
-    data = b"".join(parts)
-    return data + _CHECKSUM.pack(zlib.crc32(data))
+    return _MAGIC + b"".join(map(encode_stored, queues))
 
 
-def decode_messages(data: bytes) -> list[Queue]:
+def encode_stored(queue: Queue) -> bytes:
+    """Write a record of messages that have come, to be appended."""
+    messages = [
+        _sized(encode_message(message.timestamp, message.attempts, message.id, message.body))
+        for message in queue.messages
+    ]
+    return _record({"topic": queue.topic, "channel": queue.channel, "count": len(messages), "removed": []}, messages)
+
+
+def encode_removed(topic: str, channel: str | None, ids: Iterable[bytes]) -> bytes:
+    """Write a record of messages that have gone, to be appended."""
+    removed = [message_id.decode("latin-1") for message_id in ids]
+    return _record({"topic": topic, "channel": channel, "count": 0, "removed": removed}, [])
+
+
+def decode_messages(data: bytes) -> tuple[list[Queue], int]:
     """Read the file of messages.
+
+    Returns:
+        What is there, and how many bytes of a last record that is not whole: its writer was killed.
 
     Raises:
         DiskError: If it is damaged, or no such file.
     """
     if not data.startswith(_MAGIC):
         raise DiskError("no file of fakensqd's messages")
-    content, checksum = data[: -_CHECKSUM.size], data[-_CHECKSUM.size :]
-    if _CHECKSUM.pack(zlib.crc32(content)) != checksum:
-        raise DiskError(f"the checksum of {len(data)} bytes of messages is wrong")
-    # What has the right checksum was written by encode_messages().
-    reader = _Reader(content, len(_MAGIC))
-    queues = []
-    while head := reader.sized():
-        document = json.loads(head)
-        messages = [_message(reader.sized()) for _ in range(document["count"])]
-        queues.append(Queue(document["topic"], document["channel"], messages))
-    return queues
+    queues: dict[tuple[str, str | None], dict[bytes, Message]] = {}
+    position = len(_MAGIC)
+    while (start := position + _HEADER.size) <= len(data):
+        size, checksum = _HEADER.unpack_from(data, position)
+        if size < 0 or len(data) < start + size:
+            break
+        content = data[start : start + size]
+        if zlib.crc32(content) != checksum:
+            raise DiskError(f"the checksum of {size} bytes of messages is wrong")
+        # What has the right checksum was written by _record().
+        reader = _Reader(content, 0)
+        document = json.loads(reader.sized())
+        messages = queues.setdefault((document["topic"], document["channel"]), {})
+        for message_id in document["removed"]:
+            messages.pop(message_id.encode("latin-1"), None)
+        for _ in range(document["count"]):
+            message = _message(reader.sized())
+            messages[message.id] = message
+        position = start + size
+    found = [Queue(topic, channel, list(messages.values())) for (topic, channel), messages in queues.items()]
+    return found, len(data) - position
+
+
+def _record(document: dict[str, object], messages: list[bytes]) -> bytes:
+    content = b"".join([_sized(gojson.encode(document)), *messages])
+    return _HEADER.pack(len(content), zlib.crc32(content)) + content
 
 
 def _sized(data: bytes) -> bytes:

@@ -6,9 +6,11 @@ A Question stops the session: it reads nothing and says nothing more until its r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
-from fakensqd.auth import Authorization
-from gnsq.protocol.compression import Codec
+if TYPE_CHECKING:
+    from fakensqd.auth import Authorization
+    from gnsq.protocol.compression import Codec
 
 __all__ = [
     "Answer",
@@ -106,7 +108,7 @@ class Failed:
 
 
 Question = StartTLS | StartCompression | AskAuth | Wait
-Answer = Secured | Failed | Authorization | None
+Answer: TypeAlias = "Secured | Failed | Authorization | None"
 Effect = Send | Close | Reset | Question
 
 # --- what faults are made of: performed before a connection sees it ---------------------------------------------------

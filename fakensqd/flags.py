@@ -21,7 +21,6 @@ __all__ = ["LOOKUPD_FLAGS", "NSQD_FLAGS", "default_node_id", "options_of", "with
 _COMMON = [
     Flag("version", "bool", meaning="print the version and exit"),
     Flag("config", "string", meaning="TOML file to read options from; flags go before it"),
-    Flag("log-level", "log-level", default="info", meaning="debug, info, warn, error or fatal"),
     Flag("verbose", "bool"),
 ]
 _USED = frozenset({"version", "config", "log-level", "log-prefix"})
@@ -45,6 +44,7 @@ def _option(
 
 NSQD_FLAGS = (
     *_COMMON,
+    _option("log-level", "log-level"),
     Flag("log-prefix", "string", default="[nsqd] ", meaning="begins each line of the log"),
     _option("tcp-address", "string", default="0.0.0.0:4150"),
     _option("http-address", "string", default="0.0.0.0:4151"),
@@ -101,6 +101,7 @@ NSQD_FLAGS = (
 
 LOOKUPD_FLAGS = (
     *_COMMON,
+    Flag("log-level", "log-level", default="info", meaning="debug, info, warn, error or fatal"),
     Flag("log-prefix", "string", default="[nsqlookupd] ", meaning="begins each line of the log"),
     _option("tcp-address", "string", default="0.0.0.0:4160", options=LookupdOptions),
     _option("http-address", "string", default="0.0.0.0:4161", options=LookupdOptions),

@@ -6,16 +6,20 @@ Owns the socket and the greenlets of its requests. Knows no endpoint.
 from __future__ import annotations
 
 import contextlib
-import ssl
+import io
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gevent
 from gevent import socket
 from gevent.pool import Pool
-from gevent.pywsgi import WSGIHandler, WSGIServer
+from gevent.pywsgi import MAX_REQUEST_LINE, WSGIHandler, WSGIServer
 
 from fakensqd.addresses import bound_address, forget, join_address, listen, listen_address
+from fakensqd.http_head import HeadRefusal, check_head, check_request_line
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["SOCKET", "Application", "HttpPort"]
 
@@ -23,9 +27,6 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]  #
 
 # Where a request's environ has its socket.
 SOCKET = "fakensqd.socket"
-_BAD_REQUEST = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request"
-)
 # Source: Go's net/http server.go serve, tlsRecordHeaderLooksLikeHTTP.
 _NOT_TLS = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
 # What is read of such a request before it is hung up on: unread bytes would turn the answer into a reset.
@@ -42,10 +43,20 @@ class _Handler(WSGIHandler):  # type: ignore[misc]  # gevent has no types
         Raises:
             ValueError: If it is none.
         """
-        if len(raw_requestline.split()) != 3:
-            # With two words it would be HTTP/0.9.
-            raise ValueError(raw_requestline)
+        check_request_line(raw_requestline)
+        lines = list(iter(self._read_header_line, b""))
+        check_head(raw_requestline, lines)
+        self._head = b"".join(lines)
         return bool(super().read_request(raw_requestline))
+
+    def MessageClass(self, *_: object) -> object:  # gevent's name
+        """Parse the headers, which have been read."""
+        return super().MessageClass(io.BytesIO(self._head), 0)
+
+    def _read_header_line(self) -> bytes:
+        """Read a line; b"" behind the last."""
+        line: bytes = self.rfile.readline(MAX_REQUEST_LINE)
+        return b"" if line in (b"\r\n", b"\n") else line
 
     def get_environ(self) -> dict[str, Any]:  # Any: WSGI's environ holds anything
         """Describe a request; with the socket it came through."""
@@ -61,7 +72,7 @@ class _Handler(WSGIHandler):  # type: ignore[misc]  # gevent has no types
         super().handle_error(kind, error, trace)
 
     def _handle_client_error(self, error: Exception) -> tuple[str, bytes]:
-        return "400", _BAD_REQUEST
+        return "400", (error if isinstance(error, HeadRefusal) else HeadRefusal()).answer
 
 
 class _Server(WSGIServer):  # type: ignore[misc]  # gevent has no types
@@ -74,11 +85,13 @@ class _Server(WSGIServer):  # type: ignore[misc]  # gevent has no types
         if sock.family != socket.AF_UNIX:
             # gevent sends headers and body apart; otherwise the body waits 40 ms for the ack of the headers.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with contextlib.suppress(ConnectionError, ssl.SSLError):
+        with contextlib.suppress(ConnectionError):
             super().handle(sock, address)
 
     def wrap_socket_and_handle(self, sock: socket.socket, address: tuple[str, int]) -> None:
         """Serve one connection inside TLS; who speaks HTTP in clear is told."""
+        import ssl
+
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             if sock.recv(len(_METHODS[0]), socket.MSG_PEEK) in _METHODS:
                 sock.sendall(_NOT_TLS)

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from fakensqd.clock import Clock
 from fakensqd.effects import Close, Execute, HttpAnswer, Reset, Step, Wait
-from fakensqd.faults.jsonform import decode_rules, encode_rule
 from fakensqd.faults.match import Event, Point
 from fakensqd.faults.scenario import Rule
 from fakensqd.faults.watch import Watch
@@ -173,6 +172,8 @@ def _broken_off() -> ConnectionResetError:
 
 def _steered(environ: dict[str, Any], steering: Steering) -> HttpAnswer:
     """Do what is asked of ``/faults``: GET lists, POST adds a rule or a list, DELETE removes those of an id or all."""
+    from fakensqd.faults.jsonform import decode_rules, encode_rule
+
     request = Request(environ)
     try:
         match request.method:

@@ -6,14 +6,15 @@ UpgradeSnappy: each begins on top of what is below it, whatever had been there b
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from fakensqd import tls
 from fakensqd.clock import Clock, run_within
 from fakensqd.effects import Answer, Failed, StartCompression, StartTLS
-from gnsq.layers import CompressedTransport
 from gnsq.transport import Transport
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["Layers"]
 
@@ -53,6 +54,9 @@ class Layers:
         """Put a layer on; give back what its question is to be answered with."""
         if isinstance(layer, StartTLS):
             return self._start_tls()
+        # What is imported here takes long, and most clients never ask for it.
+        from gnsq.layers import CompressedTransport
+
         self.top = CompressedTransport(self._secured, layer.codec)
         return None
 
@@ -65,6 +69,8 @@ class Layers:
         self._reset()
 
     def _start_tls(self) -> Answer:
+        from fakensqd import tls
+
         context = self._context
         assert context is not None  # the session knows what is offered
         try:

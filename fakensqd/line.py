@@ -23,6 +23,7 @@ class Line:
     def __init__(self) -> None:
         self._ready: list[bytes] = []
         self._end: Close | Reset | None = None
+        self._ending = False
         self._stalled: deque[Step] = deque()
         self._until = -math.inf
         self._behind: list[bytes] = []
@@ -45,6 +46,15 @@ class Line:
         """Whether the end of the connection has been said, if only later."""
         return self._end is not None or any(isinstance(step, (Close, Reset)) for step in self._stalled)
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything that has been said has not left it."""
+        return bool(self._ready or self._stalled or self._behind or self._later or self._end)
+
+    def end(self) -> None:
+        """Say the end of the connection: behind all that has been said, what is late included."""
+        self._ending = True
+
     def put(self, steps: Iterable[Step], now: float) -> None:
         """Say something; what is not for a connection's output is left out."""
         for step in steps:
@@ -64,6 +74,8 @@ class Line:
             self._move(now)
         while self._later and self._later[0][0] <= now and self._end is None:
             self._ready.append(heapq.heappop(self._later)[2])
+        if self._ending and not (self._stalled or self._later):
+            self._let_go(Close(), now)
         effects: list[Effect] = []
         if self._ready:
             effects.append(Send(b"".join(self._ready)))

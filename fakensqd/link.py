@@ -22,7 +22,7 @@ from gevent.event import Event
 
 from fakensqd.clock import Clock
 from fakensqd.faults.chain import Chain
-from fakensqd.faults.toxics import Deliver, Effect, End, Toxic
+from fakensqd.faults.passage import Deliver, Effect, End, Toxic
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.transport import READ_SIZE, Transport
 

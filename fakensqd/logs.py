@@ -12,17 +12,15 @@ import os
 import select
 import time
 
-__all__ = ["LineFormatter", "PatientLog", "configure"]
+from fakensqd.options import LOG_LEVELS
+
+__all__ = ["LineFormatter", "PatientLog", "configure", "set_level"]
 
 # What poll() calls writable takes this much at once. Source: pipe(7), PIPE_BUF.
 _ATOMIC = 4096
-_LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warn": logging.WARNING,
-    "error": logging.ERROR,
-    "fatal": logging.CRITICAL,
-}
+_LEVELS = dict(
+    zip(LOG_LEVELS, (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL), strict=True)
+)
 _NAMES = {logging.CRITICAL: "FATAL"}
 
 
@@ -79,5 +77,10 @@ def configure(level: str, prefix: str, descriptor: int = 2) -> PatientLog:
     logger = logging.getLogger("fakensqd")
     logger.handlers = [handler]
     logger.propagate = False
-    logger.setLevel(_LEVELS[level])
+    set_level(level)
     return handler
+
+
+def set_level(level: str) -> None:
+    """Let all that fakensqd logs begin at a level of nsqd's names: it is the whole process's."""
+    logging.getLogger("fakensqd").setLevel(_LEVELS[level])

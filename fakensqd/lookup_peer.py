@@ -10,6 +10,7 @@ import json
 import logging
 import struct
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -19,7 +20,8 @@ from gevent.queue import SimpleQueue
 
 from fakensqd import gojson
 from fakensqd.addresses import split_address
-from fakensqd.clock import Clock, Timer
+from fakensqd.clock import Clock, Timer, run_within
+from fakensqd.connecting import connect
 from fakensqd.lookupd_session import MAGIC_V1
 from fakensqd.options import NSQ_VERSION, NsqdOptions
 
@@ -28,10 +30,8 @@ __all__ = ["LookupPeer"]
 logger = logging.getLogger(__name__)
 
 _PING = b"PING\n"
-# For connecting, and for each answer. Source: lookup_peer.go.
+# For connecting, and for each read and write. Source: lookup_peer.go.
 _TIMEOUT = 1.0
-# For an HTTP request. Source: nsqd's --http-client-request-timeout.
-_HTTP_TIMEOUT = 5.0
 _SIZE = struct.Struct(">i")
 
 
@@ -87,18 +87,16 @@ class LookupPeer:
         self.wait_tried()
         if self._http_address is None:
             return []
-        connection = http.client.HTTPConnection(*self._http_address)
+        address, options = self._http_address, self._options
         try:
-            # http.client over a socket of gevent's waits without blocking the hub.
-            connection.sock = socket.create_connection(self._http_address, timeout=_HTTP_TIMEOUT)
-            connection.request("GET", f"/channels?topic={quote(topic, safe='')}")
-            answer: Any = json.loads(connection.getresponse().read())  # Any: JSON
-            return list(answer["channels"])
+            return run_within(
+                self._clock,
+                options.http_client_request_timeout,
+                lambda: _channels(connect(address, self._clock, options.http_client_connect_timeout), topic),
+            )
         except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
             logger.warning("nsqlookupd %s: channels of topic %s: %s", self._address, topic, error)
             return []
-        finally:
-            connection.close()
 
     def stop(self) -> None:
         """Hang up: nsqlookupd forgets this nsqd."""
@@ -134,7 +132,7 @@ class LookupPeer:
             self._disconnect()
 
     def _connect(self) -> None:
-        self._socket = socket.create_connection(split_address(self._address), timeout=_TIMEOUT)
+        self._socket = connect(split_address(self._address), self._clock, _TIMEOUT)
         body = gojson.encode(self._identity)
         self._http_address = _http_address(self._ask(MAGIC_V1 + b"IDENTIFY\n" + _SIZE.pack(len(body)) + body))
         for topic, channel in self._registrations():
@@ -146,16 +144,16 @@ class LookupPeer:
             self._socket = None
 
     def _ask(self, command: bytes) -> bytes:
-        assert self._socket is not None  # _command() has connected
-        self._socket.sendall(command)
-        (size,) = _SIZE.unpack(self._receive(_SIZE.size))
-        return self._receive(size)
+        sock = self._socket
+        assert sock is not None  # _command() has connected
+        run_within(self._clock, _TIMEOUT, partial(sock.sendall, command))
+        (size,) = _SIZE.unpack(self._receive(sock, _SIZE.size))
+        return self._receive(sock, size)
 
-    def _receive(self, count: int) -> bytes:
-        assert self._socket is not None  # as in _ask()
+    def _receive(self, sock: socket.socket, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
-            part = self._socket.recv(count - len(data))
+            part = run_within(self._clock, _TIMEOUT, partial(sock.recv, count - len(data)))
             if not part:
                 raise ConnectionResetError("closed by nsqlookupd")
             data += part
@@ -165,6 +163,19 @@ class LookupPeer:
 def _registration(verb: bytes, topic: str, channel: str | None) -> bytes:
     words = [verb, topic.encode()] if channel is None else [verb, topic.encode(), channel.encode()]
     return b" ".join(words) + b"\n"
+
+
+def _channels(sock: socket.socket, topic: str) -> list[str]:
+    """Ask over a connection to the HTTP API, and close it."""
+    connection = http.client.HTTPConnection("nsqlookupd")
+    # http.client over a socket of gevent's waits without blocking the hub.
+    connection.sock = sock
+    try:
+        connection.request("GET", f"/channels?topic={quote(topic, safe='')}")
+        answer: Any = json.loads(connection.getresponse().read())  # Any: JSON
+        return list(answer["channels"])
+    finally:
+        connection.close()
 
 
 def _http_address(answer: bytes) -> tuple[str, int] | None:

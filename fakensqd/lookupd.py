@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from fakensqd.clock import Clock
 from fakensqd.daemon import Daemon
-from fakensqd.faults.match import Point
+from fakensqd.faults.match import LOOKUPD_COMMANDS, Point
 from fakensqd.http_server import Application
 from fakensqd.lookupd_http import lookupd_application
 from fakensqd.lookupd_session import LookupdSession
@@ -52,8 +52,10 @@ class FakeLookupd(Daemon):
         self.registry = Registry()
         self._epoch_ns = self.clock.time_ns() - round(self.clock.monotonic() * 1e9)
 
-    # Its TCP sessions are nsqds: nothing acts on what they say.
-    points = frozenset([Point.CONNECT, Point.HTTP, Point.HTTP_ANSWER])
+    # It only answers: no frames. An answer is size and data.
+    points = frozenset(Point) - {Point.FRAME}
+    commands = LOOKUPD_COMMANDS
+    header = 4
 
     @property
     def broadcast_address(self) -> str:

@@ -6,20 +6,22 @@ Pure: takes ``now``, writes into a Registry, knows no socket. Source: nsqlookupd
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from fakensqd import gojson
-from fakensqd.effects import Close, Effect, Send
-from fakensqd.reader import Reading
+from fakensqd.bodies import SIZE, Measure
+from fakensqd.effects import Answer, Close, Effect, Question, Send
+from fakensqd.reader import Input, Reading, Refusal
 from fakensqd.registry import Peer, Registry
+from fakensqd.tap import Tap, Tapped
 from gnsq.protocol.names import valid_channel_name, valid_topic_name
 
 __all__ = ["MAGIC_V1", "LookupdSession"]
 
 MAGIC_V1 = b"  V1"
-_SIZE = struct.Struct(">i")
+_OK = b"OK"
 _SPACE = b"\t\n\v\f\r "
 _FIELDS = {
     "broadcast_address": gojson.STRING,
@@ -30,13 +32,16 @@ _FIELDS = {
     "remote_address": gojson.STRING,
 }
 
+_Handler = Callable[["LookupdSession", list[bytes]], Reading[None] | None]
 
-class _Refusal(Exception):
+
+class _Refusal(Refusal):
     """An answer after which the connection ends."""
 
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data)
-        self.data = data
+    @property
+    def frame(self) -> bytes:
+        """Size and data: there is no frame type, errors look like answers."""
+        return _framed(self.data)
 
 
 class _Ended(Exception):
@@ -51,8 +56,6 @@ class LookupdSession:
         identity: Gives what IDENTIFY answers.
     """
 
-    due = math.inf
-
     def __init__(
         self, registry: Registry, *, remote_address: str, identity: Callable[[], Mapping[str, object]]
     ) -> None:
@@ -61,53 +64,80 @@ class LookupdSession:
         self._identity = identity
         self._now = 0.0
         self._peer: Peer | None = None
-        self._buffer = bytearray()
-        self._ended = False
+        self._input = Input()
         self._closed = False
-        self._answers: list[bytes] = []
+        self._output: list[bytes] = []
+        self._question: Question | None = None
+        self._tap: Tapped | None = None
         self._program = self._run()
 
     # --- what the shell calls -----------------------------------------------------------------------------------------
 
+    def attach(self, tap: Tap) -> None:
+        """Let a tap listen from the next command on, if none does."""
+        self._tap = self._tap or Tapped(tap, self._input, self._output, self._measure)
+
     def receive(self, data: bytes, now: float) -> list[Effect]:
         """Take what the nsqd has sent."""
-        self._buffer += data
+        self._input.decoder.feed(data)
         return self._advance(now)
 
     def end_of_input(self, now: float) -> list[Effect]:
         """Take note that nothing more will come."""
-        self._ended = True
+        self._input.ended = True
         return self._advance(now)
 
+    def resume(self, answer: Answer, now: float) -> list[Effect]:
+        """Go on with the answer to the question that was the last effect."""
+        self._question = None
+        return self._advance(now, answer)
+
     def pump(self, now: float) -> list[Effect]:
-        """Nothing is ever sent but answers."""
-        return []
+        """Give what a fault has held back until now; nothing else is ever sent but answers."""
+        return self.tick(now)
 
     def tick(self, now: float) -> list[Effect]:
-        """Nothing is ever due."""
-        return []
+        """Give what a fault has held back until now."""
+        self._now = now
+        return [] if self._tap is None else self._effects()
 
     def disconnected(self) -> None:
-        """The connection is gone, and the nsqd with it."""
+        """The nsqd is gone. What is still to be said may be."""
         self._closed = True
         if self._peer is not None:
             self._registry.disconnect(self._peer)
 
+    @property
+    def due(self) -> float:
+        """When tick() is worth calling, seconds; infinity if never."""
+        return math.inf if self._tap is None else self._tap.due
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """What nsqd says clients reach it at, before IDENTIFY where it is; it subscribes to nothing."""
+        peer = self._peer
+        return (self._remote_address if peer is None else f"{peer.broadcast_address}:{peer.tcp_port}", "", "")
+
     # --- input --------------------------------------------------------------------------------------------------------
 
-    def _advance(self, now: float) -> list[Effect]:
+    def _advance(self, now: float, answer: Answer = None) -> list[Effect]:
         self._now = now
-        if self._closed:
-            return []
+        if self._closed or self._question is not None:
+            return self.tick(now)
         try:
-            next(self._program)
+            self._question = self._program.send(answer)
         except StopIteration:
-            self._closed = True
-        effects: list[Effect] = []
-        if self._answers:
-            # Size and data: there is no frame type, errors look like answers.
-            effects.append(Send(b"".join(_SIZE.pack(len(data)) + data for data in self._answers)))
-            self._answers.clear()
+            self.disconnected()
+        effects = self._effects()
+        if self._question is not None:
+            effects.append(self._question)
+        return effects
+
+    def _effects(self) -> list[Effect]:
+        if self._tap is not None:
+            return self._tap.take(self._now, flush=True, closed=self._closed)
+        effects: list[Effect] = [Send(b"".join(self._output))] if self._output else []
+        self._output.clear()
         if self._closed:
             effects.append(Close())
         return effects
@@ -118,52 +148,70 @@ class LookupdSession:
                 raise _Refusal(b"E_BAD_PROTOCOL")
             while True:
                 line = yield from self._read_line()
-                words = [word.decode("latin-1") for word in line.strip(_SPACE).split(b" ")]
-                if words[0] == "IDENTIFY":
-                    answer = yield from self._identify()
-                else:
-                    answer = self._execute(words)
-                self._answers.append(answer)
+                if self._tap is not None and self._tap.idle:
+                    self._tap = None
+                words = line.strip(_SPACE).split(b" ")
+                handler = self._handler(words[0])
+                if self._tap is not None:
+                    begin, legal = partial(handler, self, words), handler is not _illegal
+                    if (yield from self._tap.execute(words, begin, self._time, legal=legal)):
+                        return
+                elif (reading := handler(self, words)) is not None:
+                    yield from reading
         except _Refusal as refusal:
-            self._answers.append(refusal.data)
+            self._output.append(refusal.frame)
         except _Ended:
             pass
 
+    def _time(self) -> float:
+        return self._now
+
     def _read_line(self) -> Reading[bytes]:
-        while (end := self._buffer.find(b"\n")) < 0:
-            if self._ended:
+        # Not the decoder's take_line(): nsqlookupd has no limit.
+        decoder = self._input.decoder
+        while b"\n" not in (data := decoder.peek(decoder.buffered) or b""):
+            if self._input.ended:
                 raise _Ended
             yield None
-        return (yield from self._read(end + 1))
+        return (yield from self._read(data.index(b"\n") + 1))
 
     def _read(self, count: int) -> Reading[bytes]:
-        while len(self._buffer) < count:
-            if self._ended:
+        while (data := self._input.decoder.take(count)) is None:
+            if self._input.ended:
                 raise _Ended
             yield None
-        data = bytes(self._buffer[:count])
-        del self._buffer[:count]
         return data
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
-    def _execute(self, words: list[str]) -> bytes:
-        match words[0]:
-            case "PING":
-                if self._peer is not None:
-                    self._peer.last_update = self._now
-            case "REGISTER":
-                self._registry.register(*self._names(words))
-            case "UNREGISTER":
-                self._registry.unregister(*self._names(words))
-            case name:
-                raise _Refusal(b"E_INVALID invalid command %s" % name.encode("latin-1"))
-        return b"OK"
+    def _handler(self, name: bytes) -> _Handler:
+        if name == b"IDENTIFY" and self._peer is not None:
+            return _illegal
+        return _HANDLERS.get(name, _illegal)
 
-    def _names(self, words: list[str]) -> tuple[Peer, str, str]:
+    def _measure(self, words: list[bytes]) -> Measure | None:
+        return _body_size if words[0] == b"IDENTIFY" else None
+
+    def _respond(self, data: bytes) -> None:
+        self._output.append(_framed(data))
+
+    def _ping(self, words: list[bytes]) -> None:
+        if self._peer is not None:
+            self._peer.last_update = self._now
+        self._respond(_OK)
+
+    def _register(self, words: list[bytes]) -> None:
+        self._registry.register(*self._names(words))
+        self._respond(_OK)
+
+    def _unregister(self, words: list[bytes]) -> None:
+        self._registry.unregister(*self._names(words))
+        self._respond(_OK)
+
+    def _names(self, words: list[bytes]) -> tuple[Peer, str, str]:
         if self._peer is None:
             raise _Refusal(b"E_INVALID client must IDENTIFY")
-        verb, *names = words
+        verb, *names = (word.decode("latin-1") for word in words)
         if not names:
             raise _Refusal(f"E_INVALID {verb} insufficient number of params".encode())
         topic, channel = names[0], names[1] if len(names) > 1 else ""
@@ -173,11 +221,9 @@ class LookupdSession:
             raise _Refusal(f"E_BAD_CHANNEL {verb} channel name '{channel}' is not valid".encode("latin-1"))
         return self._peer, topic, channel
 
-    def _identify(self) -> Reading[bytes]:
-        if self._peer is not None:
-            raise _Refusal(b"E_INVALID cannot IDENTIFY again")
+    def _identify(self, words: list[bytes]) -> Reading[None]:
         try:
-            (size,) = _SIZE.unpack((yield from self._read(_SIZE.size)))
+            (size,) = SIZE.unpack((yield from self._read(SIZE.size)))
         except _Ended:
             raise _Refusal(b"E_BAD_BODY IDENTIFY failed to read body size") from None
         if size < 0:
@@ -202,4 +248,27 @@ class LookupdSession:
             last_update=self._now,
         )
         self._registry.connect(self._peer)
-        return gojson.encode(self._identity())
+        self._respond(gojson.encode(self._identity()))
+
+
+def _framed(data: bytes) -> bytes:
+    return SIZE.pack(len(data)) + data
+
+
+def _body_size(data: bytes) -> int | None:
+    (size,) = SIZE.unpack_from(data)
+    return SIZE.size + int(size) if size >= 0 else None
+
+
+def _illegal(session: LookupdSession, words: list[bytes]) -> None:
+    if words[0] == b"IDENTIFY":
+        raise _Refusal(b"E_INVALID cannot IDENTIFY again")
+    raise _Refusal(b"E_INVALID invalid command %s" % words[0])
+
+
+_HANDLERS: dict[bytes, _Handler] = {
+    b"PING": LookupdSession._ping,
+    b"IDENTIFY": LookupdSession._identify,
+    b"REGISTER": LookupdSession._register,
+    b"UNREGISTER": LookupdSession._unregister,
+}

@@ -5,17 +5,16 @@ Pure: takes facts about its server from a structural type, knows no socket. Sour
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from fakensqd.broker import Broker, Channel, Topic
+from fakensqd.config import ConfigFacts, option, set_option
 from fakensqd.gotext import int64
 from fakensqd.http_api import JSON_TYPE, NSQ_TYPE, HttpError, Request, Route, Router, topic_and_channel_names
 from fakensqd.old_http import OldRouter
-from fakensqd.options import NSQ_VERSION, NsqdOptions
+from fakensqd.options import NSQ_VERSION
 from fakensqd.reader import Input, Refusal
 from fakensqd.session import Session
 from fakensqd.stats import statistics, statistics_text
@@ -25,34 +24,16 @@ __all__ = ["NsqdFacts", "nsqd_application", "tls_required_application"]
 
 _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-# Options that nsqd has under another name, or not at all.
-_NO_FLAGS = (
-    *["lookupd_tcp_addresses", "lookupd_ping_interval", "node_id"],
-    *["scan_lateness", "rdy_counts_down", "negotiates", "wrapped_answers"],
-)
-_LOG_LEVELS = {"debug": 1, "info": 2, "warn": 3, "warning": 3, "error": 4, "fatal": 5}
-# As they go over the wire.
-_TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
 
 
-class NsqdFacts(Protocol):
+class NsqdFacts(ConfigFacts, Protocol):
     """What the API asks of the server it belongs to."""
 
     broker: Broker
-    options: NsqdOptions
     errors: list[BaseException]
     hostname: str
     # Seconds since 1970.
     start_time: int
-    lookupd_tcp_addresses: tuple[str, ...]
-
-    @property
-    def tcp_port(self) -> int:
-        """Where it listens for clients."""
-
-    @property
-    def http_port(self) -> int:
-        """Where it listens for HTTP."""
 
     @property
     def https_port(self) -> int:
@@ -64,9 +45,6 @@ class NsqdFacts(Protocol):
 
     def now(self) -> float:
         """The monotonic time, seconds."""
-
-    def set_lookupd_tcp_addresses(self, addresses: tuple[str, ...]) -> None:
-        """Register with these nsqlookupds from now on, and with no other."""
 
 
 def nsqd_application(server: NsqdFacts) -> Router:
@@ -114,7 +92,6 @@ class _Api:
         self._server = server
         self._broker = server.broker
         self._options = server.options
-        self._log_level = _LOG_LEVELS["info"]
 
     # --- publishing ---------------------------------------------------------------------------------------------------
 
@@ -288,54 +265,15 @@ class _Api:
 
     def config(self, request: Request) -> object:
         """GET /config/OPTION."""
-        return self._option(request.argument)
+        return option(self._server, request.argument)
 
     def set_config(self, request: Request) -> object:
         """PUT /config/OPTION: the two that nsqd lets be changed."""
         body = request.read(self._options.max_msg_size + 1)
         if not body or len(body) > self._options.max_msg_size:
             raise HttpError(413, "INVALID_VALUE")
-        match request.argument:
-            case "log_level":
-                self._log_level = self._parsed_log_level(body)
-            case "nsqlookupd_tcp_addresses":
-                self._server.set_lookupd_tcp_addresses(_parsed_addresses(body))
-            case _:
-                raise HttpError(400, "INVALID_OPTION")
-        return self._option(request.argument)
-
-    def _parsed_log_level(self, body: bytes) -> int:
-        level = _LOG_LEVELS.get(body.decode("latin-1").lower())
-        if level is None:
-            raise HttpError(400, "INVALID_VALUE")
-        return level
-
-    def _option(self, name: str) -> object:
-        """Give back an option as nsqd would: durations in nanoseconds."""
-        values: dict[str, Any] = dataclasses.asdict(self._options)  # Any: options are of all types
-        for own in _NO_FLAGS:
-            del values[own]
-        values |= {
-            "id": self._options.node_id,
-            "log_level": self._log_level,
-            "nsqlookupd_tcp_addresses": list(self._server.lookupd_tcp_addresses),
-            "tls_required": int(self._options.tls_policy),
-            "tls_min_version": _TLS_VERSIONS[self._options.tls_min_version],
-        }
-        if name not in values:
-            raise HttpError(400, "INVALID_OPTION")
-        value = values[name]
-        return _nanoseconds(value) if isinstance(value, float) else value
-
-
-def _parsed_addresses(body: bytes) -> tuple[str, ...]:
-    try:
-        addresses = json.loads(body)
-    except ValueError:
-        addresses = None
-    if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
-        raise HttpError(400, "INVALID_VALUE")
-    return tuple(addresses)
+        set_option(self._server, request.argument, body)
+        return option(self._server, request.argument)
 
 
 def _nanoseconds(seconds: float) -> int:

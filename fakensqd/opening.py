@@ -7,9 +7,9 @@ Question where something outside has to be done. Source: nsqd protocol_v2.go IDE
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from fakensqd import gojson
-from fakensqd.auth import Authorization
 from fakensqd.effects import AskAuth, Failed, Secured, StartCompression, StartTLS
 from fakensqd.gotext import quote
 from fakensqd.identify import Identification, IdentifyError, Settings, decode_identify, negotiated
@@ -17,6 +17,9 @@ from fakensqd.options import NsqdOptions
 from fakensqd.reader import Input, Reading, Refusal
 from gnsq.protocol.compression import Codec, Deflate, Snappy
 from gnsq.protocol.frames import OK, RESPONSE, encode_frame
+
+if TYPE_CHECKING:
+    from fakensqd.auth import Authorization
 
 __all__ = ["OK_FRAME", "Opening"]
 
@@ -158,7 +161,7 @@ class Opening:
     def _ask(self) -> Reading[Authorization]:
         common_name = self.secured.common_name if self.secured else ""
         answer = yield AskAuth(self._secret, self._remote_ip, common_name, self.secured is not None)
-        if not isinstance(answer, Authorization):
+        if answer is None or isinstance(answer, (Secured, Failed)):
             raise Refusal(b"E_AUTH_FAILED AUTH failed")
         self.authorization = answer
         self._expires = self._now() + answer.ttl

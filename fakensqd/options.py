@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from gnsq.options import Options, option
 
-__all__ = ["NSQ_VERSION", "LookupdOptions", "NsqdOptions", "TlsRequired"]
+__all__ = ["LOG_LEVELS", "NSQ_VERSION", "LookupdOptions", "NsqdOptions", "TlsRequired"]
 
 # The version that is emulated.
 NSQ_VERSION = "1.3.0"
 
+# From all to the worst only.
+LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
 _TLS_VERSIONS = ("tls1.0", "tls1.1", "tls1.2", "tls1.3")
 
 
@@ -48,12 +50,19 @@ class NsqdOptions(Options):
         "", 'existing directory where topics, channels and messages outlive this nsqd; "": they are in memory only'
     )
     scan_lateness: bool = option(
-        False, "notice timeouts and ends of delays as late as nsqd: every 0.1 s, up to 5 s late on a young channel"
+        False,
+        "notice timeouts and ends of delays as late as nsqd: every 0.1 s; 5 s on a young channel, or more with many",
+    )
+    queue_scan_selection_count: int = option(
+        20, "with scan_lateness: channels looked into every 0.1 s, by chance; more while many have something", minimum=1
     )
     rdy_counts_down: bool = option(False, "each message takes 1 off RDY, as the oldest nsqds had it")
     negotiates: bool = option(True, "answer an IDENTIFY that asks for feature_negotiation; off, as the oldest: OK")
     wrapped_answers: bool = option(
         False, "HTTP as before nsqd 1.0: the old names, too, and JSON inside of status_code, status_txt and data"
+    )
+    log_level: str = option(
+        "info", f"what /config says until it is told another: {', '.join(LOG_LEVELS)}; programs log from it on"
     )
     node_id: int = option(0, "part of every message id", minimum=0, maximum=1023)
     mem_queue_size: int = option(
@@ -104,6 +113,8 @@ class NsqdOptions(Options):
         )
         if isinstance(self.tls_required, str) and self.tls_required not in _TLS_REQUIRED:
             raise ValueError(f"tls_required {self.tls_required!r} must be one of {', '.join(_TLS_REQUIRED)}")
+        if self.log_level not in LOG_LEVELS:
+            raise ValueError(f"log_level {self.log_level!r} must be one of {', '.join(LOG_LEVELS)}")
         if self.tls_min_version not in _TLS_VERSIONS:
             raise ValueError(f"tls_min_version {self.tls_min_version!r} must be one of {', '.join(_TLS_VERSIONS)}")
         if bool(self.tls_cert) != bool(self.tls_key):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fakensqd import parameters
+from fakensqd.bodies import Measure, measure_of
 from fakensqd.broker import Broker
 from fakensqd.opening import OK_FRAME, Opening
 from fakensqd.reader import Input, Reading, Refusal
@@ -39,22 +40,23 @@ class Publishing:
     ) -> None:
         self.count_by_topic: dict[str, int] = {}
         self._broker = broker
-        self.options = broker.options
+        self._options = broker.options
         self._input = source
         self._opening = opening
         self._respond = respond
         self._now = now
         self._auth_required = bool(broker.options.auth_http_addresses)
 
-    @property
-    def authorized(self) -> bool:
-        """Whether the client has said AUTH, if it has to."""
-        return not self._auth_required or self._opening.authorization is not None
+    def measure(self, words: list[bytes]) -> Measure | None:
+        """Give what measures the body behind a command; None if it has none, or is refused without."""
+        if words[0] == b"MPUB" and self._auth_required and self._opening.authorization is None:
+            return None
+        return measure_of(words, self._options)
 
     def publish(self, words: list[bytes]) -> Reading[None]:
         """Do PUB."""
         topic_name = parameters.publish_topic(words)
-        body = yield from self._input.read_message(b"PUB", self.options.max_msg_size)
+        body = yield from self._input.read_message(b"PUB", self._options.max_msg_size)
         if self._auth_required:
             yield from self._opening.authorize(b"PUB", topic_name)
         self._put(topic_name, [body])
@@ -62,8 +64,8 @@ class Publishing:
     def defer(self, words: list[bytes]) -> Reading[None]:
         """Do DPUB."""
         topic_name = parameters.publish_topic(words, 3)
-        delay = parameters.defer_delay(words, self.options.max_req_timeout)
-        body = yield from self._input.read_message(b"DPUB", self.options.max_msg_size)
+        delay = parameters.defer_delay(words, self._options.max_req_timeout)
+        body = yield from self._input.read_message(b"DPUB", self._options.max_msg_size)
         if self._auth_required:
             yield from self._opening.authorize(b"DPUB", topic_name)
         self._put(topic_name, [body], delay)
@@ -76,12 +78,12 @@ class Publishing:
         # nsqd makes the topic before it has read anything.
         self._broker.ensure_topic(topic_name)
         size = yield from self._input.read_size(b"E_BAD_BODY MPUB failed to read body size")
-        limit = self.options.max_body_size
+        limit = self._options.max_body_size
         if size <= 0:
             raise Refusal(b"E_BAD_BODY MPUB invalid body size %d" % size)
         if size > limit:
             raise Refusal(b"E_BAD_BODY MPUB body too big %d > %d" % (size, limit))
-        bodies = yield from self._input.read_messages(self.options.max_msg_size, limit)
+        bodies = yield from self._input.read_messages(self._options.max_msg_size, limit)
         self._put(topic_name, bodies)
 
     def _put(self, topic_name: str, bodies: list[bytes], delay: float = 0.0) -> None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 from fakensqd.effects import Answer, Question
 from gnsq.errors import ERROR_CODES
 from gnsq.protocol.commands import CommandDecoder
+from gnsq.protocol.frames import ERROR, encode_frame
 
 __all__ = ["Input", "Reading", "Refusal"]
 
@@ -36,6 +37,11 @@ class Refusal(Exception):
     def fatal(self) -> bool:
         """Whether the connection ends with it."""
         return ERROR_CODES[self.data.partition(b" ")[0]].fatal
+
+    @property
+    def frame(self) -> bytes:
+        """The error frame."""
+        return encode_frame(ERROR, self.data)
 
 
 class Input:

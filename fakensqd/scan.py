@@ -1,4 +1,4 @@
-"""When nsqd looks for messages whose time has come: at every scan, in the channels of its last listing.
+"""When nsqd looks for messages whose time has come, and where: at every scan, in some channels of its last listing.
 
 Pure. Seconds; scans and listings are counted from the start. Source: nsqd nsqd.go queueScanLoop.
 """
@@ -6,12 +6,19 @@ Pure. Seconds; scans and listings are counted from the start. Source: nsqd nsqd.
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-__all__ = ["last_listing", "next_listing", "next_scan"]
+__all__ = ["last_listing", "next_listing", "next_scan", "scan"]
+
+_Channel = TypeVar("_Channel")
 
 # Source: nsqd options.go, queue-scan-interval and queue-scan-refresh-interval.
 _SCAN = 0.1
 _LISTING = 5.0
+# Source: the same, queue-scan-dirty-percent.
+_DIRTY = 0.25
 # What is due at a scan is not to wait for the next because of the last bit of a float.
 _CLOSE = 1e-9
 
@@ -30,3 +37,14 @@ def last_listing(now: float, since: float) -> float:
 def next_listing(now: float, since: float) -> float:
     """When that will be done again."""
     return last_listing(now, since) + _LISTING
+
+
+def scan(channels: Sequence[_Channel], count: int, chance: random.Random, expire: Callable[[_Channel], bool]) -> None:
+    """Look into so many of the channels, by chance; and again, while more than a quarter had something.
+
+    Args:
+        expire: Looks into one; says whether anything's time had come.
+    """
+    count = min(count, len(channels))
+    while sum([expire(channel) for channel in chance.sample(channels, count)]) > _DIRTY * count:
+        pass

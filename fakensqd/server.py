@@ -1,30 +1,38 @@
 """FakeNsqd: an nsqd in this process.
 
 Owns its listeners, connections and timers (through Daemon). What it does with messages is the Broker's, what it says
-is Session's and nsqd_http's.
+is Session's and nsqd_http's. What takes long to import, and is not for every nsqd, is imported where it is needed.
 """
 
 from __future__ import annotations
 
+import logging
+import random
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from fakensqd import tls
 from fakensqd.addresses import split_address
-from fakensqd.auth_client import AuthClient
 from fakensqd.broker import Broker, Channel, Topic
 from fakensqd.clock import Clock, Timer
 from fakensqd.daemon import Daemon
 from fakensqd.data_path import DataPath
 from fakensqd.http_server import Application
-from fakensqd.lookup_peer import LookupPeer
+from fakensqd.logs import set_level
 from fakensqd.nsqd_http import nsqd_application, tls_required_application
 from fakensqd.options import NsqdOptions, TlsRequired
 from fakensqd.scan import last_listing, next_listing, next_scan
 from fakensqd.session import Session
 from gnsq.protocol.names import is_ephemeral
 
+if TYPE_CHECKING:
+    import ssl
+
+    from fakensqd.lookup_peer import LookupPeer
+
 __all__ = ["FakeNsqd"]
+
+_logger = logging.getLogger("fakensqd")
 
 
 class FakeNsqd(Daemon):
@@ -62,18 +70,25 @@ class FakeNsqd(Daemon):
             self.options.http_address,
             clock,
             https_address=self.options.https_address,
-            context=tls.server_context(self.options),
+            context=_context(self.options),
         )
         self.hostname = socket.gethostname()
-        self._ask_auth = AuthClient(self.options, self.clock).ask
+        if self.options.auth_http_addresses:
+            from fakensqd.auth_client import AuthClient
+
+            self._ask_auth = AuthClient(self.options, self.clock).ask
         addresses = self.options.lookupd_tcp_addresses
         self.lookupd_tcp_addresses: tuple[str, ...] = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         for address in self.lookupd_tcp_addresses:
             split_address(address)
+        self.log_level = self.options.log_level
+        # Of the process, before it was told another.
+        self._logger_level: int | None = None
         self._adopt(Broker(self.options, epoch_ns=self.clock.time_ns() - round(self.clock.monotonic() * 1e9)))
         self._data_path = DataPath(self.options.data_path) if self.options.data_path else None
         self._heartbeats = True
         self._scanned_since = 0.0
+        self._chance = random.Random(self.seed)
         self._timer: Timer | None = None
         self._peers: dict[str, LookupPeer] = {}
 
@@ -137,6 +152,9 @@ class FakeNsqd(Daemon):
             self._timer = None
         self._peers.clear()
         super().stop()
+        if self._logger_level is not None:
+            _logger.setLevel(self._logger_level)
+            self._logger_level = None
         if was_running and self._data_path is not None:
             self._data_path.close(self.broker)
 
@@ -145,6 +163,13 @@ class FakeNsqd(Daemon):
         for peer in list(self._peers.values()):
             peer.wait_tried()
 
+    def set_log_level(self, level: str) -> None:
+        """Log from this level on, one of LOG_LEVELS; with all that fakensqd does in this process, until stop()."""
+        if self._logger_level is None:
+            self._logger_level = _logger.level
+        self.log_level = level
+        set_level(level)
+
     def set_lookupd_tcp_addresses(self, addresses: tuple[str, ...]) -> None:
         """Register with these nsqlookupds from now on, and with no other."""
         self.lookupd_tcp_addresses = addresses
@@ -152,6 +177,8 @@ class FakeNsqd(Daemon):
             self._peers.pop(address).stop()
         for address in addresses:
             if address not in self._peers:
+                from fakensqd.lookup_peer import LookupPeer
+
                 peer = LookupPeer(address, self._identity(), self._registrations, self.clock, self.options)
                 self._peers[address] = peer
                 self._spawn(peer.run)
@@ -216,7 +243,7 @@ class FakeNsqd(Daemon):
             self.broker.expire(now)
             return
         listed_at = last_listing(now, self._scanned_since)
-        self.broker.expire(now, listed_at)
+        self.broker.scan(now, listed_at, self._chance)
         if any(channel.created_at >= listed_at for channel in self.broker.channels()):
             self.broker.falls_due(next_listing(now, self._scanned_since))
 
@@ -264,3 +291,11 @@ class FakeNsqd(Daemon):
         self._save_topics()
         for peer in self._peers.values():
             peer.unregister(topic, channel)
+
+
+def _context(options: NsqdOptions) -> ssl.SSLContext | None:
+    if not options.tls_offered:
+        return None
+    from fakensqd.tls import server_context
+
+    return server_context(options)

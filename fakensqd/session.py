@@ -22,15 +22,7 @@ from fakensqd.publishing import Publishing
 from fakensqd.reader import Input, Reading, Refusal
 from fakensqd.tap import Tap, Tapped
 from gnsq.protocol.commands import MAGIC_V2
-from gnsq.protocol.frames import (
-    CLOSE_WAIT,
-    ERROR,
-    HEARTBEAT,
-    MESSAGE,
-    RESPONSE,
-    encode_frame,
-    encode_message,
-)
+from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
 
 __all__ = ["Session", "State"]
 
@@ -112,7 +104,7 @@ class Session:
 
     def attach(self, tap: Tap) -> None:
         """Let a tap listen from the next command on, if none does."""
-        self._tap = self._tap or Tapped(tap, self._input, self._output, self._publishing, self.time_out)
+        self._tap = self._tap or Tapped(tap, self._input, self._output, self._publishing.measure, self.time_out)
 
     def receive(self, data: bytes, now: float) -> list[Effect]:
         """Take what the client has sent."""
@@ -154,10 +146,11 @@ class Session:
         return self._effects()
 
     def disconnected(self) -> None:
-        """Leave the channel: the connection is gone."""
+        """Leave the channel: the client is gone. What is still to be said may be."""
         self._closed = True
-        if self._channel is not None and not self._hung_up:
-            self._broker.topics[self._channel.topic_name].leave_channel(self._channel, self)
+        channel, self._channel = self._channel, None
+        if channel is not None and not self._hung_up:
+            self._broker.topics[channel.topic_name].leave_channel(channel, self)
 
     @property
     def settings(self) -> Settings:
@@ -171,9 +164,10 @@ class Session:
         return due if self._tap is None else min(due, self._tap.due)
 
     @property
-    def topic_and_channel(self) -> tuple[str, str]:
-        """What it subscribes to; empty names before SUB."""
-        return (self._channel.topic_name, self._channel.name) if self._channel is not None else ("", "")
+    def names(self) -> tuple[str, str, str]:
+        """Its client id, and the topic and channel that it subscribes to; empty before SUB."""
+        channel = self._channel
+        return (self.opening.client_id, *((channel.topic_name, channel.name) if channel is not None else ("", "")))
 
     # --- what the tap calls -------------------------------------------------------------------------------------------
 
@@ -285,7 +279,8 @@ class Session:
         try:
             question = self._question = self._program.send(answer)
         except StopIteration:
-            self._closed, question = True, None
+            question = None
+            self.disconnected()
         if self._executed:
             # The deadline runs from the end of the last whole command and covers all of the next.
             interval = self.opening.settings.heartbeat_interval
@@ -320,6 +315,8 @@ class Session:
                     return
                 yield None
                 continue
+            if self._tap is not None and self._tap.idle:
+                self._tap = None
             try:
                 words = line.split(b" ")
                 handler = self._handlers.get(words[0], _illegal)
@@ -330,7 +327,7 @@ class Session:
                 elif (reading := handler(self, words)) is not None:
                     yield from reading
             except Refusal as refusal:
-                self._respond(encode_frame(ERROR, refusal.data))
+                self._respond(refusal.frame)
                 if refusal.fatal:
                     return
             self._executed = True

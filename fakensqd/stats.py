@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fakensqd.auth import Authorization
 from fakensqd.broker import Broker, Channel, Topic
 from fakensqd.gotext import duration
 from fakensqd.options import NSQ_VERSION
 from fakensqd.session import Session
+
+if TYPE_CHECKING:
+    from fakensqd.auth import Authorization
 
 __all__ = ["statistics", "statistics_text"]
 

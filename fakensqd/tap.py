@@ -1,16 +1,16 @@
 """A session that is listened to: its commands, answers and pushed frames pass a Tap, which may change what happens.
 
-Pure. A session without a tap asks for it once per command and batch, and does nothing else of this. With one, bodies
-are read before their command is executed, unless nsqd would refuse it without; what leaves goes through a Line.
+Pure, and the same for nsqd's sessions and nsqlookupd's. A session without a tap asks for it once per command and batch,
+and does nothing else of this. With one, bodies are read before their command is executed, unless the server would
+refuse it without; what leaves goes through a Line.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from fakensqd import parameters
+from fakensqd.bodies import SIZE, Measure
 from fakensqd.channel import Message
 from fakensqd.effects import (
     Answer,
@@ -26,19 +26,18 @@ from fakensqd.effects import (
     Wait,
 )
 from fakensqd.line import Line
-from fakensqd.options import NsqdOptions
-from fakensqd.publishing import Publishing
 from fakensqd.reader import Input, Reading, Refusal
 from gnsq.protocol.commands import Command
-from gnsq.protocol.frames import ERROR, encode_frame
 
 __all__ = ["Tap", "Tapped"]
-
-_SIZE = struct.Struct(">i")
 
 
 class Tap(Protocol):
     """Who listens to one connection. Each method is given what would happen, and gives back what is to happen."""
+
+    @property
+    def active(self) -> bool:
+        """Whether anybody wants to know."""
 
     def command(self, command: Command, now: float) -> Sequence[Step]:
         """Take note of a command that has come; as a rule, give back Execute."""
@@ -62,8 +61,8 @@ class Tapped:
     Args:
         source: What the client sends.
         output: Frames that the session has not sent; emptied here.
-        publishing: Knows whether the client may publish.
-        time_out: Takes a message in flight back.
+        measure: Gives what measures the body of a legal command; None if it has none, or is refused without.
+        time_out: Takes a message in flight back, if there is such a thing.
     """
 
     def __init__(
@@ -71,19 +70,24 @@ class Tapped:
         tap: Tap,
         source: Input,
         output: list[bytes],
-        publishing: Publishing,
-        time_out: Callable[[bytes], None],
+        measure: Callable[[list[bytes]], Measure | None],
+        time_out: Callable[[bytes], None] | None = None,
     ) -> None:
         self._tap = tap
         self._input = source
         self._output = output
-        self._publishing = publishing
+        self._measure = measure
         self._time_out = time_out
         self._line = Line()
         # Something is not to wait until the session's buffer is full.
         self._urgent = bool(output)
         self._now = 0.0
         self._sweep(0.0)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the session can do without: nobody listens any more, and nothing is held."""
+        return not (self._tap.active or self._output or self._line.busy)
 
     # --- output -------------------------------------------------------------------------------------------------------
 
@@ -106,7 +110,7 @@ class Tapped:
         self._now = now
         self._sweep(now)
         if closed and not self._line.ended:
-            self._line.put([Close()], now)
+            self._line.end()
         if not (flush or closed or self._urgent or self._line.due <= now):
             return []
         self._urgent = False
@@ -123,7 +127,7 @@ class Tapped:
         if urgent or len(steps) != 1:
             self._urgent = True
         for step in steps:
-            if isinstance(step, TimeOut):
+            if isinstance(step, TimeOut) and self._time_out is not None:
                 self._time_out(step.message_id)
         return any(isinstance(step, (Close, Reset)) for step in steps)
 
@@ -143,11 +147,9 @@ class Tapped:
             begin: Begins to execute it.
             legal: Whether it is legal now; if not, its body is never read.
         """
-        raw = None
-        # MPUB is refused before its body is read.
-        if legal and (self._publishing.authorized or words[0] != b"MPUB"):
-            raw = yield from read_ahead(words, self._input, self._publishing.options)
-        command = Command(words[0], tuple(words[1:]), None if raw is None else raw[_SIZE.size :])
+        measure = self._measure(words) if legal else None
+        raw = None if measure is None else (yield from read_ahead(measure, self._input))
+        command = Command(words[0], tuple(words[1:]), None if raw is None else raw[SIZE.size :])
         steps = self._tap.command(command, now())
         plain = len(steps) == 1 and steps[0] == Execute()
         if raw is not None and not plain:
@@ -158,7 +160,7 @@ class Tapped:
                     yield step
                 case Execute(body):
                     if not plain and raw is not None:
-                        self._input.give_back(raw if body is None else _SIZE.pack(len(body)) + body)
+                        self._input.give_back(raw if body is None else SIZE.pack(len(body)) + body)
                     if (yield from self._execute(command, begin, now)):
                         return True
                 case _:
@@ -187,7 +189,7 @@ class Tapped:
             pass
         except Refusal as refusal:
             self._tap.executed(command, refusal.data)
-            steps: list[Step] = [Send(encode_frame(ERROR, refusal.data))]
+            steps: list[Step] = [Send(refusal.frame)]
             return self._reply(command, [*steps, Close()] if refusal.fatal else steps, now()) or refusal.fatal
         self._tap.executed(command, None)
         if self._output or not answered:
@@ -200,18 +202,14 @@ class Tapped:
         return self._say(self._tap.reply(command, replies + steps, now), now)
 
 
-def read_ahead(words: list[bytes], source: Input, options: NsqdOptions) -> Reading[bytes | None]:
+def read_ahead(measure: Measure, source: Input) -> Reading[bytes | None]:
     """Wait for the size and body behind a command, and leave them where they are.
 
     Returns:
-        Both; None if there is no body, or nsqd refuses the command before it has it all.
+        Both; None if the server refuses the command before it has it all.
     """
     decoder = source.decoder
-    try:
-        measure = _MEASURES[words[0]](words, options)
-    except (KeyError, Refusal):
-        return None
-    length = announced = _SIZE.size
+    length = announced = SIZE.size
     while True:
         # What the size announces is looked at in one piece, as far as it is here; it need not be true.
         while (data := decoder.peek(max(length, min(decoder.buffered, announced)))) is None:
@@ -224,76 +222,4 @@ def read_ahead(words: list[bytes], source: Input, options: NsqdOptions) -> Readi
         if needed <= len(data):
             return data[:needed]
         length = needed
-        announced = _SIZE.size + int(_SIZE.unpack_from(data)[0])
-
-
-# How many bytes there are, as far as the first of them tell; None if nsqd refuses them.
-_Measure = Callable[[bytes], int | None]
-
-
-def _body(limit: int) -> _Measure:
-    def measure(data: bytes) -> int | None:
-        (size,) = _SIZE.unpack_from(data)
-        return _SIZE.size + int(size) if 0 < size <= limit else None
-
-    return measure
-
-
-def _messages(options: NsqdOptions) -> _Measure:
-    # nsqd goes by the count and each message's size; that of the whole is checked and forgotten.
-    position, left = 2 * _SIZE.size, -1
-
-    def measure(data: bytes) -> int | None:
-        nonlocal position, left
-        if not 0 < int(_SIZE.unpack_from(data)[0]) <= options.max_body_size:
-            return None
-        if len(data) < position:
-            return position
-        if left < 0:
-            left = int(_SIZE.unpack_from(data, _SIZE.size)[0])
-            if not 0 < left <= (options.max_body_size - 4) // 5:
-                return None
-        while left:
-            if len(data) < position + _SIZE.size:
-                return position + _SIZE.size
-            size = int(_SIZE.unpack_from(data, position)[0])
-            if not 0 < size <= options.max_msg_size:
-                return None
-            if len(data) < position + _SIZE.size + size:
-                return position + _SIZE.size + size
-            position += _SIZE.size + size
-            left -= 1
-        return position
-
-    return measure
-
-
-def _of_auth(words: list[bytes], options: NsqdOptions) -> _Measure:
-    if len(words) != 1:
-        raise Refusal(b"E_INVALID AUTH invalid number of parameters")
-    return _body(options.max_body_size)
-
-
-def _of_publish(words: list[bytes], options: NsqdOptions) -> _Measure:
-    parameters.publish_topic(words)
-    return _body(options.max_msg_size)
-
-
-def _of_defer(words: list[bytes], options: NsqdOptions) -> _Measure:
-    parameters.publish_topic(words, 3)
-    parameters.defer_delay(words, options.max_req_timeout)
-    return _body(options.max_msg_size)
-
-
-def _of_multipublish(words: list[bytes], options: NsqdOptions) -> _Measure:
-    parameters.publish_topic(words)
-    return _messages(options)
-
-
-_MEASURES: dict[bytes, Callable[[list[bytes], NsqdOptions], _Measure]] = {
-    b"IDENTIFY": lambda words, options: _body(options.max_body_size),
-    b"AUTH": _of_auth,
-    b"PUB": _of_publish,
-    b"DPUB": _of_defer,
-    b"MPUB": _of_multipublish,
-}
+        announced = SIZE.size + int(SIZE.unpack_from(data)[0])

@@ -14,14 +14,13 @@ from typing import Any, Self, TypeVar
 from fakensqd.clock import Clock
 from fakensqd.connection import ConnectionSession
 from fakensqd.effects import Close, Open, Reset, Wait
-from fakensqd.faults.actions import Action, Change
-from fakensqd.faults.match import Match, Point
+from fakensqd.faults.action import Action, Change
+from fakensqd.faults.match import NSQD_COMMANDS, Match, Point
 from fakensqd.faults.scenario import Plan, Rule, Scenario
 from fakensqd.faults.watch import ConnectionTap, Watch
 from fakensqd.http_server import Application
 from fakensqd.http_watch import WatchedApplication
 from fakensqd.link import reset_socket
-from fakensqd.session import Session
 from fakensqd.transcript import Transcript
 from fakensqd.waiting import wait_for
 
@@ -65,15 +64,17 @@ class Watched:
     """
 
     clock: Clock
-    # Where rules may act; a server without V2 sessions has fewer.
+    # Where rules may act, on which commands, and how many bytes stand in front of what an answer says: those of nsqd.
     points: frozenset[Point] = frozenset(Point)
+    commands: Sequence[str] = NSQD_COMMANDS
+    header = 8
 
     def _watch_as(self, *, record: bool, seed: int | None, faults_over_http: bool) -> None:
         """Begin, before anything else does."""
         self.seed = random.randrange(2**32) if seed is None else seed
         self._watch = Watch(Plan(self.seed), Transcript() if record else None)
         self._steered = faults_over_http
-        self._numbers: dict[Session, int] = {}
+        self._numbers: dict[ConnectionSession, int] = {}
         self._added: list[Rule] = []
         self._sequences: dict[int, list[Rule]] = {}
         self._sequence_numbers = itertools.count(1)
@@ -103,14 +104,23 @@ class Watched:
             ValueError: If one of them is about what this server does not have.
         """
         for rule in rules:
-            if rule.match.point not in self.points:
-                raise ValueError(f"{rule.name}: {type(self).__name__} has no {rule.match.point.value} to act on")
+            self._check(rule)
         number = next(self._sequence_numbers)
         self._sequences[number] = list(rules)
         self._added += rules
         self._watch.plan.add(rules, self.clock.monotonic())
         self._listen()
         return number
+
+    def _check(self, rule: Rule) -> None:
+        match, server = rule.match, type(self).__name__
+        if match.point not in self.points:
+            raise ValueError(f"{rule.name}: {server} has no {match.point.value} to act on")
+        if match.point in (Point.COMMAND, Point.REPLY) and match.kind not in (None, *self.commands):
+            raise ValueError(f"{rule.name}: {server} has no {match.kind}; it has {', '.join(self.commands)}")
+        for action in rule.actions:
+            if self.commands is not NSQD_COMMANDS and isinstance(action, Action) and action.nsqd_only:
+                raise ValueError(f"{rule.name}: {action} is for nsqd only")
 
     def forget(self, rules: Sequence[Rule]) -> None:
         """Take rules out."""
@@ -201,21 +211,20 @@ class Watched:
 
     def _tapped(self, session: ConnectionSession, number: int) -> ConnectionSession:
         """Take note of the session of a connection."""
-        if isinstance(session, Session):
-            self._numbers[session] = number
-            self._listen()
+        self._numbers[session] = number
+        self._listen()
         return session
 
-    def _ended(self, number: int, session: object = None) -> None:
+    def _ended(self, number: int, session: ConnectionSession | None = None) -> None:
         """Take note of the end of a connection."""
-        if isinstance(session, Session):
+        if session is not None:
             del self._numbers[session]
         self._watch.end(number, self.clock.monotonic())
 
     def _listen(self) -> None:
         if self._watch.active:
             for session, number in self._numbers.items():
-                session.attach(ConnectionTap(self._watch, number, session))
+                session.attach(ConnectionTap(self._watch, number, session, self.header))
 
     def _watched_http(self, application: Application) -> Application:
         return WatchedApplication(application, self._watch, self.clock, self if self._steered else None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from fakensqd.effects import (
@@ -24,6 +24,7 @@ from fakensqd.effects import (
     TimeOut,
     Wait,
 )
+from fakensqd.faults.action import Action, Steps
 from fakensqd.faults.match import Event, Point
 from gnsq.errors import ERROR_CODES
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame
@@ -46,9 +47,6 @@ __all__ = [
     "time_out",
 ]
 
-Steps = list[Step]
-Change = Callable[[Steps, Event], Steps]
-
 _HEADER = struct.Struct(">ii")
 _SIZE = struct.Struct(">i")
 # Size, type, then timestamp, attempts and id of a message.
@@ -60,29 +58,8 @@ _HTTP = frozenset([Point.HTTP, Point.HTTP_ANSWER])
 _EVERYWHERE = frozenset(Point)
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
-    """An action of the table below, with what it was called with.
-
-    Attributes:
-        points: Where it can be done.
-    """
-
-    name: str
-    change: Change = field(compare=False, repr=False)
-    points: frozenset[Point]
-    arguments: dict[str, Any] = field(default_factory=dict)  # Any: of all types
-
-    def __call__(self, steps: Steps, event: Event) -> Steps:
-        """Give back what is to happen."""
-        return self.change(steps, event)
-
-    def __str__(self) -> str:
-        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
-
-
 def error(code: str, text: str = "") -> Action:
-    """Answer with an error frame instead; a fatal one ends the connection, as nsqd ends it.
+    """Answer with an error frame instead; a fatal one ends the connection, as nsqd ends it; nsqlookupd's all do.
 
     Args:
         code: As in ``E_FIN_FAILED``.
@@ -96,8 +73,10 @@ def error(code: str, text: str = "") -> Action:
 
     def change(steps: Steps, event: Event) -> Steps:
         words = text or _error_text(code, event)
-        said: Steps = [Send(encode_frame(ERROR, f"{code} {words}".encode()))]
-        if ERROR_CODES[code.encode()].fatal:
+        data = f"{code} {words}".encode()
+        untyped = event.header == _SIZE.size
+        said: Steps = [Send(_SIZE.pack(len(data)) + data if untyped else encode_frame(ERROR, data))]
+        if untyped or ERROR_CODES[code.encode()].fatal:
             said.append(Close())
         return _instead([step for step in steps if not isinstance(step, Close)], said)
 
@@ -175,7 +154,7 @@ def corrupt(part: str, to: int | bytes | None = None) -> Action:
         "type": _SENT,
         "body": _TCP | {Point.HTTP_ANSWER},
     }
-    return Action("corrupt", change, frozenset(points[part]), _given(part=part, to=to))
+    return Action("corrupt", change, frozenset(points[part]), _given(part=part, to=to), nsqd_only=part == "type")
 
 
 def disconnect(*, after: bool = False) -> Action:
@@ -218,7 +197,7 @@ def inject(frame: bytes | str, *, after: bool = False) -> Action:
     def change(steps: Steps, event: Event) -> Steps:
         return [*steps, Send(data)] if after else [Send(data), *steps]
 
-    return Action("inject", change, _TCP, _given(frame=frame, after=after))
+    return Action("inject", change, _TCP, _given(frame=frame, after=after), nsqd_only=frame == "heartbeat")
 
 
 def time_out() -> Action:
@@ -228,7 +207,7 @@ def time_out() -> Action:
         taken: Steps = [TimeOut(event.message_id)]
         return taken + steps if event.point is Point.COMMAND else steps + taken
 
-    return Action("time_out", change, _TCP)
+    return Action("time_out", change, _TCP, nsqd_only=True)
 
 
 def answer(status: int | None = None, body: bytes | None = None) -> Action:
@@ -283,7 +262,7 @@ def _ending(steps: Steps, end: Close | Reset, after: bool) -> Steps:
 def _corrupted(step: Step, part: str, to: int | bytes | None, event: Event) -> Step:
     match step:
         case Send(data) | SendLater(data) | SendBehind(data):
-            return replace(step, data=_corrupted_frame(data, part, to))
+            return replace(step, data=_corrupted_frame(data, part, to, event.header))
         case Execute():
             return Execute(_corrupted_body(event.raw if step.body is None else step.body, to))
         case HttpAnswer() if part == "size":
@@ -294,10 +273,13 @@ def _corrupted(step: Step, part: str, to: int | bytes | None, event: Event) -> S
             return step
 
 
-def _corrupted_frame(data: bytes, part: str, to: int | bytes | None) -> bytes:
-    size, kind = _HEADER.unpack_from(data)
+def _corrupted_frame(data: bytes, part: str, to: int | bytes | None, header: int) -> bytes:
     if part == "size":
         return _SIZE.pack(to if isinstance(to, int) else -1) + data[4:]
+    if header == _SIZE.size:
+        body = _corrupted_body(data[header:], to)
+        return _SIZE.pack(len(body)) + body
+    size, kind = _HEADER.unpack_from(data)
     if part == "type":
         return _HEADER.pack(size, to if isinstance(to, int) else 9) + data[8:]
     offset = _BODY_OFFSET.get(kind, 8)

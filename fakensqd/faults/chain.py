@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
-from fakensqd.faults.toxics import Deliver, Effect, End, State
+from fakensqd.faults.passage import Deliver, Effect, End, State
 
 __all__ = ["Chain"]
 

@@ -13,9 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-__all__ = ["Event", "Match", "Point", "Times", "on"]
+__all__ = ["LOOKUPD_COMMANDS", "NSQD_COMMANDS", "Event", "Match", "Point", "Times", "on"]
 
-_COMMANDS = ("IDENTIFY", "AUTH", "SUB", "PUB", "MPUB", "DPUB", "RDY", "FIN", "REQ", "TOUCH", "CLS", "NOP")
+NSQD_COMMANDS = ("IDENTIFY", "AUTH", "SUB", "PUB", "MPUB", "DPUB", "RDY", "FIN", "REQ", "TOUCH", "CLS", "NOP")
+LOOKUPD_COMMANDS = ("IDENTIFY", "REGISTER", "UNREGISTER", "PING")
+_COMMANDS = (*NSQD_COMMANDS, *LOOKUPD_COMMANDS[1:])
 _FRAMES = ("message", "heartbeat")
 
 
@@ -37,13 +39,14 @@ class Event:
     Attributes:
         kind: The command; "message" or "heartbeat"; the path of a request. Empty for a connection.
         connection: Its number, from 1 in the order of accepting; 0 for HTTP.
-        client_id: What IDENTIFY said, before it the client's address.
+        client_id: What IDENTIFY said, before it the client's address; to nsqlookupd, where nsqd says it is reached.
         topic, channel: Those of the command or request, else those of the subscription; empty if there are none.
         bodies: Of the messages, or the body that IDENTIFY, AUTH or a request came with.
         raw: The body of a command as it came.
         words: The words behind a command.
         attempts: Of a message.
         method, query: Of a request.
+        header: Bytes in front of what an answer says: 8, its size and type; 4 from nsqlookupd, which sends no type.
     """
 
     point: Point
@@ -60,6 +63,7 @@ class Event:
     attempts: int = 0
     method: str = ""
     query: dict[str, str] = field(default_factory=dict)
+    header: int = 8
 
 
 @dataclass(frozen=True, slots=True)

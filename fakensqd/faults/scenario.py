@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 from fakensqd.effects import Step
-from fakensqd.faults.actions import Action, Change
+from fakensqd.faults.action import Action, Change
 from fakensqd.faults.match import Event, Match, Point
 
 __all__ = ["Plan", "Rule", "Scenario"]

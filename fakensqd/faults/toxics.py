@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from random import Random
-from typing import Protocol
+
+from fakensqd.faults.passage import Deliver, Effect, End, Reset, State, Toxic
 
 __all__ = [
     "Deliver",
@@ -30,48 +31,6 @@ __all__ = [
 
 # bandwidth() lets bytes through in pieces that take so long, seconds.
 _GRAIN = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Deliver:
-    """Let these bytes through at a time, but not before what came earlier."""
-
-    data: bytes
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """End the stream at a time, behind what came earlier."""
-
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """Break the connection at a time, behind what came earlier: the peer sees a reset, not an end."""
-
-    at: float
-
-
-Effect = Deliver | End | Reset
-
-
-class State(Protocol):
-    """What a toxic knows of one direction of one connection."""
-
-    def take(self, data: bytes, now: float) -> Iterable[Effect]:
-        """Say what becomes of a chunk that arrives now."""
-
-    def end(self, now: float) -> float:
-        """Say when an end, or a reset, that arrives now is let through."""
-
-
-class Toxic(Protocol):
-    """The settings of a toxic."""
-
-    def begin(self, chance: Random) -> State:
-        """Make the state for one direction of one connection."""
 
 
 def _check(name: str, value: float, *, minimum: float = 0, maximum: float = math.inf) -> None:

@@ -12,7 +12,6 @@ from fakensqd.channel import Message
 from fakensqd.effects import Execute, Open, Send, Step
 from fakensqd.faults.match import Event, Point
 from fakensqd.faults.scenario import Plan
-from fakensqd.opening import Opening
 from fakensqd.transcript import Entry, Transcript
 from gnsq.protocol.commands import Command, split_multipublish_body
 from gnsq.protocol.frames import HEARTBEAT
@@ -21,18 +20,17 @@ __all__ = ["Client", "ConnectionTap", "Watch"]
 
 _EXECUTE: tuple[Step, ...] = (Execute(),)
 _OPEN: tuple[Step, ...] = (Open(),)
-_NAMES_TOPIC = frozenset([b"PUB", b"MPUB", b"DPUB", b"SUB"])
+_NAMES_CHANNEL = frozenset([b"SUB", b"REGISTER", b"UNREGISTER"])
+_NAMES_TOPIC = frozenset([b"PUB", b"MPUB", b"DPUB"]) | _NAMES_CHANNEL
 _NAMES_MESSAGE = frozenset([b"FIN", b"REQ", b"TOUCH"])
 
 
 class Client(Protocol):
     """What is asked of a session."""
 
-    opening: Opening
-
     @property
-    def topic_and_channel(self) -> tuple[str, str]:
-        """What it subscribes to."""
+    def names(self) -> tuple[str, str, str]:
+        """Its client id, and the topic and channel that it subscribes to."""
 
 
 class Watch:
@@ -86,15 +84,22 @@ class ConnectionTap:
 
     Args:
         number: That of the connection.
+        header: Bytes in front of what an answer says: its size, and its type if it has one.
     """
 
-    def __init__(self, watch: Watch, number: int, client: Client) -> None:
+    def __init__(self, watch: Watch, number: int, client: Client, header: int) -> None:
         self._watch = watch
         self._number = number
         self._client = client
+        self._header = header
         # The commands under way: an entry to note the outcome in, and the event that their reply is told as.
         self._entry: Entry | None = None
         self._event = Event(Point.COMMAND, "", 0.0)
+
+    @property
+    def active(self) -> bool:
+        """Whether anybody wants to know."""
+        return self._watch.active
 
     def command(self, command: Command, now: float) -> Sequence[Step]:
         """Take note of a command that has come."""
@@ -110,29 +115,25 @@ class ConnectionTap:
     def reply(self, command: Command, steps: Sequence[Step], now: float) -> Sequence[Step]:
         """Take note of what a command is answered with."""
         event = self._event
-        event.point, event.now, event.client_id = Point.REPLY, now, self._client.opening.client_id
+        event.point, event.now, event.client_id = Point.REPLY, now, self._client.names[0]
         changed = self._watch.change(event, steps)
         if self._watch.transcript is not None:
             for step in changed:
                 data = getattr(step, "data", None)
                 if data is not None:
-                    code, _, rest = data[8:].partition(b" ")
-                    if data[8:9] == b"{":
-                        code, rest = b"", data[8:]
+                    said = data[self._header :]
+                    code, _, rest = (b"", b"", said) if said[:1] == b"{" else said.partition(b" ")
                     self._watch.note(self._entry_of(event, "reply", _text(code), bare=True, detail=_text(rest)))
         return changed
 
     def message(self, message: Message, frame: bytes, now: float) -> Sequence[Step]:
         """Take note of a message that is to be pushed."""
-        topic, channel = self._client.topic_and_channel
         event = Event(
             Point.FRAME,
             "message",
             now,
             self._number,
-            self._client.opening.client_id,
-            topic,
-            channel,
+            *self._client.names,
             (message.body,),
             message_id=message.id,
             attempts=message.attempts,
@@ -141,9 +142,7 @@ class ConnectionTap:
 
     def heartbeat(self, frame: bytes, now: float) -> Sequence[Step]:
         """Take note of a heartbeat that is to be pushed."""
-        topic, channel = self._client.topic_and_channel
-        event = Event(Point.FRAME, "heartbeat", now, self._number, self._client.opening.client_id, topic, channel)
-        return self._pushed(event, frame)
+        return self._pushed(Event(Point.FRAME, "heartbeat", now, self._number, *self._client.names), frame)
 
     def _pushed(self, event: Event, frame: bytes) -> Sequence[Step]:
         changed = self._watch.change(event, (Send(frame),))
@@ -160,23 +159,24 @@ class ConnectionTap:
         return changed
 
     def _command_event(self, command: Command, now: float) -> Event:
-        topic, channel = self._client.topic_and_channel
+        client_id, topic, channel = self._client.names
         args = command.args
         if command.name in _NAMES_TOPIC and args:
             topic = _text(args[0])
-            channel = _text(args[1]) if command.name == b"SUB" and len(args) > 1 else ""
+            channel = _text(args[1]) if command.name in _NAMES_CHANNEL and len(args) > 1 else ""
         return Event(
             Point.COMMAND,
             _text(command.name),
             now,
             self._number,
-            self._client.opening.client_id,
+            client_id,
             topic,
             channel,
             _bodies(command),
             raw=command.body or b"",
             words=args,
             message_id=args[0] if command.name in _NAMES_MESSAGE and args else b"",
+            header=self._header,
         )
 
     def _entry_of(self, event: Event, kind: str, name: str, *, bare: bool = False, detail: str = "") -> Entry:

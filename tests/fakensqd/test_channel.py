@@ -13,6 +13,9 @@ class Timers:
         self.options = NsqdOptions(**options)
         self.due = []
 
+    def on_stored(self, topic, channel, messages):
+        pass
+
     def falls_due(self, when):
         self.due.append(when)
 

@@ -227,5 +227,5 @@ def test_a_restart_of_its_own(started, tmp_path, keep_messages, depth):
     nsqd.restart(keep_messages=keep_messages)
 
     assert metadata(tmp_path) == {("t", False): {}}
-    assert nsqd.broker.topics["t"].depth == depth
-    assert not (tmp_path / "fakensqd.messages").exists()
+    assert nsqd.broker.topics["t"].depth == nsqd.broker.topics["t"].backend_depth == depth
+    assert (tmp_path / "fakensqd.messages").exists() is keep_messages

@@ -12,6 +12,8 @@ from fakensqd.disk import (
     decode_metadata,
     encode_messages,
     encode_metadata,
+    encode_removed,
+    encode_stored,
 )
 
 # As nsqd 1.3.0 has left them.
@@ -67,7 +69,7 @@ def test_messages_there_and_back():
         Queue("u", "c", []),
     ]
 
-    found = facts(decode_messages(encode_messages(queues)))
+    found = facts(decode_messages(encode_messages(queues))[0])
 
     assert found == [
         ("t", None, [(b"%016d" % 1, b"body 1", 10**18 + 1, 0, 0.0)]),
@@ -77,15 +79,35 @@ def test_messages_there_and_back():
 
 
 def test_no_messages():
-    assert decode_messages(encode_messages([])) == []
+    assert decode_messages(encode_messages([])) == ([], 0)
+
+
+def test_what_is_appended():
+    data = encode_messages([Queue("t", "c", [message(1), message(2)])])
+    data += encode_stored(Queue("t", None, [message(2)])) + encode_removed("t", "c", [b"%016d" % 2, b"%016d" % 9])
+
+    queues, torn = decode_messages(data)
+
+    ids = [(queue.channel, [message.id for message in queue.messages]) for queue in queues]
+    assert (ids, torn) == ([("c", [b"%016d" % 1]), (None, [b"%016d" % 2])], 0)
+
+
+def test_a_last_record_that_is_not_whole_is_left_out():
+    whole = encode_messages([Queue("t", "c", [message(1)])])
+    record = encode_stored(Queue("t", "c", [message(2)]))
+
+    for size in range(len(record)):
+        queues, torn = decode_messages(whole + record[:size])
+        assert ([len(queue.messages) for queue in queues], torn) == ([1], size)
 
 
 def test_every_damage_is_noticed():
     data = encode_messages([Queue("t", "c", [message(1)])])
 
-    for end in range(len(data)):
-        with pytest.raises(DiskError):
-            decode_messages(data[:end])
     for place in range(len(data)):
-        with pytest.raises(DiskError):
-            decode_messages(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        damaged = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        try:
+            queues, torn = decode_messages(damaged)
+        except DiskError:
+            continue
+        assert (queues, torn > 0) == ([], True)

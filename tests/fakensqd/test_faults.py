@@ -4,7 +4,7 @@ import gevent
 import pytest
 
 import gnsq
-from fakensqd import FakeCluster, FakeLookupd, FakeNsqd, Scenario, on
+from fakensqd import FakeCluster, FakeLookupd, FakeNsqd, Scenario, faults, on
 from fakensqd.clock import ManualClock
 from fakensqd.faults import (
     corrupt,
@@ -347,8 +347,14 @@ def test_a_scenario_over_a_connection(nsqd, client):
     assert client.ended()
 
 
+def test_what_faults_there_are():
+    assert all(getattr(faults, name) for name in faults.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = faults.nothing
+
+
 def test_what_a_server_does_not_have():
-    with pytest.raises(ValueError, match="FakeLookupd has no command to act on"):
+    with pytest.raises(ValueError, match="FakeLookupd has no PUB"):
         FakeLookupd().add(on.command("PUB"), drop())
     with pytest.raises(TypeError, match="its own actions"):
         FakeNsqd().add(Scenario(), drop())

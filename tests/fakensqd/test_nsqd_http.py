@@ -26,12 +26,16 @@ class Facts:
         self.broker = Broker(self.options)
         self.errors = []
         self.lookupd_tcp_addresses = ("a:1",)
+        self.log_level = "info"
 
     def now(self):
         return 0.0
 
     def set_lookupd_tcp_addresses(self, addresses):
         self.lookupd_tcp_addresses = addresses
+
+    def set_log_level(self, level):
+        self.log_level = level
 
 
 @pytest.fixture
@@ -189,6 +193,21 @@ def test_stats_as_text_and_json(api):
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/ping", b'{"message": "TLS_REQUIRED", "https_port": 4152}'),
+        ("POST", "/nothing", b'{"message": "TLS_REQUIRED", "https_port": 4152}'),
+        ("HEAD", "/ping", b""),
+    ],
+)
+def test_where_https_is_required_it_is_all_that_is_said(server, method, path, body):
+    status, headers, data = call(tls_required_application(server), method, path)
+
+    assert (status, data) == (403, body)
+    assert headers["x-nsq-content-type"] == "nsq; version=1.0"
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("max_msg_size", "10"),
@@ -204,6 +223,12 @@ def test_stats_as_text_and_json(api):
         ("deflate", "true"),
         ("auth_http_addresses", "[]"),
         ("http_client_connect_timeout", "2000000000"),
+        ("broadcast_tcp_port", "4150"),
+        ("broadcast_http_port", "4151"),
+        ("sync_timeout", "2000000000"),
+        ("statsd_prefix", "nsq.127_0_0_1_4151."),
+        ("statsd_mem_stats", "true"),
+        ("e2e_processing_latency_percentiles", "[]"),
     ],
 )
 def test_config(api, name, value):
@@ -218,21 +243,6 @@ def test_config_of_required_tls(server):
     assert call(application, "GET", "/config/tls_min_version")[2] == b"771"
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("GET", "/ping", b'{"message": "TLS_REQUIRED", "https_port": 4152}'),
-        ("POST", "/nothing", b'{"message": "TLS_REQUIRED", "https_port": 4152}'),
-        ("HEAD", "/ping", b""),
-    ],
-)
-def test_where_https_is_required_it_is_all_that_is_said(server, method, path, body):
-    status, headers, data = call(tls_required_application(server), method, path)
-
-    assert (status, data) == (403, body)
-    assert headers["x-nsq-content-type"] == "nsq; version=1.0"
-
-
 @pytest.mark.parametrize("name", ["other", "node_id", "lookupd_ping_interval", "max-msg-size"])
 def test_unknown_config(api, name):
     assert api("GET", f"/config/{name}") == (400, "INVALID_OPTION")
@@ -241,15 +251,18 @@ def test_unknown_config(api, name):
 def test_config_that_may_be_changed(api, server):
     assert api("PUT", "/config/log_level", b"DEBUG") == (200, "1")
     assert api("GET", "/config/log_level") == (200, "1")
+    assert server.log_level == "debug"
 
     assert api("PUT", "/config/nsqlookupd_tcp_addresses", b'["b:2"]') == (200, '["b:2"]')
     assert server.lookupd_tcp_addresses == ("b:2",)
+    assert api("PUT", "/config/nsqlookupd_tcp_addresses", b"null") == (200, "[]")
 
 
 @pytest.mark.parametrize(
     ("name", "body", "answer"),
     [
         ("log_level", b"loud", (400, "INVALID_VALUE")),
+        ("log_level", b"warning", (400, "INVALID_VALUE")),
         ("log_level", b"", (413, "INVALID_VALUE")),
         ("log_level", b"x" * 11, (413, "INVALID_VALUE")),
         ("nsqlookupd_tcp_addresses", b"nope", (400, "INVALID_VALUE")),

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -127,6 +128,16 @@ def test_flags_without_a_meaning_are_named_once(tmp_path):
 
     assert len(told) == 1
     assert told[0].endswith(b"accepted, and without a meaning in this emulator: --verbose, --sync-every\n")
+
+
+def test_a_program_loads_only_what_it_needs():
+    code = "import sys, fakensqd.server, fakensqd.lookupd, fakensqd.flags; print(*sys.modules)"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+
+    late = {"auth", "auth_client", "lookup_peer", "tls", "faults.actions", "faults.jsonform", "faults.toxics"}
+    assert not {*(f"fakensqd.{name}" for name in late), "gnsq.layers", "cryptography", "click", "requests"} & loaded
 
 
 def test_a_configuration_file(tmp_path):

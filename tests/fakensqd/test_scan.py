@@ -1,10 +1,13 @@
 """When nsqd looks for what has fallen due."""
 
+import random
+
 import pytest
 
 from fakensqd import FakeNsqd
+from fakensqd.channel import Message
 from fakensqd.clock import ManualClock
-from fakensqd.scan import last_listing, next_listing, next_scan
+from fakensqd.scan import last_listing, next_listing, next_scan, scan
 
 SCANS = [
     pytest.param(1.0, 0.0, 1.0, id="at a scan"),
@@ -86,3 +89,62 @@ def test_channels_that_came_with_a_restart_are_listed_at_once(late, clock):
     clock.advance(1.1)
 
     assert late.broker.topics["t"].channels["c"].depth == 1
+
+
+def looked_into(channels, dirty, count=20):
+    """Scan; each channel looked into, in order."""
+    looked = []
+
+    def expire(channel):
+        looked.append(channel)
+        return channel in dirty and looked.count(channel) == 1
+
+    scan(range(channels), count, random.Random(1), expire)
+    return looked
+
+
+def test_a_scan_looks_into_some_of_many_channels():
+    looked = looked_into(100, dirty=[])
+
+    assert len(looked) == len(set(looked)) == 20
+    assert looked != sorted(looked)
+
+
+def test_a_scan_looks_into_all_of_few():
+    assert sorted(looked_into(20, dirty=[1, 2, 3, 4, 5])) == list(range(20))
+    assert looked_into(0, dirty=[]) == []
+
+
+def test_a_scan_looks_again_while_more_than_a_quarter_had_something():
+    assert len(looked_into(20, dirty=range(6))) == 40
+    assert len(looked_into(100, dirty=range(100))) > 100
+
+
+MANY = [pytest.param(20, True, id="20 channels"), pytest.param(200, False, id="200 channels")]
+
+
+@pytest.mark.parametrize(("count", "at_once"), MANY)
+def test_with_many_channels_one_waits_for_its_turn(clock, count, at_once):
+    with FakeNsqd(clock=clock, scan_lateness=True, seed=1) as nsqd:
+        topic = nsqd.broker.ensure_topic("t")
+        channels = [topic.ensure_channel(f"c{number}", nsqd.now()) for number in range(count)]
+        clock.advance(6.0)
+        channels[0].defer([Message(b"0123456789abcdef", b"x", 0)], 1.0, nsqd.now())
+        clock.advance(1.1)
+
+        assert (channels[0].depth == 1) is at_once
+        clock.advance(20.0)
+        assert channels[0].depth == 1
+        assert clock.monotonic() == pytest.approx(27.1)
+
+
+def test_a_scan_of_more_channels_is_an_option(clock):
+    with FakeNsqd(clock=clock, scan_lateness=True, queue_scan_selection_count=200) as nsqd:
+        topic = nsqd.broker.ensure_topic("t")
+        channels = [topic.ensure_channel(f"c{number}", nsqd.now()) for number in range(200)]
+        clock.advance(6.0)
+        channels[0].defer([Message(b"0123456789abcdef", b"x", 0)], 1.0, nsqd.now())
+
+        clock.advance(1.1)
+
+        assert channels[0].depth == 1

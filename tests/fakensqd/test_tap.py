@@ -3,17 +3,22 @@
 import gevent
 import pytest
 
-from fakensqd import FakeAuthServer, FakeNsqd
+from fakensqd import FakeAuthServer, FakeNsqd, on
 from fakensqd.broker import Broker
-from fakensqd.effects import Close, Execute, Send
+from fakensqd.effects import Close, Execute, Send, Wait
+from fakensqd.faults import drop
+from fakensqd.opening import OK_FRAME
 from fakensqd.session import Session
 from gnsq.protocol import commands
 from tests.fakensqd.recorded_auth import RecordedAnswers
 from tests.fakensqd.test_transcripts import LOOKUPD, TRANSCRIPTS, make_server, played
+from tests.fakensqd.wire import Client
 
 
 class Deaf:
     """A tap that changes nothing, and remembers commands."""
+
+    active = True
 
     def __init__(self):
         self.commands = []
@@ -98,3 +103,48 @@ def test_recorded_sessions_are_played_equal_under_watch(tmp_path_factory, certif
         finally:
             for server in servers.values():
                 server.stop()
+
+
+def test_a_tap_is_let_go_when_nobody_listens_any_more():
+    tap = Deaf()
+    session = Session(Broker())
+    session.attach(tap)
+    session.receive(commands.MAGIC_V2 + commands.nop(), 0.0)
+
+    tap.active = False
+    session.receive(commands.nop(), 0.0)
+    session.attach(another := Deaf())
+    session.receive(commands.nop(), 0.0)
+
+    assert [command.name for command in tap.commands] == [b"NOP"]
+    assert [command.name for command in another.commands] == [b"NOP"]
+
+
+def test_a_tap_stays_while_something_is_held():
+    tap = Deaf()
+    tap.reply = lambda command, steps, now: [Wait(1.0), *steps]
+    session = Session(Broker())
+    session.attach(tap)
+    session.receive(commands.MAGIC_V2 + commands.publish("t", b"x"), 0.0)
+
+    del tap.reply
+    tap.active = False
+    assert session.receive(commands.nop(), 0.0) == []
+
+    assert session.due == 1.0
+    assert session.tick(1.0) == [Send(OK_FRAME)]
+    session.receive(commands.nop(), 1.0)
+    assert session.due > 1.0
+    assert [command.name for command in tap.commands] == [b"PUB", b"NOP"]
+
+
+def test_the_last_rule_takes_its_cost_with_it():
+    with FakeNsqd() as nsqd:
+        client = Client(nsqd.tcp_address)
+        with nsqd.add(on.reply("PUB"), drop(), optional=True):
+            client.send(commands.publish("t", b"x") * 2)
+            assert client.frame() == (0, b"OK")
+        client.send(commands.publish("t", b"x"))
+        assert client.frame() == (0, b"OK")
+
+        assert [session._tap for session in nsqd.sessions] == [None]

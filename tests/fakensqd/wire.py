@@ -24,6 +24,7 @@ class Client:
     """One connection to nsqd; all are closed after each test."""
 
     opened: ClassVar[list[Client]] = []
+    magic: ClassVar[bytes] = commands.MAGIC_V2
 
     def __init__(self, address: str) -> None:
         host, port = address.rsplit(":", 1)
@@ -33,7 +34,7 @@ class Client:
         self.transport: Transport = TcpTransport(self.socket, address)
         self._decoder = FrameDecoder()
         self._frames: list[Frame] = []
-        self.send(commands.MAGIC_V2)
+        self.send(self.magic)
 
     def send(self, data: bytes) -> None:
         self.transport.sendall(data)

@@ -1,0 +1,119 @@
+"""Messages, and the queue of a topic or channel: in memory as far as there is room, the others on nsqd's disk.
+
+Pure. What is on disk stays there until it leaves the queue, however much room there is by then. Source: nsqd topic.go
+and channel.go, put; go-diskqueue; dummy_backend_queue.go.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from fakensqd.channel import Consumer
+
+__all__ = ["Backend", "Message", "MessageQueue"]
+
+
+class Message:
+    """One channel's copy of a message. Slotted and plain: one is made per message."""
+
+    __slots__ = ("attempts", "body", "bucket", "deadline", "delay", "delivered_at", "id", "owner", "timestamp")
+
+    def __init__(self, message_id: bytes, body: bytes, timestamp: int, delay: float = 0.0) -> None:
+        self.id = message_id
+        self.body = body
+        self.timestamp = timestamp
+        self.delay = delay
+        self.attempts = 0
+        # The rest has a meaning while the message is in flight only.
+        self.owner: Consumer | None = None
+        self.delivered_at = 0.0
+        self.deadline = 0.0
+        self.bucket: dict[bytes, Message] = _NO_BUCKET
+
+    def copy(self) -> Message:
+        """Make the copy for another channel: same id, body and timestamp."""
+        return Message(self.id, self.body, self.timestamp, self.delay)
+
+
+_NO_BUCKET: dict[bytes, Message] = {}
+
+
+class Backend(Protocol):
+    """Who writes to disk, if anybody does. The channel is None for a topic's own queue."""
+
+    def on_stored(self, topic: str, channel: str | None, messages: Sequence[Message]) -> None:
+        """Note messages for which there is no room in memory."""
+
+    def on_removed(self, topic: str, channel: str | None, ids: Sequence[bytes]) -> None:
+        """Note that such messages have left their queue."""
+
+
+class MessageQueue:
+    """Messages in order.
+
+    Args:
+        topic, channel: Whose they are, for the backend.
+        limit: How many there is room for in memory.
+        ephemeral: There is no disk behind it: beyond the limit, the newest are dropped.
+    """
+
+    def __init__(self, backend: Backend, topic: str, channel: str | None, limit: int, *, ephemeral: bool) -> None:
+        self._backend = backend
+        self._topic = topic
+        self._channel = channel
+        self._limit = limit
+        self._ephemeral = ephemeral
+        self._messages: deque[Message] = deque()
+        self._stored: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._messages)
+
+    @property
+    def backend_depth(self) -> int:
+        """How many of them are on disk."""
+        return len(self._stored)
+
+    def on_disk(self) -> list[Message]:
+        """List those that are on disk."""
+        return [message for message in self._messages if message.id in self._stored] if self._stored else []
+
+    def extend(self, messages: Sequence[Message]) -> None:
+        """Append messages."""
+        room = self._limit - len(self._messages) + len(self._stored)
+        self._messages.extend(messages)
+        if len(messages) > room:
+            if self._ephemeral:
+                while len(self._messages) > self._limit:
+                    self._messages.pop()
+            else:
+                self._store(messages[max(0, room) :])
+
+    def restore(self, messages: Sequence[Message]) -> None:
+        """Append messages that are on disk."""
+        self._messages.extend(messages)
+        self._store(messages)
+
+    def take(self, count: int) -> list[Message]:
+        """Take out so many of the first; there must be as many."""
+        popleft = self._messages.popleft
+        taken = [popleft() for _ in range(count)]
+        if self._stored and (removed := [message.id for message in taken if message.id in self._stored]):
+            self._stored.difference_update(removed)
+            self._backend.on_removed(self._topic, self._channel, removed)
+        return taken
+
+    def clear(self) -> None:
+        """Drop all."""
+        self.take(len(self))
+
+    def _store(self, messages: Sequence[Message]) -> None:
+        if messages:
+            self._stored.update(message.id for message in messages)
+            self._backend.on_stored(self._topic, self._channel, messages)

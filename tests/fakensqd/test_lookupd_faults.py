@@ -1,0 +1,262 @@
+"""What nsqds say to nsqlookupd is recorded, and faults act on it."""
+
+import gevent
+import pytest
+from gevent import socket
+
+from fakensqd import FakeLookupd, FakeNsqd, on
+from fakensqd.clock import ManualClock
+from fakensqd.effects import Close, Execute, Send, SendLater
+from fakensqd.faults import corrupt, delay, disconnect, drop, duplicate, error, inject, reorder, reset, time_out
+from fakensqd.faults.jsonform import decode_rules
+from fakensqd.lookupd_session import LookupdSession
+from fakensqd.registry import Key, Registry
+from tests.fakensqd.test_lookupd_session import identify
+from tests.fakensqd.wire import Client, request
+from tests.helpers import wait_until
+
+OK = b"OK"
+
+
+class Nsqd(Client):
+    """One connection to nsqlookupd."""
+
+    magic = b"  V1" + identify()
+
+    def __init__(self, lookupd):
+        super().__init__(lookupd.tcp_address)
+
+    def answer(self):
+        """Wait for an answer; b"" is the end of the connection."""
+        return self._read(int.from_bytes(self._read(4), "big"))
+
+    def _read(self, count):
+        data = b""
+        while len(data) < count and (part := self.socket.recv(count - len(data))):
+            data += part
+        return data
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def lookupd(clock):
+    with FakeLookupd(clock=clock, record=True, seed=1) as lookupd:
+        yield lookupd
+    assert lookupd.errors == []
+
+
+@pytest.fixture
+def nsqd(lookupd):
+    nsqd = Nsqd(lookupd)
+    assert nsqd.answer().startswith(b"{")
+    return nsqd
+
+
+def registered(lookupd):
+    return len(lookupd.registry.find(Key("topic", "t")))
+
+
+def test_commands_and_answers_are_recorded(lookupd, nsqd):
+    nsqd.send(b"REGISTER t c\nUNREGISTER t c\nPING\nREGISTER a@b\n")
+    answers = [nsqd.answer() for _ in range(5)]
+
+    assert answers[4] == b""
+    commands = [(entry.name, entry.topic, entry.channel) for entry in lookupd.transcript.select("command")]
+    assert commands == [
+        ("IDENTIFY", "", ""),
+        ("REGISTER", "t", "c"),
+        ("UNREGISTER", "t", "c"),
+        ("PING", "", ""),
+        ("REGISTER", "a@b", ""),
+    ]
+    replies = [entry.name for entry in lookupd.transcript.select("reply")]
+    assert replies == ["", "OK", "OK", "OK", "E_BAD_TOPIC"]
+    first, *others = lookupd.transcript.select("command")
+    assert b'"tcp_port": 4150' in first.bodies[0]
+    assert {entry.client_id for entry in others} == {"b:4150"}
+    assert [entry.executed for entry in lookupd.transcript.select("command")] == [1, 1, 1, 1, 0]
+
+
+REPLIES = [
+    pytest.param(on.command, error("E_INVALID", "no"), [b"E_INVALID no"], True, 0, id="error"),
+    pytest.param(on.reply, error("E_FIN_FAILED", "x"), [b"E_FIN_FAILED x"], True, 1, id="reply: all are fatal"),
+    pytest.param(on.command, drop(), [OK], False, 0, id="drop"),
+    pytest.param(on.reply, drop(), [OK], False, 1, id="reply: drop"),
+    pytest.param(on.reply, duplicate(), [OK, OK, OK], False, 1, id="reply: duplicate"),
+    pytest.param(on.reply, corrupt("body"), [b"\xb0K", OK], False, 1, id="reply: corrupt body"),
+    pytest.param(on.reply, reorder(), [OK, OK], False, 1, id="reply: reorder"),
+    pytest.param(on.reply, inject(b"\0\0\0\1x", after=True), [OK, b"x", OK], False, 1, id="reply: inject"),
+    pytest.param(on.command, disconnect(), [], True, 0, id="disconnect"),
+    pytest.param(on.reply, disconnect(after=True), [OK], True, 1, id="reply: disconnect after"),
+]
+
+
+@pytest.mark.parametrize(("point", "action", "answers", "ended", "count"), REPLIES)
+def test_a_registration_goes_wrong(lookupd, nsqd, point, action, answers, ended, count):
+    held = []
+
+    def look(steps, event):
+        held.append(registered(lookupd))
+        return steps
+
+    lookupd.add(point("REGISTER", topic="t", channel="c"), action)
+    lookupd.add(on.command("PING"), look, optional=True)
+
+    nsqd.send(b"REGISTER t c\n" + (b"" if ended else b"PING\n"))
+
+    assert [nsqd.answer() for _ in answers] == answers
+    assert not ended or nsqd.answer() == b""
+    assert ended or held == [count]
+    assert lookupd.unfired() == []
+
+
+def test_a_body_is_spoiled_before_it_is_read(lookupd):
+    lookupd.add(on.command("IDENTIFY"), corrupt("body", b"nope"))
+    nsqd = Nsqd(lookupd)
+
+    assert nsqd.answer() == b"E_BAD_BODY IDENTIFY failed to decode JSON body"
+    assert nsqd.answer() == b""
+
+
+def test_a_size_is_spoiled(lookupd, nsqd):
+    lookupd.add(on.reply("PING"), corrupt("size", 1))
+
+    nsqd.send(b"PING\n")
+
+    assert nsqd.answer() == b"O"
+
+
+def test_an_answer_is_late_and_those_behind_it_wait(lookupd, nsqd, clock):
+    lookupd.add(on.reply("REGISTER"), delay(0.5))
+    lookupd.add(on.command("PING"), delay(0.5))
+
+    nsqd.send(b"REGISTER t\nPING\n")
+    wait_until(lambda: lookupd.transcript.fired())
+    clock.advance(0.4)
+    assert [entry.name for entry in lookupd.transcript.select("reply")] == ["", "OK"]
+    clock.advance(1.0)
+
+    assert [nsqd.answer(), nsqd.answer()] == [OK, OK]
+
+
+def test_a_rule_holds_for_connections_that_are_open(clock):
+    with FakeLookupd(clock=clock) as lookupd:
+        nsqd = Nsqd(lookupd)
+        nsqd.answer()
+        with lookupd.add(on.command("PING"), reset()):
+            nsqd.send(b"PING\n")
+            with pytest.raises(ConnectionResetError):
+                nsqd.answer()
+
+
+def test_fake_nsqd_registers_again_when_its_connection_was_cut(lookupd, clock):
+    lookupd.add(on.reply("REGISTER", topic="t"), disconnect())
+    with FakeNsqd(lookupd_tcp_addresses=[lookupd.tcp_address], clock=clock) as nsqd:
+        nsqd.wait_registered()
+        request(nsqd.http_address, "POST", "/topic/create?topic=t")
+        wait_until(lambda: lookupd.transcript.fired())
+        clock.advance(15.0)
+
+        wait_until(lambda: registered(lookupd))
+    (again,) = lookupd.transcript.select("command", name="REGISTER")[1:]
+    assert (again.connection, again.client_id) == (2, nsqd.tcp_address)
+
+
+OTHERS = [
+    pytest.param(on.command("PUB"), drop(), "FakeLookupd has no PUB; it has IDENTIFY", id="a command of nsqd's"),
+    pytest.param(on.frame("message"), drop(), "FakeLookupd has no frame to act on", id="frames"),
+    pytest.param(on.reply(), corrupt("type"), "is for nsqd only", id="a type"),
+    pytest.param(on.reply(), inject("heartbeat"), "is for nsqd only", id="a heartbeat"),
+    pytest.param(on.command(), time_out(), "is for nsqd only", id="a timeout"),
+]
+
+
+@pytest.mark.parametrize(("match", "action", "words"), OTHERS)
+def test_what_nsqlookupd_does_not_have_is_refused(match, action, words):
+    with pytest.raises(ValueError, match=words):
+        FakeLookupd().add(match, action)
+
+
+def test_nsqd_has_no_commands_of_nsqlookupd():
+    with pytest.raises(ValueError, match="FakeNsqd has no REGISTER"):
+        FakeNsqd().add(on.command("REGISTER"), drop())
+
+
+def test_rules_over_http_know_its_commands():
+    (rule,) = decode_rules({"on": "command", "kind": "UNREGISTER", "actions": [{"action": "drop"}]})
+
+    assert rule.match.kind == "UNREGISTER"
+
+
+class Silent:
+    """A tap that changes nothing."""
+
+    active = True
+
+    def command(self, command, now):
+        return [Execute()]
+
+    def executed(self, command, refusal):
+        pass
+
+    def reply(self, command, steps, now):
+        return steps
+
+
+SAID = [
+    pytest.param(b"  V1" + identify() + b"REGISTER t c\nPING\nFOO\n", id="unknown"),
+    pytest.param(b"  V1" + identify() + identify(), id="IDENTIFY again"),
+    pytest.param(b"  V1IDENTIFY\n\0\0\0\0", id="an empty body"),
+    pytest.param(b"  V1IDENTIFY\n\xff\xff\xff\xff", id="a negative size"),
+    pytest.param(b"  V1IDENTIFY\n\0\0\0\4no", id="a body that ends early"),
+    pytest.param(b"  V1 PING \r\nREGISTER", id="a line that ends early"),
+]
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_a_tap_changes_nothing(said):
+    def conversation(pieces, tap):
+        session = LookupdSession(Registry(), remote_address="h:1", identity=dict)
+        if tap is not None:
+            session.attach(tap)
+        effects = [effect for piece in pieces for effect in session.receive(piece, 0.0)]
+        effects += [*session.pump(0.0), *session.end_of_input(0.0)]
+        return b"".join(effect.data for effect in effects if isinstance(effect, Send)), Close() in effects
+
+    whole = conversation([said], None)
+
+    assert conversation([said], Silent()) == whole
+    assert conversation([said[index : index + 1] for index in range(len(said))], Silent()) == whole
+
+
+def test_who_only_shut_down_its_writing_side_reads_what_was_late(lookupd, clock):
+    lookupd.add(on.reply("PING"), delay(2.0))
+    lookupd.add(on.reply("IDENTIFY"), lambda steps, event: [SendLater(b"\0\0\0\1x", 5.0)])
+    nsqd = Nsqd(lookupd)
+
+    nsqd.send(b"PING\n")
+    nsqd.socket.shutdown(socket.SHUT_WR)
+    reader = gevent.spawn(lambda: [nsqd.answer(), nsqd.answer(), nsqd.answer()])
+    wait_until(lambda: lookupd.registry.producers(Key("client")) == [] and len(lookupd.transcript.fired()) == 2)
+    clock.advance(2.0)
+    assert not reader.ready()
+    clock.advance(3.0)
+
+    assert reader.get(timeout=10) == [OK, b"x", b""]
+
+
+def test_the_last_rule_takes_its_cost_with_it():
+    with FakeLookupd() as lookupd:
+        nsqd = Nsqd(lookupd)
+        nsqd.answer()
+        with lookupd.add(on.reply("PING"), drop()):
+            nsqd.send(b"PING\nPING\n")
+            assert nsqd.answer() == OK
+        nsqd.send(b"PING\n")
+        assert nsqd.answer() == OK
+
+        assert [connection.session._tap for connection in lookupd._connections] == [None]
