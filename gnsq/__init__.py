@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gnsq import errors, protocol, states, util
     from gnsq.backofftimer import BackoffTimer
     from gnsq.consumer import Consumer
+    from gnsq.deprecated import Lookupd, Nsqd, Reader
     from gnsq.lookupd import LookupdClient
     from gnsq.message import Message
     from gnsq.nsqd import NsqdHTTPClient, NsqdTCPClient
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
 __all__ = [
     "BackoffTimer",
     "Consumer",
+    "Lookupd",
     "LookupdClient",
     "Message",
+    "Nsqd",
     "NsqdHTTPClient",
     "NsqdTCPClient",
     "Producer",
+    "Reader",
     "__version__",
     "errors",
     "protocol",
@@ -35,14 +39,17 @@ __all__ = [
 _MODULES = {
     "BackoffTimer": "backofftimer",
     "Consumer": "consumer",
+    "Lookupd": "deprecated",
     "LookupdClient": "lookupd",
     "Message": "message",
+    "Nsqd": "deprecated",
     "NsqdHTTPClient": "nsqd",
     "NsqdTCPClient": "nsqd",
     "Producer": "producer",
+    "Reader": "deprecated",
 }
 # Attributes of the package since 1.0, imported or not.
-_SUBMODULES = {*_MODULES.values(), "errors", "httpclient", "protocol", "states", "util"}
+_SUBMODULES = {*_MODULES.values(), "errors", "httpclient", "protocol", "reader", "states", "util"}
 
 
 def __getattr__(name: str) -> object:

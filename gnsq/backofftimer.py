@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import random
+from collections.abc import Callable
 
-__all__ = ["BackoffTimer", "reconnect_delay"]
+__all__ = ["Backoff", "BackoffTimer", "Phase", "growing_delay"]
 
 # Beyond this the power has long passed any sane limit; it keeps the numbers small.
 _MAX_EXPONENT = 64
@@ -54,13 +56,92 @@ class BackoffTimer:
         return interval
 
 
-def reconnect_delay(failures: int, initial: float, maximum: float, jitter: float, spread: float) -> float:
-    """Wait before connecting again: initial, doubled with each failure in a row, up to maximum.
+def growing_delay(
+    failures: int, initial: float, maximum: float, *, growth: float = 2.0, jitter: float = 0.0, spread: float = 0.0
+) -> float:
+    """Wait before trying again: initial, times growth with each failure in a row, up to maximum.
 
     Args:
         failures: In a row, 1 or more.
-        jitter: Up to this share is taken off, so that clients that lost one nsqd together do not come back together.
+        jitter: Up to this share is taken off, so that those who failed together do not come back together.
         spread: A random number in [0, 1).
     """
-    delay = initial * 2.0 ** min(failures - 1, _MAX_EXPONENT)
+    delay = initial * growth ** min(failures - 1, _MAX_EXPONENT)
     return min(delay, maximum) * (1 - jitter * spread)
+
+
+class Phase(enum.Enum):
+    """What a consumer that backs off does."""
+
+    OFF = "off"
+    WAITING = "waiting"
+    PROBING = "probing"
+
+
+class Backoff:
+    """When a consumer stops after failures, and when it tries one message again.
+
+    Told results and the time; one result counts for each wait, the others are ignored. Source: the client guide,
+    "Backoff".
+
+    Args:
+        delay: Called with the failures in a row (1 or more); gives seconds.
+        maximum: Of the delay, seconds; 0: never back off.
+        jitter: Up to this share is taken off each delay.
+
+    Attributes:
+        phase: Whether there is nothing to wait for, a wait under way, or a message being tried.
+        failures: In a row; each success takes one off.
+        duration: Of the last wait, seconds.
+        until: When the wait is over.
+    """
+
+    def __init__(
+        self,
+        delay: Callable[[int], float],
+        maximum: float,
+        jitter: float = 0.0,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.phase = Phase.OFF
+        self.failures = 0
+        self.duration = 0.0
+        self.until = 0.0
+        self._delay = delay
+        self._maximum = maximum
+        self._jitter = jitter
+        self._rng = rng if rng is not None else random.Random()
+
+    def failed(self, now: float) -> bool:
+        """Note a failure; whether a wait begins with it."""
+        if self.phase is Phase.WAITING or self._maximum <= 0:
+            return False
+        # Where more failures no longer make the wait longer they are not counted: as many successes would be needed.
+        if self.phase is Phase.OFF or self._delay(self.failures) < self._maximum:
+            self.failures += 1
+        self._wait(now)
+        return True
+
+    def succeeded(self, now: float) -> bool:
+        """Note a success; whether it changes anything: a shorter wait, or none any more."""
+        if self.phase is not Phase.PROBING:
+            return False
+        self.failures -= 1
+        if self.failures:
+            self._wait(now)
+        else:
+            self.phase = Phase.OFF
+        return True
+
+    def elapsed(self, now: float) -> bool:
+        """Note the time; whether the wait has just ended, so that a message is to be tried."""
+        if self.phase is not Phase.WAITING or now < self.until:
+            return False
+        self.phase = Phase.PROBING
+        return True
+
+    def _wait(self, now: float) -> None:
+        self.phase = Phase.WAITING
+        delay = max(0.0, min(self._delay(self.failures), self._maximum))
+        self.duration = delay * (1 - self._jitter * self._rng.random())
+        self.until = now + self.duration

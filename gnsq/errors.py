@@ -127,6 +127,17 @@ class NSQErrorCode(NSQException):
     def __str__(self) -> str:
         return f"{self.code} {self.text}".strip() or "error frame that says nothing"
 
+    @property
+    def message_id(self) -> bytes | None:
+        """Id of the message that a failed FIN, REQ or TOUCH was about; None for other errors.
+
+        Source: nsqd protocol_v2.go, FIN: ``E_FIN_FAILED FIN ID failed REASON``.
+        """
+        words = self.text.split(" ")
+        if self.fatal or len(words) < 2 or len(words[1]) != MESSAGE_ID_SIZE:
+            return None
+        return words[1].encode("utf-8", "surrogateescape")
+
 
 class NSQInvalid(NSQErrorCode):
     """E_INVALID: a command that nsqd does not know, or that its state or parameters forbid."""
@@ -240,6 +251,8 @@ ERROR_CODES: dict[bytes, type[NSQErrorCode]] = {
     b"E_TOUCH_FAILED": NSQTouchFailed,
 }
 
+# Bytes.
+MESSAGE_ID_SIZE = 16
 # nsqd's longest quotes a name that may fill a line of 16 KiB.
 MAX_TEXT = 17 * 1024
 

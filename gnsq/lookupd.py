@@ -5,6 +5,7 @@ Checks what can be checked before anything is sent. Sources: nsqlookupd http.go,
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from gnsq.errors import NSQHttpError
@@ -131,3 +132,10 @@ def _check_node(node: object) -> None:
     host, _, port = node.rpartition(":")
     if not host or not node.isprintable() or " " in node or not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise ValueError(f"node {node!r} must be host:port: an nsqd's broadcast address and HTTP port")
+
+
+def __getattr__(name: str) -> object:
+    """Load Lookupd, which gnsq 1.0 had here, from the module that uses this one. Source: PEP 562."""
+    if name == "Lookupd":
+        return import_module("gnsq.deprecated").Lookupd
+    raise AttributeError(f"module 'gnsq.lookupd' has no attribute {name!r}")

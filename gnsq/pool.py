@@ -17,7 +17,7 @@ import gevent
 from gevent.event import Event
 
 from gnsq.addresses import parse_address
-from gnsq.backofftimer import reconnect_delay
+from gnsq.backofftimer import growing_delay
 from gnsq.clock import Clock
 from gnsq.errors import NSQException
 from gnsq.nsqd.connection import Connection
@@ -128,7 +128,7 @@ class ConnectionPool:
         """Say what went wrong last with each address that has no connection."""
         return {
             address: keeper.failure
-            for address, keeper in self._keepers.items()
+            for address, keeper in list(self._keepers.items())
             if keeper.failure is not None and address not in self.connections
         }
 
@@ -208,6 +208,10 @@ class ConnectionPool:
 
     def _wait(self, failures: int) -> float:
         options = self._reconnect
-        return reconnect_delay(
-            failures, options.reconnect_initial, options.reconnect_maximum, options.reconnect_jitter, random.random()
+        return growing_delay(
+            failures,
+            options.reconnect_initial,
+            options.reconnect_maximum,
+            jitter=options.reconnect_jitter,
+            spread=random.random(),
         )

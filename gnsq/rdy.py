@@ -1,36 +1,106 @@
 """Who gets which RDY. Decides only: sends nothing, reads no clock.
 
-nsqd 1.3.0 treats RDY as a ceiling on what is in flight, so lowering it takes nothing back: what one connection
-gives up may be granted to another only as its messages are answered. Source: the client guide, "RDY State".
+nsqd treats RDY as a ceiling on what is in flight, so lowering it takes nothing back: what one connection gives up may
+be granted to another only as its messages are answered. Before 0.3.0 nsqd counted RDY down with each message it sent;
+these are told again how many more may come. Source: the client guide, "RDY State"; nsqd, "don't decrement RDY count".
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 __all__ = ["RdyPolicy"]
 
+# Seconds in which nsqd has read a lower RDY, and what it had sent before has arrived. It sends out what it has
+# buffered as soon as a RDY says that no more may come.
+GRACE = 1.0
+# With fewer in flight than nsqds: one that is never idle keeps its turn for so many idle timeouts.
+TURN = 3
+# Share of its RDY that a connection has in flight when it could do with more. Source: the guide, "is_starved".
+STARVED = 0.85
+
 Key = TypeVar("Key", bound=Hashable)
+
+
+class _Share:
+    """What one connection was granted, and what is known of it."""
+
+    __slots__ = (
+        "asked",
+        "counts_down",
+        "fresh",
+        "hungry",
+        "last",
+        "left",
+        "limit",
+        "past",
+        "past_until",
+        "rdy",
+        "turn",
+    )
+
+    def __init__(self, limit: int, counts_down: bool, now: float) -> None:
+        self.limit = limit
+        self.counts_down = counts_down
+        # Granted; for an nsqd that counts down, asked is what it was sent, and left what remains of that.
+        self.rdy = 0
+        self.asked = 0
+        self.left = 0
+        self.last = now
+        self.fresh = True
+        # When it last had nearly all it may have.
+        self.hungry = -math.inf
+        # A higher RDY by which nsqd may still be sending, and until when.
+        self.past = 0
+        self.past_until = -math.inf
+        # Since when it has its turn; None while it waits for one.
+        self.turn: float | None = None
+
+    @property
+    def command(self) -> int:
+        """What RDY says."""
+        return self.asked if self.counts_down else self.rdy
+
+    def lower(self, target: int, now: float) -> None:
+        self.past = max(self.rdy, self.past if now < self.past_until else 0)
+        self.past_until = now + GRACE
+        self.rdy = target
+
+    def held(self, in_flight: int, now: float) -> int:
+        """Messages that are in flight, or may be without another word."""
+        return max(self.rdy, in_flight, self.past if now < self.past_until else 0)
 
 
 class RdyPolicy(Generic[Key]):
     """Spread max_in_flight over connections so that the sum of max(RDY, in flight) never exceeds it.
 
-    In flight is what has arrived: what an nsqd had sent before it read a lower RDY comes on top, for a moment.
+    A connection begins with RDY 1 and gets its share with its first message. Shares are even; a connection without a
+    message for idle_timeout is cut down to RDY 1 as long as others have nearly all they may have. With fewer in flight
+    than connections some have RDY 1 and the rest 0, in turns.
 
     Args:
         max_in_flight: Messages, 1 or more; may be changed at any time, decide() then says what follows.
-        rng: Source of randomness for who gets the remainder.
+        idle_timeout: Seconds.
+        rng: Source of randomness for who gets the remainder, and whose turn comes first.
+
+    Attributes:
+        paused: Nobody gets any.
+        backing_off: Nobody gets any but the probe.
+        probe: Has RDY 1 while the others back off; None for nobody.
     """
 
-    def __init__(self, max_in_flight: int, rng: random.Random | None = None) -> None:
+    def __init__(self, max_in_flight: int, idle_timeout: float = 10.0, rng: random.Random | None = None) -> None:
         self.max_in_flight = max_in_flight
         self.paused = False
+        self.backing_off = False
+        self.probe: Key | None = None
+        self._idle_timeout = idle_timeout
         self._rng = rng if rng is not None else random.Random()
-        self._limits: dict[Key, int] = {}
-        self._rdy: dict[Key, int] = {}
+        self._shares: dict[Key, _Share] = {}
+        # Who comes first where there is not enough for all.
         self._order: list[Key] = []
         self._owed = False
 
@@ -39,61 +109,196 @@ class RdyPolicy(Generic[Key]):
         """Whether some connection waits for RDY that others must free first: ask decide() again as answers go out."""
         return self._owed
 
-    @property
-    def crowded(self) -> bool:
-        """Whether there are more connections than messages that may be in flight, so that some have RDY 0."""
-        return len(self._order) > self.max_in_flight
+    def add(self, key: Key, max_rdy_count: int, now: float, *, counts_down: bool = False) -> None:
+        """Take in a connection that has RDY 0.
 
-    def add(self, key: Key, max_rdy_count: int) -> None:
-        """Take in a connection that has RDY 0 and whose nsqd allows up to max_rdy_count."""
-        self._limits[key] = max_rdy_count
-        self._rdy[key] = 0
+        Args:
+            max_rdy_count: What its nsqd allows at most.
+            counts_down: Its nsqd takes RDY as the number of messages still to be sent.
+        """
+        self._shares[key] = _Share(max_rdy_count, counts_down, now)
         self._order.insert(self._rng.randint(0, len(self._order)), key)
 
     def remove(self, key: Key) -> None:
         """Forget a connection."""
-        if key in self._limits:
-            del self._limits[key]
-            del self._rdy[key]
+        if self._shares.pop(key, None) is not None:
             self._order.remove(key)
+        if self.probe == key:
+            self.probe = None
 
-    def rotate(self) -> None:
-        """Choose anew, at random, who is first when there is not enough for all."""
-        self._rng.shuffle(self._order)
+    def heard(self, key: Key, count: int, in_flight: int, now: float) -> bool:
+        """Note that messages came; say whether decide() may now have something to say.
 
-    def decide(self, in_flight: Mapping[Key, int]) -> dict[Key, int]:
+        Args:
+            count: How many came.
+            in_flight: How many the connection has now, these included.
+        """
+        share = self._shares.get(key)
+        if share is None:
+            return False
+        news = share.fresh or self._is_idle(share, now)
+        share.fresh = False
+        share.last = now
+        if in_flight >= share.rdy * STARVED:
+            news = news or not self._is_hungry(share, now)
+            share.hungry = now
+        if share.counts_down:
+            share.left = max(share.left - count, 0)
+            news = news or not share.left
+        return news
+
+    def pick_probe(self, in_flight: Mapping[Key, int]) -> Key | None:
+        """Choose, at random, whom to ask for one message, another than now if there is one; None without connections.
+
+        One that has messages in flight would give none before these are answered, so others come first.
+        """
+        others = [key for key in self._order if key != self.probe] or self._order
+        best = [key for key in others if not in_flight.get(key)] or others
+        return self._rng.choice(best) if best else None
+
+    def decide(self, in_flight: Mapping[Key, int], now: float) -> dict[Key, int]:
         """Say which connections are to be sent which RDY now; those not named keep theirs.
 
         Args:
             in_flight: Messages in flight on each connection.
         """
-        targets = self._targets()
-        changes: dict[Key, int] = {}
-        for key, target in targets.items():
-            if target < self._rdy[key]:
-                changes[key] = self._rdy[key] = target
-        free = self.max_in_flight - sum(max(rdy, in_flight.get(key, 0)) for key, rdy in self._rdy.items())
+        targets = self._targets(in_flight, now)
+        lowered = self._take_back(targets, now)
+        changed = lowered | self._grant(targets, in_flight, now)
+        for key, share in self._shares.items():
+            if share.counts_down:
+                changed.discard(key)
+                if self._tell(share, in_flight.get(key, 0), key in lowered, now):
+                    changed.add(key)
+        return {key: self._shares[key].command for key in changed}
+
+    def due(self, now: float) -> float | None:
+        """Say when decide() may have something to say though nothing has happened; None for never."""
+        shares = self._shares.values()
+        times = [share.past_until for share in shares if self._owed and share.past_until > now]
+        if self._crowded:
+            for share in shares:
+                if share.turn is not None:
+                    idle = max(share.last, share.turn) + self._idle_timeout
+                    times += [idle if idle > now else now + self._idle_timeout, share.turn + TURN * self._idle_timeout]
+        elif len(self._shares) > 1 and any(self._is_hungry(share, now) for share in shares):
+            times += [share.last + self._idle_timeout for share in shares]
+            times += [share.hungry + self._idle_timeout for share in shares]
+        return min((time for time in times if time > now), default=None)
+
+    # --- steps of decide()
+
+    def _take_back(self, targets: Mapping[Key, int], now: float) -> set[Key]:
+        lowered = {key for key, target in targets.items() if target < self._shares[key].rdy}
+        for key in lowered:
+            self._shares[key].lower(targets[key], now)
+        return lowered
+
+    def _grant(self, targets: Mapping[Key, int], in_flight: Mapping[Key, int], now: float) -> set[Key]:
+        free = self.max_in_flight - sum(share.held(in_flight.get(key, 0), now) for key, share in self._shares.items())
+        raised = set()
         self._owed = False
         for key, target in targets.items():
-            rdy = self._rdy[key]
-            if target <= rdy:
+            share = self._shares[key]
+            if target <= share.rdy:
                 continue
-            # What is in flight beyond its RDY is counted already; it needs no free place to be allowed again.
-            held = max(rdy, in_flight.get(key, 0))
-            granted = min(target, held + max(free, 0))
+            if free < 0:
+                self._owed = True
+                continue
+            # What it holds beyond its RDY is counted already; it needs no free place to be allowed again.
+            held = share.held(in_flight.get(key, 0), now)
+            granted = min(target, held + free)
             free -= max(granted - held, 0)
-            if granted > rdy:
-                changes[key] = self._rdy[key] = granted
+            if granted > share.rdy:
+                share.rdy = granted
+                raised.add(key)
             if granted < target:
                 self._owed = True
-        return changes
+        return raised
 
-    def _targets(self) -> dict[Key, int]:
-        """An even share for each, the remainder to the first in order, no more than each nsqd allows."""
-        if self.paused or not self._order:
-            return dict.fromkeys(self._order, 0)
-        share, remainder = divmod(self.max_in_flight, len(self._order))
-        return {
-            key: min(share + (1 if index < remainder else 0), self._limits[key])
-            for index, key in enumerate(self._order)
-        }
+    def _tell(self, share: _Share, in_flight: int, lowered: bool, now: float) -> bool:
+        """Decide what an nsqd that counts down is to be sent; whether it is something.
+
+        Only when nothing is left of what it was sent before, not already at the quarter that the guide speaks of: what
+        is left may be on its way, and would come on top. For the same reason it is stopped before it gets less.
+        """
+        if lowered:
+            share.asked = share.left = 0
+            return True
+        if share.left or not share.rdy:
+            return False
+        share.asked = share.left = max(share.rdy - in_flight, 0) if now >= share.past_until else 0
+        # Or as soon as messages are answered, or the wait is over.
+        self._owed = self._owed or not share.asked
+        return share.asked > 0
+
+    # --- who should have how many
+
+    @property
+    def _crowded(self) -> bool:
+        return len(self._order) > self.max_in_flight
+
+    def _targets(self, in_flight: Mapping[Key, int], now: float) -> dict[Key, int]:
+        if self.paused or self.backing_off:
+            return {key: int(key == self.probe and not self.paused) for key in self._order}
+        if self._crowded:
+            self._take_turns(in_flight, now)
+            return {
+                key: min(int(index < self.max_in_flight), self._shares[key].limit)
+                for index, key in enumerate(self._order)
+            }
+        for share in self._shares.values():
+            share.turn = None
+        hungry = any(self._is_hungry(share, now) for share in self._shares.values())
+        takers = [
+            key for key, share in self._shares.items() if not share.fresh and not (hungry and self._is_idle(share, now))
+        ]
+        targets = {key: min(1, self._shares[key].limit) for key in self._order}
+        targets.update(self._spread(self.max_in_flight - len(self._order) + len(takers), set(takers)))
+        return targets
+
+    def _spread(self, count: int, takers: set[Key]) -> dict[Key, int]:
+        """Divide evenly, the remainder to the first in order; what one's nsqd does not allow goes to the others."""
+        targets = {}
+        # Those with the lowest limits first: what they leave is then shared by the rest.
+        waiting = sorted((key for key in self._order if key in takers), key=lambda key: self._shares[key].limit)
+        while waiting:
+            share, remainder = divmod(count, len(waiting))
+            if self._shares[waiting[0]].limit > share:
+                targets.update(self._even(waiting, share, remainder))
+                break
+            key = waiting.pop(0)
+            targets[key] = self._shares[key].limit
+            count -= targets[key]
+        return targets
+
+    def _even(self, keys: Iterable[Key], share: int, remainder: int) -> dict[Key, int]:
+        chosen = set(keys)
+        order = [key for key in self._order if key in chosen]
+        return {key: share + (1 if index < remainder else 0) for index, key in enumerate(order)}
+
+    def _is_hungry(self, share: _Share, now: float) -> bool:
+        return now < share.hungry + self._idle_timeout
+
+    def _is_idle(self, share: _Share, now: float) -> bool:
+        return now >= share.last + self._idle_timeout
+
+    def _take_turns(self, in_flight: Mapping[Key, int], now: float) -> None:
+        """Let those whose turn is over go behind those that wait."""
+        active, waiting = self._order[: self.max_in_flight], self._order[self.max_in_flight :]
+        over = [key for key in active if self._turn_is_over(self._shares[key], in_flight.get(key, 0), now)]
+        self._rng.shuffle(over)
+        self._order = [key for key in active if key not in over] + waiting + over
+        for index, key in enumerate(self._order):
+            share = self._shares[key]
+            if index >= self.max_in_flight:
+                share.turn = None
+            elif share.turn is None or key in over:
+                share.turn = now
+
+    def _turn_is_over(self, share: _Share, in_flight: int, now: float) -> bool:
+        if share.turn is None:
+            return False
+        # Written as in due(), so that rounding is the same.
+        idle = not in_flight and now >= max(share.last, share.turn) + self._idle_timeout
+        return idle or now >= share.turn + TURN * self._idle_timeout

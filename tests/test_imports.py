@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 CORE = ["errors", "options"]
 PURE = [*CORE, "protocol"]
-SMALL = ["addresses", "backofftimer", "breath", "clock", "rdy", "states", "tls"]
+SMALL = ["addresses", "backofftimer", "breath", "clock", "rdy", "repeats", "states", "stats", "tls"]
 BELOW = [*PURE, *SMALL, "message", "transport", "layers"]
 CLIENT = [*BELOW, "http", "httpclient", "nsqd", "lookupd"]
 
@@ -27,8 +27,10 @@ GNSQ = {
     "backofftimer": PURE,
     "rdy": PURE,
     "clock": [],
+    "repeats": [],
     "signals": [],
     "states": [],
+    "stats": [],
     "transport": [*PURE, "addresses", "clock"],
     "tls": [],
     "breath": [],
@@ -42,6 +44,9 @@ GNSQ = {
     "pool": CLIENT,
     "consumer": [*CLIENT, "pool", "discovery", "signals"],
     "producer": [*CLIENT, "pool", "signals"],
+    "contrib": [*CLIENT, "consumer", "producer", "stats"],
+    "deprecated": [*CLIENT, "consumer"],
+    "reader": ["deprecated"],
 }
 PURE_MODULES = [
     "gnsq/errors.py",
@@ -52,6 +57,7 @@ PURE_MODULES = [
     "gnsq/http/answer.py",
     "gnsq/http/values.py",
     "gnsq/rdy.py",
+    "gnsq/stats.py",
     *[f"gnsq/spark/{name}.py" for name in ["collector", "drain", "gauge", "offsets", "pipeline/counts"]],
     *[
         f"fakensqd/{name}.py"

@@ -35,6 +35,15 @@ class Responder:
     def touch(self, message_id):
         self.calls.append(("touch", message_id))
 
+    def hold(self, message):
+        self.calls.append(("hold", message))
+
+    def release(self, message):
+        self.calls.append(("release", message))
+
+    def forget(self, message):
+        self.calls.append(("forget", message))
+
     def keep_touching(self, message, interval):
         self.calls.append(("keep touching", message, interval))
         return lambda: self.calls.append(("stop", message))

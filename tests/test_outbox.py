@@ -10,6 +10,10 @@ from gnsq.nsqd.outbox import Outbox
 from tests.helpers import MemoryTransport, wait_until
 
 
+def refuse():
+    raise NSQConnectionClosed("closed")
+
+
 @pytest.fixture
 def transport():
     return MemoryTransport()
@@ -17,7 +21,7 @@ def transport():
 
 @pytest.fixture
 def outbox():
-    made = Outbox(time.monotonic)
+    made = Outbox(time.monotonic, refuse)
     yield made
     made.close()
 
@@ -73,7 +77,7 @@ def test_broken_send_is_raised_by_run(outbox, transport):
 
 def test_long_commands_go_out_in_pieces_each_with_its_own_deadline(transport):
     times = iter(range(100))
-    outbox = Outbox(lambda: next(times))
+    outbox = Outbox(lambda: next(times), refuse)
     outbox.put(b"x" * 600_000)
     sent = []
     transport.sendall = lambda data: sent.append((len(data), outbox.sending_since))

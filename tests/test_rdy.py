@@ -7,55 +7,93 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gnsq.rdy import RdyPolicy
+from gnsq.rdy import GRACE, TURN, RdyPolicy
+
+IDLE = 10.0
 
 
-def policy(max_in_flight, connections=(), limit=2500):
-    made = RdyPolicy(max_in_flight, random.Random(1))
+def policy(max_in_flight, connections=(), limit=2500, *, heard=True, **options):
+    """A policy whose connections have got their first message, and are not starved."""
+    made = RdyPolicy(max_in_flight, IDLE, random.Random(1))
     for key in connections:
-        made.add(key, limit)
+        made.add(key, limit, 0.0, **options)
+    if heard:
+        made.decide({}, 0.0)
+        for key in connections:
+            made.heard(key, 1, 0, 0.0)
     return made
 
 
-def test_one_connection_gets_all():
-    assert policy(10, "a").decide({}) == {"a": 10}
+def test_connection_begins_with_one():
+    assert policy(10, "ab", heard=False).decide({}, 0.0) == {"a": 1, "b": 1}
+
+
+def test_first_message_brings_the_share():
+    made = policy(10, "a", heard=False)
+    made.decide({}, 0.0)
+
+    assert made.heard("a", 1, 1, 0.0)
+    assert made.decide({"a": 1}, 0.0) == {"a": 10}
+    assert not made.heard("a", 1, 1, 0.1)
 
 
 def test_shares_are_even_and_the_remainder_goes_to_some():
-    shares = policy(11, "abc").decide({})
+    made = policy(11, "abc")
+    made.decide({}, 0.0)
 
-    assert sorted(shares.values()) == [3, 4, 4]
+    assert sorted(share.rdy for share in made._shares.values()) == [3, 4, 4]
 
 
 def test_nsqds_limit_is_kept():
-    assert policy(5000, "a", limit=100).decide({}) == {"a": 100}
+    assert policy(5000, "a", limit=100).decide({}, 0.0) == {"a": 100}
+
+
+def test_what_one_nsqd_does_not_allow_goes_to_others():
+    made = policy(100, "a", limit=10)
+    made.add("b", 2500, 0.0)
+    made.decide({}, 0.0)
+    made.heard("b", 1, 0, 0.0)
+    made.decide({}, 0.0)
+
+    assert (made._shares["a"].rdy, made._shares["b"].rdy) == (10, 90)
 
 
 def test_nothing_is_said_twice():
     made = policy(10, "ab")
-    made.decide({})
+    made.decide({}, 0.0)
 
-    assert made.decide({"a": 5}) == {}
+    assert made.decide({"a": 5}, 0.0) == {}
 
 
 def test_newcomer_waits_for_what_is_in_flight_elsewhere():
     made = policy(10, "a")
-    made.decide({})
-    made.add("b", 2500)
+    made.decide({}, 0.0)
+    made.add("b", 2500, 0.0)
 
-    assert made.decide({"a": 10}) == {"a": 5}
+    assert made.decide({"a": 10}, 0.0) == {"a": 9}
     assert made.owed
-    assert made.decide({"a": 8}) == {"b": 2}
-    assert made.decide({"a": 5}) == {"b": 5}
+    assert made.decide({"a": 9}, GRACE) == {"b": 1}
     assert not made.owed
+
+
+def test_lowered_rdy_is_granted_elsewhere_only_when_nsqd_must_have_read_it():
+    made = policy(10, "a")
+    made.decide({}, 0.0)
+    made.add("b", 2500, 0.0)
+    made.decide({}, 0.0)
+
+    assert made.owed
+    assert made.due(0.0) == GRACE
+    assert made.decide({}, GRACE / 2) == {}
+    assert made.decide({}, GRACE) == {"b": 1}
 
 
 def test_lost_connection_gives_its_share_back():
     made = policy(10, "ab")
-    made.decide({})
+    made.decide({}, 0.0)
     made.remove("a")
 
-    assert made.decide({}) == {"b": 10}
+    assert made.decide({}, 0.0) == {"b": 10}
 
 
 def test_removing_twice_is_no_error():
@@ -63,118 +101,327 @@ def test_removing_twice_is_no_error():
     made.remove("a")
     made.remove("a")
 
-    assert made.decide({}) == {}
+    assert made.decide({}, 0.0) == {}
 
 
-def test_fewer_than_connections_rotates_to_everyone():
+def test_idle_connection_gives_its_share_to_one_that_is_starved():
+    made = policy(10, "ab")
+    made.decide({}, 0.0)
+    made.heard("a", 5, 5, IDLE)
+
+    assert made.decide({"a": 5}, IDLE) == {"b": 1}
+    assert made.decide({"a": 5}, IDLE + GRACE) == {"a": 9}
+
+
+def test_idle_connection_keeps_its_share_while_nobody_needs_it():
+    made = policy(10, "ab")
+    made.decide({}, 0.0)
+    made.heard("a", 1, 1, IDLE)
+
+    assert made.decide({"a": 1}, IDLE) == {}
+
+
+def test_idle_connection_gets_its_share_back_with_its_next_message():
+    made = policy(10, "ab")
+    made.decide({}, 0.0)
+    made.heard("a", 5, 5, IDLE)
+    made.decide({"a": 5}, IDLE)
+    made.decide({"a": 5}, IDLE + GRACE)
+
+    assert made.heard("b", 1, 1, IDLE + 2)
+    assert made.decide({"a": 5, "b": 1}, IDLE + 2) == {"a": 5}
+    assert made.decide({"a": 5, "b": 1}, IDLE + 2 + GRACE) == {"b": 5}
+
+
+def test_becoming_idle_is_noticed_without_an_event():
+    made = policy(10, "ab")
+    made.decide({}, 0.0)
+    made.heard("a", 5, 5, 4.0)
+
+    assert made.due(4.0) == IDLE
+
+
+def test_nothing_is_due_while_nobody_is_starved():
+    made = policy(10, "ab")
+    made.decide({}, 0.0)
+
+    assert made.due(0.0) is None
+
+
+def test_fewer_than_connections_take_turns():
     made = policy(1, "abc")
-    assert made.crowded
-    served = set()
-    rdy = {}
+    now, served, rdy = 0.0, [], {}
 
-    for _ in range(50):
-        rdy.update(made.decide({}))
-        served |= {key for key, count in rdy.items() if count}
-        assert sum(rdy.values()) == 1
-        made.rotate()
+    for _ in range(12):
+        rdy.update(made.decide({}, now))
+        served += [key for key, count in rdy.items() if count]
+        assert sum(rdy.values()) <= 1
+        now = made.due(now)
 
-    assert served == set("abc")
+    assert set(served[:6]) == set("abc")
+
+
+def test_busy_connection_keeps_its_turn_longer_but_not_for_ever():
+    made = policy(1, "ab")
+    (busy,) = made.decide({}, 0.0) or [key for key, share in made._shares.items() if share.rdy]
+    changes, now = {}, 0.0
+
+    while not changes:
+        now += 1.0
+        made.heard(busy, 1, 1, now)
+        changes = made.decide({busy: 1}, now)
+
+    assert now == TURN * IDLE
+    assert changes == {busy: 0}
 
 
 def test_pause_takes_all_and_resume_gives_it_back():
     made = policy(4, "ab")
-    made.decide({})
+    made.decide({}, 0.0)
     made.paused = True
-    assert made.decide({}) == {"a": 0, "b": 0}
+    assert made.decide({}, 0.0) == {"a": 0, "b": 0}
 
     made.paused = False
-    assert made.decide({}) == {"a": 2, "b": 2}
+    assert made.decide({}, 0.0) == {"a": 2, "b": 2}
+
+
+def test_backing_off_leaves_nothing_but_the_probe():
+    made = policy(4, "ab")
+    made.decide({}, 0.0)
+    made.backing_off = True
+    assert made.decide({}, 0.0) == {"a": 0, "b": 0}
+
+    made.probe = "b"
+    assert made.decide({}, GRACE) == {"b": 1}
+
+
+def test_probe_moves_to_another_without_messages_in_flight():
+    made = policy(4, "abc")
+    made.probe = "a"
+
+    assert {made.pick_probe({"b": 1}) for _ in range(20)} == {"c"}
+    assert policy(4, "a").pick_probe({"a": 1}) == "a"
+    assert policy(4).pick_probe({}) is None
+
+
+def test_lost_probe_is_forgotten():
+    made = policy(4, "a")
+    made.probe = "a"
+    made.remove("a")
+
+    assert made.probe is None
 
 
 def test_resize_takes_effect():
     made = policy(10, "a")
-    made.decide({})
+    made.decide({}, 0.0)
 
     made.max_in_flight = 3
 
-    assert made.decide({"a": 10}) == {"a": 3}
+    assert made.decide({"a": 10}, 0.0) == {"a": 3}
+
+
+def test_rdy_that_is_counted_down_is_sent_again_when_nothing_is_left():
+    made = policy(100, "a", counts_down=True, heard=False)
+    assert made.decide({}, 0.0) == {"a": 1}
+    made.heard("a", 1, 1, 0.0)
+    assert made.decide({"a": 1}, 0.0) == {"a": 99}
+
+    assert not made.heard("a", 98, 1, 0.0)
+    assert made.heard("a", 1, 10, 0.0)
+    assert made.decide({"a": 10}, 0.0) == {"a": 90}
+
+
+def test_rdy_that_is_counted_down_is_not_lowered_and_raised_in_one_breath():
+    made = policy(10, "a", counts_down=True, heard=False)
+    made.decide({}, 0.0)
+    made.paused = True
+    made.decide({}, 0.0)
+    made.paused = False
+
+    assert made.decide({}, 0.0) == {}
+    assert made.due(0.0) == GRACE
+    assert made.decide({}, GRACE) == {"a": 1}
+
+
+def test_rdy_that_is_counted_down_allows_no_more_than_was_answered():
+    made = policy(2, "a", counts_down=True, heard=False)
+    made.decide({}, 0.0)
+    made.heard("a", 1, 1, 0.0)
+    assert made.decide({"a": 1}, 0.0) == {"a": 1}
+    made.heard("a", 1, 2, 0.0)
+
+    assert made.decide({"a": 2}, 0.0) == {}
+    assert made.owed
+    assert made.decide({"a": 1}, 0.0) == {"a": 1}
+
+
+class Nsqd:
+    """What a policy's connection leads to: reads RDY and answers late, and its messages arrive late."""
+
+    def __init__(self, limit, counts_down, delay):
+        self.limit, self.counts_down, self.delay = limit, counts_down, delay
+        self.sent = 0  # the RDY sent last
+        self.up, self.down = [], []  # (time, RDY or None for an answer), times of messages
+        self.rdy = self.left = self.unanswered = 0
+        self.in_flight = 0  # as the client sees it
+        self.got = 0
+
+    def tell(self, now, word):
+        self.up.append((now + self.delay, word))
+
+    def read(self, now):
+        while self.up and self.up[0][0] <= now:
+            _, word = self.up.pop(0)
+            if word is None:
+                self.unanswered -= 1
+            else:
+                self.rdy = self.left = word
+
+    def send(self, now, backlog):
+        while backlog and (self.left if self.counts_down else self.rdy - self.unanswered) > 0:
+            self.left -= 1
+            self.unanswered += 1
+            backlog -= 1
+            self.down.append(now + self.delay)
+
+    def deliver(self, now):
+        count = sum(time <= now for time in self.down)
+        del self.down[:count]
+        self.in_flight += count
+        self.got += count
+        return count
+
+    def load(self):
+        """The most that may be in flight without another word from the client."""
+        allowed = [self.rdy, *(word for _, word in self.up if word is not None)]
+        if self.counts_down:
+            return self.in_flight + len(self.down) + max(self.left, *allowed[1:], 0)
+        return max(self.in_flight + len(self.down), *allowed)
 
 
 class RdyMachine(RuleBasedStateMachine):
-    """nsqds that deliver up to their RDY, handlers that answer, connections that come and go."""
+    """nsqds that deliver as fast as they may, handlers that answer, connections that come and go."""
 
-    @initialize(max_in_flight=st.integers(1, 20))
-    def begin(self, max_in_flight):
-        self.policy = RdyPolicy(max_in_flight, random.Random(0))
-        self.rdy, self.in_flight, self.limits, self.names = {}, {}, {}, 0
+    @initialize(max_in_flight=st.integers(1, 20), seed=st.integers(0, 99))
+    def begin(self, max_in_flight, seed):
+        self.policy = RdyPolicy(max_in_flight, IDLE, random.Random(seed))
+        self.nsqds, self.names, self.now = {}, 0, 0.0
         # What was in flight when max_in_flight was lowered may exceed it until answered.
         self.allowed = max_in_flight
 
     def decide(self):
-        for key, count in self.policy.decide(dict(self.in_flight)).items():
-            assert 0 <= count <= self.limits[key]
-            self.rdy[key] = count
+        in_flight = {key: nsqd.in_flight for key, nsqd in self.nsqds.items()}
+        for key, count in self.policy.decide(in_flight, self.now).items():
+            assert 0 <= count <= self.nsqds[key].limit
+            self.nsqds[key].sent = count
+            self.nsqds[key].tell(self.now, count)
 
-    @rule(limit=st.integers(1, 30))
-    def connect(self, limit):
+    def exchange(self):
+        """Let everything happen that is due by now."""
+        for key, nsqd in self.nsqds.items():
+            nsqd.read(self.now)
+            nsqd.send(self.now, self.backlog.get(key, 0))
+            count = nsqd.deliver(self.now)
+            if count and self.policy.heard(key, count, nsqd.in_flight, self.now):
+                self.decide()
+
+    backlog = {}  # messages that each nsqd may send in one exchange, by key
+
+    @rule(limit=st.integers(1, 30), counts_down=st.booleans(), delay=st.sampled_from([0.0, 0.1, GRACE / 2.1]))
+    def connect(self, limit, counts_down, delay):
         self.names += 1
-        self.rdy[self.names] = self.in_flight[self.names] = 0
-        self.limits[self.names] = limit
-        self.policy.add(self.names, limit)
+        self.nsqds[self.names] = Nsqd(limit, counts_down, delay)
+        self.policy.add(self.names, limit, self.now, counts_down=counts_down)
         self.decide()
 
-    @precondition(lambda self: self.rdy)
+    @precondition(lambda self: self.nsqds)
     @rule(data=st.data())
     def lose(self, data):
-        key = data.draw(st.sampled_from(sorted(self.rdy)))
-        for table in (self.rdy, self.in_flight, self.limits):
-            del table[key]
+        key = data.draw(st.sampled_from(sorted(self.nsqds)))
+        del self.nsqds[key]
         self.policy.remove(key)
         self.decide()
 
-    @precondition(lambda self: self.rdy)
-    @rule(data=st.data())
-    def deliver(self, data):
-        key = data.draw(st.sampled_from(sorted(self.rdy)))
-        self.in_flight[key] = max(self.in_flight[key], self.rdy[key])
+    @precondition(lambda self: self.nsqds)
+    @rule(data=st.data(), seconds=st.sampled_from([0.0, 0.05, 0.3, 1.0, 5.0, IDLE]))
+    def pass_time(self, data, seconds):
+        busy = data.draw(st.sets(st.sampled_from(sorted(self.nsqds))))
+        self.backlog = dict.fromkeys(busy, 100)
+        end = self.now + seconds
+        while True:
+            self.exchange()
+            times = [time for nsqd in self.nsqds.values() for time in [*nsqd.down, *(when for when, _ in nsqd.up)]]
+            due = self.policy.due(self.now)
+            times = [time for time in [*times, *([] if due is None else [due])] if self.now < time < end]
+            if not times:
+                break
+            self.now = min(times)
+            if self.now == due:
+                self.decide()
+        self.now = end
+        self.exchange()
+        self.backlog = {}
 
-    @precondition(lambda self: any(self.in_flight.values()))
+    @precondition(lambda self: any(nsqd.in_flight for nsqd in self.nsqds.values()))
     @rule(data=st.data())
     def answer(self, data):
-        key = data.draw(st.sampled_from(sorted(key for key, count in self.in_flight.items() if count)))
-        self.in_flight[key] -= data.draw(st.integers(1, self.in_flight[key]))
-        if self.policy.owed:
-            self.decide()
+        key = data.draw(st.sampled_from(sorted(key for key, nsqd in self.nsqds.items() if nsqd.in_flight)))
+        self.answer_some(self.nsqds[key], data.draw(st.integers(1, self.nsqds[key].in_flight)))
+
+    def answer_some(self, nsqd, count):
+        for _ in range(count):
+            nsqd.in_flight -= 1
+            nsqd.tell(self.now, None)
+            if self.policy.owed:
+                self.decide()
 
     @rule(paused=st.booleans())
     def pause(self, paused):
         self.policy.paused = paused
         self.decide()
 
-    @rule()
-    def rotate(self):
-        self.policy.rotate()
+    @rule(backing_off=st.booleans(), probing=st.booleans())
+    def back_off(self, backing_off, probing):
+        self.policy.backing_off = backing_off
+        self.policy.probe = self.policy.pick_probe({}) if backing_off and probing else None
         self.decide()
 
     @rule(size=st.integers(1, 20))
     def resize(self, size):
         self.policy.max_in_flight = size
+        self.allowed = max(size, self.allowed)
         self.decide()
-        self.allowed = max(size, sum(self.load().values()))
-
-    def load(self):
-        return {key: max(self.rdy[key], self.in_flight[key]) for key in self.rdy}
 
     @invariant()
     def never_more_than_max_in_flight(self):
-        load = sum(self.load().values())
+        assert sum(nsqd.in_flight for nsqd in self.nsqds.values()) <= self.allowed
+        load = sum(nsqd.load() for nsqd in self.nsqds.values())
         assert load <= self.allowed
         self.allowed = max(self.policy.max_in_flight, load)
 
-    @invariant()
-    def never_stuck(self):
-        if self.rdy and not self.policy.paused and not any(self.in_flight.values()):
-            assert any(self.rdy.values())
+    def teardown(self):
+        """Nobody is stuck: with everything answered and messages everywhere, everyone gets some."""
+        if not hasattr(self, "policy"):
+            return
+        self.policy.paused = self.policy.backing_off = False
+        self.policy.probe = None
+        self.decide()
+        for nsqd in self.nsqds.values():
+            nsqd.got = 0
+        end = self.now + (len(self.nsqds) + 1) * TURN * IDLE * 2
+        while self.now < end and not all(nsqd.got for nsqd in self.nsqds.values()):
+            self.backlog = dict.fromkeys(self.nsqds, 1)
+            self.exchange()
+            for nsqd in self.nsqds.values():
+                self.answer_some(nsqd, nsqd.in_flight)
+            due = self.policy.due(self.now)
+            if due is not None and due <= self.now + 0.25:
+                self.now = due
+                self.decide()
+            else:
+                self.now += 0.25
+        assert all(nsqd.got for nsqd in self.nsqds.values()), {key: nsqd.got for key, nsqd in self.nsqds.items()}
 
 
 RdyMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
@@ -182,7 +429,7 @@ TestRdyMachine = RdyMachine.TestCase
 
 
 def test_random_order_of_newcomers_is_seeded():
-    assert policy(2, "abc").decide({}) == policy(2, "abc").decide({})
+    assert policy(2, "abc", heard=False).decide({}, 0.0) == policy(2, "abc", heard=False).decide({}, 0.0)
 
 
 @pytest.mark.parametrize("paused", [True, False])
@@ -190,4 +437,4 @@ def test_no_connection_no_change(paused):
     made = policy(5)
     made.paused = paused
 
-    assert made.decide({}) == {}
+    assert made.decide({}, 0.0) == {}

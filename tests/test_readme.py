@@ -1,15 +1,20 @@
 """The README's examples run, and its tables say what the code says."""
 
 import importlib
+import json
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import prometheus_client
 import pytest
 
 from fakensqd import Certificates, FakeAuthServer, FakeNsqd, Grant
 from fakensqd.thread import Threaded
 from gnsq import NsqdHTTPClient, options
-from tests.helpers import channel_stats
+from tests.helpers import channel_stats, wait_until
 
 README = Path(__file__).parent.parent / "README.md"
 TEXT = README.read_text()
@@ -44,6 +49,50 @@ def test_consume_example_consumes_until_it_closes(fakensqd, capsys):
 
     assert '1 b\'{"page": "/b"}\'' in capsys.readouterr().out
     assert channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 0
+
+
+def test_batch_example_inserts_and_keeps_what_it_gives_up(fakensqd, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    client = NsqdHTTPClient.from_url(fakensqd.http_address)
+    client.multipublish("clicks", [b'{"page": "/"}', b"no JSON"])
+
+    consumer = run(example("Ready handlers"), fakensqd)["consumer"]
+    wait_until(lambda: list(tmp_path.glob("given-up/*.json")))
+    consumer.close()
+    consumer.join(10)
+
+    assert "insert [{'page': '/'}]" in capsys.readouterr().out
+    (path,) = tmp_path.glob("given-up/*.json")
+    assert json.loads(path.read_text())["body"] == "no JSON"
+    assert channel_stats(fakensqd, "clicks", "table")["depth"] == 0
+
+
+def test_sigterm_example_ends_in_order(fakensqd):
+    code = TEXT.split("On SIGTERM a program ends in order with:\n")[1]
+    code = re.search(r"```python\n(.*?)```", code, re.DOTALL)[1].replace("127.0.0.1:4150", fakensqd.tcp_address)
+    with subprocess.Popen([sys.executable, "-c", code]) as program:
+        wait_until(lambda: "RDY" in fakensqd.transcript.commands())
+        program.send_signal(signal.SIGTERM)
+
+        assert program.wait(20) == 0
+    assert "CLS" in fakensqd.transcript.commands()
+
+
+def test_metrics_example_shows_metrics(fakensqd, capsys, monkeypatch):
+    ports = []
+    monkeypatch.setattr(prometheus_client, "start_http_server", ports.append)
+    monkeypatch.setattr(prometheus_client, "REGISTRY", prometheus_client.CollectorRegistry())
+    NsqdHTTPClient.from_url(fakensqd.http_address).publish("clicks", b"1")
+    code = TEXT.split("Metrics and spans:\n")[1]
+
+    with run(re.search(r"```python\n(.*?)```", code, re.DOTALL)[1], fakensqd)["consumer"] as consumer:
+        wait_until(lambda: consumer.stats().counts.finished)
+        shown = prometheus_client.generate_latest(prometheus_client.REGISTRY).decode()
+
+    assert ports == [9100]
+    assert "b'1'" in capsys.readouterr().out
+    labels = f'channel="shown",nsqd="{fakensqd.tcp_address}",topic="clicks"'
+    assert f"gnsq_consumer_messages_finished_total{{{labels}}} 1.0" in shown
 
 
 def test_layers_example_publishes(tmp_path):

@@ -1,6 +1,7 @@
 """Clients of one nsqd: over TCP by hand, over HTTP, and the connection that Consumer and Producer use."""
 
 import socket
+from importlib import import_module
 
 from gnsq.nsqd.http import NsqdHTTPClient
 from gnsq.nsqd.tcp import NsqdTCPClient
@@ -10,3 +11,10 @@ __all__ = ["HOSTNAME", "NsqdHTTPClient", "NsqdTCPClient", "SHORTNAME"]
 # What a client is called by default.
 HOSTNAME = socket.gethostname()
 SHORTNAME = HOSTNAME.split(".")[0]
+
+
+def __getattr__(name: str) -> object:
+    """Load Nsqd, which gnsq 1.0 had here, from above this package. Source: PEP 562."""
+    if name == "Nsqd":
+        return import_module("gnsq.deprecated").Nsqd
+    raise AttributeError(f"module 'gnsq.nsqd' has no attribute {name!r}")

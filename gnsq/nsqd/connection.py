@@ -23,6 +23,7 @@ from gnsq.errors import (
     NSQFrameError,
     NSQProtocolError,
     NSQTimeout,
+    NSQTouchFailed,
     make_error,
 )
 from gnsq.message import Message
@@ -38,6 +39,7 @@ from gnsq.protocol import commands
 from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, FrameDecoder
 from gnsq.protocol.handshake import Identity, explained, handshake
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.repeats import Repeats
 from gnsq.transport import READ_SIZE, Transport
 
 __all__ = ["Connection", "ConnectionState"]
@@ -93,10 +95,11 @@ class Connection:
         self.on_response: Callable[[Connection, bytes], None] | None = None
         self.on_error: Callable[[Connection, NSQErrorCode], None] | None = None
         self._clock = clock if clock is not None else RealClock()
-        self.answers = Answers(self.address, self.send, self._check_open, self._clock)
         self._layers: Layers | None = None
-        self._outbox = Outbox(self._clock.monotonic)
+        self._outbox = Outbox(self._clock.monotonic, self._check_open)
+        self.answers = Answers(self.address, self._outbox.put, self._check_open, self._clock)
         self._replies = Replies()
+        self._repeats = Repeats(logger, self._clock.monotonic)
         self._stalls: StallWatch | None = None
         self._closed = Event()
         self._last_read = 0.0
@@ -307,7 +310,6 @@ class Connection:
         Raises:
             NSQConnectionClosed: If the connection is closed.
         """
-        self._check_open()
         self._outbox.put(command)
 
     def ready(self, count: int) -> None:
@@ -360,7 +362,7 @@ class Connection:
                     break
             if messages:
                 self.last_message = self._last_read
-                answers.in_flight += len(messages)
+                answers.arrived(len(messages))
                 if self.on_messages is not None:
                     self.on_messages(self, messages)
             failure = failure or decoder.failure
@@ -401,10 +403,22 @@ class Connection:
             self.on_error(self, error)
         if not error.fatal:
             # FIN, REQ and TOUCH have no answer, so this is nobody's reply.
-            logger.warning("%s: %s", self.address, error)
+            self._note_timed_out(error)
             return
         self._replies.refuse(error)
         raise error
+
+    def _note_timed_out(self, error: NSQErrorCode) -> None:
+        if not isinstance(error, NSQTouchFailed):
+            self.answers.timed_out += 1
+        self._repeats.log(
+            logging.WARNING,
+            error.code,
+            "%s: %s: its timeout was over before it was answered, nsqd delivers it again; let fewer messages be in "
+            "flight, ask for a longer msg_timeout, or call touch()",
+            self.address,
+            error,
+        )
 
     def _write_loop(self) -> None:
         try:

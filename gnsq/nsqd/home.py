@@ -11,27 +11,31 @@ from gevent import monkey
 
 from gnsq.errors import NSQConnectionClosed, NSQException
 
-__all__ = ["Home"]
+__all__ = ["Home", "get_ident"]
 
 logger = logging.getLogger(__name__)
 
 # Monkey patching makes the usual one tell greenlets apart, not threads.
-_get_ident: Callable[[], int] = monkey.get_original("_thread", "get_ident")
+get_ident: Callable[[], int] = monkey.get_original("_thread", "get_ident")
 
 
 class Home:
-    """The calling thread, to be asked and called from others."""
+    """The calling thread, to be asked and called from others.
 
-    __slots__ = ("_loop", "_thread")
+    Attributes:
+        thread: What get_ident() gives in it.
+    """
+
+    __slots__ = ("_loop", "thread")
 
     def __init__(self) -> None:
-        self._thread = _get_ident()
+        self.thread = get_ident()
         self._loop = gevent.get_hub().loop
 
     @property
     def elsewhere(self) -> bool:
         """Whether the caller runs in another thread."""
-        return _get_ident() != self._thread
+        return get_ident() != self.thread
 
     def call(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
         """Call a function soon, in a greenlet of the home's hub; begun in the order of these calls. What it raises

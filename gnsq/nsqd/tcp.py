@@ -402,6 +402,15 @@ class NsqdTCPClient(Verbs):
         """The machine's monotonic time."""
         return self._connected_answers.now()
 
+    def hold(self, message: Message) -> None:
+        """Nothing: whoever drives this client by hand keeps what it has read."""
+
+    release = hold
+
+    def forget(self, message: Message) -> None:
+        """Count a message that was taken back as no longer in flight."""
+        self._connected_answers.forget(message)
+
     def keep_touching(self, message: Message, interval: float) -> Callable[[], None]:
         """Touch a message every interval seconds; returns what stops it."""
         return self._connected_answers.keep_touching(message, interval)

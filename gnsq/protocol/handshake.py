@@ -87,6 +87,19 @@ class Identity:
     warnings: tuple[str, ...] = ()
 
     @property
+    def counts_rdy_down(self) -> bool:
+        """Whether nsqd takes RDY as how many more messages may come, not as a ceiling on what is in flight.
+
+        Source: nsqd, "don't decrement RDY count", released with 0.3.0.
+        """
+        try:
+            major, minor = (int(part) for part in (self.version or "").split(".")[:2])
+        except ValueError:
+            # A version nobody can read: a RDY too many does no harm, one too few stops the messages.
+            return True
+        return (major, minor) < (0, 3)
+
+    @property
     def summary(self) -> str:
         """The server's version and what is on, for a log."""
         layers = ["TLS"] if self.tls else []

@@ -105,6 +105,8 @@ class Receiver:
             message_handler=self._handle,
             max_tries=0,
             max_in_flight=options.max_in_flight,
+            # Nothing fails here that a pause would help: the receiver pauses by itself while the disk refuses.
+            max_backoff_duration=0,
             lookupd_poll_interval=options.lookupd_poll_interval,
             concurrency=1,
             close_timeout=options.close_timeout,

@@ -243,9 +243,11 @@ def test_pause_stops_and_resume_goes_on(publish, consume):
     assert consumer.total_ready_count == 5
 
 
-def test_max_in_flight_can_be_changed(consume):
+def test_max_in_flight_can_be_changed(publish, consume):
     consumer = consume(lambda consumer, message: None, max_in_flight=5)
 
+    publish(b"x")
+    wait_until(lambda: consumer.total_ready_count == 5)
     consumer.max_in_flight = 9
 
     assert (consumer.max_in_flight, consumer.total_ready_count, consumer.concurrency) == (9, 9, 9)
@@ -285,24 +287,6 @@ def test_close_works_off_what_was_delivered(fakensqd, publish):
     stats = channel_stats(fakensqd, "t", "c")
     assert (stats["in_flight_count"], stats["depth"] + len(done)) == (0, 3)
     assert not consumer.is_running
-
-
-def test_close_timeout_leaves_the_rest_to_nsqd(fakensqd, publish):
-    release = Event()
-    consumer = Consumer(
-        "t", "c", fakensqd.tcp_address, message_handler=lambda c, message: release.wait(10), close_timeout=0.05
-    )
-    publish(b"1")
-    consumer.start(block=False)
-    wait_until(lambda: consumer.total_in_flight)
-
-    consumer.close()
-    consumer.join(5)
-
-    assert not consumer.is_running
-    assert channel_stats(fakensqd, "t", "c")["in_flight_count"] == 1
-    release.set()
-    wait_until(lambda: not consumer._workers)
 
 
 def test_with_statement_starts_and_closes(fakensqd, publish):
@@ -404,25 +388,6 @@ def test_lookupd_finds_the_nsqds(fakecluster):
     assert {nsqd for nsqd, _ in got} == {nsqd.tcp_address for nsqd in fakecluster.nsqds}
 
 
-def test_fewer_in_flight_than_nsqds_reaches_all(fakecluster):
-    got = []
-    addresses = [nsqd.tcp_address for nsqd in fakecluster.nsqds]
-    with Producer(addresses) as producer:
-        for number in range(4):
-            producer.publish("t", b"%d" % number)
-    consumer = Consumer(
-        "t",
-        "c",
-        addresses,
-        message_handler=lambda c, message: got.append(message.nsqd),
-        low_ready_idle_timeout=0.02,
-    )
-    with consumer:
-        wait_until(lambda: len(got) == 4)
-
-    assert set(got) == set(addresses)
-
-
 def test_signals_tell_responses_finishes_and_requeues(publish, consume):
     told = []
 
@@ -484,40 +449,6 @@ def test_finish_on_a_lost_connection_is_logged_not_raised(fakensqd, publish, con
     wait_until(lambda: handled)
 
     wait_until(lambda: "its connection is gone" in caplog.text)
-
-
-def test_newcomer_gets_its_share_as_answers_free_it(fakecluster):
-    first, second = fakecluster.nsqds
-    held = []
-
-    def handle(consumer, message):
-        message.enable_async()
-        held.append(message)
-
-    with Producer(first.tcp_address) as producer:
-        producer.multipublish("t", [b"x"] * 10)
-    second.stop()
-    consumer = Consumer(
-        "t",
-        "c",
-        [first.tcp_address, second.tcp_address],
-        message_handler=handle,
-        max_in_flight=4,
-        reconnect_initial=0.01,
-        close_timeout=0.1,
-    )
-    with consumer:
-        wait_until(lambda: len(held) == 4)
-        second.start()
-        wait_until(lambda: len(consumer._pool.connections) == 2)
-        connections = consumer._pool.connections
-        assert connections[second.tcp_address].ready_count == 0
-        assert connections[first.tcp_address].ready_count == 2
-
-        for message in held[:3]:
-            message.finish()
-        wait_until(lambda: connections[second.tcp_address].ready_count == 2)
-        assert consumer.total_in_flight + 2 <= 4
 
 
 def test_handler_that_times_out_is_a_failure(fakensqd, publish, consume):

@@ -1,0 +1,93 @@
+"""Closing: works off what was delivered, within a time limit, and gives back what that leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+import gevent
+from gevent.event import Event
+
+from gnsq.clock import Clock
+from gnsq.consumer.workers import Workers
+from gnsq.errors import NSQException
+from gnsq.message import Message
+from gnsq.pool import ConnectionPool
+
+__all__ = ["Closing"]
+
+logger = logging.getLogger(__name__)
+
+# For what is requeued at the time limit to be sent, and then for nsqd to close, seconds.
+LAST_WORDS = 2.0
+# How often a handler looks whether others are through, seconds.
+LOOK = 0.05
+
+
+class Closing:
+    """The end of one consumer.
+
+    Args:
+        timeout: Seconds for what was delivered.
+    """
+
+    def __init__(self, timeout: float, workers: Workers, pool: ConnectionPool, clock: Clock) -> None:
+        self._timeout = timeout
+        self._workers = workers
+        self._pool = pool
+        self._clock = clock
+        self._over = Event()
+        # Handlers that wait for the end, and so can't be waited for.
+        self._waiting_handlers = 0
+
+    def run(self) -> None:
+        """Close the connections when nothing is in flight any more, or the time is over and the rest was requeued."""
+        closer = gevent.spawn(self._pool.close, self._timeout + LAST_WORDS)
+        closer.rawlink(lambda _: self._over.set())
+        try:
+            if not self._clock.wait(self._over, self._timeout) and self._requeue_rest():
+                self._clock.wait(self._over, LAST_WORDS)
+        finally:
+            # What is still there lost its connection; nsqd delivers it again.
+            self._workers.inbox.clear()
+            self._over.set()
+            closer.kill()  # cuts the connections that are still open
+
+    def wait_for_others(self, timeout: float | None) -> None:
+        """Wait in a handler until only handlers that do so are left, or the timeout (seconds) ends."""
+        end = None if timeout is None else self._clock.monotonic() + timeout
+        self._waiting_handlers += 1
+        try:
+            while not self._over.is_set() and self._others_left():
+                left = LOOK if end is None else min(LOOK, end - self._clock.monotonic())
+                if left <= 0:
+                    return
+                self._clock.wait(self._over, left)
+        finally:
+            self._waiting_handlers -= 1
+
+    def _others_left(self) -> bool:
+        in_flight = sum(connection.in_flight for connection in self._pool.connections.values())
+        answered = sum(message.has_responded() for message in self._workers.handled_now)
+        return in_flight + answered > self._waiting_handlers
+
+    def _requeue_rest(self) -> bool:
+        """Give back what was not answered in time; whether there was any."""
+        running = self._workers.handled_now
+        rest: list[Message] = [*running, *self._workers.inbox]
+        for connection in self._pool.connections.values():
+            rest += connection.answers.held
+        self._workers.inbox.clear()
+        left = [message for message in rest if not message.has_responded()]
+        if left:
+            logger.warning(
+                "%d messages were not answered within %s s of close(), %d of them by handlers that still run; "
+                "requeued, so that they are delivered again at once",
+                len(left),
+                self._timeout,
+                sum(not message.has_responded() for message in running),
+            )
+        for message in left:
+            with contextlib.suppress(NSQException):
+                message.requeue(0, backoff=False)
+        return bool(left)

@@ -1,0 +1,446 @@
+"""Consumer: discovery, connections, and its life from start() to close().
+
+Policy only: bytes are Connection's. The path of a message: a connection's reader hands each chunk to _receive(); the
+workers (workers.py) take from the inbox and handle (handling.py); the outcome goes back through Message to the
+connection. Beside that runs the flow (flow.py): who may send how many, asked of rdy.py and backofftimer.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+from collections.abc import Callable, Collection
+from types import TracebackType
+from typing import Any, Self
+
+import gevent
+from blinker import ANY, Signal
+from gevent.event import Event
+
+from gnsq.addresses import Addresses, joined, parse_addresses
+from gnsq.backofftimer import Phase
+from gnsq.clock import Clock, RealClock
+from gnsq.consumer.attributes import OptionAttribute
+from gnsq.consumer.closing import Closing
+from gnsq.consumer.flow import Flow
+from gnsq.consumer.handling import Handling
+from gnsq.consumer.options import ConsumerOptions
+from gnsq.consumer.report import Totals, consumer_stats
+from gnsq.consumer.workers import Workers
+from gnsq.discovery import lookup_nsqds, parse_lookupds
+from gnsq.errors import NSQErrorCode
+from gnsq.message import Handler, Message
+from gnsq.nsqd.connection import Connection
+from gnsq.nsqd.forks import give_up_in_children
+from gnsq.nsqd.opening import prepared
+from gnsq.options import ConnectionOptions
+from gnsq.pool import ConnectionPool, Life, ReconnectOptions
+from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.signals import notify
+from gnsq.stats import ConsumerStats
+
+__all__ = ["Consumer"]
+
+
+class Consumer:
+    """Receive the messages of one channel.
+
+    Args:
+        topic, channel: What to subscribe to.
+        nsqd_tcp_addresses: ``host:port``, or a list, tuple or set of them.
+        lookupd_http_addresses: URL or ``host[:port]``, or a list or tuple of them.
+        name: Of the logger; default ``gnsq.consumer.TOPIC.CHANNEL``.
+        message_handler: Called as handler(consumer, message=message), in a worker greenlet. Returns: the message is
+            finished. Raises: it is requeued.
+        options: Those of ConsumerOptions, ReconnectOptions and ConnectionOptions.
+
+    Every delivery may be a duplicate: NSQ delivers at least once. Messages come in no order that can be relied on.
+    Receivers of the other signals run where the event occurs, partly in the greenlet that reads a connection: they
+    must not wait. One that raises is logged; but a receiver of on_giving_up is the last to see a message: it may wait,
+    and if it raises, the message is requeued.
+
+    Signals besides those of gnsq 1.0: on_backoff, with ``phase`` ("start", "continue", "end"), ``failures`` in a row
+    and ``duration`` of the pause in seconds.
+
+    Raises:
+        ValueError: If there is no address at all, or a name, address or option is not valid.
+        TypeError: If an address or option has the wrong type, or an option does not exist.
+    """
+
+    max_tries = OptionAttribute()
+    requeue_delay = OptionAttribute()
+    lookupd_poll_interval = OptionAttribute()
+    lookupd_poll_jitter = OptionAttribute()
+    low_ready_idle_timeout = OptionAttribute(settable=False)
+    max_backoff_duration = OptionAttribute(settable=False)
+    backoff_on_requeue = OptionAttribute()
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        nsqd_tcp_addresses: Addresses = (),
+        lookupd_http_addresses: Addresses = (),
+        name: str | None = None,
+        message_handler: Handler | None = None,
+        max_tries: int = 5,
+        max_in_flight: int = 1,
+        requeue_delay: float | None = None,
+        lookupd_poll_interval: float = 60,
+        lookupd_poll_jitter: float = 0.3,
+        low_ready_idle_timeout: float = 10,
+        max_backoff_duration: float = 128,
+        backoff_on_requeue: bool = True,
+        *,
+        clock: Clock | None = None,
+        **options: Any,  # Any: each option's own type, checked where they are taken apart
+    ) -> None:
+        assert_valid_topic_name(topic)
+        assert_valid_channel_name(channel)
+        self.topic = topic
+        self.channel = channel
+        self.nsqd_tcp_addresses = parse_addresses(nsqd_tcp_addresses)
+        self.lookupds = parse_lookupds(lookupd_http_addresses)
+        if not self.nsqd_tcp_addresses and not self.lookupds:
+            raise ValueError("consumer has no address: give nsqd_tcp_addresses or lookupd_http_addresses")
+        random.shuffle(self.lookupds)
+        options.update(
+            max_tries=max_tries,
+            max_in_flight=max_in_flight,
+            requeue_delay=requeue_delay,
+            lookupd_poll_interval=lookupd_poll_interval,
+            lookupd_poll_jitter=lookupd_poll_jitter,
+            low_ready_idle_timeout=low_ready_idle_timeout,
+            max_backoff_duration=max_backoff_duration,
+            backoff_on_requeue=backoff_on_requeue,
+        )
+        self.options = ConsumerOptions.take(options)
+        reconnect = ReconnectOptions.take(options)
+        self.conn_kwargs = options
+        self.logger = logging.getLogger(name or f"gnsq.consumer.{topic}.{channel}")
+        self.on_message = Signal()
+        self.on_response = Signal()
+        self.on_error = Signal()
+        self.on_finish = Signal()
+        self.on_requeue = Signal()
+        self.on_giving_up = Signal()
+        self.on_auth = Signal()
+        self.on_exception = Signal()
+        self.on_close = Signal()
+        self.on_backoff = Signal()
+        if message_handler is not None:
+            self.on_message.connect(message_handler, sender=ANY, weak=False)
+        self._clock = clock if clock is not None else RealClock()
+        self._pool = ConnectionPool(
+            prepared(ConnectionOptions.of("Consumer", options)),
+            reconnect,
+            self._clock,
+            prepare=self._prepare,
+            setup=self._setup,
+            on_lost=self._lost,
+        )
+        self._flow = Flow(self.options, self._pool.connections, self._clock, self._handle_backoff)
+        self._handling = Handling(self, self._clock)
+        self._workers = Workers(
+            f"gnsq-worker-{topic}", lambda: self.concurrency, self._handle, self._handling.dropped, self._clock
+        )
+        self._totals = Totals()
+        self._tasks: list[gevent.Greenlet] = []
+        self._state = Life.INIT
+        self._closed = Event()
+        self._closing: Closing | None = None
+        # Whether the last round of lookups had an answer.
+        self._looked_up = False
+
+    # --- life
+
+    def start(self, block: bool = True) -> None:
+        """Connect and receive. Returns when every nsqd known so far has been tried once; with block, when closed.
+
+        An nsqd that is down is no error: it is tried again.
+
+        Raises:
+            RuntimeError: If nothing is connected to on_message.
+        """
+        if not list(self.on_message.receivers_for(self)) and not self._overridden("handle_message"):
+            raise RuntimeError("consumer has no handler: give message_handler or connect one to on_message")
+        if self._state is Life.CLOSED:
+            self.logger.warning("consumer of %s/%s was closed; make a new one", self.topic, self.channel)
+            return
+        if self._state is Life.INIT:
+            self._state = Life.RUNNING
+            give_up_in_children(self)
+            self._connect_all()
+        else:
+            self.logger.warning("consumer of %s/%s is running already", self.topic, self.channel)
+        if block:
+            self.join()
+
+    def close(self, timeout: float | None = None) -> None:
+        """End in order: no new messages, what was delivered is worked off, what close_timeout leaves of it is requeued,
+        then the connections are closed and on_close is sent.
+
+        Begins this and returns; join() waits for it. May be called from a handler, from a signal handler, twice, and
+        while it connects.
+
+        Args:
+            timeout: Seconds, in place of close_timeout; the call then waits, as join() does.
+        """
+        if self._state is Life.INIT:
+            self._state = Life.CLOSED
+            self._closed.set()
+        if self._state is Life.RUNNING:
+            self._state = Life.CLOSING
+            limit = self.options.close_timeout if timeout is None else timeout
+            self._closing = Closing(limit, self._workers, self._pool, self._clock)
+            closer = gevent.spawn(self._close, self._closing)
+            closer.name = f"gnsq-close-{self.topic}"
+        if timeout is not None:
+            self.join()
+
+    def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
+        """Wait until the consumer has closed, or the timeout (seconds) ends.
+
+        Called in a handler, it does not wait for handlers that wait likewise: it returns when nothing else is left.
+        """
+        if self._workers.is_one and self._closing is not None:
+            self._closing.wait_for_others(timeout)
+        else:
+            self._closed.wait(timeout)
+
+    def __enter__(self) -> Self:
+        self.start(block=False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+        self.join()
+
+    def pause(self) -> None:
+        """Ask nsqd for no further messages (RDY 0); what was delivered is still handled."""
+        self._flow.paused = True
+
+    def resume(self) -> None:
+        """Undo pause()."""
+        self._flow.paused = False
+
+    def give_up(self, parent: int) -> None:
+        """Do nothing more in this process, which was forked while the consumer ran: see nsqd.forks."""
+        self._state = Life.CLOSED
+        for task in self._tasks:
+            task.kill(block=False)
+        self._workers.kill()
+        self._closed.set()
+
+    # --- state
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not closed."""
+        return self._state is Life.RUNNING
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it runs and receives: some nsqd is connected, or there is none, as nsqlookupd says. For a probe."""
+        if not self.is_running:
+            return False
+        return bool(self._pool.connections) or (self._looked_up and not self._pool.failures())
+
+    @property
+    def max_in_flight(self) -> int:
+        """Messages delivered and not yet answered, over all connections; may be changed while running."""
+        return self._flow.max_in_flight
+
+    @max_in_flight.setter
+    def max_in_flight(self, value: int) -> None:
+        ConsumerOptions(max_in_flight=value)  # checks the bounds
+        self._flow.max_in_flight = value
+
+    @property
+    def total_ready_count(self) -> int:
+        """Sum of the RDY counts that were sent last."""
+        return sum(connection.ready_count for connection in self._pool.connections.values())
+
+    @property
+    def total_in_flight(self) -> int:
+        """Messages delivered and not yet answered."""
+        return sum(connection.in_flight for connection in self._pool.connections.values())
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether some connection has nearly all its messages in flight: time to work off a batch.
+
+        Source: the client guide, "Message Flow Starvation".
+        """
+        return any(
+            connection.in_flight >= max(connection.ready_count * 0.85, 1)
+            for connection in self._pool.connections.values()
+        )
+
+    @property
+    def concurrency(self) -> int:
+        """Handlers that may run at once."""
+        return self.options.concurrency or self.max_in_flight
+
+    def stats(self) -> ConsumerStats:
+        """Tell how things are at this moment, and what was counted since the start. Costs 10 us a connection."""
+        return consumer_stats(self, self._state, self._totals, self._pool, self._flow, self._workers, self._handling)
+
+    # --- connections
+
+    def query_nsqd(self) -> None:
+        """Connect to the given nsqds, in the background."""
+        for address in self.nsqd_tcp_addresses:
+            self._pool.add(address, permanent=True)
+
+    def query_lookupd(self) -> None:
+        """Ask all nsqlookupds once, and connect to what they name."""
+        answered = lookup_nsqds(self.lookupds, self.topic, lambda address: self._pool.add(address, permanent=False))
+        self._looked_up = answered > 0
+
+    def connect_to_nsqd(self, address: str, port: int) -> None:
+        """Connect to an nsqd, in the background; one that fails is left to the next round of lookups."""
+        self._pool.add(joined(address, port), permanent=False)
+
+    def redistribute_ready_state(self) -> None:
+        """Share out RDY anew, soon."""
+        self._flow.ask()
+
+    def _connect_all(self) -> None:
+        self.query_nsqd()
+        self._spawn("flow", self._flow.run)
+        if self.lookupds:
+            self.query_lookupd()
+            if self._state is not Life.RUNNING:
+                return
+            self._spawn("lookup", self._poll_lookupds)
+        self._pool.wait_tried()
+
+    def _spawn(self, name: str, loop: Callable[[], None]) -> None:
+        greenlet = gevent.spawn(loop)
+        greenlet.name = f"gnsq-{name}-{self.topic}"
+        self._tasks.append(greenlet)
+
+    def _poll_lookupds(self) -> None:
+        while True:
+            spread = 1 + self.options.lookupd_poll_jitter * (random.random() - 0.5)
+            self._clock.sleep(self.options.lookupd_poll_interval * spread)
+            self.query_lookupd()
+
+    def _prepare(self, connection: Connection) -> None:
+        connection.on_messages = self._receive
+        connection.on_response = self.handle_response
+        connection.on_error = self.handle_error
+        connection.answers.latency = self._workers.latency
+        connection.answers.on_requeue = functools.partial(self._requeued, connection)
+        self._listen_for_finishes([connection])
+
+    def _setup(self, connection: Connection) -> None:
+        if connection.identity.auth:
+            self.handle_auth(connection, dict(connection.identity.auth))
+        connection.subscribe(self.topic, self.channel)
+        self._flow.join(connection)
+
+    def _lost(self, connection: Connection) -> None:
+        self._totals.add(connection)
+        self._workers.forget(connection.address)
+        self._flow.leave(connection)
+
+    # --- messages
+
+    def _receive(self, connection: Connection, messages: list[Message]) -> None:
+        """Take a chunk's messages in. What the hot path needs of signals is asked here, once per chunk."""
+        self._handling.receivers = tuple(self.on_message.receivers_for(self))
+        self._listen_for_finishes([connection])
+        self._flow.received(connection, len(messages))
+        self._workers.put(messages)
+
+    @functools.cached_property
+    def _handle(self) -> Callable[[Message], None]:
+        if self._overridden("handle_message"):
+            return lambda message: self.handle_message(self._pool.connections.get(message.nsqd or ""), message)
+        return self._handling.handle
+
+    def _overridden(self, name: str) -> bool:
+        return getattr(type(self), name) is not getattr(Consumer, name)
+
+    def _listen_for_finishes(self, connections: Collection[Connection]) -> None:
+        """Be told of each FIN only while somebody wants to know: it costs a call."""
+        wanted = (
+            self.on_finish.receivers or self._flow.backoff.phase is not Phase.OFF or self._overridden("handle_finish")
+        )
+        for connection in connections:
+            connection.answers.on_finish = functools.partial(self._finished, connection) if wanted else None
+
+    def _finished(self, connection: Connection, message_id: bytes) -> None:
+        self.handle_finish(connection, message_id)
+        self._flow.succeeded()
+
+    def _requeued(self, connection: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
+        self.handle_requeue(connection, message_id, timeout, backoff)
+        if backoff:
+            self._flow.failed()
+        else:
+            self._flow.neither(connection)
+
+    def _handle_backoff(self, phase: str, failures: int, duration: float) -> None:
+        self._listen_for_finishes(self._pool.connections.values())
+        if phase == "end":
+            self.logger.info("%s/%s: messages are handled again, as many as before", self.topic, self.channel)
+        else:
+            self.logger.log(
+                logging.WARNING if phase == "start" else logging.INFO,
+                "%s/%s: failures in a row: %d; no messages for %.1f s, then one to try",
+                self.topic,
+                self.channel,
+                failures,
+                duration,
+            )
+        notify(self.on_backoff, self, phase=phase, failures=failures, duration=duration)
+
+    # --- what subclasses may override; connection: the gnsq.nsqd.connection.Connection it is about
+
+    def handle_message(self, conn: Connection | None, message: Message) -> None:
+        """Call the handlers of on_message, and answer by how they end. Runs in a worker.
+
+        Args:
+            conn: Where it came from; None if that connection is gone.
+        """
+        self._handling.handle(message)
+
+    def handle_response(self, conn: Connection, response: bytes) -> None:
+        """Send on_response."""
+        notify(self.on_response, self, response=response)
+
+    def handle_error(self, conn: Connection, error: NSQErrorCode) -> None:
+        """Send on_error."""
+        notify(self.on_error, self, error=error)
+
+    def handle_auth(self, conn: Connection, response: dict[str, object]) -> None:
+        """Send on_auth."""
+        notify(self.on_auth, self, conn=conn, response=response)
+
+    def handle_finish(self, conn: Connection, message_id: bytes) -> None:
+        """Send on_finish."""
+        notify(self.on_finish, self, message_id=message_id)
+
+    def handle_requeue(self, conn: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
+        """Send on_requeue."""
+        notify(self.on_requeue, self, message_id=message_id, timeout=timeout)
+
+    # --- end
+
+    def _close(self, closing: Closing) -> None:
+        try:
+            gevent.killall(self._tasks)
+            self._flow.stop()
+            closing.run()
+            for lookupd in self.lookupds:
+                lookupd.close()
+        finally:
+            self._state = Life.CLOSED
+            self._closed.set()
+            notify(self.on_close, self)

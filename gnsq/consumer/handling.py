@@ -1,0 +1,152 @@
+"""Handling: what becomes of a message, by how its handlers end.
+
+Knows the signals and options of its consumer; neither connections nor workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import gevent
+
+from gnsq.clock import Clock
+from gnsq.errors import NSQConnectionClosed, NSQException, NSQRequeueMessage, NSQTimeout
+from gnsq.message import Message
+from gnsq.repeats import Repeats
+from gnsq.signals import notify
+
+if TYPE_CHECKING:
+    from gnsq.consumer.consumer import Consumer
+
+__all__ = ["Handling"]
+
+# A message that no handler saw, because none is connected any more, comes again after so many milliseconds.
+UNHANDLED_DELAY = 1000
+
+
+class Handling:
+    """Calls a consumer's handlers and answers messages.
+
+    Attributes:
+        receivers: Who is called with each message; looked up once for each chunk.
+        failed: Handlers that raised, NSQRequeueMessage aside.
+        given_up: Messages delivered more often than max_tries.
+    """
+
+    def __init__(self, consumer: Consumer, clock: Clock) -> None:
+        self.receivers: tuple[Callable[..., object], ...] = ()
+        self.failed = 0
+        self.given_up = 0
+        self._consumer = consumer
+        self._clock = clock
+        self._logger = consumer.logger
+        self._repeats = Repeats(consumer.logger, clock.monotonic)
+
+    def handle(self, message: Message) -> None:
+        """Call the handlers, and answer according to how they end. Raises nothing but what is no Exception."""
+        options = self._consumer.options
+        try:
+            if 0 < options.max_tries < message.attempts:
+                self._give_up(message)
+                return
+            if not self.receivers:
+                self._repeats.log(
+                    logging.ERROR,
+                    "unhandled",
+                    "message %s: no handler is connected to on_message any more; requeued",
+                    message.id,
+                )
+                message.requeue(UNHANDLED_DELAY, backoff=False)
+                return
+            try:
+                if options.handler_timeout is None:
+                    for receiver in self.receivers:
+                        receiver(self._consumer, message=message)
+                else:
+                    self._call_within(options.handler_timeout, message)
+            except NSQRequeueMessage as request:
+                backoff = options.backoff_on_requeue if request.backoff is None else request.backoff
+                self._requeue(message, bool(backoff))
+                return
+            except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # a handler may raise anything
+                self._handler_failed(message, error)
+                return
+            except BaseException:
+                # Killed, or the program ends: the message must not wait for its timeout.
+                with contextlib.suppress(NSQException):
+                    self._requeue(message, backoff=False, at_once=True)
+                raise
+            message.settle()
+        except NSQConnectionClosed as error:
+            # nsqd delivers the message again when its timeout ends.
+            self._repeats.log(
+                logging.INFO, "gone", "message %s: no answer sent, its connection is gone: %s", message.id, error
+            )
+
+    def dropped(self, message: Message) -> None:
+        """Tell that a message timed out while it waited for a worker."""
+        self._repeats.log(
+            logging.WARNING,
+            "dropped",
+            "message %s: not handled, it waited for a handler until its timeout was over and nsqd delivers it again: "
+            "lower max_in_flight, raise concurrency, or ask for a longer msg_timeout",
+            message.id,
+        )
+
+    def _call_within(self, limit: float, message: Message) -> None:
+        with self._time_limit(limit):
+            for receiver in self.receivers:
+                receiver(self._consumer, message=message)
+
+    @contextlib.contextmanager
+    def _time_limit(self, limit: float) -> Iterator[None]:
+        timeout = self._clock.timeout(limit)
+        try:
+            with timeout:
+                yield
+        except gevent.Timeout as expired:
+            if expired is not timeout:
+                raise
+            raise NSQTimeout(f"handler was broken off after handler_timeout {limit} s") from expired
+
+    def _give_up(self, message: Message) -> None:
+        """Let those who want it have it; nobody else ever sees it again, so a failure of theirs is a failure."""
+        consumer = self._consumer
+        wanted = list(consumer.on_giving_up.receivers_for(consumer))
+        # The only trace of a message that nobody takes.
+        self._logger.log(
+            logging.DEBUG if wanted else logging.WARNING,
+            "message %s: given up, delivered %d times, max_tries is %d",
+            message.id,
+            message.attempts,
+            consumer.options.max_tries,
+        )
+        try:
+            for receiver in wanted:
+                receiver(consumer, message=message)
+        except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # the message is not lost: it is requeued
+            self._handler_failed(message, error)
+            return
+        self.given_up += 1
+        message.settle()
+
+    def _handler_failed(self, message: Message, error: BaseException) -> None:
+        self.failed += 1
+        self._repeats.log(
+            logging.ERROR,
+            type(error).__qualname__,
+            "message %s: handler raised on attempt %d, message is requeued",
+            message.id,
+            message.attempts,
+            exc_info=True,
+        )
+        notify(self._consumer.on_exception, self._consumer, message=message, error=error)
+        self._requeue(message, backoff=True)
+
+    def _requeue(self, message: Message, backoff: bool, *, at_once: bool = False) -> None:
+        if not message.has_responded():
+            delay = 0 if at_once else self._consumer.options.requeue_after(message.attempts)
+            message.requeue(delay, backoff)

@@ -1,0 +1,72 @@
+"""Options of a Consumer, and what follows from them alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gnsq.backofftimer import Backoff, growing_delay
+from gnsq.options import Options, option
+
+__all__ = ["ConsumerOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerOptions(Options):
+    """How a Consumer treats messages and nsqds. requeue_delay keeps the milliseconds of gnsq 1.0."""
+
+    max_tries: int = option(5, "more attempts than this: given up; 0: never", unit="attempts", minimum=0)
+    max_in_flight: int = option(1, "messages delivered and not yet answered", unit="messages", minimum=1)
+    requeue_delay: float | None = option(
+        None, "until a failed message comes again; default: grows with its attempts", unit="ms", minimum=0
+    )
+    lookupd_poll_interval: float = option(60, "between rounds of asking all nsqlookupds", unit="s", minimum=0.001)
+    lookupd_poll_jitter: float = option(0.3, "share of the interval that is random", minimum=0, maximum=1)
+    low_ready_idle_timeout: float = option(
+        10,
+        "without a message until an nsqd must give RDY to others: all but 1 to those that have more, all of it where "
+        "there are fewer messages in flight than nsqds",
+        unit="s",
+        minimum=0.001,
+    )
+    max_backoff_duration: float = option(
+        128, "longest pause of all messages after failures; 0: never pause", unit="s", minimum=0
+    )
+    backoff_on_requeue: bool = option(True, "NSQRequeueMessage that does not say is a failure to pause for")
+    concurrency: int | None = option(None, "handlers at once; default: max_in_flight", unit="greenlets", minimum=1)
+    handler_timeout: float | None = option(
+        None, "until a handler is broken off, which is a failure; default: none", unit="s", minimum=0.001
+    )
+    close_timeout: float = option(
+        30.0, "for what is in flight when close() is called; the rest is requeued then", unit="s", minimum=0
+    )
+    requeue_initial: float = option(1.0, "first delay of requeue_delay's default", unit="s", minimum=0)
+    requeue_growth: float = option(4.0, "its factor with each further attempt", minimum=1)
+    requeue_maximum: float = option(900.0, "its limit; nsqd's own is 1 h", unit="s", minimum=0)
+    backoff_initial: float = option(1.0, "first pause; doubled with each failure, halved back", unit="s", minimum=0)
+    backoff_jitter: float = option(0.3, "share of each pause that is random", minimum=0, maximum=1)
+    backoff_strategy: Callable[[int], float] | None = option(
+        None, "called with the failures in a row, gives the pause in seconds, in place of the two before"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.backoff_strategy is not None and not callable(self.backoff_strategy):
+            raise TypeError(f"backoff_strategy must be callable, not {self.backoff_strategy!r}")
+
+    def requeue_after(self, attempts: int) -> int:
+        """Say after how many milliseconds a message that failed on this attempt is to come again."""
+        if self.requeue_delay is not None:
+            return round(self.requeue_delay)
+        delay = growing_delay(attempts, self.requeue_initial, self.requeue_maximum, growth=self.requeue_growth)
+        return round(delay * 1000)
+
+    def backoff(self, rng: random.Random) -> Backoff:
+        """Make what decides about pauses."""
+        if self.backoff_strategy is not None:
+            return Backoff(self.backoff_strategy, self.max_backoff_duration)
+        return Backoff(self._pause, self.max_backoff_duration, self.backoff_jitter, rng)
+
+    def _pause(self, failures: int) -> float:
+        return growing_delay(failures, self.backoff_initial, self.max_backoff_duration)

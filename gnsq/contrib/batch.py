@@ -1,0 +1,280 @@
+"""BatchHandler: messages handled together. Owns the unfinished batch and the one greenlet that watches over it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import gevent
+from gevent.pool import Pool
+
+from gnsq.clock import Clock, RealClock
+from gnsq.errors import NSQException, NSQRequeueMessage
+
+if TYPE_CHECKING:
+    from gnsq.consumer import Consumer
+    from gnsq.message import Message
+
+__all__ = ["BatchHandler"]
+
+logger = logging.getLogger(__name__)
+
+# Seconds between looks at an unfinished batch: whether its time is over, nothing more can come, or the consumer closes.
+LOOK = 0.1
+
+Spawn = Callable[..., object]
+
+
+class BatchHandler:
+    """Collect messages and handle them in batches; for a Consumer's ``on_message``.
+
+        consumer = Consumer("clicks", "archive", address, max_in_flight=2000)
+        consumer.on_message.connect(BatchHandler(1000, handle_batch=insert), weak=False)
+
+    A batch is run when it is full; when its first message has waited ``timeout`` seconds; when half the time is over
+    that nsqd leaves one of its messages; when the consumer is starved, that is when all it has in flight waits here
+    and nsqd sends no more before it is answered; and at once when the consumer closes. For the second and the fourth
+    a RuntimeWarning says that the batch size does not fit: it should be below the consumer's ``max_in_flight``,
+    shared among its nsqds.
+
+    A message whose time is over before its batch runs (because those before it take long) is left out: nsqd delivers
+    it again. A batch that runs longer than that is the caller's to keep, with ``message.touching()``.
+
+    ``handle_message``, ``handle_batch``, ``handle_message_error`` and ``handle_batch_error`` may be given or
+    overridden. They may answer messages themselves; the others are finished or requeued as said below. What they
+    raise is logged.
+
+    Args:
+        batch_size: Messages of a full batch.
+        handle_batch: Called with the list of what handle_message returned. Returns: all are finished. Raises: all are
+            requeued, after the consumer's delay and, unless it is an NSQRequeueMessage that says otherwise, as
+            failures to back off for.
+        handle_message: Called with each message when its batch runs; returns what goes into it, by default the
+            message. Raises: this one is requeued, the others go on.
+        handle_batch_error: Called with (error, messages, batch) before they are requeued.
+        handle_message_error: Called with (error, message) before it is requeued.
+        timeout: Seconds; None: no limit but nsqd's.
+        spawn: Runs a batch, by default in a greenlet of its own; or how many may run at once: another then waits,
+            and so do the messages behind it.
+        clock: Replaceable time; should be the consumer's.
+
+    Raises:
+        TypeError: If there is no handle_batch.
+        ValueError: If batch_size, or spawn as a number, is below 1.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        handle_batch: Callable[[list[Any]], object] | None = None,  # Any: what handle_message returns
+        handle_message: Callable[[Message], Any] | None = None,
+        handle_batch_error: Callable[[BaseException, list[Message], list[Any]], object] | None = None,
+        handle_message_error: Callable[[BaseException, Message], object] | None = None,
+        timeout: float | None = 10,
+        spawn: Spawn | int = gevent.spawn,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size {batch_size} is below 1")
+        if isinstance(spawn, int) and spawn < 1:
+            raise ValueError(f"spawn {spawn} is below 1 batch at once")
+        if handle_batch is None and type(self).handle_batch is BatchHandler.handle_batch:
+            raise TypeError("handle_batch is missing: give it, or override it")
+        self.batch_size = batch_size
+        self.timeout = timeout
+        self.spawn: Spawn = Pool(spawn).spawn if isinstance(spawn, int) else spawn
+        self._handle_batch = handle_batch
+        self._handle_message = handle_message
+        self._handle_batch_error = handle_batch_error
+        self._handle_message_error = handle_message_error
+        self._clock = clock if clock is not None else RealClock()
+        self._messages: list[Message] = []
+        self._deadline = math.inf
+        self._consumer: Consumer | None = None
+        self._watcher: gevent.Greenlet | None = None
+
+    def __call__(self, consumer: Consumer, message: Message) -> None:
+        """Take a message in. Waits only if as many batches run as may."""
+        message.enable_async()
+        self._consumer = consumer
+        now = self._clock.monotonic()
+        if not self._messages:
+            self._deadline = math.inf if self.timeout is None else now + self.timeout
+        self._messages.append(message)
+        left = message.time_left
+        if left is not None:
+            self._deadline = min(self._deadline, now + left / 2)
+        if len(self._messages) >= self.batch_size:
+            self._start_batch()
+        elif self._is_starved(consumer):
+            _warn("consumer is starved before the batch is full: batch_size is too large for its max_in_flight")
+            self._start_batch()
+        elif self._watcher is None:
+            self._watcher = gevent.spawn(self._watch)
+            self._watcher.name = "gnsq-batch"
+
+    # --- when a batch runs
+
+    def _is_starved(self, consumer: Consumer) -> bool:
+        # A message in the consumer's inbox is in flight, too: while there is one, this batch is not what it waits for.
+        return consumer.is_starved and consumer.total_in_flight <= len(self._messages)
+
+    def _watch(self) -> None:
+        """Run the batch in time. One greenlet for all batches that follow each other: a timer a message, or a batch,
+        would cost more than to look now and then."""
+        try:
+            while self._messages:
+                if self._is_due():
+                    self._start_batch()
+                else:
+                    self._clock.sleep(min(LOOK, self._deadline - self._clock.monotonic()))
+        finally:
+            self._watcher = None
+
+    def _is_due(self) -> bool:
+        consumer = self._consumer
+        if consumer is None or not consumer.is_running:
+            return True
+        if self._clock.monotonic() >= self._deadline:
+            _warn("batch is not full when its time is over: batch_size is too large for what comes, or timeout short")
+            return True
+        return self._is_starved(consumer)
+
+    def _start_batch(self) -> None:
+        messages, self._messages = self._messages, []
+        try:
+            self.spawn(self.run_batch, messages)
+        except BaseException:
+            self._requeue(messages, backoff=False)
+            raise
+
+    # --- running it
+
+    def run_batch(self, messages: Sequence[Message]) -> None:
+        """Handle messages as one batch, and answer them."""
+        messages = [message for message in messages if not self._is_over(message)]
+        try:
+            self._run(messages)
+        except BaseException:
+            # Killed, or the program ends: the messages must not wait for their timeout.
+            self._requeue(messages, backoff=False)
+            raise
+
+    def _is_over(self, message: Message) -> bool:
+        if message.has_responded():
+            return True
+        if message.time_left != 0:
+            return False
+        logger.warning("message %s: its timeout was over before its batch ran, nsqd delivers it again", message.id)
+        message.discard()
+        return True
+
+    def _run(self, messages: list[Message]) -> None:
+        taken: list[Message] = []
+        batch: list[Any] = []
+        for message in messages:
+            try:
+                item = self.handle_message(message)
+            except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # may raise anything
+                _log(error, "message %s: handle_message raised, message is requeued", message.id)
+                self._tell(self.handle_message_error, error, message)
+                self._requeue([message], self._backs_off(error))
+            else:
+                taken.append(message)
+                batch.append(item)
+        if not batch:
+            return
+        try:
+            self.handle_batch(batch)
+        except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # may raise anything
+            _log(error, "handle_batch raised, %d messages are requeued", len(taken))
+            self._tell(self.handle_batch_error, error, taken, batch)
+            self._requeue(taken, self._backs_off(error))
+        else:
+            self.finish_messages(taken)
+
+    def _tell(self, callback: Callable[..., object], *arguments: object) -> None:
+        try:
+            callback(*arguments)
+        except (Exception, gevent.Timeout):
+            logger.exception("%s raised", getattr(callback, "__name__", callback))
+
+    def _backs_off(self, error: BaseException) -> bool:
+        if isinstance(error, NSQRequeueMessage):
+            if error.backoff is not None:
+                return error.backoff
+            return self._consumer is None or self._consumer.options.backoff_on_requeue
+        return True
+
+    # --- answers
+
+    def finish_message(self, message: Message) -> None:
+        """Finish a message that was not answered; if its connection is gone, nsqd delivers it again."""
+        if message.has_responded():
+            return
+        try:
+            message.finish()
+        except NSQException as error:
+            logger.info("message %s: not finished: %s", message.id, error)
+
+    def finish_messages(self, messages: Sequence[Message]) -> None:
+        """Finish those that were not answered."""
+        for message in messages:
+            self.finish_message(message)
+
+    def requeue_message(self, message: Message) -> None:
+        """Requeue a message that was not answered, as a failure, after the consumer's delay."""
+        self._requeue([message], backoff=True)
+
+    def requeue_messages(self, messages: Sequence[Message]) -> None:
+        """Requeue those that were not answered."""
+        for message in messages:
+            self.requeue_message(message)
+
+    def _requeue(self, messages: Sequence[Message], backoff: bool) -> None:
+        for message in messages:
+            if message.has_responded():
+                continue
+            delay = 0 if self._consumer is None else self._consumer.options.requeue_after(message.attempts)
+            try:
+                message.requeue(delay, backoff)
+            except NSQException as error:
+                logger.info("message %s: not requeued: %s", message.id, error)
+
+    # --- what users say
+
+    def handle_message(self, message: Message) -> Any:  # Any: whatever handle_batch understands
+        """Turn a message into what goes into its batch; raises: it is requeued."""
+        return message if self._handle_message is None else self._handle_message(message)
+
+    def handle_batch(self, batch: list[Any]) -> object:
+        """Handle a batch; raises: all its messages are requeued."""
+        assert self._handle_batch is not None  # checked when this was made
+        return self._handle_batch(batch)
+
+    def handle_message_error(self, error: BaseException, message: Message) -> object:
+        """Hear what handle_message raised; the message is requeued then, if it is not answered here."""
+        return None if self._handle_message_error is None else self._handle_message_error(error, message)
+
+    def handle_batch_error(self, error: BaseException, messages: list[Message], batch: list[Any]) -> object:
+        """Hear what handle_batch raised; the messages are requeued then, if they are not answered here."""
+        return None if self._handle_batch_error is None else self._handle_batch_error(error, messages, batch)
+
+
+def _log(error: BaseException, text: str, *arguments: object) -> None:
+    if isinstance(error, NSQRequeueMessage):
+        logger.debug(text, *arguments)
+    else:
+        logger.exception(text, *arguments)
+
+
+def _warn(text: str) -> None:
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    except RuntimeWarning:
+        # A filter that makes errors of warnings must not cost messages.
+        logger.warning(text)

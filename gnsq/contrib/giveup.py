@@ -1,0 +1,245 @@
+"""Give-up handlers: where messages go that were delivered more often than ``max_tries``; for ``on_giving_up``.
+
+Each of them returns when the message is where it belongs, and raises if it could not be put there: the Consumer
+finishes it only then, and requeues it else. So a message can be put there twice, but is not lost.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gevent
+
+from gnsq.addresses import parse_address
+from gnsq.errors import NSQException
+from gnsq.nsqd import NsqdHTTPClient
+
+if TYPE_CHECKING:
+    from gnsq.consumer import Consumer
+    from gnsq.message import Message
+    from gnsq.producer import Producer
+
+__all__ = [
+    "DirectoryGiveupHandler",
+    "JSONLogGiveupHandler",
+    "LogGiveupHandler",
+    "NsqdGiveupHandler",
+    "ProducerGiveupHandler",
+]
+
+
+class LogGiveupHandler:
+    """Write the body of each message to a log, as text; bytes that are no UTF-8 as ``\\xNN``.
+
+    A body that has newlines takes as many lines: JSONLogGiveupHandler writes one for each message, which can be turned
+    back into it.
+
+    Args:
+        log: Called with what is to be written; default: sys.stdout's write. A method of a file is followed by its
+            flush.
+        newline: Written behind each message; b"" or b"\\n" if log takes bytes.
+    """
+
+    def __init__(self, log: Callable[[Any], object] | None = None, newline: str | bytes = "\n") -> None:
+        # Any: str, or bytes, as newline
+        self.log = log
+        self.newline = newline
+
+    def format_message(self, message: Message) -> str | bytes:
+        """Say what is written of a message; may be overridden."""
+        return message.body if isinstance(self.newline, bytes) else message.body.decode("utf-8", "backslashreplace")
+
+    def __call__(self, consumer: Consumer, message: Message) -> None:
+        """Write a message."""
+        # Not bound earlier: a program may put something else in the place of stdout.
+        log: Callable[[Any], object] = sys.stdout.write if self.log is None else self.log
+        text = self.format_message(message)
+        if isinstance(self.newline, bytes):
+            log((text.encode() if isinstance(text, str) else text) + self.newline)
+        else:
+            log((text.decode("utf-8", "backslashreplace") if isinstance(text, bytes) else text) + self.newline)
+        flush = getattr(getattr(log, "__self__", None), "flush", None)
+        if flush is not None:
+            flush()
+
+
+class JSONLogGiveupHandler(LogGiveupHandler):
+    """Write each message to a log as a line of JSON: ``timestamp`` (nanoseconds), ``attempts``, ``id``, ``body``.
+
+    A body that is no UTF-8 is written in base64, and ``"encoding": "base64"`` says so.
+    """
+
+    def format_message(self, message: Message) -> str | bytes:
+        """Say what is written of a message; may be overridden."""
+        return json.dumps(_record(message))
+
+
+class DirectoryGiveupHandler:
+    """Write each message to a file of its own: JSON as of JSONLogGiveupHandler, with ``topic``, ``channel`` and
+    ``nsqd``, too.
+
+    A file is whole when it has its name, ``TOPIC.CHANNEL.TIMESTAMP.ID.json``, and safe on the disk when the handler
+    returns. A message that is given up twice is one file.
+
+    Args:
+        directory: Made if it does not exist.
+
+    Raises:
+        OSError: If it can't be made.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+
+    def format_message(self, consumer: Consumer, message: Message) -> bytes:
+        """Say what the file holds; may be overridden."""
+        source = {"topic": consumer.topic, "channel": consumer.channel, "nsqd": message.nsqd}
+        return json.dumps({**source, **_record(message)}).encode() + b"\n"
+
+    def __call__(self, consumer: Consumer, message: Message) -> None:
+        """Write a message's file, on another thread: disks may take their time.
+
+        Raises:
+            OSError: If it can't be written.
+        """
+        name = f"{consumer.topic}.{consumer.channel}.{message.timestamp}.{_file_name(message.id)}.json"
+        data = self.format_message(consumer, message)
+        with message.touching():
+            gevent.get_hub().threadpool.apply(_write_safely, (self.directory, name, data))
+
+
+class NsqdGiveupHandler:
+    """Publish the body of each message to a topic, over HTTP.
+
+    The hosts take turns; one that fails is followed by the others. One that is silent may have taken the message all
+    the same, so it can be there twice.
+
+    Args:
+        topic: Where given-up messages go.
+        nsqd_hosts: ``host``, ``host:port`` (of HTTP) or a URL, or several.
+        nsqd_class: Called with a host, and the port if there is one; or has ``from_url``, as HTTP clients do. What it
+            makes has ``publish(topic, data)``.
+
+    Raises:
+        ValueError: If there is no host, or one is not valid.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        nsqd_hosts: str | Sequence[str] = ("localhost",),
+        nsqd_class: Callable[..., Any] = NsqdHTTPClient,  # Any: it is asked for one method
+    ) -> None:
+        hosts = [nsqd_hosts] if isinstance(nsqd_hosts, str) else list(nsqd_hosts)
+        if not hosts:
+            raise ValueError("nsqd_hosts is empty; give at least one nsqd")
+        self.topic = topic
+        self.nsqds = [(host, _client(nsqd_class, host)) for host in hosts]
+        self._turn = 0
+
+    def format_message(self, message: Message) -> bytes | str:
+        """Say what is published of a message; may be overridden."""
+        return message.body
+
+    def __call__(self, consumer: Consumer, message: Message) -> None:
+        """Publish a message to the first nsqd that takes it.
+
+        Raises:
+            NSQException: If none did; the text has what each said.
+        """
+        data = self.format_message(message)
+        first = self._turn % len(self.nsqds)
+        self._turn += 1
+        failures: list[str] = []
+        with message.touching():
+            for host, nsqd in self.nsqds[first:] + self.nsqds[:first]:
+                try:
+                    nsqd.publish(self.topic, data)
+                except (NSQException, OSError) as error:
+                    failures.append(f"{host}: {error}")
+                else:
+                    return
+        raise NSQException(f"no nsqd has taken a given-up message for topic {self.topic}: {'; '.join(failures)}")
+
+
+class ProducerGiveupHandler:
+    """Publish the body of each message to a topic, with a Producer; returns when an nsqd has confirmed it.
+
+    Args:
+        topic: Where given-up messages go.
+        producer: Started by the caller, and closed after the consumer. Its publish_timeout is how long it may take.
+    """
+
+    def __init__(self, topic: str, producer: Producer) -> None:
+        self.topic = topic
+        self.producer = producer
+
+    def format_message(self, message: Message) -> bytes:
+        """Say what is published of a message; may be overridden."""
+        return message.body
+
+    def __call__(self, consumer: Consumer, message: Message) -> None:
+        """Publish a message.
+
+        Raises:
+            NSQException: As Producer.publish().
+        """
+        with message.touching():
+            self.producer.publish(self.topic, self.format_message(message))
+
+
+def _record(message: Message) -> dict[str, object]:
+    """What JSON can hold of a message, all of it."""
+    record: dict[str, object] = {
+        "timestamp": message.timestamp,
+        "attempts": message.attempts,
+        "id": message.id.decode("ascii", "backslashreplace"),
+    }
+    try:
+        record["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        record["body"] = base64.b64encode(message.body).decode()
+        record["encoding"] = "base64"
+    return record
+
+
+def _file_name(message_id: bytes) -> str:
+    # nsqd's are hexadecimal digits; what another server makes up must not lead out of the directory.
+    return message_id.decode() if message_id.isalnum() else message_id.hex()
+
+
+def _write_safely(directory: Path, name: str, data: bytes) -> None:
+    """Write a file so that it is whole and on the disk once it has its name."""
+    unfinished = directory / f".{uuid.uuid4().hex}.tmp"
+    try:
+        with open(unfinished, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(directory / name)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    # The name, too, is safe only when its directory is.
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _client(nsqd_class: Callable[..., Any], host: str) -> Any:  # Any: see NsqdGiveupHandler
+    from_url = getattr(nsqd_class, "from_url", None)
+    if from_url is not None:
+        return from_url(host)
+    # The default port is the class's to know.
+    name, port = parse_address(host, default_port=0)
+    return nsqd_class(name, port) if port else nsqd_class(name)

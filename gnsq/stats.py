@@ -1,0 +1,143 @@
+"""Statistics: what stats() of a Consumer gives. Values only; whoever counts fills them in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["ConnectionStats", "ConsumerStats", "Counts", "Histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How often something took how long.
+
+    Attributes:
+        bounds: Upper bounds of the buckets, seconds, rising; the last bucket has none.
+        counts: One more than bounds.
+        total: Seconds, over all; exact to the width of the buckets.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+    @property
+    def count(self) -> int:
+        """How often, over all."""
+        return sum(self.counts)
+
+    def quantile(self, share: float) -> float | None:
+        """Tell within how many seconds this share (0 to 1) was done: the upper bound of its bucket, so at most twice
+        too much; inf beyond the last bound, None while there is nothing to tell."""
+        left = share * self.count
+        if not self.count:
+            return None
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            left -= count
+            if left <= 0:
+                return bound
+        return float("inf")
+
+    @classmethod
+    def sum(cls, bounds: tuple[float, ...], histograms: Sequence[Histogram]) -> Histogram:
+        """Add up histograms of the same bounds."""
+        counts = tuple(map(sum, zip(*(histogram.counts for histogram in histograms), strict=True)))
+        return cls(bounds, counts or (0,) * (len(bounds) + 1), sum(histogram.total for histogram in histograms))
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many messages, since the start.
+
+    Attributes:
+        received: Delivered to us, each delivery counted.
+        finished, requeued: FIN and REQ that were sent.
+        touched: TOUCH that were sent.
+        timed_out: Taken back by nsqd before they were answered: those it said so of, and those that we dropped
+            unhandled because their time was over.
+    """
+
+    received: int = 0
+    finished: int = 0
+    requeued: int = 0
+    touched: int = 0
+    timed_out: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.received + other.received,
+            self.finished + other.finished,
+            self.requeued + other.requeued,
+            self.touched + other.touched,
+            self.timed_out + other.timed_out,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionStats:
+    """One connection.
+
+    Attributes:
+        address: ``host:port`` of its nsqd.
+        state: init, connected, subscribed, closing or closed.
+        version: nsqd's; None if it did not say.
+        rdy: The RDY sent last.
+        in_flight: Messages delivered and not yet answered.
+        idle: Seconds since the last message; None before the first.
+        counts: Since it was opened.
+    """
+
+    address: str
+    state: str
+    version: str | None
+    rdy: int
+    in_flight: int
+    idle: float | None
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStats:
+    """A Consumer, at one moment.
+
+    Attributes:
+        state: init, running, closing or closed.
+        connections: Those that are open now.
+        counts: Since the start, over all connections, also those that ended.
+        given_up: Messages that were delivered more often than max_tries.
+        failed: Handlers that raised, NSQRequeueMessage aside.
+        waiting: Messages that no handler has yet.
+        handling: Handlers that run.
+        backoff: off, waiting (RDY 0 until its time is over) or probing (RDY 1 on one connection).
+        backoff_failures: In a row; each success takes one off.
+        backoff_remaining: Seconds until the next probe; 0 unless waiting.
+        latency: From the delivery of each message to its answer.
+        failures: Why nsqds have no connection, by address.
+    """
+
+    topic: str
+    channel: str
+    state: str
+    max_in_flight: int
+    connections: tuple[ConnectionStats, ...]
+    counts: Counts
+    given_up: int
+    failed: int
+    waiting: int
+    handling: int
+    backoff: str
+    backoff_failures: int
+    backoff_remaining: float
+    latency: Histogram
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def in_flight(self) -> int:
+        """Messages delivered and not yet answered, over all connections."""
+        return sum(connection.in_flight for connection in self.connections)
+
+    @property
+    def rdy(self) -> int:
+        """RDY sent last, over all connections."""
+        return sum(connection.rdy for connection in self.connections)

@@ -1,0 +1,57 @@
+"""An nsqd and consumers in one hub, on a clock that the test turns."""
+
+import pytest
+
+from fakensqd import FakeNsqd
+from fakensqd.clock import ManualClock
+from gnsq import Consumer
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def nsqd(clock):
+    with FakeNsqd(clock=clock) as made:
+        yield made
+
+
+@pytest.fixture
+def nsqds(clock):
+    """Three of them."""
+    with FakeNsqd(clock=clock) as first, FakeNsqd(clock=clock) as second, FakeNsqd(clock=clock) as third:
+        yield [first, second, third]
+
+
+@pytest.fixture
+def publish(clock):
+    """Put messages into an nsqd, and let come what comes at once."""
+
+    def publish(nsqd, *bodies):
+        nsqd.broker.ensure_topic("t").publish(list(bodies), nsqd.now())
+        clock.advance(0.0)
+
+    return publish
+
+
+@pytest.fixture
+def started(clock):
+    """Start consumers that are closed at the end."""
+    made = []
+
+    def start(handler, *nsqds, **options):
+        consumer = Consumer(
+            "t", "c", [nsqd.tcp_address for nsqd in nsqds], message_handler=handler, clock=clock, **options
+        )
+        consumer.start(block=False)
+        clock.advance(0.0)
+        made.append(consumer)
+        return consumer
+
+    yield start
+    for consumer in made:
+        consumer.close()
+        clock.advance(40.0)
+        assert not consumer.is_running

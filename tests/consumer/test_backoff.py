@@ -1,0 +1,270 @@
+"""Backoff: after failures no messages, then one to try, until all is well again."""
+
+import pytest
+
+from fakensqd import on
+from fakensqd.faults import error
+from gnsq.backofftimer import Backoff, Phase
+from gnsq.errors import NSQRequeueMessage
+
+EXACT = {"backoff_jitter": 0.0, "requeue_delay": 0}
+# The failed message does not come again while the test looks.
+LATER = {"backoff_jitter": 0.0, "requeue_delay": 100_000}
+
+
+class Worker:
+    """A handler that fails while it is told to."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.failing = True
+        self.times = []
+
+    def __call__(self, consumer, message):
+        self.times.append(round(self.clock.monotonic(), 3))
+        if self.failing:
+            raise RuntimeError("downstream is down")
+
+
+@pytest.fixture
+def worker(clock):
+    return Worker(clock)
+
+
+def rdy(nsqd):
+    """The RDY that each client has, by connection."""
+    channel = nsqd.broker.topics["t"].channels["c"]
+    return [consumer.ready_count for consumer in channel.consumers]
+
+
+def phases(consumer):
+    told = []
+    consumer.on_backoff.connect(
+        lambda sender, phase, failures, duration: told.append((phase, failures, duration)), weak=False
+    )
+    return told
+
+
+def test_pauses_double_with_each_failure_up_to_the_longest(nsqd, clock, publish, started, worker):
+    started(worker, nsqd, max_tries=0, max_backoff_duration=8, **EXACT)
+    publish(nsqd, b"x")
+
+    clock.advance(1 + 2 + 4 + 8 + 8 + 8)
+
+    assert worker.times == [0, 1, 3, 7, 15, 23, 31]
+
+
+def test_successes_halve_the_pause_until_there_is_none(nsqd, clock, publish, started, worker):
+    consumer = started(worker, nsqd, max_in_flight=10, **EXACT)
+    told = phases(consumer)
+    publish(nsqd, b"1")
+    clock.advance(1 + 2)
+    worker.failing = False
+    publish(nsqd, b"2", b"3", b"4", b"5", b"6")
+
+    clock.advance(4 + 2 + 1)
+
+    assert told == [
+        ("start", 1, 1.0),
+        ("continue", 2, 2.0),
+        ("continue", 3, 4.0),
+        ("continue", 2, 2.0),
+        ("continue", 1, 1.0),
+        ("end", 0, 0.0),
+    ]
+    assert worker.times == [0, 1, 3, 7, 9, 10, 10, 10, 10]
+    assert consumer.stats().backoff == "off"
+
+
+def test_pause_is_for_all_nsqds_and_the_probe_for_one(nsqds, clock, publish, started, worker):
+    consumer = started(worker, *nsqds, max_in_flight=30, **LATER)
+    publish(nsqds[0], b"x")
+
+    assert consumer.total_ready_count == 0
+    assert consumer.stats().backoff_remaining == pytest.approx(1.0)
+    clock.advance(0.999)
+    assert consumer.total_ready_count == 0
+    clock.advance(0.001)
+    assert sum(sum(rdy(nsqd)) for nsqd in nsqds) == 1
+
+
+def test_failures_during_a_pause_count_once(nsqd, clock, publish, started, worker):
+    consumer = started(worker, nsqd, max_in_flight=10, max_tries=0, **EXACT)
+    worker.failing = False
+    publish(nsqd, b"warm")
+    worker.failing = True
+
+    publish(nsqd, *[b"%d" % number for number in range(10)])
+
+    assert len(worker.times) == 11
+    assert consumer.stats().backoff_failures == 1
+
+
+def test_probe_is_one_message_even_if_more_wait(nsqd, clock, publish, started):
+    times = []
+
+    def handle(consumer, message):
+        times.append(round(clock.monotonic(), 3))
+        if len(times) == 1:
+            raise RuntimeError
+        clock.sleep(5)
+
+    started(handle, nsqd, max_in_flight=10, **EXACT)
+    publish(nsqd, *[b"%d" % number for number in range(20)])
+
+    clock.advance(1 + 4.9)
+
+    assert times == [0, 1]
+
+
+def test_probe_moves_on_when_its_nsqd_has_nothing(nsqds, clock, publish, started, worker):
+    consumer = started(worker, *nsqds, max_in_flight=30, low_ready_idle_timeout=10, **EXACT)
+    publish(nsqds[0], b"x")
+    worker.failing = False
+
+    clock.advance(1 + 60 * (10 + 1))
+
+    assert len(worker.times) == 2
+    assert consumer.stats().backoff == "off"
+
+
+def test_probe_moves_on_when_its_nsqd_dies(nsqds, clock, publish, started, worker):
+    consumer = started(worker, *nsqds, max_in_flight=30, **LATER)
+    publish(nsqds[0], b"x")
+    clock.advance(1.0)
+    (probed,) = [nsqd for nsqd in nsqds if sum(rdy(nsqd))]
+
+    probed.down()
+    clock.advance(2.0)
+
+    assert sum(sum(rdy(nsqd)) for nsqd in nsqds if nsqd is not probed) == 1
+    assert consumer.stats().backoff == "probing"
+
+
+def test_probe_whose_message_is_never_answered_is_followed_by_another(nsqd, clock, publish, started):
+    seen = []
+
+    def handle(consumer, message):
+        seen.append(message.body)
+        if len(seen) == 1:
+            raise RuntimeError
+        message.enable_async()
+
+    started(handle, nsqd, max_in_flight=10, **EXACT)
+    publish(nsqd, *[b"%d" % number for number in range(20)])
+    clock.advance(1.0)
+    first = len(seen)
+
+    clock.advance(61.0)
+
+    assert (first, len(seen)) == (2, 3)
+
+
+def test_message_given_back_without_backoff_is_no_result(nsqd, clock, publish, started):
+    times = []
+
+    def handle(consumer, message):
+        times.append(round(clock.monotonic(), 3))
+        if len(times) == 1:
+            raise RuntimeError
+        if len(times) == 2:
+            raise NSQRequeueMessage(backoff=False)
+
+    consumer = started(handle, nsqd, max_in_flight=10, **EXACT)
+    publish(nsqd, b"x")
+    clock.advance(1.0)
+    clock.advance(1.0)
+
+    assert times[:3] == [0, 1, times[2]]
+    assert consumer.stats().backoff == "off"
+
+
+@pytest.mark.parametrize(
+    ("raised", "options", "failures"),
+    [
+        pytest.param(RuntimeError(), {}, 1, id="exception"),
+        pytest.param(NSQRequeueMessage(), {}, 1, id="requeue"),
+        pytest.param(NSQRequeueMessage(), {"backoff_on_requeue": False}, 0, id="requeue, not wanted"),
+        pytest.param(NSQRequeueMessage(backoff=True), {"backoff_on_requeue": False}, 1, id="requeue that says yes"),
+        pytest.param(NSQRequeueMessage(backoff=False), {}, 0, id="requeue that says no"),
+        pytest.param(RuntimeError(), {"max_backoff_duration": 0}, 0, id="off"),
+    ],
+)
+def test_what_counts_as_a_failure(nsqd, publish, started, raised, options, failures):
+    def handle(consumer, message):
+        raise raised
+
+    consumer = started(handle, nsqd, **options)
+    publish(nsqd, b"x")
+
+    assert consumer.stats().backoff_failures == failures
+
+
+def test_message_requeued_by_hand_counts_unless_it_says_no(nsqd, publish, started):
+    consumer = started(lambda _, message: message.requeue(0, backoff=message.body == b"yes"), nsqd, max_tries=0)
+    publish(nsqd, b"yes")
+
+    assert consumer.stats().backoff_failures == 1
+
+
+def test_strategy_may_be_given(nsqd, clock, publish, started, worker):
+    asked = []
+
+    def strategy(failures):
+        asked.append(failures)
+        return 3.0 * failures
+
+    started(worker, nsqd, max_tries=0, backoff_strategy=strategy, requeue_delay=0)
+    publish(nsqd, b"x")
+    clock.advance(3.0 + 6.0)
+
+    assert worker.times == [0, 3, 9]
+    assert set(asked) == {1, 2, 3}
+
+
+def test_pause_of_the_user_outlasts_backoff(nsqd, clock, publish, started, worker):
+    consumer = started(worker, nsqd, **EXACT)
+    publish(nsqd, b"x")
+    consumer.pause()
+    clock.advance(100.0)
+    assert worker.times == [0]
+
+    worker.failing = False
+    consumer.resume()
+    clock.advance(11.0)
+
+    assert len(worker.times) == 2
+
+
+def test_finish_that_nsqd_refuses_is_still_a_success_of_the_handler(nsqd, clock, publish, started, worker):
+    consumer = started(worker, nsqd, **EXACT)
+    publish(nsqd, b"x")
+    worker.failing = False
+
+    with nsqd.add(on.command("FIN"), error("E_FIN_FAILED")):
+        clock.advance(1.0)
+
+    assert consumer.stats().backoff == "off"
+
+
+def test_failures_beyond_the_longest_pause_are_not_counted():
+    backoff = Backoff(lambda failures: 2.0 ** (failures - 1), 4.0)
+    now = 0.0
+    for _ in range(10):
+        backoff.failed(now)
+        now = backoff.until
+        backoff.elapsed(now)
+
+    assert backoff.failures == 3
+    assert [backoff.succeeded(now), backoff.phase, backoff.duration] == [True, Phase.WAITING, 2.0]
+
+
+def test_jitter_shortens_a_pause_by_up_to_its_share():
+    durations = set()
+    for _ in range(100):
+        backoff = Backoff(lambda failures: 10.0, 100.0, jitter=0.3)
+        backoff.failed(0.0)
+        durations.add(backoff.duration)
+
+    assert all(7.0 <= duration <= 10.0 for duration in durations)
+    assert len(durations) > 1

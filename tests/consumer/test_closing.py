@@ -1,0 +1,230 @@
+"""The end of a consumer: in order, within its deadline, and nothing waits for a timeout of nsqd."""
+
+import signal
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from gnsq import Consumer, Producer
+from tests.helpers import wait_until
+
+
+def channel(nsqd):
+    return nsqd.broker.topics["t"].channels["c"]
+
+
+def test_what_was_delivered_is_worked_off(nsqd, clock, publish, started):
+    done = []
+
+    def handle(consumer, message):
+        clock.sleep(1.0)
+        done.append(message.body)
+
+    consumer = started(handle, nsqd, max_in_flight=5, concurrency=1)
+    publish(nsqd, b"0")
+    publish(nsqd, b"1", b"2", b"3")
+    clock.advance(0.5)
+    consumer.close()
+    clock.advance(5.0)
+
+    assert done == [b"0", b"1", b"2", b"3"]
+    assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (0, 0)
+    assert not consumer.is_running
+
+
+def test_nothing_new_comes_once_close_was_called(nsqd, clock, publish, started):
+    got = []
+
+    def handle(consumer, message):
+        got.append(message.body)
+        clock.sleep(1.0)
+
+    nsqd.record()
+    consumer = started(handle, nsqd)
+    publish(nsqd, b"1")
+    consumer.close()
+    publish(nsqd, b"2")
+    clock.advance(5.0)
+
+    assert got == [b"1"]
+    assert nsqd.transcript.commands()[2:] == ["RDY", "RDY", "CLS", "FIN"]
+
+
+def test_what_the_deadline_leaves_is_requeued_at_once(nsqd, clock, publish, started, caplog):
+    forever = Event()
+    consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=10, concurrency=1, close_timeout=5.0)
+    publish(nsqd, b"warm")
+    publish(nsqd, b"1", b"2")
+    consumer.close()
+    clock.advance(4.9)
+    assert channel(nsqd).in_flight_count == 3
+    clock.advance(0.2)
+
+    assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (3, 0)
+    assert not consumer.is_running
+    assert "3 messages were not answered within 5.0 s of close(), 1 of them by handlers that still run" in caplog.text
+    forever.set()
+
+
+def test_asynchronous_message_that_nobody_answers_is_requeued_at_the_deadline(nsqd, clock, publish, started):
+    consumer = started(lambda _, message: message.enable_async(), nsqd, close_timeout=5.0)
+    publish(nsqd, b"1")
+    consumer.close()
+    clock.advance(5.1)
+
+    assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (1, 0)
+
+
+def test_asynchronous_message_may_be_answered_while_it_closes(nsqd, clock, publish, started):
+    held = []
+
+    def handle(consumer, message):
+        message.enable_async()
+        held.append(message)
+
+    consumer = started(handle, nsqd, max_in_flight=2)
+    publish(nsqd, b"1")
+    publish(nsqd, b"2")
+    consumer.close()
+    clock.advance(1.0)
+    for message in held:
+        message.finish()
+    clock.advance(0.0)
+
+    assert not consumer.is_running
+    assert channel(nsqd).depth == 0
+
+
+def test_close_with_a_timeout_waits(nsqd, publish, started, clock):
+    consumer = started(lambda _, message: None, nsqd)
+    closing = gevent.spawn(consumer.close, timeout=10)
+    clock.advance(0.0)
+
+    assert closing.ready()
+    assert not consumer.is_running
+
+
+def test_close_with_a_timeout_has_that_deadline(nsqd, clock, publish, started):
+    forever = Event()
+    consumer = started(lambda _, message: forever.wait(), nsqd)
+    publish(nsqd, b"1")
+    closing = gevent.spawn(consumer.close, timeout=3.0)
+    clock.advance(2.9)
+    assert not closing.ready()
+    clock.advance(0.2)
+
+    assert closing.ready()
+    assert channel(nsqd).depth == 1
+    forever.set()
+
+
+def test_handler_may_close_and_wait_for_the_others(nsqd, clock, publish, started):
+    told = []
+
+    def handle(consumer, message):
+        if message.body == b"last":
+            consumer.close(timeout=20.0)
+        else:
+            clock.sleep(3.0)
+        told.append((message.body, round(clock.monotonic(), 1)))
+
+    consumer = started(handle, nsqd, max_in_flight=3)
+    publish(nsqd, b"warm")
+    clock.advance(4.0)
+    publish(nsqd, b"other", b"last")
+    clock.advance(4.0)
+
+    assert [body for body, _ in told] == [b"warm", b"other", b"last"]
+    assert told[2][1] - told[1][1] <= 0.1
+    assert not consumer.is_running
+    assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (0, 0)
+
+
+def test_two_handlers_that_both_wait_for_the_end_do_not_wait_for_each_other(nsqd, clock, publish, started):
+    done = []
+
+    def handle(consumer, message):
+        if message.body != b"warm":
+            consumer.close(timeout=20.0)
+            done.append(message.body)
+
+    consumer = started(handle, nsqd, max_in_flight=2)
+    publish(nsqd, b"warm")
+    publish(nsqd, b"1", b"2")
+    clock.advance(1.0)
+
+    assert sorted(done) == [b"1", b"2"]
+    assert not consumer.is_running
+
+
+def test_close_twice_is_close_once(nsqd, clock, started):
+    closed = []
+    consumer = started(print, nsqd)
+    consumer.on_close.connect(closed.append, weak=False)
+    consumer.close()
+    consumer.close()
+    clock.advance(1.0)
+    consumer.close()
+
+    assert closed == [consumer]
+
+
+def test_close_before_start_ends_it_for_good(nsqd, caplog):
+    consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=print)
+    consumer.close()
+    consumer.join(1)
+    consumer.start()
+
+    assert "was closed; make a new one" in caplog.text
+
+
+def test_close_while_it_connects_ends_the_attempt(nsqd, clock):
+    nsqd.deaf()
+    consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=print, clock=clock)
+    starting = gevent.spawn(consumer.start)
+    clock.advance(1.0)
+    consumer.close()
+    clock.advance(0.0)
+
+    assert starting.ready()
+    assert not consumer.is_running
+    nsqd.hearing()
+
+
+@pytest.mark.parametrize("state", ["idle", "busy"])
+def test_close_in_a_signal_handler(fakensqd, state):
+    started, release = Event(), Event()
+
+    def handle(consumer, message):
+        started.set()
+        release.wait()
+
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=handle)
+    before = signal.signal(signal.SIGUSR1, lambda *_: consumer.close())
+    try:
+        consumer.start(block=False)
+        if state == "busy":
+            with Producer(fakensqd.tcp_address) as producer:
+                producer.publish("t", b"x")
+            started.wait(10)
+        signal.raise_signal(signal.SIGUSR1)
+        release.set()
+        wait_until(lambda: not consumer.is_running)
+        consumer.join(10)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert consumer._closed.is_set()
+
+
+def test_deadline_holds_though_nsqd_is_silent(nsqd, clock, started):
+    consumer = started(print, nsqd, close_timeout=5.0)
+    nsqd.deaf()
+    consumer.close()
+    clock.advance(4.9)
+    assert not consumer._closed.is_set()
+    clock.advance(0.1)
+
+    assert consumer._closed.is_set()
+    nsqd.hearing()

@@ -1,0 +1,219 @@
+"""What becomes of a message, by how its handlers end; and of one that no handler gets in time."""
+
+import logging
+
+import pytest
+from gevent.event import Event
+
+from fakensqd import on
+from fakensqd.faults import error
+from gnsq import Consumer
+from gnsq.errors import NSQFinishFailed, NSQTimeout
+
+
+def channel(nsqd):
+    return nsqd.broker.topics["t"].channels["c"]
+
+
+def failing(clock):
+    times = []
+
+    def handle(consumer, message):
+        times.append((message.attempts, round(clock.monotonic(), 3)))
+        raise RuntimeError("no")
+
+    return times, handle
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        pytest.param({}, [0, 1, 5, 21, 85], id="default"),
+        pytest.param({"requeue_delay": 0}, [0, 0, 0, 0, 0], id="explicit 0"),
+        pytest.param({"requeue_delay": 500}, [0, 0.5, 1, 1.5, 2], id="explicit ms"),
+        pytest.param({"requeue_initial": 2.0, "requeue_growth": 3.0}, [0, 2, 8, 26, 80], id="growth"),
+        pytest.param({"requeue_maximum": 3.0}, [0, 1, 4, 7, 10], id="cap"),
+    ],
+)
+def test_failed_message_comes_again_later_each_time(nsqd, clock, publish, started, options, expected):
+    times, handle = failing(clock)
+    started(handle, nsqd, max_backoff_duration=0, **options)
+    publish(nsqd, b"x")
+
+    clock.advance(200.0)
+
+    assert times == list(enumerate(expected, 1))
+
+
+def test_requeue_delay_may_be_set_while_it_runs(nsqd, clock, publish, started):
+    times, handle = failing(clock)
+    consumer = started(handle, nsqd, max_backoff_duration=0)
+    consumer.requeue_delay = 250
+    publish(nsqd, b"x")
+    clock.advance(0.25)
+
+    assert times == [(1, 0), (2, 0.25)]
+    with pytest.raises(ValueError, match="requeue_delay -1 must be at least 0 ms"):
+        consumer.requeue_delay = -1
+    with pytest.raises(AttributeError, match="max_backoff_duration can't be changed"):
+        consumer.max_backoff_duration = 3
+
+
+def test_handler_that_takes_too_long_is_broken_off_and_its_message_requeued(nsqd, clock, publish, started):
+    errors = []
+    consumer = started(lambda _, message: Event().wait(), nsqd, handler_timeout=5.0)
+    consumer.on_exception.connect(lambda sender, message, error: errors.append(error), weak=False)
+    publish(nsqd, b"x")
+    clock.advance(4.9)
+    assert errors == []
+    clock.advance(0.2)
+
+    (broken,) = errors
+    assert isinstance(broken, NSQTimeout)
+    assert "handler_timeout 5.0 s" in str(broken)
+    assert channel(nsqd).deferred_count == 1
+
+
+def test_message_that_waits_too_long_for_a_handler_is_not_handled_but_comes_again(
+    nsqd, clock, publish, started, caplog
+):
+    handled = []
+
+    def handle(consumer, message):
+        handled.append((message.body, message.attempts))
+        clock.sleep(40.0)
+
+    consumer = started(handle, nsqd, max_in_flight=3, concurrency=1)
+    publish(nsqd, b"0")
+    publish(nsqd, b"1", b"2", b"3")
+    clock.advance(100.0)
+
+    # When the second is through, at 80 s, nsqd has taken the third back.
+    assert handled == [(b"0", 1), (b"1", 1), (b"3", 1)]
+    assert consumer.stats().counts.timed_out == 1
+    assert "it waited for a handler until its timeout was over" in caplog.text
+    clock.advance(100.0)
+
+
+def test_inbox_stays_bounded_while_all_handlers_hang(nsqd, clock, publish, started):
+    forever = Event()
+    consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=10, concurrency=2, max_tries=0)
+    publish(nsqd, b"0")
+    publish(nsqd, *[b"x"] * 50)
+
+    waiting = []
+    for _ in range(60):
+        clock.advance(10.0)
+        waiting.append(consumer.stats().waiting)
+
+    assert max(waiting) <= 20
+    forever.set()
+    clock.advance(100.0)
+
+
+def test_messages_of_a_lost_connection_are_not_handled(nsqd, clock, publish, started):
+    handled = []
+
+    def handle(consumer, message):
+        handled.append((message.body, message.attempts))
+        clock.sleep(1.0)
+
+    started(handle, nsqd, max_in_flight=5, concurrency=1)
+    publish(nsqd, b"0")
+    publish(nsqd, b"1", b"2")
+    nsqd.restart()
+    clock.advance(100.0)
+
+    assert handled == [(b"0", 1), (b"0", 2), (b"1", 2), (b"2", 2)] or {body for body, _ in handled[1:]} == {
+        b"0",
+        b"1",
+        b"2",
+    }
+
+
+def test_give_up_handler_that_fails_gets_the_message_again(nsqd, clock, publish, started):
+    _, handle = failing(clock)
+    given_up = []
+
+    def give_up(consumer, message):
+        given_up.append(message.attempts)
+        if len(given_up) == 1:
+            raise OSError("disk full")
+
+    consumer = started(handle, nsqd, max_tries=1, requeue_delay=0, max_backoff_duration=0)
+    consumer.on_giving_up.connect(give_up, weak=False)
+    publish(nsqd, b"x")
+    clock.advance(1.0)
+
+    assert given_up == [2, 3]
+    assert consumer.stats().given_up == 1
+    assert channel(nsqd).depth == 0
+
+
+def test_message_nobody_takes_when_it_is_given_up_is_logged(nsqd, clock, publish, started, caplog):
+    _, handle = failing(clock)
+    started(handle, nsqd, max_tries=1, requeue_delay=0, max_backoff_duration=0)
+    publish(nsqd, b"x")
+    clock.advance(1.0)
+
+    assert "given up, delivered 2 times, max_tries is 1" in caplog.text
+
+
+def test_failures_are_logged_once_a_minute_with_their_number(nsqd, clock, publish, started, caplog):
+    _, handle = failing(clock)
+    started(handle, nsqd, max_tries=0, requeue_delay=1000, max_backoff_duration=0)
+    publish(nsqd, b"x")
+    clock.advance(59.5)
+    lines = [record for record in caplog.records if "handler raised" in record.message]
+    assert [record.levelno for record in lines].count(logging.ERROR) == 1
+    assert lines[0].exc_info
+    clock.advance(1.0)
+
+    said = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert "(and 59 like it since the last such line)" in said[-1]
+
+
+def test_refused_finish_is_an_event_with_the_message(nsqd, clock, publish, started):
+    errors, seen = [], []
+    consumer = started(lambda _, message: seen.append(message.id), nsqd)
+    consumer.on_error.connect(lambda sender, error: errors.append(error), weak=False)
+    with nsqd.add(on.command("FIN"), error("E_FIN_FAILED", "FIN {id} failed ID not in flight")):
+        publish(nsqd, b"x")
+        clock.advance(1.0)
+
+    (refused,) = errors
+    assert isinstance(refused, NSQFinishFailed)
+    assert consumer.stats().counts.timed_out == 1
+
+
+def test_id_of_the_message_is_read_from_nsqds_words():
+    words = b"FIN 0123456789abcdef failed ID not in flight"
+
+    assert NSQFinishFailed(words, "E_FIN_FAILED").message_id == b"0123456789abcdef"
+    assert NSQFinishFailed(b"FIN failed", "E_FIN_FAILED").message_id is None
+
+
+def test_subclass_may_handle_messages_itself(nsqd, clock, publish):
+    got = []
+
+    class Mine(Consumer):
+        def handle_message(self, conn, message):
+            got.append((conn.address, message.body))
+            message.finish()
+
+    with Mine("t", "c", nsqd.tcp_address, clock=clock):
+        clock.advance(0.0)
+        publish(nsqd, b"x")
+
+    assert got == [(nsqd.tcp_address, b"x")]
+    assert channel(nsqd).depth == 0
+
+
+def test_options_are_attributes_as_in_1_0(nsqd):
+    consumer = Consumer("t", "c", nsqd.tcp_address, max_tries=3, heartbeat_interval=5)
+
+    assert (consumer.topic, consumer.channel, consumer.max_tries, consumer.requeue_delay) == ("t", "c", 3, None)
+    assert (consumer.lookupd_poll_interval, consumer.low_ready_idle_timeout) == (60, 10)
+    assert (consumer.max_backoff_duration, consumer.backoff_on_requeue) == (128, True)
+    assert consumer.conn_kwargs == {"heartbeat_interval": 5}
+    assert consumer.nsqd_tcp_addresses == {nsqd.tcp_address}

@@ -1,0 +1,69 @@
+"""A producer and consumers of one topic, on the fixture's nsqd or on one whose time stands still."""
+
+import pytest
+
+from fakensqd import FakeNsqd
+from fakensqd.clock import ManualClock
+from gnsq import Consumer, Producer
+
+
+@pytest.fixture
+def publish(fakensqd):
+    with Producer(fakensqd.tcp_address) as producer:
+        yield lambda *bodies: producer.multipublish("t", list(bodies))
+
+
+@pytest.fixture
+def consume(fakensqd):
+    """Start consumers that are closed at the end."""
+    made = []
+
+    def start(handler, address=None, **options):
+        consumer = Consumer("t", "c", address or fakensqd.tcp_address, message_handler=handler, **options)
+        consumer.start(block=False)
+        made.append(consumer)
+        return consumer
+
+    yield start
+    for consumer in made:
+        consumer.close()
+        consumer.join(10)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def still_nsqd(clock):
+    """An nsqd in this hub, of the manual clock."""
+    with FakeNsqd(clock=clock) as nsqd:
+        yield nsqd
+
+
+@pytest.fixture
+def still_consume(still_nsqd, clock, consume):
+    """Start consumers of the manual clock."""
+    made = []
+
+    def start(handler, **options):
+        consumer = consume(handler, still_nsqd.tcp_address, clock=clock, **options)
+        made.append(consumer)
+        return consumer
+
+    yield start
+    for consumer in made:
+        consumer.close()
+        clock.advance(60)
+
+
+@pytest.fixture
+def still_publish(still_nsqd, clock):
+    """Publish at once, without a connection; the channel's consumer must be there."""
+
+    def publish(*bodies):
+        still_nsqd.broker.topics["t"].publish(list(bodies), still_nsqd.now())
+        clock.advance(0)
+
+    return publish

@@ -1,0 +1,295 @@
+"""Give-up handlers: a message is where it belongs when they return, or they raise and it comes again."""
+
+import base64
+import io
+import json
+import os
+
+import gevent
+import pytest
+
+from fakensqd import FakeNsqd, on
+from fakensqd.faults import answer, disconnect
+from gnsq import Consumer, Message, Producer
+from gnsq.contrib.giveup import (
+    DirectoryGiveupHandler,
+    JSONLogGiveupHandler,
+    LogGiveupHandler,
+    NsqdGiveupHandler,
+    ProducerGiveupHandler,
+)
+from gnsq.errors import NSQException
+from tests.helpers import bodies, channel_stats, refused_port, wait_until
+
+CONSUMER = Consumer("t", "c", "127.0.0.1:4150")
+
+
+def message(body=b"body", message_id=b"0123456789abcdef"):
+    return Message(1_700_000_000_123_456_789, 6, message_id, body)
+
+
+def settled(nsqd):
+    stats = channel_stats(nsqd, "t", "c")
+    return (stats["in_flight_count"], stats["depth"], stats["deferred_count"]) == (0, 0, 0)
+
+
+@pytest.fixture
+def give_up(fakensqd, publish, consume):
+    """Let a message fail once, so that a handler gets it on its second delivery."""
+
+    def start(handler, *messages, **options):
+        def fail(consumer, message):
+            raise RuntimeError("never")
+
+        consumer = consume(fail, max_tries=1, requeue_delay=0, max_backoff_duration=0, **options)
+        consumer.on_giving_up.connect(handler, weak=False)
+        publish(*messages)
+        return consumer
+
+    return start
+
+
+# --- logs
+
+
+@pytest.mark.parametrize(
+    ("body", "written"),
+    [
+        pytest.param(b"text", "text\n", id="text"),
+        pytest.param("größer".encode(), "größer\n", id="not ASCII"),
+        pytest.param(b"\xff\x00", "\\xff\x00\n", id="no UTF-8"),
+    ],
+)
+def test_log_gets_the_body_as_text(capsys, body, written):
+    LogGiveupHandler()(CONSUMER, message(body))
+
+    assert capsys.readouterr().out == written
+
+
+@pytest.mark.parametrize("kind", [LogGiveupHandler, JSONLogGiveupHandler])
+def test_log_may_take_bytes(kind):
+    file = io.BytesIO()
+
+    kind(file.write, newline=b"\r\n")(CONSUMER, message())
+
+    assert b"body" in file.getvalue()
+    assert file.getvalue().endswith(b"\r\n")
+
+
+@pytest.mark.parametrize(("text", "newline"), [("mine", "!"), (b"mine", "!"), ("mine", b"!"), (b"mine", b"!")])
+def test_format_may_be_overridden_with_text_or_bytes(text, newline):
+    class Mine(LogGiveupHandler):
+        def format_message(self, message):
+            return text
+
+    written = []
+    Mine(written.append, newline)(CONSUMER, message())
+
+    assert written == ["mine!" if isinstance(newline, str) else b"mine!"]
+
+
+def test_file_is_flushed_before_the_message_is_finished(tmp_path):
+    path = tmp_path / "given-up"
+    with open(path, "w") as file:
+        LogGiveupHandler(file.write)(CONSUMER, message())
+
+        assert path.read_text() == "body\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        pytest.param(b"te\nxt", {"body": "te\nxt"}, id="text"),
+        pytest.param(b"\xff\x00", {"body": "/wA=", "encoding": "base64"}, id="no UTF-8"),
+    ],
+)
+def test_json_line_has_all_of_a_message(body, expected):
+    lines = []
+
+    JSONLogGiveupHandler(lines.append)(CONSUMER, message(body))
+
+    (line,) = lines
+    assert line.count("\n") == 1
+    assert json.loads(line) == {
+        "timestamp": 1_700_000_000_123_456_789,
+        "attempts": 6,
+        "id": "0123456789abcdef",
+        **expected,
+    }
+
+
+def test_log_that_fails_lets_the_message_come_again(fakensqd, give_up):
+    lines = []
+
+    def log(line):
+        lines.append(line)
+        if len(lines) == 1:
+            raise OSError("disk full")
+
+    give_up(LogGiveupHandler(log), b"x")
+
+    wait_until(lambda: len(lines) == 2 and settled(fakensqd))
+
+
+# --- directory
+
+
+def test_directory_gets_a_file_with_all_of_a_message(fakensqd, give_up, tmp_path):
+    directory = tmp_path / "made" / "here"
+
+    give_up(DirectoryGiveupHandler(directory), b"\xffbody")
+    wait_until(lambda: list(directory.glob("*.json")))
+
+    (path,) = directory.iterdir()
+    record = json.loads(path.read_text())
+    assert (record["topic"], record["channel"], record["nsqd"]) == ("t", "c", fakensqd.tcp_address)
+    assert record["attempts"] == 2
+    assert base64.b64decode(record["body"]) == b"\xffbody"
+    assert path.name == f"t.c.{record['timestamp']}.{record['id']}.json"
+    wait_until(lambda: settled(fakensqd))
+
+
+def test_message_given_up_twice_is_one_file(tmp_path):
+    handler = DirectoryGiveupHandler(tmp_path)
+
+    gevent.joinall([gevent.spawn(handler, CONSUMER, message()) for _ in range(5)], raise_error=True)
+
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_id_leads_out_of_no_directory(tmp_path):
+    directory = tmp_path / "inside"
+
+    DirectoryGiveupHandler(directory)(CONSUMER, message(message_id=b"/../../../../../x"[:16]))
+
+    assert len(list(directory.iterdir())) == 1
+    assert list(tmp_path.iterdir()) == [directory]
+
+
+def test_file_and_directory_are_synced_in_order(tmp_path, monkeypatch):
+    synced = []
+
+    def fsync(number):
+        synced.append((os.path.isdir(f"/proc/self/fd/{number}"), [path.suffix for path in tmp_path.iterdir()]))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+    DirectoryGiveupHandler(tmp_path)(CONSUMER, message())
+
+    assert synced == [(False, [".tmp"]), (True, [".json"])]
+
+
+def test_file_that_can_not_be_written_raises_and_leaves_nothing(tmp_path, monkeypatch):
+    handler = DirectoryGiveupHandler(tmp_path)
+
+    def fail(number):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        handler(CONSUMER, message())
+
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- nsqd
+
+
+def test_nsqd_gets_the_body_before_the_message_is_finished(fakensqd, give_up):
+    give_up(NsqdGiveupHandler("dead", fakensqd.http_address), b"1")
+    wait_until(lambda: fakensqd.depth("dead"), 10)
+
+    assert bodies(fakensqd, "dead") == [b"1"]
+    wait_until(lambda: settled(fakensqd))
+
+
+def test_nsqd_that_fails_is_followed_by_the_others(fakensqd):
+    handler = NsqdGiveupHandler("dead", [f"127.0.0.1:{refused_port()}", fakensqd.http_address])
+
+    handler(CONSUMER, message(b"1"))
+    handler(CONSUMER, message(b"2"))
+
+    assert sorted(bodies(fakensqd, "dead")) == [b"1", b"2"]
+
+
+def test_nsqds_take_turns(fakensqd):
+    with FakeNsqd(threaded=True) as other:
+        handler = NsqdGiveupHandler("dead", [fakensqd.http_address, other.http_address])
+        for number in range(4):
+            handler(CONSUMER, message(b"%d" % number))
+
+        assert bodies(fakensqd, "dead") == [b"0", b"2"]
+        assert bodies(other, "dead") == [b"1", b"3"]
+
+
+def test_message_that_no_nsqd_takes_comes_again(fakensqd, give_up):
+    handler = NsqdGiveupHandler("dead", [fakensqd.http_address, f"127.0.0.1:{refused_port()}"])
+
+    with fakensqd.add(on.http("/pub"), answer(503, b"no disk")):
+        consumer = give_up(handler, b"1")
+        wait_until(lambda: consumer.stats().given_up == 1)
+
+    assert consumer.stats().failed == 2
+    assert bodies(fakensqd, "dead") == [b"1"]
+
+
+def test_error_says_what_each_nsqd_said(fakensqd):
+    port = refused_port()
+    handler = NsqdGiveupHandler("dead", [fakensqd.http_address, f"127.0.0.1:{port}"])
+
+    with (
+        fakensqd.add(on.http("/pub"), answer(503, b"no disk")),
+        pytest.raises(NSQException, match=rf"topic dead: .*no disk.*; 127.0.0.1:{port}: "),
+    ):
+        handler(CONSUMER, message())
+
+
+def test_class_without_urls_is_called_with_host_and_port():
+    made = []
+
+    class Client:
+        def __init__(self, *arguments):
+            made.append(arguments)
+
+        def publish(self, topic, data):
+            made.append((topic, data))
+
+    NsqdGiveupHandler("dead", ["a", "b:4152"], nsqd_class=Client)(CONSUMER, message())
+
+    assert made == [("a",), ("b", 4152), ("dead", b"body")]
+
+
+def test_no_host_is_refused():
+    with pytest.raises(ValueError, match="nsqd_hosts is empty"):
+        NsqdGiveupHandler("dead", [])
+
+
+# --- producer
+
+
+def test_producer_has_confirmed_before_the_message_is_finished(fakensqd, give_up):
+    with Producer(fakensqd.tcp_address) as producer:
+        give_up(ProducerGiveupHandler("dead", producer), b"1")
+        wait_until(lambda: fakensqd.depth("dead"))
+
+        assert bodies(fakensqd, "dead") == [b"1"]
+        wait_until(lambda: settled(fakensqd))
+
+
+def test_publish_without_an_answer_is_done_again(fakensqd, give_up):
+    with Producer(fakensqd.tcp_address) as producer, fakensqd.add(on.reply("PUB", topic="dead"), disconnect()):
+        give_up(ProducerGiveupHandler("dead", producer), b"1")
+        wait_until(lambda: fakensqd.depth("dead") == 2)
+
+        assert bodies(fakensqd, "dead") == [b"1", b"1"]
+        wait_until(lambda: settled(fakensqd))
+
+
+def test_producer_that_is_closed_loses_nothing(fakensqd, give_up):
+    producer = Producer(fakensqd.tcp_address)
+    producer.close()
+
+    consumer = give_up(ProducerGiveupHandler("dead", producer), b"1")
+
+    wait_until(lambda: consumer.stats().failed > 3)
+    assert consumer.stats().counts.finished == 0

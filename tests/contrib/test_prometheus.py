@@ -1,0 +1,253 @@
+"""StatsCollector: names and labels, counters that never fall, and a histogram as Prometheus wants it."""
+
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from urllib.request import urlopen
+
+import gevent
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client.parser import text_string_to_metric_families
+
+from gnsq.contrib.prometheus import StatsCollector
+from gnsq.stats import ConnectionStats, ConsumerStats, Counts, Histogram
+from tests.helpers import wait_until
+
+OWN = {"topic": "t", "channel": "c"}
+
+
+class Source:
+    """Has statistics that are set by hand."""
+
+    def __init__(self, **changes):
+        self.now = ConsumerStats(
+            topic="t",
+            channel="c",
+            state="running",
+            max_in_flight=100,
+            connections=(),
+            counts=Counts(),
+            given_up=0,
+            failed=0,
+            waiting=0,
+            handling=0,
+            backoff="off",
+            backoff_failures=0,
+            backoff_remaining=0.0,
+            latency=Histogram((0.1, 1.0), (0, 0, 0), 0.0),
+        )
+        self.change(**changes)
+
+    def change(self, **changes):
+        self.now = replace(self.now, **changes)
+
+    def stats(self):
+        return self.now
+
+
+def connection(address, rdy=0, in_flight=0, **counts):
+    return ConnectionStats(address, "subscribed", "1.3.0", rdy, in_flight, None, Counts(**counts))
+
+
+def scrape(collector):
+    """All values, by name and labels."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def key(name, **labels):
+    return f"gnsq_consumer_{name}", tuple(sorted({**OWN, **labels}.items()))
+
+
+def finished(values):
+    return {
+        dict(labels)["nsqd"]: value
+        for (name, labels), value in values.items()
+        if name == "gnsq_consumer_messages_finished_total"
+    }
+
+
+def test_each_nsqd_has_its_counters_and_gauges():
+    source = Source(
+        connections=(connection("a:1", rdy=50, in_flight=3, received=9, finished=5, requeued=1), connection("b:2")),
+        counts=Counts(received=9, finished=5, requeued=1),
+    )
+
+    values = scrape(StatsCollector(source))
+
+    assert values[key("messages_received_total", nsqd="a:1")] == 9
+    assert values[key("messages_finished_total", nsqd="a:1")] == 5
+    assert values[key("messages_requeued_total", nsqd="a:1")] == 1
+    assert values[key("messages_touched_total", nsqd="a:1")] == 0
+    assert values[key("messages_timed_out_total", nsqd="b:2")] == 0
+    assert values[key("rdy", nsqd="a:1")] == 50
+    assert values[key("messages_in_flight", nsqd="a:1")] == 3
+    assert values[key("connections")] == 2
+
+
+def test_consumer_has_its_own():
+    source = Source(
+        given_up=1,
+        failed=2,
+        waiting=3,
+        handling=4,
+        backoff="waiting",
+        backoff_failures=5,
+        backoff_remaining=1.5,
+        failures={"c:3": "refused"},
+    )
+
+    values = scrape(StatsCollector(source))
+
+    assert values[key("messages_given_up_total")] == 1
+    assert values[key("handler_failures_total")] == 2
+    assert values[key("messages_waiting")] == 3
+    assert values[key("handlers_running")] == 4
+    assert values[key("max_in_flight")] == 100
+    assert values[key("unreachable_nsqds")] == 1
+    assert values[key("backoff_failures")] == 5
+    assert values[key("backoff_remaining_seconds")] == 1.5
+    states = {state: values[key("backoff_state", state=state)] for state in ("off", "waiting", "probing")}
+    assert states == {"off": 0, "waiting": 1, "probing": 0}
+
+
+def test_latency_is_a_histogram_with_cumulated_buckets():
+    source = Source(latency=Histogram((0.1, 1.0), (3, 2, 1), 4.5))
+
+    values = scrape(StatsCollector(source))
+
+    name = "message_latency_seconds"
+    buckets = {bound: values[key(f"{name}_bucket", le=bound)] for bound in ("0.1", "1.0", "+Inf")}
+    assert buckets == {"0.1": 3, "1.0": 5, "+Inf": 6}
+    assert values[key(f"{name}_count")] == 6
+    assert values[key(f"{name}_sum")] == 4.5
+
+
+def test_counters_never_fall_when_connections_come_and_go():
+    source = Source(connections=(connection("a:1", finished=5),), counts=Counts(finished=5))
+    collector = StatsCollector(source)
+    assert finished(scrape(collector)) == {"a:1": 5, "closed": 0}
+
+    # Two more before it ended.
+    source.change(connections=(), counts=Counts(finished=7))
+    assert finished(scrape(collector)) == {"a:1": 5, "closed": 2}
+
+    # Another, which has done more than that when it is seen first.
+    source.change(connections=(connection("a:1", finished=8),), counts=Counts(finished=15))
+    assert finished(scrape(collector)) == {"a:1": 13, "closed": 2}
+
+    # And one more between two scrapes.
+    source.change(connections=(connection("a:1", finished=1),), counts=Counts(finished=16))
+    assert finished(scrape(collector)) == {"a:1": 14, "closed": 2}
+
+
+def test_connection_replaced_unnoticed_keeps_the_sum_exact():
+    source = Source(connections=(connection("a:1", finished=5),), counts=Counts(finished=5))
+    collector = StatsCollector(source)
+    scrape(collector)
+
+    source.change(connections=(connection("a:1", finished=9),), counts=Counts(finished=14))
+
+    assert finished(scrape(collector)) == {"a:1": 9, "closed": 5}
+
+
+def test_consumers_of_one_channel_are_added_up():
+    busy = Source(failed=2, backoff="waiting", backoff_failures=1, backoff_remaining=3.0, waiting=1)
+    other = Source(failed=3, backoff="waiting", backoff_failures=4, backoff_remaining=2.0, waiting=2)
+
+    values = scrape(StatsCollector(busy, other))
+
+    assert values[key("handler_failures_total")] == 5
+    assert values[key("messages_waiting")] == 3
+    assert values[key("max_in_flight")] == 200
+    assert values[key("backoff_state", state="waiting")] == 2
+    assert values[key("backoff_failures")] == 4
+    assert values[key("backoff_remaining_seconds")] == 3.0
+
+
+def test_removed_consumer_leaves_its_counters():
+    source = Source(counts=Counts(finished=1), latency=Histogram((0.1, 1.0), (1, 0, 0), 0.05))
+    collector = StatsCollector(source)
+    scrape(collector)
+
+    source.change(counts=Counts(finished=4))
+    collector.remove(source)
+    collector.remove(source)
+    source.change(counts=Counts(finished=100))
+    values = scrape(collector)
+
+    assert finished(values) == {"closed": 4}
+    assert values[key("message_latency_seconds_count")] == 1
+    assert key("max_in_flight") not in values
+
+
+def test_consumer_added_twice_counts_once():
+    source = Source(failed=2)
+    collector = StatsCollector(source)
+
+    collector.add(source)
+
+    assert scrape(collector)[key("handler_failures_total")] == 2
+
+
+def test_second_collector_in_a_registry_is_refused():
+    registry = CollectorRegistry()
+    registry.register(StatsCollector())
+
+    with pytest.raises(ValueError, match="Duplicated"):
+        registry.register(StatsCollector())
+
+
+def test_nothing_is_shown_of_nobody():
+    assert scrape(StatsCollector()) == {}
+
+
+def test_running_consumer_is_scraped_over_http(publish, consume):
+    consumer = consume(lambda consumer, message: None, max_in_flight=10)
+    publish(*[b"x"] * 20)
+    wait_until(lambda: consumer.stats().counts.finished == 20)
+    registry = CollectorRegistry()
+    registry.register(StatsCollector(consumer))
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/metrics"
+        text = gevent.get_hub().threadpool.apply(lambda: urlopen(url, timeout=10).read()).decode()
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+    (line,) = [
+        line for line in text.splitlines() if line.startswith("gnsq_consumer_messages_finished_total{") and "20" in line
+    ]
+    assert line.endswith(" 20.0")
+    assert 'gnsq_consumer_message_latency_seconds_count{channel="c",topic="t"} 20.0' in text
+
+
+def test_missing_package_is_named_with_its_extra():
+    code = "import sys; sys.modules['prometheus_client'] = None; import gnsq.contrib.prometheus"
+
+    failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert "pip install gnsq[prometheus]" in failed.stderr
+
+
+def test_scrapes_at_once_count_once():
+    source = Source(failed=2)
+    collector = StatsCollector(source)
+
+    threads = [threading.Thread(target=collector.collect) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert scrape(collector)[key("handler_failures_total")] == 2

@@ -1,0 +1,66 @@
+"""QueueHandler and ChannelHandler: messages are taken and answered by greenlets of the user's own."""
+
+import gevent
+import pytest
+from gevent.pool import Pool
+
+from gnsq.contrib.queue import ChannelHandler, QueueHandler
+from tests.helpers import channel_stats, wait_until
+
+
+@pytest.mark.parametrize("handler", [QueueHandler, ChannelHandler])
+def test_messages_are_taken_and_answered_by_others(fakensqd, publish, consume, handler):
+    messages = handler()
+    consume(messages, max_in_flight=2)
+    publish(b"1", b"2", b"3")
+
+    got = []
+    for _ in range(3):
+        message = messages.get(timeout=10)
+        got.append(message.body)
+        assert not message.has_responded()
+        message.finish()
+
+    assert got == [b"1", b"2", b"3"]
+    wait_until(lambda: channel_stats(fakensqd, "t", "c")["in_flight_count"] == 0)
+
+
+def test_iteration_ends_when_the_close_says_so(fakensqd, publish, consume):
+    messages = QueueHandler()
+    consumer = consume(messages, max_in_flight=2)
+    consumer.on_close.connect(lambda consumer: messages.put(StopIteration), weak=False)
+    publish(b"1", b"2", b"3")
+
+    got = []
+    for message in messages:
+        got.append(message.body)
+        message.finish()
+        if len(got) == 3:
+            consumer.close()
+
+    assert got == [b"1", b"2", b"3"]
+
+
+def test_pool_works_through_a_queue(fakensqd, publish, consume):
+    messages = QueueHandler()
+    consume(messages, max_in_flight=10)
+    publish(*[b"%d" % number for number in range(10)])
+
+    def work(message):
+        message.finish()
+        return message.body
+
+    results = Pool(3).imap_unordered(work, messages)
+    with gevent.Timeout(10):
+        assert sorted(next(results) for _ in range(10)) == [b"%d" % number for number in range(10)]
+
+
+def test_full_queue_holds_messages_back(publish, consume):
+    messages = QueueHandler(maxsize=1)
+    consumer = consume(messages, max_in_flight=3)
+    publish(b"1", b"2", b"3")
+
+    wait_until(lambda: consumer.total_in_flight == 3)
+    assert len(messages) == 1
+    for _ in range(3):
+        messages.get(timeout=10).finish()
