@@ -74,8 +74,7 @@ class Topic:
         """Give back a channel, made if there is none of that name; the first one gets what the topic holds."""
         channel = self.channels.get(name)
         if channel is None:
-            channel = self.channels[name] = Channel(self._broker, self.name, name)
-            channel.created_at = now
+            channel = self.channels[name] = Channel(self._broker, self.name, name, now)
             self._broker.on_register(self.name, name)
             self._release(now)
         return channel

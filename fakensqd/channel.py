@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
+from fakensqd.latency import Latencies
 from fakensqd.message_queue import Backend, Message, MessageQueue
 from fakensqd.options import NsqdOptions
 from gnsq.protocol.names import is_ephemeral
@@ -47,6 +48,9 @@ class _Timers(Backend, Protocol):
 
     options: NsqdOptions
 
+    def wall_ns(self, now: float) -> int:
+        """The wall clock, in nanoseconds since 1970."""
+
     def falls_due(self, when: float) -> None:
         """Note that something is to be expired at that time."""
 
@@ -57,19 +61,25 @@ class _Timers(Backend, Protocol):
 class Channel:
     """A queue of messages, each delivered to one of the consumers."""
 
-    def __init__(self, timers: _Timers, topic_name: str, name: str) -> None:
+    def __init__(self, timers: _Timers, topic_name: str, name: str, now: float = 0.0) -> None:
         self.topic_name = topic_name
         self.name = name
         self.ephemeral = is_ephemeral(name)
-        self.created_at = 0.0
+        self.created_at = now
         self.paused = False
         self.message_count = 0
         self.requeue_count = 0
         self.timeout_count = 0
+        # None: nobody asks for percentiles.
+        self.latencies: Latencies | None = None
+        options = timers.options
+        if options.e2e_processing_latency_percentiles:
+            percentiles, window = options.e2e_processing_latency_percentiles, options.e2e_processing_latency_window_time
+            self.latencies = Latencies(percentiles, window, now)
         # An ordered set.
         self.consumers: dict[Consumer, None] = {}
         self._timers = timers
-        self._queue = MessageQueue(timers, topic_name, name, timers.options.mem_queue_size, ephemeral=self.ephemeral)
+        self._queue = MessageQueue(timers, topic_name, name, options.mem_queue_size, ephemeral=self.ephemeral)
         self._waiting: dict[Consumer, None] = {}
         # Woken, and not come yet: what is queued is shared with them.
         self._coming: dict[Consumer, None] = {}
@@ -154,9 +164,12 @@ class Channel:
         self.stop_waiting(consumer)
 
     def wait(self, consumer: Consumer) -> None:
-        """Wake this consumer, once, when a message comes."""
-        self._coming.pop(consumer, None)
-        self._waiting[consumer] = None
+        """Wake this consumer, once, when a message comes; at once if there are some that it has left to others."""
+        woken = bool(self._queue) and not self.paused and consumer.wake()
+        if not (woken and consumer in self._coming):
+            self._coming.pop(consumer, None)
+            # Who waits already keeps its place.
+            self._waiting[consumer] = None
 
     def stop_waiting(self, consumer: Consumer) -> None:
         """Do not wake this consumer; if it has been woken for what is queued, wake another in its place."""
@@ -184,14 +197,20 @@ class Channel:
     ) -> list[Message]:
         """Move messages from the queue into flight to this consumer: its share, and not more than limit.
 
+        A consumer that has not been woken gets nothing while others that have been are to come; then it is one of them.
+
         Args:
             timeout: Seconds until they are taken back.
             keep: Asked for each message; where it says no the message is dropped, as if finished.
         """
         queue, coming = self._queue, self._coming
+        if consumer not in coming and coming:
+            # Who has just given a message back, or published it, leaves it to those who have waited, as nsqd does.
+            coming[consumer] = None
+            return []
         coming.pop(consumer, None)
         # Others that have been woken get as much; rounded up, so that what is left gets less with each turn.
-        share = len(queue) if not coming else -(-len(queue) // (1 + len(coming)))
+        share = -(-len(queue) // (1 + len(coming)))
         taken = queue.take(min(limit, share))
         if keep is not None:
             taken = [message for message in taken if keep()]
@@ -210,7 +229,7 @@ class Channel:
         self._timers.falls_due(deadline)
         return taken
 
-    def finish(self, consumer: Consumer, message_id: bytes) -> None:
+    def finish(self, consumer: Consumer, message_id: bytes, now: float) -> None:
         """Forget a message that has been dealt with.
 
         Raises:
@@ -218,6 +237,8 @@ class Channel:
         """
         message = self._owned(consumer, message_id)
         del self._in_flight[message_id], message.bucket[message_id]
+        if self.latencies is not None:
+            self.latencies.add(self._timers.wall_ns(now) - message.timestamp, now)
 
     def requeue(self, consumer: Consumer, message_id: bytes, delay: float, now: float) -> None:
         """Take a message back, to be queued at once or after a delay.
@@ -313,7 +334,8 @@ class Channel:
         self._waiting.clear()
         self._coming.clear()
         for consumer in self.consumers:
-            consumer.wake()
+            if consumer.wake():
+                self._coming[consumer] = None
         self._timers.on_pause()
 
     def empty(self) -> None:

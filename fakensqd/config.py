@@ -17,7 +17,7 @@ __all__ = ["ConfigFacts", "option", "set_option"]
 # Options that nsqd has under another name, or not at all.
 _NO_FLAGS = (
     *["lookupd_tcp_addresses", "lookupd_ping_interval", "node_id"],
-    *["scan_lateness", "rdy_counts_down", "negotiates", "wrapped_answers"],
+    *["scan_lateness", "buffer_lateness", "rdy_counts_down", "negotiates", "wrapped_answers"],
 )
 # What has no meaning here is shown as nsqd has it by default. Durations in nanoseconds.
 _WITHOUT_MEANING: dict[str, Any] = {  # Any: options are of all types
@@ -31,8 +31,6 @@ _WITHOUT_MEANING: dict[str, Any] = {  # Any: options are of all types
     "statsd_mem_stats": True,
     "statsd_udp_packet_size": 508,
     "statsd_exclude_ephemeral": False,
-    "e2e_processing_latency_window_time": 600 * 10**9,
-    "e2e_processing_latency_percentiles": [],
 }
 # As they go over the wire.
 _TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
@@ -77,6 +75,7 @@ def option(server: ConfigFacts, name: str) -> object:
         "broadcast_tcp_port": options.broadcast_tcp_port or server.tcp_port,
         "broadcast_http_port": options.broadcast_http_port or server.http_port,
         "log_level": LOG_LEVELS.index(server.log_level) + 1,
+        "e2e_processing_latency_percentiles": list(options.e2e_processing_latency_percentiles),
         "nsqlookupd_tcp_addresses": list(server.lookupd_tcp_addresses),
         "statsd_prefix": f"nsq.{host}_{server.http_port}.",
         "tls_required": int(options.tls_policy),

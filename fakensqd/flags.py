@@ -15,7 +15,7 @@ from fakensqd.goflags import Flag, Value
 from fakensqd.options import LookupdOptions, NsqdOptions
 from gnsq.options import Options
 
-__all__ = ["LOOKUPD_FLAGS", "NSQD_FLAGS", "default_node_id", "options_of", "without_meaning"]
+__all__ = ["LOOKUPD_FLAGS", "NSQD_FLAGS", "check_start", "default_node_id", "options_of", "without_meaning"]
 
 # What the program itself uses.
 _COMMON = [
@@ -73,6 +73,13 @@ NSQD_FLAGS = (
     _option("max-output-buffer-timeout", "duration"),
     _option("min-output-buffer-timeout", "duration"),
     _option("output-buffer-timeout", "duration"),
+    _option(
+        "e2e-processing-latency-percentile",
+        "floats",
+        "e2e_processing_latency_percentiles",
+        config="e2e_processing_latency_percentiles",
+    ),
+    _option("e2e-processing-latency-window-time", "duration"),
     _option("max-channel-consumers", "int"),
     _option("tls-cert", "string"),
     _option("tls-key", "string"),
@@ -95,8 +102,6 @@ NSQD_FLAGS = (
     Flag("statsd-mem-stats", "bool"),
     Flag("statsd-udp-packet-size", "int"),
     Flag("statsd-exclude-ephemeral", "bool"),
-    Flag("e2e-processing-latency-percentile", "floats", config="e2e_processing_latency_percentiles"),
-    Flag("e2e-processing-latency-window-time", "duration"),
 )
 
 LOOKUPD_FLAGS = (
@@ -127,6 +132,36 @@ def options_of(flags: tuple[Flag, ...], values: Mapping[str, Value], *, hostname
     if "node_id" in found and "node-id" not in values:
         found["node_id"] = default_node_id(hostname)
     return found
+
+
+def check_start(options: Mapping[str, Any]) -> None:  # Any: options are of all types
+    """Check what nsqd does before it starts, in its order and its words. Source: nsqd nsqd.go New.
+
+    Raises:
+        ValueError: If it would not start.
+    """
+    if not 1 <= options["max_deflate_level"] <= 9:
+        raise ValueError("--max-deflate-level must be [1,9]")
+    if not 0 <= options["node_id"] < 1024:
+        raise ValueError("--node-id must be [0,1024)")
+    certificate, key, root = (options.get(name, "") for name in ("tls_cert", "tls_key", "tls_root_ca_file"))
+    if certificate or key:
+        _check_file(certificate, "TLS", "tls: failed to find any PEM data in certificate input")
+        _check_file(key, "TLS", "tls: failed to find any PEM data in key input")
+    elif options.get("tls_client_auth_policy") or options.get("tls_required", "false") != "false":
+        raise ValueError("cannot require TLS client connections without TLS key and cert")
+    if root:
+        _check_file(root, "TLS" if certificate else "client TLS", "failed to append certificate to pool")
+
+
+def _check_file(path: str, purpose: str, complaint: str) -> None:
+    try:
+        with open(path, "rb") as file:
+            good = b"-----BEGIN " in file.read()
+    except OSError as error:
+        good, complaint = False, f"open {path}: {str(error.strerror).lower()}"
+    if not good:
+        raise ValueError(f"failed to build {purpose} config - {complaint}")
 
 
 def without_meaning(flags: tuple[Flag, ...], values: Mapping[str, Value]) -> list[str]:

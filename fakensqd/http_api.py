@@ -13,12 +13,22 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from fakensqd import gojson
 from gnsq.protocol.names import valid_channel_name, valid_topic_name
 
-__all__ = ["JSON_TYPE", "NSQ_TYPE", "Headers", "HttpError", "Request", "Route", "Router", "topic_and_channel_names"]
+__all__ = [
+    "JSON_TYPE",
+    "NSQ_TYPE",
+    "Headers",
+    "HttpError",
+    "Request",
+    "Route",
+    "Router",
+    "profiling_routes",
+    "topic_and_channel_names",
+]
 
 Headers = list[tuple[str, str]]
 
@@ -36,7 +46,8 @@ _REASONS = {
 }
 _TEXT = ("Content-Type", "text/plain; charset=utf-8")
 JSON_TYPE = ("Content-Type", "application/json; charset=utf-8")
-NSQ_TYPE = ("X-NSQ-Content-Type", "nsq; version=1.0")
+# As Go writes it.
+NSQ_TYPE = ("X-Nsq-Content-Type", "nsq; version=1.0")
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
@@ -131,6 +142,8 @@ class Router:
         return [] if request.method == "HEAD" else [body]
 
     def _answer(self, request: Request) -> tuple[int, Headers, bytes]:
+        if request.path == "*":
+            return self._answer_for_all(request)
         methods, request.argument = self._match(request.path)
         route = methods.get(request.method)
         if route is not None:
@@ -144,6 +157,14 @@ class Router:
             return 200, [allow], b""
         status, headers, body = _error(HttpError(405, "METHOD_NOT_ALLOWED"))
         return status, [*headers, allow], body
+
+    def _answer_for_all(self, request: Request) -> tuple[int, Headers, bytes]:
+        """Answer what is asked of the server, not of a path. Source: net/http globalOptionsHandler; httprouter."""
+        if request.method == "OPTIONS":
+            return 200, [], b""
+        methods = {method for methods in self._routes.values() for method in methods}
+        status, headers, body = _error(HttpError(405, "METHOD_NOT_ALLOWED"))
+        return status, [*headers, ("Allow", ", ".join(sorted([*methods, "OPTIONS"])))], body
 
     def _match(self, path: str) -> tuple[Mapping[str, Route], str]:
         if path in self._routes:
@@ -171,9 +192,13 @@ class Router:
     def _right_path(self, request: Request) -> str | None:
         """Find the path that was meant: without a trailing slash, double slashes, dots, in the right case."""
         cleaned = posixpath.normpath(re.sub("/+", "/", request.path))
+        head, _, argument = cleaned.rpartition("/")
         for path, methods in self._routes.items():
-            if request.method in methods and path.lower() == cleaned.lower():
-                return path
+            if request.method in methods:
+                if path.lower() == cleaned.lower():
+                    return path
+                if argument and path.lower() == f"{head}/:".lower():
+                    return path[:-1] + quote(argument.encode("latin-1"))
         return None
 
 
@@ -187,6 +212,18 @@ def _redirect(request: Request, path: str) -> tuple[int, Headers, bytes]:
         return 307, [("Location", location)], b""
     body = f'<a href="{html.escape(location)}">Moved Permanently</a>.\n\n'
     return 301, [("Location", location), ("Content-Type", "text/html; charset=utf-8")], body.encode("latin-1")
+
+
+def profiling_routes(index: str) -> dict[str, dict[str, Route]]:
+    """Give the paths under which Go shows its profiles, of which there are none here.
+
+    Args:
+        index: The first of them, which the two programs spell in their own ways.
+    """
+    route = Route(lambda request: "no Go program, no profiles\n", plain=True)
+    names = ("cmdline", "symbol", "profile", "heap", "goroutine", "block", "threadcreate")
+    routes = {index: {"GET": route}} | {f"/debug/pprof/{name}": {"GET": route} for name in names}
+    return routes | {"/debug/pprof/symbol": {"GET": route, "POST": route}}
 
 
 def topic_and_channel_names(request: Request) -> tuple[str, str]:

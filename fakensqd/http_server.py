@@ -16,7 +16,7 @@ from gevent.pool import Pool
 from gevent.pywsgi import MAX_REQUEST_LINE, WSGIHandler, WSGIServer
 
 from fakensqd.addresses import bound_address, forget, join_address, listen, listen_address
-from fakensqd.http_head import HeadRefusal, check_head, check_request_line
+from fakensqd.http_head import MAX_HEAD, HeadRefusal, check_head, check_request_line, origin_form
 
 if TYPE_CHECKING:
     import ssl
@@ -31,11 +31,90 @@ SOCKET = "fakensqd.socket"
 _NOT_TLS = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
 # What is read of such a request before it is hung up on: unread bytes would turn the answer into a reset.
 _PEEKED = 16384
+# What may be left of a body before its client is hung up on. Source: net/http maxPostHandlerReadBytes.
+_MAX_UNREAD = 256 * 1024
+# How long such a client has to read its answer, seconds. Source: net/http rstAvoidanceDelay.
+_LINGER = 0.5
+_HEAD_TOO_LARGE = "431 Request Header Fields Too Large"
+# The headers that anybody here looks at.
+_HEEDED = (b"accept", b"connection", b"content-length", b"content-type", b"expect", b"host", b"transfer-encoding")
 _METHODS = (b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO")
+
+
+class _Body:
+    """The body of a request, in the place of gevent's own: knows what has been read.
+
+    Args:
+        source: gevent's.
+        length: Bytes; None if it comes in chunks.
+        awaited: The client sends it only when it is told to.
+    """
+
+    def __init__(self, source: Any, length: int | None, *, awaited: bool) -> None:  # Any: gevent has no types
+        self._source = source
+        self._left = length
+        self._awaited = awaited
+        self._broken = False
+
+    def read(self, size: int = -1) -> bytes:
+        """Read so many bytes, or all.
+
+        Raises:
+            OSError: If the client breaks off, or its chunks are none.
+        """
+        try:
+            data: bytes = self._source.read(size)
+        except OSError:
+            self._broken = True
+            raise
+        if self._left is not None:
+            self._left -= len(data)
+        elif len(data) < size or size < 0:
+            self._left = 0
+        return data
+
+    def finish(self) -> bool:
+        """Read what is left, if that is not much; say whether a request may come behind it.
+
+        Source: Go's net/http server.go, chunkWriter.writeHeader.
+        """
+        with contextlib.suppress(OSError):
+            if self._left != 0 and not self._broken and not self._awaited and (self._left or 0) < _MAX_UNREAD:
+                self.read(_MAX_UNREAD + 1)
+        return self._left == 0 and not self._broken
+
+    def _discard(self) -> None:  # gevent's name, called behind each answer
+        """Do nothing: finish() has."""
 
 
 class _Handler(WSGIHandler):  # type: ignore[misc]  # gevent has no types
     """gevent's handler of requests; what is no HTTP/1 gets the answer that Go gives."""
+
+    wsgi_input: Any  # Any: gevent has no types
+
+    def handle_one_request(self) -> bool | None:
+        """Answer a request; say whether another may come."""
+        self._reusable = True
+        result = super().handle_one_request()
+        if isinstance(result, tuple):
+            self.socket.sendall(result[1])
+        if result is not True and (isinstance(result, tuple) or not self._reusable):
+            self._linger()
+        return True if result is True else None
+
+    def _linger(self) -> None:
+        """Let the client read its answer: unread bytes of its own would turn that into a reset."""
+        with contextlib.suppress(OSError), gevent.Timeout(_LINGER, False):
+            self.socket.shutdown(socket.SHUT_WR)
+            while self.socket.recv(_PEEKED):
+                pass
+
+    def read_requestline(self) -> str:
+        """Read the first line."""
+        self._room = MAX_HEAD
+        self._line = self._read_line().decode("latin-1")
+        # gevent refuses long ones; the whole is at hand when it asks for it to be read on.
+        return self._line[: MAX_REQUEST_LINE - 1]
 
     def read_request(self, raw_requestline: str) -> bool:
         """Parse a request.
@@ -43,11 +122,19 @@ class _Handler(WSGIHandler):  # type: ignore[misc]  # gevent has no types
         Raises:
             ValueError: If it is none.
         """
-        check_request_line(raw_requestline)
+        if self._room <= 0:
+            raise HeadRefusal(_HEAD_TOO_LARGE)
+        check_request_line(self._line)
         lines = list(iter(self._read_header_line, b""))
-        check_head(raw_requestline, lines)
-        self._head = b"".join(lines)
-        return bool(super().read_request(raw_requestline))
+        headers = check_head(self._line, lines)
+        # gevent takes 100 headers, of 64 KiB each.
+        self._head = b"".join(b"%s: %s\r\n" % header for header in headers if header[0] in _HEEDED)
+        method, target, version = self._line.rstrip("\r\n").split(" ")
+        read = super().read_request(f"{method} {origin_form(target)} {version}\r\n")
+        asked = [word for name, value in headers if name == b"connection" for word in value.lower().split(b",")]
+        if b"close" in (word.strip() for word in asked):
+            self.close_connection = True
+        return bool(read)
 
     def MessageClass(self, *_: object) -> object:  # gevent's name
         """Parse the headers, which have been read."""
@@ -55,14 +142,35 @@ class _Handler(WSGIHandler):  # type: ignore[misc]  # gevent has no types
 
     def _read_header_line(self) -> bytes:
         """Read a line; b"" behind the last."""
-        line: bytes = self.rfile.readline(MAX_REQUEST_LINE)
+        line = self._read_line()
+        if self._room <= 0:
+            raise HeadRefusal(_HEAD_TOO_LARGE)
         return b"" if line in (b"\r\n", b"\n") else line
+
+    def _read_line(self) -> bytes:
+        line: bytes = self.rfile.readline(self._room)
+        self._room -= len(line)
+        return line
 
     def get_environ(self) -> dict[str, Any]:  # Any: WSGI's environ holds anything
         """Describe a request; with the socket it came through."""
         environ: dict[str, Any] = super().get_environ()
+        chunked = "HTTP_TRANSFER_ENCODING" in environ
+        awaited = "HTTP_EXPECT" in environ
+        length = None if chunked else self.content_length or 0
+        self.wsgi_input = environ["wsgi.input"] = _Body(self.wsgi_input, length, awaited=awaited)
         environ[SOCKET] = self.socket
         return environ
+
+    def start_response(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:  # Any: WSGI's
+        """Begin an answer, once what is left of the request has been read, if it is."""
+        self._reusable = self.wsgi_input.finish()
+        if not self._reusable:
+            self.close_connection = True
+        named = any(name.lower() == "connection" for name, _ in headers)
+        if self.close_connection and not named and self.request_version != "HTTP/1.0":
+            headers = [*headers, ("Connection", "close")]
+        return super().start_response(status, headers, exc_info)
 
     def handle_error(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:  # Any: a traceback
         """Answer a request that failed; one that a stop has ended is hung up on, as when a process ends."""

@@ -26,6 +26,8 @@ __all__ = ["Steering", "WatchedApplication"]
 
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}
 _PUBLISHING = ("/pub", "/mpub")
+# Of the number of a rule, at most.
+_DIGITS = 20
 _CLOSE = ("Connection", "close")
 
 
@@ -114,12 +116,17 @@ class _Recorded:
 
     def __init__(self, source: Any) -> None:  # Any: WSGI's input
         self._source = source
-        self.data = b""
+        self._read = bytearray()
+
+    @property
+    def data(self) -> bytes:
+        """All of it."""
+        return bytes(self._read)
 
     def read(self, size: int = -1) -> bytes:
         """Read on."""
         data: bytes = self._source.read(size)
-        self.data += data
+        self._read += data
         return data
 
 
@@ -181,14 +188,27 @@ def _steered(environ: dict[str, Any], steering: Steering) -> HttpAnswer:
                 rules = [{"id": number} | encode_rule(rule) for number, rule in steering.numbered_rules()]
                 return _json(200, {"rules": rules})
             case "POST":
-                return _json(200, {"id": steering.add_rules(decode_rules(json.loads(request.read(-1))))})
+                return _json(200, {"id": steering.add_rules(decode_rules(_document(request.read(-1))))})
             case "DELETE":
-                number = int(request.query["id"]) if "id" in request.query else None
+                number = _rule_number(request.query["id"]) if "id" in request.query else None
                 removed = steering.remove_rules(number) or number is None
                 return _json(200, {}) if removed else _json(404, {"message": f"no rule has the id {number}"})
     except (ValueError, HttpError) as error:
         return _json(400, {"message": str(error)})
     return _json(405, {"message": "GET, POST or DELETE"})
+
+
+def _document(body: bytes) -> object:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the body is no JSON: {error}") from None
+
+
+def _rule_number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < _DIGITS):
+        raise ValueError(f"id is {text!r}, not the number of a rule")
+    return int(text)
 
 
 def _json(status: int, document: object) -> HttpAnswer:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fakensqd import gojson
-from fakensqd.options import NSQ_VERSION, NsqdOptions
+from fakensqd.options import NsqdOptions
 from gnsq.protocol.compression import DEFAULT_DEFLATE_LEVEL
 
 __all__ = [
@@ -169,7 +169,7 @@ class Settings:
         return gojson.encode(
             {
                 "max_rdy_count": options.max_rdy_count,
-                "version": NSQ_VERSION,
+                "version": options.version,
                 "max_msg_timeout": _milliseconds(options.max_msg_timeout),
                 "msg_timeout": _milliseconds(self.msg_timeout),
                 "tls_v1": upgrades.tls,

@@ -23,7 +23,7 @@ from fakensqd.addresses import split_address
 from fakensqd.clock import Clock, Timer, run_within
 from fakensqd.connecting import connect
 from fakensqd.lookupd_session import MAGIC_V1
-from fakensqd.options import NSQ_VERSION, NsqdOptions
+from fakensqd.options import NsqdOptions
 
 __all__ = ["LookupPeer"]
 
@@ -53,7 +53,7 @@ class LookupPeer:
         options: NsqdOptions,
     ) -> None:
         self._address = address
-        self._identity = dict(identity) | {"version": NSQ_VERSION}
+        self._identity = dict(identity) | {"version": options.version}
         self._registrations = registrations
         self._clock = clock
         self._options = options

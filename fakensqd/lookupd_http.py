@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from fakensqd.http_api import HttpError, Request, Route, Router, topic_and_channel_names
+from fakensqd.http_api import HttpError, Request, Route, Router, profiling_routes, topic_and_channel_names
 from fakensqd.old_http import OldRouter
 from fakensqd.options import NSQ_VERSION, LookupdOptions
 from fakensqd.registry import Key, Peer, Producer, Registry
@@ -51,6 +51,7 @@ def lookupd_application(server: LookupdFacts) -> Router:
     routes = {"/ping": {"GET": Route(lambda request: "OK", plain=True)}}
     routes |= {path: {"GET": Route(handler)} for path, handler in get.items()}
     routes |= {path: {"POST": Route(handler)} for path, handler in post.items()}
+    routes |= profiling_routes("/debug/pprof")
     return (OldRouter if server.options.wrapped_answers else Router)(routes, server.errors.append)
 
 

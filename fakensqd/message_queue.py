@@ -64,7 +64,7 @@ class MessageQueue:
         self._backend = backend
         self._topic = topic
         self._channel = channel
-        self._limit = limit
+        self._limit = max(0, limit)
         self._ephemeral = ephemeral
         self._messages: deque[Message] = deque()
         self._stored: set[bytes] = set()
@@ -115,5 +115,8 @@ class MessageQueue:
 
     def _store(self, messages: Sequence[Message]) -> None:
         if messages:
+            for message in messages:
+                # A file of nsqd's has no place for it.
+                message.delay = 0.0
             self._stored.update(message.id for message in messages)
             self._backend.on_stored(self._topic, self._channel, messages)

@@ -12,9 +12,17 @@ from typing import Any, Protocol
 from fakensqd.broker import Broker, Channel, Topic
 from fakensqd.config import ConfigFacts, option, set_option
 from fakensqd.gotext import int64
-from fakensqd.http_api import JSON_TYPE, NSQ_TYPE, HttpError, Request, Route, Router, topic_and_channel_names
+from fakensqd.http_api import (
+    JSON_TYPE,
+    NSQ_TYPE,
+    HttpError,
+    Request,
+    Route,
+    Router,
+    profiling_routes,
+    topic_and_channel_names,
+)
 from fakensqd.old_http import OldRouter
-from fakensqd.options import NSQ_VERSION
 from fakensqd.reader import Input, Refusal
 from fakensqd.session import Session
 from fakensqd.stats import statistics, statistics_text
@@ -23,6 +31,8 @@ from gnsq.protocol.names import valid_topic_name
 __all__ = ["NsqdFacts", "nsqd_application", "tls_required_application"]
 
 _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
+# What is read of a body at a time.
+_PIECE = 65536
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -70,7 +80,11 @@ def nsqd_application(server: NsqdFacts) -> Router:
         "/info": {"GET": Route(api.info)},
         "/stats": {"GET": Route(api.stats)},
         "/config/:": {"GET": Route(api.config), "PUT": Route(api.set_config)},
+        # These two do what they should in nsqd, and then fail to say so.
+        "/debug/setblockrate": {"PUT": Route(_fail)},
+        "/debug/freememory": {"POST": Route(_fail)},
     }
+    routes |= profiling_routes("/debug/pprof/")
     return (OldRouter if server.options.wrapped_answers else Router)(routes, server.errors.append)
 
 
@@ -135,19 +149,21 @@ class _Api:
         return "OK"
 
     def _binary_messages(self, request: Request) -> list[bytes]:
-        # nsqd reads on without a limit as far as count and sizes say, each within its own bounds.
+        # nsqd reads on as far as count and sizes say, each within its own bounds, and leaves what is behind.
         source = Input()
-        source.decoder.feed(request.read(-1))
-        source.ended = True
+        reading = source.read_messages(self._options.max_msg_size, self._options.max_body_size)
         try:
-            next(source.read_messages(self._options.max_msg_size, self._options.max_body_size))
+            while True:
+                next(reading)
+                data = request.read(_PIECE)
+                source.decoder.feed(data)
+                source.ended = not data
         except StopIteration as end:
             bodies: list[bytes] = end.value
             return bodies
         except Refusal as refusal:
             code = refusal.data.partition(b" ")[0].decode()
             raise HttpError(413, code.removeprefix("E_")) from None
-        raise AssertionError("a reader paused at the end of its input")
 
     def _lines(self, request: Request) -> list[bytes]:
         limit = self._options.max_body_size
@@ -234,7 +250,7 @@ class _Api:
     def info(self, request: Request) -> object:
         """GET /info."""
         return {
-            "version": NSQ_VERSION,
+            "version": self._options.version,
             "broadcast_address": self._options.broadcast_address,
             "hostname": self._server.hostname,
             "http_port": self._server.http_port,
@@ -255,6 +271,7 @@ class _Api:
             start_time=self._server.start_time,
             topic=query.get("topic", ""),
             channel=query.get("channel", ""),
+            now=self._server.now(),
             include_clients=_BOOLEANS.get(query.get("include_clients", ""), True),
             include_memory=_BOOLEANS.get(query.get("include_mem", ""), True),
         )
@@ -274,6 +291,10 @@ class _Api:
             raise HttpError(413, "INVALID_VALUE")
         set_option(self._server, request.argument, body)
         return option(self._server, request.argument)
+
+
+def _fail(request: Request) -> object:
+    raise HttpError(500, "INTERNAL_ERROR")
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -11,6 +11,8 @@ __all__ = ["LOG_LEVELS", "NSQ_VERSION", "LookupdOptions", "NsqdOptions", "TlsReq
 
 # The version that is emulated.
 NSQ_VERSION = "1.3.0"
+# The last in which RDY was counted down.
+_OLD_VERSION = "0.2.31"
 
 # From all to the worst only.
 LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
@@ -38,10 +40,8 @@ class NsqdOptions(Options):
         "127.0.0.1:0", 'where to listen for HTTPS, if there is a tls_cert; port 0 takes a free one, "" is off'
     )
     broadcast_address: str = option("127.0.0.1", "address that nsqlookupd gives to consumers")
-    broadcast_tcp_port: int = option(0, "TCP port that nsqlookupd gives out; 0: the real one", minimum=0, maximum=65535)
-    broadcast_http_port: int = option(
-        0, "HTTP port that nsqlookupd gives out; 0: the real one", minimum=0, maximum=65535
-    )
+    broadcast_tcp_port: int = option(0, "TCP port that nsqlookupd gives out; 0: the real one")
+    broadcast_http_port: int = option(0, "HTTP port that nsqlookupd gives out; 0: the real one")
     lookupd_tcp_addresses: tuple[str, ...] = option((), "nsqlookupds to register with")
     lookupd_ping_interval: float = option(
         15.0, "between PINGs, and attempts to reconnect, to nsqlookupd (a constant of nsqd)", unit="s", minimum=0.01
@@ -52,6 +52,11 @@ class NsqdOptions(Options):
     scan_lateness: bool = option(
         False,
         "notice timeouts and ends of delays as late as nsqd: every 0.1 s; 5 s on a young channel, or more with many",
+    )
+    buffer_lateness: bool = option(
+        False,
+        "hold messages below RDY back for the default output_buffer_timeout, too, as nsqd; those of a client that asks"
+        " for another are always held",
     )
     queue_scan_selection_count: int = option(
         20, "with scan_lateness: channels looked into every 0.1 s, by chance; more while many have something", minimum=1
@@ -66,20 +71,18 @@ class NsqdOptions(Options):
     )
     node_id: int = option(0, "part of every message id", minimum=0, maximum=1023)
     mem_queue_size: int = option(
-        10000,
-        "messages per topic or channel beyond which an ephemeral one drops, others count them as on disk",
-        minimum=0,
+        10000, "messages per topic or channel beyond which an ephemeral one drops, others count them as on disk"
     )
-    max_msg_size: int = option(1048576, "largest message", unit="bytes", minimum=1)
-    max_body_size: int = option(5242880, "largest body of a command", unit="bytes", minimum=1)
+    max_msg_size: int = option(1048576, "largest message", unit="bytes")
+    max_body_size: int = option(5242880, "largest body of a command", unit="bytes")
     msg_timeout: float = option(60.0, "default time to answer a message", unit="s", minimum=0.001)
     max_msg_timeout: float = option(
         900.0, "longest time to answer a message, touches included", unit="s", minimum=0.001
     )
     max_req_timeout: float = option(3600.0, "longest delay of REQ and DPUB", unit="s", minimum=0)
-    max_rdy_count: int = option(2500, "highest RDY", minimum=1)
-    max_heartbeat_interval: float = option(60.0, "longest heartbeat interval of a client", unit="s", minimum=1)
-    max_output_buffer_size: int = option(65536, "largest output_buffer_size of a client", unit="bytes", minimum=64)
+    max_rdy_count: int = option(2500, "highest RDY")
+    max_heartbeat_interval: float = option(60.0, "longest heartbeat interval of a client", unit="s")
+    max_output_buffer_size: int = option(65536, "largest output_buffer_size of a client", unit="bytes")
     max_output_buffer_timeout: float = option(
         30.0, "longest output_buffer_timeout of a client", unit="s", minimum=0.001
     )
@@ -87,7 +90,13 @@ class NsqdOptions(Options):
         0.025, "shortest output_buffer_timeout of a client", unit="s", minimum=0.001
     )
     output_buffer_timeout: float = option(0.25, "default output_buffer_timeout", unit="s", minimum=0)
-    max_channel_consumers: int = option(0, "consumers of one channel; 0: no limit", minimum=0)
+    e2e_processing_latency_percentiles: tuple[float, ...] = option(
+        (), "what /stats says of the times from publishing to FIN, each over 0, up to 1"
+    )
+    e2e_processing_latency_window_time: float = option(
+        600.0, "of the messages that it is about", unit="s", minimum=0.001
+    )
+    max_channel_consumers: int = option(0, "consumers of one channel; 0: no limit")
     tls_cert: str = option("", "file of the certificate; with tls_key: TLS is offered")
     tls_key: str = option("", "file of its key")
     tls_root_ca_file: str = option("", "file of the CAs that sign clients', and an auth server's, certificates")
@@ -111,6 +120,9 @@ class NsqdOptions(Options):
         object.__setattr__(
             self, "auth_http_addresses", (addresses,) if isinstance(addresses, str) else tuple(addresses)
         )
+        object.__setattr__(
+            self, "e2e_processing_latency_percentiles", _percentiles(self.e2e_processing_latency_percentiles)
+        )
         if isinstance(self.tls_required, str) and self.tls_required not in _TLS_REQUIRED:
             raise ValueError(f"tls_required {self.tls_required!r} must be one of {', '.join(_TLS_REQUIRED)}")
         if self.log_level not in LOG_LEVELS:
@@ -123,6 +135,11 @@ class NsqdOptions(Options):
             raise ValueError("clients are required to use TLS, but there is no tls_cert and tls_key")
 
     @property
+    def version(self) -> str:
+        """What it calls itself: clients go by the version, and RDY is not counted down since 0.3.0."""
+        return _OLD_VERSION if self.rdy_counts_down else NSQ_VERSION
+
+    @property
     def tls_offered(self) -> bool:
         """Whether a client may ask for TLS."""
         return bool(self.tls_cert)
@@ -132,6 +149,15 @@ class NsqdOptions(Options):
         """Who must use TLS. Source: nsqd.go New: a policy for certificates implies it."""
         required = _TLS_REQUIRED[str(self.tls_required).lower()]
         return required or (TlsRequired.TCP_AND_HTTP if self.tls_client_auth_policy else required)
+
+
+def _percentiles(values: tuple[float, ...] | float) -> tuple[float, ...]:
+    found = (values,) if isinstance(values, (int, float)) else tuple(values)
+    for value in found:
+        if not 0 < value <= 1:
+            raise ValueError(f"invalid E2E processing latency percentile: {value:g}")
+    # As nsqd shows them.
+    return tuple(sorted(found, reverse=True))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,6 +122,10 @@ def _run_daemon(program: str, settings: _Settings) -> None:
     # Hardly anything of what is made until all is loaded becomes garbage: 8 ms of 120.
     gc.disable()
     try:
+        if program == "nsqd":
+            from fakensqd.flags import check_start
+
+            check_start(settings.options)
         options = _listening_early(settings.options)
         # 0.1 s; who connects meanwhile waits.
         import gevent

@@ -12,7 +12,6 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fakensqd.addresses import split_address
 from fakensqd.broker import Broker, Channel, Topic
 from fakensqd.clock import Clock, Timer
 from fakensqd.daemon import Daemon
@@ -79,8 +78,6 @@ class FakeNsqd(Daemon):
             self._ask_auth = AuthClient(self.options, self.clock).ask
         addresses = self.options.lookupd_tcp_addresses
         self.lookupd_tcp_addresses: tuple[str, ...] = (addresses,) if isinstance(addresses, str) else tuple(addresses)
-        for address in self.lookupd_tcp_addresses:
-            split_address(address)
         self.log_level = self.options.log_level
         # Of the process, before it was told another.
         self._logger_level: int | None = None

@@ -18,6 +18,7 @@ from fakensqd.effects import Answer, Close, Effect, Question, Send
 from fakensqd.identify import Settings
 from fakensqd.opening import OK_FRAME, Opening
 from fakensqd.options import NsqdOptions
+from fakensqd.output import Output
 from fakensqd.publishing import Publishing
 from fakensqd.reader import Input, Reading, Refusal
 from fakensqd.tap import Tap, Tapped
@@ -79,9 +80,10 @@ class Session:
         # Off: no heartbeats, and nobody is hung up on for being silent.
         self.heartbeats = True
         self._input = Input()
+        self._output = Output(now)
         host = remote_address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-        self.opening = Opening(self._options, host, self._input, self._respond, self._time)
-        self._publishing = Publishing(broker, self._input, self.opening, self._respond, self._time)
+        self.opening = Opening(self._options, host, self._input, self._output.respond, self._time)
+        self._publishing = Publishing(broker, self._input, self.opening, self._output.respond, self._time)
         self.published_by_topic = self._publishing.count_by_topic
         # What is legal now; everything else is _illegal().
         self._tls_missing = self._options.tls_policy > 0
@@ -93,10 +95,6 @@ class Session:
         self._executed = False
         self._hung_up = False
         self._closed = False
-        # Frames not yet sent, how many bytes, and whether anything pushes them out.
-        self._output: list[bytes] = []
-        self._held = 0
-        self._flush = False
         self._tap: Tapped | None = None
         self._program = self._run()
 
@@ -104,7 +102,7 @@ class Session:
 
     def attach(self, tap: Tap) -> None:
         """Let a tap listen from the next command on, if none does."""
-        self._tap = self._tap or Tapped(tap, self._input, self._output, self._publishing.measure, self.time_out)
+        self._tap = self._tap or Tapped(tap, self._input, self._output.frames, self._publishing.measure, self.time_out)
 
     def receive(self, data: bytes, now: float) -> list[Effect]:
         """Take what the client has sent."""
@@ -134,13 +132,14 @@ class Session:
     def tick(self, now: float) -> list[Effect]:
         """Send the heartbeat that is due; close if the client has been silent for too long."""
         self._now = now
+        self._output.tick(now, self.opening.pump_settings.output_buffer_timeout)
         if self.heartbeats and now >= self._read_due:
             # As if nothing more would come: a body that is missing is complained about, a line is not.
             return self.end_of_input(now)
         if self.heartbeats and now >= self._heartbeat_due:
             self._heartbeat_due = now + self.opening.pump_settings.heartbeat_interval
             if self._tap is None:
-                self._respond(_HEARTBEAT_FRAME)
+                self._output.respond(_HEARTBEAT_FRAME)
             else:
                 self._tap.heartbeat(_HEARTBEAT_FRAME, now)
         return self._effects()
@@ -161,6 +160,7 @@ class Session:
     def due(self) -> float:
         """When tick() is worth calling, seconds; infinity if never. It may move away, with every command."""
         due = min(self._heartbeat_due, self._read_due) if self.heartbeats else math.inf
+        due = min(due, self._output.due)
         return due if self._tap is None else min(due, self._tap.due)
 
     @property
@@ -199,26 +199,20 @@ class Session:
 
     # --- output -------------------------------------------------------------------------------------------------------
 
-    def _respond(self, frame: bytes) -> None:
-        # Whatever is no message is flushed at once, with everything before it.
-        self._output.append(frame)
-        self._flush = True
-
     def _effects(self) -> list[Effect]:
         effects: list[Effect] = []
+        if self._closed:
+            self._output.due = math.inf
         if self._tap is not None:
-            effects = self._tap.take(self._now, flush=self._flush, closed=self._closed)
+            effects = self._tap.take(self._now, flush=self._output.drain(), closed=self._closed)
             if self._closed:
                 # What is still to leave has its own time.
                 self._heartbeat_due = self._read_due = math.inf
         else:
-            if self._flush and self._output:
-                effects.append(Send(b"".join(self._output)))
-                self._output.clear()
+            if data := self._output.take():
+                effects.append(Send(data))
             if self._closed:
                 effects.append(Close())
-        if self._flush:
-            self._flush, self._held = False, 0
         return effects
 
     def _deliver(self) -> None:
@@ -231,19 +225,19 @@ class Session:
             capacity -= self._take(channel, min(capacity, _BATCH))
         if capacity <= 0:
             channel.stop_waiting(self)
-            self._flush = True
+            self._output.flush()
         else:
+            # The rest after this is sent, and after others have had their share.
             channel.wait(self)
-            if channel.depth:
-                # The rest after this is sent, and after others have had their share.
-                self._on_wake()
-            # nsqd holds what is below RDY back until its buffer is full or a timer fires. Here the timer fires at
-            # once: tests want to see the message. Without a timer (-1) it stays.
-            # Deflate has a buffer of its own, which no message fills that is worth a test.
-            settings = self.opening.pump_settings
-            full = self._held > self.opening.settings.output_buffer_size and not self.opening.deflate
-            if settings.output_buffer_timeout > 0 or full:
-                self._flush = True
+            # nsqd holds back what is below RDY. Here only for those who want another time than the default, or none:
+            # tests want to see the message.
+            period = self.opening.pump_settings.output_buffer_timeout
+            if period == self._options.output_buffer_timeout and period and not self._options.buffer_lateness:
+                self._output.flush()
+            else:
+                # Deflate has a buffer of its own, which no message fills that is worth a test.
+                size = math.inf if self.opening.deflate else self.opening.settings.output_buffer_size
+                self._output.hold(self._now, period, size)
 
     def _take(self, channel: Channel, limit: int) -> int:
         settings = self.opening.pump_settings
@@ -253,13 +247,13 @@ class Session:
             encode_frame(MESSAGE, encode_message(message.timestamp, message.attempts, message.id, message.body))
             for message in messages
         ]
-        self._held += sum(map(len, frames))
+        self._output.add(map(len, frames))
         self.in_flight_count += len(frames)
         self.message_count += len(frames)
         if self._options.rdy_counts_down:
             self.ready_count -= len(frames)
         if self._tap is None:
-            self._output += frames
+            self._output.frames += frames
         else:
             self._tap.messages(messages, frames, self._now)
         return len(frames)
@@ -301,7 +295,7 @@ class Session:
                 return
             yield None
         if magic != MAGIC_V2:
-            self._respond(encode_frame(ERROR, b"E_BAD_PROTOCOL"))
+            self._output.respond(encode_frame(ERROR, b"E_BAD_PROTOCOL"))
             return
         self._heartbeat_due = self._now + self.settings.heartbeat_interval
         self._executed = True
@@ -327,7 +321,7 @@ class Session:
                 elif (reading := handler(self, words)) is not None:
                     yield from reading
             except Refusal as refusal:
-                self._respond(refusal.frame)
+                self._output.respond(refusal.frame)
                 if refusal.fatal:
                     return
             self._executed = True
@@ -346,6 +340,7 @@ class Session:
         if first:
             interval = self.settings.heartbeat_interval
             self._heartbeat_due = self._now + interval if interval else math.inf
+            self._output.start(self._now)
         yield from self.opening.negotiate(asked)
         if self._tls_missing and self.opening.secured is not None:
             self._tls_missing = False
@@ -364,7 +359,7 @@ class Session:
             raise Refusal(b"E_SUB_FAILED SUB failed %s" % str(error).encode()) from None
         self._channel = channel
         self._enter(State.SUBSCRIBED)
-        self._respond(OK_FRAME)
+        self._output.respond(OK_FRAME)
 
     # --- commands: consuming ------------------------------------------------------------------------------------------
 
@@ -377,7 +372,7 @@ class Session:
     def _finish(self, words: list[bytes]) -> None:
         message_id = parameters.message_id(words)
         try:
-            self._subscribed.finish(self, message_id)
+            self._subscribed.finish(self, message_id, self._now)
         except BrokerError as error:
             raise _failure(words, error) from None
         self.finish_count += 1
@@ -408,7 +403,7 @@ class Session:
     def _close(self, words: list[bytes]) -> None:
         self.ready_count = 0
         self._enter(State.CLOSING)
-        self._respond(encode_frame(RESPONSE, CLOSE_WAIT))
+        self._output.respond(encode_frame(RESPONSE, CLOSE_WAIT))
 
 
 def _illegal(session: Session, words: list[bytes]) -> None:

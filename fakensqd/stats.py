@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fakensqd.broker import Broker, Channel, Topic
 from fakensqd.gotext import duration
-from fakensqd.options import NSQ_VERSION
+from fakensqd.latency import human, summary
 from fakensqd.session import Session
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def statistics(
     start_time: int,
     topic: str = "",
     channel: str = "",
+    now: float = 0.0,
     include_clients: bool = True,
     include_memory: bool = True,
 ) -> Document:
@@ -50,15 +51,16 @@ def statistics(
     Args:
         start_time: Of the server, seconds since 1970.
         topic: Only this one; empty for all.
+        now: The monotonic time, seconds.
         channel: Only this one, and topics that have it; empty for all.
     """
     known = not topic or topic in broker.topics
     producers = [client_statistics(session, topic) for session in sessions if session.published_by_topic]
     document: Document = {
-        "version": NSQ_VERSION,
+        "version": broker.options.version,
         "health": "OK",
         "start_time": start_time,
-        "topics": _topics(broker, topic, channel, include_clients) if known else None,
+        "topics": _topics(broker, topic, channel, include_clients, now) if known else None,
     }
     if include_memory:
         document["memory"] = dict.fromkeys(_MEMORY, 0)
@@ -66,19 +68,19 @@ def statistics(
     return document
 
 
-def _topics(broker: Broker, only_topic: str, only_channel: str, include_clients: bool) -> list[Document]:
+def _topics(broker: Broker, only_topic: str, only_channel: str, include_clients: bool, now: float) -> list[Document]:
     return [
-        _topic_statistics(topic, only_topic, only_channel, include_clients)
+        _topic_statistics(topic, only_topic, only_channel, include_clients, now)
         for name, topic in sorted(broker.topics.items())
         if (not only_topic or name == only_topic) and (not only_channel or only_channel in topic.channels)
     ]
 
 
-def _topic_statistics(topic: Topic, only_topic: str, only_channel: str, include_clients: bool) -> Document:
+def _topic_statistics(topic: Topic, only_topic: str, only_channel: str, include_clients: bool, now: float) -> Document:
     return {
         "topic_name": topic.name,
         "channels": [
-            _channel_statistics(channel, only_topic, include_clients)
+            _channel_statistics(channel, only_topic, include_clients, now)
             for name, channel in sorted(topic.channels.items())
             if not only_channel or name == only_channel
         ],
@@ -87,11 +89,15 @@ def _topic_statistics(topic: Topic, only_topic: str, only_channel: str, include_
         "message_count": topic.message_count,
         "message_bytes": topic.message_bytes,
         "paused": topic.paused,
-        "e2e_processing_latency": {"count": 0, "percentiles": None},
+        "e2e_processing_latency": _latency(topic.channels.values(), now),
     }
 
 
-def _channel_statistics(channel: Channel, only_topic: str, include_clients: bool) -> Document:
+def _latency(channels: Iterable[Channel], now: float) -> Document:
+    return summary([channel.latencies for channel in channels if channel.latencies is not None], now)
+
+
+def _channel_statistics(channel: Channel, only_topic: str, include_clients: bool, now: float) -> Document:
     clients = [client_statistics(client, only_topic) for client in channel.consumers if isinstance(client, Session)]
     return {
         "channel_name": channel.name,
@@ -105,7 +111,7 @@ def _channel_statistics(channel: Channel, only_topic: str, include_clients: bool
         "client_count": len(channel.consumers),
         "clients": clients if include_clients else None,
         "paused": channel.paused,
-        "e2e_processing_latency": {"count": 0, "percentiles": None},
+        "e2e_processing_latency": _latency([channel], now),
     }
 
 
@@ -168,7 +174,12 @@ def statistics_text(document: Document, *, uptime: float, now_seconds: int) -> s
         now_seconds: Since 1970.
     """
     started = datetime.fromtimestamp(document["start_time"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    lines = [f"nsqd v{NSQ_VERSION} (built w/go1.27.3)", f"start_time {started}", f"uptime {duration(uptime)}", ""]
+    lines = [
+        f"nsqd v{document['version']} (built w/go1.27.3)",
+        f"start_time {started}",
+        f"uptime {duration(uptime)}",
+        "",
+    ]
     lines += [f"Health: {document['health']}", ""]
     if "memory" in document:
         lines += ["Memory:", *(f"   {name:<25}\t{value}" for name, value in document["memory"].items()), ""]
@@ -185,7 +196,8 @@ def _topic_lines(topics: list[Document], now_seconds: int) -> list[str]:
     for topic in topics:
         lines.append(
             f"{'*P ' if topic['paused'] else '   '}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} "
-            f"be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} e2e%: "
+            f"be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} "
+            f"e2e%: {_latency_text(topic)}"
         )
         for channel in topic["channels"]:
             lines.append(
@@ -193,11 +205,15 @@ def _topic_lines(topics: list[Document], now_seconds: int) -> list[str]:
                 f"depth: {channel['depth']:<5} be-depth: {channel['backend_depth']:<5} "
                 f"inflt: {channel['in_flight_count']:<4} def: {channel['deferred_count']:<4} "
                 f"re-q: {channel['requeue_count']:<5} timeout: {channel['timeout_count']:<5} "
-                f"msgs: {channel['message_count']:<8} e2e%: "
+                f"msgs: {channel['message_count']:<8} e2e%: {_latency_text(channel)}"
             )
             lines += [f"        {_client_line(client, now_seconds)}" for client in channel["clients"] or []]
         lines.append("")
     return lines
+
+
+def _latency_text(document: Document) -> str:
+    return ", ".join(human(one["value"]) for one in document["e2e_processing_latency"]["percentiles"] or [])
 
 
 def _client_line(client: Document, now_seconds: int) -> str:

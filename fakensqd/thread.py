@@ -17,11 +17,12 @@ from typing import Any, Protocol, TypeVar
 import gevent
 from gevent._hub_local import get_hub_if_exists
 from gevent.event import Event
+from gevent.pool import Group
 
 __all__ = ["Forwarder", "Server", "Threadable", "Threaded"]
 
 _Value = TypeVar("_Value")
-# Starting and stopping take milliseconds; this is for a machine that has stopped to breathe.
+# Starting and stopping take milliseconds; this is for a machine that has stopped to breathe. Calls take what they take.
 _PATIENCE = 30.0
 _SETTLING = 0.5
 
@@ -56,53 +57,77 @@ class Threaded:
         self._thread: threading.Thread | None = None
         self._hub: Any = None  # Any: gevent has no types
         self._stop: Event | None = None
+        # What callers on other threads wait for.
+        self._awaited: dict[Future[Any], None] = {}  # Any: what is called gives anything
 
     def start(self) -> Any:  # Any: the forwarder has the attributes of the server
         """Start the server and give back what forwards to it.
 
         Raises:
             Exception: What the server's start() raises.
+            TimeoutError: If it has not started within half a minute.
         """
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, args=(started,), name="fakensqd", daemon=True)
         self._thread.start()
         try:
-            _result(started)
+            _result(started, "start", _PATIENCE)
         except BaseException:
+            started.cancel()  # if it starts all the same, it stops at once
             self._thread = None
             raise
         return Forwarder(self.call, self._server)
 
     def stop(self) -> None:
-        """Stop the server, its hub and its thread.
+        """Stop the server, its hub and its thread. Calls that still wait for something end with a RuntimeError.
 
         Raises:
             RuntimeError: If a greenlet or watcher is left over.
+            TimeoutError: If it has not stopped within half a minute.
         """
         thread, self._thread = self._thread, None
         if thread is None or self._stop is None:
             return
         self._hub.loop.run_callback_threadsafe(self._stop.set)
-        _result(self._stopped)
+        try:
+            _result(self._stopped, "stop", _PATIENCE)
+        finally:
+            # It has nothing left to do.
+            thread.join(_SETTLING)
 
     def call(self, function: Callable[..., _Value], *args: Any, **kwargs: Any) -> _Value:  # Any: the function's own
         """Call something on the server's thread, in a greenlet, and give back what it returns or raise what it raises.
 
+        It may take as long as it likes. If the caller is interrupted meanwhile, it is ended.
+
         Raises:
-            RuntimeError: If the thread does not run.
+            RuntimeError: If the thread does not run, or is stopped meanwhile.
         """
-        if self._thread is None:
-            raise RuntimeError("the server's thread does not run")
         future: Future[_Value] = Future()
+        running: list[gevent.Greenlet] = []
 
         def work() -> None:
             try:
                 future.set_result(function(*args, **kwargs))
             except BaseException as error:  # noqa: BLE001  # it is the caller's, and raised there
-                future.set_exception(error)
+                future.set_exception(_stopped() if isinstance(error, gevent.GreenletExit) else error)
 
-        self._hub.loop.run_callback_threadsafe(gevent.spawn, work)
-        return _result(future)
+        def begin() -> None:
+            running.append(self._calls.spawn(work))
+
+        # Noted before the thread is looked at: who stops it meanwhile finds the call.
+        self._awaited[future] = None
+        try:
+            if self._thread is None:
+                raise RuntimeError("the server's thread does not run")
+            self._hub.loop.run_callback_threadsafe(begin)
+            return _result(future)
+        except BaseException:
+            if self._thread is not None and not future.done():
+                self._hub.loop.run_callback_threadsafe(lambda: running[0].kill(block=False))
+            raise
+        finally:
+            del self._awaited[future]
 
     def __getattr__(self, name: str) -> Any:  # Any: whatever the server has
         """Read an attribute of the server: over there while it runs, else here."""
@@ -125,6 +150,7 @@ class Threaded:
         self._hub = gevent.get_hub()
         self._stopped: Future[None] = Future()
         self._stop = Event()
+        self._calls = Group()
         # Keeps the loop alive while nothing else waits.
         keeper = self._hub.loop.async_()
         keeper.start(lambda: None)
@@ -136,9 +162,11 @@ class Threaded:
             except BaseException as error:  # noqa: BLE001  # raised by start(), in the caller
                 started.set_exception(error)
                 return
-            started.set_result(None)
-            self._stop.wait()  # until stop(), whenever that is
+            if started.set_running_or_notify_cancel():
+                started.set_result(None)
+                self._stop.wait()  # until stop(), whenever that is
             self._server.stop()
+            self._calls.kill()
             left = self._left_over(watchers)
             if left > 0:
                 outcome = RuntimeError(f"{left} watchers of the hub are left over after the server was stopped")
@@ -148,6 +176,12 @@ class Threaded:
             keeper.stop()
             keeper.close()
             self._hub.destroy(destroy_loop=True)
+            if not self._hub.dead:
+                # gevent leaves it suspended, and what is so when its thread ends is never freed: 10 KiB each time.
+                self._hub.throw()
+            for future in list(self._awaited):
+                if not future.done():
+                    future.set_exception(_stopped())  # it came too late to be begun
             if outcome is None:
                 self._stopped.set_result(None)
             else:
@@ -212,19 +246,36 @@ class Forwarder:
         return value
 
 
-def _result(future: Future[_Value]) -> _Value:
-    """Wait for a result, without blocking the hub of this thread if it has one."""
+def _stopped() -> RuntimeError:
+    return RuntimeError("the server's thread was stopped meanwhile")
+
+
+def _result(future: Future[_Value], deed: str = "", limit: float | None = None) -> _Value:
+    """Wait for a result, without blocking the hub of this thread if it has one.
+
+    Raises:
+        TimeoutError: If the deed has not been done within the limit, in seconds.
+    """
     hub = get_hub_if_exists()
     if hub is None:
-        return future.result(timeout=_PATIENCE)
+        done = threading.Event()
+        future.add_done_callback(lambda _: done.set())
+        in_time = done.wait(limit)  # without a limit: as long as the call takes
+    else:
+        in_time = _wait_in_hub(hub, future, limit)
+    if not in_time:
+        raise TimeoutError(f"the server's thread did not {deed} within {limit:g} s")
+    return future.result(timeout=0)
+
+
+def _wait_in_hub(hub: Any, future: Future[Any], limit: float | None) -> bool:  # Any: gevent has no types
     done = Event()
     # A watcher of this hub's own: with nothing else to wait for, its loop would end (LoopExit).
-    bell = hub.loop.async_()
-    bell.start(done.set)
+    keeper = hub.loop.async_()
+    keeper.start(done.set)
     try:
-        future.add_done_callback(lambda _: bell.send())
-        done.wait()  # as long as the call takes
+        future.add_done_callback(lambda _: hub.loop.run_callback_threadsafe(done.set))
+        return bool(done.wait(limit))  # without a limit: as long as the call takes
     finally:
-        bell.stop()
-        bell.close()
-    return future.result(timeout=0)
+        keeper.stop()
+        keeper.close()

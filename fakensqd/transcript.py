@@ -210,16 +210,20 @@ class Transcript:
         Raises:
             ValueError: If it is something else.
         """
-        rows = [json.loads(line) for line in (lines.splitlines() if isinstance(lines, str) else lines)]
-        if not rows or rows[0].get("transcript") != 1:
-            raise ValueError("these are no lines of a transcript")
-        transcript = cls()
         try:
-            for row in rows[1:]:
+            rows = [json.loads(line) for line in (lines.splitlines() if isinstance(lines, str) else lines)]
+        except RecursionError as error:
+            raise ValueError("a line is nested too deeply") from error
+        head = rows[0] if rows else None
+        if not isinstance(head, dict) or head.get("transcript") != 1 or type(head.get("dropped")) is not int:
+            raise ValueError(f"these are no lines of a transcript: the first is {head!r}")
+        transcript = cls()
+        for number, row in enumerate(rows[1:], 2):
+            try:
                 transcript.append(_decoded(row))
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"a line is no entry of a transcript: {error}") from error
-        transcript.dropped = rows[0]["dropped"]
+            except (TypeError, KeyError, AttributeError, ValueError) as error:
+                raise ValueError(f"line {number} is no entry of a transcript: {error}") from error
+        transcript.dropped = head["dropped"]
         return transcript
 
 
@@ -244,7 +248,19 @@ def _encoded(entry: Entry) -> dict[str, Any]:  # Any: JSON
     return row
 
 
+# Of the fields, as they stand in a line.
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "time": (int, float),
+    "bodies": (list,),
+    **dict.fromkeys(("connection", "attempts", "executed", "status"), (int,)),
+    **dict.fromkeys(("kind", "name", "client_id", "topic", "channel", "message_id", "detail"), (str,)),
+}
+
+
 def _decoded(row: dict[str, Any]) -> Entry:  # Any: JSON
+    for name, value in row.items():
+        if type(value) not in _JSON_TYPES[name]:
+            raise ValueError(f"{name} is {value!r}")
     entry = Entry(**row)
     if "message_id" in row:
         entry.message_id = row["message_id"].encode("latin-1")

@@ -145,6 +145,8 @@ def corrupt(part: str, to: int | bytes | None = None) -> Action:
     """
     if part not in ("size", "type", "body"):
         raise ValueError(f"corrupt({part!r}): it has size, type and body")
+    if isinstance(to, int) and not -(2**31) <= to < 2**31:
+        raise ValueError(f"corrupt({part!r}, {to!r}): a number of 32 bits")
 
     def change(steps: Steps, event: Event) -> Steps:
         return [_corrupted(step, part, to, event) for step in steps]

@@ -6,6 +6,10 @@ Bytes are text, or ``{"base64": "..."}``.
 
 from __future__ import annotations
 
+import binascii
+import inspect
+import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,63 +29,168 @@ _POINTS: dict[str, Callable[..., Match]] = {
     "connect": on.connect,
     "http": on.http,
 }
-_MATCHERS = ("kind", "topic", "channel", "connection", "client_id", "body", "method", "executed")
-_TIMES = ("nth", "first", "every", "sometimes", "always", "after")
+
+
+def _check(good: bool) -> None:
+    if not good:
+        raise ValueError
+
+
+def _text(value: Any) -> str:  # Any: JSON, as below
+    _check(isinstance(value, str))
+    return str(value)
+
+
+def _flag(value: Any) -> bool:
+    _check(isinstance(value, bool))
+    return bool(value)
+
+
+def _count(value: Any) -> int:
+    _check(type(value) is int and value >= 1)
+    return int(value)
+
+
+def _status(value: Any) -> int:
+    _check(type(value) is int and 100 <= value <= 599)
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    _check(type(value) in (int, float) and 0 <= value < math.inf)
+    return float(value)
+
+
+def _bytes(value: Any) -> bytes:
+    _check(isinstance(value, (str, dict)))
+    return decode_bytes(value)
+
+
+def _frame(value: Any) -> bytes | str:
+    return "heartbeat" if value == "heartbeat" else _bytes(value if isinstance(value, dict) else None)
+
+
+def _to(value: Any) -> int | bytes:
+    return value if type(value) is int else _bytes(value)
+
+
+# How a field is read, and what it may be.
+_Field = tuple[Callable[[Any], object], str]  # Any: JSON
+_BYTES = 'text, or {"base64": "..."}'
+_TEXT: _Field = (_text, "text")
+_FLAG: _Field = (_flag, "true or false")
+_COUNT: _Field = (_count, "a whole number from 1")
+_SECONDS: _Field = (_number, "a number of seconds, 0 or more")
+_MATCHERS: dict[str, _Field] = {
+    "kind": _TEXT,
+    "topic": _TEXT,
+    "channel": _TEXT,
+    "connection": _COUNT,
+    "client_id": _TEXT,
+    "body": (_bytes, _BYTES),
+    "method": _TEXT,
+    "executed": _FLAG,
+}
+_TIMES: dict[str, _Field] = {
+    "nth": _COUNT,
+    "first": _COUNT,
+    "every": _COUNT,
+    "sometimes": (_number, "a number from 0 to 1"),
+    "always": (lambda value: _check(value is True), "true"),
+    "after": _SECONDS,
+}
+_PARAMETERS: dict[str, _Field] = {
+    "code": _TEXT,
+    "text": _TEXT,
+    "seconds": _SECONDS,
+    "alone": _FLAG,
+    "after": _FLAG,
+    "times": _COUNT,
+    "part": _TEXT,
+    "to": (_to, f"a whole number, {_BYTES}"),
+    "frame": (_frame, '"heartbeat", or {"base64": "..."}'),
+    "status": (_status, "a whole number from 100 to 599"),
+    "body": (_bytes, _BYTES),
+}
 _RULE = ("on", "times", "actions", "optional", "name")
-# Parameters that are bytes; "frame" may be a word, too.
-_BYTES = ("body", "to", "frame")
 
 
 def decode_rules(document: object) -> list[Rule]:
     """Read a rule, or the rules of a scenario, which stand in a list.
 
     Raises:
-        ValueError: If it is none; the text says what is wrong.
+        ValueError: If it is none; the text says which field has which value, and what is allowed.
     """
     documents = document if isinstance(document, list) else [document]
-    try:
-        return [_decode_rule(each) for each in documents]
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"no rule: {error}") from error
+    if not documents:
+        raise ValueError("the list is empty; it must have one rule at least")
+    return [_decode_rule(each) for each in documents]
 
 
 def _decode_rule(document: object) -> Rule:
     if not isinstance(document, dict):
-        raise ValueError(f"a rule is an object, not {document!r}")
-    unknown = set(document) - {*_RULE, *_MATCHERS}
-    if unknown:
-        raise ValueError(f"a rule has no {', '.join(sorted(unknown))}; it has {', '.join((*_RULE, *_MATCHERS))}")
-    if document.get("on") not in _POINTS:
-        raise ValueError(f"on is one of {', '.join(_POINTS)}, not {document.get('on')!r}")
-    arguments = {name: document[name] for name in _MATCHERS[1:] if name in document}
-    if "body" in arguments:
-        arguments["body"] = decode_bytes(arguments["body"])
-    kind = [document["kind"]] if "kind" in document else []
-    match = _timed(_POINTS[document["on"]](*kind, **arguments), document.get("times", {}))
-    actions = [_decode_action(action) for action in document.get("actions", ())]
-    return Rule(match, *actions, optional=bool(document.get("optional")), name=document.get("name", ""))
+        raise ValueError(f"a rule is {_shown(document)}, not an object")
+    _check_names(document, "a rule", (*_RULE, *_MATCHERS))
+    point = document.get("on")
+    if not isinstance(point, str) or point not in _POINTS:
+        raise ValueError(f"on is {_shown(point)}, not one of {', '.join(_POINTS)}")
+    make = _POINTS[point]
+    known = [name for name in inspect.signature(make).parameters if name != "where"]
+    # A path is the kind of a request.
+    _check_names(document, f"on {point}", (*_RULE, *("kind" if name == "path" else name for name in known)))
+    arguments = {name: _read(document, name, field) for name, field in _MATCHERS.items() if name in document}
+    kind = [arguments.pop("kind")] if "kind" in arguments else []
+    match = _timed(make(*kind, **arguments), document.get("times", {}))
+    actions = document.get("actions")
+    if not isinstance(actions, list) or not actions:
+        raise ValueError(f"actions is {_shown(actions)}, not a list of one action at least")
+    optional = _read(document, "optional", _FLAG) if "optional" in document else False
+    name = _read(document, "name", _TEXT) if "name" in document else ""
+    return Rule(match, *map(_decode_action, actions), optional=optional, name=name)
 
 
 def _timed(match: Match, times: object) -> Match:
     if isinstance(times, str):
         times = {times: True}
     if not isinstance(times, dict) or not set(times) <= set(_TIMES) or len(set(times) - {"after"}) > 1:
-        raise ValueError(f"times has one of {', '.join(_TIMES[:-1])}, and perhaps after; not {times!r}")
-    for name, value in times.items():
+        raise ValueError(f"times is {_shown(times)}, not one of {', '.join(list(_TIMES)[:-1])}, and perhaps after")
+    for name in times:
+        value = _read(times, name, _TIMES[name], "times.")
         match = match.always() if name == "always" else getattr(match, name)(value)
     return match
 
 
-def _decode_action(document: _Object) -> Action:
-    name = document["action"]
-    if name not in ACTIONS:
-        raise ValueError(f"action {name!r} is none of {', '.join(ACTIONS)}")
-    arguments = {key: value for key, value in document.items() if key != "action"}
-    for key in _BYTES:
-        value = arguments.get(key)
-        if isinstance(value, dict) or (isinstance(value, str) and key != "frame"):
-            arguments[key] = decode_bytes(value)
-    return ACTIONS[name](**arguments)
+def _decode_action(document: object) -> Action:
+    name = document.get("action") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not isinstance(name, str) or name not in ACTIONS:
+        raise ValueError(f"an action is {_shown(name or document)}, not one of {', '.join(ACTIONS)}")
+    parameters = inspect.signature(ACTIONS[name]).parameters
+    _check_names(document, f"action {name}", ("action", *parameters))
+    missing = [key for key, value in parameters.items() if value.default is value.empty and key not in document]
+    if missing:
+        raise ValueError(f"action {name} has no {missing[0]}, which must be {_PARAMETERS[missing[0]][1]}")
+    return ACTIONS[name](
+        **{key: _read(document, key, _PARAMETERS[key], f"{name}.") for key in document if key != "action"}
+    )
+
+
+def _check_names(document: _Object, owner: str, known: Sequence[str]) -> None:
+    unknown = sorted(set(document) - set(known))
+    if unknown:
+        given = ", ".join(f"{name} ({_shown(document[name])})" for name in unknown)
+        raise ValueError(f"{owner} has no {given}; it has {', '.join(known)}")
+
+
+def _read(document: _Object, name: str, field: _Field, where: str = "") -> Any:  # Any: each field has its own type
+    read, allowed = field
+    try:
+        return read(document[name])
+    except (ValueError, KeyError, TypeError, binascii.Error):
+        raise ValueError(f"{where}{name} is {_shown(document[name])}, not {allowed}") from None
+
+
+def _shown(value: object) -> str:
+    return reprlib.repr(value)
 
 
 def encode_rule(rule: Rule) -> dict[str, object]:

@@ -210,7 +210,7 @@ def _short(bodies: tuple[bytes, ...]) -> str:
 
 def _checked(kind: str | None, allowed: tuple[str, ...]) -> str | None:
     if kind is not None and kind not in allowed:
-        raise ValueError(f"{kind!r} is none of {', '.join(allowed)}")
+        raise ValueError(f"kind is {kind!r}, not one of {', '.join(allowed)}")
     return kind
 
 
@@ -287,7 +287,7 @@ class on:  # a word of the language of rules, not a class that is made
             ValueError: If a body is asked for before the request has been executed, or the path is none.
         """
         if path is not None and not path.startswith("/"):
-            raise ValueError(f"{path!r} is no path: it begins with /")
+            raise ValueError(f"kind is {path!r}, not a path, which begins with /")
         if body is not None and not executed:
             raise ValueError("the body of a request is known once it has been executed: executed=True")
         point = Point.HTTP_ANSWER if executed else Point.HTTP

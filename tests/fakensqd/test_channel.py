@@ -86,19 +86,19 @@ def test_finish_forgets_and_a_second_time_fails(channel, reader):
     put(channel, 1)
     (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
 
-    channel.finish(reader, delivered.id)
+    channel.finish(reader, delivered.id, 0.0)
 
     assert channel.in_flight_count == 0
     assert channel.expire(1000.0) == []
     with pytest.raises(BrokerError, match=r"^ID not in flight$"):
-        channel.finish(reader, delivered.id)
+        channel.finish(reader, delivered.id, 0.0)
 
 
 @pytest.mark.parametrize("answer", ["finish", "requeue", "touch"])
 def test_only_the_owner_may_answer(channel, reader, answer):
     put(channel, 1)
     (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
-    arguments = {"finish": (), "requeue": (0.0, 1.0), "touch": (60.0, 1.0)}[answer]
+    arguments = {"finish": (1.0,), "requeue": (0.0, 1.0), "touch": (60.0, 1.0)}[answer]
 
     with pytest.raises(BrokerError, match=r"^client does not own message$"):
         getattr(channel, answer)(Reader(), delivered.id, *arguments)
@@ -240,8 +240,83 @@ def test_one_that_never_comes_does_not_keep_its_share(channel):
     shares = []
     while channel.depth:
         shares.append(len(channel.deliver(reader, 100, 0.0, 60.0)))
+        channel.wait(reader)
 
-    assert shares == [5, 3, 1, 1]
+    assert shares == [5, 0, 3, 0, 1, 0, 1]
+
+
+def test_the_first_messages_are_for_those_who_have_waited(channel):
+    waiting, publisher = Reader(), Reader()
+    channel.wait(waiting)
+    put(channel, 1, 2, 3)
+
+    assert channel.deliver(publisher, 100, 0.0, 60.0) == []
+    channel.wait(publisher)
+
+    assert ids(channel.deliver(waiting, 100, 0.0, 60.0)) == [1, 2]
+    assert publisher.told == ["wake"]
+    assert ids(channel.deliver(publisher, 100, 0.0, 60.0)) == [3]
+
+
+def test_one_that_leaves_a_message_to_others_keeps_its_place(channel):
+    first, second = Reader(), Reader()
+    channel.wait(first)
+    channel.wait(second)
+    put(channel, 1)
+    # As if the second had published it: it asks, and comes in vain.
+    channel.deliver(second, 100, 0.0, 60.0)
+    channel.wait(second)
+    channel.deliver(first, 100, 0.0, 60.0)
+    for consumer in (first, second):
+        channel.wait(consumer)
+        consumer.told.clear()
+
+    put(channel, 2)
+
+    assert (first.told, second.told) == ([], ["wake"])
+
+
+def test_one_that_cannot_come_at_once_keeps_no_share(channel):
+    waiting, busy = Reader(), Reader(at_once=False)
+    channel.wait(waiting)
+    put(channel, 1, 2)
+    channel.deliver(busy, 100, 0.0, 60.0)
+
+    channel.wait(busy)
+
+    assert len(channel.deliver(waiting, 100, 0.0, 60.0)) == 2
+
+
+def test_one_that_gives_its_only_message_back_leaves_it_to_who_waits(channel, reader):
+    other = Reader()
+    put(channel, 1)
+    (owned,) = channel.deliver(reader, 1, 0.0, 60.0)
+    channel.wait(other)
+
+    channel.requeue(reader, owned.id, 0.0, 1.0)
+
+    assert channel.deliver(reader, 1, 1.0, 60.0) == []
+    assert ids(channel.deliver(other, 1, 1.0, 60.0)) == [1]
+
+
+def test_one_that_waits_while_there_is_something_is_woken_at_once(channel, reader):
+    put(channel, 1)
+
+    channel.wait(reader)
+
+    assert reader.told == ["wake"]
+
+
+def test_those_that_an_unpaused_channel_wakes_share(channel):
+    readers = [Reader(), Reader()]
+    for consumer in readers:
+        channel.add(consumer)
+    channel.set_paused(True)
+    put(channel, 1, 2, 3, 4)
+
+    channel.set_paused(False)
+
+    assert [len(channel.deliver(consumer, 100, 0.0, 60.0)) for consumer in readers] == [2, 2]
 
 
 def test_one_that_leaves_leaves_its_share(channel):
@@ -338,7 +413,7 @@ def test_empty_drops_all(channel, reader):
     assert reader.told == ["emptied"]
     assert channel.expire(1000.0) == []
     with pytest.raises(BrokerError, match="ID not in flight"):
-        channel.finish(reader, delivered.id)
+        channel.finish(reader, delivered.id, 0.0)
 
 
 def test_close_hangs_up(channel, reader):

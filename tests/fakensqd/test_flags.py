@@ -1,10 +1,12 @@
 """The tables of the two programs' flags."""
 
 import dataclasses
+import re
 
 import pytest
 
-from fakensqd.flags import LOOKUPD_FLAGS, NSQD_FLAGS, default_node_id, options_of, without_meaning
+from fakensqd import FakeNsqd
+from fakensqd.flags import LOOKUPD_FLAGS, NSQD_FLAGS, check_start, default_node_id, options_of, without_meaning
 from fakensqd.goflags import parse
 from fakensqd.options import LookupdOptions, NsqdOptions
 
@@ -51,3 +53,70 @@ def test_flags_that_do_nothing_are_known():
     values = parse(NSQD_FLAGS, ["--verbose", "--sync-every=1", "--snappy", "--log-level=info"])
 
     assert without_meaning(NSQD_FLAGS, values) == ["verbose", "sync-every"]
+
+
+@pytest.fixture
+def no_pem(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("nothing")
+    return str(path)
+
+
+REFUSED = [
+    pytest.param({"max_deflate_level": 0}, "--max-deflate-level must be [1,9]", id="deflate"),
+    pytest.param({"node_id": 1024}, "--node-id must be [0,1024)", id="node id"),
+    pytest.param(
+        {"tls_required": "true"}, "cannot require TLS client connections without TLS key and cert", id="required"
+    ),
+    pytest.param(
+        {"tls_client_auth_policy": "x"}, "cannot require TLS client connections without TLS key and cert", id="policy"
+    ),
+    pytest.param(
+        {"tls_cert": "/nope", "tls_key": "/nope"},
+        "failed to build TLS config - open /nope: no such file or directory",
+        id="no certificate",
+    ),
+    pytest.param(
+        {"tls_cert": "FILE"},
+        "failed to build TLS config - tls: failed to find any PEM data in certificate input",
+        id="no PEM",
+    ),
+    pytest.param(
+        {"tls_key": "FILE"}, "failed to build TLS config - open : no such file or directory", id="a key alone"
+    ),
+    pytest.param(
+        {"tls_root_ca_file": "/nope"},
+        "failed to build client TLS config - open /nope: no such file or directory",
+        id="no root",
+    ),
+    pytest.param(
+        {"tls_root_ca_file": "FILE"},
+        "failed to build client TLS config - failed to append certificate to pool",
+        id="no root in it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "text"), REFUSED)
+def test_what_nsqd_does_not_start_with(given, text, no_pem):
+    options = options_of(NSQD_FLAGS, {}, hostname="h")
+    options |= {name: no_pem if value == "FILE" else value for name, value in given.items()}
+
+    with pytest.raises(ValueError, match=re.escape(text)):
+        check_start(options)
+
+
+def test_what_nsqd_starts_with(tls_options):
+    check_start(options_of(NSQD_FLAGS, {}, hostname="h"))
+    check_start(options_of(NSQD_FLAGS, {}, hostname="h") | tls_options | {"tls_root_ca_file": tls_options["tls_cert"]})
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *["--mem-queue-size=-1", "--max-msg-size=0", "--max-body-size=-1", "--max-heartbeat-interval=0s"],
+        *["--broadcast-tcp-port=70000", "--max-rdy-count=-1", "--lookupd-tcp-address=foo"],
+    ],
+)
+def test_what_nsqd_takes(word):
+    FakeNsqd(**options_of(NSQD_FLAGS, parse(NSQD_FLAGS, [word]), hostname="h"))

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from fakensqd.http_api import HttpError, Request, Route, Router, topic_and_channel_names
+from fakensqd.http_api import HttpError, Request, Route, Router, profiling_routes, topic_and_channel_names
 
 
 def environ(method, path, query="", body=b""):
@@ -148,3 +148,34 @@ def test_a_body_that_breaks_off():
 
     with pytest.raises(HttpError, match="INTERNAL_ERROR"):
         request.read(10)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "location"),
+    [
+        ("GET", "/config/a/", "/config/a"),
+        ("GET", "/CONFIG/a", "/config/a"),
+        ("PUT", "/config/a/", "/config/a"),
+        ("GET", "/config/\xe9/", "/config/%E9"),
+    ],
+)
+def test_a_path_with_an_argument_is_redirected_too(router, method, path, location):
+    status, headers, _ = call(router, method, path)
+
+    assert (status, headers["location"]) == (301 if method == "GET" else 307, location)
+
+
+def test_what_is_asked_of_the_server():
+    router = Router({"/a": {"GET": Route(refuse)}, "/b": {"POST": Route(refuse)}}, None)
+
+    assert call(router, "OPTIONS", "*") == (200, {}, b"")
+    status, headers, _ = call(router, "GET", "*")
+    assert (status, headers["allow"]) == (405, "GET, OPTIONS, POST")
+
+
+def test_there_are_no_profiles():
+    router = Router(profiling_routes("/debug/pprof/"), None)
+
+    assert call(router, "GET", "/debug/pprof/")[0] == 200
+    assert call(router, "POST", "/debug/pprof/symbol")[0] == 200
+    assert call(router, "POST", "/debug/pprof/heap")[0] == 405

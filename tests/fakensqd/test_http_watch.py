@@ -1,5 +1,6 @@
 """Faults and records of HTTP, and faults steered over it."""
 
+import contextlib
 import http.client
 import json
 import subprocess
@@ -7,6 +8,7 @@ import sys
 
 import gevent
 import pytest
+from gevent import socket as gevent_socket
 
 from fakensqd import FakeLookupd, FakeNsqd, on
 from fakensqd.clock import ManualClock
@@ -170,16 +172,53 @@ def test_a_list_is_a_scenario(nsqd):
     assert faults(nsqd)["rules"] == []
 
 
+DROP = {"on": "reply", "actions": [{"action": "drop"}]}
+
+
+def act(name, **parameters):
+    return {"on": "reply", "actions": [{"action": name, **parameters}]}
+
+
 WRONG = [
-    pytest.param("POST", "x", "", "a rule is an object, not 'x'", id="no object"),
-    pytest.param("POST", {"on": "x"}, "", "on is one of command, reply, frame, connect, http, not 'x'", id="on"),
+    pytest.param("POST", "x", "", "a rule is 'x', not an object", id="no object"),
+    pytest.param("POST", {"on": "x"}, "", "on is 'x', not one of command, reply, frame, connect, http", id="on"),
     pytest.param("POST", {"on": "reply", "foo": 1}, "", "a rule has no foo", id="key"),
-    pytest.param("POST", {"on": "reply"}, "", "needs an action", id="no action"),
-    pytest.param("POST", {"on": "reply", "times": {"foo": 1}}, "", "times has one of nth", id="times"),
-    pytest.param("POST", {"on": "reply", "actions": [{"action": "x"}]}, "", "action 'x' is none of", id="action"),
-    pytest.param("POST", {"on": "reply", "actions": [{"action": "drop", "x": 1}]}, "", "no rule", id="argument"),
+    pytest.param("POST", {"on": "reply"}, "", "actions is None, not a list of one action at least", id="no action"),
+    pytest.param("POST", {"on": "reply", "times": {"foo": 1}}, "", "times is {'foo': 1}, not one of nth", id="times"),
+    pytest.param(
+        "POST",
+        {"on": "reply", "actions": [{"action": "x"}]},
+        "",
+        "an action is 'x', not one of error, drop",
+        id="action",
+    ),
+    pytest.param("POST", act("drop", x=1), "", "action drop has no x (1)", id="argument"),
+    pytest.param("POST", [], "", "the list is empty; it must have one rule at least", id="no rules"),
+    pytest.param("POST", {"on": []}, "", "on is [], not one of command", id="no point"),
+    pytest.param("POST", DROP | {"on": "http", "executed": 1}, "", "executed is 1, not true or false", id="executed"),
+    pytest.param("POST", DROP | {"kind": 1}, "", "kind is 1, not text", id="kind"),
+    pytest.param("POST", DROP | {"kind": "FOO"}, "", "kind is 'FOO', not one of IDENTIFY", id="no command"),
+    pytest.param("POST", DROP | {"on": "http", "kind": "x"}, "", "kind is 'x', not a path", id="no path"),
+    pytest.param("POST", DROP | {"connection": "1"}, "", "connection is '1', not a whole number", id="connection"),
+    pytest.param("POST", DROP | {"connection": True}, "", "connection is True, not a whole", id="no number"),
+    pytest.param("POST", DROP | {"body": {"base64": 1}}, "", "body is {'base64': 1}, not text, or", id="body"),
+    pytest.param("POST", DROP | {"body": {"x": 1}}, "", "body is {'x': 1}, not text, or", id="no base64"),
+    pytest.param("POST", DROP | {"optional": 1}, "", "optional is 1, not true or false", id="optional"),
+    pytest.param("POST", DROP | {"name": 1}, "", "name is 1, not text", id="name"),
+    pytest.param("POST", DROP | {"actions": {}}, "", "actions is {}, not a list", id="actions"),
+    pytest.param("POST", DROP | {"actions": [1]}, "", "an action is 1, not one of error", id="no object as action"),
+    pytest.param("POST", DROP | {"times": {"nth": "3"}}, "", "times.nth is '3', not a whole number", id="nth"),
+    pytest.param("POST", DROP | {"times": {"sometimes": 2}}, "", "a chance is from 0 to 1", id="chance"),
+    pytest.param("POST", DROP | {"times": "never"}, "", "times is {'never': True}, not one of", id="never"),
+    pytest.param("POST", DROP | {"on": "connect", "topic": "t"}, "", "on connect has no topic ('t')", id="matcher"),
+    pytest.param("POST", act("delay"), "", "action delay has no seconds, which must be a number", id="missing"),
+    pytest.param("POST", act("delay", seconds="x"), "", "delay.seconds is 'x', not a number", id="seconds"),
+    pytest.param("POST", act("inject", frame="x"), "", "inject.frame is 'x', not \"heartbeat\"", id="frame"),
+    pytest.param("POST", act("corrupt", part="size", to=2**31), "", "a number of 32 bits", id="to"),
+    pytest.param("POST", act("corrupt", part="size", to=1.5), "", "corrupt.to is 1.5, not a whole", id="no to"),
+    pytest.param("POST", act("answer", status=7) | {"on": "http"}, "", "answer.status is 7, not", id="status"),
     pytest.param("DELETE", None, "?id=9", "no rule has the id 9", id="no such id"),
-    pytest.param("DELETE", None, "?id=x", "invalid literal", id="no id"),
+    pytest.param("DELETE", None, "?id=x", "id is 'x', not the number of a rule", id="no id"),
     pytest.param("PUT", None, "", "GET, POST or DELETE", id="method"),
 ]
 
@@ -187,6 +226,17 @@ WRONG = [
 @pytest.mark.parametrize(("method", "document", "query", "text"), WRONG)
 def test_what_cannot_be_steered_is_told(nsqd, method, document, query, text):
     assert text in faults(nsqd, method, document, query)["message"]
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"{", b"\xff"], ids=["too deep", "cut", "no text"])
+def test_what_is_no_json_is_told(nsqd, body):
+    with contextlib.closing(http.client.HTTPConnection(nsqd.http_address)) as connection:
+        connection.sock = gevent_socket.create_connection(("127.0.0.1", nsqd.http_port), timeout=10)
+        connection.request("POST", "/faults", body)
+        answer = connection.getresponse()
+
+        assert answer.status == 400
+        assert json.loads(answer.read())["message"].startswith("the body is no JSON: ")
 
 
 def test_it_is_off_unless_wanted():

@@ -8,6 +8,7 @@ import threading
 import time
 
 import gevent
+import greenlet
 import pytest
 
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
@@ -26,6 +27,12 @@ def greenlets():
     return sum(isinstance(item, gevent.Greenlet) and not item.dead for item in gc.get_objects())
 
 
+def greenlets_ever():
+    """Count dead ones, too: hubs, and main greenlets of threads."""
+    gc.collect()
+    return sum(isinstance(item, greenlet.greenlet) for item in gc.get_objects())
+
+
 def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
@@ -37,12 +44,15 @@ def nothing_left():
         request(nsqd.http_address, "GET", "/ping")
     loop = gevent.get_hub().loop
     before = (greenlets(), descriptors(), threading.active_count(), loop.activecnt)
+    kept = greenlets_ever()
     started = time.monotonic()
     yield
     for _ in range(3):
         gevent.idle()
     after = (greenlets(), descriptors(), threading.active_count(), loop.activecnt)
     assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
+    # Those of the last thread go a moment after it.
+    assert greenlets_ever() - kept < 10
     assert time.monotonic() - started < LIMIT
 
 

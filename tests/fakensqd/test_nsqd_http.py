@@ -1,5 +1,6 @@
 """nsqd's HTTP API, called without a socket. What servers were recorded doing is in test_transcripts."""
 
+import io
 import json
 
 import pytest
@@ -272,3 +273,24 @@ def test_config_that_may_be_changed(api, server):
 )
 def test_config_that_may_not(api, name, body, answer):
     assert api("PUT", f"/config/{name}", body) == answer
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        ("PUT", "/debug/setblockrate", 500, "INTERNAL_ERROR"),
+        ("POST", "/debug/freememory", 500, "INTERNAL_ERROR"),
+        ("GET", "/debug/pprof/", 200, "no Go program, no profiles\n"),
+    ],
+)
+def test_what_is_for_go_programs(api, method, path, status, said):
+    assert api(method, path) == (status, said)
+
+
+def test_what_stands_behind_binary_messages_is_not_read(server):
+    source = io.BytesIO(multipublish_body([b"a", b"b"]) + b"x" * 1_000_000)
+    request = environ("POST", "/mpub", "topic=t&binary=true") | {"wsgi.input": source, "CONTENT_LENGTH": ""}
+    nsqd_application(server)(request, lambda status, headers: None)
+
+    assert bodies(server) == [b"a", b"b"]
+    assert source.tell() < 100_000

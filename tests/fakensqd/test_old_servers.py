@@ -145,3 +145,9 @@ def test_an_envelope_of_lookup(lookupd):
         "status_txt": "OK",
         "data": {"topics": []},
     }
+
+
+def test_who_counts_rdy_down_says_so_by_its_version():
+    with FakeNsqd(rdy_counts_down=True) as nsqd:
+        assert Client(nsqd.tcp_address).identify()["version"] == "0.2.31"
+        assert request(nsqd.http_address, "GET", "/info")["version"] == "0.2.31"

@@ -201,3 +201,23 @@ def test_a_program_that_is_killed(tmp_path):
     with program("nsqd", *flags) as nsqd:
         reader = consumer(nsqd.addresses["TCP"], ready=2)
         assert [body(reader.frame()), body(reader.frame())] == [b"2", b"3"]
+
+
+def test_a_deferred_message_loses_its_delay_on_disk():
+    with FakeNsqd(mem_queue_size=1) as nsqd:
+        client = Client(nsqd.tcp_address)
+        for _ in range(2):
+            client.send(commands.deferpublish("t", b"x", 60_000))
+            assert client.frame() == (0, b"OK")
+
+        channel = nsqd.broker.topics["t"].ensure_channel("c", nsqd.now())
+
+        assert (channel.deferred_count, channel.depth) == (1, 1)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_without_memory_an_ephemeral_topic_drops_all(limit):
+    with FakeNsqd(mem_queue_size=limit) as nsqd:
+        publish(nsqd.tcp_address, b"x", topic="t#ephemeral")
+
+        assert nsqd.depth("t#ephemeral") == 0

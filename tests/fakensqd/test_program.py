@@ -58,9 +58,16 @@ def test_help_of_a_daemon():
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--max-deflate-level=10"], "failed to instantiate nsqd - max_deflate_level 10 must be within 1 to 9"),
-        (["--tls-cert=none", "--tls-key=none"], "failed to instantiate nsqd - [Errno 2] No such file or directory"),
+        (["--max-deflate-level=10"], "failed to instantiate nsqd - --max-deflate-level must be [1,9]"),
+        (
+            ["--tls-cert=none", "--tls-key=none"],
+            "failed to instantiate nsqd - failed to build TLS config - open none: no such file",
+        ),
         (["--tcp-address=x:y"], "failed to instantiate nsqd - address 'x:y' is not host:port"),
+        (
+            ["--e2e-processing-latency-percentile=2"],
+            "failed to instantiate nsqd - invalid E2E processing lat",
+        ),
         (["--data-path=none"], "failed to instantiate nsqd - failed to lock data-path: open none: no such file"),
         (["--config=none"], "failed to load config file none - [Errno 2] No such file or directory: 'none'"),
         (["--http-address=192.0.2.1:1"], "failed to instantiate nsqd - listen (192.0.2.1:1) failed - Cannot assign"),

@@ -254,3 +254,55 @@ def test_stop_does_not_wait_for_an_auth_server():
 
         assert client.ended()
         assert nsqd.errors == []
+
+
+def test_a_message_that_is_given_back_goes_to_the_one_that_waits(nsqd):
+    readers = [consumer(nsqd.tcp_address) for _ in range(2)]
+    channel = nsqd.broker.topics["t"].channels["c"]
+    # Both have said RDY.
+    for reader in readers:
+        reader.send(b"PUB other\n\x00\x00\x00\x01x")
+        assert reader.frame() == OK
+    request(nsqd.http_address, "POST", "/pub?topic=t", b"hello")
+
+    for turn in range(6):
+        message = decode_message(readers[turn % 2].frame()[1])
+        assert message[1] == turn + 1
+        readers[turn % 2].send(b"REQ %s 0\n" % message[2])
+
+    assert channel.requeue_count >= 5
+
+
+def test_a_consumer_that_publishes_leaves_the_message_to_the_one_that_has_waited(nsqd):
+    first, second = (consumer(nsqd.tcp_address) for _ in range(2))
+    for reader in (first, second):
+        reader.send(b"PUB other\n\x00\x00\x00\x01x")
+        assert reader.frame() == OK
+
+    second.send(commands.publish("t", b"hello"))
+
+    assert second.frame() == OK
+    assert body_and_attempts(first.frame()) == (b"hello", 1)
+
+
+def test_messages_are_held_for_a_client_that_asks_for_it(nsqd, clock):
+    client = Client(nsqd.tcp_address)
+    client.identify(output_buffer_timeout=2000)
+    client.send(commands.subscribe("t", "c") + commands.ready(2))
+    assert client.frame() == OK
+    # The first of two is below RDY.
+    client.send(commands.publish("t", b"one"))
+    assert client.frame() == OK
+    request(nsqd.http_address, "POST", "/pub?topic=t", b"two")
+    assert [body_and_attempts(client.frame())[0] for _ in range(2)] == [b"one", b"two"]
+    ids = [message.id for message in nsqd.broker.topics["t"].channels["c"].stored()]
+    client.send(b"".join(map(commands.finish, ids)))
+    wait_until(lambda: nsqd.in_flight("t", "c") == 0)
+    request(nsqd.http_address, "POST", "/pub?topic=t", b"three")
+    wait_until(lambda: nsqd.in_flight("t", "c") == 1)
+    with pytest.raises(gevent.Timeout), gevent.Timeout(0.02):
+        client.frame()
+
+    clock.advance(2.0)
+
+    assert body_and_attempts(client.frame()) == (b"three", 1)

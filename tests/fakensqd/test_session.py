@@ -470,14 +470,44 @@ def test_without_a_buffer_timeout_messages_go_when_rdy_is_reached(broker):
     assert client.bodies() == [b"a", b"b"]
 
 
-def test_without_a_buffer_timeout_messages_go_when_the_buffer_is_full(broker):
+def test_without_a_buffer_timeout_whole_buffers_leave(broker):
     client = consumer(broker, ready=100, identify={"output_buffer_timeout": -1, "output_buffer_size": 64})
-    publish(broker, b"a" * 10)
+    publish(broker, b"a" * 20)
     assert client.pump() == []
 
-    publish(broker, b"b" * 10)
+    for _ in range(3):
+        publish(broker, b"a" * 20)
 
-    assert len(client.bodies()) == 2
+    assert len(client.bodies()) == 3
+
+
+def test_with_another_buffer_timeout_than_the_default_messages_wait_for_it(broker):
+    client = consumer(broker, ready=5, identify={"output_buffer_timeout": 1000})
+    publish(broker, b"a")
+    assert client.pump() == []
+    assert client.session.due == 1.0
+
+    assert [kind for kind, _ in client.tick(1.0)] == [MESSAGE]
+    assert client.session.due > 1.0
+
+
+@pytest.mark.parametrize("asked", [{}, {"output_buffer_timeout": 250}], ids=["nothing", "the default"])
+def test_with_the_default_they_go_at_once_unless_nsqd_is_to_be_late(asked):
+    clients = [consumer(Broker(NsqdOptions(buffer_lateness=late)), ready=5, identify=asked) for late in (False, True)]
+    for client in clients:
+        publish(client.session._broker, b"a")
+
+    assert [len(client.pump()) for client in clients] == [1, 0]
+    assert [len(client.tick(0.25)) for client in clients] == [0, 1]
+
+
+def test_a_client_that_is_gone_has_nothing_due(broker):
+    client = consumer(broker, ready=5, identify={"output_buffer_timeout": 1000})
+    publish(broker, b"a")
+    client.pump()
+    client.end()
+
+    assert client.session.due >= 30.0
 
 
 def test_without_a_buffer_messages_go_at_once(broker):

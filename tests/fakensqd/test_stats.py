@@ -3,6 +3,7 @@
 import pytest
 
 from fakensqd.broker import Broker
+from fakensqd.options import NsqdOptions
 from fakensqd.session import Session
 from fakensqd.stats import statistics, statistics_text
 from gnsq.protocol import commands
@@ -118,3 +119,20 @@ def test_text_of_nothing():
     text = statistics_text(stats(Broker(), include_memory=False), uptime=0.0, now_seconds=START)
 
     assert text.endswith("\nHealth: OK\n\nTopics: None\n\nProducers: None\n")
+
+
+def test_percentiles_of_the_time_to_fin():
+    broker = Broker(NsqdOptions(e2e_processing_latency_percentiles=(0.5, 0.99)), epoch_ns=START * 10**9)
+    client = session(broker, commands.subscribe("t", "c") + commands.ready(5) + commands.publish("t", b"x"))
+    broker.ensure_topic("u")
+    (message,) = broker.topics["t"].channels["c"].stored()
+    client.receive(commands.finish(message.id), 1.5)
+
+    topic, other = stats(broker, now=2.0)["topics"]
+
+    percentiles = [{"quantile": 0.99, "value": 1_500_000_000}, {"quantile": 0.5, "value": 1_500_000_000}]
+    assert topic["e2e_processing_latency"] == {"count": 1, "percentiles": percentiles}
+    assert topic["channels"][0]["e2e_processing_latency"] == topic["e2e_processing_latency"]
+    assert other["e2e_processing_latency"] == {"count": 0, "percentiles": None}
+    text = statistics_text(stats(broker, now=2.0), uptime=2.0, now_seconds=START + 2)
+    assert text.count("e2e%: 1.5s, 1.5s\n") == 2

@@ -9,7 +9,7 @@ import gevent
 import pytest
 from gevent._hub_local import get_hub_if_exists
 
-from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
+from fakensqd import FakeCluster, FakeLookupd, FakeNsqd, thread
 from fakensqd.clock import ManualClock
 from fakensqd.faults.toxics import corrupt_bytes
 from fakensqd.thread import Threaded
@@ -216,3 +216,79 @@ def test_what_is_called_over_there_takes_toxics():
 def test_in_the_hub_it_is_what_it_was():
     assert isinstance(FakeNsqd(threaded=False), FakeNsqd)
     assert isinstance(FakeNsqd(), FakeNsqd)
+
+
+def test_a_call_takes_as_long_as_it_likes(monkeypatch):
+    with FakeNsqd(threaded=True) as nsqd:
+        monkeypatch.setattr(thread, "_PATIENCE", 0.01)
+
+        def ask():
+            nsqd.wait_until(lambda server: server.depth("t"), 3, limit=0.2)
+
+        for asked in (ask, lambda: in_plain_thread(ask)):
+            with pytest.raises(AssertionError, match=r"not so within 0\.2 s: expected 3, nearest was 0"):
+                asked()
+        monkeypatch.undo()
+
+
+def test_a_call_whose_caller_is_interrupted_ends():
+    threaded = Threaded(FakeNsqd())
+    ended = threading.Event()
+
+    def wait(nsqd):
+        try:
+            gevent.sleep(3600)
+        finally:
+            ended.set()
+
+    with threaded as nsqd:
+        with pytest.raises(gevent.Timeout), gevent.Timeout(0.05):
+            nsqd.wait_until(wait, limit=60.0)
+
+        assert ended.wait(10)
+
+
+@pytest.mark.parametrize("in_hub", [True, False], ids=["in a hub", "without a hub"])
+def test_a_stop_ends_the_calls_of_others(in_hub):
+    threaded = Threaded(FakeNsqd())
+    begun = threading.Event()
+    told = []
+
+    def ask():
+        with pytest.raises(RuntimeError, match="stopped meanwhile") as caught:
+            threaded.call(lambda: (begun.set(), gevent.sleep(3600)))
+        told.append(caught.value)
+
+    def ask_in_hub():
+        gevent.get_hub()
+        ask()
+        gevent.get_hub().destroy(destroy_loop=True)
+
+    with threaded:
+        other = threading.Thread(target=ask_in_hub if in_hub else ask)
+        other.start()
+        assert begun.wait(10)
+    other.join(10)
+
+    assert len(told) == 1
+
+
+def test_a_thread_that_does_not_start_in_time_is_told_of_and_ends(monkeypatch):
+    stopped = threading.Event()
+
+    class Slow(FakeNsqd):
+        def start(self):
+            gevent.sleep(0.2)
+            super().start()
+
+        def stop(self):
+            super().stop()
+            stopped.set()
+
+    monkeypatch.setattr(thread, "_PATIENCE", 0.01)
+    threaded = Threaded(Slow())
+
+    with pytest.raises(TimeoutError, match=r"did not start within 0\.01 s"):
+        threaded.start()
+
+    assert stopped.wait(10)

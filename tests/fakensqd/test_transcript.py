@@ -150,3 +150,32 @@ def test_a_failure_shows_the_transcript(nsqd):
 
 def test_what_is_true_is_enough():
     assert wait_for(lambda: [1], limit=1.0) == [1]
+
+
+# --- what is no transcript --------------------------------------------------------------------------------------------
+
+HEAD = '{"transcript": 1, "dropped": 0}\n'
+NO_TRANSCRIPTS = [
+    pytest.param('{"transcript": 1}', "the first is {'transcript': 1}", id="a head without what was dropped"),
+    pytest.param("[]", r"the first is \[\]", id="a list"),
+    pytest.param("1", "the first is 1", id="a number"),
+    pytest.param("", "the first is None", id="nothing"),
+    pytest.param("{", "Expecting", id="no JSON"),
+    pytest.param("[" * 100_000, "nested too deeply", id="too deep"),
+    pytest.param(HEAD + "[]", "line 2 is no entry", id="a list as entry"),
+    pytest.param(HEAD + "{}", "line 2 is no entry", id="an empty entry"),
+    pytest.param(HEAD + '{"time": 0, "connection": 1, "kind": "end", "x": 1}', "line 2 is no entry", id="a field"),
+    pytest.param(
+        HEAD + '{"time": 0, "connection": 1, "kind": "end", "message_id": 5}', "message_id is 5", id="no message id"
+    ),
+    pytest.param(HEAD + '{"time": "0", "connection": 1, "kind": "end"}', "time is '0'", id="no time"),
+    pytest.param(
+        HEAD + '{"time": 0, "connection": 1, "kind": "end", "bodies": [1]}', "line 2 is no entry", id="no body"
+    ),
+]
+
+
+@pytest.mark.parametrize(("lines", "text"), NO_TRANSCRIPTS)
+def test_what_is_no_transcript_is_not_loaded(lines, text):
+    with pytest.raises(ValueError, match=text):
+        Transcript.load(lines)
