@@ -94,6 +94,7 @@ class Backoff:
         failures: In a row; each success takes one off.
         duration: Of the last wait, seconds.
         until: When the wait is over.
+        maximum: May be changed at any time.
     """
 
     def __init__(
@@ -108,28 +109,29 @@ class Backoff:
         self.duration = 0.0
         self.until = 0.0
         self._delay = delay
-        self._maximum = maximum
+        self.maximum = maximum
         self._jitter = jitter
         self._rng = rng if rng is not None else random.Random()
 
     def failed(self, now: float) -> bool:
         """Note a failure; whether a wait begins with it."""
-        if self.phase is Phase.WAITING or self._maximum <= 0:
+        if self.phase is Phase.WAITING or self.maximum <= 0:
             return False
+        failures = self.failures + 1
         # Where more failures no longer make the wait longer they are not counted: as many successes would be needed.
-        if self.phase is Phase.OFF or self._delay(self.failures) < self._maximum:
-            self.failures += 1
-        self._wait(now)
+        if self.failures and self._length(failures) <= self._length(self.failures):
+            failures = self.failures
+        self._wait(failures, now)
         return True
 
     def succeeded(self, now: float) -> bool:
         """Note a success; whether it changes anything: a shorter wait, or none any more."""
         if self.phase is not Phase.PROBING:
             return False
-        self.failures -= 1
-        if self.failures:
-            self._wait(now)
+        if self.failures > 1:
+            self._wait(self.failures - 1, now)
         else:
+            self.failures = 0
             self.phase = Phase.OFF
         return True
 
@@ -140,8 +142,12 @@ class Backoff:
         self.phase = Phase.PROBING
         return True
 
-    def _wait(self, now: float) -> None:
+    def _wait(self, failures: int, now: float) -> None:
+        # What may raise, a user's delay, comes first.
+        self.duration = self._length(failures) * (1 - self._jitter * self._rng.random())
+        self.failures = failures
         self.phase = Phase.WAITING
-        delay = max(0.0, min(self._delay(self.failures), self._maximum))
-        self.duration = delay * (1 - self._jitter * self._rng.random())
         self.until = now + self.duration
+
+    def _length(self, failures: int) -> float:
+        return max(0.0, min(self._delay(failures), self.maximum))

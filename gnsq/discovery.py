@@ -65,22 +65,37 @@ def lookup_nsqds(lookupds: Iterable[LookupdClient], topic: str, found: Callable[
 
 def _lookup_one(lookupd: LookupdClient, topic: str, found: Callable[[str], None]) -> bool:
     try:
-        producers = lookupd.lookup(topic)["producers"] or ()
-        addresses = [_producer_address(producer) for producer in producers]
+        producers = lookupd.lookup(topic)["producers"] or []
+        if not isinstance(producers, list):
+            raise TypeError(f"producers {producers!r:.80} are no list")
     except NSQHttpError as error:
         if error.status == 404:
             return True
         logger.warning("%s: lookup of topic %s failed: %s", lookupd.address, topic, error)
         return False
-    except (KeyError, TypeError, ValueError) as error:
-        logger.warning("%s: lookup of topic %s: answer is not nsqlookupd's: %r", lookupd.address, topic, error)
+    except (KeyError, TypeError) as error:
+        _log_nonsense(lookupd, topic, error)
         return False
-    for address in addresses:
-        found(address)
-    return True
+    understood = True
+    for producer in producers:
+        try:
+            address = _producer_address(producer)
+        except (KeyError, TypeError, ValueError) as error:
+            # One that makes no sense hides none of the others.
+            _log_nonsense(lookupd, topic, error)
+            understood = False
+        else:
+            found(address)
+    return understood
 
 
-def _producer_address(producer: Mapping[str, object]) -> str:
+def _log_nonsense(lookupd: LookupdClient, topic: str, error: Exception) -> None:
+    logger.warning("%s: lookup of topic %s: answer is not nsqlookupd's: %r", lookupd.address, topic, error)
+
+
+def _producer_address(producer: object) -> str:
+    if not isinstance(producer, dict):
+        raise TypeError(f"producer {producer!r:.80} is no object")
     # "address" is what servers before 0.2.22 said.
     host = producer.get("broadcast_address") or producer["address"]
     port = producer["tcp_port"]

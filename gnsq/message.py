@@ -63,7 +63,10 @@ class Responder(Protocol):
         """Take note that such a message was answered."""
 
     def forget(self, message: Message) -> None:
-        """Take note that nsqd has taken a message back, unanswered."""
+        """Take note that nsqd has taken a message back, unanswered, and that nobody will answer it any more."""
+
+    def lapse(self, message: Message) -> None:
+        """Take note that nsqd has taken a message back, while somebody still works on it."""
 
     def keep_touching(self, message: Message, interval: float) -> Callable[[], None]:
         """Touch a message every interval seconds, in the connection's hub; gives what ends it, which never raises.
@@ -92,7 +95,7 @@ class Message:
     """
 
     __slots__ = (
-        *("__weakref__", "_async", "_open", "_responder", "_signals", "_touched"),
+        *("__weakref__", "_async", "_noted", "_open", "_responder", "_signals", "_touched"),
         *("attempts", "body", "id", "received", "timestamp"),
     )
 
@@ -115,6 +118,8 @@ class Message:
         # one succeeds; a lock would cost as much as the rest of the message.
         self._open = True
         self._async = False
+        # Whether the responder must be told of its answer.
+        self._noted = False
         self._signals: dict[str, Signal] | None = None
 
     @classmethod
@@ -185,7 +190,7 @@ class Message:
             del self._open
         except AttributeError:
             raise NSQException("already responded") from None
-        if self._async:
+        if self._noted:
             self._release()
         if self._responder is not None:
             self._responder.finish(self.id)
@@ -211,7 +216,7 @@ class Message:
             del self._open
         except AttributeError:
             raise NSQException("already responded") from None
-        if self._async:
+        if self._noted:
             self._release()
         if self._responder is not None:
             self._responder.requeue(self.id, time_ms, backoff)
@@ -280,10 +285,17 @@ class Message:
         if self.has_responded():
             return
         del self._open
-        if self._async:
+        if self._noted:
             self._release()
         if self._responder is not None:
             self._responder.forget(self)
+
+    def lapse(self) -> None:
+        """Take the message as one that nsqd has taken back though somebody works on it: it no longer counts as in
+        flight, and may still be answered, which nsqd refuses."""
+        if not self.has_responded() and self._responder is not None:
+            self._noted = True
+            self._responder.lapse(self)
 
     def settle(self) -> bool:
         """Finish the message, unless it was answered or is answered later; whether it is answered now.
@@ -297,6 +309,8 @@ class Message:
             del self._open
         except AttributeError:
             return True
+        if self._noted:
+            self._release()
         if self._responder is not None:
             self._responder.finish(self.id)
         if self._signals is not None:
@@ -306,7 +320,7 @@ class Message:
     def enable_async(self) -> None:
         """Leave the answer to whoever calls finish() or requeue() later; the handler's return no longer finishes it."""
         if not self._async:
-            self._async = True
+            self._async = self._noted = True
             if self._responder is not None:
                 self._responder.hold(self)
 

@@ -120,6 +120,11 @@ class ConnectionPool:
         keeper.greenlet = gevent.spawn(self._keep, address, keeper)
         keeper.greenlet.name = f"gnsq-keep-{address}"
 
+    @property
+    def untried(self) -> int:
+        """How many addresses have not been tried yet."""
+        return sum(not keeper.tried.is_set() for keeper in self._keepers.values())
+
     def wait_tried(self) -> None:
         """Wait until every address has been tried once; each try has a time limit of its own."""
         gevent.wait([keeper.tried for keeper in list(self._keepers.values())])

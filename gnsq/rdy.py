@@ -83,12 +83,13 @@ class RdyPolicy(Generic[Key]):
 
     Args:
         max_in_flight: Messages, 1 or more; may be changed at any time, decide() then says what follows.
-        idle_timeout: Seconds.
+        idle_timeout: Seconds; may be changed, too.
         rng: Source of randomness for who gets the remainder, and whose turn comes first.
 
     Attributes:
         paused: Nobody gets any.
         backing_off: Nobody gets any but the probe.
+        expected: Connections that may join any moment; their shares are kept for them.
         probe: Has RDY 1 while the others back off; None for nobody.
     """
 
@@ -96,8 +97,9 @@ class RdyPolicy(Generic[Key]):
         self.max_in_flight = max_in_flight
         self.paused = False
         self.backing_off = False
+        self.expected = 0
         self.probe: Key | None = None
-        self._idle_timeout = idle_timeout
+        self.idle_timeout = idle_timeout
         self._rng = rng if rng is not None else random.Random()
         self._shares: dict[Key, _Share] = {}
         # Who comes first where there is not enough for all.
@@ -117,7 +119,9 @@ class RdyPolicy(Generic[Key]):
             counts_down: Its nsqd takes RDY as the number of messages still to be sent.
         """
         self._shares[key] = _Share(max_rdy_count, counts_down, now)
-        self._order.insert(self._rng.randint(0, len(self._order)), key)
+        # Not before those that have their turn: all would wait until what they give up is free.
+        first = min(len(self._order), self.max_in_flight) if len(self._order) >= self.max_in_flight else 0
+        self._order.insert(self._rng.randint(first, len(self._order)), key)
 
     def remove(self, key: Key) -> None:
         """Forget a connection."""
@@ -148,13 +152,18 @@ class RdyPolicy(Generic[Key]):
         return news
 
     def pick_probe(self, in_flight: Mapping[Key, int]) -> Key | None:
-        """Choose, at random, whom to ask for one message, another than now if there is one; None without connections.
+        """Choose whom to ask for one message; None without connections.
 
+        At first the one that had messages last: it most likely has more. Then, since that gave none, another at random.
         One that has messages in flight would give none before these are answered, so others come first.
         """
         others = [key for key in self._order if key != self.probe] or self._order
         best = [key for key in others if not in_flight.get(key)] or others
-        return self._rng.choice(best) if best else None
+        if not best:
+            return None
+        if self.probe is None:
+            return max(best, key=lambda key: (not self._shares[key].fresh, self._shares[key].last))
+        return self._rng.choice(best)
 
     def decide(self, in_flight: Mapping[Key, int], now: float) -> dict[Key, int]:
         """Say which connections are to be sent which RDY now; those not named keep theirs.
@@ -163,7 +172,7 @@ class RdyPolicy(Generic[Key]):
             in_flight: Messages in flight on each connection.
         """
         targets = self._targets(in_flight, now)
-        lowered = self._take_back(targets, now)
+        lowered = self._take_back(self._within(targets, in_flight), now)
         changed = lowered | self._grant(targets, in_flight, now)
         for key, share in self._shares.items():
             if share.counts_down:
@@ -178,15 +187,28 @@ class RdyPolicy(Generic[Key]):
         times = [share.past_until for share in shares if self._owed and share.past_until > now]
         if self._crowded:
             for share in shares:
-                if share.turn is not None:
-                    idle = max(share.last, share.turn) + self._idle_timeout
-                    times += [idle if idle > now else now + self._idle_timeout, share.turn + TURN * self._idle_timeout]
-        elif len(self._shares) > 1 and any(self._is_hungry(share, now) for share in shares):
-            times += [share.last + self._idle_timeout for share in shares]
-            times += [share.hungry + self._idle_timeout for share in shares]
+                if share.turn is not None and share.rdy:
+                    idle = max(share.last, share.turn) + self.idle_timeout
+                    times += [idle if idle > now else now + self.idle_timeout, share.turn + TURN * self.idle_timeout]
+        times += [share.last + GRACE for share in shares if share.fresh]
+        if not self._crowded and len(self._shares) > 1 and any(self._is_hungry(share, now) for share in shares):
+            times += [share.last + self.idle_timeout for share in shares]
+            times += [share.hungry + self.idle_timeout for share in shares]
         return min((time for time in times if time > now), default=None)
 
     # --- steps of decide()
+
+    def _within(self, targets: Mapping[Key, int], in_flight: Mapping[Key, int]) -> dict[Key, int]:
+        """Cut targets where others hold more than theirs, as when max_in_flight was lowered: to 1 at least, so that
+        who waits for their answers does not wait for ever."""
+        rdy = {key: min(target, self._shares[key].rdy) for key, target in targets.items()}
+        excess = sum(max(count, in_flight.get(key, 0)) for key, count in rdy.items()) - self.max_in_flight
+        for key in reversed(self._order):
+            spare = rdy[key] - max(in_flight.get(key, 0), 1)
+            if excess > 0 and spare > 0:
+                rdy[key] -= min(spare, excess)
+                excess -= min(spare, excess)
+        return rdy
 
     def _take_back(self, targets: Mapping[Key, int], now: float) -> set[Key]:
         lowered = {key for key, target in targets.items() if target < self._shares[key].rdy}
@@ -210,6 +232,9 @@ class RdyPolicy(Generic[Key]):
             granted = min(target, held + free)
             free -= max(granted - held, 0)
             if granted > share.rdy:
+                if share.turn is not None and not share.rdy:
+                    # Only now: others may have held what it waited for.
+                    share.turn = now
                 share.rdy = granted
                 raised.add(key)
             if granted < target:
@@ -254,16 +279,22 @@ class RdyPolicy(Generic[Key]):
             key for key, share in self._shares.items() if not share.fresh and not (hungry and self._is_idle(share, now))
         ]
         targets = {key: min(1, self._shares[key].limit) for key in self._order}
-        targets.update(self._spread(self.max_in_flight - len(self._order) + len(takers), set(takers)))
+        # The first to have a message must not take what others will have to be given a moment later.
+        young = sum(share.fresh and now < share.last + GRACE for share in self._shares.values())
+        count = self.max_in_flight - len(self._order) + len(takers) + young
+        targets.update(self._spread(count, set(takers), young + self.expected))
         return targets
 
-    def _spread(self, count: int, takers: set[Key]) -> dict[Key, int]:
-        """Divide evenly, the remainder to the first in order; what one's nsqd does not allow goes to the others."""
+    def _spread(self, count: int, takers: set[Key], reserved: int) -> dict[Key, int]:
+        """Divide evenly, with shares for others kept back; the remainder goes to the first in order, what one's nsqd
+        does not allow to the others."""
         targets = {}
         # Those with the lowest limits first: what they leave is then shared by the rest.
         waiting = sorted((key for key in self._order if key in takers), key=lambda key: self._shares[key].limit)
         while waiting:
-            share, remainder = divmod(count, len(waiting))
+            share, remainder = divmod(count, len(waiting) + reserved)
+            if reserved:
+                share, remainder = max(share, 1), 0
             if self._shares[waiting[0]].limit > share:
                 targets.update(self._even(waiting, share, remainder))
                 break
@@ -278,10 +309,10 @@ class RdyPolicy(Generic[Key]):
         return {key: share + (1 if index < remainder else 0) for index, key in enumerate(order)}
 
     def _is_hungry(self, share: _Share, now: float) -> bool:
-        return now < share.hungry + self._idle_timeout
+        return now < share.hungry + self.idle_timeout
 
     def _is_idle(self, share: _Share, now: float) -> bool:
-        return now >= share.last + self._idle_timeout
+        return now >= share.last + self.idle_timeout
 
     def _take_turns(self, in_flight: Mapping[Key, int], now: float) -> None:
         """Let those whose turn is over go behind those that wait."""
@@ -297,8 +328,8 @@ class RdyPolicy(Generic[Key]):
                 share.turn = now
 
     def _turn_is_over(self, share: _Share, in_flight: int, now: float) -> bool:
-        if share.turn is None:
+        if share.turn is None or not share.rdy:
             return False
         # Written as in due(), so that rounding is the same.
-        idle = not in_flight and now >= max(share.last, share.turn) + self._idle_timeout
-        return idle or now >= share.turn + TURN * self._idle_timeout
+        idle = not in_flight and now >= max(share.last, share.turn) + self.idle_timeout
+        return idle or now >= share.turn + TURN * self.idle_timeout

@@ -3,7 +3,9 @@
 Each client runs in a process of its own against the same nsqd in the same run, so ratios mean something where seconds
 do not. The nsqd is a real one if there is one (NSQD, or on PATH), else fakensqd, which is slower than its clients:
 then the figures say little. Peers are looked for in this interpreter and in those that BENCH_PYTHONS names
-(colon-separated): gnsq 1.0.2 needs one of its own. Workloads:
+(colon-separated): gnsq 1.0.2 needs one of its own. Clients in other languages are programs that BENCH_PROGRAMS names
+(NAME=PATH, colon-separated), called with WORKLOAD HOST:PORT TOPIC COUNT SETTING and printing messages a second.
+Workloads:
 
 - consume: messages of 200 bytes that wait in a channel, handled by a function that counts; the setting is
   max_in_flight. 15 % more than are counted wait, else nsqd's 250 ms output buffer measures the tail.
@@ -11,7 +13,7 @@ then the figures say little. Peers are looked for in this interpreter and in tho
 - layers: what TLS, snappy and deflate cost our consumer; see bench_layers.py.
 - fakensqd: what the emulator itself does, in one process; see bench_fake.py.
 
-``bench.py layers`` and ``bench.py fakensqd`` measure only that.
+``bench.py layers``, ``bench.py fakensqd``, ``bench.py consume`` and ``bench.py publish`` measure only that.
 """
 
 from __future__ import annotations
@@ -69,18 +71,18 @@ with FakeNsqd(mem_queue_size=1000000, tls_cert=sys.argv[1], tls_key=sys.argv[2])
 """
 
 
-def measure(python: str, client: str, *arguments: object) -> float | None:
+def measure(name: str, client: list[str], *arguments: object) -> float | None:
     """Run one client. Gives messages a second, None if it is not installed or failed (which is said)."""
-    command = [python, str(PEERS), client, *map(str, arguments)]
+    command = [*client, *map(str, arguments)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, cwd="/")
     except subprocess.TimeoutExpired:
-        print(f"  {client}: not done within {LIMIT:.0f} s")
+        print(f"  {name}: not done within {LIMIT:.0f} s")
         return None
     if done.returncode == 0:
         return float(done.stdout)
     if done.returncode != NOT_INSTALLED:
-        print(f"  {client}: failed: {done.stderr.strip().splitlines()[-1:]}")
+        print(f"  {name}: failed: {done.stderr.strip().splitlines()[-1:]}")
     return None
 
 
@@ -108,24 +110,33 @@ def label(python: str, client: str) -> str:
     return f"gnsq {done.stdout.strip()}" if done.returncode == 0 else client
 
 
+def clients(workload: str) -> dict[str, list[str]]:
+    """How each client is started, by its name."""
+    found = {}
+    for python in pythons():
+        for client in WORKLOADS[workload]:
+            if client != "raw" or python == sys.executable:
+                found[label(python, client)] = [python, str(PEERS), client]
+    for given in filter(None, os.environ.get("BENCH_PROGRAMS", "").split(":")):
+        name, _, path = given.partition("=")
+        found[name] = [path]
+    return found
+
+
 def rates(tcp: str, http: str, workload: str, setting: int, count: int) -> dict[str, float]:
     """Measure every client ROUNDS times, taking turns; give the median of each."""
-    clients = [(python, client) for python in pythons() for client in WORKLOADS[workload]]
-    clients = [pair for pair in clients if pair[1] != "raw" or pair[0] == sys.executable]
+    waiting = clients(workload)
     found: dict[str, list[float]] = {}
-    skipped: set[tuple[str, str]] = set()
     for _ in range(ROUNDS):
-        for python, client in clients:
-            if (python, client) in skipped:
-                continue
+        for name, client in list(waiting.items()):
             topic = f"bench-{uuid.uuid4().hex[:8]}"
             if workload == "consume":
                 fill(tcp, http, topic, count + count * 15 // 100)
-            rate = measure(python, client, workload, tcp, topic, count, setting)
+            rate = measure(name, client, workload, tcp, topic, count, setting)
             if rate is None:
-                skipped.add((python, client))
+                del waiting[name]
             else:
-                found.setdefault(label(python, client), []).append(rate)
+                found.setdefault(name, []).append(rate)
             with contextlib.suppress(Exception):  # a workload that failed early made no topic
                 NsqdHTTPClient.from_url(http).delete_topic(topic)
     return {name: statistics.median(values) for name, values in found.items()}
@@ -159,31 +170,33 @@ def show_layers(costs: dict[str, list[tuple[float, float]]]) -> None:
 
 
 def main() -> int:
-    if sys.argv[1:] != ["layers"]:
+    only = sys.argv[1] if sys.argv[1:] else None
+    if only in (None, "fakensqd"):
         bench_fake.show()
-    if sys.argv[1:] == ["fakensqd"]:
+    if only == "fakensqd":
         return 0
     with tempfile.TemporaryDirectory() as folder:
         certificates = Certificates(folder)
-        return measure_all(certificates.server(), certificates.ca)
+        return measure_all(only, certificates.server(), certificates.ca)
 
 
-def measure_all(certificate: CertificateFiles, ca: str) -> int:
+def measure_all(only: str | None, certificate: CertificateFiles, ca: str) -> int:
     with server(certificate) as (tcp, http):
-        if sys.argv[1:] != ["layers"]:
-            measure_peers(tcp, http)
-        show_layers(layer_costs(tcp, http, ca))
+        for workload, settings in (("consume", CONSUME), ("publish", PUBLISH)):
+            if only in (None, workload):
+                measure_peers(tcp, http, workload, settings)
+        if only in (None, "layers"):
+            show_layers(layer_costs(tcp, http, ca))
     return 0
 
 
-def measure_peers(tcp: str, http: str) -> None:
-    for workload, settings in (("consume", CONSUME), ("publish", PUBLISH)):
-        for setting, count in settings:
-            print(f"{workload}, setting {setting}, {count} messages, median of {ROUNDS}", flush=True)
-            found = rates(tcp, http, workload, setting, count)
-            raw = found.get("raw", float("nan"))
-            for name, rate in sorted(found.items(), key=lambda item: -item[1]):
-                print(f"  {name:<16} {rate:>10,.0f} messages/s   {rate / raw:5.2f} of raw", flush=True)
+def measure_peers(tcp: str, http: str, workload: str, settings: list[tuple[int, int]]) -> None:
+    for setting, count in settings:
+        print(f"{workload}, setting {setting}, {count} messages, median of {ROUNDS}", flush=True)
+        found = rates(tcp, http, workload, setting, count)
+        raw = found.get("raw", float("nan"))
+        for name, rate in sorted(found.items(), key=lambda item: -item[1]):
+            print(f"  {name:<16} {rate:>10,.0f} messages/s   {rate / raw:5.2f} of raw", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """What the hot paths cost, in sends and switches: counts, which no noisy machine can blur."""
 
+import gc
+import sys
+
 import gevent
 import greenlet
 import pytest
@@ -122,3 +125,28 @@ def test_publishers_that_wait_together_share_one_send(connection, transport):
 
     # To each publisher and back, and the same again for joinall() at its end.
     assert switches.count <= 4 * 1000 + 20
+
+
+def test_message_in_flight_costs_few_allocations_and_leaves_none(connection, transport):
+    release = Event()
+    consumer = Consumer(
+        "t", "c", "nsqd", message_handler=lambda c, message: release.wait(), max_in_flight=1000, concurrency=1
+    )
+    consumer._prepare(connection)
+    data = chunk(0)
+    transport.feed(chunk(1))
+    wait_until(lambda: consumer.stats().waiting == CHUNK - 1)
+    gc.collect()
+    before = sys.getallocatedblocks()
+
+    transport.feed(data)
+    wait_until(lambda: consumer.stats().waiting == 2 * CHUNK - 1)
+    held = sys.getallocatedblocks() - before
+    release.set()
+    wait_until(lambda: transport.sent.count(b"FIN ") == 2 * CHUNK)
+    del transport.sends[:]
+    gc.collect()
+
+    # The message, its id, its body, two ints of 30 bits and more, and a share of the chunk.
+    assert held <= 8 * CHUNK
+    assert sys.getallocatedblocks() - before <= CHUNK / 2

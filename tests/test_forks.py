@@ -3,6 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
+from fakensqd import FakeLookupd
+from gnsq import Producer
 from tests.helpers import channel_stats
 
 SCRIPT = """
@@ -65,3 +69,246 @@ def test_all_that_was_confirmed_arrived_once(fakensqd):
     subprocess.run([sys.executable, "-c", SCRIPT, fakensqd.tcp_address], capture_output=True, check=True, timeout=30)
 
     assert channel_stats(fakensqd, "t", "c")["message_count"] == 53
+
+
+# --- consumers --------------------------------------------------------------------------------------------------------
+
+# What the scripts below have in common: how to wait, and how a child ends.
+PRELUDE = """
+import os, signal, sys, traceback
+import gevent, gevent.os
+from gevent.event import Event
+from gnsq import Consumer
+
+nsqd, lookupd = sys.argv[1:3]
+
+
+def wait_until(condition):
+    with gevent.Timeout(10):
+        while not condition():
+            gevent.sleep(0.001)
+
+
+def in_child(function):
+    child = fork()
+    if not child:
+        status = 1
+        try:
+            function()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    return child
+
+
+def say(*words):
+    # In one piece, whoever else writes.
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+
+def ended(child):
+    return gevent.os.waitpid(child, 0)[1]
+"""
+
+FORKS = [pytest.param("gevent.os.fork", id="gevent.os.fork"), pytest.param("os.fork", id="os.fork")]
+
+
+@pytest.fixture
+def run(fakensqd):
+    """Run a script on an nsqd with a hundred messages; give back the lines that it said."""
+
+    def run(script, fork="gevent.os.fork"):
+        with Producer(fakensqd.tcp_address) as producer:
+            producer.multipublish("t", [b"x"] * 100)
+        with FakeLookupd(threaded=True) as lookupd:
+            lookupd.record()
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    *("-W", "error", "-c", f"{PRELUDE}\nfork = {fork}\n{script}"),
+                    *(fakensqd.tcp_address, lookupd.http_address),
+                ],
+                capture_output=True,
+                text=True,
+                timeout=40,
+            )
+        assert (done.stderr, done.returncode) == ("", 0)
+        return done.stdout.splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_consumer_made_before_a_fork_and_started_after_it_works_in_each_child(fakensqd, run, fork):
+    said = run(
+        """
+got = []
+
+
+def handle(consumer, message):
+    gevent.sleep(0.05)  # leaves some for the others
+    got.append(message)
+
+
+consumer = Consumer("t", "c", nsqd, lookupd, message_handler=handle, max_in_flight=5)
+
+
+def work():
+    consumer.start(block=False)
+    wait_until(lambda: len(got) >= 10)
+    consumer.close()
+    consumer.join(10)
+    say("child", consumer.is_running, len(got) >= 10)
+
+
+say(*[ended(child) for child in [in_child(work), in_child(work)]])
+consumer.start(block=False)
+wait_until(lambda: len(got) >= 10)
+consumer.close(timeout=10)
+say("parent", consumer.is_running)
+""",
+        fork,
+    )
+
+    assert sorted(said) == ["0 0", "child False True", "child False True", "parent False"]
+    stats = channel_stats(fakensqd, "t", "c")
+    assert (stats["in_flight_count"], stats["requeue_count"], stats["client_count"]) == (0, 0, 0)
+    assert stats["depth"] <= 70
+
+
+RUNNING = """
+before, release, done = [], Event(), []
+parent = os.getpid()
+
+
+def handle(consumer, message):
+    if os.getpid() != parent:
+        say("begun in the child")
+    before.append(message)
+    release.wait()
+    if os.getpid() != parent:
+        say("continued in the child")
+    done.append(message)
+
+
+consumer = Consumer(
+    "t",
+    "c",
+    nsqd,
+    lookupd,
+    message_handler=handle,
+    max_in_flight=10,
+    concurrency=5,
+    lookupd_poll_interval=0.01,
+    reconnect_initial=0.01,
+)
+consumer.on_close.connect(lambda consumer: say("closed", os.getpid() == parent), weak=False)
+consumer.start(block=False)
+wait_until(lambda: len(before) == 5 and consumer.total_in_flight == 10)
+
+
+def child():
+    with gevent.Timeout(5):
+        consumer.join()
+        consumer.close(timeout=3)
+        consumer.start()
+    release.set()
+    # Whatever was inherited has its turn, and lookups and reconnects are long due.
+    gevent.sleep(0.3)
+    living = [task for task in consumer._tasks if not task.dead]
+    say("child", consumer.is_running, consumer.is_healthy, consumer.total_in_flight, len(done), len(before), living)
+"""
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_consumer_that_runs_across_a_fork_does_nothing_in_the_child(fakensqd, run, fork):
+    said = run(
+        RUNNING
+        + """
+import logging
+logging.disable()
+child = in_child(child)
+gevent.sleep(0.2)
+say(ended(child))
+release.set()
+wait_until(lambda: len(done) == 100)
+consumer.close(timeout=10)
+say("parent", len(done), consumer.is_running)
+""",
+        fork,
+    )
+
+    assert said == ["child False False 0 0 5 []", "0", "closed True", "parent 100 False"]
+    stats = channel_stats(fakensqd, "t", "c")
+    assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"], stats["timeout_count"]) == (0, 0, 0, 0)
+    # The parent's connection, and no other: neither of the child, nor a second one of the parent.
+    assert fakensqd.transcript.commands("SUB") == ["SUB"]
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_fork_inside_of_a_handler_leaves_the_message_to_the_parent(fakensqd, run, fork):
+    said = run(
+        """
+import logging
+logging.disable()
+done = []
+
+
+def handle(consumer, message):
+    if not done:
+        done.append(message)
+        child = in_child(lambda: (gevent.sleep(0.1), say("child", consumer.is_running, consumer.total_in_flight)))
+        say(ended(child))
+    else:
+        done.append(message)
+
+
+consumer = Consumer("t", "c", nsqd, message_handler=handle, max_in_flight=5)
+consumer.start(block=False)
+wait_until(lambda: len(done) == 100)
+consumer.close(timeout=10)
+say("parent", len(done))
+""",
+        fork,
+    )
+
+    assert said == ["child False 0", "0", "parent 100"]
+    stats = channel_stats(fakensqd, "t", "c")
+    assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (0, 0, 0)
+
+
+def test_child_of_a_handler_may_go_on_as_a_program(fakensqd, run):
+    """start() returns in the child, whose handler ends without an answer to nsqd."""
+    said = run(
+        """
+import logging
+logging.disable()
+parent, forked, done = os.getpid(), [], []
+
+
+def handle(consumer, message):
+    if not forked:
+        forked.append(fork())
+    if os.getpid() == parent:
+        done.append(message)
+    if len(done) == 100:
+        consumer.close()
+
+
+consumer = Consumer("t", "c", nsqd, message_handler=handle, max_in_flight=5)
+consumer.start()
+if os.getpid() != parent:
+    say("child", consumer.is_running)
+    sys.stdout.flush()
+    os._exit(0)
+say(ended(forked[0]), len(done))
+"""
+    )
+
+    assert sorted(said) == ["0 100", "child False"]
+    stats = channel_stats(fakensqd, "t", "c")
+    assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (0, 0, 0)

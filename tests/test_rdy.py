@@ -70,9 +70,11 @@ def test_newcomer_waits_for_what_is_in_flight_elsewhere():
     made.decide({}, 0.0)
     made.add("b", 2500, 0.0)
 
-    assert made.decide({"a": 10}, 0.0) == {"a": 9}
+    # The half that b will have, should it have messages, is kept for it for a moment.
+    assert made.decide({"a": 10}, 0.0) == {"a": 5}
     assert made.owed
-    assert made.decide({"a": 9}, GRACE) == {"b": 1}
+    assert made.decide({"a": 9}, GRACE / 2) == {}
+    assert made.decide({"a": 9}, GRACE) == {"a": 9, "b": 1}
     assert not made.owed
 
 
@@ -85,7 +87,27 @@ def test_lowered_rdy_is_granted_elsewhere_only_when_nsqd_must_have_read_it():
     assert made.owed
     assert made.due(0.0) == GRACE
     assert made.decide({}, GRACE / 2) == {}
-    assert made.decide({}, GRACE) == {"b": 1}
+    assert made.decide({}, GRACE) == {"a": 9, "b": 1}
+
+
+def test_share_is_kept_for_those_that_are_expected():
+    made = policy(100, "a", heard=False)
+    made.decide({}, 0.0)
+    made.expected = 3
+    made.heard("a", 1, 1, 0.0)
+    assert made.decide({"a": 1}, 0.0) == {"a": 25}
+
+    made.expected = 0
+    assert made.decide({"a": 1}, 0.1) == {"a": 100}
+
+
+def test_newcomer_takes_its_turn_behind_those_that_have_theirs():
+    for seed in range(20):
+        made = RdyPolicy(1, IDLE, random.Random(seed))
+        made.add("a", 2500, 0.0)
+        assert made.decide({}, 0.0) == {"a": 1}
+        made.add("b", 2500, 0.0)
+        assert made.decide({}, 0.0) == {}
 
 
 def test_lost_connection_gives_its_share_back():
@@ -141,6 +163,16 @@ def test_becoming_idle_is_noticed_without_an_event():
     assert made.due(4.0) == IDLE
 
 
+def test_connection_with_less_than_nearly_all_in_flight_is_not_starved():
+    made = policy(20, "ab")
+    made.decide({}, 0.0)
+    made.heard("a", 8, 8, IDLE)
+    assert made.decide({"a": 8}, IDLE) == {}
+
+    made.heard("a", 1, 9, IDLE)
+    assert made.decide({"a": 9}, IDLE) == {"b": 1}
+
+
 def test_nothing_is_due_while_nobody_is_starved():
     made = policy(10, "ab")
     made.decide({}, 0.0)
@@ -175,6 +207,20 @@ def test_busy_connection_keeps_its_turn_longer_but_not_for_ever():
     assert changes == {busy: 0}
 
 
+def test_turn_begins_when_it_is_granted():
+    made = RdyPolicy(1, GRACE / 10, random.Random(1))
+    made.add("a", 2500, 0.0)
+    made.decide({}, 0.0)
+    made.add("b", 2500, 0.0)
+    now, served = 0.0, []
+
+    while len(served) < 6 and now < 20:
+        served += [key for key, count in made.decide({}, now).items() if count]
+        now = made.due(now)
+
+    assert served in (["a", "b"] * 3, ["b", "a"] * 3)
+
+
 def test_pause_takes_all_and_resume_gives_it_back():
     made = policy(4, "ab")
     made.decide({}, 0.0)
@@ -193,6 +239,14 @@ def test_backing_off_leaves_nothing_but_the_probe():
 
     made.probe = "b"
     assert made.decide({}, GRACE) == {"b": 1}
+
+
+def test_probe_is_first_the_one_that_had_messages_last():
+    made = policy(9, "abc")
+    made.heard("b", 1, 1, 5.0)
+    made.add("d", 2500, 6.0)
+
+    assert made.pick_probe({}) == "b"
 
 
 def test_probe_moves_to_another_without_messages_in_flight():

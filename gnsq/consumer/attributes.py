@@ -13,17 +13,14 @@ __all__ = ["OptionAttribute"]
 class _HasOptions(Protocol):
     options: ConsumerOptions
 
+    def apply_options(self) -> None:
+        """Take over what was set."""
+
 
 class OptionAttribute:
-    """Reads one option; sets it, within its bounds, where it is asked for anew each time.
+    """Reads one option; sets it, within its bounds."""
 
-    Args:
-        settable: Whether it is.
-    """
-
-    def __init__(self, *, settable: bool = True) -> None:
-        self._settable = settable
-        self._name = ""
+    _name = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -38,6 +35,5 @@ class OptionAttribute:
         return self if instance is None else getattr(instance.options, self._name)
 
     def __set__(self, instance: _HasOptions, value: Any) -> None:  # Any: as above
-        if not self._settable:
-            raise AttributeError(f"{self._name} can't be changed; give it to the constructor")
         instance.options = dataclasses.replace(instance.options, **{self._name: value})
+        instance.apply_options()

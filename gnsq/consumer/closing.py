@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 # For what is requeued at the time limit to be sent, and then for nsqd to close, seconds.
 LAST_WORDS = 2.0
-# How often a handler looks whether others are through, seconds.
+# How often to look whether others are through, or more has come, seconds.
 LOOK = 0.05
 
 
@@ -46,7 +46,10 @@ class Closing:
         closer.rawlink(lambda _: self._over.set())
         try:
             if not self._clock.wait(self._over, self._timeout) and self._requeue_rest():
-                self._clock.wait(self._over, LAST_WORDS)
+                end = self._clock.monotonic() + LAST_WORDS
+                # What nsqd had sent before it read the CLS may still come.
+                while not self._clock.wait(self._over, LOOK) and self._clock.monotonic() < end:
+                    self._requeue_rest()
         finally:
             # What is still there lost its connection; nsqd delivers it again.
             self._workers.inbox.clear()

@@ -11,11 +11,10 @@ import functools
 import logging
 import random
 from collections.abc import Callable, Collection
-from types import TracebackType
 from typing import Any, Self
 
 import gevent
-from blinker import ANY, Signal
+from blinker import ANY
 from gevent.event import Event
 
 from gnsq.addresses import Addresses, joined, parse_addresses
@@ -25,14 +24,15 @@ from gnsq.consumer.attributes import OptionAttribute
 from gnsq.consumer.closing import Closing
 from gnsq.consumer.flow import Flow
 from gnsq.consumer.handling import Handling
+from gnsq.consumer.hooks import Hooks
 from gnsq.consumer.options import ConsumerOptions
 from gnsq.consumer.report import Totals, consumer_stats
 from gnsq.consumer.workers import Workers
 from gnsq.discovery import lookup_nsqds, parse_lookupds
-from gnsq.errors import NSQErrorCode
 from gnsq.message import Handler, Message
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.forks import give_up_in_children
+from gnsq.nsqd.home import Home
 from gnsq.nsqd.opening import prepared
 from gnsq.options import ConnectionOptions
 from gnsq.pool import ConnectionPool, Life, ReconnectOptions
@@ -43,7 +43,7 @@ from gnsq.stats import ConsumerStats
 __all__ = ["Consumer"]
 
 
-class Consumer:
+class Consumer(Hooks):
     """Receive the messages of one channel.
 
     Args:
@@ -72,8 +72,8 @@ class Consumer:
     requeue_delay = OptionAttribute()
     lookupd_poll_interval = OptionAttribute()
     lookupd_poll_jitter = OptionAttribute()
-    low_ready_idle_timeout = OptionAttribute(settable=False)
-    max_backoff_duration = OptionAttribute(settable=False)
+    low_ready_idle_timeout = OptionAttribute()
+    max_backoff_duration = OptionAttribute()
     backoff_on_requeue = OptionAttribute()
 
     def __init__(
@@ -113,22 +113,14 @@ class Consumer:
             lookupd_poll_jitter=lookupd_poll_jitter,
             low_ready_idle_timeout=low_ready_idle_timeout,
             max_backoff_duration=max_backoff_duration,
-            backoff_on_requeue=backoff_on_requeue,
+            backoff_on_requeue=bool(backoff_on_requeue),
         )
+        self.name = name
         self.options = ConsumerOptions.take(options)
         reconnect = ReconnectOptions.take(options)
         self.conn_kwargs = options
         self.logger = logging.getLogger(name or f"gnsq.consumer.{topic}.{channel}")
-        self.on_message = Signal()
-        self.on_response = Signal()
-        self.on_error = Signal()
-        self.on_finish = Signal()
-        self.on_requeue = Signal()
-        self.on_giving_up = Signal()
-        self.on_auth = Signal()
-        self.on_exception = Signal()
-        self.on_close = Signal()
-        self.on_backoff = Signal()
+        super().__init__()
         if message_handler is not None:
             self.on_message.connect(message_handler, sender=ANY, weak=False)
         self._clock = clock if clock is not None else RealClock()
@@ -140,7 +132,14 @@ class Consumer:
             setup=self._setup,
             on_lost=self._lost,
         )
-        self._flow = Flow(self.options, self._pool.connections, self._clock, self._handle_backoff)
+        self._flow = Flow(
+            self.options,
+            self._pool.connections,
+            self._clock,
+            unanswered=self._unanswered,
+            untried=lambda: self._pool.untried,
+            on_phase=self._handle_backoff,
+        )
         self._handling = Handling(self, self._clock)
         self._workers = Workers(
             f"gnsq-worker-{topic}", lambda: self.concurrency, self._handle, self._handling.dropped, self._clock
@@ -148,6 +147,8 @@ class Consumer:
         self._totals = Totals()
         self._tasks: list[gevent.Greenlet] = []
         self._state = Life.INIT
+        # Of the thread that started it.
+        self._home: Home | None = None
         self._closed = Event()
         self._closing: Closing | None = None
         # Whether the last round of lookups had an answer.
@@ -170,6 +171,7 @@ class Consumer:
             return
         if self._state is Life.INIT:
             self._state = Life.RUNNING
+            self._home = Home()
             give_up_in_children(self)
             self._connect_all()
         else:
@@ -181,8 +183,8 @@ class Consumer:
         """End in order: no new messages, what was delivered is worked off, what close_timeout leaves of it is requeued,
         then the connections are closed and on_close is sent.
 
-        Begins this and returns; join() waits for it. May be called from a handler, from a signal handler, twice, and
-        while it connects.
+        Begins this and returns; join() waits for it. May be called from a handler, from a signal handler, from another
+        thread, twice, and while it connects.
 
         Args:
             timeout: Seconds, in place of close_timeout; the call then waits, as join() does.
@@ -190,7 +192,9 @@ class Consumer:
         if self._state is Life.INIT:
             self._state = Life.CLOSED
             self._closed.set()
-        if self._state is Life.RUNNING:
+        if self._state is Life.RUNNING and self._home is not None and self._home.elsewhere:
+            self._home.call(self.close, timeout)
+        elif self._state is Life.RUNNING:
             self._state = Life.CLOSING
             limit = self.options.close_timeout if timeout is None else timeout
             self._closing = Closing(limit, self._workers, self._pool, self._clock)
@@ -203,7 +207,15 @@ class Consumer:
         """Wait until the consumer has closed, or the timeout (seconds) ends.
 
         Called in a handler, it does not wait for handlers that wait likewise: it returns when nothing else is left.
+
+        Raises:
+            RuntimeError: In another thread than the one that started the consumer.
         """
+        if self._home is not None and self._home.elsewhere:
+            raise RuntimeError("only the thread that started the consumer can wait for its end; others may close() it")
+        if gevent.getcurrent() is gevent.get_hub():
+            # A signal handler of Python's own may run there: it can't wait, nor need it.
+            return
         if self._workers.is_one and self._closing is not None:
             self._closing.wait_for_others(timeout)
         else:
@@ -213,19 +225,28 @@ class Consumer:
         self.start(block=False)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
         self.join()
 
     def pause(self) -> None:
-        """Ask nsqd for no further messages (RDY 0); what was delivered is still handled."""
-        self._flow.paused = True
+        """Ask nsqd for no further messages (RDY 0); what was delivered is still handled. From any thread."""
+        self._at_home(setattr, self._flow, "paused", True)
 
     def resume(self) -> None:
         """Undo pause()."""
-        self._flow.paused = False
+        self._at_home(setattr, self._flow, "paused", False)
+
+    def apply_options(self) -> None:
+        """Take over options that were set as attributes."""
+        self._at_home(self._flow.configure, self.options)
+
+    def _at_home(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
+        """Call a function where the consumer runs: now, or soon if that is another thread."""
+        if self._home is not None and self._home.elsewhere:
+            self._home.call(function, *arguments)
+        else:
+            function(*arguments)
 
     def give_up(self, parent: int) -> None:
         """Do nothing more in this process, which was forked while the consumer ran: see nsqd.forks."""
@@ -257,7 +278,7 @@ class Consumer:
     @max_in_flight.setter
     def max_in_flight(self, value: int) -> None:
         ConsumerOptions(max_in_flight=value)  # checks the bounds
-        self._flow.max_in_flight = value
+        self._at_home(setattr, self._flow, "max_in_flight", value)
 
     @property
     def total_ready_count(self) -> int:
@@ -332,15 +353,15 @@ class Consumer:
 
     def _prepare(self, connection: Connection) -> None:
         connection.on_messages = self._receive
-        connection.on_response = self.handle_response
-        connection.on_error = self.handle_error
+        connection.on_response = functools.partial(self._tell, self.handle_response)
+        connection.on_error = functools.partial(self._tell, self.handle_error)
         connection.answers.latency = self._workers.latency
         connection.answers.on_requeue = functools.partial(self._requeued, connection)
         self._listen_for_finishes([connection])
 
     def _setup(self, connection: Connection) -> None:
         if connection.identity.auth:
-            self.handle_auth(connection, dict(connection.identity.auth))
+            self._tell(self.handle_auth, connection, dict(connection.identity.auth))
         connection.subscribe(self.topic, self.channel)
         self._flow.join(connection)
 
@@ -361,8 +382,16 @@ class Consumer:
     @functools.cached_property
     def _handle(self) -> Callable[[Message], None]:
         if self._overridden("handle_message"):
-            return lambda message: self.handle_message(self._pool.connections.get(message.nsqd or ""), message)
+            return lambda message: self._handling.handle_by(self._call_override, message)
         return self._handling.handle
+
+    def _call_override(self, message: Message) -> None:
+        self.handle_message(self._pool.connections.get(message.nsqd or ""), message)
+
+    def _unanswered(self) -> list[Message]:
+        """Messages that handlers have, or whoever answers asynchronous ones."""
+        held = [message for connection in self._pool.connections.values() for message in connection.answers.held]
+        return [*self._workers.handled_now, *held]
 
     def _overridden(self, name: str) -> bool:
         return getattr(type(self), name) is not getattr(Consumer, name)
@@ -376,32 +405,25 @@ class Consumer:
             connection.answers.on_finish = functools.partial(self._finished, connection) if wanted else None
 
     def _finished(self, connection: Connection, message_id: bytes) -> None:
-        self.handle_finish(connection, message_id)
         self._flow.succeeded()
+        self._tell(self.handle_finish, connection, message_id)
 
     def _requeued(self, connection: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
-        self.handle_requeue(connection, message_id, timeout, backoff)
         if backoff:
             self._flow.failed()
         else:
             self._flow.neither(connection)
+        self._tell(self.handle_requeue, connection, message_id, timeout, backoff)
 
     def _handle_backoff(self, phase: str, failures: int, duration: float) -> None:
         self._listen_for_finishes(self._pool.connections.values())
         if phase == "end":
             self.logger.info("%s/%s: messages are handled again, as many as before", self.topic, self.channel)
         else:
-            self.logger.log(
-                logging.WARNING if phase == "start" else logging.INFO,
-                "%s/%s: failures in a row: %d; no messages for %.1f s, then one to try",
-                self.topic,
-                self.channel,
-                failures,
-                duration,
-            )
+            level = logging.WARNING if phase == "start" else logging.INFO
+            text = "%s/%s: failures in a row: %d; no messages for %.1f s, then one to try"
+            self.logger.log(level, text, self.topic, self.channel, failures, duration)
         notify(self.on_backoff, self, phase=phase, failures=failures, duration=duration)
-
-    # --- what subclasses may override; connection: the gnsq.nsqd.connection.Connection it is about
 
     def handle_message(self, conn: Connection | None, message: Message) -> None:
         """Call the handlers of on_message, and answer by how they end. Runs in a worker.
@@ -410,26 +432,6 @@ class Consumer:
             conn: Where it came from; None if that connection is gone.
         """
         self._handling.handle(message)
-
-    def handle_response(self, conn: Connection, response: bytes) -> None:
-        """Send on_response."""
-        notify(self.on_response, self, response=response)
-
-    def handle_error(self, conn: Connection, error: NSQErrorCode) -> None:
-        """Send on_error."""
-        notify(self.on_error, self, error=error)
-
-    def handle_auth(self, conn: Connection, response: dict[str, object]) -> None:
-        """Send on_auth."""
-        notify(self.on_auth, self, conn=conn, response=response)
-
-    def handle_finish(self, conn: Connection, message_id: bytes) -> None:
-        """Send on_finish."""
-        notify(self.on_finish, self, message_id=message_id)
-
-    def handle_requeue(self, conn: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
-        """Send on_requeue."""
-        notify(self.on_requeue, self, message_id=message_id, timeout=timeout)
 
     # --- end
 

@@ -6,8 +6,9 @@ they decide on. Knows connections, but neither messages nor handlers.
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import gevent
 from gevent.event import Event
@@ -15,11 +16,18 @@ from gevent.event import Event
 from gnsq.backofftimer import Phase
 from gnsq.clock import Clock
 from gnsq.consumer.options import ConsumerOptions
+from gnsq.message import Message
 from gnsq.nsqd.connection import Connection
-from gnsq.rdy import RdyPolicy
+from gnsq.rdy import GRACE, RdyPolicy
 
 __all__ = ["Flow"]
 
+logger = logging.getLogger(__name__)
+
+# Messages in flight are looked through for those that nsqd has taken back every so many seconds, or so often in its
+# msg_timeout if that is more.
+SWEEP = 1.0
+SWEEPS = 10
 # A moment that is nearer than this, in seconds, has come: what is left may be rounding.
 TICK = 1e-6
 
@@ -30,6 +38,8 @@ class Flow:
     Args:
         options: The timeouts; max_in_flight to begin with.
         connections: Those that are open, by address; kept up to date by others.
+        unanswered: Gives messages that were delivered and that handlers or others still have.
+        untried: Gives how many connections may soon be there besides.
         clock: Replaceable time.
         on_phase: Called with (phase, failures, seconds) when a pause begins ("start"), another follows ("continue")
             or there is none any more ("end").
@@ -40,6 +50,9 @@ class Flow:
         options: ConsumerOptions,
         connections: Mapping[str, Connection],
         clock: Clock,
+        *,
+        unanswered: Callable[[], Iterable[Message]],
+        untried: Callable[[], int],
         on_phase: Callable[[str, int, float], None],
     ) -> None:
         rng = random.Random()
@@ -47,6 +60,8 @@ class Flow:
         self._policy: RdyPolicy[Connection] = RdyPolicy(options.max_in_flight, options.low_ready_idle_timeout, rng)
         self._connections = connections
         self._clock = clock
+        self._unanswered = unanswered
+        self._untried = untried
         self._on_phase = on_phase
         # How long a message that is tried may take to come, seconds.
         self._patience = options.low_ready_idle_timeout
@@ -54,6 +69,10 @@ class Flow:
         self._tried: Connection | None = None
         # When another is to be tried in place of the one that is.
         self._probe_due = 0.0
+        # When to look for messages that nsqd has taken back; None while nothing is in flight.
+        self._sweep_due: float | None = None
+        # Until then the addresses that are being connected to get shares kept for them.
+        self._expect_until: float | None = None
         # When to share out though nothing happens, and until when run() sleeps.
         self._due: float | None = None
         self._asleep_until: float | None = None
@@ -83,6 +102,12 @@ class Flow:
         self._policy.max_in_flight = value
         self._share_out()
 
+    def configure(self, options: ConsumerOptions) -> None:
+        """Take over what was changed while running."""
+        self._patience = self._policy.idle_timeout = options.low_ready_idle_timeout
+        self.backoff.maximum = options.max_backoff_duration
+        self.ask()
+
     @property
     def backoff_remaining(self) -> float:
         """Seconds of a pause that are left; 0 outside of one."""
@@ -94,10 +119,10 @@ class Flow:
 
     def join(self, connection: Connection) -> None:
         """Take in a connection that has subscribed."""
-        identity = connection.identity
-        self._policy.add(
-            connection, identity.max_rdy_count, self._clock.monotonic(), counts_down=identity.counts_rdy_down
-        )
+        identity, now = connection.identity, self._clock.monotonic()
+        if self._expect_until is None:
+            self._expect_until = now + GRACE
+        self._policy.add(connection, identity.max_rdy_count, now, counts_down=identity.counts_rdy_down)
         self.ask()
 
     def leave(self, connection: Connection) -> None:
@@ -114,7 +139,7 @@ class Flow:
             self._tried, self._policy.probe = connection, None
             self._probe_due = connection.last_message + max(self._patience, connection.answers.msg_timeout or 0.0)
             self._share_out()
-        elif news:
+        elif news or self._sweep_due is None:
             self.ask()
 
     # --- what becomes of messages
@@ -122,7 +147,12 @@ class Flow:
     def failed(self) -> None:
         """Take note of a failure."""
         started = self.backoff.phase is Phase.OFF
-        if not self._stopped and self.backoff.failed(self._clock.monotonic()):
+        try:
+            paused = not self._stopped and self.backoff.failed(self._clock.monotonic())
+        except Exception:  # a user's backoff_strategy may raise anything
+            logger.exception("backoff_strategy raised, or gave no number of seconds; not paused for this failure")
+            return
+        if paused:
             self._paused_for_failures("start" if started else "continue")
 
     def succeeded(self) -> None:
@@ -182,6 +212,9 @@ class Flow:
             return
         now = max(self._clock.monotonic(), at)
         connections = self._connections.values()
+        self._sweep(now)
+        expecting = self._expect_until is not None and now < self._expect_until
+        self._policy.expected = self._untried() if expecting else 0
         in_flight = {connection: connection.in_flight for connection in connections}
         self._probe(in_flight, now)
         for connection, count in self._policy.decide(in_flight, now).items():
@@ -198,16 +231,34 @@ class Flow:
         self.backoff.elapsed(now)
         if self.backoff.phase is not Phase.PROBING:
             return
-        if (self._policy.probe is None and self._tried is None) or now >= self._probe_due:
+        probe = self._policy.probe
+        if probe is not None and not probe.ready_count:
+            # Others may have to free what it is to get; its time begins then.
+            self._probe_due = now + self._patience
+        elif (probe is None and self._tried is None) or now >= self._probe_due:
             self._policy.probe = self._policy.pick_probe(in_flight)
             self._tried = None
             self._probe_due = now + self._patience
 
+    def _sweep(self, now: float) -> None:
+        """Take messages out of the count that nsqd has taken back: who has them may never answer, and others would
+        wait for ever for what they free."""
+        if self._sweep_due is not None and now >= self._sweep_due:
+            for message in self._unanswered():
+                if message.time_left == 0:
+                    message.lapse()
+            self._sweep_due = None
+        if self._sweep_due is None and any(connection.in_flight for connection in self._connections.values()):
+            timeouts = [connection.answers.msg_timeout for connection in self._connections.values()]
+            self._sweep_due = now + max(SWEEP, min((timeout or 0.0) for timeout in timeouts) / SWEEPS)
+
     def _plan(self, now: float) -> None:
-        times = [self._policy.due(now)]
+        times = [self._policy.due(now), self._sweep_due]
         if self.backoff.phase is Phase.WAITING:
             times.append(self.backoff.until)
-        elif self.backoff.phase is Phase.PROBING and len(self._connections):
+        if self._policy.expected:
+            times.append(self._expect_until)
+        if self.backoff.phase is Phase.PROBING and len(self._connections):
             times.append(self._probe_due)
         self._due = min((time for time in times if time is not None), default=None)
         if self._due is not None and (self._asleep_until is None or self._due < self._asleep_until):

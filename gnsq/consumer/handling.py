@@ -47,8 +47,9 @@ class Handling:
 
     def handle(self, message: Message) -> None:
         """Call the handlers, and answer according to how they end. Raises nothing but what is no Exception."""
-        options = self._consumer.options
+        # Not a with block around it all: this is called for each message, and a try costs nothing.
         try:
+            options = self._consumer.options
             if 0 < options.max_tries < message.attempts:
                 self._give_up(message)
                 return
@@ -70,21 +71,38 @@ class Handling:
             except NSQRequeueMessage as request:
                 backoff = options.backoff_on_requeue if request.backoff is None else request.backoff
                 self._requeue(message, bool(backoff))
-                return
             except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # a handler may raise anything
                 self._handler_failed(message, error)
-                return
             except BaseException:
                 # Killed, or the program ends: the message must not wait for its timeout.
                 with contextlib.suppress(NSQException):
                     self._requeue(message, backoff=False, at_once=True)
                 raise
-            message.settle()
+            else:
+                message.settle()
+        except Exception:
+            with self._reporting(message):
+                raise
+
+    def handle_by(self, function: Callable[[Message], object], message: Message) -> None:
+        """Let a subclass handle a message; what it raises is a failure of its handler."""
+        try:
+            function(message)
+        except Exception as error:  # noqa: BLE001  # a subclass may raise anything
+            with self._reporting(message):
+                self._handler_failed(message, error)
+
+    @contextlib.contextmanager
+    def _reporting(self, message: Message) -> Iterator[None]:
+        """Log what keeps a message from being answered; nsqd delivers it again when its timeout ends."""
+        try:
+            yield
         except NSQConnectionClosed as error:
-            # nsqd delivers the message again when its timeout ends.
             self._repeats.log(
                 logging.INFO, "gone", "message %s: no answer sent, its connection is gone: %s", message.id, error
             )
+        except Exception:  # a receiver of the message's own signals may raise anything
+            self._logger.exception("message %s: a receiver of its signals raised", message.id)
 
     def dropped(self, message: Message) -> None:
         """Tell that a message timed out while it waited for a worker."""
@@ -138,9 +156,10 @@ class Handling:
         self._repeats.log(
             logging.ERROR,
             type(error).__qualname__,
-            "message %s: handler raised on attempt %d, message is requeued",
+            "message %s: handler raised on attempt %d, message is %s",
             message.id,
             message.attempts,
+            "answered already" if message.has_responded() else "requeued",
             exc_info=True,
         )
         notify(self._consumer.on_exception, self._consumer, message=message, error=error)

@@ -55,6 +55,7 @@ class Answers:
         self.on_finish: Callable[[bytes], object] | None = None
         self.on_requeue: Callable[[bytes, int, bool], object] | None = None
         self.held: set[Message] = set()
+        self._lapsed: set[Message] = set()
         self.latency = Latency()
         self.received = 0
         self.timed_out = 0
@@ -126,8 +127,13 @@ class Answers:
         self.held.add(message)  # one step for the interpreter, so right from any thread
 
     def release(self, message: Message) -> None:
-        """Take note that such a message was answered."""
+        """Take note that such a message was answered, or one that had lapsed."""
         self.held.discard(message)
+        if message in self._lapsed:
+            # Counted once more with its answer, which nsqd refuses.
+            self._lapsed.discard(message)
+            self.in_flight += 1
+            self.timed_out -= 1
         latency = self.now() - message.received
         if self._home.elsewhere:
             self._call_home(self.latency.add, latency)
@@ -147,6 +153,13 @@ class Answers:
         # Where the home is gone, so is what it ran.
         with contextlib.suppress(NSQConnectionClosed):
             self._home.call(toucher.stop)
+
+    def lapse(self, message: Message) -> None:
+        """Count a message as timed out and no longer in flight; its answer may still come."""
+        if message not in self._lapsed:
+            self._lapsed.add(message)
+            self.timed_out += 1
+            self._answered()
 
     def _answered(self) -> None:
         self.in_flight -= 1

@@ -405,7 +405,7 @@ class NsqdTCPClient(Verbs):
     def hold(self, message: Message) -> None:
         """Nothing: whoever drives this client by hand keeps what it has read."""
 
-    release = hold
+    release = lapse = hold
 
     def forget(self, message: Message) -> None:
         """Count a message that was taken back as no longer in flight."""

@@ -4,6 +4,7 @@ import pytest
 
 from fakensqd import on
 from fakensqd.faults import error
+from gnsq import Consumer
 from gnsq.backofftimer import Backoff, Phase
 from gnsq.errors import NSQRequeueMessage
 
@@ -268,3 +269,119 @@ def test_jitter_shortens_a_pause_by_up_to_its_share():
 
     assert all(7.0 <= duration <= 10.0 for duration in durations)
     assert len(durations) > 1
+
+
+def test_first_probe_goes_to_the_nsqd_that_had_messages(nsqds, clock, publish, started, worker):
+    started(worker, *nsqds, max_in_flight=30, **EXACT)
+    for _ in range(5):
+        publish(nsqds[1], b"x")
+        worker.failing = False
+        clock.advance(1.0)
+        worker.failing = True
+
+    # Each failure cost one pause, and no wait for an nsqd that has nothing.
+    assert len(worker.times) == 10
+
+
+def test_failures_that_no_longer_lengthen_the_pause_are_not_counted():
+    backoff = Backoff(lambda failures: min(0.02 * failures, 0.05), 128.0)
+    now = 0.0
+    for _ in range(50):
+        backoff.failed(now)
+        now = backoff.until
+        backoff.elapsed(now)
+
+    assert backoff.failures == 3
+
+
+def test_strategy_that_raises_costs_the_pause_and_no_more(nsqd, clock, publish, started, caplog):
+    attempts = []
+
+    def handle(consumer, message):
+        attempts.append(message.attempts)
+        raise RuntimeError
+
+    def strategy(failures):
+        raise ZeroDivisionError
+
+    consumer = started(handle, nsqd, backoff_strategy=strategy, requeue_delay=1000, max_tries=3)
+    publish(nsqd, b"x")
+    clock.advance(5.0)
+
+    assert attempts == [1, 2, 3]
+    assert consumer.stats().backoff == "off"
+    assert "backoff_strategy raised" in caplog.text
+
+
+def test_short_idle_timeout_does_not_keep_a_probe_from_being_granted(nsqds, clock, publish, started, worker):
+    started(worker, *nsqds, max_in_flight=1, low_ready_idle_timeout=0.5, **EXACT)
+    publish(nsqds[2], b"x")
+    clock.advance(20.0)
+    worker.failing = False
+    clock.advance(60.0)
+
+    assert (nsqds[2].depth("t", "c"), nsqds[2].in_flight("t", "c")) == (0, 0)
+
+
+def test_connection_that_dies_with_the_probes_message_is_followed_by_another(nsqds, clock, publish, started):
+    seen = []
+
+    def handle(consumer, message):
+        seen.append(message.nsqd)
+        if len(seen) == 1:
+            raise RuntimeError
+        message.enable_async()
+
+    consumer = started(handle, *nsqds, max_in_flight=9, **LATER)
+    publish(nsqds[0], b"x")
+    publish(nsqds[0], b"y")
+    clock.advance(1.0)
+    assert seen == [nsqds[0].tcp_address] * 2
+    nsqds[0].down()
+    clock.advance(0.1)
+
+    assert consumer.stats().backoff == "probing"
+    assert consumer.total_ready_count == 1
+
+
+def test_probes_message_has_nsqds_time_to_be_answered(nsqds, clock, publish, started):
+    seen = []
+
+    def handle(consumer, message):
+        seen.append(message.body)
+        if len(seen) == 1:
+            raise RuntimeError
+        message.enable_async()
+
+    started(handle, *nsqds, max_in_flight=9, low_ready_idle_timeout=1.0, **LATER)
+    publish(nsqds[0], b"1")
+    publish(nsqds[0], b"2")
+    publish(nsqds[1], b"3")
+    clock.advance(1.0 + 59.0)
+    assert seen == [b"1", b"2"]
+
+    clock.advance(20.0)
+    assert b"3" in seen
+
+
+def test_all_addresses_get_their_share_from_the_first_moment(nsqds, clock, publish):
+    for nsqd in nsqds:
+        nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
+        publish(nsqd, *[b"x"] * 100)
+    running = []
+
+    def handle(consumer, message):
+        running.append(message.nsqd)
+        clock.sleep(1.0)
+
+    consumer = Consumer(
+        "t", "c", [nsqd.tcp_address for nsqd in nsqds], message_handler=handle, max_in_flight=30, clock=clock
+    )
+    with consumer:
+        clock.advance(0.5)
+        most = {nsqd.tcp_address: running.count(nsqd.tcp_address) for nsqd in nsqds}
+        clock.advance(0.6)
+        consumer.close()
+        clock.advance(3.0)
+
+    assert min(most.values()) >= 9

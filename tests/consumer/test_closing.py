@@ -1,11 +1,15 @@
 """The end of a consumer: in order, within its deadline, and nothing waits for a timeout of nsqd."""
 
+import os
 import signal
 
 import gevent
 import pytest
 from gevent.event import Event
 
+from fakensqd import on
+from fakensqd.faults import delay
+from fakensqd.faults.toxics import latency
 from gnsq import Consumer, Producer
 from tests.helpers import wait_until
 
@@ -228,3 +232,137 @@ def test_deadline_holds_though_nsqd_is_silent(nsqd, clock, started):
 
     assert consumer._closed.is_set()
     nsqd.hearing()
+
+
+def test_message_that_comes_behind_the_deadline_is_requeued_too(nsqd, clock, publish, started):
+    forever = Event()
+    consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=10, concurrency=1, close_timeout=1.0)
+    publish(nsqd, b"warm")
+    # On its way before nsqd has read the CLS.
+    with nsqd.add(on.command("CLS"), delay(1.5)):
+        consumer.close()
+        publish(nsqd, b"late")
+        toxic = nsqd.link.add(latency(1.2), upstream=False)
+        clock.advance(1.1)
+        toxic.remove()
+        clock.advance(3.0)
+
+    assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (2, 0)
+    forever.set()
+
+
+def test_close_with_a_timeout_in_a_plain_signal_handler_does_not_wait(fakensqd):
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=print)
+    before = signal.signal(signal.SIGUSR1, lambda *_: consumer.close(timeout=5))
+    try:
+        killer = gevent.spawn(lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        consumer.start()
+        killer.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert consumer._closed.is_set()
+
+
+@pytest.mark.parametrize("action", ["pause", "max_in_flight"])
+def test_flow_may_be_steered_from_another_thread(fakensqd, action):
+    seen = []
+    consumer = Consumer(
+        "t", "c", fakensqd.tcp_address, message_handler=lambda _, message: seen.append(message.body), max_in_flight=5
+    )
+
+    def steer():
+        if action == "pause":
+            consumer.pause()
+            consumer.resume()
+        else:
+            consumer.max_in_flight = 9
+
+    with Producer(fakensqd.tcp_address) as producer, consumer:
+        producer.publish("t", b"warm")
+        wait_until(lambda: consumer.total_ready_count == 5)
+        gevent.get_hub().threadpool.spawn(steer).get(timeout=10)
+        producer.multipublish("t", [b"x"] * 20)
+        wait_until(lambda: len(seen) == 21)
+        wait_until(lambda: consumer.total_ready_count == (5 if action == "pause" else 9))
+
+
+def test_waiting_for_messages_of_a_lost_connection_is_given_up(nsqd, clock, publish, started):
+    handled = []
+
+    def handle(consumer, message):
+        handled.append(message.body)
+        clock.sleep(1.0)
+
+    consumer = started(handle, nsqd, max_in_flight=5, concurrency=1)
+    publish(nsqd, b"0")
+    publish(nsqd, b"1", b"2")
+    nsqd.down()
+    clock.advance(0.1)
+
+    assert consumer.stats().waiting == 0
+    clock.advance(5.0)
+    assert handled == [b"0"]
+
+
+def test_nothing_is_handled_behind_the_deadline(nsqd, clock, publish, started):
+    handled, release = [], Event()
+
+    def handle(consumer, message):
+        handled.append(message.body)
+        release.wait()
+
+    consumer = started(handle, nsqd, max_in_flight=10, concurrency=1, close_timeout=1.0)
+    publish(nsqd, b"warm")
+    publish(nsqd, b"1", b"2")
+    # The connection stays open for a moment, since nsqd does not hear of the end.
+    nsqd.link.add(latency(0.5), upstream=True)
+    consumer.close()
+    clock.advance(1.1)
+    release.set()
+    clock.advance(3.0)
+
+    assert handled == [b"warm"]
+    assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (3, 0)
+
+
+def test_handler_that_has_answered_and_works_on_is_waited_for_by_one_that_waits_for_the_end(
+    nsqd, clock, publish, started
+):
+    told = []
+
+    def handle(consumer, message):
+        if message.body == b"closes":
+            consumer.close(timeout=20.0)
+        else:
+            message.finish()
+            clock.sleep(3.0 * (message.body == b"slow"))
+        told.append(message.body)
+
+    started(handle, nsqd, max_in_flight=3)
+    publish(nsqd, b"warm")
+    publish(nsqd, b"slow", b"closes")
+    clock.advance(10.0)
+
+    assert told == [b"warm", b"slow", b"closes"]
+
+
+def test_requeue_at_the_deadline_does_not_pretend_a_failure(nsqd, clock, publish, started):
+    told = []
+
+    class Mine(Consumer):
+        def handle_requeue(self, conn, message_id, timeout, backoff):
+            told.append((timeout, backoff))
+
+    forever = Event()
+    consumer = Mine(
+        "t", "c", nsqd.tcp_address, message_handler=lambda _, message: forever.wait(), clock=clock, close_timeout=1.0
+    )
+    consumer.start(block=False)
+    clock.advance(0.0)
+    publish(nsqd, b"x")
+    consumer.close()
+    clock.advance(1.5)
+
+    assert told == [(0, False)]
+    forever.set()

@@ -55,8 +55,6 @@ def test_requeue_delay_may_be_set_while_it_runs(nsqd, clock, publish, started):
     assert times == [(1, 0), (2, 0.25)]
     with pytest.raises(ValueError, match="requeue_delay -1 must be at least 0 ms"):
         consumer.requeue_delay = -1
-    with pytest.raises(AttributeError, match="max_backoff_duration can't be changed"):
-        consumer.max_backoff_duration = 3
 
 
 def test_handler_that_takes_too_long_is_broken_off_and_its_message_requeued(nsqd, clock, publish, started):
@@ -217,3 +215,135 @@ def test_options_are_attributes_as_in_1_0(nsqd):
     assert (consumer.max_backoff_duration, consumer.backoff_on_requeue) == (128, True)
     assert consumer.conn_kwargs == {"heartbeat_interval": 5}
     assert consumer.nsqd_tcp_addresses == {nsqd.tcp_address}
+
+
+def test_messages_that_nobody_ever_answers_do_not_stop_the_others(nsqd, clock, publish, started):
+    handled = []
+
+    def handle(consumer, message):
+        if message.body == b"forgotten":
+            message.enable_async()
+        elif message.body == b"fails" and message.attempts == 1:
+            raise RuntimeError
+        else:
+            handled.append(message.body)
+
+    consumer = started(handle, nsqd, max_in_flight=2, max_tries=0, msg_timeout=10.0, requeue_delay=0)
+    publish(nsqd, b"forgotten")
+    clock.advance(100.0)
+    assert consumer.total_in_flight <= 2
+
+    publish(nsqd, b"fails")
+    clock.advance(30.0)
+    publish(nsqd, b"later")
+    clock.advance(60.0)
+
+    assert handled == [b"fails", b"later"]
+    assert consumer.stats().counts.timed_out >= 10
+
+
+def test_late_answer_to_a_message_that_was_taken_back_is_counted_once(nsqd, clock, publish, started):
+    held = []
+
+    def handle(consumer, message):
+        message.enable_async()
+        held.append(message)
+
+    consumer = started(handle, nsqd, msg_timeout=10.0, max_tries=0)
+    publish(nsqd, b"x")
+    clock.advance(15.0)
+    assert len(held) == 2
+    held[0].finish()
+    held[1].finish()
+    clock.advance(0.0)
+
+    assert consumer.total_in_flight == 0
+    assert consumer.stats().counts.timed_out == 1
+
+
+def test_override_that_raises_is_a_failed_handler(nsqd, clock, publish):
+    attempts, errors = [], []
+
+    class Mine(Consumer):
+        def handle_message(self, conn, message):
+            attempts.append(message.attempts)
+            raise ValueError("mine")
+
+    consumer = Mine("t", "c", nsqd.tcp_address, clock=clock, requeue_delay=0)
+    consumer.on_exception.connect(lambda sender, message, error: errors.append(str(error)), weak=False)
+    with consumer:
+        clock.advance(0.0)
+        publish(nsqd, b"x")
+        clock.advance(3.0)
+        assert consumer.stats().backoff_failures == 3
+
+    assert attempts == [1, 2, 3]
+    assert errors == ["mine"] * 3
+
+
+@pytest.mark.parametrize("name", ["handle_finish", "handle_requeue", "handle_response", "handle_error", "handle_auth"])
+def test_overridden_hook_that_raises_is_logged_and_changes_nothing(nsqd, clock, publish, caplog, name):
+    def broken(self, *arguments):
+        raise ValueError("mine")
+
+    failing = [True]
+
+    def handle(consumer, message):
+        if failing.pop() if failing else False:
+            raise RuntimeError
+
+    mine = type("Mine", (Consumer,), {name: broken})
+    consumer = mine("t", "c", nsqd.tcp_address, message_handler=handle, clock=clock, requeue_delay=0)
+    with consumer:
+        clock.advance(0.0)
+        publish(nsqd, b"x")
+        clock.advance(2.0)
+        stats = consumer.stats()
+
+    assert (stats.backoff, stats.counts.finished, stats.counts.requeued) == ("off", 1, 1)
+    assert ("broken of a subclass raised" in caplog.text) == (name not in ("handle_error", "handle_auth"))
+
+
+def test_receiver_of_a_messages_own_signal_that_raises_is_logged(nsqd, clock, publish, started, caplog):
+    def handle(consumer, message):
+        message.on_finish.connect(broken, weak=False)
+
+    def broken(message):
+        raise ValueError("mine")
+
+    consumer = started(handle, nsqd)
+    publish(nsqd, b"1")
+    publish(nsqd, b"2")
+
+    assert consumer.stats().counts.finished == 2
+    assert "a receiver of its signals raised" in caplog.text
+
+
+def test_handlers_own_time_limit_is_not_taken_for_handler_timeout(nsqd, clock, publish, started):
+    errors = []
+
+    def handle(consumer, message):
+        with clock.timeout(1.0):
+            Event().wait()
+
+    consumer = started(handle, nsqd, handler_timeout=5.0)
+    consumer.on_exception.connect(lambda sender, message, error: errors.append(type(error)), weak=False)
+    publish(nsqd, b"x")
+    clock.advance(2.0)
+
+    assert len(errors) == 1
+    assert errors[0] is not NSQTimeout
+
+
+def test_idle_timeout_and_longest_pause_may_be_set_while_it_runs(nsqds, clock, publish, started):
+    def handle(consumer, message):
+        raise RuntimeError
+
+    consumer = started(handle, nsqds[0], max_backoff_duration=8, max_tries=0, backoff_jitter=0.0, requeue_delay=0)
+    consumer.max_backoff_duration = 2
+    consumer.low_ready_idle_timeout = 3
+    publish(nsqds[0], b"x")
+    clock.advance(10.0)
+
+    assert consumer.stats().backoff_failures == 2
+    assert (consumer.max_backoff_duration, consumer.low_ready_idle_timeout) == (2, 3)

@@ -4,9 +4,10 @@ import pytest
 from gevent.event import Event
 
 from fakensqd import FakeCluster
-from gnsq import Consumer
+from gnsq import Consumer, LookupdClient, NsqdHTTPClient
 from gnsq.errors import NSQRequeueMessage
 from gnsq.stats import Histogram
+from tests.helpers import wait_until
 
 
 def test_counts_are_those_of_all_connections_since_the_start(nsqd, clock, publish, started):
@@ -103,3 +104,18 @@ def test_consumer_is_healthy_while_nsqlookupd_knows_no_nsqd_of_its_topic():
 def test_consumer_without_an_answer_of_nsqlookupd_is_not_healthy():
     with Consumer("t", "c", lookupd_http_addresses="127.0.0.1:1", message_handler=print) as consumer:
         assert not consumer.is_healthy
+
+
+def test_consumer_whose_nsqds_all_fail_is_not_healthy_though_nsqlookupd_answers():
+    with FakeCluster(nsqds=1, lookupds=1, threaded=True) as cluster:
+        (nsqd,), (lookupd,) = cluster.nsqds, cluster.lookupds
+        NsqdHTTPClient.from_url(nsqd.http_address).create_topic("t")
+        client = LookupdClient.from_url(lookupd.http_address)
+        wait_until(lambda: client.lookup("t")["producers"])
+        consumer = Consumer(
+            "t", "c", nsqd.tcp_address, lookupd_http_addresses=lookupd.http_address, message_handler=print
+        )
+        nsqd.down()
+        with consumer:
+            assert not consumer.is_healthy
+        nsqd.up()

@@ -1,0 +1,45 @@
+"""A web application that also consumes: one consumer in each gunicorn worker.
+
+``gunicorn -k gevent -c integration/gunicorn_conf.py integration.gunicorn_app:app``, with or without ``--preload``: a
+consumer that is made before the fork and started after it works.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+
+import gevent
+
+import gnsq
+from gnsq import Message
+
+
+class App:
+    """Answers GET / with 200 while its consumer is healthy, else 503."""
+
+    def __init__(self) -> None:
+        self.consumer = gnsq.Consumer(
+            os.environ["TOPIC"],
+            "web",
+            os.environ["NSQD_TCP_ADDRESS"],
+            message_handler=self.handle,
+            max_in_flight=20,
+        )
+
+    def handle(self, consumer: gnsq.Consumer, message: Message) -> None:
+        """Work for a while, and say what was done."""
+        gevent.sleep(0.05)
+        sys.stdout.write(f"handled {message.body.decode()}\n")
+        sys.stdout.flush()
+
+    def __call__(
+        self, environ: dict[str, object], start_response: Callable[[str, list[tuple[str, str]]], object]
+    ) -> Iterable[bytes]:
+        healthy = self.consumer.is_healthy
+        start_response("200 OK" if healthy else "503 Service Unavailable", [("Content-Type", "text/plain")])
+        return [f"{os.getpid()} {self.consumer.stats().counts.finished}\n".encode()]
+
+
+app = App()

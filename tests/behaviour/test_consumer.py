@@ -1,0 +1,137 @@
+"""What a consumer's policies come to with any nsqd."""
+
+import pytest
+from gevent.event import Event
+
+from gnsq import Consumer, Producer
+from gnsq.contrib.batch import BatchHandler
+from tests.helpers import channel_stats, wait_until
+
+
+@pytest.fixture
+def producer(nsqd):
+    with Producer(nsqd.tcp_address) as made:
+        yield made
+
+
+def clients(nsqd, topic):
+    return channel_stats(nsqd, topic, "c")["clients"]
+
+
+def test_rdy_is_one_until_the_first_message_and_then_the_share(producer, nsqd, topic):
+    with Consumer(topic, "c", nsqd.tcp_address, message_handler=lambda *_, **__: None, max_in_flight=50):
+        wait_until(lambda: clients(nsqd, topic)[0]["ready_count"] == 1)
+        producer.publish(topic, b"x")
+
+        wait_until(lambda: clients(nsqd, topic)[0]["ready_count"] == 50)
+
+
+def test_no_needless_rdy_is_sent(fakensqd, topic):
+    count = 5000
+    seen = []
+    with Producer(fakensqd.tcp_address) as producer:
+        for _ in range(count // 100):
+            producer.multipublish(topic, [b"x"] * 100)
+    with Consumer(
+        topic, "c", fakensqd.tcp_address, message_handler=lambda c, message: seen.append(1), max_in_flight=20
+    ):
+        wait_until(lambda: len(seen) == count)
+
+    # 1, 20, and 0 at the end.
+    assert fakensqd.transcript.commands().count("RDY") == 3
+
+
+def test_in_flight_never_exceeds_the_limit(producer, nsqd, topic):
+    producer.multipublish(topic, [b"x"] * 500)
+    running, most, release = [], [], Event()
+
+    def handle(consumer, message):
+        running.append(message)
+        most.append(consumer.total_in_flight)
+        release.wait(0.001)
+        running.pop()
+
+    with Consumer(topic, "c", nsqd.tcp_address, message_handler=handle, max_in_flight=7):
+        wait_until(lambda: len(most) == 500)
+
+    assert max(most) <= 7
+
+
+def test_every_nsqd_is_found_with_one_message_in_flight(start_nsqd, topic):
+    nsqds = [start_nsqd() for _ in range(4)]
+    for nsqd in nsqds:
+        with Producer(nsqd.tcp_address) as producer:
+            producer.multipublish(topic, [b"x"] * 3)
+    seen = []
+    with Consumer(
+        topic,
+        "c",
+        [nsqd.tcp_address for nsqd in nsqds],
+        message_handler=lambda c, message: seen.append(message.nsqd),
+        low_ready_idle_timeout=0.1,
+    ):
+        wait_until(lambda: len(seen) == 12)
+
+    assert {nsqd.tcp_address for nsqd in nsqds} == set(seen)
+
+
+def test_failures_pause_all_messages_and_successes_bring_them_back(producer, nsqd, topic):
+    phases, seen = [], []
+
+    def handle(consumer, message):
+        seen.append(message.attempts)
+        if message.attempts < 3:
+            raise RuntimeError("not yet")
+
+    consumer = Consumer(
+        topic,
+        "c",
+        nsqd.tcp_address,
+        message_handler=handle,
+        max_in_flight=10,
+        requeue_delay=0,
+        backoff_initial=0.05,
+        max_backoff_duration=0.2,
+    )
+    consumer.on_backoff.connect(lambda _, phase, failures, duration: phases.append(phase), weak=False)
+    with consumer:
+        producer.publish(topic, b"1")
+        wait_until(lambda: consumer.stats().backoff != "off" and clients(nsqd, topic)[0]["ready_count"] == 0)
+        producer.multipublish(topic, [b"2", b"3", b"4", b"5"])
+        wait_until(lambda: phases[-1] == "end")
+        wait_until(lambda: sorted(seen) == [1] * 5 + [2] * 5 + [3] * 5, 20)
+        wait_until(lambda: consumer.stats().backoff == "off")
+        wait_until(lambda: clients(nsqd, topic)[0]["ready_count"] == 10)
+
+
+def test_what_the_deadline_leaves_comes_again_at_once(producer, nsqd, topic):
+    forever = Event()
+    producer.multipublish(topic, [b"1", b"2", b"3"])
+    first = Consumer(
+        topic, "c", nsqd.tcp_address, message_handler=lambda *_, **__: forever.wait(), max_in_flight=3, concurrency=1
+    )
+    first.start(block=False)
+    wait_until(lambda: first.total_in_flight)
+    first.close(timeout=0.2)
+
+    again = []
+    with Consumer(
+        topic, "c", nsqd.tcp_address, message_handler=lambda c, message: again.append(message), max_in_flight=3
+    ):
+        wait_until(lambda: len(again) == 3)
+    assert max(message.attempts for message in again) == 2
+    forever.set()
+
+
+def test_batches_are_worked_off_when_messages_run_out(producer, nsqd, topic):
+    batches = []
+    consumer = Consumer(topic, "c", nsqd.tcp_address, max_in_flight=100)
+    consumer.on_message.connect(
+        BatchHandler(40, batches.append, handle_message=lambda message: message.body, timeout=0.1), weak=False
+    )
+    producer.multipublish(topic, [b"%d" % number for number in range(100)])
+    with consumer:
+        wait_until(lambda: sum(map(len, batches)) == 100)
+
+    assert max(map(len, batches)) <= 40
+    assert channel_stats(nsqd, topic, "c")["in_flight_count"] == 0

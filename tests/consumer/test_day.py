@@ -1,0 +1,224 @@
+"""A day in the life of a consumer, on a clock that the test turns: nsqds come and go, handlers fail, users change their
+minds. In bounds all the way, and in the end everything was handled and nothing is left over."""
+
+import contextlib
+import gc
+import random
+from collections import Counter
+
+import gevent
+import pytest
+
+from fakensqd import FakeNsqd
+from fakensqd.clock import ManualClock
+from fakensqd.faults.toxics import stall
+from gnsq import Consumer
+
+DAY = 24 * 3600.0
+SEEDS = [1, 20, 300]
+# Everything that may happen, and how often in a day.
+PLAN = {
+    "publish": 1500,
+    "restart": 60,
+    "down": 40,
+    "stall": 10,
+    "pause": 40,
+    "pause_channel": 20,
+    "outage": 25,
+    "resize": 200,
+}
+NSQDS = [{}, {"max_rdy_count": 7}, {"msg_timeout": 20.0}, {"rdy_counts_down": True, "negotiates": False}]
+
+
+class Day:
+    """A consumer, its nsqds, and what happens to them; each method of PLAN is one event."""
+
+    def __init__(self, seed):
+        self.chance = random.Random(seed)
+        self.clock = ManualClock()
+        self.nsqds = [FakeNsqd(clock=self.clock, max_heartbeat_interval=3600, **options) for options in NSQDS]
+        self.published = 0
+        self.handled = Counter()
+        self.failed = self.running = 0
+        self.phases = Counter()
+        # Until when what handlers need does not work.
+        self.outage_until = 0.0
+        self.calm = False
+        # What was in flight when max_in_flight was lowered counts until it is answered.
+        self.allowed = 20
+
+    def begin(self, seed):
+        for nsqd in self.nsqds:
+            nsqd.start()
+        self.consumer = Consumer(
+            "t",
+            "c",
+            [nsqd.tcp_address for nsqd in self.nsqds],
+            message_handler=self.handle,
+            max_in_flight=self.allowed,
+            max_tries=0,
+            heartbeat_interval=600,
+            clock=self.clock,
+        )
+        # As far as it goes the same each time: what the system does first is not ours.
+        random.seed(seed)
+        self.consumer._flow._policy._rng.seed(seed)
+        self.consumer.on_backoff.connect(self.note_phase, weak=False)
+        self.consumer.start(block=False)
+
+    def end(self):
+        for nsqd in self.nsqds:
+            nsqd.stop()
+
+    # --- the consumer's
+
+    def handle(self, consumer, message):
+        self.check()
+        self.running += 1
+        try:
+            self.clock.sleep(self.chance.choice([0.0, 0.1, 1.0, 5.0]))
+        finally:
+            self.running -= 1
+        if not self.calm and (self.clock.monotonic() < self.outage_until or self.chance.random() < 0.01):
+            self.failed += 1
+            raise RuntimeError("downstream is down")
+        self.handled[message.body] += 1
+
+    def note_phase(self, consumer, phase, failures, duration):
+        self.phases[phase] += 1
+
+    def check(self):
+        """Everything is within bounds."""
+        connections = list(self.consumer._pool.connections.values())
+        load = sum(max(connection.ready_count, connection.in_flight) for connection in connections)
+        assert load <= self.allowed, f"RDY and in flight: {load}, allowed: {self.allowed}"
+        self.allowed = max(self.consumer.max_in_flight, load)
+        for connection in connections:
+            assert 0 <= connection.ready_count <= connection.identity.max_rdy_count
+            assert connection.in_flight >= 0
+        # Of lost connections none wait, and those that are handled end some time.
+        assert len(self.consumer._workers.inbox) <= self.allowed
+
+    # --- events
+
+    def publish(self):
+        nsqd = self.chance.choice(self.nsqds)
+        count = self.chance.choice([1, 1, 1, 3, 10])
+        self.publish_to(nsqd, count)
+
+    def publish_to(self, nsqd, count):
+        bodies = [b"%d" % number for number in range(self.published, self.published + count)]
+        nsqd.broker.ensure_topic("t").publish(bodies, nsqd.now())
+        self.published += count
+
+    def restart(self):
+        nsqd = self.chance.choice(self.nsqds)
+        if nsqd.running:
+            nsqd.restart()
+
+    def down(self):
+        nsqd = self.chance.choice(self.nsqds)
+        nsqd.down()
+        self.later(self.chance.uniform(5.0, 1500.0), nsqd.up)
+
+    def stall(self):
+        toxic = self.chance.choice(self.nsqds).link.add(stall())
+        self.later(self.chance.uniform(1.0, 3000.0), toxic.remove)
+
+    def pause(self):
+        self.consumer.pause()
+        self.later(self.chance.uniform(1.0, 300.0), self.consumer.resume)
+
+    def pause_channel(self):
+        nsqd = self.chance.choice(self.nsqds)
+
+        def set_paused(paused):
+            # Not the same one after a restart.
+            channel = nsqd.broker.ensure_topic("t").ensure_channel("c", nsqd.now())
+            channel.set_paused(paused)
+
+        set_paused(True)
+        self.later(self.chance.uniform(1.0, 300.0), lambda: set_paused(False))
+
+    def outage(self):
+        self.outage_until = self.clock.monotonic() + self.chance.uniform(5.0, 300.0)
+
+    def resize(self):
+        size = self.chance.choice([1, 2, 3, 5, 20, 50])
+        self.allowed = max(self.allowed, size)
+        self.consumer.max_in_flight = size
+
+    def later(self, seconds, function):
+        self.clock.call_later(seconds, lambda: gevent.spawn(function) and None)
+
+    # --- the day
+
+    def run(self):
+        times = [(self.chance.uniform(0.0, DAY), name) for name, count in PLAN.items() for _ in range(count)]
+        for time, name in sorted(times):
+            self.turn_to(time)
+            getattr(self, name)()
+            self.check()
+
+    def turn_to(self, time):
+        self.clock.advance(max(0.0, time - self.clock.monotonic()))
+        self.check()
+
+    def calm_down(self):
+        """No more trouble; time for all that waits to be handled."""
+        self.turn_to(self.clock.monotonic() + 3000.0)
+        self.calm = True
+        self.consumer.resume()
+        self.consumer.max_in_flight = 20
+        self.allowed = max(self.allowed, 20)
+        for _ in range(12):
+            for nsqd in self.nsqds:
+                self.publish_to(nsqd, 1)
+            self.turn_to(self.clock.monotonic() + 600.0)
+
+
+def greenlets():
+    """What lives, by what it does; but what the emulator keeps for connections that were stalled once."""
+    gc.collect()
+    living = (item for item in gc.get_objects() if isinstance(item, gevent.Greenlet) and not item.dead)
+    names = [getattr(item._run, "__qualname__", type(item).__name__) for item in living]
+    return Counter(name for name in names if not name.startswith("LinkedTransport."))
+
+
+def timers(clock):
+    return sum(timer.callback is not None for _, _, timer in clock._timers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_day_stays_in_bounds_and_ends_with_everything_handled(seed):
+    before = greenlets()
+    day = Day(seed)
+    with contextlib.closing(contextlib.ExitStack()) as stack:
+        stack.callback(day.end)
+        day.begin(seed)
+        day.clock.advance(100.0)
+        settled = (greenlets(), timers(day.clock))
+
+        day.run()
+        day.calm_down()
+
+        # It was a day worth the name.
+        assert day.failed > 20
+        assert day.phases["start"] > 5
+        assert day.phases["continue"] > 20
+        # All were handled, all nsqds are served, nobody is left waiting.
+        assert len(day.handled) == day.published
+        assert [nsqd.depth("t", "c") + nsqd.in_flight("t", "c") for nsqd in day.nsqds] == [0] * 4
+        assert [len(nsqd.sessions) for nsqd in day.nsqds] == [1] * 4
+        stats = day.consumer.stats()
+        assert (stats.backoff, stats.waiting, stats.handling, stats.failures) == ("off", 0, 0, {})
+        assert (day.consumer.total_in_flight, day.running, len(day.consumer._workers)) == (0, 0, 0)
+        assert all(connection.rdy for connection in stats.connections)
+        # Nothing has piled up.
+        assert (greenlets(), timers(day.clock)) == settled
+        day.consumer.close()
+        day.clock.advance(1.0)
+        assert not day.consumer.is_running
+        assert [nsqd.errors for nsqd in day.nsqds] == [[]] * 4
+    assert greenlets() <= before

@@ -1,0 +1,446 @@
+"""Discovery: which nsqds a consumer is connected to, when it asks, and when it tries again."""
+
+import itertools
+import json
+
+import gevent
+import pytest
+
+from fakensqd import FakeLookupd, FakeNsqd, on
+from fakensqd.faults import answer, refuse
+from gnsq import Consumer, LookupdClient
+from gnsq.consumer import consumer as consumer_module
+from tests.helpers import refused_port, wait_until
+
+INTERVAL = 60.0
+# A round that comes at its latest, with the default jitter.
+LATEST = INTERVAL * 1.15
+
+
+class Rounds:
+    """Turns the clock. Requests to nsqlookupd run on threads, which a clock does not wait for; this does."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.times = []
+        self.under_way = 0
+
+    def watch(self, lookup_nsqds):
+        def watched(*arguments):
+            self.times.append(self.clock.monotonic())
+            self.under_way += 1
+            try:
+                return lookup_nsqds(*arguments)
+            finally:
+                self.under_way -= 1
+
+        return watched
+
+    def turn(self, seconds, step=1.0):
+        for _ in range(round(seconds / step)):
+            self.clock.advance(step)
+            self.end()
+
+    def end(self):
+        wait_until(lambda: not self.under_way)
+        self.clock.advance(0.0)
+
+
+@pytest.fixture
+def rounds(clock, monkeypatch):
+    rounds = Rounds(clock)
+    monkeypatch.setattr(consumer_module, "lookup_nsqds", rounds.watch(consumer_module.lookup_nsqds))
+    return rounds
+
+
+@pytest.fixture
+def lookupd(clock):
+    with FakeLookupd(clock=clock) as made:
+        yield made
+
+
+@pytest.fixture
+def other_lookupd(clock):
+    with FakeLookupd(clock=clock) as made:
+        yield made
+
+
+@pytest.fixture
+def started(clock, rounds):
+    """Start consumers that are closed at the end."""
+    made = []
+
+    def start(nsqds=(), lookupds=(), handler=lambda consumer, message: None, **options):
+        consumer = Consumer(
+            "t",
+            "c",
+            [nsqd.tcp_address for nsqd in nsqds],
+            [lookupd.http_address for lookupd in lookupds],
+            message_handler=handler,
+            clock=clock,
+            **options,
+        )
+        made.append((consumer, gevent.spawn(consumer.start)))
+        clock.advance(0.0)
+        rounds.end()
+        return consumer
+
+    yield start
+    for consumer, starting in made:
+        consumer.close()
+        clock.advance(40.0)
+        wait_until(starting.ready)
+        starting.get()
+
+
+def registered(nsqd, *lookupds):
+    """Let exactly these nsqlookupds know an nsqd and its topic."""
+    nsqd.broker.ensure_topic("t")
+    nsqd.set_lookupd_tcp_addresses(tuple(lookupd.tcp_address for lookupd in lookupds))
+    nsqd.wait_registered()
+    nsqd.clock.advance(0.0)
+
+
+def connected(*nsqds):
+    """How many consumers each nsqd has."""
+    return [len(nsqd.sessions) for nsqd in nsqds]
+
+
+def attempts(nsqd):
+    """When somebody tried to connect."""
+    return [round(entry.time, 3) for entry in nsqd.transcript.select("connect")]
+
+
+def gaps(times):
+    return [round(after - before, 3) for before, after in itertools.pairwise(times)]
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_first_round_is_at_once(lookupd, nsqd, rounds, started):
+    registered(nsqd, lookupd)
+    started(lookupds=[lookupd])
+
+    assert rounds.times == [0.0]
+    assert connected(nsqd) == [1]
+
+
+def test_rounds_come_at_the_interval_give_or_take_the_jitter(lookupd, rounds, started):
+    started(lookupds=[lookupd], lookupd_poll_interval=INTERVAL, lookupd_poll_jitter=0.3)
+    rounds.turn(20 * LATEST)
+
+    found = gaps(rounds.times)
+    assert len(found) >= 20
+    # Up to a second, the step of the clock, goes by while a round is under way.
+    assert all(51.0 <= gap <= 70.0 for gap in found), found
+    assert max(found) - min(found) > 1.0
+
+
+def test_rounds_without_jitter_come_exactly(lookupd, rounds, started):
+    started(lookupds=[lookupd], lookupd_poll_interval=20, lookupd_poll_jitter=0)
+    rounds.turn(100)
+
+    assert rounds.times == [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
+
+
+def test_all_nsqlookupds_are_asked_in_each_round(lookupd, other_lookupd, rounds, started):
+    lookupd.record()
+    other_lookupd.record()
+    started(lookupds=[lookupd, other_lookupd], lookupd_poll_jitter=0)
+    rounds.turn(120, step=10)
+
+    asked = [[entry.time for entry in each.transcript.select("http")] for each in (lookupd, other_lookupd)]
+    assert asked == [[0.0, 60.0, 120.0]] * 2
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_answers_are_united_by_address(lookupd, other_lookupd, nsqds, started):
+    first, second, both = nsqds
+    registered(first, lookupd)
+    registered(second, other_lookupd)
+    registered(both, lookupd, other_lookupd)
+    started(lookupds=[lookupd, other_lookupd])
+
+    assert connected(first, second, both) == [1, 1, 1]
+
+
+def test_nsqd_that_appears_is_found_in_the_next_round(lookupd, nsqd, rounds, started):
+    consumer = started(lookupds=[lookupd])
+    assert consumer.is_healthy
+    assert connected(nsqd) == [0]
+
+    registered(nsqd, lookupd)
+    rounds.turn(LATEST)
+
+    assert connected(nsqd) == [1]
+
+
+def down(lookupd):
+    lookupd.down()
+
+
+def answering(status, body=None):
+    """Answer with this, and the headers that the true answer has: those of JSON."""
+
+    def spoil(lookupd):
+        lookupd.add(on.http("/lookup", executed=True).always(), answer(status, body))
+
+    return spoil
+
+
+FAILING = [
+    pytest.param(down, id="down"),
+    pytest.param(answering(500), id="status 500"),
+    pytest.param(answering(200, b"\xff\x00garbage"), id="garbage"),
+    pytest.param(answering(200, b"[1]"), id="a list"),
+    pytest.param(answering(200, b"{}"), id="no producers"),
+    pytest.param(answering(200, b'{"producers": 5}'), id="producers are a number"),
+    pytest.param(answering(200, b'{"producers": "abc"}'), id="producers are a text"),
+    pytest.param(answering(200, b'{"producers": [null]}'), id="producer is null"),
+    pytest.param(answering(200, b'{"producers": [{"broadcast_address": "a b", "tcp_port": 1}]}'), id="no host"),
+    pytest.param(answering(200, b'{"producers": [{"broadcast_address": "h", "tcp_port": 70000}]}'), id="no port"),
+    pytest.param(answering(404, b'{"message": "TOPIC_NOT_FOUND"}'), id="forgot the topic"),
+]
+
+
+@pytest.mark.parametrize("fail", FAILING)
+def test_failing_nsqlookupd_hides_nothing_and_drops_nothing(lookupd, other_lookupd, nsqds, rounds, started, fail):
+    known, new, _ = nsqds
+    registered(known, lookupd)
+    consumer = started(lookupds=[lookupd, other_lookupd])
+
+    fail(lookupd)
+    registered(new, other_lookupd)
+    rounds.turn(2 * LATEST)
+
+    assert len(rounds.times) >= 3
+    assert connected(known, new) == [1, 1]
+    assert consumer.is_healthy
+
+
+@pytest.mark.parametrize("fail", FAILING)
+def test_failing_nsqlookupd_is_no_error_of_start_and_one_that_recovers_is_heard(
+    lookupd, nsqd, rounds, started, fail, capsys
+):
+    registered(nsqd, lookupd)
+    fail(lookupd)
+    consumer = started(lookupds=[lookupd])
+    assert connected(nsqd) == [0]
+
+    lookupd.up()
+    lookupd.remove_rules()
+    nsqd.wait_registered()
+    rounds.turn(LATEST)
+
+    assert connected(nsqd) == [1]
+    assert consumer.is_running
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_producer_without_an_address_does_not_hide_the_others_of_the_answer(lookupd, nsqd, started, caplog):
+    producers = [None, {"broadcast_address": "127.0.0.1", "tcp_port": nsqd.tcp_port}, {}]
+    answering(200, json.dumps({"producers": producers}).encode())(lookupd)
+    started(lookupds=[lookupd])
+
+    assert connected(nsqd) == [1]
+    assert "answer is not nsqlookupd's" in caplog.text
+
+
+def test_silent_nsqlookupd_holds_up_neither_the_others_nor_the_next_round(
+    lookupd, other_lookupd, nsqd, rounds, started, monkeypatch
+):
+    monkeypatch.setattr("gnsq.discovery.LOOKUP_TIMEOUT", 0.1)
+    registered(nsqd, other_lookupd)
+    lookupd.deaf()
+    started(lookupds=[lookupd, other_lookupd])
+    assert connected(nsqd) == [1]
+
+    rounds.turn(2 * LATEST)
+
+    assert len(rounds.times) >= 3
+    lookupd.hearing()
+
+
+# --- nsqds that come and go -------------------------------------------------------------------------------------------
+
+
+def test_same_nsqd_given_and_found_is_one_connection(lookupd, nsqds, rounds, started):
+    given, found, _ = nsqds
+    registered(given, lookupd)
+    registered(found, lookupd)
+    started([given], [lookupd])
+    rounds.turn(2 * LATEST)
+
+    assert connected(given, found) == [1, 1]
+
+
+def test_nsqd_that_vanished_from_lookup_is_let_go_only_when_its_connection_dies(
+    lookupd, nsqd, rounds, started, publish
+):
+    got = []
+    registered(nsqd, lookupd)
+    started(lookupds=[lookupd], handler=lambda _, message: got.append(message.body))
+    registered(nsqd)
+    rounds.turn(5 * LATEST, step=5)
+    publish(nsqd, b"still served")
+    assert got == [b"still served"]
+
+    nsqd.down()
+    nsqd.up()
+    rounds.turn(5 * LATEST, step=5)
+
+    assert connected(nsqd) == [0]
+
+
+def test_found_nsqd_comes_back_by_polling(lookupd, nsqd, rounds, started):
+    registered(nsqd, lookupd)
+    consumer = started(lookupds=[lookupd], lookupd_poll_jitter=0)
+    rounds.turn(5)
+    nsqd.down()
+    rounds.turn(1)
+    nsqd.up()
+    nsqd.wait_registered()
+    rounds.turn(53)
+    assert connected(nsqd) == [0]
+
+    rounds.turn(1)
+
+    assert connected(nsqd) == [1]
+    assert consumer.stats().failures == {}
+
+
+def test_given_nsqd_comes_back_by_itself_though_lookup_named_it(lookupd, nsqd, rounds, started):
+    registered(nsqd, lookupd)
+    started([nsqd], [lookupd], reconnect_jitter=0)
+    registered(nsqd)
+    rounds.turn(20)
+    nsqd.down()
+    rounds.turn(1)
+    nsqd.up()
+
+    rounds.turn(7)
+
+    assert connected(nsqd) == [1]
+
+
+def test_nsqd_that_cannot_be_reached_is_tried_once_a_round_and_harms_nobody(lookupd, clock, nsqd, rounds, started):
+    registered(nsqd, lookupd)
+    with FakeNsqd(clock=clock, broadcast_tcp_port=refused_port()) as unreachable:
+        registered(unreachable, lookupd)
+        consumer = started(lookupds=[lookupd])
+        rounds.turn(3 * LATEST)
+
+        assert connected(nsqd) == [1]
+        assert consumer.is_healthy
+        assert not consumer._pool._keepers.keys() - {nsqd.tcp_address}
+
+
+def test_nsqd_that_refuses_is_tried_once_a_round(lookupd, nsqd, rounds, started):
+    nsqd.record()
+    registered(nsqd, lookupd)
+    nsqd.add(on.connect().always(), refuse())
+    started(lookupds=[lookupd], lookupd_poll_jitter=0)
+    rounds.turn(180)
+
+    assert attempts(nsqd) == [0.0, 60.0, 120.0, 180.0]
+
+
+def test_silent_nsqd_is_not_tried_twice_at_once(lookupd, nsqds, rounds, started):
+    silent, other, _ = nsqds
+    silent.record()
+    silent.deaf()
+    registered(silent, lookupd)
+    registered(other, lookupd)
+    started(lookupds=[lookupd], lookupd_poll_interval=10, lookupd_poll_jitter=0)
+    assert connected(other) == [1]
+
+    rounds.turn(59)
+    assert len(attempts(silent)) == 1
+    silent.hearing()
+    rounds.turn(20)
+
+    assert connected(silent, other) == [1, 1]
+
+
+def test_tombstoned_producer_is_not_connected_to_until_its_tombstone_is_gone(lookupd, nsqd, rounds, started):
+    registered(nsqd, lookupd)
+    client = LookupdClient.from_url(lookupd.http_address)
+    client.tombstone_topic("t", f"127.0.0.1:{nsqd.http_port}")
+    client.close()
+    started(lookupds=[lookupd], lookupd_poll_interval=10, lookupd_poll_jitter=0)
+    rounds.turn(40)
+    assert connected(nsqd) == [0]
+
+    rounds.turn(10)
+
+    assert connected(nsqd) == [1]
+
+
+def test_tombstone_does_not_end_a_connection(lookupd, nsqd, rounds, started):
+    registered(nsqd, lookupd)
+    started(lookupds=[lookupd], lookupd_poll_interval=10)
+    client = LookupdClient.from_url(lookupd.http_address)
+    client.tombstone_topic("t", f"127.0.0.1:{nsqd.http_port}")
+    client.close()
+    rounds.turn(40)
+
+    assert connected(nsqd) == [1]
+
+
+# --- given nsqds ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backoff", [128, 0], ids=["as it is", "without backoff of messages"])
+def test_given_nsqd_is_tried_again_after_waits_that_double_up_to_the_longest(nsqd, clock, started, backoff):
+    nsqd.record()
+    nsqd.add(on.connect().always(), refuse())
+    started([nsqd], reconnect_jitter=0, max_backoff_duration=backoff)
+    clock.advance(1000.0)
+
+    assert gaps(attempts(nsqd)) == [8.0, 16.0, 32.0, 64.0, 128.0, 128.0, 128.0, 128.0, 128.0, 128.0]
+
+
+def test_waits_can_be_chosen(nsqd, clock, started):
+    nsqd.record()
+    nsqd.add(on.connect().always(), refuse())
+    started([nsqd], reconnect_initial=1, reconnect_maximum=5, reconnect_jitter=0)
+    clock.advance(20.0)
+
+    assert gaps(attempts(nsqd)) == [1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+def test_waits_are_shortened_at_random(nsqd, clock, started):
+    nsqd.record()
+    nsqd.add(on.connect().always(), refuse())
+    started([nsqd], reconnect_initial=10, reconnect_maximum=10)
+    clock.advance(300.0)
+
+    found = gaps(attempts(nsqd))
+    assert all(7.0 <= gap <= 10.0 for gap in found), found
+    assert max(found) - min(found) > 0.1
+
+
+def test_loss_of_a_connection_that_lasted_begins_with_the_first_wait_again(nsqd, clock, started):
+    nsqd.record()
+    started([nsqd], reconnect_jitter=0)
+    for _ in range(3):
+        clock.advance(100.0)
+        nsqd.down()
+        clock.advance(0.0)
+        nsqd.up()
+        clock.advance(8.0)
+
+    assert attempts(nsqd) == [0.0, 108.0, 216.0, 324.0]
+
+
+def test_nsqd_that_hangs_up_at_once_is_no_busy_loop(nsqd, clock, started):
+    nsqd.record()
+    started([nsqd], reconnect_jitter=0, max_backoff_duration=0)
+    for _ in range(200):
+        clock.advance(1.0)
+        nsqd.link.cut()
+
+    assert len(attempts(nsqd)) <= 6

@@ -1,0 +1,410 @@
+"""Flow over real connections: who may send how many, and never more than max_in_flight together."""
+
+import contextlib
+from collections import Counter
+
+import pytest
+
+from fakensqd import FakeNsqd
+from fakensqd.faults.toxics import latency, slice_bytes
+
+# A higher RDY may still be at work for so long; only then is it granted elsewhere.
+GRACE = 1.1
+
+
+def rdy(*nsqds):
+    """The RDY that each nsqd was sent last."""
+    return [session.ready_count for nsqd in nsqds for session in nsqd.sessions]
+
+
+def numbered(count, start=0):
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+def fill(nsqd, count):
+    """Put messages into an nsqd, without a turn for anybody."""
+    nsqd.broker.ensure_topic("t").publish(numbered(count), nsqd.now())
+
+
+class Handler:
+    """Takes its time for each message, and notes what is in flight meanwhile."""
+
+    def __init__(self, clock, seconds=0.0):
+        self.clock = clock
+        self.seconds = seconds
+        self.served = Counter()
+        self.running = self.most_running = 0
+        # Beyond max_in_flight, as the consumer counts.
+        self.excess = []
+
+    def __call__(self, consumer, message):
+        self.served[message.nsqd] += 1
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        if consumer.total_in_flight > consumer.max_in_flight:
+            self.excess.append((self.clock.monotonic(), consumer.total_in_flight, consumer.max_in_flight))
+        try:
+            if self.seconds:
+                self.clock.sleep(self.seconds)
+        finally:
+            self.running -= 1
+
+    def by(self, *nsqds):
+        return [self.served[nsqd.tcp_address] for nsqd in nsqds]
+
+
+@pytest.fixture
+def handler(clock):
+    return Handler(clock)
+
+
+@pytest.fixture
+def make(clock):
+    """Make nsqds that are stopped at the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda count=1, **options: [stack.enter_context(FakeNsqd(clock=clock, **options)) for _ in range(count)]
+
+
+@pytest.fixture
+def warm(clock, publish):
+    """Give each nsqd a message, so that all have their shares."""
+
+    def warm(*nsqds):
+        for nsqd in nsqds:
+            publish(nsqd, b"warm")
+        clock.advance(GRACE)
+
+    return warm
+
+
+# --- shares -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_nsqd_begins_with_one_and_gets_its_share_with_its_first_message(nsqds, clock, publish, started, handler):
+    started(handler, *nsqds, max_in_flight=30)
+    clock.advance(5.0)
+    assert rdy(*nsqds) == [1, 1, 1]
+
+    publish(nsqds[0], b"x")
+    assert rdy(*nsqds) == [28, 1, 1]
+
+    publish(nsqds[1], b"x")
+    publish(nsqds[2], b"x")
+    clock.advance(GRACE)
+    assert rdy(*nsqds) == [10, 10, 10]
+
+
+def test_remainder_is_given_out_too(nsqds, started, handler, warm):
+    started(handler, *nsqds, max_in_flight=32)
+    warm(*nsqds)
+
+    assert sorted(rdy(*nsqds)) == [10, 11, 11]
+
+
+def test_what_an_nsqd_does_not_allow_goes_to_the_others(make, clock, started, handler, warm):
+    nsqds = make(1, max_rdy_count=5) + make(2)
+    consumer = started(handler, *nsqds, max_in_flight=31)
+    warm(*nsqds)
+
+    assert rdy(*nsqds) == [5, 13, 13]
+    consumer.max_in_flight = 10_000
+    clock.advance(0.0)
+    assert rdy(*nsqds) == [5, 2500, 2500]
+    assert sum(len(nsqd.errors) for nsqd in nsqds) == 0
+
+
+def test_nsqd_that_is_lost_leaves_its_share_to_the_others(nsqds, clock, started, handler, warm):
+    started(handler, *nsqds, max_in_flight=30)
+    warm(*nsqds)
+
+    nsqds[0].down()
+    clock.advance(GRACE)
+
+    assert rdy(*nsqds[1:]) == [15, 15]
+
+
+def test_nsqd_that_comes_late_gets_its_share(nsqds, clock, started, handler, warm):
+    nsqds[2].down()
+    started(handler, *nsqds, max_in_flight=30)
+    warm(*nsqds[:2])
+    assert rdy(*nsqds) == [15, 15]
+
+    nsqds[2].up()
+    clock.advance(8.0)
+    warm(*nsqds)
+
+    assert rdy(*nsqds) == [10, 10, 10]
+
+
+# --- fewer in flight than nsqds ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_with_fewer_in_flight_than_nsqds_all_are_found(make, clock, started, handler, max_in_flight):
+    nsqds = make(5)
+    for nsqd in nsqds:
+        fill(nsqd, 3)
+    consumer = started(handler, *nsqds, max_in_flight=max_in_flight, low_ready_idle_timeout=10)
+    for _ in range(5 * 10):
+        clock.advance(1.2)
+        assert sum(rdy(*nsqds)) <= max_in_flight
+
+    assert handler.by(*nsqds) == [3] * 5
+    assert handler.most_running <= max_in_flight
+    assert consumer.total_in_flight == 0
+
+
+def test_nsqd_that_always_has_messages_does_not_keep_the_others_from_their_turn(make, clock, started):
+    nsqds = make(3)
+    handler = Handler(clock, seconds=0.5)
+    fill(nsqds[0], 1000)
+    fill(nsqds[1], 2)
+    fill(nsqds[2], 2)
+    started(handler, *nsqds, max_in_flight=1, low_ready_idle_timeout=10)
+
+    clock.advance(150.0)
+
+    assert handler.by(*nsqds[1:]) == [2, 2]
+    assert handler.served[nsqds[0].tcp_address] > 100
+    assert handler.most_running == 1
+
+
+# --- idle and busy ----------------------------------------------------------------------------------------------------
+
+
+def test_idle_nsqds_give_to_the_busy_one_and_get_it_back(nsqds, clock, publish, started, warm):
+    handler = Handler(clock, seconds=0.1)
+    started(handler, *nsqds, max_in_flight=30, low_ready_idle_timeout=10)
+    warm(*nsqds)
+    assert rdy(*nsqds) == [10, 10, 10]
+
+    fill(nsqds[0], 10_000)
+    clock.advance(11.0)
+    assert rdy(*nsqds) == [28, 1, 1]
+
+    publish(nsqds[1], *numbered(50))
+    clock.advance(2.0)
+    assert rdy(*nsqds) == [15, 14, 1] or rdy(*nsqds) == [14, 15, 1]
+
+
+def test_nsqds_that_are_all_idle_keep_their_shares(nsqds, clock, started, handler, warm):
+    for nsqd in nsqds:
+        nsqd.record()
+    started(handler, *nsqds, max_in_flight=30, low_ready_idle_timeout=10)
+    warm(*nsqds)
+    for nsqd in nsqds:
+        nsqd.transcript.clear()
+
+    clock.advance(300.0)
+
+    assert rdy(*nsqds) == [10, 10, 10]
+    assert [nsqd.transcript.commands("RDY") for nsqd in nsqds] == [[], [], []]
+
+
+# --- what users say ---------------------------------------------------------------------------------------------------
+
+
+def test_max_in_flight_can_be_raised_while_messages_flow(nsqds, clock, started):
+    handler = Handler(clock, seconds=0.1)
+    for nsqd in nsqds:
+        fill(nsqd, 1000)
+    consumer = started(handler, *nsqds, max_in_flight=6)
+    clock.advance(3.0)
+    assert handler.most_running == 6
+
+    consumer.max_in_flight = 60
+    clock.advance(3.0)
+
+    assert handler.most_running == 60
+    assert rdy(*nsqds) == [20, 20, 20]
+    assert handler.excess == []
+
+
+def test_max_in_flight_can_be_lowered_while_messages_flow(nsqds, clock, started):
+    handler = Handler(clock, seconds=0.1)
+    for nsqd in nsqds:
+        fill(nsqd, 3000)
+    consumer = started(handler, *nsqds, max_in_flight=60)
+    clock.advance(3.0)
+    assert consumer.total_in_flight == 60
+
+    consumer.max_in_flight = 6
+    clock.advance(0.5)
+    handler.most_running = 0
+    handler.excess.clear()
+    clock.advance(3.0)
+
+    assert (handler.most_running, handler.excess) == (6, [])
+    assert rdy(*nsqds) == [2, 2, 2]
+
+
+def test_what_is_in_flight_when_max_in_flight_is_lowered_counts_until_it_is_answered(nsqds, clock, started, warm):
+    handler = Handler(clock)
+    consumer = started(handler, *nsqds, max_in_flight=30)
+    warm(*nsqds)
+    handler.seconds = 20.0
+    fill(nsqds[0], 10)
+    clock.advance(0.1)
+
+    consumer.max_in_flight = 12
+    clock.advance(0.0)
+    for nsqd in nsqds:
+        fill(nsqd, 10)
+    clock.advance(19.0)
+
+    assert handler.running == 12
+    assert handler.excess == []
+
+
+def test_pause_stops_all_nsqds_and_resume_gives_the_shares_back(nsqds, clock, started):
+    handler = Handler(clock, seconds=0.1)
+    for nsqd in nsqds:
+        fill(nsqd, 1000)
+    consumer = started(handler, *nsqds, max_in_flight=30)
+    clock.advance(3.0)
+
+    consumer.pause()
+    clock.advance(0.5)
+    served = handler.by(*nsqds)
+    assert (rdy(*nsqds), handler.running) == ([0, 0, 0], 0)
+    clock.advance(100.0)
+    assert handler.by(*nsqds) == served
+
+    consumer.resume()
+    clock.advance(GRACE)
+    assert rdy(*nsqds) == [10, 10, 10]
+    assert all(now > then for now, then in zip(handler.by(*nsqds), served, strict=True))
+
+
+def test_nsqd_that_connects_during_a_pause_gets_nothing(nsqds, clock, started, handler):
+    nsqds[2].down()
+    consumer = started(handler, *nsqds, max_in_flight=30)
+    consumer.pause()
+    nsqds[2].up()
+    fill(nsqds[2], 1)
+    clock.advance(20.0)
+    assert rdy(*nsqds) == [0, 0, 0]
+
+    consumer.resume()
+    clock.advance(0.0)
+
+    assert handler.by(nsqds[2]) == [1]
+
+
+# --- never too many, never none ---------------------------------------------------------------------------------------
+
+LINKS = [
+    pytest.param([], id="good links"),
+    pytest.param([latency(0.2, jitter=0.1)], id="late"),
+    pytest.param([slice_bytes(7, variation=5, delay=0.01)], id="sliced"),
+]
+
+
+@pytest.mark.parametrize("toxics", LINKS)
+@pytest.mark.parametrize("max_in_flight", [1, 2, 3, 10])
+def test_never_more_than_max_in_flight_while_rdy_moves(nsqds, clock, started, toxics, max_in_flight):
+    handler = Handler(clock, seconds=0.3)
+    consumer = started(handler, *nsqds, max_in_flight=max_in_flight, low_ready_idle_timeout=2)
+    for nsqd in nsqds:
+        for toxic in toxics:
+            nsqd.link.add(toxic)
+    # One after the other is busy, then all, then none.
+    for busy in (nsqds[:1], nsqds[1:2], nsqds, nsqds[2:]):
+        for nsqd in busy:
+            fill(nsqd, 10)
+        for _ in range(40):
+            clock.advance(0.5)
+            assert consumer.total_in_flight <= max_in_flight
+    clock.advance(60.0)
+
+    assert handler.excess == []
+    assert handler.most_running <= max_in_flight
+    assert handler.by(*nsqds) == [20, 20, 20]
+
+
+@pytest.mark.parametrize("max_in_flight", [3, 20, 1000])
+def test_no_needless_rdy_is_sent(nsqds, clock, started, max_in_flight):
+    handler = Handler(clock)
+    for nsqd in nsqds:
+        nsqd.record()
+    started(handler, *nsqds, max_in_flight=max_in_flight)
+    for _ in range(20):
+        for nsqd in nsqds:
+            fill(nsqd, 100)
+        clock.advance(1.0)
+
+    assert sum(handler.by(*nsqds)) == 6000
+    # 1 to begin with, the share, and what moves until all nsqds have told that they have messages.
+    counts = [len(nsqd.transcript.commands("RDY")) for nsqd in nsqds]
+    assert max(counts) <= 5, counts
+
+
+OLD = {"rdy_counts_down": True, "negotiates": False}
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2, 7, 100])
+@pytest.mark.parametrize("count", [1, 3])
+def test_old_nsqds_that_count_rdy_down_are_served_without_stalling(make, clock, started, max_in_flight, count):
+    nsqds = make(count, **OLD)
+    handler = Handler(clock, seconds=0.01)
+    for nsqd in nsqds:
+        fill(nsqd, 200)
+    consumer = started(handler, *nsqds, max_in_flight=max_in_flight, low_ready_idle_timeout=2)
+    for _ in range(30):
+        clock.advance(1.0)
+        assert consumer.total_in_flight <= max_in_flight
+
+    assert handler.by(*nsqds) == [200] * count
+    assert handler.excess == []
+
+
+def test_old_and_new_nsqds_are_served_together(make, clock, started):
+    nsqds = make(2, **OLD) + make(2)
+    handler = Handler(clock, seconds=0.01)
+    for nsqd in nsqds:
+        fill(nsqd, 300)
+    started(handler, *nsqds, max_in_flight=12, low_ready_idle_timeout=2)
+
+    clock.advance(20.0)
+
+    assert handler.by(*nsqds) == [300] * 4
+    assert handler.excess == []
+
+
+# --- starved ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "starved"), [(0, False), (1, False), (16, False), (17, True), (20, True)], ids="{}".format
+)
+def test_is_starved_from_85_percent_of_rdy_on(nsqd, clock, publish, started, warm, count, starved):
+    handler = Handler(clock)
+    consumer = started(handler, nsqd, max_in_flight=20)
+    warm(nsqd)
+    assert rdy(nsqd) == [20]
+    handler.seconds = 5.0
+
+    if count:
+        publish(nsqd, *numbered(count))
+
+    assert consumer.is_starved is starved
+    clock.advance(6.0)
+    assert not consumer.is_starved
+
+
+def test_one_starved_connection_is_enough(nsqds, clock, publish, started, warm):
+    handler = Handler(clock)
+    consumer = started(handler, *nsqds, max_in_flight=30)
+    warm(*nsqds)
+    handler.seconds = 5.0
+    publish(nsqds[1], *numbered(9))
+
+    assert consumer.is_starved
+
+
+def test_paused_consumer_with_nothing_in_flight_is_not_starved(nsqd, started, handler, warm):
+    consumer = started(handler, nsqd, max_in_flight=20)
+    warm(nsqd)
+    consumer.pause()
+
+    assert not consumer.is_starved

@@ -1,0 +1,142 @@
+"""Consumers in numbers: a thousand nsqds, hundreds of lives; nothing is left over."""
+
+import gc
+import os
+import resource
+from collections import Counter
+
+import gevent
+import pytest
+
+from fakensqd import FakeLookupd, FakeNsqd
+from gnsq import Consumer
+from gnsq.stats import ConsumerStats
+from tests.helpers import wait_until
+
+
+def ignore(consumer, message):
+    pass
+
+
+class Left:
+    """What is there once all has come to rest: nothing more may be there later."""
+
+    def __init__(self):
+        gevent.idle()
+        self.before = self.counts()
+        self.watchers = gevent.get_hub().loop.activecnt
+
+    def counts(self):
+        """Greenlets, descriptors, threads (also those that are not Python's own)."""
+        gc.collect()
+        greenlets = sum(isinstance(item, gevent.Greenlet) and not item.dead for item in gc.get_objects())
+        return greenlets, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    def check(self):
+        wait_until(lambda: all(now <= then for now, then in zip(self.counts(), self.before, strict=True)))
+        # Some of the hub's own come and go.
+        assert gevent.get_hub().loop.activecnt <= self.watchers + 3
+
+
+@pytest.fixture
+def many_descriptors():
+    # Both ends are in this process.
+    wanted = 4096
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], wanted), max(before[1], wanted)))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def addresses_of(nsqd, count):
+    """Addresses that all lead to one nsqd; each is an nsqd of its own to a consumer."""
+    return [f"127.0.{number // 250}.{1 + number % 250}:{nsqd.tcp_port}" for number in range(count)]
+
+
+def test_a_thousand_nsqds(many_descriptors):
+    served = Counter()
+    with FakeNsqd(tcp_address="0.0.0.0:0") as nsqd:
+        addresses = addresses_of(nsqd, 1000)
+        # The threads that look up addresses, and others that stay.
+        with Consumer("t", "c", addresses[:50], message_handler=ignore):
+            pass
+        wait_until(lambda: not nsqd.sessions)
+        left = Left()
+        consumer = Consumer(
+            "t",
+            "c",
+            addresses,
+            message_handler=lambda _, message: served.update([message.nsqd]),
+            max_in_flight=2500,
+        )
+        with consumer:
+            assert consumer.total_ready_count == 1000
+            for _ in range(3):
+                nsqd.broker.ensure_topic("t").publish([b"x"] * 1000, nsqd.now())
+                wait_until(lambda: nsqd.depth("t", "c") + nsqd.in_flight("t", "c") == 0)
+            wait_until(lambda: consumer.total_ready_count == 2500)
+            assert isinstance(consumer.stats(), ConsumerStats)
+        assert set(served) == set(addresses)
+        assert served.total() == 3000
+        wait_until(lambda: not nsqd.sessions)
+        assert nsqd.errors == []
+        left.check()
+
+
+def test_hundreds_of_nsqds_and_one_in_flight(clock):
+    served = Counter()
+    with FakeNsqd(tcp_address="0.0.0.0:0", clock=clock) as nsqd:
+        addresses = addresses_of(nsqd, 300)
+        consumer = Consumer(
+            "t",
+            "c",
+            addresses,
+            message_handler=lambda _, message: served.update([message.nsqd]),
+            clock=clock,
+        )
+        consumer.start(block=False)
+        nsqd.broker.ensure_topic("t").publish([b"x"] * 100, nsqd.now())
+        clock.advance(10.0)
+
+        assert served.total() == 100
+        assert consumer.total_ready_count <= 1
+        consumer.close()
+        clock.advance(1.0)
+
+
+def rounds(count, nsqd, lookupd):
+    for _ in range(count):
+        got = []
+        consumer = Consumer(
+            "t",
+            "c",
+            nsqd.tcp_address,
+            lookupd.http_address,
+            message_handler=lambda _, message, got=got: got.append(message),
+            max_in_flight=3,
+        )
+        consumer.on_close.connect(ignore_close, weak=False)
+        with consumer:
+            nsqd.broker.ensure_topic("t").publish([b"x"] * 5, nsqd.now())
+            wait_until(lambda got=got: len(got) == 5)
+
+
+def ignore_close(consumer):
+    pass
+
+
+def test_nothing_leaks_over_many_lives():
+    with FakeNsqd() as nsqd, FakeLookupd() as lookupd:
+        rounds(20, nsqd, lookupd)  # what is made once
+        wait_until(lambda: not nsqd.sessions)
+        left = Left()
+        gc.collect()
+        objects = len(gc.get_objects())
+
+        rounds(200, nsqd, lookupd)
+
+        wait_until(lambda: not nsqd.sessions)
+        left.check()
+        gc.collect()
+        # Caches grow a little; one object for each life would be 200.
+        assert len(gc.get_objects()) - objects < 150
