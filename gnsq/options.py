@@ -50,8 +50,11 @@ class Options:
             _check_field(field, getattr(self, field.name))
 
     @classmethod
-    def of(cls: type[_Options], owner: str, values: Mapping[str, object]) -> _Options:
+    def of(cls: type[_Options], owner: str, values: Mapping[str, object], *beside: type[Options]) -> _Options:
         """Make options from keyword arguments of a public constructor.
+
+        Args:
+            beside: Other options of the same owner, which were taken from the arguments before.
 
         Raises:
             TypeError: If a name is not an option; the text lists those that are.
@@ -60,7 +63,8 @@ class Options:
         names = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(values) - names)
         if unknown:
-            raise TypeError(f"{owner} has no option {', '.join(unknown)}; options are {', '.join(sorted(names))}")
+            known = sorted(names.union(*({field.name for field in dataclasses.fields(other)} for other in beside)))
+            raise TypeError(f"{owner} has no option {', '.join(unknown)}; options are {', '.join(known)}")
         return cls(**values)  # __post_init__ checks the values
 
     @classmethod

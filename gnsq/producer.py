@@ -80,7 +80,7 @@ class Producer:
         self.on_auth = Signal()
         self.on_close = Signal()
         self._clock = clock if clock is not None else RealClock()
-        connection_options = prepared(ConnectionOptions.of("Producer", options))
+        connection_options = prepared(ConnectionOptions.of("Producer", options, ProducerOptions, ReconnectOptions))
         self._max_name_length = connection_options.max_name_length
         self._pool = ConnectionPool(
             connection_options,

@@ -310,6 +310,19 @@ def test_rdy_that_is_counted_down_allows_no_more_than_was_answered():
     assert made.decide({"a": 1}, 0.0) == {"a": 1}
 
 
+def test_lowered_limit_takes_from_all_while_one_holds_more_than_its_share():
+    made = policy(30, "abc")
+    made.decide({}, 0.0)
+    made.max_in_flight = 12
+
+    made.decide({"a": 10}, 0.0)
+
+    rdy = {key: share.rdy for key, share in made._shares.items()}
+    assert rdy["b"] + rdy["c"] == 2
+    made.decide({"a": 2}, GRACE)
+    assert {key: share.rdy for key, share in made._shares.items()} == {"a": 4, "b": 4, "c": 4}
+
+
 class Nsqd:
     """What a policy's connection leads to: reads RDY and answers late, and its messages arrive late."""
 

@@ -122,10 +122,12 @@ class Consumer(Hooks):
         self.logger = logging.getLogger(name or f"gnsq.consumer.{topic}.{channel}")
         super().__init__()
         if message_handler is not None:
+            if not callable(message_handler):
+                raise TypeError(f"message_handler must be callable, not {message_handler!r}")
             self.on_message.connect(message_handler, sender=ANY, weak=False)
         self._clock = clock if clock is not None else RealClock()
         self._pool = ConnectionPool(
-            prepared(ConnectionOptions.of("Consumer", options)),
+            prepared(ConnectionOptions.of("Consumer", options, ConsumerOptions, ReconnectOptions)),
             reconnect,
             self._clock,
             prepare=self._prepare,
@@ -189,8 +191,11 @@ class Consumer(Hooks):
         Args:
             timeout: Seconds, in place of close_timeout; the call then waits, as join() does.
         """
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout {timeout} of close() must be at least 0 s")
         if self._state is Life.INIT:
             self._state = Life.CLOSED
+            self._pool.close(0)
             self._closed.set()
         if self._state is Life.RUNNING and self._home is not None and self._home.elsewhere:
             self._home.call(self.close, timeout)
@@ -426,11 +431,7 @@ class Consumer(Hooks):
         notify(self.on_backoff, self, phase=phase, failures=failures, duration=duration)
 
     def handle_message(self, conn: Connection | None, message: Message) -> None:
-        """Call the handlers of on_message, and answer by how they end. Runs in a worker.
-
-        Args:
-            conn: Where it came from; None if that connection is gone.
-        """
+        """Call the handlers of on_message, and answer by how they end. Runs in a worker; conn is None if it is gone."""
         self._handling.handle(message)
 
     # --- end

@@ -13,6 +13,7 @@ from gevent.pool import Pool
 
 from gnsq.clock import Clock, RealClock
 from gnsq.errors import NSQException, NSQRequeueMessage
+from gnsq.repeats import Repeats
 
 if TYPE_CHECKING:
     from gnsq.consumer import Consumer
@@ -92,6 +93,7 @@ class BatchHandler:
         self._handle_batch_error = handle_batch_error
         self._handle_message_error = handle_message_error
         self._clock = clock if clock is not None else RealClock()
+        self._repeats = Repeats(logger, self._clock.monotonic)
         self._messages: list[Message] = []
         self._deadline = math.inf
         self._consumer: Consumer | None = None
@@ -169,7 +171,12 @@ class BatchHandler:
             return True
         if message.time_left != 0:
             return False
-        logger.warning("message %s: its timeout was over before its batch ran, nsqd delivers it again", message.id)
+        self._repeats.log(
+            logging.WARNING,
+            "over",
+            "message %s: its timeout was over before its batch ran, nsqd delivers it again",
+            message.id,
+        )
         message.discard()
         return True
 
@@ -180,7 +187,7 @@ class BatchHandler:
             try:
                 item = self.handle_message(message)
             except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # may raise anything
-                _log(error, "message %s: handle_message raised, message is requeued", message.id)
+                self._log(error, "message %s: handle_message raised, message is requeued", message.id)
                 self._tell(self.handle_message_error, error, message)
                 self._requeue([message], self._backs_off(error))
             else:
@@ -191,7 +198,7 @@ class BatchHandler:
         try:
             self.handle_batch(batch)
         except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # may raise anything
-            _log(error, "handle_batch raised, %d messages are requeued", len(taken))
+            self._log(error, "handle_batch raised, %d messages are requeued", len(taken))
             self._tell(self.handle_batch_error, error, taken, batch)
             self._requeue(taken, self._backs_off(error))
         else:
@@ -264,12 +271,12 @@ class BatchHandler:
         """Hear what handle_batch raised; the messages are requeued then, if they are not answered here."""
         return None if self._handle_batch_error is None else self._handle_batch_error(error, messages, batch)
 
-
-def _log(error: BaseException, text: str, *arguments: object) -> None:
-    if isinstance(error, NSQRequeueMessage):
-        logger.debug(text, *arguments)
-    else:
-        logger.exception(text, *arguments)
+    def _log(self, error: BaseException, text: str, *arguments: object) -> None:
+        """Log a failure with its traceback, once a minute for each kind."""
+        if isinstance(error, NSQRequeueMessage):
+            logger.debug(text, *arguments)
+        else:
+            self._repeats.log(logging.ERROR, type(error).__qualname__, text, *arguments, exc_info=True)
 
 
 def _warn(text: str) -> None:

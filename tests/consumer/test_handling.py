@@ -347,3 +347,38 @@ def test_idle_timeout_and_longest_pause_may_be_set_while_it_runs(nsqds, clock, p
 
     assert consumer.stats().backoff_failures == 2
     assert (consumer.max_backoff_duration, consumer.low_ready_idle_timeout) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"message_handler": 5}, TypeError, "message_handler must be callable, not 5"),
+        (
+            {"nope": 1},
+            TypeError,
+            "Consumer has no option nope; options are address_resolver, .*close_timeout, .*reconnect",
+        ),
+        ({"handler_timeout": 0}, ValueError, "handler_timeout 0 must be at least 0.001 s"),
+        ({"backoff_strategy": 3}, TypeError, "backoff_strategy must be callable, not 3"),
+    ],
+)
+def test_misuse_is_refused_with_what_would_be_right(nsqd, options, error, words):
+    with pytest.raises(error, match=words):
+        Consumer("t", "c", nsqd.tcp_address, **options)
+
+
+def test_close_takes_no_negative_timeout(nsqd):
+    with pytest.raises(ValueError, match=r"timeout -1 of close\(\) must be at least 0 s"):
+        Consumer("t", "c", nsqd.tcp_address).close(timeout=-1)
+
+
+def test_close_of_a_consumer_that_never_started_closes_what_was_connected_by_hand(nsqd, clock):
+    consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=print, clock=clock)
+    host, port = nsqd.tcp_address.split(":")
+    consumer.connect_to_nsqd(host, int(port))
+    clock.advance(0.0)
+    assert len(nsqd.sessions) == 1
+    consumer.close()
+    clock.advance(0.0)
+
+    assert len(nsqd.sessions) == 0
