@@ -86,6 +86,7 @@ class ConnectionStats:
         in_flight: Messages delivered and not yet answered.
         idle: Seconds since the last message; None before the first.
         counts: Since it was opened.
+        msg_timeout: Seconds until nsqd takes an unanswered message back; None if it did not say.
     """
 
     address: str
@@ -95,6 +96,7 @@ class ConnectionStats:
     in_flight: int
     idle: float | None
     counts: Counts
+    msg_timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,3 +138,25 @@ def test_pulled_message_may_be_finished_in_a_thread(fakensqd, publish):
 
     assert client.in_flight == 0
     client.close_stream()
+
+
+def test_lapsed_message_that_is_answered_elsewhere_is_counted_once(fakensqd):
+    held = []
+
+    def handle(consumer, message):
+        message.enable_async()
+        held.append(message)
+
+    with Producer(fakensqd.tcp_address) as producer:
+        producer.multipublish("t", [b"x"] * 5)
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=handle, max_in_flight=5)
+    with consumer:
+        wait_until(lambda: len(held) == 5)
+        for message in held:
+            message.lapse()
+        assert consumer.total_in_flight == 0
+        gevent.get_hub().threadpool.spawn(lambda: [message.finish() for message in held]).get(timeout=10)
+        wait_until(lambda: consumer.stats().counts.finished == 5)
+
+        assert consumer.total_in_flight == 0
+        assert (consumer.stats().counts.timed_out, consumer.stats().latency.count) == (0, 5)

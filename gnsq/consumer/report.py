@@ -69,4 +69,5 @@ def connection_stats(connection: Connection) -> ConnectionStats:
         in_flight=connection.in_flight,
         idle=answers.now() - connection.last_message if answers.received else None,
         counts=answers.counts,
+        msg_timeout=answers.msg_timeout,
     )

@@ -127,17 +127,21 @@ class Answers:
         self.held.add(message)  # one step for the interpreter, so right from any thread
 
     def release(self, message: Message) -> None:
-        """Take note that such a message was answered, or one that had lapsed."""
+        """Take note that such a message was answered, or one that had lapsed; before the answer itself."""
+        latency = self.now() - message.received
+        if self._home.elsewhere:
+            self._call_home(self._released, message, latency)
+        else:
+            self._released(message, latency)
+
+    def _released(self, message: Message, latency: float) -> None:
         self.held.discard(message)
         if message in self._lapsed:
             # Counted once more with its answer, which nsqd refuses.
             self._lapsed.discard(message)
             self.in_flight += 1
             self.timed_out -= 1
-        latency = self.now() - message.received
-        if self._home.elsewhere:
-            self._call_home(self.latency.add, latency)
-        else:
+        if message.is_async():
             self.latency.add(latency)
 
     def keep_touching(self, message: Message, interval: float) -> Callable[[], None]:

@@ -30,6 +30,7 @@ def test_counts_are_those_of_all_connections_since_the_start(nsqd, clock, publis
     assert (connection.address, connection.state, connection.version) == (nsqd.tcp_address, "subscribed", "1.3.0")
     assert (connection.rdy, connection.in_flight, connection.counts.received) == (1, 0, 1)
     assert connection.idle == pytest.approx(1.0)
+    assert connection.msg_timeout == 60.0
 
 
 def test_what_waits_and_what_is_handled(nsqd, clock, publish, started):
