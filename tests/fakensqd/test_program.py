@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from gevent import socket
@@ -16,6 +17,7 @@ from tests.fakensqd.programs import FREE_PORTS, LIMIT, command, program, run
 from tests.fakensqd.wire import Client, consumer, request
 from tests.helpers import wait_until
 
+ROOT = Path(__file__).parent.parent.parent
 NAMES = ["nsqd", "nsqlookupd"]
 
 
@@ -29,6 +31,19 @@ def test_version(name):
 
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == f"{name} v1.3.0 (built w/go1.27.3)\n"
+
+
+@pytest.mark.parametrize("where", ["working directory", "PYTHONPATH"])
+def test_other_gnsq_beside_the_suite_that_starts_it_is_no_hindrance(tmp_path, where):
+    (tmp_path / "gnsq").mkdir()
+    (tmp_path / "gnsq" / "__init__.py").write_text("raise RuntimeError('another gnsq')")
+    path = [str(ROOT)] if where == "working directory" else [str(tmp_path), str(ROOT)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    result = subprocess.run(
+        command("nsqd", "--version"), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
