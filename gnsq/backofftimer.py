@@ -135,6 +135,13 @@ class Backoff:
             self.phase = Phase.OFF
         return True
 
+    def end(self) -> bool:
+        """Forget all failures; whether there were any."""
+        ended = self.phase is not Phase.OFF
+        self.failures = 0
+        self.phase = Phase.OFF
+        return ended
+
     def elapsed(self, now: float) -> bool:
         """Note the time; whether the wait has just ended, so that a message is to be tried."""
         if self.phase is not Phase.WAITING or now < self.until:

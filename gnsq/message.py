@@ -85,6 +85,7 @@ class Message:
         id: 16 bytes; unique on one nsqd and topic only.
         body: What was published.
         received: The connection's monotonic time at its arrival, seconds.
+        lapsed: Whether it was seen that nsqd has taken it back.
 
     Exactly one of finish() and requeue() may be called, from any OS thread: of two at once, one raises. The connection
     it came from may be gone by then, and nsqd delivers it again.
@@ -96,7 +97,7 @@ class Message:
 
     __slots__ = (
         *("__weakref__", "_async", "_noted", "_open", "_responder", "_signals", "_touched"),
-        *("attempts", "body", "id", "received", "timestamp"),
+        *("attempts", "body", "id", "lapsed", "received", "timestamp"),
     )
 
     def __init__(
@@ -120,6 +121,7 @@ class Message:
         self._async = False
         # Whether the responder must be told of its answer.
         self._noted = False
+        self.lapsed = False
         self._signals: dict[str, Signal] | None = None
 
     @classmethod
@@ -293,8 +295,8 @@ class Message:
     def lapse(self) -> None:
         """Take the message as one that nsqd has taken back though somebody works on it: it no longer counts as in
         flight, and may still be answered, which nsqd refuses."""
-        if not self.has_responded() and self._responder is not None:
-            self._noted = True
+        if not self.has_responded() and not self.lapsed and self._responder is not None:
+            self._noted = self.lapsed = True
             self._responder.lapse(self)
 
     def settle(self) -> bool:

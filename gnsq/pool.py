@@ -120,6 +120,12 @@ class ConnectionPool:
         keeper.greenlet = gevent.spawn(self._keep, address, keeper)
         keeper.greenlet.name = f"gnsq-keep-{address}"
 
+    def runs_in(self, greenlet: gevent.Greenlet) -> bool:
+        """Whether a greenlet does the work of the pool or of its connections."""
+        return any(keeper.greenlet is greenlet for keeper in self._keepers.values()) or any(
+            connection.runs_in(greenlet) for connection in self.connections.values()
+        )
+
     @property
     def untried(self) -> int:
         """How many addresses have not been tried yet."""

@@ -265,7 +265,11 @@ class RdyPolicy(Generic[Key]):
 
     def _targets(self, in_flight: Mapping[Key, int], now: float) -> dict[Key, int]:
         if self.paused or self.backing_off:
-            return {key: int(key == self.probe and not self.paused) for key in self._order}
+            targets = dict.fromkeys(self._order, 0)
+            if self.probe is not None and not self.paused:
+                # One more than it has: RDY is a ceiling, and what it has may take long.
+                targets[self.probe] = min(in_flight.get(self.probe, 0) + 1, self._shares[self.probe].limit)
+            return targets
         if self._crowded:
             self._take_turns(in_flight, now)
             return {
@@ -276,7 +280,10 @@ class RdyPolicy(Generic[Key]):
             share.turn = None
         hungry = any(self._is_hungry(share, now) for share in self._shares.values())
         takers = [
-            key for key, share in self._shares.items() if not share.fresh and not (hungry and self._is_idle(share, now))
+            key
+            for key, share in self._shares.items()
+            # One that works on messages is not idle: cut down, it would get no more before they are answered.
+            if not share.fresh and not (hungry and self._is_idle(share, now) and not in_flight.get(key))
         ]
         targets = {key: min(1, self._shares[key].limit) for key in self._order}
         # The first to have a message must not take what others will have to be given a moment later.

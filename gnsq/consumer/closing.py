@@ -70,9 +70,8 @@ class Closing:
             self._waiting_handlers -= 1
 
     def _others_left(self) -> bool:
-        in_flight = sum(connection.in_flight for connection in self._pool.connections.values())
-        answered = sum(message.has_responded() for message in self._workers.handled_now)
-        return in_flight + answered > self._waiting_handlers
+        held = sum(len(connection.answers.held) for connection in self._pool.connections.values())
+        return len(self._workers.inbox) + len(self._workers.handled_now) + held > self._waiting_handlers
 
     def _requeue_rest(self) -> bool:
         """Give back what was not answered in time; whether there was any."""

@@ -153,8 +153,7 @@ class Consumer(Hooks):
         self._home: Home | None = None
         self._closed = Event()
         self._closing: Closing | None = None
-        # Whether the last round of lookups had an answer.
-        self._looked_up = False
+        self._looked_up = False  # whether the last round of lookups had an answer
 
     # --- life
 
@@ -189,7 +188,7 @@ class Consumer(Hooks):
         thread, twice, and while it connects.
 
         Args:
-            timeout: Seconds, in place of close_timeout; the call then waits, as join() does.
+            timeout: Seconds, in place of close_timeout; the call then waits, but in another thread, as join() does.
         """
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout {timeout} of close() must be at least 0 s")
@@ -205,7 +204,8 @@ class Consumer(Hooks):
             self._closing = Closing(limit, self._workers, self._pool, self._clock)
             closer = gevent.spawn(self._close, self._closing)
             closer.name = f"gnsq-close-{self.topic}"
-        if timeout is not None:
+            self._tasks.append(closer)
+        if timeout is not None and not (self._home is not None and self._home.elsewhere):
             self.join()
 
     def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
@@ -218,8 +218,9 @@ class Consumer(Hooks):
         """
         if self._home is not None and self._home.elsewhere:
             raise RuntimeError("only the thread that started the consumer can wait for its end; others may close() it")
-        if gevent.getcurrent() is gevent.get_hub():
-            # A signal handler of Python's own may run there: it can't wait, nor need it.
+        here = gevent.getcurrent()
+        if here is gevent.get_hub() or here in self._tasks or self._pool.runs_in(here):
+            # A signal handler of Python's own runs in whatever runs: it must not wait for what it holds up.
             return
         if self._workers.is_one and self._closing is not None:
             self._closing.wait_for_others(timeout)
@@ -333,7 +334,7 @@ class Consumer(Hooks):
 
     def redistribute_ready_state(self) -> None:
         """Share out RDY anew, soon."""
-        self._flow.ask()
+        self._at_home(self._flow.ask)
 
     def _connect_all(self) -> None:
         self.query_nsqd()
@@ -438,7 +439,7 @@ class Consumer(Hooks):
 
     def _close(self, closing: Closing) -> None:
         try:
-            gevent.killall(self._tasks)
+            gevent.killall([task for task in self._tasks if task is not gevent.getcurrent()])
             self._flow.stop()
             closing.run()
             for lookupd in self.lookupds:

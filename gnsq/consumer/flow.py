@@ -106,6 +106,8 @@ class Flow:
         """Take over what was changed while running."""
         self._patience = self._policy.idle_timeout = options.low_ready_idle_timeout
         self.backoff.maximum = options.max_backoff_duration
+        if not options.max_backoff_duration and self.backoff.end():
+            self._end_of_backoff()
         self.ask()
 
     @property
@@ -151,17 +153,26 @@ class Flow:
             paused = not self._stopped and self.backoff.failed(self._clock.monotonic())
         except Exception:  # a user's backoff_strategy may raise anything
             logger.exception("backoff_strategy raised, or gave no number of seconds; not paused for this failure")
-            return
+            paused = False
         if paused:
             self._paused_for_failures("start" if started else "continue")
+        elif self.backoff.phase is Phase.PROBING:
+            self._tried = None
+            self.ask()
 
     def succeeded(self) -> None:
         """Take note of a success; while backoff.phase is OFF there is no need to."""
-        if self._stopped or not self.backoff.succeeded(self._clock.monotonic()):
-            return
-        if self.backoff.phase is Phase.WAITING:
+        try:
+            news = not self._stopped and self.backoff.succeeded(self._clock.monotonic())
+        except Exception:  # as in failed()
+            logger.exception("backoff_strategy raised, or gave no number of seconds; no more pauses for these failures")
+            news = self.backoff.end()
+        if news and self.backoff.phase is Phase.WAITING:
             self._paused_for_failures("continue")
-            return
+        elif news:
+            self._end_of_backoff()
+
+    def _end_of_backoff(self) -> None:
         self._policy.backing_off = False
         self._policy.probe = self._tried = None
         self._share_out()
@@ -201,7 +212,8 @@ class Flow:
 
     def ask(self) -> None:
         """Share out soon: once for all that asks in this round of the loop, and never inside of what asks."""
-        if not self._asked:
+        # Before the first connection it may be another thread's hub that would be asked.
+        if not self._asked and self._connections:
             self._asked = True
             gevent.get_hub().loop.run_callback(self._share_out)
 
@@ -215,8 +227,8 @@ class Flow:
         self._sweep(now)
         expecting = self._expect_until is not None and now < self._expect_until
         self._policy.expected = self._untried() if expecting else 0
+        self._probe(now)
         in_flight = {connection: connection.in_flight for connection in connections}
-        self._probe(in_flight, now)
         for connection, count in self._policy.decide(in_flight, now).items():
             if connection.is_open:
                 connection.ready(count)
@@ -226,7 +238,7 @@ class Flow:
             connection.answers.on_answered = watch
         self._plan(now)
 
-    def _probe(self, in_flight: Mapping[Connection, int], now: float) -> None:
+    def _probe(self, now: float) -> None:
         """Begin to try a message when the pause is over; try elsewhere when none comes, or none is answered."""
         self.backoff.elapsed(now)
         if self.backoff.phase is not Phase.PROBING:
@@ -236,6 +248,12 @@ class Flow:
             # Others may have to free what it is to get; its time begins then.
             self._probe_due = now + self._patience
         elif (probe is None and self._tried is None) or now >= self._probe_due:
+            # What has just timed out must not count: nsqd would send one message more than the one to be tried.
+            self._lapse()
+            in_flight = {connection: connection.in_flight for connection in self._connections.values()}
+            if self._tried is not None:
+                # Its message is not answered: another is to be asked.
+                self._policy.probe = self._tried
             self._policy.probe = self._policy.pick_probe(in_flight)
             self._tried = None
             self._probe_due = now + self._patience
@@ -244,13 +262,16 @@ class Flow:
         """Take messages out of the count that nsqd has taken back: who has them may never answer, and others would
         wait for ever for what they free."""
         if self._sweep_due is not None and now >= self._sweep_due:
-            for message in self._unanswered():
-                if message.time_left == 0:
-                    message.lapse()
+            self._lapse()
             self._sweep_due = None
         if self._sweep_due is None and any(connection.in_flight for connection in self._connections.values()):
             timeouts = [connection.answers.msg_timeout for connection in self._connections.values()]
             self._sweep_due = now + max(SWEEP, min((timeout or 0.0) for timeout in timeouts) / SWEEPS)
+
+    def _lapse(self) -> None:
+        for message in self._unanswered():
+            if message.time_left == 0:
+                message.lapse()
 
     def _plan(self, now: float) -> None:
         times = [self._policy.due(now), self._sweep_due]

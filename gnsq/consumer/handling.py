@@ -68,16 +68,8 @@ class Handling:
                         receiver(self._consumer, message=message)
                 else:
                     self._call_within(options.handler_timeout, message)
-            except NSQRequeueMessage as request:
-                backoff = options.backoff_on_requeue if request.backoff is None else request.backoff
-                self._requeue(message, bool(backoff))
-            except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # a handler may raise anything
-                self._handler_failed(message, error)
-            except BaseException:
-                # Killed, or the program ends: the message must not wait for its timeout.
-                with contextlib.suppress(NSQException):
-                    self._requeue(message, backoff=False, at_once=True)
-                raise
+            except BaseException as error:  # noqa: BLE001  # a handler may raise anything; what is ours to raise is
+                self._ended_by(message, error)
             else:
                 message.settle()
         except Exception:
@@ -85,12 +77,29 @@ class Handling:
                 raise
 
     def handle_by(self, function: Callable[[Message], object], message: Message) -> None:
-        """Let a subclass handle a message; what it raises is a failure of its handler."""
-        try:
-            function(message)
-        except Exception as error:  # noqa: BLE001  # a subclass may raise anything
-            with self._reporting(message):
-                self._handler_failed(message, error)
+        """Let a subclass handle a message; what it raises is what a handler raises. One that it leaves unanswered is
+        taken for asynchronous."""
+        with self._reporting(message):
+            try:
+                function(message)
+            except BaseException as error:  # noqa: BLE001  # as in handle()
+                self._ended_by(message, error)
+            else:
+                if not message.has_responded():
+                    message.enable_async()
+
+    def _ended_by(self, message: Message, error: BaseException) -> None:
+        """Answer a message whose handler raised."""
+        if isinstance(error, NSQRequeueMessage):
+            backoff = self._consumer.options.backoff_on_requeue if error.backoff is None else error.backoff
+            self._requeue(message, bool(backoff))
+        elif isinstance(error, (Exception, gevent.Timeout)):
+            self._handler_failed(message, error)
+        else:
+            # Killed, or the program ends: the message must not wait for its timeout.
+            with contextlib.suppress(NSQException):
+                self._requeue(message, backoff=False, at_once=True)
+            raise error
 
     @contextlib.contextmanager
     def _reporting(self, message: Message) -> Iterator[None]:

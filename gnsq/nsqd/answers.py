@@ -55,7 +55,6 @@ class Answers:
         self.on_finish: Callable[[bytes], object] | None = None
         self.on_requeue: Callable[[bytes, int, bool], object] | None = None
         self.held: set[Message] = set()
-        self._lapsed: set[Message] = set()
         self.latency = Latency()
         self.received = 0
         self.timed_out = 0
@@ -136,9 +135,8 @@ class Answers:
 
     def _released(self, message: Message, latency: float) -> None:
         self.held.discard(message)
-        if message in self._lapsed:
+        if message.lapsed:
             # Counted once more with its answer, which nsqd refuses.
-            self._lapsed.discard(message)
             self.in_flight += 1
             self.timed_out -= 1
         if message.is_async():
@@ -160,10 +158,9 @@ class Answers:
 
     def lapse(self, message: Message) -> None:
         """Count a message as timed out and no longer in flight; its answer may still come."""
-        if message not in self._lapsed:
-            self._lapsed.add(message)
-            self.timed_out += 1
-            self._answered()
+        self.held.discard(message)
+        self.timed_out += 1
+        self._answered()
 
     def _answered(self) -> None:
         self.in_flight -= 1

@@ -241,6 +241,10 @@ class Connection:
         """Wait until the connection is closed, by whomever; False if the timeout (seconds) ended first."""
         return bool(self._closed.wait(timeout))
 
+    def runs_in(self, greenlet: gevent.Greenlet) -> bool:
+        """Whether a greenlet is one of the connection's own."""
+        return greenlet in self._greenlets
+
     @property
     def is_open(self) -> bool:
         """Whether commands can be sent."""
@@ -344,8 +348,7 @@ class Connection:
     def _read_loop(self) -> None:
         transport, decoder = self._opened
         recv, feed, answers = transport.recv, decoder.feed, self.answers
-        # What came behind the last answer of the handshake.
-        data = decoder.detach()
+        data = decoder.detach()  # what came behind the last answer of the handshake
         breath, spared = Breath(), 0
         while True:
             messages: list[Message] = []

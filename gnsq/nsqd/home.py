@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,29 @@ logger = logging.getLogger(__name__)
 get_ident: Callable[[], int] = monkey.get_original("_thread", "get_ident")
 
 
+class _Door:
+    """Where a hub takes in calls of other threads.
+
+    Not the loop's run_callback_threadsafe(): with gevent 26.9 and libev, many calls of it beside other work make the
+    loop miscount its watchers, until it ends with LoopExit. A watcher's send() is made for threads.
+    """
+
+    def __init__(self, loop: Any) -> None:  # Any: gevent has no types
+        self.calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        # Not ref: a thread that could call keeps no program alive.
+        self.watcher = loop.async_(ref=False)
+        self.watcher.start(self._take_in)
+
+    def _take_in(self) -> None:
+        calls = self.calls
+        while calls:
+            gevent.spawn(_guarded, *calls.popleft())
+
+
+# One for each hub.
+_doors: weakref.WeakKeyDictionary[Any, _Door] = weakref.WeakKeyDictionary()
+
+
 class Home:
     """The calling thread, to be asked and called from others.
 
@@ -26,11 +51,15 @@ class Home:
         thread: What get_ident() gives in it.
     """
 
-    __slots__ = ("_loop", "thread")
+    __slots__ = ("_door", "thread")
 
     def __init__(self) -> None:
         self.thread = get_ident()
-        self._loop = gevent.get_hub().loop
+        hub = gevent.get_hub()
+        door = _doors.get(hub)
+        if door is None:
+            door = _doors[hub] = _Door(hub.loop)
+        self._door = door
 
     @property
     def elsewhere(self) -> bool:
@@ -44,8 +73,9 @@ class Home:
         Raises:
             NSQConnectionClosed: If the home's hub is gone.
         """
+        self._door.calls.append((function, arguments))
         try:
-            self._loop.run_callback_threadsafe(gevent.spawn, _guarded, function, arguments)
+            self._door.watcher.send()
         except ValueError as error:  # gevent's word for a loop that was destroyed
             raise NSQConnectionClosed("the thread that the connection belongs to has ended") from error
 

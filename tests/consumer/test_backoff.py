@@ -353,7 +353,7 @@ def test_probes_message_has_nsqds_time_to_be_answered(nsqds, clock, publish, sta
             raise RuntimeError
         message.enable_async()
 
-    started(handle, *nsqds, max_in_flight=9, low_ready_idle_timeout=1.0, **LATER)
+    started(handle, *nsqds[:2], max_in_flight=9, low_ready_idle_timeout=1.0, **LATER)
     publish(nsqds[0], b"1")
     publish(nsqds[0], b"2")
     publish(nsqds[1], b"3")
@@ -385,3 +385,60 @@ def test_all_addresses_get_their_share_from_the_first_moment(nsqds, clock, publi
         clock.advance(3.0)
 
     assert min(most.values()) >= 9
+
+
+def test_probe_comes_though_long_handlers_still_have_messages(nsqd, clock, publish, started):
+    times = []
+
+    def handle(consumer, message):
+        if message.body == b"long":
+            clock.sleep(25.0)
+            return
+        times.append(round(clock.monotonic(), 3))
+        if len(times) == 1:
+            raise RuntimeError
+
+    started(handle, nsqd, max_in_flight=10, **LATER)
+    publish(nsqd, b"long")
+    publish(nsqd, b"long")
+    publish(nsqd, b"fails")
+    publish(nsqd, b"next")
+    clock.advance(2.0)
+
+    assert times == [0, 1]
+
+
+def test_strategy_that_raises_while_a_message_is_tried_stops_nothing(nsqd, clock, publish, started):
+    times, failing = [], [2]
+
+    def handle(consumer, message):
+        times.append(round(clock.monotonic(), 3))
+        if failing[0]:
+            failing[0] -= 1
+            raise RuntimeError
+
+    def strategy(failures):
+        if failures > 1:
+            raise ZeroDivisionError
+        return 1.0
+
+    consumer = started(handle, nsqd, backoff_strategy=strategy, requeue_delay=0)
+    publish(nsqd, b"x")
+    clock.advance(5.0)
+
+    assert times == [0, 1, 1]
+    assert consumer.stats().backoff == "off"
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.5])
+def test_switching_backoff_off_ends_the_pause_and_the_probe(nsqds, clock, publish, started, worker, seconds):
+    consumer = started(worker, *nsqds, max_in_flight=30, **LATER)
+    told = phases(consumer)
+    publish(nsqds[0], b"x")
+    clock.advance(seconds)
+
+    consumer.max_backoff_duration = 0
+    clock.advance(1.1)
+
+    assert told[-1][0] == "end"
+    assert consumer.total_ready_count > 3

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+import time
 
 import gevent
 import pytest
@@ -366,3 +368,60 @@ def test_requeue_at_the_deadline_does_not_pretend_a_failure(nsqd, clock, publish
 
     assert told == [(0, False)]
     forever.set()
+
+
+def test_close_with_a_timeout_in_a_signal_handler_holds_up_nobody_however_busy(fakensqd):
+    seen = []
+    consumer = Consumer(
+        "t", "c", fakensqd.tcp_address, message_handler=lambda _, message: seen.append(message), max_in_flight=200
+    )
+
+    def signalled(*_):
+        in_flight.append(gevent.getcurrent())
+        consumer.close(timeout=20)
+
+    in_flight = []
+    with Producer(fakensqd.tcp_address) as producer:
+        for _ in range(50):
+            producer.multipublish("t", [b"x"] * 200)
+    before = signal.signal(signal.SIGUSR1, signalled)
+    timer = threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    try:
+        timer.start()
+        began = time.monotonic()
+        consumer.start()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        timer.join()
+
+    # Far below its time limit: nothing waited for what it held up.
+    assert time.monotonic() - began < 10
+    assert fakensqd.in_flight("t", "c") == 0
+
+
+def test_redistributing_from_another_thread_works_later_too(fakensqd):
+    seen = []
+    consumer = Consumer(
+        "t", "c", fakensqd.tcp_address, message_handler=lambda _, message: seen.append(message), reconnect_initial=0.01
+    )
+    with consumer:
+        gevent.get_hub().threadpool.spawn(consumer.redistribute_ready_state).get(timeout=10)
+        fakensqd.restart()
+        with Producer(fakensqd.tcp_address) as producer:
+            producer.publish("t", b"x")
+        wait_until(lambda: seen)
+
+
+def test_consumer_made_in_one_thread_and_started_in_another_receives(fakensqd):
+    seen = []
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=lambda _, message: seen.append(message))
+    consumer.low_ready_idle_timeout = 3
+
+    def live():
+        with consumer, Producer(fakensqd.tcp_address) as producer:
+            producer.publish("t", b"x")
+            wait_until(lambda: seen)
+
+    gevent.get_hub().threadpool.spawn(live).get(timeout=20)
+
+    assert len(seen) == 1

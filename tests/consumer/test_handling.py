@@ -2,6 +2,7 @@
 
 import logging
 
+import gevent
 import pytest
 from gevent.event import Event
 
@@ -382,3 +383,62 @@ def test_close_of_a_consumer_that_never_started_closes_what_was_connected_by_han
     clock.advance(0.0)
 
     assert len(nsqd.sessions) == 0
+
+
+@pytest.mark.parametrize("way", ["silent", "timeout", "killed"])
+def test_override_that_leaves_a_message_unanswered_does_not_stop_the_consumer(nsqd, clock, publish, way):
+    seen = []
+
+    class Mine(Consumer):
+        def handle_message(self, conn, message):
+            seen.append(message.body)
+            if message.body != b"x":
+                message.finish()
+            elif way == "timeout":
+                raise gevent.Timeout
+            elif way == "killed" and message.attempts == 1:
+                raise gevent.GreenletExit
+
+    with Mine("t", "c", nsqd.tcp_address, clock=clock, msg_timeout=5.0, max_tries=0) as consumer:
+        clock.advance(0.0)
+        publish(nsqd, b"x")
+        publish(nsqd, b"next")
+        clock.advance(60.0)
+        assert b"next" in seen
+        assert consumer.total_in_flight <= 1
+        consumer.close()
+        clock.advance(35.0)
+
+
+def test_messages_that_nobody_answers_are_not_kept_for_ever(nsqd, clock, publish, started):
+    consumer = started(lambda _, message: message.enable_async(), nsqd, msg_timeout=5.0, max_in_flight=50)
+    publish(nsqd, b"0")
+    publish(nsqd, *[b"x"] * 40)
+    clock.advance(12.0)
+
+    (connection,) = consumer._pool.connections.values()
+    assert len(connection.answers.held) <= 50
+    consumer.close()
+    clock.advance(0.0)
+
+
+def test_connection_with_long_handlers_keeps_its_share(nsqds, clock, publish, started):
+    busy, other = nsqds[:2]
+    handled = []
+
+    def handle(consumer, message):
+        if message.body == b"long":
+            clock.sleep(25.0)
+        handled.append(message.body)
+
+    started(handle, busy, other, max_in_flight=20, low_ready_idle_timeout=2.0)
+    publish(busy, b"long")
+    publish(busy, b"long")
+    for _ in range(5):
+        publish(other, *[b"other"] * 30)
+        clock.advance(1.0)
+    publish(busy, b"new")
+    clock.advance(0.5)
+
+    assert b"new" in handled
+    clock.advance(30.0)
