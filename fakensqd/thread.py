@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABCMeta
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
@@ -57,6 +58,8 @@ class Threaded:
         self._thread: threading.Thread | None = None
         self._hub: Any = None  # Any: gevent has no types
         self._stop: Event | None = None
+        self._due: deque[Callable[[], object]] = deque()
+        self._keeper: Any = None  # Any: as above
         # What callers on other threads wait for.
         self._awaited: dict[Future[Any], None] = {}  # Any: what is called gives anything
 
@@ -88,7 +91,7 @@ class Threaded:
         thread, self._thread = self._thread, None
         if thread is None or self._stop is None:
             return
-        self._hub.loop.run_callback_threadsafe(self._stop.set)
+        self._soon(self._stop.set)
         try:
             _result(self._stopped, "stop", _PATIENCE)
         finally:
@@ -120,14 +123,23 @@ class Threaded:
         try:
             if self._thread is None:
                 raise RuntimeError("the server's thread does not run")
-            self._hub.loop.run_callback_threadsafe(begin)
+            self._soon(begin)
             return _result(future)
         except BaseException:
             if self._thread is not None and not future.done():
-                self._hub.loop.run_callback_threadsafe(lambda: running[0].kill(block=False))
+                self._soon(lambda: running[0].kill(block=False))
             raise
         finally:
             del self._awaited[future]
+
+    def _soon(self, function: Callable[[], object]) -> None:
+        """Call a function in the server's hub."""
+        self._due.append(function)
+        self._keeper.send()
+
+    def _take_in(self) -> None:
+        while self._due:
+            self._hub.loop.run_callback(self._due.popleft())
 
     def __getattr__(self, name: str) -> Any:  # Any: whatever the server has
         """Read an attribute of the server: over there while it runs, else here."""
@@ -151,9 +163,10 @@ class Threaded:
         self._stopped: Future[None] = Future()
         self._stop = Event()
         self._calls = Group()
-        # Keeps the loop alive while nothing else waits.
-        keeper = self._hub.loop.async_()
-        keeper.start(lambda: None)
+        # Takes in what other threads want done, and keeps the loop alive while nothing else waits. The loop's
+        # run_callback_threadsafe() is not as safe as its name: see gnsq.doors.
+        keeper = self._keeper = self._hub.loop.async_()
+        keeper.start(self._take_in)
         outcome: BaseException | None = None
         try:
             watchers = self._hub.loop.activecnt
@@ -274,7 +287,7 @@ def _wait_in_hub(hub: Any, future: Future[Any], limit: float | None) -> bool:  #
     keeper = hub.loop.async_()
     keeper.start(done.set)
     try:
-        future.add_done_callback(lambda _: hub.loop.run_callback_threadsafe(done.set))
+        future.add_done_callback(lambda _: keeper.send())
         return bool(done.wait(limit))  # without a limit: as long as the call takes
     finally:
         keeper.stop()

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 CORE = ["errors", "options"]
 PURE = [*CORE, "protocol"]
-SMALL = ["addresses", "backofftimer", "breath", "clock", "rdy", "repeats", "states", "stats", "tls"]
+SMALL = ["addresses", "backofftimer", "breath", "clock", "doors", "rdy", "repeats", "states", "stats", "tls"]
 BELOW = [*PURE, *SMALL, "message", "transport", "layers"]
 CLIENT = [*BELOW, "http", "httpclient", "nsqd", "lookupd"]
 
@@ -27,6 +27,7 @@ GNSQ = {
     "backofftimer": PURE,
     "rdy": PURE,
     "clock": [],
+    "doors": [],
     "repeats": [],
     "signals": [],
     "states": [],
@@ -35,7 +36,7 @@ GNSQ = {
     "tls": [],
     "breath": [],
     "layers": [*PURE, "breath", "tls", "transport"],
-    "http": ["errors", "tls"],
+    "http": ["doors", "errors", "tls"],
     "httpclient": [*PURE, "addresses", "http", "tls"],
     "nsqd": CLIENT,
     "lookupd": CLIENT,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 import gevent
 from gevent import monkey
 from gevent.event import AsyncResult
-from gevent.hub import get_hub
 
+from gnsq.doors import door
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable
 from gnsq.http.answer import Answer
 from gnsq.http.exchange import NoAnswer, Request, Watch
@@ -98,8 +98,11 @@ class Calls:
         under_way, idle, workers = list(self._under_way), self._idle, self._workers
         self._begin()
         self.closings += 1
+        # All before any: a thread that one sets free would begin the next.
         for call in under_way:
-            call.end(self.closed_error())
+            call.forbid(self.closed_error())
+        for call in under_way:
+            call.end()
         for session in idle:
             session.close()
         workers.close()
@@ -269,7 +272,7 @@ class _Call:
         self._work = work
         self._watch = watch
         self._under_way = under_way
-        self._loop = get_hub().loop
+        self._door = door()
         self._outcome = AsyncResult()
         self._greenlet: gevent.Greenlet | None = None
 
@@ -289,12 +292,15 @@ class _Call:
         found: Answer = answer
         return found
 
-    def end(self, error: Exception | None = None) -> None:
-        """Give up, if it has not ended: nothing is sent from here on, and who waits gets the error."""
+    def forbid(self, error: Exception) -> None:
+        """Let nothing be sent from here on, and who waits get the error; end() has to follow."""
+        # In this order, or what the work makes of it would come before the error.
+        self._finish((None, error))
+        self._watch.ended = True
+
+    def end(self) -> None:
+        """Give up, if it has not ended: nothing is sent from here on."""
         self._under_way.discard(self)
-        # First, or what the work makes of its broken connection would come before it.
-        if error is not None:
-            self._finish((None, error))
         self._watch.end()
         if self._greenlet is not None:
             self._in_its_loop(self._greenlet.kill, gevent.GreenletExit, False)
@@ -319,4 +325,4 @@ class _Call:
     def _in_its_loop(self, function: Callable[..., object], *arguments: object) -> None:
         # Its thread may have ended, and its loop with it: then nobody waits.
         with contextlib.suppress(ValueError):
-            self._loop.run_callback_threadsafe(function, *arguments)
+            self._door.call(function, *arguments)

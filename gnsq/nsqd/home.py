@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import gevent
 from gevent import monkey
 
+from gnsq.doors import door
 from gnsq.errors import NSQConnectionClosed, NSQException
 
 __all__ = ["Home", "get_ident"]
@@ -19,29 +18,6 @@ logger = logging.getLogger(__name__)
 
 # Monkey patching makes the usual one tell greenlets apart, not threads.
 get_ident: Callable[[], int] = monkey.get_original("_thread", "get_ident")
-
-
-class _Door:
-    """Where a hub takes in calls of other threads.
-
-    Not the loop's run_callback_threadsafe(): with gevent 26.9 and libev, many calls of it beside other work make the
-    loop miscount its watchers, until it ends with LoopExit. A watcher's send() is made for threads.
-    """
-
-    def __init__(self, loop: Any) -> None:  # Any: gevent has no types
-        self.calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        # Not ref: a thread that could call keeps no program alive.
-        self.watcher = loop.async_(ref=False)
-        self.watcher.start(self._take_in)
-
-    def _take_in(self) -> None:
-        calls = self.calls
-        while calls:
-            gevent.spawn(_guarded, *calls.popleft())
-
-
-# One for each hub.
-_doors: weakref.WeakKeyDictionary[Any, _Door] = weakref.WeakKeyDictionary()
 
 
 class Home:
@@ -55,11 +31,7 @@ class Home:
 
     def __init__(self) -> None:
         self.thread = get_ident()
-        hub = gevent.get_hub()
-        door = _doors.get(hub)
-        if door is None:
-            door = _doors[hub] = _Door(hub.loop)
-        self._door = door
+        self._door = door()
 
     @property
     def elsewhere(self) -> bool:
@@ -73,9 +45,8 @@ class Home:
         Raises:
             NSQConnectionClosed: If the home's hub is gone.
         """
-        self._door.calls.append((function, arguments))
         try:
-            self._door.watcher.send()
+            self._door.call(gevent.spawn, _guarded, function, arguments)
         except ValueError as error:  # gevent's word for a loop that was destroyed
             raise NSQConnectionClosed("the thread that the connection belongs to has ended") from error
 
