@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 __all__ = ["ConnectionStats", "ConsumerStats", "Counts", "Histogram"]
@@ -38,12 +37,6 @@ class Histogram:
             if left <= 0:
                 return bound
         return float("inf")
-
-    @classmethod
-    def sum(cls, bounds: tuple[float, ...], histograms: Sequence[Histogram]) -> Histogram:
-        """Add up histograms of the same bounds."""
-        counts = tuple(map(sum, zip(*(histogram.counts for histogram in histograms), strict=True)))
-        return cls(bounds, counts or (0,) * (len(bounds) + 1), sum(histogram.total for histogram in histograms))
 
 
 @dataclass(frozen=True, slots=True)
