@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["Addresses", "is_port", "is_unix", "joined", "parse_address", "parse_addresses"]
+__all__ = ["Addresses", "is_port", "is_unix", "joined", "ordered_addresses", "parse_address", "parse_addresses"]
 
 DEFAULT_TCP_PORT = 4150
 
@@ -53,10 +53,26 @@ def parse_addresses(addresses: Addresses) -> set[str]:
     Raises:
         TypeError, ValueError: As parse_address().
     """
+    return set(ordered_addresses(addresses))
+
+
+def ordered_addresses(
+    addresses: Addresses, what: str = "nsqd_tcp_addresses", default_port: int = DEFAULT_TCP_PORT
+) -> list[str]:
+    """Turn what a constructor was given into ``host:port``, each once, in the order given; that of a set, which has
+    none, is sorted.
+
+    Args:
+        what: The name that the caller gave them by, for error texts.
+
+    Raises:
+        TypeError, ValueError: As parse_address().
+    """
     if not isinstance(addresses, (str, list, tuple, set, frozenset)):
-        raise TypeError(f"nsqd_tcp_addresses must be 'host:port' or a list, tuple or set of them, not {addresses!r}")
+        raise TypeError(f"{what} must be 'host:port' or a list, tuple or set of them, not {addresses!r}")
     items = [addresses] if isinstance(addresses, str) else addresses
-    return {joined(*parse_address(item)) for item in items}
+    found = dict.fromkeys(joined(*parse_address(item, default_port)) for item in items)
+    return sorted(found) if isinstance(addresses, (set, frozenset)) else list(found)
 
 
 def joined(host: str, port: int) -> str:

@@ -35,6 +35,10 @@ class Door:
         self._calls.append((function, arguments))
         self._watcher.send()
 
+    def close(self) -> None:
+        """Take no more calls in: before the hub's loop is destroyed, which frees no watcher that is started."""
+        self._watcher.close()
+
     def _take_in(self) -> None:
         # Each as a callback of its own: one that raises is printed by gevent, and the others go on.
         while self._calls:

@@ -30,6 +30,9 @@ __all__ = [
     "NSQInvalid",
     "NSQMPubFailed",
     "NSQNoConnections",
+    "NSQNotSent",
+    "NSQNotSentClosed",
+    "NSQNotSentTimeout",
     "NSQProtocolError",
     "NSQPubFailed",
     "NSQPutFailed",
@@ -40,6 +43,9 @@ __all__ = [
     "NSQTimeout",
     "NSQTouchFailed",
     "NSQUnauthorized",
+    "NSQUnknown",
+    "NSQUnknownClosed",
+    "NSQUnknownTimeout",
     "make_error",
 ]
 
@@ -60,12 +66,29 @@ class NSQRequeueMessage(NSQException):
         self.backoff = backoff
 
 
-class NSQNoConnections(NSQException):
+class NSQTimeout(NSQException):
+    """An answer or a connection did not come within its deadline."""
+
+
+class NSQNotSent(NSQException):
+    """A publish that nsqd has not executed, and will not: publishing it again can't duplicate it."""
+
+
+class NSQUnknown(NSQException):
+    """A publish that was sent and got no answer: nsqd may have it. Publishing it again can duplicate it, not
+    publishing it again can lose it."""
+
+
+class NSQNoConnections(NSQNotSent):
     """No connection to any nsqd; the text says what was tried."""
 
 
-class NSQTimeout(NSQException):
-    """An answer or a connection did not come within its deadline."""
+class NSQNotSentTimeout(NSQNotSent, NSQTimeout):
+    """A publish whose deadline came before it was sent."""
+
+
+class NSQUnknownTimeout(NSQUnknown, NSQTimeout):
+    """A publish whose deadline came before nsqd's answer."""
 
 
 class NSQHttpError(NSQException):
@@ -96,6 +119,14 @@ class NSQSocketError(NSQException, OSError):
 
 class NSQConnectionClosed(NSQSocketError):
     """The connection was closed, by either side, while something waited for it."""
+
+
+class NSQNotSentClosed(NSQNotSent, NSQConnectionClosed):
+    """A publish that had not been sent when its connection, or the producer, was closed."""
+
+
+class NSQUnknownClosed(NSQUnknown, NSQConnectionClosed):
+    """A publish whose connection was lost before nsqd's answer."""
 
 
 class NSQProtocolError(NSQException):
@@ -172,7 +203,8 @@ class NSQPubFailed(NSQErrorCode):
 
 
 class NSQMPubFailed(NSQErrorCode):
-    """E_MPUB_FAILED: nsqd took none of the messages."""
+    """E_MPUB_FAILED: nsqd could not store one of the messages, and may have taken those before it; none if it says that
+    it is exiting."""
 
 
 class NSQDPubFailed(NSQErrorCode):

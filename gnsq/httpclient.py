@@ -272,12 +272,14 @@ class HTTPClient:
         body: bytes | None = None,
         *,
         old_path: str | None = None,
+        timeout: float | None = None,
     ) -> Any:  # Any: whatever JSON the server sends
         """Send a request and wait for its answer.
 
         Args:
             params: Of the query; those that are None are left out.
             old_path: What servers before 1.0 call the path; asked where the path is unknown.
+            timeout: Seconds for this call, in place of the option's.
 
         Returns:
             JSON as Python objects (an old server's ``data`` envelope taken off), anything else as bytes.
@@ -288,7 +290,7 @@ class HTTPClient:
         """
         self._calls.check_fork()
         query = {name: str(value) for name, value in (params or {}).items() if value is not None}
-        attempt = Attempt(self._calls, f"{method} {self.address}{path.lstrip('/')}")
+        attempt = Attempt(self._calls, f"{method} {self.address}{path.lstrip('/')}", timeout)
         with attempt.deadline():
             return self._learned(attempt, method, path.lstrip("/"), old_path, query, body)
 

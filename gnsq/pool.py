@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import os
 import random
 from collections.abc import Callable
@@ -53,12 +54,19 @@ class Life(enum.Enum):
 class _Keeper:
     """What the pool knows of one address."""
 
-    __slots__ = ("failure", "greenlet", "permanent", "tried")
+    __slots__ = ("excused", "failures", "greenlet", "last_failure", "permanent", "released", "tried", "woken")
 
     def __init__(self, permanent: bool) -> None:
         self.permanent = permanent
+        self.released = False
         self.tried = Event()
-        self.failure: NSQException | None = None
+        # Ends the wait between two tries.
+        self.woken = Event()
+        # In a row.
+        self.failures = 0
+        # When a loss was blameless last.
+        self.excused = -math.inf
+        self.last_failure: NSQException | None = None
         self.greenlet: gevent.Greenlet | None = None
 
 
@@ -70,6 +78,9 @@ class ConnectionPool:
         setup: Called with each opened Connection, in its keeper's greenlet; may send and wait (SUB), may raise
             NSQException, which counts as a failure to connect.
         on_lost: Called with a connection that had been set up and is closed now.
+        blameless: Asked, behind on_lost, whether the nsqd had no part in such a loss. If so it is no failure: the
+            connection is opened again at once, also to an address that is not permanent; but after the second one
+            within reconnect_initial seconds only when as much time has passed.
     """
 
     def __init__(
@@ -81,6 +92,7 @@ class ConnectionPool:
         prepare: Callable[[Connection], None],
         setup: Callable[[Connection], None],
         on_lost: Callable[[Connection], None],
+        blameless: Callable[[Connection], bool] = lambda connection: False,
     ) -> None:
         self.connections: dict[str, Connection] = {}
         # Set whenever a connection is added; for those who wait for any.
@@ -91,6 +103,7 @@ class ConnectionPool:
         self._prepare = prepare
         self._setup = setup
         self._on_lost = on_lost
+        self._blameless = blameless
         self._keepers: dict[str, _Keeper] = {}
         self._opening: set[Connection] = set()
         self._closing = False
@@ -110,15 +123,38 @@ class ConnectionPool:
         """Connect to an address, unless that is done already; at once, in the background.
 
         Args:
-            permanent: Try again for ever; else the address is forgotten when its connection fails or is lost.
+            permanent: Try again for ever; else the address is forgotten when its connection fails or is lost. Of an
+                address that is kept already only one that was released takes this over.
         """
         if self._pid is None:
             self._pid = os.getpid()
-        if self._over or address in self._keepers:
+        if self._over:
+            return
+        kept = self._keepers.get(address)
+        if kept is not None:
+            if kept.released:
+                kept.released, kept.permanent = False, permanent
             return
         keeper = self._keepers[address] = _Keeper(permanent)
         keeper.greenlet = gevent.spawn(self._keep, address, keeper)
         keeper.greenlet.name = f"gnsq-keep-{address}"
+
+    def release(self, address: str) -> None:
+        """Try an address no more, until it is added again. Its connection stays until it is lost, and a try that is
+        under way is carried to its end; an address that is not known is no error.
+        """
+        keeper = self._keepers.get(address)
+        if keeper is not None:
+            keeper.released = True
+            keeper.woken.set()
+
+    def retry_now(self) -> None:
+        """Try at once what waits for its next try, for those who learnt that things have changed.
+
+        A try that fails counts as any other: the wait behind it is longer.
+        """
+        for keeper in self._keepers.values():
+            keeper.woken.set()
 
     def runs_in(self, greenlet: gevent.Greenlet) -> bool:
         """Whether a greenlet does the work of the pool or of its connections."""
@@ -131,16 +167,28 @@ class ConnectionPool:
         """How many addresses have not been tried yet."""
         return sum(not keeper.tried.is_set() for keeper in self._keepers.values())
 
-    def wait_tried(self) -> None:
-        """Wait until every address has been tried once; each try has a time limit of its own."""
-        gevent.wait([keeper.tried for keeper in list(self._keepers.values())])
+    def wait_tried(self, limit: float | None = None) -> None:
+        """Wait until every address has been tried once; each try has a time limit of its own.
+
+        Args:
+            limit: Seconds, after which it returns all the same; None: no other limit than theirs.
+        """
+        tries = [keeper.tried for keeper in self._keepers.values()]
+        if limit is None:
+            gevent.wait(tries)
+            return
+        deadline = self._clock.monotonic() + limit
+        for tried in tries:
+            left = deadline - self._clock.monotonic()
+            if not tried.is_set() and left > 0:
+                self._clock.wait(tried, left)
 
     def failures(self) -> dict[str, NSQException]:
         """Say what went wrong last with each address that has no connection."""
         return {
-            address: keeper.failure
+            address: keeper.last_failure
             for address, keeper in list(self._keepers.items())
-            if keeper.failure is not None and address not in self.connections
+            if keeper.last_failure is not None and address not in self.connections
         }
 
     def close(self, timeout: float) -> None:
@@ -164,29 +212,44 @@ class ConnectionPool:
             self.changed.set()
 
     def _keep(self, address: str, keeper: _Keeper) -> None:
-        failures = 0
         try:
-            while not self._over:
+            while not self._over and not keeper.released:
                 connection = self._try_open(address, keeper)
                 keeper.tried.set()
-                if connection is not None:
-                    opened = self._clock.monotonic()
-                    connection.wait_closed()
-                    if self._clock.monotonic() - opened >= STABLE:
-                        failures = 0
-                    keeper.failure = connection.error
-                    self.connections.pop(address, None)
-                    self._on_lost(connection)
-                if self._over or not keeper.permanent:
+                excused = connection is not None and self._is_lost_blameless(address, connection, keeper)
+                # Before `released` is read: what release() sets from here on ends the wait.
+                keeper.woken.clear()
+                if self._over or keeper.released or not (keeper.permanent or excused):
                     return
-                failures += 1
-                wait = self._wait(failures)
-                logger.warning("%s: trying again in %.1f s", address, wait)
-                self._clock.sleep(wait)
+                wait = self._wait_excused(keeper) if excused else self._wait_failed(keeper)
+                if wait > 0:
+                    logger.warning("%s: trying again in %.1f s", address, wait)
+                    self._clock.wait(keeper.woken, wait)
         finally:
             keeper.tried.set()
             if self._keepers.get(address) is keeper:
                 del self._keepers[address]
+
+    def _is_lost_blameless(self, address: str, connection: Connection, keeper: _Keeper) -> bool:
+        """Wait until a connection is lost; whether that is no failure."""
+        opened = self._clock.monotonic()
+        connection.wait_closed()
+        if self._clock.monotonic() - opened >= STABLE:
+            keeper.failures = 0
+        keeper.last_failure = connection.error
+        self.connections.pop(address, None)
+        self._on_lost(connection)
+        return self._blameless(connection)
+
+    def _wait_excused(self, keeper: _Keeper) -> float:
+        """Seconds to wait after a loss that is no failure; those that follow each other fast must be no busy loop."""
+        before, keeper.excused = keeper.excused, self._clock.monotonic()
+        initial = self._reconnect.reconnect_initial
+        return initial if keeper.excused - before < initial else 0.0
+
+    def _wait_failed(self, keeper: _Keeper) -> float:
+        keeper.failures += 1
+        return self._wait(keeper.failures)
 
     def _try_open(self, address: str, keeper: _Keeper) -> Connection | None:
         host, port = parse_address(address)
@@ -200,20 +263,20 @@ class ConnectionPool:
         except NSQException as error:
             connection.abort(error)
             self.connections.pop(address, None)
-            keeper.failure = error
+            keeper.last_failure = error
             if not self._closing:
                 logger.warning("%s: not connected: %s", address, error)
             return None
         except Exception as error:
             # A bug, ours or a callback's, must not end the trying.
             logger.exception("%s: internal error while connecting", address)
-            keeper.failure = NSQException(f"internal error: {error!r}")
-            connection.abort(keeper.failure)
+            keeper.last_failure = NSQException(f"internal error: {error!r}")
+            connection.abort(keeper.last_failure)
             self.connections.pop(address, None)
             return None
         finally:
             self._opening.discard(connection)
-        keeper.failure = None
+        keeper.last_failure = None
         self.changed.set()
         return connection
 

@@ -1,10 +1,10 @@
-"""Statistics: what stats() of a Consumer gives. Values only; whoever counts fills them in."""
+"""Statistics: what stats() of a Consumer or Producer gives. Values only; whoever counts fills them in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["ConnectionStats", "ConsumerStats", "Counts", "Histogram"]
+__all__ = ["ConnectionStats", "ConsumerStats", "Counts", "Histogram", "LinkStats", "ProducerStats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +136,52 @@ class ConsumerStats:
     def rdy(self) -> int:
         """RDY sent last, over all connections."""
         return sum(connection.rdy for connection in self.connections)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStats:
+    """What one connection of a producer does.
+
+    Attributes:
+        address: ``host:port`` of its nsqd, or a URL.
+        pending: Publishes without an answer.
+        confirmed: Messages that nsqd has taken, since it was opened.
+        stalled: Whether it is left out, since it owes an answer for too long.
+    """
+
+    address: str
+    pending: int
+    confirmed: int
+    stalled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStats:
+    """A Producer, at one moment. Counts are of messages, since the start.
+
+    Attributes:
+        state: init, running, closing or closed.
+        confirmed: nsqd said OK.
+        refused: nsqd said no.
+        not_sent: Not executed, as who published was told.
+        unknown: Sent, and no answer came in time.
+        sent_again: Sent another time, since nsqd had not executed them, or though it may have (repeated).
+        repeated: Those of the former that nsqd may have executed, with allow_duplicates.
+        pending, pending_bytes: Publishes that have not ended.
+        latency: From publish() to nsqd's OK.
+        connections: Those that are open now.
+        failures: Why nsqds have no connection, by address.
+    """
+
+    state: str
+    confirmed: int
+    refused: int
+    not_sent: int
+    unknown: int
+    sent_again: int
+    repeated: int
+    pending: int
+    pending_bytes: int
+    latency: Histogram
+    connections: tuple[LinkStats, ...] = ()
+    failures: dict[str, str] = field(default_factory=dict)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import select
 import socket as stdlib_socket
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 import gevent
-from gevent import socket
+from gevent import monkey, socket
 
 from gnsq.addresses import is_unix, joined
 from gnsq.errors import NSQConnectionClosed, NSQSocketError, NSQTimeout
@@ -23,6 +25,9 @@ __all__ = ["READ_SIZE", "TcpTransport", "Transport", "connect", "limited"]
 
 # Bytes asked for at once; some 250 messages of 200 bytes.
 READ_SIZE = 64 * 1024
+
+# gevent's would let others run.
+_poll: Any = monkey.get_original("select", "poll")  # Any: gevent has no type hints
 
 
 class Transport(Protocol):
@@ -63,11 +68,40 @@ class TcpTransport:
             raise _translated(error, self._peer) from error
         return data
 
+    def wait_readable(self) -> None:
+        """Wait until something has come; lets others run even where it has come already.
+
+        Raises:
+            NSQSocketError: As recv().
+        """
+        try:
+            # Its own way to wait, which ends when it is closed. wait_read() makes a watcher each time.
+            self._socket._wait(self._socket._read_event)
+        except OSError as error:
+            raise _translated(error, self._peer) from error
+
     def sendall(self, data: bytes) -> None:
         try:
             self._socket.sendall(data)
         except OSError as error:
             raise _translated(error, self._peer) from error
+
+    def try_send(self, data: bytes) -> int:
+        """Send what can be sent without waiting; gives how many bytes that was. Whoever calls sendall() sees why."""
+        try:
+            # Not the socket's send(), which waits.
+            return os.write(self._socket.fileno(), data)
+        except OSError:
+            return 0
+
+    def has_ended(self) -> bool:
+        """Whether the peer has closed, even if recv() has not come to that yet."""
+        watch = _poll()
+        try:
+            watch.register(self._socket.fileno(), select.POLLRDHUP)
+            return bool(watch.poll(0))
+        except (OSError, ValueError):
+            return True
 
     def end(self) -> None:
         try:

@@ -9,7 +9,8 @@ Workloads:
 
 - consume: messages of 200 bytes that wait in a channel, handled by a function that counts; the setting is
   max_in_flight. 15 % more than are counted wait, else nsqd's 250 ms output buffer measures the tail.
-- publish: messages of 200 bytes, each waiting for its OK; the setting is how many wait at once.
+- publish: messages of 200 bytes, each waiting for its OK; the setting is how many wait at once. Ours is measured with
+  automatic batching, too: "batches" with as many greenlets, "async" with as many results of publish_async().
 - layers: what TLS, snappy and deflate cost our consumer; see bench_layers.py.
 - fakensqd: what the emulator itself does, in one process; see bench_fake.py.
 
@@ -32,7 +33,7 @@ from fakensqd.certificates import CertificateFiles, Certificates
 from gnsq import NsqdHTTPClient, Producer
 from integration import bench_fake
 from integration.bench_layers import LAYERS, body
-from integration.bench_peers import NOT_INSTALLED, WORKLOADS
+from integration.bench_peers import NOT_INSTALLED, OWN, WORKLOADS
 from integration.servers import program, running
 
 LIMIT = 120.0
@@ -115,7 +116,7 @@ def clients(workload: str) -> dict[str, list[str]]:
     found = {}
     for python in pythons():
         for client in WORKLOADS[workload]:
-            if client != "raw" or python == sys.executable:
+            if client not in OWN or python == sys.executable:
                 found[label(python, client)] = [python, str(PEERS), client]
     for given in filter(None, os.environ.get("BENCH_PROGRAMS", "").split(":")):
         name, _, path = given.partition("=")

@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 import time
+import typing
 from collections.abc import Callable
 
 BODY = b"x" * 200
@@ -126,6 +127,42 @@ def gnsq_publish(host: str, port: int, topic: str, count: int, waiting: int) -> 
     return each * waiting / elapsed
 
 
+def gnsq_batches(host: str, port: int, topic: str, count: int, waiting: int) -> float:
+    """The same with automatic batching: as many greenlets, each waiting for its own answer."""
+    import gevent
+
+    import gnsq
+
+    each = count // waiting
+    with gnsq.Producer(f"{host}:{port}", batch_messages=max(waiting // 5, 1)) as producer:
+
+        def publish() -> None:
+            for _ in range(each):
+                producer.publish(topic, BODY)
+
+        started = time.perf_counter()
+        gevent.joinall([gevent.spawn(publish) for _ in range(waiting)], raise_error=True)
+        return each * waiting / (time.perf_counter() - started)
+
+
+def gnsq_async_batches(host: str, port: int, topic: str, count: int, waiting: int) -> float:
+    """One greenlet that keeps so many results unanswered, with automatic batching; it looks at each."""
+    from collections import deque
+
+    import gnsq
+
+    with gnsq.Producer(f"{host}:{port}", batch_messages=max(waiting // 5, 1)) as producer:
+        results: deque[typing.Any] = deque()  # Any: gevent's results
+        started = time.perf_counter()
+        for _ in range(count):
+            if len(results) == waiting:
+                results.popleft().get()
+            results.append(producer.publish_async(topic, BODY))
+        for result in results:
+            result.get()
+        return count / (time.perf_counter() - started)
+
+
 # --- peers ------------------------------------------------------------------------------------------------------------
 
 
@@ -200,8 +237,12 @@ WORKLOADS: dict[str, dict[str, tuple[str, Workload]]] = {
     "publish": {
         "raw": ("socket", raw_publish),
         "gnsq": ("gnsq", gnsq_publish),
+        "gnsq batches": ("gnsq", gnsq_batches),
+        "gnsq async": ("gnsq", gnsq_async_batches),
     },
 }
+# Those that are measured with this project's interpreter only.
+OWN = ("raw", "gnsq batches", "gnsq async")
 
 
 def main() -> int:

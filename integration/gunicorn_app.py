@@ -28,6 +28,14 @@ class App:
             max_in_flight=20,
         )
 
+    def start(self) -> None:
+        """Consume; called in each worker."""
+        self.consumer.start(block=False)
+
+    def close(self) -> None:
+        """Work off what was delivered."""
+        self.consumer.close(timeout=20)
+
     def handle(self, consumer: gnsq.Consumer, message: Message) -> None:
         """Work for a while, and say what was done."""
         gevent.sleep(0.05)

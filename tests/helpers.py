@@ -32,6 +32,7 @@ class MemoryTransport:
         self.ended = False
         self.closed = False
         self._chunks = list(chunks)
+        self._answers: list[bytes] = []
         self._filled = Event()
         if chunks:
             self._filled.set()
@@ -44,6 +45,10 @@ class MemoryTransport:
         """Let the client receive this; b"" is the end."""
         self._chunks.append(chunk)
         self._filled.set()
+
+    def answer(self, chunk: bytes) -> None:
+        """Let the client receive this behind the next it sends."""
+        self._answers.append(chunk)
 
     def recv(self, size: int) -> bytes:
         while not self._chunks:
@@ -58,6 +63,8 @@ class MemoryTransport:
             raise NSQConnectionClosed("closed")
         assert not self.ended, "sent behind the end"
         self.sends.append(data)
+        if self._answers:
+            self.feed(self._answers.pop(0))
 
     def end(self) -> None:
         self.ended = True

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gnsq.addresses import joined, parse_address, parse_addresses
+from gnsq.addresses import joined, ordered_addresses, parse_address, parse_addresses
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,7 @@ from gnsq.addresses import joined, parse_address, parse_addresses
         ("127.0.0.1:1", ("127.0.0.1", 1)),
         ("[::1]:4150", ("::1", 4150)),
         ("[::1]", ("::1", 4150)),
+        ("/run/nsqd.sock", ("/run/nsqd.sock", 0)),
     ],
 )
 def test_address_is_split(text, address):
@@ -36,3 +37,27 @@ def test_one_or_many():
 def test_wrong_type_is_a_type_error(value):
     with pytest.raises(TypeError, match="must be"):
         parse_addresses(value)
+
+
+def test_order_is_kept_without_repeats():
+    assert ordered_addresses(["b", "a:1", "b:4150", "a"]) == ["b:4150", "a:1", "a:4150"]
+    assert ordered_addresses("b") == ["b:4150"]
+    assert ordered_addresses(()) == []
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_set_is_sorted_as_it_has_no_order(kind):
+    names = [f"host{number}" for number in range(9)]
+
+    assert ordered_addresses(kind(names)) == [f"{name}:4150" for name in names]
+
+
+def test_port_that_is_left_out_can_be_another():
+    assert ordered_addresses(["a", "b:1", "[::1]"], default_port=4151) == ["a:4151", "b:1", "[::1]:4151"]
+
+
+def test_wrong_type_is_told_by_its_name():
+    with pytest.raises(TypeError, match=r"^nsqd_http_addresses must be"):
+        ordered_addresses(4151, "nsqd_http_addresses")
+    with pytest.raises(TypeError, match=r"^nsqd_tcp_addresses must be"):
+        ordered_addresses(None)

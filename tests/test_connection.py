@@ -40,6 +40,7 @@ def transport():
 def connection(transport):
     made = Connection("nsqd", 4150, ConnectionOptions(timeout=2))
     made.open(transport)
+    gevent.sleep(0)  # its greenlets begin
     del transport.sends[:]
     yield made
     made.abort()
@@ -50,7 +51,7 @@ def held(connection, transport):
     """Subscribe and receive one message; this list has it and those that follow."""
     messages = []
     connection.on_messages = lambda _, chunk: messages.extend(chunk)
-    transport.feed(OK)
+    transport.answer(OK)
     connection.subscribe("t", "c")
     transport.feed(message_frame())
     wait_until(lambda: messages)
@@ -91,7 +92,7 @@ def test_heartbeat_is_answered_and_is_no_reply(connection, transport):
 
 
 def test_subscribe_verifies_the_answer(connection, transport):
-    transport.feed(OK)
+    transport.answer(OK)
 
     connection.subscribe("t", "c")
 
@@ -100,7 +101,7 @@ def test_subscribe_verifies_the_answer(connection, transport):
 
 
 def test_subscribe_refused_raises_and_closes(connection, transport):
-    transport.feed(encode_frame(ERROR, b'E_BAD_TOPIC SUB topic name "t" is not valid'))
+    transport.answer(encode_frame(ERROR, b'E_BAD_TOPIC SUB topic name "t" is not valid'))
 
     with pytest.raises(NSQBadTopic, match="SUB topic name"):
         connection.subscribe("t", "c")
@@ -108,7 +109,7 @@ def test_subscribe_refused_raises_and_closes(connection, transport):
 
 
 def test_subscribe_answered_by_something_else_is_a_protocol_error(connection, transport):
-    transport.feed(encode_frame(RESPONSE, b"HM"))
+    transport.answer(encode_frame(RESPONSE, b"HM"))
 
     with pytest.raises(NSQProtocolError, match="b'HM' to SUB"):
         connection.subscribe("t", "c")
@@ -218,7 +219,7 @@ def test_answer_that_never_comes_is_a_timeout(transport):
 
 
 def test_expected_answer_is_checked(connection, transport):
-    transport.feed(OK)
+    transport.answer(OK)
 
     with pytest.raises(NSQProtocolError, match="b'OK', b'CLOSE_WAIT' was due"):
         connection.call(commands.close(), expected=b"CLOSE_WAIT")
@@ -477,6 +478,7 @@ def test_callers_own_timeout_stays_the_callers(connection):
 
 def test_reset_with_a_long_command_waiting_names_its_length(connection, transport):
     reply = connection.request(commands.publish("t", b"x" * 5000))
+    gevent.sleep(0)  # it is sent
 
     connection.abort(NSQSocketError(errno.ECONNRESET, "Connection reset by peer"))
 

@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import time
 
 import gevent
 import greenlet
@@ -9,8 +10,18 @@ import pytest
 from gevent.event import Event
 
 from gnsq import Consumer
+from gnsq.clock import RealClock
+from gnsq.errors import NSQNoConnections
 from gnsq.nsqd.connection import Connection
+from gnsq.nsqd.latency import Latency
 from gnsq.options import ConnectionOptions
+from gnsq.producer.batches import Batches, Member
+from gnsq.producer.dispatcher import Dispatcher
+from gnsq.producer.links import TcpLink
+from gnsq.producer.options import ProducerOptions
+from gnsq.producer.outcomes import Totals
+from gnsq.producer.publish import Publish
+from gnsq.producer.strategies import RoundRobin
 from gnsq.protocol import commands
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
 from tests.helpers import MemoryTransport, wait_until
@@ -113,9 +124,34 @@ def test_signals_without_receivers_are_not_sent(connection, transport):
     assert (answers.on_finish, answers.on_answered) == (None, None)
 
 
-def test_publishers_that_wait_together_share_one_send(connection, transport):
+@pytest.fixture
+def dispatcher(connection, transport):
+    """A producer's, on the connection; a publish of one byte has been confirmed."""
+    made = Dispatcher(
+        ProducerOptions(),
+        RealClock(),
+        RoundRobin(),
+        Totals(),
+        Latency(),
+        nsqds=lambda: 1,
+        why_none=lambda limit: NSQNoConnections(limit),
+    )
+    made.add(TcpLink(connection))
+    transport.answer(OK)
+    made.publish(publish_of("PUB"), True)
     del transport.sends[:]
-    publishers = [gevent.spawn(connection.call, commands.publish("t", b"x")) for _ in range(1000)]
+    return made
+
+
+def publish_of(kind):
+    now = time.monotonic()
+    if kind == "member":
+        return Member("t", b"x", now, now + 60)
+    return Publish("t", commands.publish("t", b"x"), 1, now, now + 60)
+
+
+def test_publishers_that_wait_together_share_one_send(dispatcher, transport):
+    publishers = [gevent.spawn(dispatcher.publish, publish_of("PUB"), True) for _ in range(1000)]
     wait_until(lambda: transport.sent.count(b"PUB ") == 1000)
     assert len(transport.sends) == 1
 
@@ -125,6 +161,55 @@ def test_publishers_that_wait_together_share_one_send(connection, transport):
 
     # To each publisher and back, and the same again for joinall() at its end.
     assert switches.count <= 4 * 1000 + 20
+
+
+def test_batches_cost_a_command_for_all_their_members(dispatcher, transport):
+    batches = Batches(dispatcher, ProducerOptions(batch_messages=100), RealClock())
+    dispatcher.forward = batches.add
+    # The first of its size goes alone; the others wait for that.
+    first = [gevent.spawn(dispatcher.publish, publish_of("member"), True) for _ in range(100)]
+    wait_until(lambda: transport.sends)
+    transport.feed(OK)
+    gevent.joinall(first, raise_error=True)
+    del transport.sends[:]
+
+    publishers = [gevent.spawn(dispatcher.publish, publish_of("member"), True) for _ in range(1000)]
+    wait_until(lambda: transport.sent.count(b"MPUB ") == 10)
+    assert len(transport.sends) == 1
+
+    with Switches() as switches:
+        transport.feed(OK * 10)
+        gevent.joinall(publishers, raise_error=True)
+
+    assert switches.count <= 4 * 1000 + 20
+
+
+def test_publish_that_waits_costs_few_allocations_and_leaves_none(dispatcher, transport):
+    def publish(count):
+        return [gevent.spawn(dispatcher.publish, publish_of("PUB"), True) for _ in range(count)]
+
+    def answered(publishers):
+        transport.feed(OK * len(publishers))
+        gevent.joinall(publishers, raise_error=True)
+        del transport.sends[:], publishers[:]
+
+    # Greenlets, stacks and lists have grown as far as they will.
+    for _ in range(3):
+        publishers = publish(1000)
+        wait_until(lambda: transport.sends)
+        answered(publishers)
+    gc.collect()
+    before = sys.getallocatedblocks()
+
+    publishers = publish(1000)
+    wait_until(lambda: transport.sends)
+    held = sys.getallocatedblocks() - before
+    answered(publishers)
+    gc.collect()
+
+    # The greenlet with its frames and arguments, the publish with its values, its command.
+    assert held <= 30 * 1000
+    assert sys.getallocatedblocks() - before <= 100
 
 
 def test_message_in_flight_costs_few_allocations_and_leaves_none(connection, transport):

@@ -7,13 +7,12 @@ import pytest
 
 from fakensqd import FakeLookupd
 from gnsq import Producer
-from tests.helpers import channel_stats
+from tests.helpers import bodies, channel_stats
 
 SCRIPT = """
 import os, sys
 import gevent, gevent.os
 from gnsq import NsqdTCPClient, Producer
-from gnsq.errors import NSQException
 
 address = sys.argv[1]
 producer = Producer(address, timeout=5)
@@ -28,12 +27,9 @@ if not child:
         # Lets whatever was inherited run.
         gevent.sleep(0.2)
         assert not client.is_connected
-        try:
-            producer.publish("t", b"no", timeout=2)
-        except NSQException as error:
-            print("child:", error)
-        with Producer(address, timeout=5) as own:
-            own.publish("t", b"child")
+        # It connects anew, and leaves its parent's connection alone.
+        print("child:", producer.publish("t", b"child", timeout=2).decode())
+        print("child:", producer.close())
         sys.stdout.flush()
     finally:
         os._exit(0)
@@ -56,7 +52,8 @@ def test_child_gives_up_what_it_inherited_and_the_parent_goes_on(fakensqd):
 
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
-        "child: producer was started before the fork; make and start a new one in this process",
+        "child: OK",
+        "child: []",
         "parent: done",
     ]
 
@@ -69,6 +66,212 @@ def test_all_that_was_confirmed_arrived_once(fakensqd):
     subprocess.run([sys.executable, "-c", SCRIPT, fakensqd.tcp_address], capture_output=True, check=True, timeout=30)
 
     assert channel_stats(fakensqd, "t", "c")["message_count"] == 53
+
+
+# --- producers --------------------------------------------------------------------------------------------------------
+
+# What the scripts below have in common: children that publish and say what was confirmed.
+PRODUCING = """
+import os, sys, time, traceback
+import gevent, gevent.os
+from gnsq import Producer
+from gnsq.errors import NSQException, NSQUnknown
+
+address = sys.argv[1]
+
+
+def in_child(function):
+    child = fork()
+    if not child:
+        status = 1
+        try:
+            if fork is os.fork and reinit:
+                gevent.reinit()
+            function()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    return child
+
+
+def say(*words):
+    # In one piece, whoever else writes.
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+
+def publish(producer, name, count):
+    for number in range(count):
+        body = f"{name}-{number}"
+        producer.publish("t", body.encode(), timeout=10)
+        say(body)
+
+
+def ended(child):
+    return (gevent.os.waitpid if fork is gevent.os.fork else os.waitpid)(child, 0)[1]
+"""
+
+FORKS = [pytest.param("gevent.os.fork", id="gevent.os.fork"), pytest.param("os.fork", id="os.fork")]
+
+
+@pytest.fixture
+def produce(fakensqd):
+    """Run a script; give back the lines that it said."""
+
+    def run(script, fork, *, reinit=True):
+        done = subprocess.run(
+            [
+                sys.executable,
+                *("-W", "error", "-c", f"{PRODUCING}\nfork, reinit = {fork}, {reinit}\n{script}"),
+                fakensqd.tcp_address,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.stderr, done.returncode) == ("", 0)
+        return done.stdout.splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize("fork", FORKS)
+@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize("started", [False, True])
+def test_children_publish_at_once_with_their_parents_producer_and_all_that_was_confirmed_is_held(
+    fakensqd, produce, fork, threaded, started
+):
+    said = produce(
+        f"""
+producer = Producer(address, threaded={threaded}, close_timeout=5)
+if {started}:
+    publish(producer, "before", 10)
+
+
+def work():
+    publish(producer, os.getpid(), 50)
+    assert producer.close() == []
+    assert producer.stats().confirmed == 50
+
+
+children = [in_child(work) for _ in range(4)]
+publish(producer, "parent", 50)
+assert [ended(child) for child in children] == [0] * 4
+publish(producer, "after", 10)
+assert producer.close() == []
+""",
+        fork,
+    )
+
+    assert len(said) == 260 + 10 * started
+    assert sorted(bodies(fakensqd, "t")) == sorted(line.encode() for line in said)
+    # One each, and the parent's is the one from before.
+    assert len(fakensqd.transcript.commands("IDENTIFY")) == 5
+
+
+def test_threaded_producer_needs_no_reinit_in_a_child_of_a_plain_program(fakensqd, produce):
+    said = produce(
+        """
+producer = Producer(address, threaded=True)
+publish(producer, "parent", 5)
+assert ended(in_child(lambda: publish(producer, "child", 5))) == 0
+publish(producer, "after", 5)
+producer.close()
+""",
+        "os.fork",
+        reinit=False,
+    )
+
+    assert sorted(bodies(fakensqd, "t")) == sorted(line.encode() for line in said)
+    assert len(said) == 15
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_publishes_without_an_answer_stay_the_parents(fakensqd, produce, fork):
+    said = produce(
+        """
+producer = Producer(address, close_timeout=5)
+publish(producer, "before", 1)
+results = [producer.publish_async("t", b"both-%d" % number) for number in range(100)]
+
+
+def work():
+    gevent.sleep(0)
+    wrong = [result for result in results if not isinstance(result.exception, NSQUnknown)]
+    assert not wrong, wrong[0].exception
+    assert "was forked and goes on with it" in str(results[-1].exception)
+    publish(producer, "child", 5)
+    assert producer.stats().unknown == 0
+    producer.close()
+
+
+child = in_child(work)
+assert [result.get(timeout=5) for result in results] == [b"OK"] * 100
+assert ended(child) == 0
+producer.close()
+""",
+        fork,
+    )
+
+    held = bodies(fakensqd, "t")
+    assert len(said) == 6
+    assert sorted(held) == sorted([*[line.encode() for line in said], *[b"both-%d" % number for number in range(100)]])
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_child_of_a_producer_that_closes_has_a_closed_one(fakensqd, produce, fork):
+    said = produce(
+        """
+producer = Producer(address)
+producer.start()
+children = []
+
+
+def work():
+    producer.join(5)
+    say("child", producer.stats().state)
+
+
+producer.publish_async("t", b"x")
+closer = gevent.spawn(producer.close)
+gevent.sleep(0)
+children.append(in_child(work))
+closer.get()
+say("parent", producer.stats().state, ended(children[0]))
+""",
+        fork,
+    )
+
+    assert sorted(said) == ["child closed", "parent closed 0"]
+    assert bodies(fakensqd, "t") == [b"x"]
+
+
+def test_grandchildren_publish_too(fakensqd, produce):
+    said = produce(
+        """
+producer = Producer(address)
+publish(producer, "parent", 5)
+
+
+def child():
+    publish(producer, "child", 5)
+    assert ended(in_child(lambda: publish(producer, "grandchild", 5))) == 0
+    publish(producer, "child-after", 5)
+    producer.close()
+
+
+assert ended(in_child(child)) == 0
+publish(producer, "after", 5)
+producer.close()
+""",
+        "gevent.os.fork",
+    )
+
+    assert len(said) == 25
+    assert sorted(bodies(fakensqd, "t")) == sorted(line.encode() for line in said)
 
 
 # --- consumers --------------------------------------------------------------------------------------------------------
@@ -113,8 +316,6 @@ def say(*words):
 def ended(child):
     return gevent.os.waitpid(child, 0)[1]
 """
-
-FORKS = [pytest.param("gevent.os.fork", id="gevent.os.fork"), pytest.param("os.fork", id="os.fork")]
 
 
 @pytest.fixture

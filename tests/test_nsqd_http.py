@@ -3,7 +3,7 @@
 import pytest
 
 from gnsq import NsqdHTTPClient
-from gnsq.errors import NSQException, NSQHttpError
+from gnsq.errors import NSQException, NSQHttpError, NSQHttpTimeout
 from gnsq.nsqd.http import NewlineInMessage
 from tests.http.peer import JSON, http_peer, reply
 
@@ -68,6 +68,24 @@ def test_endpoints(call, expected):
 
     (asked,) = served.requests
     assert (asked.method, asked.path, asked.query, asked.body) == expected
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda c: c.publish("t", b"x", timeout=0.05), id="publish"),
+        pytest.param(lambda c: c.publish("t", b"x", 5, timeout=0.05), id="defer"),
+        pytest.param(lambda c: c.multipublish("t", [b"x"], timeout=0.05), id="lines"),
+        pytest.param(lambda c: c.multipublish("t", [b"x"], True, timeout=0.05), id="binary"),
+    ],
+)
+def test_publish_may_have_a_timeout_of_its_own(call):
+    with (
+        http_peer(lambda asked, sock: sock.recv(1)) as served,
+        NsqdHTTPClient.from_url(served.address) as client,
+        pytest.raises(NSQHttpTimeout, match=r"no answer within 0\.05 s"),
+    ):
+        call(client)
 
 
 def test_ephemeral_names_are_quoted():

@@ -4,6 +4,9 @@ import gevent
 import pytest
 from gevent.event import Event
 
+from fakensqd import FakeNsqd, on
+from fakensqd.clock import ManualClock
+from fakensqd.faults import refuse
 from gnsq.clock import RealClock
 from gnsq.errors import NSQException, NSQInvalid, NSQSocketError
 from gnsq.options import ConnectionOptions
@@ -15,16 +18,17 @@ from tests.helpers import peer, refused_port, wait_until
 class Log:
     """A pool whose callbacks write down what happened."""
 
-    def __init__(self, setup=lambda connection: None, **reconnect):
+    def __init__(self, setup=lambda connection: None, clock=None, blameless=None, **reconnect):
         self.events = []
         options = {"reconnect_initial": 0.001, "reconnect_maximum": 0.01, **reconnect}
         self.pool = ConnectionPool(
             ConnectionOptions(timeout=2),
             ReconnectOptions(**options),
-            RealClock(),
+            clock or RealClock(),
             prepare=lambda connection: self.events.append("prepare"),
             setup=lambda connection: (setup(connection), self.events.append("setup")),
             on_lost=lambda connection: self.events.append("lost"),
+            **({"blameless": blameless} if blameless else {}),
         )
 
 
@@ -162,3 +166,283 @@ def test_connection_that_ends_at_once_counts_as_a_failure(made):
 
     assert failures[:3] == [1, 2, 3]
     assert log.events.count("setup") >= 3
+
+
+# --- by the clock -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def nsqd(clock):
+    with FakeNsqd(clock=clock) as made:
+        made.record()
+        yield made
+
+
+@pytest.fixture
+def kept(clock, nsqd):
+    """A pool, on a clock that the test turns, that waits 8 s, 16 s and so on."""
+    logs = []
+
+    def keep(**options):
+        log = Log(clock=clock, reconnect_initial=8.0, reconnect_maximum=128.0, reconnect_jitter=0, **options)
+        logs.append(log)
+        log.pool.add(nsqd.tcp_address, permanent=True)
+        clock.advance(0.0)
+        return log
+
+    yield keep
+    for log in logs:
+        log.pool.close(0)
+
+
+def refuse_all(nsqd):
+    nsqd.add(on.connect().always(), refuse())
+
+
+def tries(nsqd):
+    """When somebody tried to connect."""
+    return [entry.time for entry in nsqd.transcript.select("connect")]
+
+
+def lose(nsqd, clock):
+    """Cut the connection, and let happen what happens at once."""
+    nsqd.link.cut()
+    clock.advance(0.0)
+
+
+# --- release ----------------------------------------------------------------------------------------------------------
+
+
+def test_released_connection_stays_until_it_is_lost_and_is_opened_no_more(kept, nsqd, clock):
+    log = kept()
+    log.pool.release(nsqd.tcp_address)
+    clock.advance(1000.0)
+    assert list(log.pool.connections) == [nsqd.tcp_address]
+
+    lose(nsqd, clock)
+    assert log.pool._keepers == {}
+    clock.advance(1000.0)
+
+    assert log.events == ["prepare", "setup", "lost"]
+
+
+def test_release_ends_the_wait_for_another_try(kept, nsqd, clock):
+    refuse_all(nsqd)
+    log = kept()
+    log.pool.release(nsqd.tcp_address)
+    clock.advance(0.0)
+    assert log.pool._keepers == {}
+    assert log.pool.failures() == {}
+
+    clock.advance(1000.0)
+
+    assert tries(nsqd) == [0.0]
+
+
+def test_release_before_the_first_try_lets_none_happen(kept, clock):
+    log = kept()
+    log.pool.add("127.0.0.1:1", permanent=True)
+    log.pool.release("127.0.0.1:1")
+    clock.advance(0.0)
+
+    assert "127.0.0.1:1" not in log.pool._keepers
+    assert log.events.count("prepare") == 1
+
+
+def test_release_of_an_unknown_address_is_no_error(kept, nsqd, clock):
+    log = kept()
+    log.pool.release("127.0.0.1:1")
+    clock.advance(0.0)
+
+    assert list(log.pool.connections) == [nsqd.tcp_address]
+
+
+def test_released_address_that_is_added_again_is_tried_at_once(kept, nsqd, clock):
+    refuse_all(nsqd)
+    log = kept()
+    clock.advance(1.0)
+    log.pool.release(nsqd.tcp_address)
+    clock.advance(1.0)
+    log.pool.add(nsqd.tcp_address, permanent=True)
+    clock.advance(8.0)
+
+    assert tries(nsqd) == [0.0, 2.0, 10.0]
+
+
+def test_release_and_add_in_one_breath_go_on_with_one_try(kept, nsqd, clock):
+    refuse_all(nsqd)
+    log = kept()
+    clock.advance(1.0)
+    log.pool.release(nsqd.tcp_address)
+    log.pool.add(nsqd.tcp_address, permanent=True)
+    clock.advance(16.0)
+
+    assert tries(nsqd) == [0.0, 1.0, 17.0]
+
+
+def test_released_connection_that_is_added_again_is_kept_again(kept, nsqd, clock):
+    log = kept()
+    log.pool.release(nsqd.tcp_address)
+    clock.advance(1.0)
+    log.pool.add(nsqd.tcp_address, permanent=True)
+    clock.advance(1.0)
+    assert tries(nsqd) == [0.0]
+
+    lose(nsqd, clock)
+    clock.advance(8.0)
+
+    assert tries(nsqd) == [0.0, 10.0]
+    assert list(log.pool.connections) == [nsqd.tcp_address]
+
+
+def test_released_connection_that_is_added_as_passing_is_forgotten_when_it_is_lost(kept, nsqd, clock):
+    log = kept()
+    log.pool.release(nsqd.tcp_address)
+    log.pool.add(nsqd.tcp_address, permanent=False)
+
+    lose(nsqd, clock)
+
+    assert log.pool._keepers == {}
+
+
+def test_permanent_address_that_is_added_as_passing_stays_permanent(kept, nsqd, clock):
+    log = kept()
+    log.pool.add(nsqd.tcp_address, permanent=False)
+
+    lose(nsqd, clock)
+    clock.advance(8.0)
+
+    assert tries(nsqd) == [0.0, 8.0]
+
+
+# --- losses that are nobody's fault -----------------------------------------------------------------------------------
+
+
+def test_blameless_loss_is_opened_again_at_once(kept, nsqd, clock):
+    asked = []
+    log = kept(blameless=lambda connection: asked.append(connection.address) or True)
+    clock.advance(1.0)
+    lose(nsqd, clock)
+
+    assert tries(nsqd) == [0.0, 1.0]
+    assert log.events == ["prepare", "setup", "lost", "prepare", "setup"]
+    assert asked == [nsqd.tcp_address]
+
+
+def test_blameless_losses_that_follow_each_other_fast_are_no_busy_loop(kept, nsqd, clock):
+    kept(blameless=lambda connection: True)
+    for _ in range(100):
+        lose(nsqd, clock)
+        clock.advance(1.0)
+
+    gaps = [after - before for before, after in zip(tries(nsqd), tries(nsqd)[2:], strict=False)]
+    assert min(gaps) >= 8.0
+    assert tries(nsqd)[-1] > 90.0
+
+
+def test_blameless_losses_far_from_each_other_never_wait(kept, nsqd, clock):
+    kept(blameless=lambda connection: True)
+    for _ in range(5):
+        clock.advance(8.0)
+        lose(nsqd, clock)
+
+    assert tries(nsqd) == [0.0, 8.0, 16.0, 24.0, 32.0, 40.0]
+
+
+def test_blameless_loss_does_not_count_among_the_failures(kept, nsqd, clock):
+    verdicts = iter([True, False])
+    kept(blameless=lambda connection: next(verdicts))
+    lose(nsqd, clock)
+    lose(nsqd, clock)
+    clock.advance(8.0)
+
+    assert tries(nsqd) == [0.0, 0.0, 8.0]
+
+
+def test_nobody_is_asked_about_what_was_never_set_up(kept, nsqd, clock):
+    asked = []
+    refuse_all(nsqd)
+    kept(blameless=lambda connection: asked.append(connection) or True)
+    clock.advance(8.0)
+
+    assert tries(nsqd) == [0.0, 8.0]
+    assert asked == []
+
+
+def test_blameless_loss_of_a_passing_address_is_opened_again(kept, nsqd, clock):
+    log = kept(blameless=lambda connection: True)
+    log.pool.release(nsqd.tcp_address)
+    log.pool.add(nsqd.tcp_address, permanent=False)
+    lose(nsqd, clock)
+
+    assert list(log.pool.connections) == [nsqd.tcp_address]
+
+
+def test_blameless_loss_of_a_released_address_is_not_opened_again(kept, nsqd, clock):
+    log = kept(blameless=lambda connection: True)
+    log.pool.release(nsqd.tcp_address)
+    lose(nsqd, clock)
+
+    assert log.pool._keepers == {}
+
+
+# --- waits ------------------------------------------------------------------------------------------------------------
+
+
+def test_retry_now_ends_the_wait_for_another_try(kept, nsqd, clock):
+    refuse_all(nsqd)
+    log = kept()
+    clock.advance(1.0)
+    log.pool.retry_now()
+    clock.advance(0.0)
+    assert tries(nsqd) == [0.0, 1.0]
+
+    clock.advance(16.0)
+
+    assert tries(nsqd) == [0.0, 1.0, 17.0]
+
+
+def test_retry_now_leaves_no_trace_on_what_is_connected(kept, nsqd, clock):
+    log = kept()
+    log.pool.retry_now()
+    clock.advance(1.0)
+    lose(nsqd, clock)
+    clock.advance(7.0)
+    assert tries(nsqd) == [0.0]
+
+    clock.advance(1.0)
+
+    assert tries(nsqd) == [0.0, 9.0]
+
+
+def test_wait_tried_ends_at_its_limit_for_all_addresses_together(kept, nsqd, clock):
+    nsqd.deaf()
+    with FakeNsqd(clock=clock) as other:
+        other.deaf()
+        log = kept()
+        log.pool.add(other.tcp_address, permanent=True)
+        waiting = gevent.spawn(log.pool.wait_tried, 1.5)
+        clock.advance(1.4)
+        assert not waiting.ready()
+
+        clock.advance(0.1)
+
+        assert waiting.ready()
+        assert log.pool.untried == 2
+
+
+def test_wait_tried_with_a_limit_ends_when_all_are_tried(kept, nsqd, clock):
+    log = kept()
+    log.pool.wait_tried(60)
+    refuse_all(nsqd)
+    log.pool.add(f"localhost:{nsqd.tcp_port}", permanent=True)
+    waiting = gevent.spawn(log.pool.wait_tried, 60)
+    clock.advance(0.0)
+
+    assert waiting.ready()
+    assert log.pool.untried == 0

@@ -9,6 +9,7 @@ from gnsq.errors import (
     NSQConnectionClosed,
     NSQException,
     NSQNoConnections,
+    NSQNotSent,
     NSQTimeout,
 )
 from gnsq.protocol.frames import RESPONSE, encode_frame
@@ -112,17 +113,23 @@ def test_without_block_no_connection_raises_at_once():
         producer.publish("t", b"x", block=False)
 
 
-def test_not_started_and_closed_producers_refuse(fakensqd):
+def test_first_publish_starts_the_producer(fakensqd):
     producer = Producer(fakensqd.tcp_address)
-    with pytest.raises(NSQException, match="is not running"):
-        producer.publish("t", b"x")
+    assert not producer.is_running
 
-    producer.start()
+    producer.publish("t", b"x")
+
     assert producer.is_running
+    assert producer.close() == []
+
+
+def test_closed_producer_refuses(fakensqd):
+    producer = Producer(fakensqd.tcp_address)
+    producer.start()
     producer.close()
     producer.close()
 
-    with pytest.raises(NSQException, match="is not running"):
+    with pytest.raises(NSQNotSent, match="make a new one"):
         producer.publish("t", b"x")
     with pytest.raises(NSQException, match="make a new one"):
         producer.start()
@@ -149,6 +156,11 @@ def test_no_address_is_an_error():
 def test_unknown_option_is_an_error():
     with pytest.raises(TypeError, match="Producer has no option colour"):
         Producer("host", colour="red")
+
+
+def test_unknown_strategy_is_an_error():
+    with pytest.raises(ValueError, match=r"nope.*round_robin"):
+        Producer("host", strategy="nope")
 
 
 def test_restarted_nsqd_is_found_again(fakensqd):
@@ -257,15 +269,17 @@ def test_callers_own_timeout_stays_the_callers():
         assert caught.value is own
 
 
-def test_neighbours_of_a_refused_publish_are_told_that_theirs_was_not_executed(fakensqd):
+def test_refused_publish_harms_no_neighbour(fakensqd):
     with Producer(fakensqd.tcp_address) as producer:
+        before = [producer.publish("t", b"a", raise_error=False) for _ in range(50)]
         refused = producer.publish("t", b"x" * 2_000_000, raise_error=False)
-        behind = producer.publish("t", b"y", raise_error=False)
+        behind = [producer.publish("t", b"b", raise_error=False) for _ in range(50)]
 
         with pytest.raises(NSQBadMessage, match="message too big 2000000"):
             refused.get(timeout=5)
-        with pytest.raises(NSQConnectionClosed, match="this one was not executed"):
-            behind.get(timeout=5)
+        assert [result.get(timeout=5) for result in before + behind] == [b"OK"] * 100
+
+    assert bodies(fakensqd, "t") == [b"a"] * 50 + [b"b"] * 50
 
 
 def test_start_and_close_at_once_both_return():

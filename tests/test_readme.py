@@ -36,9 +36,19 @@ def run(code, nsqd):
 def test_publish_example_publishes_and_shows_the_refusal(fakensqd, capsys):
     run(example("Publish"), fakensqd)
 
-    assert "nsqd has not taken it: E_BAD_MESSAGE PUB message too big 2000000 > 1048576" in capsys.readouterr().out
+    assert "nsqd has refused it: E_BAD_MESSAGE PUB message too big 2000000 > 1048576" in capsys.readouterr().out
     stats = NsqdHTTPClient.from_url(fakensqd.http_address).stats("clicks")
     assert stats["topics"][0]["message_count"] == 4
+
+
+def test_tuned_producer_example_publishes(fakensqd):
+    section = TEXT.split("\n## Publish\n")[1]
+    code = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[1]
+
+    producer = run(code.replace("10.0.0.1:4150", fakensqd.tcp_address), fakensqd)["producer"]
+
+    assert producer.publish("clicks", b"1") == b"OK"
+    assert producer.close() == []
 
 
 def test_consume_example_consumes_until_it_closes(fakensqd, capsys):

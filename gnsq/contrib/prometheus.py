@@ -1,8 +1,8 @@
-"""StatsCollector: statistics of consumers as metrics of Prometheus.
+"""StatsCollector: statistics of consumers and producers as metrics of Prometheus.
 
     from prometheus_client import REGISTRY, start_http_server
 
-    REGISTRY.register(StatsCollector(consumer, other_consumer))
+    REGISTRY.register(StatsCollector(consumer, producer))
     start_http_server(9100)
 
 Owns what must not be forgotten between two scrapes, so that counters never fall. What one kind of statistics is in
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
-from gnsq.stats import ConsumerStats, Counts
+from gnsq.stats import ConsumerStats, Counts, Histogram, ProducerStats
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -38,7 +38,7 @@ _BACKOFF_STATES = ("off", "waiting", "probing")
 
 
 class Source(Protocol):
-    """Who has statistics: a Consumer."""
+    """Who has statistics: a Consumer or a Producer."""
 
     def stats(self) -> Any:  # Any: one of the classes in _SAMPLES
         """Tell them; called in any thread."""
@@ -69,7 +69,7 @@ class _Key(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """A value at this moment; as the rest, with what the samples before it have of the same family taken off."""
+    """A value at this moment; as the rest, that of its whole family, with what the samples before it have taken off."""
 
     key: _Key
     value: float
@@ -84,6 +84,17 @@ _COUNTS = {
     "timed_out": "Messages that nsqd took back before they were answered.",
 }
 _LATENCY = "consumer_message_latency_seconds"
+
+_NSQD = ("nsqd",)
+_OUTCOMES = {
+    "confirmed": "Messages that nsqd has taken.",
+    "refused": "Messages that nsqd has refused.",
+    "not_sent": "Messages that nsqd has not got, as who published them was told.",
+    "unknown": "Messages that were sent and had no answer in time: nsqd may have them.",
+    "sent_again": "Messages sent another time.",
+    "repeated": "Those of them that nsqd may have twice, with allow_duplicates.",
+}
+_PUBLISH_LATENCY = "producer_publish_latency_seconds"
 
 _FAMILIES = {
     family.name: family
@@ -102,6 +113,15 @@ _FAMILIES = {
         _Family("gauge", "consumer_backoff_state", (*_CONSUMER, "state"), "Consumers in this state of backoff."),
         _Family("gauge", "consumer_backoff_failures", _CONSUMER, "Failures in a row, less successes since.", max),
         _Family("gauge", "consumer_backoff_remaining_seconds", _CONSUMER, "Until a message is tried again.", max),
+        *[_Family("counter", f"producer_messages_{name}", (), text) for name, text in _OUTCOMES.items()],
+        _Family("histogram", _PUBLISH_LATENCY, (), "From publish() to nsqd's OK."),
+        _Family("gauge", "producer_pending", (), "Publishes that have not ended."),
+        _Family("gauge", "producer_pending_bytes", (), "Bytes of them."),
+        _Family("gauge", "producer_connections", (), "Connections that are open."),
+        _Family("gauge", "producer_stalled_connections", (), "Those that owe an answer for too long."),
+        _Family("gauge", "producer_unreachable_nsqds", (), "Known nsqds that have no connection."),
+        _Family("counter", "producer_nsqd_messages_confirmed", _NSQD, "Messages that this nsqd has taken."),
+        _Family("gauge", "producer_nsqd_pending", _NSQD, "Publishes that this nsqd has not answered."),
     ]
 }
 
@@ -128,9 +148,13 @@ def _consumer_samples(stats: ConsumerStats) -> Iterator[_Sample]:
         yield _Sample(_Key(f"consumer_{name}", own), value)
     for state in _BACKOFF_STATES:
         yield _Sample(_Key("consumer_backoff_state", (*own, state)), state == stats.backoff)
-    for bound, count in zip((*stats.latency.bounds, math.inf), stats.latency.counts, strict=True):
-        yield _Sample(_Key(_LATENCY, own, bound), count)
-    yield _Sample(_Key(_LATENCY, own), stats.latency.total)
+    yield from _histogram_samples(_LATENCY, own, stats.latency)
+
+
+def _histogram_samples(family: str, labels: tuple[str, ...], histogram: Histogram) -> Iterator[_Sample]:
+    for bound, count in zip((*histogram.bounds, math.inf), histogram.counts, strict=True):
+        yield _Sample(_Key(family, labels, bound), count)
+    yield _Sample(_Key(family, labels), histogram.total)
 
 
 def _counts_samples(labels: tuple[str, ...], counts: Counts, *, rest: bool = False) -> Iterator[_Sample]:
@@ -138,22 +162,47 @@ def _counts_samples(labels: tuple[str, ...], counts: Counts, *, rest: bool = Fal
         yield _Sample(_Key(f"consumer_messages_{one.name}", labels), getattr(counts, one.name), rest)
 
 
-# A Producer's statistics would have their function here, and their rows in _FAMILIES.
-_SAMPLES: dict[type, Callable[[Any], Iterator[_Sample]]] = {ConsumerStats: _consumer_samples}
+def _producer_samples(stats: ProducerStats) -> Iterator[_Sample]:
+    for name in _OUTCOMES:
+        yield _Sample(_Key(f"producer_messages_{name}", ()), getattr(stats, name))
+    for name, value in {
+        "pending": stats.pending,
+        "pending_bytes": stats.pending_bytes,
+        "connections": len(stats.connections),
+        "stalled_connections": sum(connection.stalled for connection in stats.connections),
+        "unreachable_nsqds": len(stats.failures),
+    }.items():
+        yield _Sample(_Key(f"producer_{name}", ()), value)
+    yield from _histogram_samples(_PUBLISH_LATENCY, (), stats.latency)
+    confirmed: dict[str, int] = defaultdict(int)
+    for connection in stats.connections:
+        # Several may lead to one nsqd.
+        confirmed[connection.address] += connection.confirmed
+        yield _Sample(_Key("producer_nsqd_pending", (connection.address,)), connection.pending)
+    for address, count in confirmed.items():
+        yield _Sample(_Key("producer_nsqd_messages_confirmed", (address,)), count)
+    yield _Sample(_Key("producer_nsqd_messages_confirmed", (CLOSED,)), stats.confirmed, rest=True)
+
+
+_SAMPLES: dict[type, Callable[[Any], Iterator[_Sample]]] = {
+    ConsumerStats: _consumer_samples,
+    ProducerStats: _producer_samples,
+}
 
 
 class StatsCollector:
-    """A collector for a registry of prometheus_client, over any number of consumers; each scrape reads their stats().
+    """A collector for a registry of prometheus_client, over consumers and producers; each scrape reads their stats().
 
-    Metrics begin with ``gnsq_consumer_`` and have the labels ``topic`` and ``channel``; what is known of each nsqd has
-    ``nsqd``, too. Consumers of the same topic and channel are added up.
+    Consumers' metrics begin with ``gnsq_consumer_`` and have the labels ``topic`` and ``channel``; what is known of
+    each nsqd has ``nsqd``, too. Consumers of the same topic and channel are added up. Producers' begin with
+    ``gnsq_producer_`` and have no label but ``nsqd``; all producers are added up.
 
     Counters never fall. Those of an nsqd stay when its connection ends, and go on with the next one. What a connection
     did between the last scrape and its end counts under the nsqd ``closed``. So each nsqd may be a little short, and
     the sum over all is exact.
 
     Args:
-        sources: Consumers, to begin with.
+        sources: Consumers and producers, to begin with.
     """
 
     def __init__(self, *sources: Source) -> None:
@@ -166,12 +215,12 @@ class StatsCollector:
             self.add(source)
 
     def add(self, source: Source) -> None:
-        """Show a consumer's statistics from now on; no-op if that is done."""
+        """Show a consumer's or producer's statistics from now on; no-op if that is done."""
         with self._lock:
             self._seen.setdefault(source, {})
 
     def remove(self, source: Source) -> None:
-        """Forget a consumer, such as one that was closed. Its counters stay as they are now; no-op if unknown."""
+        """Forget one of them, such as one that was closed. Its counters stay as they are now; no-op if unknown."""
         with self._lock:
             if source in self._seen:
                 self._read(source, {})
@@ -198,8 +247,10 @@ class StatsCollector:
         stats = source.stats()
         before = self._seen[source]
         now: dict[_Key, float] = {}
-        accounted: dict[str, float] = defaultdict(float)
-        for key, value, rest in _SAMPLES[type(stats)](stats):
+        samples = list(_SAMPLES[type(stats)](stats))
+        # By how much all of a family has grown: its parts can't have more, whatever connections came and went.
+        left = {key.family: value - before.get(key, 0) for key, value, rest in samples if rest}
+        for key, value, rest in samples:
             family = _FAMILIES[key.family]
             if family.kind == "gauge":
                 gauges[key] = family.merge(gauges[key], value) if key in gauges else value
@@ -207,9 +258,9 @@ class StatsCollector:
             now[key] = value
             # Less than before: another connection to the same nsqd, which began at 0.
             growth = value - before.get(key, 0) if value >= before.get(key, 0) else value
-            if rest:
-                growth = max(growth - accounted[key.family], 0)
-            accounted[key.family] += growth
+            if key.family in left:
+                growth = left[key.family] if rest else min(growth, left[key.family])
+                left[key.family] -= growth
             self._totals[key] = self._totals.get(key, 0) + growth
         # Without the connections that are gone: the next one to the same nsqd begins at 0.
         self._seen[source] = now

@@ -178,13 +178,15 @@ class Attempt:
 
     Args:
         what: For the texts of errors.
+        timeout: Seconds, in place of the client's.
     """
 
-    def __init__(self, calls: Calls, what: str) -> None:
+    def __init__(self, calls: Calls, what: str, timeout: float | None = None) -> None:
         self._calls = calls
         self._what = what
         self._limits = calls.limits
-        self._ends = time.monotonic() + self._limits.timeout
+        self._timeout = self._limits.timeout if timeout is None else timeout
+        self._ends = time.monotonic() + self._timeout
         self._sent = False
         self._closings = calls.closings
 
@@ -196,7 +198,7 @@ class Attempt:
             NSQHttpError: As its subclasses say.
         """
         # Besides its purpose, the timer keeps the loop alive while a thread works.
-        timer = gevent.Timeout.start_new(self._limits.timeout)
+        timer = gevent.Timeout.start_new(self._timeout)
         try:
             yield
         except gevent.Timeout as expired:
@@ -249,8 +251,8 @@ class Attempt:
 
     def _timed_out(self) -> NSQHttpError:
         if self._sent:
-            return NSQHttpTimeout(f"{self._what}: no answer within {self._limits.timeout} s")
-        return NSQHttpUnreachable(f"{self._what}: no answer: nothing could be sent within {self._limits.timeout} s")
+            return NSQHttpTimeout(f"{self._what}: no answer within {self._timeout:.6g} s")
+        return NSQHttpUnreachable(f"{self._what}: no answer: nothing could be sent within {self._timeout:.6g} s")
 
 
 def _may_be_repeated(request: Request, failure: NoAnswer) -> bool:

@@ -7,21 +7,25 @@ in the connection's own hub.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from gevent.event import Event
 
 from gnsq.clock import Clock
-from gnsq.errors import NSQConnectionClosed
+from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQTouchFailed
 from gnsq.message import Message
 from gnsq.nsqd.home import Home, get_ident
 from gnsq.nsqd.latency import Latency
 from gnsq.nsqd.touching import Toucher
 from gnsq.protocol import commands
+from gnsq.repeats import Repeats
 from gnsq.stats import Counts
 
 __all__ = ["Answers"]
+
+logger = logging.getLogger(__name__)
 
 
 class Answers:
@@ -67,11 +71,30 @@ class Answers:
         self._finished = 0
         self._requeued = 0
         self._touched = 0
+        self._repeats = Repeats(logger, clock.monotonic)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the caller runs in another thread than the connection."""
+        return self._home.elsewhere
 
     @property
     def counts(self) -> Counts:
         """How many messages, since the connection was opened."""
         return Counts(self.received, self._finished, self._requeued, self._touched, self.timed_out)
+
+    def note_refused(self, error: NSQErrorCode) -> None:
+        """Note an error that answers a FIN, REQ or TOUCH: nsqd had taken the message back before."""
+        if not isinstance(error, NSQTouchFailed):
+            self.timed_out += 1
+        self._repeats.log(
+            logging.WARNING,
+            error.code,
+            "%s: %s: its timeout was over before it was answered, nsqd delivers it again; let fewer messages be in "
+            "flight, ask for a longer msg_timeout, or call touch()",
+            self.nsqd,
+            error,
+        )
 
     def arrived(self, count: int) -> None:
         """Count messages that nsqd delivered."""

@@ -1,6 +1,6 @@
 """Connection: one live connection to nsqd's TCP port, with a reader, an outbox and one writer.
 
-Owns its greenlets, the order of pending replies and the count of what is in flight. Knows no policy: what becomes of
+Owns its greenlets, the order of requests and the count of what is in flight. Knows no policy: what becomes of
 messages, how much RDY there is and when to connect again is decided by those who own connections.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 
 import gevent
 from gevent.event import AsyncResult, Event
@@ -23,7 +23,6 @@ from gnsq.errors import (
     NSQFrameError,
     NSQProtocolError,
     NSQTimeout,
-    NSQTouchFailed,
     make_error,
 )
 from gnsq.message import Message
@@ -31,7 +30,7 @@ from gnsq.nsqd.answers import Answers
 from gnsq.nsqd.forks import give_up_in_children
 from gnsq.nsqd.opening import Layers
 from gnsq.nsqd.outbox import Outbox
-from gnsq.nsqd.replies import Replies, lost
+from gnsq.nsqd.requests import Call, lost
 from gnsq.nsqd.stalls import StallWatch
 from gnsq.nsqd.watch import Watch
 from gnsq.options import ConnectionOptions
@@ -39,15 +38,12 @@ from gnsq.protocol import commands
 from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, FrameDecoder
 from gnsq.protocol.handshake import Identity, explained, handshake
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
-from gnsq.repeats import Repeats
-from gnsq.transport import READ_SIZE, Transport
+from gnsq.transport import READ_SIZE, TcpTransport, Transport
 
 __all__ = ["Connection", "ConnectionState"]
 
 logger = logging.getLogger(__name__)
 
-# So many chunks without a message may follow each other before the reader yields.
-SPARED_YIELDS = 8
 # Seconds in which the event loop comes round and the reader has its turn.
 ROUND = 0.01
 # How long the reader may look for nsqd's reason after a send has failed, seconds.
@@ -75,7 +71,11 @@ class Connection:
     Attributes:
         on_messages: Called with (connection, messages) for each chunk that held some.
         on_response: Called with (connection, data) for every response, heartbeats included; None: nobody asks.
+        listeners: While it is empty on_response is not called.
         on_error: Called with (connection, NSQErrorCode) for every error frame.
+        on_closed: Called with (connection) when it is closed, before requests are told.
+        requests: What has no answer yet.
+        submit: Queues a request; raises NSQConnectionClosed if the connection is closed.
         answers: What is in flight, and who is told of FIN and REQ.
     """
 
@@ -93,13 +93,15 @@ class Connection:
         self.last_message = 0.0
         self.on_messages: Callable[[Connection, list[Message]], None] | None = None
         self.on_response: Callable[[Connection, bytes], None] | None = None
+        self.listeners: Sized = (True,)
         self.on_error: Callable[[Connection, NSQErrorCode], None] | None = None
+        self.on_closed: Callable[[Connection], None] | None = None
         self._clock = clock if clock is not None else RealClock()
         self._layers: Layers | None = None
         self._outbox = Outbox(self._clock.monotonic, self._check_open)
+        self.requests = self._outbox.requests
+        self.submit = self._outbox.submit
         self.answers = Answers(self.address, self._outbox.put, self._check_open, self._clock)
-        self._replies = Replies()
-        self._repeats = Repeats(logger, self._clock.monotonic)
         self._stalls: StallWatch | None = None
         self._closed = Event()
         self._last_read = 0.0
@@ -138,6 +140,8 @@ class Connection:
                 self._check_not_aborted()
                 self.answers.msg_timeout = self.identity.msg_timeout or self.options.msg_timeout
                 self.answers.max_msg_timeout = self.identity.max_msg_timeout
+                if self.identity.auth:
+                    self.requests.by_topic()
         except gevent.Timeout as expired:
             self.abort()
             if expired is not deadline:
@@ -198,8 +202,7 @@ class Connection:
                 while self.in_flight > 0 and self.state is ConnectionState.CLOSING:
                     self.answers.drained.clear()
                     self.answers.drained.wait()
-                while self._replies:
-                    self._replies.wait()
+                self.requests.wait()
                 self._outbox.wait_flushed()
                 self._ended = True
                 if self._layers is not None and self._layers.transport is not None:
@@ -216,7 +219,7 @@ class Connection:
             self.abort()
 
     def abort(self, error: NSQException | None = None) -> None:
-        """Close at once. Pending replies fail with NSQConnectionClosed; a second call does nothing.
+        """Close at once. What has no answer yet fails with NSQConnectionClosed; a second call does nothing.
 
         Args:
             error: Why, for those who wait; None if nobody is to blame.
@@ -229,7 +232,9 @@ class Connection:
         self._outbox.close()
         self.answers.drained.set()
         self._closed.set()
-        self._replies.fail(self.address, error)
+        if self.on_closed is not None:
+            self.on_closed(self)
+        self.requests.fail(self.address, error)
         if self._stalls is not None:
             self._stalls.release()
         for greenlet in self._greenlets:
@@ -263,6 +268,9 @@ class Connection:
 
     def give_up(self, parent: int) -> None:
         """Close our end of what another process goes on with: see forks."""
+        if self.answers.elsewhere:  # its thread is not in this process: abort() would wake who waited there
+            self.state = ConnectionState.CLOSED
+            self._close_transport()
         self.abort(NSQConnectionClosed(f"opened in process {parent}; after a fork, make and start a new client"))
 
     def _check_not_aborted(self) -> None:
@@ -286,8 +294,9 @@ class Connection:
         Raises:
             NSQConnectionClosed: If the connection is closed.
         """
-        self.send(command)
-        return self._replies.add(len(command))
+        call = Call(command)
+        self.submit(call)
+        return call
 
     def call(self, command: bytes, expected: bytes | None = None) -> bytes:
         """Send a command and wait for its answer.
@@ -349,7 +358,9 @@ class Connection:
         transport, decoder = self._opened
         recv, feed, answers = transport.recv, decoder.feed, self.answers
         data = decoder.detach()  # what came behind the last answer of the handshake
-        breath, spared = Breath(), 0
+        breath = Breath()
+        # A layer may hold back what it has read: only the socket itself can be waited for.
+        pause = transport.wait_readable if isinstance(transport, TcpTransport) else breath
         while True:
             messages: list[Message] = []
             failure: NSQException | None = None
@@ -372,10 +383,11 @@ class Connection:
             if failure is not None:
                 raise failure
             # recv() does not yield while data waits; without this the writer, timers and handlers starve. Behind
-            # a few answers there rarely is more, and a lone publisher is 15 us faster without it.
-            spared = 0 if messages or spared == SPARED_YIELDS else spared + 1
-            if not spared:
+            # answers there rarely is more: waiting first saves a recv() in vain, 6 us of a lone publish.
+            if messages:
                 breath()
+            else:
+                pause()
             data = recv(READ_SIZE)
             if not data and self._ended:
                 self.abort()
@@ -394,11 +406,11 @@ class Connection:
     def _handle_response(self, data: bytes) -> None:
         if data == HEARTBEAT:
             self.send(commands.NOP)
-        elif self._replies:
-            self._replies.resolve(data)
+        elif self.requests.sent:
+            self.requests.resolve(data)
         else:
             raise NSQProtocolError(f"response {data[:80]!r}, but no command waits for one")
-        if self.on_response is not None:
+        if self.on_response is not None and self.listeners:
             self.on_response(self, data)
 
     def _handle_error(self, error: NSQErrorCode) -> None:
@@ -406,22 +418,10 @@ class Connection:
             self.on_error(self, error)
         if not error.fatal:
             # FIN, REQ and TOUCH have no answer, so this is nobody's reply.
-            self._note_timed_out(error)
+            self.answers.note_refused(error)
             return
-        self._replies.refuse(error)
+        self.requests.refuse(error)
         raise error
-
-    def _note_timed_out(self, error: NSQErrorCode) -> None:
-        if not isinstance(error, NSQTouchFailed):
-            self.answers.timed_out += 1
-        self._repeats.log(
-            logging.WARNING,
-            error.code,
-            "%s: %s: its timeout was over before it was answered, nsqd delivers it again; let fewer messages be in "
-            "flight, ask for a longer msg_timeout, or call touch()",
-            self.address,
-            error,
-        )
 
     def _write_loop(self) -> None:
         try:

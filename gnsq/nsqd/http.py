@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gnsq.errors import NSQException, NSQHttpError
@@ -44,13 +44,16 @@ class NsqdHTTPClient(HTTPClient):
 
     # --- publishing ---------------------------------------------------------------------------------------------------
 
-    def publish(self, topic: str, data: bytes | str, defer: int | None = None) -> bytes:
+    def publish(
+        self, topic: str, data: bytes | str, defer: int | None = None, *, timeout: float | None = None
+    ) -> bytes:
         """Publish a message. Returns b"OK".
 
         Args:
             data: A str is sent as UTF-8.
             defer: Milliseconds that nsqd holds it back, up to its --max-req-timeout. Servers before 0.3.6 ignore it;
                 those that don't even know /pub are not asked.
+            timeout: Seconds for this call, in place of the client's.
 
         Raises:
             ValueError: If the message is empty or defer negative.
@@ -59,20 +62,23 @@ class NsqdHTTPClient(HTTPClient):
         assert_valid_topic_name(topic)
         body = _body("data", data)
         if defer is None:
-            return self._publish("pub", "put", {"topic": topic}, body)
+            return self._publish("pub", "put", {"topic": topic}, body, timeout)
         if isinstance(defer, bool) or not isinstance(defer, int):
             raise TypeError(f"defer must be an int, milliseconds, not {defer!r}")
         if defer < 0:
             raise ValueError(f"defer {defer} must be 0 ms or more")
         with _too_old("defer"):
-            return self._publish("pub", None, {"topic": topic, "defer": defer}, body)
+            return self._publish("pub", None, {"topic": topic, "defer": defer}, body, timeout)
 
-    def multipublish(self, topic: str, messages: Iterable[bytes | str], binary: bool = False) -> bytes:
+    def multipublish(
+        self, topic: str, messages: Iterable[bytes | str], binary: bool = False, *, timeout: float | None = None
+    ) -> bytes:
         """Publish messages, all or none. Returns b"OK".
 
         Args:
             messages: Each as publish() takes it; by lines, so without newlines, unless binary.
             binary: Send them with their sizes; they may hold anything then.
+            timeout: As in publish().
 
         Raises:
             NewlineInMessage: If a message holds a newline and binary is off; a ValueError and an NSQException.
@@ -87,14 +93,17 @@ class NsqdHTTPClient(HTTPClient):
             raise ValueError("multipublish of 0 messages; nsqd wants at least 1")
         if binary:
             with _too_old("binary"):
-                return self._publish("mpub", None, {"topic": topic, "binary": "true"}, multipublish_body(bodies))
+                params = {"topic": topic, "binary": "true"}
+                return self._publish("mpub", None, params, multipublish_body(bodies), timeout)
         for index, body in enumerate(bodies):
             if b"\n" in body:
                 raise NewlineInMessage(f"message {index} holds a newline, which separates messages; use binary=True")
-        return self._publish("mpub", "mput", {"topic": topic}, b"\n".join(bodies))
+        return self._publish("mpub", "mput", {"topic": topic}, b"\n".join(bodies), timeout)
 
-    def _publish(self, path: str, old_path: str | None, params: dict[str, object], body: bytes) -> bytes:
-        answer: bytes = self.request("POST", path, params, body, old_path=old_path)
+    def _publish(
+        self, path: str, old_path: str | None, params: Mapping[str, object], body: bytes, timeout: float | None
+    ) -> bytes:
+        answer: bytes = self.request("POST", path, params, body, old_path=old_path, timeout=timeout)
         return answer
 
     # --- topics and channels ------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Outbox: commands that wait to be sent, and the one greenlet that sends all of them at once.
 
-Knows no replies and no frames. Nobody else touches the socket's write side, so there is no lock.
+Knows no answers and no frames. Nobody else touches the socket's write side, so there is no lock; but a request that
+comes alone, while the greenlet sleeps and nothing else is under way, is sent at once by whoever brings it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Callable
 import gevent
 from gevent.event import Event
 
-from gnsq.transport import Transport
+from gnsq.nsqd.requests import Request, Requests
+from gnsq.transport import TcpTransport, Transport
 
 __all__ = ["Outbox"]
 
@@ -23,9 +25,10 @@ class Outbox:
 
     Args:
         now: Tells monotonic seconds.
-        refuse: Called by put() when the outbox is closed; must raise.
+        refuse: Called by put() and submit() when the outbox is closed; must raise.
 
     Attributes:
+        requests: Commands that have an answer.
         sending_since: When the send under way began, by now(); None between sends.
     """
 
@@ -33,33 +36,55 @@ class Outbox:
         "_attend",
         "_closed",
         "_commands",
+        "_direct",
         "_flushed",
         "_now",
         "_parked",
         "_refuse",
+        "_rest",
         "_writer",
+        "requests",
         "sending_since",
     )
 
     def __init__(self, now: Callable[[], float], refuse: Callable[[], None]) -> None:
         self.sending_since: float | None = None
+        self.requests = Requests(self._kick)
         self._now = now
         self._refuse = refuse
         # Whether put() has more to do than to queue: parked or closed. One look for both.
         self._attend = False
         self._commands: list[bytes] = []
+        # What is left of a send of the one who brought a request.
+        self._rest = b""
+        # Where that can be done: TLS and compression have their own order.
+        self._direct: TcpTransport | None = None
         self._writer: gevent.Greenlet | None = None
         self._parked = False
         self._flushed = Event()
         self._closed = False
 
     def put(self, command: bytes) -> None:
-        """Queue a command; never waits."""
+        """Queue a command that has no answer; never waits."""
         self._commands.append(command)
         if self._attend:
             if self._closed:
                 self._commands.clear()
                 self._refuse()
+            self._wake()
+
+    def submit(self, request: Request) -> None:
+        """Queue a command that has an answer; never waits."""
+        if not self._attend:
+            self.requests.put(request)
+            return
+        if self._closed:
+            self._refuse()
+        alone = self._direct if not self.requests else None
+        self.requests.put(request)
+        if alone is not None:
+            self._send_now(alone)
+        elif not self.requests.blocked:
             self._wake()
 
     def run(self, transport: Transport) -> None:
@@ -68,13 +93,17 @@ class Outbox:
         Raises:
             NSQSocketError: If a send fails.
         """
-        commands = self._commands
+        commands, requests = self._commands, self.requests
+        self._direct = transport if isinstance(transport, TcpTransport) else None
         while not self._closed:
-            if not commands:
+            data = self._rest + b"".join(commands)
+            self._rest = b""
+            commands.clear()
+            if requests.unsent:
+                data += requests.take(SEND_SIZE)
+            if not data:
                 self._park()
                 continue
-            data = b"".join(commands)
-            commands.clear()
             for start in range(0, len(data), SEND_SIZE):
                 self.sending_since = self._now()
                 transport.sendall(data[start : start + SEND_SIZE])
@@ -87,7 +116,7 @@ class Outbox:
             self._flushed.wait()
 
     def close(self) -> None:
-        """Drop what is queued, and end run() and all who wait."""
+        """Drop what is queued, and end run() and all who wait; the requests are whoever's who closes."""
         self._closed = True
         self._commands.clear()
         self._flushed.set()
@@ -95,15 +124,31 @@ class Outbox:
             self._wake()
         self._attend = True
 
+    def _send_now(self, transport: TcpTransport) -> None:
+        """Save a lone publish the way over the writer: 15 us of 60."""
+        if transport.has_ended():
+            # The reader has not seen it yet, as where the hub did not run for long; it will, and nothing is lost.
+            return
+        data = self.requests.take(SEND_SIZE)
+        taken = transport.try_send(data)
+        if taken < len(data):
+            self._rest = data[taken:]
+            self._wake()
+
     # Parked in the hub and woken by one callback: a lone publish is faster by 3 us than with an Event.
 
     def _park(self) -> None:
         self._writer = gevent.getcurrent()
         self._parked = self._attend = True
         self._flushed.set()
-        gevent.get_hub().switch()  # until put() or close()
+        gevent.get_hub().switch()  # until put(), submit() or close()
 
     def _wake(self) -> None:
         assert self._writer is not None  # it is parked
         self._parked = self._attend = False
         gevent.get_hub().loop.run_callback(self._writer.switch)
+
+    def _kick(self) -> None:
+        """Look again whether a request may be sent."""
+        if self._parked and not self._closed and self.requests.unsent:
+            self._wake()

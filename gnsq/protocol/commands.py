@@ -6,6 +6,7 @@ bodies and leaves it to the server what is legal when. Source: the V2 specificat
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import struct
@@ -46,6 +47,7 @@ NOP: Final = b"NOP\n"
 MAX_LINE_SIZE: Final = 16384
 
 _SIZE = struct.Struct(">i")
+_pack = _SIZE.pack
 _MAX_SIZE: Final = 2**31 - 1
 
 
@@ -83,8 +85,17 @@ def publish(topic_name: str, data: bytes) -> bytes:
         ValueError: If the topic name is not valid or the body is empty (nsqd: "invalid message body size 0").
         TypeError: If the body is not bytes.
     """
+    # Without two calls for what nearly always is in order: 0.15 us of 0.5.
+    if type(data) is bytes and 0 < len(data) <= _MAX_SIZE:
+        return _pub_line(topic_name) + _pack(len(data)) + data
+    return _pub_line(topic_name) + _sized(_checked_body(data), "message body")
+
+
+@functools.lru_cache(1000)
+def _pub_line(topic_name: str) -> bytes:
+    # Kept: checking a name takes 1 us, and most programs publish to a few.
     assert_valid_topic_name(topic_name)
-    return b"PUB %s\n" % topic_name.encode() + _sized(_checked_body(data), "message body")
+    return b"PUB %s\n" % topic_name.encode()
 
 
 def multipublish(topic_name: str, messages: Iterable[bytes]) -> bytes:
@@ -104,7 +115,8 @@ def multipublish_body(messages: Iterable[bytes]) -> bytes:
         raise TypeError(f"messages must be an iterable of bytes, not {type(messages).__name__}")
     parts = [b""]
     for body in messages:
-        parts.append(_SIZE.pack(len(_checked_body(body))))
+        # Without a call for what nearly always is in order.
+        parts.append(_pack(len(body if type(body) is bytes and body else _checked_body(body))))
         parts.append(body)
     count = len(parts) // 2
     if not count:

@@ -14,10 +14,10 @@ import time
 import gevent
 
 from gnsq.errors import NSQException
+from gnsq.hubthread import HubThread
 from gnsq.spark.channel import ChannelClient
 from gnsq.spark.drain import Depth, Drain
 from gnsq.spark.errors import SpoolError, SpoolIncomplete
-from gnsq.spark.hubthread import HubThread
 from gnsq.spark.offsets import Segment, Vector, cut, latest, missing, pending, share_out
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import Receiver, ReceiverOptions

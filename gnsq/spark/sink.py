@@ -5,26 +5,23 @@ At least once: a task that fails is run again by Spark, and publishes all its ro
 
 from __future__ import annotations
 
-import logging
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from gnsq import Producer
-from gnsq.errors import NSQNoConnections, NSQSocketError, NSQTimeout
-from gnsq.spark.hubthread import HubThread
 from gnsq.spark.options import WriteOptions
 
 __all__ = ["COLUMNS", "NsqBatchWriter", "NsqStreamWriter", "Published", "check_columns"]
 
-logger = logging.getLogger(__name__)
-
 # Column -> Spark types it may have.
 COLUMNS = {"body": ("binary", "string"), "topic": ("string",), "defer_ms": ("int", "bigint", "smallint", "tinyint")}
-# A connection that was lost, or an answer that did not come: how often an MPUB is sent altogether.
-TRIES = 3
+# Seconds that the producer's thread may be late with an answer, or with the end.
+GRACE = 5.0
 
 
 @dataclass(frozen=True)
@@ -52,21 +49,23 @@ def check_columns(types: dict[str, str], options: WriteOptions) -> None:
 
 
 class _Publisher:
-    """Collects rows and publishes them in bounded batches, from a plain thread."""
+    """Collects rows and publishes them in bounded batches, from a plain thread; some of them are under way while Spark
+    computes the next."""
 
-    def __init__(self, options: WriteOptions, hub: HubThread) -> None:
+    def __init__(self, options: WriteOptions) -> None:
         self.rows = 0
         self._options = options
-        self._hub = hub
         self._producer: Producer | None = None
+        # In the order of their batches.
+        self._answers: deque[Future[bytes]] = deque()
         self._bodies: dict[str, list[bytes]] = {}
         self._sizes: dict[str, int] = {}
         self._deferred: list[tuple[str, bytes, int]] = []
 
     def close(self) -> None:
-        """Disconnect."""
+        """Disconnect; what has no answer by now is of a task that has failed, and is run again."""
         if self._producer is not None:
-            self._producer.close()
+            self._producer.close(timeout=0)
 
     def add(self, body: bytes | str | None, topic: str | None, defer_ms: int | None) -> None:
         """Take a row in, and publish when a batch is full."""
@@ -95,50 +94,43 @@ class _Publisher:
             self._flush(topic)
 
     def flush(self) -> None:
-        """Publish all that is left."""
+        """Publish all that is left, and wait until nsqd has confirmed everything."""
         for topic in list(self._bodies):
             self._flush(topic)
         self._flush_deferred()
+        while self._answers:
+            self._answers.popleft().result(self._options.publish_timeout + GRACE)
 
     def _flush(self, topic: str) -> None:
         bodies = self._bodies.pop(topic, [])
         self._sizes.pop(topic, None)
         if bodies:
-            self._hub.call(self._publish, topic, bodies)
+            self._note(self._connected().multipublish(topic, bodies, raise_error=False))
 
     def _flush_deferred(self) -> None:
         deferred, self._deferred = self._deferred, []
-        if deferred:
-            self._hub.call(self._publish_deferred, deferred)
+        for topic, body, delay in deferred:
+            self._note(self._connected().publish_async(topic, body, defer=delay))
 
-    def _publish(self, topic: str, bodies: list[bytes]) -> None:
-        """Publish a batch; one whose answer is lost is sent again, which may duplicate it."""
-        producer = self._connected()
-        for left in range(TRIES - 1, -1, -1):
-            try:
-                producer.multipublish(topic, bodies)
-            except (NSQSocketError, NSQTimeout, NSQNoConnections) as error:
-                if not left:
-                    raise
-                logger.warning("MPUB of %d messages to %s not confirmed: %s; again", len(bodies), topic, error)
-            else:
-                return
+    def _note(self, answer: Future[bytes]) -> None:
+        self._answers.append(answer)
+        while self._answers and self._answers[0].done():
+            self._answers.popleft().result()
 
     def _connected(self) -> Producer:
         """Connect when there is something to publish; many tasks have no rows."""
         if self._producer is None:
-            options = self._options
+            # A thread of its own: this one blocks natively while Spark computes the next rows. A task that is run
+            # again publishes all its rows again, so a lost answer need not fail it.
             self._producer = Producer(
-                list(options.nsqd_tcp_addresses), publish_timeout=options.publish_timeout, reconnect_maximum=2.0
+                list(self._options.nsqd_tcp_addresses),
+                publish_timeout=self._options.publish_timeout,
+                reconnect_maximum=2.0,
+                allow_duplicates=True,
+                threaded=True,
             )
             self._producer.start()
         return self._producer
-
-    def _publish_deferred(self, deferred: list[tuple[str, bytes, int]]) -> None:
-        producer, timeout = self._connected(), self._options.publish_timeout
-        answers = [producer.publish(topic, body, defer=delay, raise_error=False) for topic, body, delay in deferred]
-        for answer in answers:
-            answer.get(timeout=timeout)
 
 
 def publish(batches: Iterator[Any], options: WriteOptions) -> Published:
@@ -148,15 +140,13 @@ def publish(batches: Iterator[Any], options: WriteOptions) -> Published:
         ValueError: If a row has no body or no topic, or a topic that nsqd would refuse.
         NSQException: What Producer raises.
     """
-    # A thread of its own: this one blocks natively while Spark computes the next rows.
-    with HubThread("gnsq-spark-sink") as hub:
-        publisher = _Publisher(options, hub)
-        try:
-            for batch in batches:
-                _add_all(publisher, batch)
-            publisher.flush()
-        finally:
-            hub.call(publisher.close)
+    publisher = _Publisher(options)
+    try:
+        for batch in batches:
+            _add_all(publisher, batch)
+        publisher.flush()
+    finally:
+        publisher.close()
     return Published(publisher.rows)
 
 

@@ -1,4 +1,4 @@
-"""A consumer in gunicorn's workers: reloads and ends lose nothing."""
+"""Consumers and producers in gunicorn's workers: reloads and ends lose nothing."""
 
 import contextlib
 import os
@@ -8,21 +8,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gevent
 import pytest
 import requests
+from gevent import socket
 
 from gnsq import NsqdHTTPClient, Producer
-from tests.helpers import channel_stats, wait_until
+from tests.helpers import bodies, channel_stats, refused_port, wait_until
 
 LISTENING = r"http://127\.0\.0\.1:\d+"
 ROOT = Path(__file__).parent.parent.parent
 
 
 @contextlib.contextmanager
-def gunicorn(nsqd, topic, folder, *options):
+def gunicorn(nsqd, topic, folder, *options, app="gunicorn_app"):
     """Run it with two workers; gives the process and where it listens. What it prints is in folder/out."""
     command = [sys.executable, "-m", "gunicorn", "-c", "integration/gunicorn_conf.py", "--workers", "2"]
-    command += ["--bind", f"unix:{folder}/web.sock", "integration.gunicorn_app:app", *options]
+    command += ["--bind", f"unix:{folder}/web.sock", f"integration.{app}:app", *options]
     # HOME: recent versions put a socket there.
     environment = {**os.environ, "HOME": str(folder), "NSQD_TCP_ADDRESS": nsqd.tcp_address, "TOPIC": topic}
     with (
@@ -72,3 +74,97 @@ def test_worker_is_healthy_while_it_consumes(nsqd, topic, tmp_path):
         process.send_signal(signal.SIGTERM)
 
         assert process.wait(30) == 0
+
+
+# --- producers --------------------------------------------------------------------------------------------------------
+
+
+class Load:
+    """Clients that send requests, each behind the other's answer, until nobody listens any more.
+
+    Attributes:
+        answers: Status and body of each answer, by the request's name; None if there was none.
+    """
+
+    def __init__(self, host, port, clients):
+        self.answers = {}
+        self._address = (host, int(port))
+        self._jobs = [gevent.spawn(self._send_all, number) for number in range(clients)]
+
+    def _send_all(self, client):
+        with contextlib.suppress(ConnectionRefusedError):
+            for number in range(100_000):
+                self._send(f"{client}-{number}")
+
+    def _send(self, name):
+        with socket.create_connection(self._address, timeout=30) as connection:
+            self.answers[name] = None
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                body = f"body of {name}".encode()
+                head = f"POST /{name} HTTP/1.1\r\nHost: web\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+                connection.sendall(head.encode() + body)
+                answer = b"".join(iter(lambda: connection.recv(4096), b""))
+                head, _, body = answer.decode().partition("\r\n\r\n")
+                self.answers[name] = (int(head.split()[1]), body) if head else None
+
+    @property
+    def answered(self):
+        return [name for name, answer in self.answers.items() if answer is not None]
+
+    def join(self):
+        gevent.joinall(self._jobs, timeout=30, raise_error=True)
+
+
+def listening(folder):
+    """Wait until it listens; give back its host and port."""
+    wait_until(lambda: re.search(LISTENING, (folder / "out").read_text()), 30)
+    return re.search(LISTENING, (folder / "out").read_text())[0].removeprefix("http://").split(":")
+
+
+def begun(folder):
+    """Requests that a worker has begun with, and which: their process ids, by the requests' names."""
+    lines = (folder / "out").read_text().splitlines()
+    return {name: pid for _, name, pid in (line.split() for line in lines if line.startswith("begun"))}
+
+
+def workers(folder):
+    """How many have had a request."""
+    return len(set(begun(folder).values()))
+
+
+@pytest.mark.parametrize("options", [(), ("--preload",)], ids=["", "preload"])
+def test_what_was_answered_200_is_held_by_nsqd_across_reload_and_end(nsqd, topic, tmp_path, options):
+    client = NsqdHTTPClient.from_url(nsqd.http_address)
+    client.create_topic(topic)
+    client.create_channel(topic, "bodies")
+    options = (*options, "--bind", "127.0.0.1:0")
+    with gunicorn(nsqd, topic, tmp_path, *options, app="gunicorn_producer_app") as process:
+        load = Load(*listening(tmp_path), clients=20)
+        wait_until(lambda: len(load.answered) > 100 and workers(tmp_path) == 2, 30)
+        process.send_signal(signal.SIGHUP)
+        # A worker that is told to end while it boots has gunicorn wait for it in vain.
+        wait_until(lambda: workers(tmp_path) == 4, 30)
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(30) == 0
+        load.join()
+
+    held = bodies(nsqd, topic)
+    assert [name for name in load.answered if load.answers[name] != (200, name)] == []
+    assert {f"body of {name}".encode() for name in load.answered} <= set(held)
+    assert len(held) == len(set(held))
+    # What a worker had begun was finished.
+    assert set(begun(tmp_path)) == set(load.answered)
+
+
+def test_request_without_an_nsqd_is_answered_503_with_the_error(nsqd, topic, tmp_path):
+    class Nowhere:
+        tcp_address = f"127.0.0.1:{refused_port()}"
+
+    options = ("--bind", "127.0.0.1:0", "--env", "PUBLISH_TIMEOUT=0.5")
+    with gunicorn(Nowhere, topic, tmp_path, *options, app="gunicorn_producer_app"):
+        host, port = listening(tmp_path)
+        answer = requests.post(f"http://{host}:{port}/1", data=b"x", timeout=30)
+
+    assert answer.status_code == 503
+    assert "no connection to any nsqd within 0.5 s; tried 127.0.0.1" in answer.text

@@ -1,22 +1,31 @@
-"""traced(): what a span says of a message and how its handling ended."""
+"""traced() and TracedProducer: what spans say of messages and how their handling, or publishing, ended."""
 
+import logging
 import subprocess
 import sys
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import gevent
 import pytest
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry import baggage, context, propagate, trace
+from opentelemetry.propagators.composite import CompositePropagator
+from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from gnsq import Consumer, Message
-from gnsq.contrib.opentelemetry import traced
-from gnsq.errors import NSQRequeueMessage
+from fakensqd import on
+from fakensqd.faults import delay, error
+from gnsq import Consumer, Message, Producer
+from gnsq.contrib.envelope import unwrap, wrap
+from gnsq.contrib.opentelemetry import TracedProducer, traced
+from gnsq.errors import NSQException, NSQRequeueMessage
 from tests.helpers import wait_until
 
+TRACE_ID, SPAN_ID = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
+HEADERS = {"traceparent": f"00-{TRACE_ID:032x}-{SPAN_ID:016x}-01"}
 CONSUMER = Consumer("t", "c", "127.0.0.1:4150")
 MESSAGE = Message(1_700_000_000_000_000_000, 2, b"0123456789abcdef", b"body")
 
@@ -157,6 +166,474 @@ print(len(spans()))
 """
 
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"
+
+
+# --- publishing
+
+
+@pytest.fixture
+def send(fakensqd, spans):
+    """A producer that makes spans, and no envelopes."""
+    with TracedProducer(Producer(fakensqd.tcp_address), tracer_provider=spans.provider) as producer:
+        yield producer
+
+
+@pytest.fixture
+def send_enveloped(fakensqd, spans):
+    """A producer that makes both."""
+    with TracedProducer(Producer(fakensqd.tcp_address), envelope=True, tracer_provider=spans.provider) as producer:
+        yield producer
+
+
+SENT = {
+    "messaging.system": "nsq",
+    "messaging.operation.name": "send",
+    "messaging.operation.type": "send",
+    "messaging.destination.name": "t",
+}
+ONE = {**SENT, "messaging.message.body.size": 4}
+TWO = {**SENT, "messaging.batch.message_count": 2}
+
+WAYS = [
+    pytest.param(lambda p: p.publish("t", b"body"), [b"body"], ONE, id="publish"),
+    pytest.param(lambda p: p.publish("t", b"body", raise_error=False).get(5), [b"body"], ONE, id="answer later"),
+    pytest.param(lambda p: p.publish_async("t", b"body").get(5), [b"body"], ONE, id="publish_async"),
+    pytest.param(lambda p: p.multipublish("t", [b"1", b"2"]), [b"1", b"2"], TWO, id="multipublish"),
+    pytest.param(lambda p: p.publish_many("t", iter([b"1", b"2"])), [b"1", b"2"], TWO, id="publish_many"),
+]
+
+
+@pytest.mark.parametrize(("publish", "published", "attributes"), WAYS)
+def test_span_says_what_was_sent(fakensqd, send, spans, publish, published, attributes):
+    publish(send)
+    wait_until(spans)
+
+    (span,) = spans()
+    assert fakensqd.transcript.published("t") == published
+    assert (span.name, span.kind) == ("send t", SpanKind.PRODUCER)
+    assert dict(span.attributes) == attributes
+    assert span.status.status_code is StatusCode.UNSET
+    assert span.instrumentation_scope.name == "gnsq"
+
+
+@pytest.mark.parametrize(("publish", "published", "attributes"), WAYS)
+def test_envelope_names_the_span_of_the_send(fakensqd, send_enveloped, spans, publish, published, attributes):
+    publish(send_enveloped)
+    wait_until(spans)
+
+    (span,) = spans()
+    sender = span.context
+    headers = {"traceparent": f"00-{sender.trace_id:032x}-{sender.span_id:016x}-{sender.trace_flags:02x}"}
+    assert [unwrap(body) for body in fakensqd.transcript.published("t")] == [(body, headers) for body in published]
+    assert dict(span.attributes) == attributes
+
+
+def test_options_and_results_are_the_producers(fakensqd, send):
+    assert send.publish("t", b"later", 60_000) == b"OK"
+    assert send.publish("t", data=b"body", timeout=5) == b"OK"
+
+    assert fakensqd.transcript.commands()[-2:] == ["DPUB", "PUB"]
+
+
+@pytest.mark.parametrize(
+    "publish",
+    [
+        pytest.param(lambda p: p.publish("t", b"body"), id="publish"),
+        pytest.param(lambda p: p.publish("t", b"body", raise_error=False).get(5), id="answer later"),
+        pytest.param(lambda p: p.publish_async("t", b"body").get(5), id="publish_async"),
+        pytest.param(lambda p: p.multipublish("t", [b"body"]), id="multipublish"),
+        pytest.param(lambda p: p.publish_many("t", [b"body"]), id="publish_many"),
+    ],
+)
+def test_refusal_is_recorded_and_raised(fakensqd, send, spans, publish):
+    with fakensqd.add(on.reply(), error("E_BAD_MESSAGE")), pytest.raises(NSQException) as caught:
+        publish(send)
+    wait_until(spans)
+
+    (span,) = spans()
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.attributes["error.type"] == type(caught.value).__name__
+    assert [event.name for event in span.events] == ["exception"]
+
+
+def test_chunk_that_failed_is_recorded_where_it_is_not_raised(fakensqd, send, spans):
+    with fakensqd.add(on.reply(), error("E_BAD_MESSAGE")):
+        (chunk,) = send.publish_many("t", [b"1", b"2"], raise_error=False)
+
+    (span,) = spans()
+    assert span.status.description == f"NSQBadMessage: {chunk.error}"
+    assert span.attributes["messaging.batch.message_count"] == 2
+
+
+@pytest.mark.parametrize(
+    ("publish", "kind"),
+    [
+        pytest.param(lambda p: p.publish("bad topic", b"body"), ValueError, id="topic"),
+        pytest.param(lambda p: p.publish("t", "text"), TypeError, id="text"),
+        pytest.param(lambda p: p.publish("t", b""), ValueError, id="empty"),
+        pytest.param(lambda p: p.multipublish("t", [b"body", b""]), ValueError, id="one is empty"),
+        pytest.param(lambda p: p.multipublish("t", b"body"), TypeError, id="bytes for a list"),
+        pytest.param(lambda p: p.publish_many("t", "body"), TypeError, id="text for a list"),
+    ],
+)
+def test_misuse_is_refused_as_without_an_envelope(fakensqd, send_enveloped, spans, publish, kind):
+    with pytest.raises(kind):
+        publish(send_enveloped)
+
+    (span,) = spans()
+    assert span.attributes["error.type"] == kind.__name__
+    assert fakensqd.transcript.published("t") == []
+
+
+def test_messages_that_run_out_by_an_error_are_counted_as_far_as_they_came(send, spans):
+    def read():
+        yield b"1"
+        yield b"2"
+        raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        send.multipublish("t", read())
+
+    (span,) = spans()
+    assert span.attributes["messaging.batch.message_count"] == 2
+    assert span.status.description == "OSError: disk"
+
+
+def test_timeout_of_the_callers_own_is_recorded(fakensqd, send, spans):
+    with fakensqd.add(on.reply("PUB"), delay(0.2)), pytest.raises(gevent.Timeout), gevent.Timeout(0.05):
+        send.publish("t", b"body")
+
+    assert spans()[0].attributes["error.type"] == "Timeout"
+
+
+def test_killed_publish_has_not_failed(fakensqd, send, spans):
+    with fakensqd.add(on.reply("PUB"), delay(0.2)):
+        publishing = gevent.spawn(send.publish, "t", b"body")
+        wait_until(lambda: fakensqd.transcript.published("t"))
+        publishing.kill()
+
+    (span,) = spans()
+    assert span.status.status_code is StatusCode.UNSET
+
+
+def test_span_lasts_until_the_answer_is_there(fakensqd, send, spans):
+    with fakensqd.add(on.reply("PUB"), delay(0.2)):
+        answer = send.publish("t", b"body", raise_error=False)
+        before = spans()
+        answer.get(timeout=5)
+        wait_until(spans)
+
+    (span,) = spans()
+    assert before == ()
+    assert span.end_time - span.start_time > 0.15e9
+
+
+def test_close_leaves_no_span_of_its_publishes(send, spans):
+    answers = [send.publish("t", b"body", raise_error=False) for _ in range(10)]
+
+    send.close()
+
+    assert len(spans()) == len(answers)
+
+
+def test_what_exports_spans_may_wait(fakensqd):
+    ended = []
+
+    class Slow(SpanProcessor):
+        def on_end(self, span):
+            gevent.sleep(0.01)
+            ended.append(span)
+
+    provider = TracerProvider()
+    provider.add_span_processor(Slow())
+
+    with TracedProducer(Producer(fakensqd.tcp_address), tracer_provider=provider) as producer:
+        for _ in range(3):
+            producer.publish("t", b"body", raise_error=False)
+
+    assert len(ended) == 3
+
+
+def test_span_that_can_not_be_ended_keeps_none_from_it(fakensqd, caplog):
+    ended = []
+
+    class Broken(SpanProcessor):
+        def on_end(self, span):
+            ended.append(span)
+            if len(ended) == 1:
+                raise OSError("disk")
+
+    provider = TracerProvider()
+    provider.add_span_processor(Broken())
+
+    with TracedProducer(Producer(fakensqd.tcp_address), tracer_provider=provider) as producer:
+        for _ in range(3):
+            producer.publish("t", b"body", raise_error=False)
+
+    assert len(ended) == 3
+    assert [record.getMessage() for record in caplog.records if record.name == "gnsq.contrib.opentelemetry"] == [
+        "the span of a publish could not be ended"
+    ]
+
+
+def test_producer_on_a_thread_of_its_own_is_traced_from_others(fakensqd, spans):
+    producer = TracedProducer(Producer(fakensqd.tcp_address, threaded=True), tracer_provider=spans.provider)
+
+    def publish():
+        for _ in range(10):
+            producer.publish_async("t", b"body")
+        producer.publish("t", b"body")
+        producer.close()
+
+    gevent.get_hub().threadpool.apply(publish)
+
+    assert [span.status.status_code for span in spans()] == [StatusCode.UNSET] * 11
+
+
+@pytest.mark.parametrize(
+    ("result", "status"),
+    [pytest.param(b"OK", StatusCode.UNSET, id="OK"), pytest.param(OSError("gone"), StatusCode.ERROR, id="error")],
+)
+def test_answer_of_another_thread_may_be_there_at_once(spans, result, status):
+    answer = Future()
+    answer.set_exception(result) if isinstance(result, OSError) else answer.set_result(result)
+    producer = TracedProducer(SimpleNamespace(publish_async=lambda *arguments: answer), tracer_provider=spans.provider)
+
+    assert producer.publish_async("t", b"body") is answer
+
+    assert [span.status.status_code for span in spans()] == [status]
+
+
+def test_close_ends_what_the_producers_own_thread_has_left(fakensqd):
+    seen = []
+
+    class Slow(SpanProcessor):
+        def on_end(self, span):
+            seen.append(span)
+            gevent.sleep(0.1)
+
+    provider = TracerProvider()
+    provider.add_span_processor(Slow())
+    producer = TracedProducer(Producer(fakensqd.tcp_address, threaded=True), tracer_provider=provider)
+    with producer, fakensqd.add(on.reply("PUB"), delay(0.05)):
+        for _ in range(3):
+            producer.publish_async("t", b"body")
+
+    assert len(seen) == 3
+
+
+def test_close_in_the_hub_itself_waits_for_nothing(send, spans, capfd):
+    answer = send.publish_async("t", b"body")
+
+    gevent.get_hub().loop.run_callback(send.close)
+    answer.get(5)
+    send.join(5)
+    wait_until(spans)
+
+    assert not send.is_running
+    assert capfd.readouterr().err == ""
+
+
+FORKING = """
+import os, sys, time
+import gevent, gevent.os
+from fakensqd import on
+from gnsq import Producer
+from gnsq.contrib.opentelemetry import TracedProducer
+from tests.contrib.test_opentelemetry import Spans
+
+spans = Spans()
+producer = TracedProducer(Producer(sys.argv[1]), tracer_provider=spans.provider)
+producer.start()
+answer = producer.publish_async("t", b"parent")
+child = gevent.os.fork()
+if not child:
+    try:
+        gevent.sleep(0.05)
+        inherited = len(spans())
+        started = time.monotonic()
+        {in_child}
+        producer.close()
+        print("child:", inherited, len(spans()), time.monotonic() - started < 2, flush=True)
+    finally:
+        os._exit(0)
+gevent.os.waitpid(child, 0)
+answer.get(5)
+producer.close()
+print("parent:", len(spans()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("in_child", "count"),
+    [pytest.param('producer.publish_async("t", b"child")', 1, id="publishing"), pytest.param("pass", 0, id="idle")],
+)
+def test_child_ends_spans_of_its_own_only(fakensqd, in_child, count):
+    code = FORKING.format(in_child=in_child)
+
+    with fakensqd.add(on.reply("PUB", body=b"parent"), delay(0.3)):
+        ran = subprocess.run(
+            [sys.executable, "-c", code, fakensqd.tcp_address], capture_output=True, text=True, timeout=30
+        )
+
+    assert ran.stderr == ""
+    assert ran.stdout.splitlines() == [f"child: 0 {count} True", "parent: 1"]
+
+
+def test_span_is_within_the_one_that_publishes(send, spans):
+    with spans.provider.get_tracer("mine").start_as_current_span("request") as request:
+        send.publish("t", b"body")
+
+    sent = next(span for span in spans() if span.name == "send t")
+    assert sent.parent == request.get_span_context()
+
+
+def test_the_rest_is_the_producers(fakensqd):
+    producer = Producer(fakensqd.tcp_address)
+    with TracedProducer(producer) as traced_producer:
+        assert producer.is_running
+        assert traced_producer.nsqd_tcp_addresses is producer.nsqd_tcp_addresses
+
+    assert not producer.is_running
+    with pytest.raises(AttributeError, match="publish_to_all"):
+        traced_producer.publish_to_all("t", b"body")
+
+
+@pytest.mark.parametrize(("publish", "published", "attributes"), WAYS)
+def test_nobody_looks_so_nothing_is_enveloped(fakensqd, publish, published, attributes):
+    with TracedProducer(Producer(fakensqd.tcp_address), envelope=True) as producer:
+        publish(producer)
+
+    assert fakensqd.transcript.published("t") == published
+
+
+@pytest.fixture
+def propagator():
+    """Sets the global propagator, for one test."""
+    before = propagate.get_global_textmap()
+    yield propagate.set_global_textmap
+    propagate.set_global_textmap(before)
+
+
+def test_without_headers_there_is_no_envelope(fakensqd, send_enveloped, propagator):
+    propagator(CompositePropagator([]))
+
+    send_enveloped.publish("t", b"body")
+
+    assert fakensqd.transcript.published("t") == [b"body"]
+
+
+def test_headers_too_large_for_an_envelope_are_left_out(fakensqd, send_enveloped, propagator, caplog):
+    class Chatty(TextMapPropagator):
+        fields = frozenset(["chat"])
+
+        def inject(self, carrier, context=None, setter=None):
+            carrier["chat"] = "x" * 70_000
+
+        def extract(self, carrier, context=None, getter=None):
+            raise AssertionError("nothing is received")
+
+    propagator(Chatty())
+
+    send_enveloped.publish("t", b"body")
+    send_enveloped.publish("t", b"body")
+
+    assert fakensqd.transcript.published("t") == [b"body"] * 2
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "published without trace context: headers of 70008 bytes exceed an envelope's 65535"
+    ]
+
+
+def test_what_is_in_an_envelope_keeps_it(fakensqd, send_enveloped):
+    send_enveloped.publish("t", wrap(b"body", HEADERS))
+
+    assert fakensqd.transcript.published("t") == [wrap(b"body", HEADERS)]
+
+
+# --- handling what came in an envelope
+
+
+def enveloped(body=b"body", headers=HEADERS):
+    return Message(1_700_000_000_000_000_000, 1, b"0123456789abcdef", wrap(body, headers))
+
+
+def test_handling_is_in_the_trace_of_the_send(consume, send_enveloped, spans):
+    handled = []
+    send_enveloped.publish("t", b"body")
+    consume(
+        traced(lambda consumer, message: handled.append(message.body), envelope=True, tracer_provider=spans.provider)
+    )
+    wait_until(lambda: len(spans()) == 2)
+
+    sent, processed = spans()
+    assert handled == [b"body"]
+    assert (processed.name, processed.context.trace_id) == ("process t", sent.context.trace_id)
+    assert (processed.parent.span_id, processed.parent.is_remote) == (sent.context.span_id, True)
+    assert [link.context.span_id for link in processed.links] == [sent.context.span_id]
+    assert processed.attributes["messaging.message.body.size"] == 4
+
+
+def test_message_without_an_envelope_begins_a_trace(spans):
+    message = Message(1, 1, b"0123456789abcdef", b"body")
+
+    traced(lambda consumer, message: None, envelope=True, tracer_provider=spans.provider)(CONSUMER, message)
+
+    (span,) = spans()
+    assert (span.parent, list(span.links), message.body) == (None, [], b"body")
+
+
+def test_headers_without_a_trace_leave_the_span_where_it_is(spans):
+    handler = traced(lambda consumer, message: None, envelope=True, tracer_provider=spans.provider)
+    with spans.provider.get_tracer("mine").start_as_current_span("test") as around:
+        handler(CONSUMER, enveloped(headers={"traceparent": "nonsense", "baggage": "user=7"}))
+
+    span = spans()[0]
+    assert (span.parent, list(span.links)) == (around.get_span_context(), [])
+
+
+def test_senders_baggage_is_there_while_the_message_is_handled(spans):
+    seen = []
+    handler = traced(
+        lambda consumer, message: seen.append(baggage.get_baggage("user")),
+        envelope=True,
+        tracer_provider=spans.provider,
+    )
+    before = context.get_current()
+
+    handler(CONSUMER, enveloped(headers={**HEADERS, "baggage": "user=7"}))
+
+    assert seen == ["7"]
+    assert context.get_current() == before
+
+
+def test_message_that_is_handled_more_than_once_is_opened_once(spans):
+    seen = []
+    one, other = (
+        traced(lambda consumer, message: seen.append(message.body), envelope=True, tracer_provider=spans.provider)
+        for _ in range(2)
+    )
+    body = wrap(b"body", {"a": "b"})
+    message = enveloped(body)
+
+    one(CONSUMER, message)
+    other(CONSUMER, message)
+
+    assert seen == [body, body]
+    assert [(span.context.trace_id, span.parent.span_id) for span in spans()] == [(TRACE_ID, SPAN_ID)] * 2
+
+
+def test_without_an_sdk_the_handler_sees_the_body():
+    assert traced(lambda consumer, message: message.body, envelope=True)(CONSUMER, enveloped()) == b"body"
+
+
+def test_envelope_is_left_to_the_handler_unless_it_is_asked_for(spans):
+    seen = []
+    handler = traced(lambda consumer, message: seen.append(unwrap(message.body)), tracer_provider=spans.provider)
+
+    handler(CONSUMER, enveloped())
+
+    assert seen == [(b"body", HEADERS)]
+    assert spans()[0].parent is None
 
 
 def test_missing_package_is_named_with_its_extra():

@@ -11,8 +11,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
+from gnsq import Producer
 from gnsq.contrib.prometheus import StatsCollector
-from gnsq.stats import ConnectionStats, ConsumerStats, Counts, Histogram
+from gnsq.stats import ConnectionStats, ConsumerStats, Counts, Histogram, LinkStats, ProducerStats
 from tests.helpers import wait_until
 
 OWN = {"topic": "t", "channel": "c"}
@@ -230,6 +231,137 @@ def test_running_consumer_is_scraped_over_http(publish, consume):
     ]
     assert line.endswith(" 20.0")
     assert 'gnsq_consumer_message_latency_seconds_count{channel="c",topic="t"} 20.0' in text
+
+
+# --- producers --------------------------------------------------------------------------------------------------------
+
+
+class Publisher:
+    """Has statistics of a producer that are set by hand."""
+
+    def __init__(self, **changes):
+        self.now = ProducerStats(
+            state="running",
+            confirmed=0,
+            refused=0,
+            not_sent=0,
+            unknown=0,
+            sent_again=0,
+            repeated=0,
+            pending=0,
+            pending_bytes=0,
+            latency=Histogram((0.1, 1.0), (0, 0, 0), 0.0),
+        )
+        self.change(**changes)
+
+    def change(self, **changes):
+        self.now = replace(self.now, **changes)
+
+    def stats(self):
+        return self.now
+
+
+def produced(name, **labels):
+    return f"gnsq_producer_{name}", tuple(sorted(labels.items()))
+
+
+def confirmed(values):
+    return {
+        dict(labels)["nsqd"]: value
+        for (name, labels), value in values.items()
+        if name == "gnsq_producer_nsqd_messages_confirmed_total"
+    }
+
+
+def test_producer_has_counters_of_outcomes_and_gauges():
+    producer = Publisher(
+        confirmed=6,
+        refused=1,
+        not_sent=2,
+        unknown=3,
+        sent_again=4,
+        repeated=5,
+        pending=7,
+        pending_bytes=8,
+        connections=(LinkStats("a:1", 2, 5, False), LinkStats("b:2", 3, 1, True), LinkStats("a:1", 4, 0, False)),
+        failures={"c:3": "refused"},
+    )
+
+    values = scrape(StatsCollector(producer))
+
+    outcomes = ("confirmed", "refused", "not_sent", "unknown", "sent_again", "repeated")
+    assert [values[produced(f"messages_{name}_total")] for name in outcomes] == [6, 1, 2, 3, 4, 5]
+    gauges = ("pending", "pending_bytes", "connections", "stalled_connections", "unreachable_nsqds")
+    assert [values[produced(name)] for name in gauges] == [7, 8, 3, 1, 1]
+    assert confirmed(values) == {"a:1": 5, "b:2": 1, "closed": 0}
+    assert [values[produced("nsqd_pending", nsqd=nsqd)] for nsqd in ("a:1", "b:2")] == [6, 3]
+
+
+def test_publish_latency_is_a_histogram():
+    producer = Publisher(latency=Histogram((0.1, 1.0), (3, 2, 1), 4.5))
+
+    values = scrape(StatsCollector(producer))
+
+    name = "publish_latency_seconds"
+    assert [values[produced(f"{name}_bucket", le=bound)] for bound in ("0.1", "1.0", "+Inf")] == [3, 5, 6]
+    assert (values[produced(f"{name}_count")], values[produced(f"{name}_sum")]) == (6, 4.5)
+
+
+def test_producers_are_added_up_beside_consumers():
+    link = LinkStats("a:1", 1, 5, False)
+
+    values = scrape(
+        StatsCollector(
+            Publisher(confirmed=5, pending=1, connections=(link,)),
+            Publisher(confirmed=7, pending=2, connections=(link,)),
+            Source(failed=2),
+        )
+    )
+
+    assert values[produced("messages_confirmed_total")] == 12
+    assert values[produced("pending")] == 3
+    assert confirmed(values) == {"a:1": 10, "closed": 2}
+    assert values[produced("nsqd_pending", nsqd="a:1")] == 2
+    assert values[key("handler_failures_total")] == 2
+
+
+def test_counters_of_nsqds_never_fall_and_their_sum_is_exact():
+    producer = Publisher(confirmed=5, connections=(LinkStats("a:1", 0, 5, False),))
+    collector = StatsCollector(producer)
+    scrape(collector)
+
+    producer.change(confirmed=9, connections=())
+    lost = confirmed(scrape(collector))
+    producer.change(confirmed=12, connections=(LinkStats("a:1", 0, 3, False),))
+    found = confirmed(scrape(collector))
+
+    assert lost == {"a:1": 5, "closed": 4}
+    assert found == {"a:1": 8, "closed": 4}
+
+
+def test_one_of_several_connections_lost_invents_nothing():
+    producer = Publisher(confirmed=150, connections=(LinkStats("a:1", 0, 100, False), LinkStats("a:1", 0, 50, False)))
+    collector = StatsCollector(producer)
+    scrape(collector)
+
+    producer.change(confirmed=151, connections=(LinkStats("a:1", 0, 101, False), LinkStats("a:1", 0, 0, False)))
+
+    values = scrape(collector)
+    assert sum(confirmed(values).values()) == 151
+    assert values[produced("messages_confirmed_total")] == 151
+
+
+def test_running_producer_is_scraped(fakensqd):
+    with Producer(fakensqd.tcp_address) as producer:
+        collector = StatsCollector(producer)
+        producer.multipublish("t", [b"x"] * 20)
+
+        values = scrape(collector)
+
+    assert values[produced("messages_confirmed_total")] == 20
+    assert values[produced("connections")] == 1
+    assert values[produced("publish_latency_seconds_count")] >= 1
+    assert confirmed(values) == {fakensqd.tcp_address: 20, "closed": 0}
 
 
 def test_missing_package_is_named_with_its_extra():

@@ -405,7 +405,7 @@ def test_a_lost_reply_fails_the_publish_and_republishing_stores_twice(nsqd):
 
 
 def test_a_refused_publish_has_its_class(nsqd):
-    nsqd.add(on.command("PUB"), error("E_PUB_FAILED"))
+    nsqd.add(on.command("PUB").first(2), error("E_PUB_FAILED"))  # it is tried once more
 
     with gnsq.Producer(nsqd.tcp_address) as producer, pytest.raises(NSQPubFailed):
         producer.publish("t", b"x")

@@ -91,6 +91,15 @@ def test_no_server_holds_a_caller_beyond_the_deadline(release, client_of, method
         assert peer.lines == [f"{method} /x"]
 
 
+def test_one_call_may_have_a_deadline_of_its_own(release, client_of):
+    with (
+        http_peer(trickling(release, b"", b"")) as peer,
+        gevent.Timeout(5),
+        pytest.raises(NSQHttpTimeout, match=r"no answer within 0\.05 s"),
+    ):
+        client_of(peer, timeout=60).request("POST", "x", timeout=0.05)
+
+
 def test_threads_are_free_again_when_callers_have_given_up(release, client_of):
     """A server that dribbles must not use up the threads."""
     with http_peer(trickling(release, HEAD, b"X-H: 1\r\n")) as slow:

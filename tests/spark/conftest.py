@@ -2,7 +2,7 @@
 
 import pytest
 
-from gnsq.spark.hubthread import HubThread
+from gnsq.hubthread import HubThread
 from gnsq.spark.spool import Spool
 
 

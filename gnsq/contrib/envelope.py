@@ -1,0 +1,103 @@
+"""An envelope for message bodies: headers in front of the body, since NSQ's messages have none. Pure: bytes to bytes.
+
+Version 1. Numbers are unsigned, the most significant byte first:
+
+    offset  bytes  what
+    0       7      magic: 00 4E 53 51 45 4E 56, that is a NUL and "NSQENV"
+    7       1      version: 01
+    8       2      H: how many bytes the headers take, 0 to 65535
+    10      H      the headers, one behind the other, and nothing else; each is
+                   2   N: bytes of its name
+                   N   its name, in UTF-8
+                   2   V: bytes of its value
+                   V   its value, in UTF-8
+    10 + H  rest   the body, as it was; may be empty
+
+So ``{"a": "xyz"}`` in front of ``hello`` is
+
+    00 4E 53 51 45 4E 56  01  00 08  00 01 61  00 03 78 79 7A  68 65 6C 6C 6F
+
+A name comes once. Neither text nor JSON begins with a NUL. What does not begin with magic and version, or breaks one of
+these rules, is no envelope, but a body: readers take it as it is, so both kinds may come through one topic.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+__all__ = ["MAX_HEADERS_SIZE", "unwrap", "wrap"]
+
+# Bytes: what a size of two bytes can say. W3C's baggage may take 8192, its tracestate 512.
+MAX_HEADERS_SIZE = 65_535
+
+_START = b"\x00NSQENV\x01"
+_SIZE = struct.Struct(">H")
+_HEADERS = len(_START) + _SIZE.size
+
+
+def wrap(body: bytes, headers: Mapping[str, str]) -> bytes:
+    """Put a body into an envelope; a body that is an envelope already, too.
+
+    The body comes last: ``wrap(b"", headers) + body`` is the same, and cheaper for many bodies with equal headers.
+
+    Raises:
+        ValueError: If the headers take more than MAX_HEADERS_SIZE bytes, or one can't be written in UTF-8.
+        TypeError: If the body is not bytes, or a name or value not str.
+    """
+    if not isinstance(body, bytes):
+        raise TypeError(f"message body must be bytes, not {type(body).__name__}")
+    fields = [_encoded(name, text) for name, value in headers.items() for text in (name, value)]
+    size = sum(map(len, fields)) + len(fields) * _SIZE.size
+    if size > MAX_HEADERS_SIZE:
+        raise ValueError(f"headers of {size} bytes exceed an envelope's {MAX_HEADERS_SIZE}")
+    sized = [part for field in fields for part in (_SIZE.pack(len(field)), field)]
+    return b"".join([_START, _SIZE.pack(size), *sized, body])
+
+
+def unwrap(body: bytes) -> tuple[bytes, dict[str, str]]:
+    """Take a body out of its envelope; gives it and the headers.
+
+    What is no envelope, or a broken one, comes back as it is, with no headers. An envelope that was cut short behind
+    its headers can't be told from a whole one. Of an envelope in an envelope, the outer one is taken off.
+    """
+    if not body.startswith(_START):
+        return body, {}
+    try:
+        end = _HEADERS + _SIZE.unpack_from(body, len(_START))[0]
+        if end > len(body):
+            return body, {}
+        headers = _decode_headers(body[_HEADERS:end])
+    except (struct.error, ValueError):
+        return body, {}
+    return body[end:], headers
+
+
+def _encoded(name: str, text: str) -> bytes:
+    """Encode the name or the value of the header of this name."""
+    if not isinstance(text, str):
+        raise TypeError(f"name and value of header {name!r} must be str, not {type(text).__name__}")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"header {name!r} can't be written in UTF-8: {error}") from error
+
+
+def _decode_headers(data: bytes) -> dict[str, str]:
+    """Read headers.
+
+    Raises:
+        struct.error, ValueError: If these are not whole headers, in UTF-8, each name once.
+    """
+    texts: list[str] = []
+    end = 0
+    while end < len(data):
+        start = end + _SIZE.size
+        end = start + _SIZE.unpack_from(data, end)[0]
+        texts.append(data[start:end].decode())
+    if end != len(data):
+        raise ValueError(f"headers end at {end} of {len(data)} bytes")
+    headers = dict(zip(texts[::2], texts[1::2], strict=True))
+    if len(headers) * 2 != len(texts):
+        raise ValueError("a header comes twice")
+    return headers

@@ -1,0 +1,107 @@
+"""Crossing: what a thread waits with for something that is done in another thread; Token: which of them may do it.
+
+Knows threads and hubs only, and nothing of what is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Generic, TypeVar
+
+from gevent import monkey
+from gevent._hub_local import get_hub_if_exists
+from gevent.event import Event
+
+from gnsq.doors import Door, door
+
+__all__ = ["Crossing", "Token"]
+
+T = TypeVar("T")
+
+# A native one, monkey-patched or not: gevent's belongs to one hub. Any: gevent has no types.
+_allocate_lock: Any = monkey.get_original("_thread", "allocate_lock")
+
+
+class Crossing(Generic[T]):
+    """A value or an error, given once by any thread, and the wait of one other thread for it.
+
+    Made for each thing that is waited for: a microsecond, and no hub where there is none.
+    """
+
+    __slots__ = ("_done", "_error", "_given", "_value", "_waiter", "is_set")
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._given = Token()
+        self._error: BaseException | None = None
+        # Held until it is done: a plain thread waits for this.
+        self._done = _allocate_lock()
+        self._done.acquire()
+        # A thread with a hub waits for this.
+        self._waiter: tuple[Door, Event] | None = None
+
+    def set(self, value: T) -> None:
+        """Give the value, from any thread, never waiting. Ignored if something was given before."""
+        if self._given.claim():
+            self._value = value
+            self._finish()
+
+    def set_exception(self, error: BaseException) -> None:
+        """Give an error for result() to raise; otherwise as set()."""
+        if self._given.claim():
+            self._error = error
+            self._finish()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to timeout seconds, one thread at a time; say whether something was given.
+
+        Blocks a thread that has no hub. In one that has, other greenlets run meanwhile.
+        """
+        if not self.is_set:
+            if get_hub_if_exists() is None:
+                self._done.acquire(timeout=max(timeout, 0.0))
+            else:
+                self._wait_in_hub(timeout)
+        return self.is_set
+
+    def result(self) -> T:
+        """Give the value, or raise the error.
+
+        Raises:
+            RuntimeError: If nothing was given yet.
+        """
+        if not self.is_set:
+            raise RuntimeError("nothing was given yet")
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def _finish(self) -> None:
+        # In this order, while _wait_in_hub() goes the other way: one of the two sees the other.
+        self.is_set = True
+        self._done.release()
+        if self._waiter is not None:
+            where, woken = self._waiter
+            # The hub may have ended: then nobody waits.
+            with contextlib.suppress(ValueError):
+                where.call(woken.set)
+
+    def _wait_in_hub(self, timeout: float) -> None:
+        woken = Event()
+        self._waiter = (door(), woken)
+        if not self.is_set:
+            # Its timer keeps the loop alive, too, which a door does not.
+            woken.wait(timeout)
+
+
+class Token:
+    """Something that one of several threads gets: what is taken by one is not given up by another."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = _allocate_lock()
+
+    def claim(self) -> bool:
+        """Say True to the first caller of all, False to each other; never waits."""
+        return bool(self._lock.acquire(False))

@@ -1,0 +1,223 @@
+"""Requests: commands that nsqd answers. It does so in their order, so the oldest that was sent is next.
+
+Owns which of them have been sent: what was not sent before a connection is lost was not executed. Sends nothing
+itself; the outbox takes from here.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from gevent.event import AsyncResult, Event
+
+from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQSocketError
+from gnsq.nsqd.proven import Claim, Proven
+
+__all__ = ["Call", "Request", "Requests", "lost"]
+
+# A reset is put down to a refused body only where one longer than this waits for its answer, bytes.
+SUSPECT_SIZE = 1024
+
+
+class Request(Claim, Protocol):
+    """A command that has an answer, and who is told of it: exactly one of the four calls comes, once."""
+
+    @property
+    def command(self) -> bytes:
+        """What is sent."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the command."""
+
+    def answered(self, data: bytes) -> None:
+        """Nsqd's response has come."""
+
+    def refused(self, error: NSQErrorCode) -> None:
+        """Nsqd's error has come."""
+
+    def lost(self, error: NSQException) -> None:
+        """It was sent, and there will be no answer."""
+
+    def not_executed(self, error: NSQException) -> None:
+        """It was not sent, or nsqd has closed the connection before it came to it."""
+
+
+class Call(AsyncResult):  # type: ignore[misc]  # gevent has no types
+    """A request that holds its answer's data, or what went wrong."""
+
+    largest = together = defer = 0
+    special = False
+    topic = ""
+
+    def __init__(self, command: bytes) -> None:
+        super().__init__()
+        self.command = command
+        self.size = len(command)
+
+    def answered(self, data: bytes) -> None:
+        self.set(data)
+
+    def refused(self, error: NSQException) -> None:
+        self.set_exception(error)
+
+    lost = not_executed = refused
+
+
+class Requests:
+    """The requests of one connection; true while any has no answer.
+
+    Attributes:
+        unsent: Those that wait to be sent.
+        sent: Those that wait for their answer. Both may be read by anyone, and changed here only.
+        unsent_bytes: Sum of the former's sizes.
+        blocked: Whether nothing may be sent until all that was sent has its answer.
+    """
+
+    __slots__ = ("_alone", "_answered", "_doubtful", "_proven", "_unblock", "blocked", "sent", "unsent", "unsent_bytes")
+
+    def __init__(self, unblock: Callable[[], None]) -> None:
+        self.unsent: list[Request] = []
+        self.sent: deque[Request] = deque()
+        self.unsent_bytes = 0
+        self.blocked = False
+        self._unblock = unblock
+        self._proven = Proven()
+        # Whether some of the unsent may have to be sent alone.
+        self._doubtful = False
+        # Whether what was sent last was.
+        self._alone = False
+        self._answered: Event | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.sent) or bool(self.unsent)
+
+    def __len__(self) -> int:
+        return len(self.sent) + len(self.unsent)
+
+    def by_topic(self) -> None:
+        """Send the first publish to each topic alone: nsqd may refuse it."""
+        self._proven.by_topic()
+
+    def put(self, request: Request) -> None:
+        """Let a request wait to be sent, behind all others."""
+        self.unsent.append(request)
+        self.unsent_bytes += request.size
+        if request.largest > self._proven.largest or request.special or self._proven.topics is not None:
+            self._doubtful = True
+
+    def take(self, limit: int) -> bytes:
+        """Hand over requests to be sent now: about so many bytes, or one that is longer, or nothing."""
+        unsent = self.unsent
+        if self._doubtful:
+            number = self._sendable(limit)
+        elif self.unsent_bytes <= limit:
+            number = len(unsent)
+        else:
+            number = self._fitting(limit)
+        batch = unsent[:number]
+        del unsent[:number]
+        self.sent.extend(batch)
+        data = b"".join([request.command for request in batch])
+        self.unsent_bytes -= len(data)
+        return data
+
+    def _fitting(self, limit: int) -> int:
+        total = 0
+        for index, request in enumerate(self.unsent):
+            total += request.size
+            if total > limit:
+                return max(index, 1)
+        return len(self.unsent)
+
+    def _sendable(self, limit: int) -> int:
+        """How many may be sent, where some may be refused: such a one goes alone, with nothing before it unanswered
+        and nothing behind it. So if nsqd resets the connection, nobody else is left without an answer."""
+        if self.blocked:
+            return 0
+        total = 0
+        for index, request in enumerate(self.unsent):
+            if self._proven.doubts(request):
+                if index:
+                    return index
+                self.blocked = True
+                self._alone = not self.sent
+                return int(self._alone)
+            total += request.size
+            if index and total > limit:
+                return index
+        self._doubtful = False
+        return len(self.unsent)
+
+    def resolve(self, data: bytes) -> None:
+        """Give the oldest its answer."""
+        request = self.sent.popleft()
+        if self.blocked and not self.sent:
+            if self._alone:
+                self._proven.proved(request)
+            self.blocked = self._alone = False
+            self._unblock()
+        request.answered(data)
+        if self._answered is not None:
+            self._answered.set()
+
+    def refuse(self, error: NSQErrorCode) -> None:
+        """Give the oldest, if there is one, the error that nsqd answered."""
+        if self.sent:
+            self.sent.popleft().refused(error)
+
+    def withdraw(self, request: Request) -> bool:
+        """Take back a request that has not been sent; whether that was so."""
+        if request not in self.unsent:
+            return False
+        self.unsent.remove(request)
+        self.unsent_bytes -= request.size
+        return True
+
+    def fail(self, address: str, error: NSQException | None) -> None:
+        """Tell all that there will be no answer, and why."""
+        sent, self.sent = self.sent, deque()
+        unsent, self.unsent = self.unsent, []
+        self.unsent_bytes = 0
+        if sent:
+            failure = lost(address, error, max(request.size for request in sent))
+            for request in sent:
+                # Source: nsqd executes nothing behind a fatal error.
+                if isinstance(error, NSQErrorCode):
+                    request.not_executed(failure)
+                else:
+                    request.lost(failure)
+        if unsent:
+            failure = lost(address, error)
+            for request in unsent:
+                request.not_executed(failure)
+        if self._answered is not None:
+            self._answered.set()
+
+    def wait(self) -> None:
+        """Wait until there is none without an answer."""
+        self._answered = Event()
+        while self:
+            self._answered.clear()
+            self._answered.wait()
+        self._answered = None
+
+
+def lost(address: str, error: NSQException | None, longest: int = 0) -> NSQConnectionClosed:
+    """Say why there is no answer.
+
+    Args:
+        error: What ended the connection, None if we closed it.
+        longest: Size of the longest command that waits for an answer.
+    """
+    text = f"{address}: {error or 'connection was closed'}"
+    if isinstance(error, NSQErrorCode):
+        text = f"{address}: nsqd refused a command before this one and closed the connection ({error}); "
+        text += "this one was not executed"
+    elif isinstance(error, NSQSocketError) and error.errno == errno.ECONNRESET and longest > SUSPECT_SIZE:
+        text += f"; the longest command without an answer has {longest} bytes, and nsqd resets a connection when "
+        text += "it refuses a body: compare with its --max-msg-size and --max-body-size"
+    return NSQConnectionClosed(text)

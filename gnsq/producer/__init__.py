@@ -1,0 +1,8 @@
+"""Producer: publishes messages. See producer.py for what lies where."""
+
+from gnsq.producer.many import Chunk, NSQManyFailed
+from gnsq.producer.options import ProducerOptions
+from gnsq.producer.producer import Producer
+from gnsq.producer.publish import Unconfirmed
+
+__all__ = ["Chunk", "NSQManyFailed", "Producer", "ProducerOptions", "Unconfirmed"]

@@ -1,0 +1,66 @@
+"""What an HTTP answer other than 200 means for a publish. PURE.
+
+Source: nsqd http.go, doPUB() and doMPUB(); protocol_v2.go for what TCP says of the same.
+"""
+
+from __future__ import annotations
+
+from gnsq.errors import (
+    NSQBadBody,
+    NSQBadMessage,
+    NSQBadTopic,
+    NSQDPubFailed,
+    NSQErrorCode,
+    NSQHttpError,
+    NSQInvalid,
+    NSQMPubFailed,
+    NSQPubFailed,
+)
+from gnsq.http.answer import error_words
+
+__all__ = ["answers", "refusal"]
+
+# nsqd's words, and what it says over TCP.
+_CODES: dict[str, type[NSQErrorCode]] = {
+    "MSG_TOO_BIG": NSQBadMessage,
+    "MSG_EMPTY": NSQBadMessage,
+    "BAD_MESSAGE": NSQBadMessage,
+    "BODY_TOO_BIG": NSQBadBody,
+    "BAD_BODY": NSQBadBody,
+    "INVALID_TOPIC": NSQBadTopic,
+    "INVALID_ARG_TOPIC": NSQBadTopic,
+    "INVALID_DEFER": NSQInvalid,
+    "INVALID_REQUEST": NSQInvalid,
+    "TLS_REQUIRED": NSQInvalid,
+}
+_EXITING = "EXITING"
+# A request that had not come whole when a proxy lost patience; it may have handed on what it had.
+_REQUEST_TIMEOUT = 408
+# What proxies say of an nsqd that they can't reach, or that is silent.
+_OF_PROXIES = (502, 503, 504)
+
+
+def refusal(error: NSQHttpError, *, multi: bool = False, deferred: bool = False) -> NSQErrorCode | None:
+    """Make the error of a publish that was certainly not taken; None where nobody knows.
+
+    Args:
+        multi, deferred: What was published; decides how TCP would call it.
+    """
+    words = error_words(error.body).text
+    made: NSQErrorCode
+    if words == _EXITING:
+        made = (NSQMPubFailed if multi else NSQDPubFailed if deferred else NSQPubFailed)(str(error))
+    elif words in _CODES:
+        # Whatever the status: old servers said 500.
+        made = _CODES[words](str(error))
+    elif error.status is not None and 300 <= error.status < 500 and error.status != _REQUEST_TIMEOUT:
+        made = NSQErrorCode(str(error), f"HTTP_{error.status}")
+    else:
+        return None
+    made.__cause__ = error
+    return made
+
+
+def answers(error: NSQHttpError) -> bool:
+    """Whether nsqd has answered a ping, if not with OK: one whose disk is full says 500, and may yet take messages."""
+    return error.status is not None and error.status not in _OF_PROXIES

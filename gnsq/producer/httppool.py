@@ -1,0 +1,237 @@
+"""HttpPool: keeps a link to each of some nsqds' HTTP ports in a dispatcher, as long as the nsqd answers.
+
+Owns one keeper greenlet for each address, and the links. The counterpart of gnsq.pool.ConnectionPool.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Any
+
+import gevent
+from blinker import Signal
+from gevent.event import Event
+
+from gnsq.backofftimer import growing_delay
+from gnsq.clock import Clock
+from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQHttpError
+from gnsq.nsqd.forks import give_up_in_children
+from gnsq.pool import STABLE, ReconnectOptions
+from gnsq.producer.dispatcher import Dispatcher
+from gnsq.producer.httplinks import HttpClients, HttpLink
+from gnsq.producer.httpoutcomes import answers
+from gnsq.signals import notify
+
+__all__ = ["HttpPool"]
+
+logger = logging.getLogger(__name__)
+
+# Seconds for the answer to a ping.
+PING_TIMEOUT = 5.0
+# How long greenlets that were killed may take to end, seconds.
+PATIENCE = 1.0
+
+
+class _Kept:
+    """What the pool knows of one address."""
+
+    __slots__ = ("doubt", "doubted", "failures", "greenlet", "last_failure", "link", "released", "tried", "woken")
+
+    def __init__(self, link: HttpLink) -> None:
+        self.link = link
+        self.released = False
+        self.tried = Event()
+        # Ends the wait between two tries.
+        self.woken = Event()
+        # Ends the trust, and why.
+        self.doubted = Event()
+        self.doubt: NSQException | None = None
+        # In a row.
+        self.failures = 0
+        self.last_failure: NSQException | None = None
+        self.greenlet: Any = None  # Any: gevent has no types
+
+
+class HttpPool:
+    """Links by address. An nsqd is pinged until it answers; then its link is used until a publish fails for want of it,
+    and it is pinged again.
+
+    Args:
+        at_once: Requests to each nsqd.
+        sender, on_response, on_error: Who tells of answers to publishes, and by which signals.
+    """
+
+    def __init__(
+        self,
+        clients: HttpClients,
+        reconnect: ReconnectOptions,
+        clock: Clock,
+        dispatcher: Dispatcher,
+        *,
+        at_once: int,
+        sender: object,
+        on_response: Signal,
+        on_error: Signal,
+    ) -> None:
+        self._clients = clients
+        self._reconnect = reconnect
+        self._clock = clock
+        self._dispatcher = dispatcher
+        self._at_once = at_once
+        self._sender = sender
+        self._on_response = on_response
+        self._on_error = on_error
+        self._kept: dict[str, _Kept] = {}
+        # Also of addresses that are kept no more.
+        self._links: set[HttpLink] = set()
+        self._closing = False
+        give_up_in_children(self)
+
+    def add(self, address: str, *, permanent: bool = True) -> None:
+        """Use an nsqd whenever it answers, unless that is done already; in the background."""
+        if self._closing:
+            return
+        kept = self._kept.get(address)
+        if kept is not None:
+            kept.released = False
+            return
+        link = HttpLink(
+            address, self._clients.client(address), self._at_once, self._clients.longest, self._clock, heard=self
+        )
+        self._links.add(link)
+        kept = self._kept[address] = _Kept(link)
+        kept.greenlet = gevent.spawn(self._keep, kept)
+        kept.greenlet.name = f"gnsq-keep-http-{address}"
+
+    def release(self, address: str) -> None:
+        """Try an address no more, until it is added again. Its link is used until it fails."""
+        kept = self._kept.get(address)
+        if kept is not None:
+            kept.released = True
+            kept.woken.set()
+
+    def wait_tried(self, limit: float) -> None:
+        """Wait until every address has been tried once, up to a limit in seconds; each try has one of its own."""
+        tries = [kept.tried for kept in self._kept.values()]
+        deadline = self._clock.monotonic() + limit
+        for tried in tries:
+            left = deadline - self._clock.monotonic()
+            if not tried.is_set() and left > 0:
+                self._clock.wait(tried, left)
+
+    def failures(self) -> dict[str, NSQException]:
+        """Say what went wrong last with each address that is not used."""
+        return {
+            address: kept.last_failure
+            for address, kept in list(self._kept.items())
+            if kept.last_failure is not None and not kept.link.trusted
+        }
+
+    def close(self, timeout: float) -> None:
+        """End everything; what is under way is lost."""
+        self._closing = True
+        ending = [kept.greenlet for kept in self._kept.values()]
+        for kept in self._kept.values():
+            kept.tried.set()
+            kept.greenlet.kill(block=False)
+        self._kept.clear()
+        links, self._links = self._links, set()
+        for link in links:
+            self._dispatcher.remove(link)
+            ending += link.workers
+            link.abort(NSQConnectionClosed(f"{link.address}: the producer was closed"))
+        gevent.joinall(ending, timeout=PATIENCE)
+
+    def give_up(self, parent: int) -> None:
+        """Do nothing more in this process, a child of the one that goes on with the connections: see forks."""
+        self._closing = True
+        for kept in self._kept.values():
+            kept.greenlet.kill(block=False)
+        for link in self._links:
+            link.abandon(NSQConnectionClosed(f"{link.address}: given up in a child of process {parent}"))
+
+    # --- what links tell, see httplinks.Heard
+
+    def responded(self, data: bytes) -> None:
+        """Tell whoever is connected to the signal."""
+        notify(self._on_response, self._sender, response=data)
+
+    def refused(self, error: NSQErrorCode) -> None:
+        """Likewise."""
+        notify(self._on_error, self._sender, error=error)
+
+    def doubted(self, link: HttpLink, error: NSQException) -> None:
+        """Use a link no more, until its nsqd answers a ping."""
+        self._dispatcher.remove(link)
+        link.give_back(error)
+        kept = self._kept.get(link.address)
+        if kept is not None:
+            kept.doubt = kept.last_failure = error
+            kept.doubted.set()
+
+    # --- keeping
+
+    def _keep(self, kept: _Kept) -> None:
+        while not kept.released and not self._closing:
+            if self._ping(kept):
+                self._use(kept)
+            kept.failures += 1
+            # Before `released` is read: what release() sets from here on ends the wait.
+            kept.woken.clear()
+            wait = 0.0 if kept.released else self._wait(kept)
+            if wait > 0:
+                logger.warning("%s: trying again in %.1f s", kept.link.address, wait)
+                self._clock.wait(kept.woken, wait)
+        self._kept.pop(kept.link.address, None)
+        kept.link.finish()
+        self._links.discard(kept.link)
+
+    def _ping(self, kept: _Kept) -> bool:
+        """Whether the nsqd answers."""
+        link = kept.link
+        failure: NSQException | None = None
+        try:
+            link.client.request("GET", "ping", timeout=min(PING_TIMEOUT, self._clients.longest))
+        except NSQHttpError as error:
+            if not answers(error):
+                failure = error
+                logger.warning("%s: does not answer: %s", link.address, error)
+        except Exception as error:
+            # A bug must not end the trying.
+            logger.exception("%s: internal error while pinging", link.address)
+            failure = NSQException(f"internal error: {error!r}")
+        kept.last_failure = failure
+        if failure is not None:
+            kept.tried.set()
+        return failure is None
+
+    def _use(self, kept: _Kept) -> None:
+        """Let the link be used until it is doubted."""
+        link = kept.link
+        kept.doubted.clear()
+        kept.doubt = None
+        link.trusted, link.proven = True, False
+        since = self._clock.monotonic()
+        logger.info("%s: answers, and is published to over HTTP", link.address)
+        self._dispatcher.add(link)
+        kept.tried.set()
+        kept.doubted.wait()  # until a publish fails, whenever that is
+        if link.proven or self._clock.monotonic() - since >= STABLE:
+            kept.failures = 0
+        logger.warning("%s: not published to until it answers: %s", link.address, kept.doubt)
+
+    def _wait(self, kept: _Kept) -> float:
+        """Seconds until the next try."""
+        doubt, kept.doubt = kept.doubt, None
+        if kept.failures == 1 and isinstance(doubt, NSQHttpError):
+            # It may have been that request alone. What nsqd itself says, that it ends, is true for a while.
+            return 0.0
+        options = self._reconnect
+        return growing_delay(
+            kept.failures,
+            options.reconnect_initial,
+            options.reconnect_maximum,
+            jitter=options.reconnect_jitter,
+            spread=random.random(),
+        )

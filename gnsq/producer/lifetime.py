@@ -1,0 +1,322 @@
+"""Lifetime: a producer's start and its end, each once, whoever asks: greenlets, threads, signal handlers, children.
+
+Holds no lock: whoever interrupts a thread, as signal handlers do, could wait for what that thread holds. Knows nothing
+of publishes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import gevent
+from gevent import monkey
+from gevent._hub_local import get_hub_if_exists
+
+from gnsq.crossing import Crossing, Token
+from gnsq.errors import (
+    NSQConnectionClosed,
+    NSQException,
+    NSQNotSentClosed,
+    NSQNotSentTimeout,
+    NSQTimeout,
+    NSQUnknownClosed,
+)
+from gnsq.hubthread import HubThread
+from gnsq.nsqd.forks import give_up_in_children
+from gnsq.pool import Life
+from gnsq.producer.publish import Unconfirmed
+from gnsq.producer.running import Running
+from gnsq.signals import notify
+
+if TYPE_CHECKING:
+    from gnsq.producer.producer import Producer
+
+__all__ = ["EVER", "GRACE", "Gate", "Lifetime"]
+
+logger = logging.getLogger(__name__)
+
+# What another thread's hub may take beyond the time that it was given, and what stands for no limit, seconds.
+GRACE = 1.0
+EVER = 1e9
+
+# What may run below a signal's receiver or handler, and must not be held up.
+_OWN = ("gnsq.producer.", "gnsq.nsqd.", "gnsq.pool")
+
+# Native, monkey-patched or not. Any: gevent has no types.
+_start_new_thread: Any = monkey.get_original("_thread", "start_new_thread")
+
+
+class Gate:
+    """Something that happens once, for any number of threads and greenlets to wait for."""
+
+    __slots__ = ("_waiting", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._waiting: dict[Crossing[None], None] = {}
+
+    def open(self) -> None:
+        """Let all go on, now and later; never waits."""
+        # In this order, while wait() goes the other way: one of the two sees the other.
+        self.is_open = True
+        for crossing in list(self._waiting):
+            crossing.set(None)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to timeout seconds, as Crossing.wait() does; say whether it is open."""
+        crossing: Crossing[None] = Crossing()
+        self._waiting[crossing] = None
+        try:
+            if not self.is_open:
+                crossing.wait(timeout)
+        finally:
+            del self._waiting[crossing]
+        return self.is_open
+
+
+class _Start:
+    """One try to start: who does it, and whether that is done, well or not."""
+
+    __slots__ = ("done", "token")
+
+    def __init__(self) -> None:
+        self.token = Token()
+        self.done = Gate()
+
+
+class Lifetime:
+    """One producer's.
+
+    Attributes:
+        state: Where it is.
+        running: What it has while it is running or closing.
+    """
+
+    def __init__(self, producer: Producer, begin: Callable[[], Running]) -> None:
+        self.state = Life.INIT
+        self.running: Running | None = None
+        self._producer = producer
+        self._begin = begin
+        self._hub_thread: HubThread | None = None
+        self._start = _Start()
+        self._end = Token()
+        self._closed = Gate()
+
+    # --- the start
+
+    def started(self, limit: float) -> Running:
+        """Start, unless that is done: in the calling thread, or one of its own.
+
+        Args:
+            limit: Seconds to wait for another thread that is doing so.
+
+        Raises:
+            NSQNotSentClosed: If it was closed.
+            NSQNotSentTimeout: If the other thread takes too long.
+        """
+        while True:
+            running = self.running
+            if running is not None and self.state is Life.RUNNING:
+                return running
+            if self.state is not Life.INIT:
+                raise NSQNotSentClosed("producer was closed; make a new one")
+            # Before the token: in a child that is forked meanwhile nobody goes on with it.
+            give_up_in_children(self._producer)
+            start = self._start
+            if start.token.claim():
+                self._start_now(start)
+            elif not start.done.wait(limit):
+                raise NSQNotSentTimeout(f"another thread has not started the producer within {limit:g} s")
+
+    def _start_now(self, start: _Start) -> None:
+        try:
+            self.running = self._begin_in_thread() if self._producer.threaded else self._begin()
+        except BaseException:
+            # The next one tries again.
+            self._start = _Start()
+            raise
+        else:
+            self.state = Life.RUNNING
+            _end_with_program(self)
+        finally:
+            start.done.open()
+
+    def _begin_in_thread(self) -> Running:
+        hub_thread = HubThread("gnsq-producer")
+        try:
+            running = hub_thread.call(self._begin)
+        except BaseException:
+            hub_thread.stop()
+            raise
+        self._hub_thread = hub_thread
+        return running
+
+    # --- the end
+
+    def close(self, timeout: float) -> list[Unconfirmed]:
+        """Close, unless that is done or under way: then wait for that.
+
+        In the hub itself, and where it would hold up what it waits for, it goes on in the background.
+
+        Returns:
+            What had no answer by the timeout (seconds); empty in the background and where another one closes.
+
+        Raises:
+            NSQTimeout: If the hub of the producer's thread does not run; it is closed when that does.
+        """
+        if not self._end.claim():
+            if not _must_not_wait():
+                self._closed.wait(timeout + GRACE)
+            return []
+        if self._start.token.claim():
+            self._finish()
+            return []
+        if not _must_not_wait():
+            return self._close(timeout)
+        if get_hub_if_exists() is not None:
+            gevent.spawn(_quietly, self._close, timeout)
+        else:
+            _start_new_thread(_quietly, (self._close, timeout))
+        return []
+
+    def join(self, timeout: float | None) -> None:
+        """Wait until it has closed, or the timeout (seconds) ends."""
+        if not _must_not_wait():
+            self._closed.wait(EVER if timeout is None else timeout)
+
+    def end_with_program(self) -> None:
+        """Close a producer that has a thread of its own; of another one, say what is lost."""
+        running = self.running
+        if self._producer.threaded:
+            _quietly(self.close, self._producer.options.close_timeout)
+        elif running is not None and running.dispatcher.pending:
+            count = running.dispatcher.pending
+            logger.warning("the program ends with %d publishes not confirmed: close() waits for them", count)
+
+    def _close(self, timeout: float) -> list[Unconfirmed]:
+        start = self._start
+        while self.running is None:
+            if start.token.claim():
+                # Whoever was starting it has failed.
+                self._finish()
+                return []
+            start.done.wait(timeout)
+            start = self._start
+        return self._close_running(self.running, timeout)
+
+    def _close_running(self, running: Running, timeout: float) -> list[Unconfirmed]:
+        self.state = Life.CLOSING
+        # Only says so: may be called in any thread.
+        running.dispatcher.refuse_more()
+        ended: Crossing[list[Unconfirmed]] = Crossing()
+        if running.home.elsewhere:
+            try:
+                running.home.soon(gevent.spawn, self._end_running, running, timeout, ended)
+            except NSQConnectionClosed:
+                ended.set(self._bury(running))
+        else:
+            # A greenlet of its own: it goes on if the caller is killed meanwhile, or runs into a gevent.Timeout.
+            gevent.spawn(self._end_running, running, timeout, ended)
+        if not ended.wait(timeout + GRACE):
+            text = f"the producer's thread has not run its hub for {timeout + GRACE:g} s, and closes when it does"
+            raise NSQTimeout(f"{text}; in a program that blocks natively a producer needs threaded=True")
+        if self._hub_thread is not None:
+            self._hub_thread.stop()
+        return ended.result()
+
+    def _end_running(self, running: Running, timeout: float, ended: Crossing[list[Unconfirmed]]) -> None:
+        try:
+            unconfirmed = running.close(timeout)
+            if unconfirmed:
+                logger.warning("closed with %d publishes not confirmed within %g s", len(unconfirmed), timeout)
+            self._finish()
+            ended.set(unconfirmed)
+        except BaseException as error:  # noqa: BLE001  # it is raised where close() waits
+            self._finish()
+            ended.set_exception(error)
+        finally:
+            if self._hub_thread is not None:
+                self._hub_thread.stop()
+
+    def _bury(self, running: Running) -> list[Unconfirmed]:
+        """Close a producer whose thread has ended, and its hub with it."""
+        unconfirmed = running.abandon(
+            NSQUnknownClosed("the thread that started the producer has ended; nsqd may have it")
+        )
+        self._finish()
+        return unconfirmed
+
+    def _finish(self) -> None:
+        self.state = Life.CLOSED
+        was_running, self.running = self.running is not None, None
+        _unended.discard(self)
+        self._closed.open()
+        if was_running:
+            notify(self._producer.on_close, self._producer)
+
+    # --- forks
+
+    def give_up(self, parent: int) -> None:
+        """Begin anew in this process, which was forked from the parent meanwhile."""
+        running, self.running = self.running, None
+        # Whoever was starting it is not in this process; nor is the thread.
+        self._start = _Start()
+        self._hub_thread = None
+        if self.state is Life.RUNNING:
+            self.state = Life.INIT
+            self._end = Token()
+        elif self.state is Life.CLOSING:
+            self.state = Life.CLOSED
+            self._closed.open()
+        _unended.discard(self)
+        if running is not None:
+            running.give_up(parent)
+
+
+def _quietly(close: Callable[[float], object], timeout: float) -> None:
+    """Close where nobody waits for the result."""
+    try:
+        close(timeout)
+    except NSQException as error:
+        logger.warning("not closed: %s", error)
+
+
+def _must_not_wait() -> bool:
+    """Whether the caller runs in the hub itself, or was called by the producer's own code.
+
+    That calls receivers of signals, and a signal handler of Python's own may interrupt it anywhere.
+    """
+    hub = get_hub_if_exists()
+    if hub is not None and gevent.getcurrent() is hub:
+        return True
+    frame = sys._getframe(1)
+    callers = []
+    while frame is not None:
+        callers.append(frame.f_globals.get("__name__", "").startswith(_OWN))
+        frame = frame.f_back  # type: ignore[assignment]  # of the last one it is None
+    # Up to the first that is not ours, it is close() itself.
+    return any(callers[callers.index(False) :]) if False in callers else False
+
+
+# Those that may have something to lose when the program ends.
+_unended: weakref.WeakSet[Lifetime] = weakref.WeakSet()
+_registered = False
+
+
+def _end_with_program(lifetime: Lifetime) -> None:
+    global _registered
+    if not _registered:
+        # With the first producer: importing registers nothing.
+        _registered = True
+        atexit.register(_end)
+    _unended.add(lifetime)
+
+
+def _end() -> None:
+    for lifetime in list(_unended):
+        lifetime.end_with_program()

@@ -1,0 +1,343 @@
+"""Producer: publishes that each end as confirmed, refused, not sent, or unknown.
+
+The face of it: arguments checked, commands built, threads told apart. The path of a publish goes on in dispatcher.py;
+its start and end are lifetime.py's, connections and greenlets running.py's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, Self
+
+from blinker import Signal
+from gevent.event import AsyncResult
+
+from gnsq.addresses import Addresses, ordered_addresses
+from gnsq.clock import Clock, RealClock
+from gnsq.discovery import parse_lookupds
+from gnsq.errors import NSQTimeout
+from gnsq.nsqd.home import here
+from gnsq.nsqd.latency import Latency
+from gnsq.nsqd.opening import prepared
+from gnsq.options import ConnectionOptions
+from gnsq.pool import Life, ReconnectOptions
+from gnsq.producer.httplinks import check_no_tcp, wanted_clients
+from gnsq.producer.lifetime import EVER, GRACE, Lifetime
+from gnsq.producer.making import Key, Making
+from gnsq.producer.many import Chunk, Publishing, publish_chunks
+from gnsq.producer.options import ProducerOptions
+from gnsq.producer.outcomes import Totals
+from gnsq.producer.publish import Publish, Unconfirmed
+from gnsq.producer.report import producer_stats
+from gnsq.producer.running import Running
+from gnsq.producer.strategies import make_strategy
+from gnsq.producer.threads import Handed, begin, publish_and_wait
+from gnsq.protocol.frames import OK
+from gnsq.stats import ProducerStats
+
+__all__ = ["Producer"]
+
+
+class Producer:
+    """Publish messages.
+
+    Args:
+        nsqd_tcp_addresses: ``host:port``, or a list, tuple or set of them.
+        nsqd_http_addresses: In their place, where TCP is closed off: URLs or ``host[:port]``, published to over HTTP.
+        max_backoff_duration: Seconds; longest wait before an nsqd is tried again.
+        lookupd_http_addresses: URL or ``host[:port]``, or a list or tuple of them: all nsqds that they know are
+            published to.
+        http: Publish over HTTP to what they know, too, by its ``http_port``; nsqd_http_addresses says so already.
+        http_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, in place of ConnectionOptions.
+        threaded: Run on a thread with a hub of its own, for programs that block natively.
+        options: Those of ProducerOptions, ReconnectOptions and ConnectionOptions.
+
+    Every publish ends, by its deadline, in exactly one way. It returns: nsqd has confirmed it. It raises NSQErrorCode:
+    nsqd has refused it. It raises NSQNotSent: nsqd has not executed it, and will not; publishing it again is safe. It
+    raises NSQUnknown: it was sent, and there was no answer; nsqd may have it. What is certainly not executed is sent
+    again by itself, to another nsqd if there is one, within the deadline.
+
+    May be called from any thread: calls cross to the thread that started it, whose hub must run (else: threaded).
+    After a fork the child connects anew, and what waits for an answer stays the parent's.
+
+    Raises:
+        ValueError: If there is no address at all, or an address or option is not valid, or some are of TCP and others
+            of HTTP.
+        TypeError: If an address or option has the wrong type, or an option does not exist.
+    """
+
+    def __init__(
+        self,
+        nsqd_tcp_addresses: Addresses = (),
+        max_backoff_duration: float = 128,
+        *,
+        nsqd_http_addresses: Addresses = (),
+        lookupd_http_addresses: Addresses = (),
+        http: bool = False,
+        http_options: Mapping[str, Any] | None = None,  # Any: each option's own type
+        threaded: bool = False,
+        clock: Clock | None = None,
+        **options: Any,  # Any: each option's own type, checked where they are taken apart
+    ) -> None:
+        self.options = ProducerOptions.take(options)
+        make_strategy(self.options.strategy)  # refuses what is none
+        self.addresses = ordered_addresses(nsqd_tcp_addresses)
+        self.nsqd_tcp_addresses = set(self.addresses)
+        self.lookupds = parse_lookupds(lookupd_http_addresses)
+        self.http_clients = wanted_clients(nsqd_http_addresses, http_options, self.options, http=http)
+        if self.http_clients is not None:
+            check_no_tcp(self.addresses, self.options, options)
+            self.addresses = self.http_clients.addresses
+        if not self.addresses and not self.lookupds:
+            raise ValueError(
+                "producer has no address: give nsqd_tcp_addresses, nsqd_http_addresses or lookupd_http_addresses"
+            )
+        self.max_backoff_duration = max_backoff_duration
+        self.threaded = threaded
+        self.logger = logging.getLogger("gnsq.producer")
+        options.setdefault("reconnect_initial", 0.1)
+        # 0 switched backoff off in 1.0; it must not mean trying without a pause.
+        options.setdefault("reconnect_maximum", max(max_backoff_duration, 0.1))
+        self.reconnect = ReconnectOptions.take(options)
+        self.conn_kwargs = options
+        self.connection_options = prepared(ConnectionOptions.of("Producer", options, ProducerOptions, ReconnectOptions))
+        self.on_response = Signal()
+        self.on_error = Signal()
+        self.on_auth = Signal()
+        self.on_close = Signal()
+        self.clock = clock if clock is not None else RealClock()
+        self.totals = Totals()
+        self.latency = Latency()
+        self._making = Making(self.options, self.connection_options.max_name_length, self.clock.monotonic)
+        self._life = Lifetime(self, self._begin)
+
+    # --- life
+
+    def start(self) -> None:
+        """Connect. Returns when every nsqd known so far has been tried once; those that are down are tried again.
+
+        May be left out: the first publish starts the producer.
+
+        Raises:
+            NSQException: If it was closed.
+        """
+        if self._life.state is Life.RUNNING:
+            self.logger.warning("producer is running already")
+            return
+        running = self._life.started(EVER)
+        running.home.wait_for(EVER, running.wait_tried)
+
+    def _begin(self) -> Running:
+        running = Running(self)
+        running.start()
+        return running
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until everything published so far has ended, its batches included.
+
+        Args:
+            timeout: Seconds; default: close_timeout.
+
+        Returns:
+            False if the timeout ended first.
+        """
+        running = self._life.running
+        if running is None:
+            return True
+        limit = self.options.close_timeout if timeout is None else timeout
+        try:
+            return running.home.wait_for(limit + GRACE, running.flush, limit)
+        except NSQTimeout:
+            # The hub of the producer's thread does not run.
+            return False
+
+    def close(self, timeout: float | None = None) -> list[Unconfirmed]:
+        """Take no more publishes, wait for those without an answer, then close the connections.
+
+        In the hub itself, in receivers of the producer's signals, and in a signal handler of Python's own that has
+        interrupted it, nothing can wait: there it goes on in the background.
+
+        Args:
+            timeout: Seconds to wait, in place of close_timeout. What has no answer by then ends with NSQNotSent or
+                NSQUnknown.
+
+        Returns:
+            Those: what was not confirmed. Empty in the background, and for a second call, which waits for the first.
+
+        Raises:
+            NSQTimeout: If the hub of the producer's thread does not run. It is closed when that does.
+        """
+        return self._life.close(self.options.close_timeout if timeout is None else timeout)
+
+    def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
+        """Wait until the producer has closed, or the timeout (seconds) ends."""
+        self._life.join(timeout)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not closed."""
+        return self._life.state is Life.RUNNING
+
+    def stats(self) -> ProducerStats:
+        """Tell how things are at this moment, and what was counted since the start."""
+        return producer_stats(self._life.state.value, self.totals, self.latency, self._life.running)
+
+    def connect_to_nsqd(self, address: str, port: int) -> None:
+        """Publish to one more nsqd, too; over HTTP its port is that of HTTP."""
+        running = self._life.started(GRACE)
+        running.home.wait_for(GRACE, running.connect_to, address, port)
+
+    def give_up(self, parent: int) -> None:
+        """Begin anew in this process, which was forked while the producer ran: see nsqd.forks."""
+        # What was counted so far, the parent tells.
+        self.totals, self.latency = Totals(), Latency()
+        self._life.give_up(parent)
+
+    # --- publishing
+
+    def publish(
+        self,
+        topic: str,
+        data: bytes,
+        defer: int | None = None,
+        block: bool = True,
+        timeout: float | None = None,
+        raise_error: bool = True,
+        *,
+        key: bytes | str | None = None,
+    ) -> Any:
+        """Publish a message and wait until nsqd has confirmed it.
+
+        Args:
+            defer: Milliseconds that nsqd holds it back (up to its max-req-timeout).
+            block: Whether to wait for a connection, and for room, where there is none.
+            timeout: Seconds, for all of it: room, connection, sending, answer; default publish_timeout.
+            raise_error: If False, do as publish_async().
+            key: For the strategy ``consistent``: messages of one key go to one nsqd.
+
+        Returns:
+            b"OK".
+
+        Raises:
+            ValueError, TypeError: For a topic, body or delay that nsqd would refuse; nothing was sent.
+            NSQErrorCode: What nsqd said instead; it has not taken the message.
+            NSQNotSent: nsqd has not executed it: NSQNoConnections, NSQNotSentTimeout, NSQNotSentClosed.
+            NSQUnknown: No answer came; nsqd may have it: NSQUnknownTimeout, NSQUnknownClosed.
+        """
+        if not raise_error:
+            return self.publish_async(topic, data, defer, block, timeout, key=key)
+        publish = self._making.single(topic, data, defer, timeout, key)
+        running = self._life.running or self._first(publish)
+        if here.mark is running.home.mark():
+            running.dispatcher.publish(publish, block)
+        else:
+            publish_and_wait(running, publish, block=block)
+        return OK
+
+    def publish_async(
+        self,
+        topic: str,
+        data: bytes,
+        defer: int | None = None,
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        key: Key = None,
+    ) -> Any:
+        """Publish a message without waiting for nsqd; waits only for room (max_pending_bytes).
+
+        Returns:
+            An AsyncResult of gevent, with what publish() would have returned or raised, by the same deadline; its
+            rawlink() calls back. In another thread than the producer's a concurrent.futures.Future.
+
+        Raises:
+            As publish(), but for what comes behind having room: that is in the result.
+        """
+        return self._begun(self._making.single(topic, data, defer, timeout, key), block)
+
+    def multipublish(
+        self,
+        topic: str,
+        messages: Iterable[bytes],
+        block: bool = True,
+        timeout: float | None = None,
+        raise_error: bool = True,
+        *,
+        key: Key = None,
+    ) -> Any:
+        """Publish messages in one MPUB, all or none, and wait until nsqd has confirmed them. Otherwise as publish().
+
+        Raises:
+            ValueError: Also if they are longer than max_body_size together.
+        """
+        publish = self._making.multi(topic, messages, timeout, key)
+        return self._published(publish, block) if raise_error else self._begun(publish, block)
+
+    def publish_many(
+        self,
+        topic: str,
+        messages: Iterable[bytes],
+        timeout: float | None = None,
+        raise_error: bool = True,
+        *,
+        key: Key = None,
+    ) -> list[Chunk]:
+        """Publish any number of messages in chunks, each an MPUB of its own, several under way at once.
+
+        Args:
+            messages: Any iterable; it is asked for more when there is room.
+            timeout: Seconds, for each chunk.
+            raise_error: If False, go on behind a chunk that fails, or a message that can't be published.
+
+        Returns:
+            What became of each chunk, in order.
+
+        Raises:
+            NSQManyFailed: If a chunk failed; has all chunks. Nothing more was taken from messages then. Whatever
+                raise_error says, if messages itself raised (that is the ``__cause__``) or the producer was closed.
+            ValueError, TypeError: For a topic or key that nsqd or the strategy would refuse.
+        """
+
+        def begin_chunk(bodies: list[bytes]) -> Publishing:
+            publish = self._making.multi(topic, bodies, timeout, key)
+            begun = self._begun(publish, block=True)
+            return Handed(begun, publish.limit) if isinstance(begun, Future) else begun
+
+        return publish_chunks(begin_chunk, messages, self.options, raise_error=raise_error)
+
+    # --- one publish
+
+    def _begun(self, publish: Publish, block: bool) -> Any:  # Any: as publish_async()
+        running = self._life.running or self._first(publish)
+        if here.mark is not running.home.mark():
+            return begin(running, publish, block=block)
+        result = AsyncResult()
+        publish.on_done = lambda ended: result.set(OK) if ended.error is None else result.set_exception(ended.error)
+        running.dispatcher.submit(publish, block)
+        if not publish.room:
+            running.dispatcher.wait_for_room(publish)
+        return result
+
+    def _published(self, publish: Publish, block: bool) -> bytes:
+        running = self._life.running or self._first(publish)
+        if here.mark is running.home.mark():
+            running.dispatcher.publish(publish, block)
+        else:
+            publish_and_wait(running, publish, block=block)
+        return OK
+
+    def _first(self, publish: Publish) -> Running:
+        """Start with the first publish."""
+        running = self._life.started(publish.limit)
+        if not running.home.elsewhere:
+            running.wait_first(publish.limit)
+        return running

@@ -1,0 +1,150 @@
+"""Publish: one publish, from the call to its outcome. Knows nothing of connections."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQProtocolError
+from gnsq.protocol.commands import split_multipublish_body
+from gnsq.protocol.frames import OK
+
+if TYPE_CHECKING:
+    from gnsq.producer.dispatcher import Dispatcher
+    from gnsq.producer.links import Link
+
+__all__ = ["Publish", "Unconfirmed", "Where"]
+
+
+class Where(enum.Enum):
+    """What a publish waits for."""
+
+    ROOM = "room"
+    BATCH = "its batch to fill"
+    LINK = "a connection"
+    UNSENT = "being sent"
+    SENT = "its answer"
+
+
+class Unconfirmed(NamedTuple):
+    """What nsqd had not confirmed when the producer was closed.
+
+    Attributes:
+        bodies: One, or those of a multipublish.
+        defer: Milliseconds; 0: none.
+        error: NSQNotSent or NSQUnknown: whether publishing it again can duplicate it. NSQErrorCode: nsqd refused it.
+    """
+
+    topic: str
+    bodies: Sequence[bytes]
+    defer: int
+    error: NSQException
+
+
+class Publish:
+    """A PUB, DPUB or MPUB.
+
+    Ends exactly once, with a result or an error; then whoever waits is woken, or on_done called.
+
+    Args:
+        command: Its bytes.
+        largest: Bytes of its largest message.
+        started: When publish() was called.
+        deadline: When it must have ended.
+
+    Attributes:
+        dispatcher: Who has taken it.
+        done: Whether it has ended.
+        room: Bytes that it holds of the producer's bound; 0: it waits for them.
+        link: Where it was given to last.
+        refused_by, refusals, refusal: Addresses of those that could not take it, how often, what the last one said.
+        members: Those that a batch holds, if it is one.
+        last: Why it was not executed so far.
+        loss: What lost it before it was sent again, where duplicates are allowed.
+    """
+
+    dispatcher: Dispatcher
+    # Most publishes need few of these; what is not set costs nothing.
+    done = False
+    room = 0
+    error: NSQException | None = None
+    link: Link | None = None
+    waiter: Any = None  # Any: a greenlet; gevent has no types
+    on_done: Callable[[Publish], None] | None = None
+    on_room: Callable[[], None] | None = None
+    key: bytes | str | None = None
+    messages = 1
+    members: Sequence[Publish] = ()
+    special = False
+    together = 0
+    defer = 0
+    refused_by: frozenset[str] = frozenset()
+    refusals = 0
+    refusal: NSQErrorCode | None = None
+    last: NSQException | None = None
+    loss: NSQException | None = None
+
+    def __init__(self, topic: str, command: bytes, largest: int, started: float, deadline: float) -> None:
+        self.topic = topic
+        self.command = command
+        self.size = len(command)
+        self.largest = largest
+        self.started = started
+        self.deadline = deadline
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """What was to be published."""
+        line, _, rest = self.command.partition(b"\n")
+        return list(split_multipublish_body(rest[4:])) if line.startswith(b"MPUB") else [rest[4:]]
+
+    @property
+    def limit(self) -> float:
+        """Seconds that it was given."""
+        return round(self.deadline - self.started, 6)
+
+    @property
+    def parts(self) -> Sequence[Publish]:
+        """Those whose callers wait: itself, or the members of a batch."""
+        return self.members or (self,)
+
+    def overdue(self, where: Where, now: float) -> None:
+        """End it: its deadline has come."""
+        if where is not Where.UNSENT or self.link is None or self.link.withdraw(self):
+            self.dispatcher.fail_overdue(self, where)
+        if where is Where.SENT:
+            # Its answer may still come, and must find it; the bytes are of no more use.
+            self.command = b""
+
+    # --- what a connection tells, see nsqd.requests.Request
+
+    def answered(self, data: bytes) -> None:
+        """nsqd has taken it."""
+        if data != OK:
+            raise self.misunderstood(data)
+        if not self.done:
+            self.done = True
+            self.dispatcher.settle(self)
+
+    def misunderstood(self, data: bytes) -> NSQProtocolError:
+        """Take a response other than OK as a loss; gives what must close the connection: which answer is whose, nobody
+        can tell any more."""
+        text = f"answer {data[:80]!r} to a publish, OK was due"
+        self.lost(NSQConnectionClosed(f"{self.link.address if self.link is not None else 'nsqd'}: {text}"))
+        return NSQProtocolError(text)
+
+    def refused(self, error: NSQErrorCode) -> None:
+        """nsqd has not."""
+        if not self.done:
+            self.dispatcher.refused(self, error)
+
+    def lost(self, error: NSQException) -> None:
+        """Nobody knows."""
+        if not self.done:
+            self.dispatcher.lost(self, error)
+
+    def not_executed(self, error: NSQException) -> None:
+        """nsqd has not seen it, and will not."""
+        if not self.done:
+            self.dispatcher.again(self, error)

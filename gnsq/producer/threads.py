@@ -1,0 +1,121 @@
+"""Publishes that other threads than the producer's bring: handed over to its hub, waited for where they come from."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+
+import gevent
+
+from gnsq.crossing import Crossing, Token
+from gnsq.errors import NSQConnectionClosed, NSQNotSentClosed, NSQNotSentTimeout, NSQUnknownTimeout
+from gnsq.producer.publish import Publish
+from gnsq.producer.running import Running
+from gnsq.protocol.frames import OK
+
+__all__ = ["Handed", "begin", "publish_and_wait"]
+
+# A publish ends by its deadline in the hub; if that does not run, this much later it is given up here, seconds.
+GRACE = 1.0
+
+
+def publish_and_wait(running: Running, publish: Publish, *, block: bool) -> None:
+    """Publish, and wait until it has ended.
+
+    Raises:
+        NSQException: As Producer.publish().
+    """
+    ended: Crossing[None] = Crossing()
+
+    def tell(done: Publish) -> None:
+        if done.error is None:
+            ended.set(None)
+        else:
+            ended.set_exception(done.error)
+
+    publish.on_done = tell
+    _hand_over(running, publish, ended, block=block)
+
+
+def begin(running: Running, publish: Publish, *, block: bool) -> Future[bytes]:
+    """Publish, and wait until it has room. Otherwise as publish_and_wait().
+
+    Raises:
+        NSQException: As Producer.publish_async().
+    """
+    let_in: Crossing[None] = Crossing()
+    future: Future[bytes] = Future()
+    future.set_running_or_notify_cancel()  # it can't be taken back
+
+    def tell(done: Publish) -> None:
+        if done.error is None:
+            future.set_result(OK)
+        else:
+            future.set_exception(done.error)
+
+    publish.on_done = tell
+    publish.on_room = lambda: let_in.set(None)
+    _hand_over(running, publish, let_in, block=block)
+    return future
+
+
+class Handed:
+    """A publish that was begun from another thread, to be waited for as an AsyncResult of gevent is: Future.result()
+    would block a hub of the thread that waits.
+    """
+
+    def __init__(self, future: Future[bytes], limit: float) -> None:
+        self._future = future
+        self._until = time.monotonic() + limit + GRACE
+        self._ended: Crossing[None] = Crossing()
+        future.add_done_callback(lambda future: self._ended.set(None))
+
+    def ready(self) -> bool:
+        """Whether it has ended."""
+        return self._future.done()
+
+    def get(self) -> bytes:
+        """Wait until it has ended.
+
+        Raises:
+            NSQException: As Producer.publish().
+        """
+        if not self._ended.wait(self._until - time.monotonic()):
+            raise NSQUnknownTimeout("the producer's thread has not run its hub; nsqd may have the publish")
+        return self._future.result()
+
+
+def _hand_over(
+    running: Running,
+    publish: Publish,
+    crossing: Crossing[None],
+    *,
+    block: bool,
+) -> None:
+    token = Token()
+
+    def take_over() -> None:
+        if not running.was_tried:
+            running.wait_first(publish.limit)
+        if not token.claim():
+            return  # given up meanwhile
+        try:
+            running.dispatcher.submit(publish, block)
+            if publish.room and publish.on_room is not None:
+                publish.on_room()
+        except Exception as error:  # noqa: BLE001  # it is the caller's, and raised there
+            crossing.set_exception(error)
+
+    try:
+        if running.was_tried:
+            running.home.soon(take_over)
+        else:
+            running.home.soon(gevent.spawn, take_over)
+    except NSQConnectionClosed as error:
+        text = f"{error}: the producer was started there; with threaded=True it has a thread of its own"
+        raise NSQNotSentClosed(text) from error
+    if not crossing.wait(max(publish.deadline - running.now(), 0) + GRACE):
+        text = f"the producer's thread has not run its hub for {publish.limit + GRACE:g} s"
+        text += "; in a program that blocks natively a producer needs threaded=True"
+        raise NSQNotSentTimeout(text) if token.claim() else NSQUnknownTimeout(text)
+    crossing.result()

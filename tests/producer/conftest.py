@@ -1,0 +1,101 @@
+"""nsqds and producers in one hub, on a clock that the test turns."""
+
+import gevent
+import pytest
+
+from fakensqd import FakeNsqd
+from fakensqd.clock import ManualClock
+from gnsq import Producer
+from gnsq.errors import NSQErrorCode, NSQNotSent, NSQUnknown
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def nsqd(clock):
+    with FakeNsqd(clock=clock, record=True) as made:
+        yield made
+    assert made.unfired() == []
+    assert made.errors == []
+
+
+@pytest.fixture
+def nsqds(clock):
+    """Three of them."""
+    with (
+        FakeNsqd(clock=clock, record=True) as first,
+        FakeNsqd(clock=clock, record=True) as second,
+        FakeNsqd(clock=clock, record=True) as third,
+    ):
+        yield [first, second, third]
+
+
+@pytest.fixture
+def producing(clock):
+    """Start producers that are closed at the end."""
+    made = []
+
+    def start(*nsqds, **options):
+        options = {"reconnect_jitter": 0.0, "max_backoff_duration": 1.0, **options}
+        producer = Producer([nsqd.tcp_address for nsqd in nsqds], clock=clock, **options)
+        starting = gevent.spawn(producer.start)
+        clock.advance(0.0)
+        made.append((producer, starting))
+        return producer
+
+    yield start
+    for producer, starting in made:
+        closing = gevent.spawn(producer.close, 1.0)
+        clock.advance(3.0)
+        assert closing.ready()
+        starting.kill()
+
+
+class Job:
+    """Publishes, and tells how that ended: "confirmed", "refused", "not sent", "unknown"; None if it has not."""
+
+    def __init__(self, function, *arguments, **options):
+        self.body = arguments[1]
+        self.outcome: str | None = None
+        self.error: Exception | None = None
+        self._greenlet = gevent.spawn(self._publish, function, *arguments, **options)
+
+    def kill(self):
+        """Do not wait any longer."""
+        self._greenlet.kill()
+
+    def _publish(self, function, *arguments, **options):
+        try:
+            assert function(*arguments, **options) == b"OK"
+        except NSQErrorCode as error:
+            self.outcome, self.error = "refused", error
+        except NSQNotSent as error:
+            self.outcome, self.error = "not sent", error
+        except NSQUnknown as error:
+            self.outcome, self.error = "unknown", error
+        else:
+            self.outcome = "confirmed"
+
+
+@pytest.fixture
+def begin():
+    """Call something that publishes in a greenlet of its own, and let it come as far as it can at once."""
+    jobs = []
+
+    def begin(function, *arguments, **options):
+        job = Job(function, *arguments, **options)
+        gevent.sleep(0)
+        jobs.append(job)
+        return job
+
+    yield begin
+    for job in jobs:
+        job.kill()
+
+
+def stored(*nsqds, topic="t"):
+    """What nsqds have taken, in the order of each."""
+    return [body for nsqd in nsqds for body in nsqd.transcript.published(topic)]

@@ -1,0 +1,791 @@
+"""What goes wrong between a producer and nsqds, and what publishes end as."""
+
+import logging
+import ssl
+
+import gevent
+import pytest
+from gevent.ssl import SSLContext
+
+from fakensqd import Certificates, FakeAuthServer, FakeNsqd, Grant, on
+from fakensqd.faults import delay, disconnect, error, inject
+from fakensqd.faults.toxics import bandwidth, latency, limit_bytes, reset, slice_bytes, stall
+from gnsq.errors import (
+    NSQBadBody,
+    NSQBadMessage,
+    NSQInvalid,
+    NSQNoConnections,
+    NSQNotSent,
+    NSQNotSentTimeout,
+    NSQPubFailed,
+    NSQUnauthorized,
+    NSQUnknown,
+    NSQUnknownClosed,
+    NSQUnknownTimeout,
+)
+from gnsq.protocol.frames import RESPONSE, encode_frame
+from tests.producer.conftest import stored
+
+BIG = b"x" * 2_000_000
+
+
+def outcomes(jobs):
+    return [job.outcome for job in jobs]
+
+
+def held_once(jobs, *nsqds):
+    """Whether nsqds have all that was confirmed, once, and nothing that was refused or not sent."""
+    bodies = stored(*nsqds)
+    return all(
+        bodies.count(job.body) == (1 if job.outcome == "confirmed" else 0) for job in jobs if job.outcome != "unknown"
+    )
+
+
+# --- answers that do not come -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_publish_whose_answer_is_lost_is_unknown(nsqd, clock, producing, begin, lost):
+    producer = producing(nsqd)
+    nsqd.add(on.reply("PUB").nth(lost), disconnect())
+
+    jobs = []
+    for number in range(4):
+        jobs.append(begin(producer.publish, "t", b"%d" % number))
+        clock.advance(1.0)
+
+    assert outcomes(jobs) == ["unknown" if number == lost else "confirmed" for number in range(1, 5)]
+    assert isinstance(jobs[lost - 1].error, NSQUnknownClosed)
+    assert stored(nsqd) == [b"0", b"1", b"2", b"3"]
+
+
+def test_with_allow_duplicates_a_lost_publish_is_sent_again(nsqd, clock, producing, begin):
+    producer = producing(nsqd, allow_duplicates=True)
+    nsqd.add(on.reply("PUB"), disconnect())
+
+    job = begin(producer.publish, "t", b"x")
+    clock.advance(1.0)
+
+    assert job.outcome == "confirmed"
+    assert stored(nsqd) == [b"x", b"x"]
+    assert producer.stats().repeated == 1
+
+
+def test_lost_publish_that_can_not_be_sent_again_stays_unknown(nsqd, clock, producing, begin):
+    producer = producing(nsqd, allow_duplicates=True)
+    nsqd.add(on.reply("PUB"), disconnect())
+    nsqd.add(on.connect().always(), disconnect())
+
+    job = begin(producer.publish, "t", b"x", timeout=3.0)
+    clock.advance(5.0)
+
+    assert isinstance(job.error, NSQUnknown)
+    assert "it was sent before" in str(job.error)
+    assert stored(nsqd) == [b"x"]
+
+
+def test_lost_publish_that_is_refused_later_stays_unknown(nsqd, clock, producing, begin):
+    producer = producing(nsqd, allow_duplicates=True)
+    nsqd.add(on.reply("PUB"), disconnect())
+    nsqd.add(on.command("PUB").nth(2), error("E_BAD_TOPIC"))
+
+    job = begin(producer.publish, "t", b"x")
+    clock.advance(1.0)
+
+    assert isinstance(job.error, NSQUnknownClosed)
+
+
+def test_silent_nsqd_holds_nobody_past_the_deadline(nsqd, clock, producing, begin):
+    producer = producing(nsqd)
+    nsqd.link.add(stall(), upstream=False)
+
+    jobs = [begin(producer.publish, "t", b"%d" % number, timeout=2.0) for number in range(3)]
+    clock.advance(1.99)
+    assert outcomes(jobs) == [None, None, None]
+    clock.advance(0.02)
+
+    assert outcomes(jobs) == ["unknown", "not sent", "not sent"]
+    assert isinstance(jobs[0].error, NSQUnknownTimeout)
+    assert isinstance(jobs[1].error, NSQNotSentTimeout)
+    nsqd.link.clear()
+    clock.advance(1.0)
+    assert stored(nsqd) == [b"0"]
+
+
+def test_deaf_nsqd_goes_on_once_it_hears(nsqd, clock, producing, begin):
+    producer = producing(nsqd)
+    nsqd.deaf()
+    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(3)]
+    clock.advance(10.0)
+    assert outcomes(jobs) == [None, None, None]
+
+    nsqd.hearing()
+    clock.advance(0.1)
+
+    assert outcomes(jobs) == ["confirmed"] * 3
+    assert held_once(jobs, nsqd)
+
+
+@pytest.mark.parametrize("batching", [{}, {"batch_messages": 2}], ids=["alone", "in batches"])
+def test_late_answer_is_nobody_elses(nsqd, clock, producing, begin, batching):
+    producer = producing(nsqd, **batching)
+    begin(producer.publish, "t", b"first")
+    clock.advance(1.0)
+    with nsqd.link.add(stall(), upstream=False):
+        late = [begin(producer.publish, "t", b"late%d" % number, timeout=1.0) for number in range(2)]
+        clock.advance(2.0)
+        good = [begin(producer.publish, "t", b"good%d" % number) for number in range(2)]
+
+    clock.advance(1.0)
+
+    assert outcomes(late) == ["unknown", "unknown"]
+    assert outcomes(good) == ["confirmed", "confirmed"]
+    assert producer.stats().pending == 0
+
+
+def test_batch_all_of_whose_members_were_given_up_counts_for_none(nsqd, clock, producing, begin):
+    producer = producing(nsqd, batch_messages=2)
+    with nsqd.link.add(stall(), upstream=False):
+        for number in range(2):
+            begin(producer.publish, "t", b"%d" % number, timeout=1.0)
+        clock.advance(2.0)
+
+    clock.advance(1.0)
+
+    assert (producer.stats().pending, producer.stats().pending_bytes, producer.stats().confirmed) == (0, 0, 0)
+
+
+def test_response_other_than_ok_ends_the_connection_and_nothing_is_taken_for_confirmed(nsqd, clock, producing, begin):
+    producer = producing(nsqd)
+    begin(producer.publish, "t", b"first")
+    clock.advance(1.0)
+    nsqd.add(on.reply("PUB"), inject(encode_frame(RESPONSE, b"WHAT")))
+
+    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(3)]
+    clock.advance(1.0)
+    after = begin(producer.publish, "t", b"after")
+    clock.advance(1.0)
+
+    assert outcomes(jobs) == ["unknown"] * 3
+    assert "answer b'WHAT' to a publish, OK was due" in str(jobs[0].error)
+    assert after.outcome == "confirmed"
+    assert producer.stats().pending == 0
+
+
+def test_response_other_than_ok_behind_the_deadline_is_not_counted_twice(nsqd, clock, producing, begin):
+    producer = producing(nsqd)
+    nsqd.add(on.reply("PUB"), inject(encode_frame(RESPONSE, b"WHAT")))
+    with nsqd.link.add(stall(), upstream=False):
+        job = begin(producer.publish, "t", b"x", timeout=1.0)
+        clock.advance(2.0)
+
+    clock.advance(1.0)
+
+    assert job.outcome == "unknown"
+    assert (producer.stats().pending, producer.stats().pending_bytes) == (0, 0)
+
+
+def test_response_other_than_ok_to_a_batch_is_unknown_to_all_of_it(nsqd, clock, producing, begin):
+    producer = producing(nsqd, batch_messages=2)
+    nsqd.add(on.reply("MPUB"), inject(encode_frame(RESPONSE, b"WHAT")))
+
+    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(2)]
+    clock.advance(1.0)
+
+    assert outcomes(jobs) == ["unknown", "unknown"]
+    assert len(nsqd.transcript.select("connect")) == 2
+
+
+def test_heartbeats_between_answers_are_nobodys(nsqd, clock, producing, begin):
+    producer = producing(nsqd)
+    nsqd.add(on.reply("PUB").always(), inject("heartbeat"))
+
+    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(10)]
+    clock.advance(1.0)
+
+    assert outcomes(jobs) == ["confirmed"] * 10
+
+
+# --- frames that are cut ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("toxic", [limit_bytes, lambda after: reset(after=after)], ids=["ended", "reset"])
+@pytest.mark.parametrize("after", [1, 9, 30, 77])
+@pytest.mark.parametrize("upstream", [True, False], ids=["of the command", "of the answer"])
+def test_cut_in_the_middle_never_confirms_what_is_not_stored(nsqd, clock, producing, begin, toxic, after, upstream):
+    producer = producing(nsqd)
+    begin(producer.publish, "t", b"first")
+    clock.advance(1.0)
+    with nsqd.link.add(toxic(after), upstream=upstream):
+        jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(10)]
+        clock.advance(0.01)
+
+    clock.advance(2.0)
+
+    assert None not in outcomes(jobs)
+    assert held_once(jobs, nsqd)
+
+
+@pytest.mark.parametrize("after", [3, 12, 20, 38])
+def test_multipublish_that_is_cut_is_stored_whole_or_not_at_all(nsqd, clock, producing, begin, after):
+    producer = producing(nsqd)
+    begin(producer.publish, "t", b"first")
+    clock.advance(1.0)
+    with nsqd.link.add(reset(after=after), upstream=True):
+        job = begin(producer.multipublish, "t", [b"1111", b"2222", b"3333"])
+        clock.advance(0.01)
+
+    clock.advance(2.0)
+
+    assert job.outcome == "unknown"
+    assert stored(nsqd) == [b"first"]
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_single_nsqd_that_fails_once_is_tried_again(nsqd, clock, producing, begin):
+    producer = producing(nsqd)
+    nsqd.add(on.command("PUB"), error("E_PUB_FAILED"))
+
+    job = begin(producer.publish, "t", b"x")
+    clock.advance(1.0)
+
+    assert job.outcome == "confirmed"
+    assert stored(nsqd) == [b"x"]
+
+
+def test_single_nsqd_that_always_fails_refuses(nsqd, clock, producing, begin):
+    producer = producing(nsqd)
+    nsqd.add(on.command("PUB").always(), error("E_PUB_FAILED"))
+
+    job = begin(producer.publish, "t", b"x")
+    clock.advance(2.0)
+
+    assert isinstance(job.error, NSQPubFailed)
+    assert stored(nsqd) == []
+
+
+def test_refused_publish_that_is_not_sent_again_in_time_stays_refused(nsqd, clock, producing, begin):
+    producer = producing(nsqd)
+    nsqd.add(on.command("PUB"), error("E_PUB_FAILED"))
+    nsqd.add(on.connect().always(), disconnect())
+
+    job = begin(producer.publish, "t", b"x", timeout=3.0)
+    clock.advance(3.1)
+
+    assert isinstance(job.error, NSQPubFailed)
+
+
+@pytest.mark.parametrize("batching", [{}, {"batch_messages": 2}], ids=["alone", "in batches"])
+def test_nsqd_that_always_fails_does_no_harm_beside_two_others(nsqds, clock, producing, begin, batching):
+    producer = producing(*nsqds, strategy="primary", connections_per_nsqd=3, **batching)
+    nsqds[0].add(on.command("PUB").always(), error("E_PUB_FAILED"), optional=True)
+    nsqds[0].add(on.command("MPUB").always(), error("E_MPUB_FAILED"), optional=True)
+
+    jobs = []
+    for number in range(20):
+        jobs.append(begin(producer.publish, "t", b"%d" % number))
+        if number % 2:
+            clock.advance(0.5)
+
+    assert outcomes(jobs) == ["confirmed"] * 20
+    assert held_once(jobs, *nsqds)
+
+
+def neighbours(producer, begin, refused, *arguments, **options):
+    before = [begin(producer.publish, "t", b"a%d" % number) for number in range(100)]
+    job = begin(refused, *arguments, **options)
+    behind = [begin(producer.publish, "t", b"b%d" % number) for number in range(100)]
+    return [*before, *behind], job
+
+
+@pytest.fixture(params=["", "AUTH"], ids=["plain", "AUTH"])
+def guarded(request, clock):
+    """An nsqd, with and without AUTH, and what a producer needs to be let in to topics ``t`` and ``u``."""
+    if not request.param:
+        with FakeNsqd(clock=clock, record=True) as nsqd:
+            yield nsqd, {}
+        return
+    with (
+        FakeAuthServer({"s": [Grant(topic="^[tu]$")]}) as auth,
+        FakeNsqd(clock=clock, record=True, auth_http_addresses=auth.http_address) as nsqd,
+    ):
+        yield nsqd, {"auth_secret": b"s"}
+
+
+@pytest.mark.parametrize("batching", [{}, {"batch_messages": 50}], ids=["alone", "in batches"])
+def test_oversized_body_harms_none_of_200_neighbours(guarded, clock, producing, begin, batching):
+    nsqd, options = guarded
+    producer = producing(nsqd, **options, **batching)
+
+    jobs, refused = neighbours(producer, begin, producer.publish, "t", BIG)
+    clock.advance(5.0)
+
+    assert isinstance(refused.error, (NSQBadMessage, NSQBadBody))
+    assert outcomes(jobs) == ["confirmed"] * 200
+    assert held_once(jobs, nsqd)
+
+
+def test_delay_beyond_nsqds_limit_harms_none_of_200_neighbours(guarded, clock, producing, begin):
+    nsqd, options = guarded
+    producer = producing(nsqd, **options)
+
+    jobs, refused = neighbours(producer, begin, producer.publish, "t", b"x", defer=4_000_000)
+    clock.advance(5.0)
+
+    assert isinstance(refused.error, NSQInvalid)
+    assert outcomes(jobs) == ["confirmed"] * 200
+    assert held_once(jobs, nsqd)
+
+
+def test_topic_that_is_not_allowed_harms_none_that_are(clock, producing, begin):
+    with (
+        FakeAuthServer({"s": [Grant(topic="^t$")]}) as auth,
+        FakeNsqd(clock=clock, record=True, auth_http_addresses=auth.http_address) as nsqd,
+    ):
+        producer = producing(nsqd, auth_secret=b"s")
+
+        jobs, refused = neighbours(producer, begin, producer.publish, "secret", b"x")
+        clock.advance(5.0)
+
+        assert isinstance(refused.error, NSQUnauthorized)
+        assert outcomes(jobs) == ["confirmed"] * 200
+        assert held_once(jobs, nsqd)
+
+
+def test_member_of_a_batch_is_not_refused_for_one_that_was_given_up(clock, producing, begin):
+    with FakeNsqd(clock=clock, record=True, max_msg_size=1000) as nsqd:
+        producer = producing(nsqd, batch_messages=2)
+        with nsqd.link.add(stall(), upstream=True):
+            bad = begin(producer.publish, "t", b"x" * 1001, timeout=1.0)
+            good = begin(producer.publish, "t", b"good")
+            clock.advance(2.0)
+
+        clock.advance(1.0)
+
+        assert bad.outcome == "unknown"
+        assert good.outcome == "confirmed"
+        assert stored(nsqd) == [b"good"]
+
+
+def test_strategy_that_raises_fails_its_publish_alone(nsqd, clock, producing, begin):
+    def choose(links, key):
+        return links[0] if key is None else links[key]
+
+    producer = producing(nsqd, strategy=choose)
+    nsqd.down()
+    clock.advance(0.1)
+    jobs = [begin(producer.publish, "t", b"%d" % number, key=key) for number, key in enumerate([None, b"bad", None])]
+
+    nsqd.up()
+    clock.advance(2.0)
+
+    assert outcomes(jobs) == ["confirmed", "not sent", "confirmed"]
+    assert "strategy can't choose: TypeError" in str(jobs[1].error)
+    assert producer.stats().pending == 0
+
+
+# --- nsqds that are down, slow or stalled -----------------------------------------------------------------------------
+
+
+def test_publishes_wait_for_an_nsqd_that_is_down(nsqd, clock, producing, begin):
+    producer = producing(nsqd)
+    nsqd.down()
+    clock.advance(0.1)
+    patient = [begin(producer.publish, "t", b"%d" % number) for number in range(5)]
+    hasty = begin(producer.publish, "t", b"hasty", timeout=10.0)
+    clock.advance(10.01)
+    assert isinstance(hasty.error, NSQNoConnections)
+    clock.advance(20.0)
+    assert outcomes(patient) == [None] * 5
+
+    nsqd.up()
+    clock.advance(2.0)
+
+    assert outcomes(patient) == ["confirmed"] * 5
+    assert stored(nsqd) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_one_of_three_that_is_down_is_left_out(nsqds, clock, producing, begin):
+    producer = producing(*nsqds)
+    nsqds[1].down()
+    clock.advance(0.1)
+
+    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(30)]
+    clock.advance(0.1)
+
+    assert outcomes(jobs) == ["confirmed"] * 30
+    assert [len(stored(nsqd)) for nsqd in nsqds] == [15, 0, 15]
+
+
+def test_slow_link_lets_publishers_wait_for_room_but_not_past_the_deadline(nsqd, clock, producing, begin):
+    producer = producing(nsqd, max_pending_bytes=2000)
+    begin(producer.publish, "t", b"y" * 500)
+    clock.advance(1.0)
+
+    most = []
+    with nsqd.link.add(bandwidth(1000), upstream=True):
+        jobs = [begin(producer.publish, "t", b"%03d" % number + b"x" * 497, timeout=5.0) for number in range(20)]
+        for _ in range(51):
+            clock.advance(0.1)
+            most.append(producer.stats().pending_bytes)
+
+        assert None not in outcomes(jobs)
+    clock.advance(10.0)
+
+    assert max(most) <= 2000
+    assert outcomes(jobs).count("confirmed") in range(6, 11)
+    assert "max_pending_bytes is 2000" in str(jobs[-1].error)
+    assert held_once(jobs, nsqd)
+    assert producer.stats().pending_bytes == 0
+
+
+def test_body_longer_than_the_bound_goes_alone(nsqd, clock, producing, begin):
+    producer = producing(nsqd, max_pending_bytes=100)
+
+    jobs = [begin(producer.publish, "t", body) for body in [b"1", b"2" * 500, b"3"]]
+    clock.advance(1.0)
+
+    assert outcomes(jobs) == ["confirmed"] * 3
+
+
+def test_publish_that_finds_no_room_and_must_not_wait_is_not_sent(nsqd, clock, producing, begin):
+    producer = producing(nsqd, max_pending_bytes=1)
+    nsqd.deaf()
+    begin(producer.publish, "t", b"x")
+
+    job = begin(producer.publish, "t", b"y", block=False)
+
+    assert isinstance(job.error, NSQNotSentTimeout)
+    assert "no room now" in str(job.error)
+
+
+def test_stalled_nsqd_is_used_where_no_other_is_left(nsqds, clock, producing, begin):
+    producer = producing(*nsqds[:2], stalled_after=2.0, strategy="primary")
+    with nsqds[0].link.add(stall(), upstream=False):
+        jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(2)]
+        clock.advance(5.0)
+        nsqds[1].down()
+        clock.advance(0.1)
+        jobs.append(begin(producer.publish, "t", b"2"))
+
+    clock.advance(1.0)
+
+    assert outcomes(jobs) == ["confirmed"] * 3
+    assert [stored(nsqds[0]), stored(nsqds[1])] == [[b"0", b"2"], [b"1"]]
+
+
+def test_stalled_one_of_three_is_set_aside_and_taken_back(nsqds, clock, producing, begin):
+    producer = producing(*nsqds, stalled_after=2.0)
+    with nsqds[0].link.add(stall()):
+        jobs = [begin(producer.publish, "t", b"a%d" % number) for number in range(9)]
+        clock.advance(5.0)
+        # What was sent to it waits, what was not is with the others.
+        assert outcomes(jobs).count(None) == 1
+        jobs += [begin(producer.publish, "t", b"b%d" % number) for number in range(9)]
+        clock.advance(1.0)
+        assert outcomes(jobs).count(None) == 1
+        assert [link.stalled for link in producer.stats().connections].count(True) == 1
+
+    clock.advance(5.0)
+    jobs += [begin(producer.publish, "t", b"c%d" % number) for number in range(9)]
+    clock.advance(1.0)
+
+    assert outcomes(jobs) == ["confirmed"] * 27
+    assert len(stored(nsqds[0])) == 4
+    assert held_once(jobs, *nsqds)
+
+
+def test_members_of_a_batch_keep_their_own_deadlines(nsqd, clock, producing, begin):
+    producer = producing(nsqd, batch_messages=3)
+    nsqd.down()
+    clock.advance(0.1)
+    jobs = [begin(producer.publish, "t", b"%d" % number, timeout=limit) for number, limit in enumerate([1.0, 3.0, 60])]
+
+    clock.advance(1.01)
+    assert outcomes(jobs) == ["not sent", None, None]
+    clock.advance(2.0)
+    assert outcomes(jobs) == ["not sent", "not sent", None]
+    nsqd.up()
+    clock.advance(2.0)
+
+    assert outcomes(jobs) == ["not sent", "not sent", "confirmed"]
+
+
+def test_member_whose_deadline_comes_while_its_batch_fills_is_not_sent(nsqd, clock, producing, begin):
+    producer = producing(nsqd, batch_messages=100, batch_linger=5.0)
+    hasty = begin(producer.publish, "t", b"hasty", timeout=1.0)
+
+    clock.advance(2.0)
+    patient = begin(producer.publish, "t", b"patient")
+    clock.advance(6.0)
+
+    assert isinstance(hasty.error, NSQNotSentTimeout)
+    assert "batch_linger is longer" in str(hasty.error)
+    assert patient.outcome == "confirmed"
+    assert stored(nsqd) == [b"patient"]
+
+
+def test_batch_of_nobody_is_not_sent(nsqd, clock, producing, begin):
+    producer = producing(nsqd, batch_messages=100, batch_linger=5.0)
+    begin(producer.publish, "t", b"hasty", timeout=1.0)
+
+    clock.advance(6.0)
+
+    assert stored(nsqd) == []
+    assert producer.stats().pending == 0
+
+
+def test_batch_does_not_fill_while_somebody_waits_for_its_room(nsqd, clock, producing, begin):
+    producer = producing(nsqd, max_pending_bytes=20, batch_messages=100, batch_linger=50.0)
+
+    jobs = [begin(producer.publish, "t", b"%d" % number * 8) for number in range(9)]
+    clock.advance(0.1)
+
+    assert outcomes(jobs) == ["confirmed"] * 8 + [None]
+    assert nsqd.transcript.select("command", name="MPUB")
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_close_tells_what_was_not_confirmed_and_how(nsqd, clock, producing, begin):
+    producer = producing(nsqd, max_pending_bytes=30)
+    begin(producer.publish, "t", b"first")
+    clock.advance(1.0)
+    nsqd.link.add(stall())
+    jobs = [begin(producer.publish, "t", body) for body in [b"sent", b"12345", b"no room"]]
+    multi = begin(producer.multipublish, "t", [b"5", b"6"])
+
+    closing = gevent.spawn(producer.close, 3.0)
+    clock.advance(3.1)
+
+    assert closing.ready()
+    told = {tuple(each.bodies): each for each in closing.get()}
+    assert set(told) == {(b"sent",), (b"12345",), (b"no room",), (b"5", b"6")}
+    assert isinstance(told[b"sent",].error, NSQUnknown)
+    assert isinstance(told[b"no room",].error, NSQNotSent)
+    assert isinstance(told[b"5", b"6"].error, NSQNotSent)
+    assert outcomes([*jobs, multi]) == ["unknown", "unknown", "not sent", "not sent"]
+
+
+def test_close_tells_of_what_fails_while_it_waits(nsqd, clock, producing, begin):
+    producer = producing(nsqd)
+    nsqd.link.add(stall(), upstream=False)
+    job = begin(producer.publish, "t", b"x", timeout=1.0)
+
+    closing = gevent.spawn(producer.close, 3.0)
+    clock.advance(2.0)
+    nsqd.link.clear()
+    clock.advance(2.0)
+
+    assert job.outcome == "unknown"
+    assert [(list(each.bodies), each.error) for each in closing.get()] == [([b"x"], job.error)]
+
+
+def test_close_sends_batches_that_fill_and_those_that_must_be_sent_again(nsqd, clock, producing, begin):
+    producer = producing(nsqd, batch_messages=10, batch_linger=100.0)
+    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(5)]
+    nsqd.add(on.command("MPUB"), error("E_MPUB_FAILED"))
+    clock.advance(1.0)
+    assert outcomes(jobs) == [None] * 5
+
+    closing = gevent.spawn(producer.close, 5.0)
+    clock.advance(1.0)
+
+    assert closing.get(block=False) == []
+    assert outcomes(jobs) == ["confirmed"] * 5
+
+
+def test_close_tells_of_batches_that_wait_for_a_connection(nsqd, clock, producing, begin):
+    producer = producing(nsqd, batch_messages=2)
+    nsqd.down()
+    clock.advance(0.1)
+    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(2)]
+
+    closing = gevent.spawn(producer.close, 1.0)
+    clock.advance(1.1)
+
+    assert outcomes(jobs) == ["not sent", "not sent"]
+    assert [list(each.bodies) for each in closing.get(block=False)] == [[b"0"], [b"1"]]
+
+
+def test_flush_waits_for_batches_and_answers(nsqd, clock, producing, begin):
+    producer = producing(nsqd, batch_messages=10, batch_linger=100.0)
+    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(5)]
+    nsqd.add(on.reply("MPUB"), delay(2.0))
+
+    flushing = gevent.spawn(producer.flush, 10.0)
+    clock.advance(1.0)
+    assert not flushing.ready()
+    clock.advance(1.1)
+
+    assert flushing.get(block=False) is True
+    assert outcomes(jobs) == ["confirmed"] * 5
+
+
+def test_flush_returns_when_all_is_told(nsqd, clock, producing, begin):
+    producer = producing(nsqd)
+    results = []
+
+    def publish_and_flush():
+        result = producer.publish_async("t", b"x")
+        job = gevent.spawn(result.get)
+        while producer.stats().connections[0].pending:
+            gevent.sleep(0)
+        results.extend([producer.flush(1.0), result.ready(), producer.stats().pending])
+        job.kill()
+
+    gevent.spawn(publish_and_flush)
+    clock.advance(1.0)
+
+    assert results == [True, True, 0]
+
+
+def test_flush_says_when_its_time_is_over(nsqd, clock, producing, begin):
+    producer = producing(nsqd)
+    nsqd.deaf()
+    begin(producer.publish, "t", b"x")
+
+    flushing = gevent.spawn(producer.flush, 2.0)
+    clock.advance(2.1)
+
+    assert flushing.get(block=False) is False
+
+
+# --- those who do not wait to the end ---------------------------------------------------------------------------------
+
+
+def test_publish_of_a_greenlet_that_is_killed_arrives(nsqd, clock, producing, begin):
+    producer = producing(nsqd)
+    nsqd.down()
+    clock.advance(0.1)
+    job = begin(producer.publish, "t", b"x")
+    job.kill()
+
+    nsqd.up()
+    clock.advance(2.0)
+
+    assert stored(nsqd) == [b"x"]
+    assert producer.stats().confirmed == 1
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["waiting for the answer", "waiting for room"])
+def test_publish_that_fails_behind_a_killed_greenlet_is_logged(nsqd, clock, producing, begin, caplog, asynchronous):
+    producer = producing(nsqd, max_pending_bytes=1)
+    nsqd.deaf()
+    begin(producer.publish, "t", b"before", timeout=10.0)
+    job = begin(producer.publish_async if asynchronous else producer.publish, "t", b"x", timeout=1.0)
+    job.kill()
+
+    with caplog.at_level(logging.WARNING, "gnsq.producer"):
+        clock.advance(2.0)
+
+    assert "a publish to t failed, and who waited for it is gone" in caplog.text
+
+
+@pytest.mark.parametrize("batching", [{}, {"batch_messages": 3}], ids=["alone", "in batches"])
+def test_who_raises_when_told_keeps_nobody_else_from_being_told(nsqd, clock, producing, begin, batching, capsys):
+    producer = producing(nsqd, **batching)
+
+    def raise_behind_it():
+        producer.publish("t", b"0")
+        raise ValueError("of a greenlet that nobody looks after")
+
+    gevent.spawn_raw(raise_behind_it)
+    jobs = [begin(producer.publish, "t", b"%d" % number) for number in (1, 2)]
+    clock.advance(1.0)
+
+    assert outcomes(jobs) == ["confirmed", "confirmed"]
+    assert (producer.stats().pending, producer.stats().confirmed) == (0, 3)
+    assert "of a greenlet that nobody looks after" in capsys.readouterr().err
+
+
+def test_hub_itself_can_not_wait_for_a_publish(nsqd, clock, producing):
+    producer = producing(nsqd)
+    raised = []
+
+    def publish():
+        try:
+            producer.publish("t", b"x")
+        except RuntimeError as error:
+            raised.append(str(error))
+
+    gevent.get_hub().loop.run_callback(publish)
+    clock.advance(1.0)
+
+    assert raised == ["nothing can wait for a publish in the hub itself; let a greenlet do it"]
+    assert stored(nsqd) == []
+
+
+def test_callers_own_timeout_stays_the_callers_and_the_publish_arrives(nsqd, clock, producing, begin):
+    producer = producing(nsqd)
+    caught = []
+
+    def impatient():
+        own = clock.timeout(1.0)
+        try:
+            with own:
+                producer.publish("t", b"x")
+        except gevent.Timeout as expired:
+            caught.append(expired is own)
+
+    with nsqd.link.add(latency(2.0)):
+        gevent.spawn(impatient)
+        clock.advance(1.5)
+        assert caught == [True]
+    clock.advance(10.0)
+
+    assert stored(nsqd) == [b"x"]
+    assert producer.stats().pending == 0
+
+
+# --- other connections ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(params=["tls", "snappy", "deflate", "in slices"])
+def layered(request, clock, certificates):
+    """An nsqd, and what a producer needs to speak to it in another way."""
+    files = certificates.server()
+    context = SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(certificates.ca)
+    options = {"tls": {"tls_context": context}, "in slices": {}}.get(request.param, {request.param: True})
+    with FakeNsqd(clock=clock, record=True, tls_cert=files.certificate, tls_key=files.key) as nsqd:
+        if request.param == "in slices":
+            nsqd.link.add(slice_bytes(7), kept=True)
+        yield nsqd, options
+
+
+def test_other_layers_have_the_same_outcomes(layered, clock, producing, begin):
+    nsqd, options = layered
+    producer = producing(nsqd, **options)
+    nsqd.add(on.reply("PUB", body=b"lost"), disconnect())
+
+    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(20)]
+    refused = begin(producer.publish, "t", BIG)
+    clock.advance(5.0)
+    lost = begin(producer.publish, "t", b"lost")
+    clock.advance(1.0)
+    after = begin(producer.publish, "t", b"after")
+    clock.advance(2.0)
+    with nsqd.link.add(stall()):
+        silent = begin(producer.publish, "t", b"silent", timeout=1.0)
+        clock.advance(1.1)
+
+    assert outcomes(jobs) == ["confirmed"] * 20
+    assert outcomes([refused, lost, after, silent]) == ["refused", "unknown", "confirmed", "unknown"]
+    assert held_once([*jobs, after], nsqd)
+
+
+def test_multipublish_that_a_full_disk_cut_short_is_unknown(nsqd, producing):
+    producer = producing(nsqd)
+    nsqd.add(on.command("MPUB"), error("E_MPUB_FAILED", "MPUB failed write /data/t.dat: no space left on device"))
+
+    with pytest.raises(NSQUnknown, match=r"no space left on device.*nsqd may have"):
+        producer.multipublish("t", [b"1", b"2"])

@@ -1,0 +1,382 @@
+"""Publishing over HTTP: the same ends as over TCP, where TCP is closed off."""
+
+import gevent
+import pytest
+
+from fakensqd.faults import answer, disconnect, drop, on
+from gnsq import NsqdHTTPClient, Producer
+from gnsq.errors import (
+    NSQBadMessage,
+    NSQHttpError,
+    NSQNotSentTimeout,
+    NSQPubFailed,
+    NSQUnknownClosed,
+    NSQUnknownTimeout,
+)
+from gnsq.producer.publish import Publish
+from gnsq.protocol import commands
+from tests.helpers import bodies, channel_stats, wait_until
+from tests.http.peer import JSON, http_peer, reply
+
+EXITING = b'{"message":"EXITING"}'
+
+
+@pytest.fixture
+def producer(fakensqd):
+    with Producer(nsqd_http_addresses=fakensqd.http_address, reconnect_initial=0.01) as made:
+        yield made
+
+
+# --- confirmed
+
+
+def test_publish_is_confirmed_and_stored(producer, fakensqd):
+    assert producer.publish("t", b"body") == b"OK"
+
+    assert bodies(fakensqd, "t") == [b"body"]
+
+
+def test_multipublish_stores_all_in_order_whatever_they_hold(producer, fakensqd):
+    assert producer.multipublish("t", [b"1\n", b"2\x00"]) == b"OK"
+
+    assert bodies(fakensqd, "t") == [b"1\n", b"2\x00"]
+
+
+def test_deferred_publish_is_held_back(producer, fakensqd):
+    with NsqdHTTPClient.from_url(fakensqd.http_address) as client:
+        client.create_topic("t")
+        client.create_channel("t", "c")
+
+    assert producer.publish("t", b"body", defer=60_000) == b"OK"
+
+    assert channel_stats(fakensqd, "t", "c")["deferred_count"] == 1
+
+
+def test_many_at_once_are_all_confirmed(producer, fakensqd):
+    results = [producer.publish_async("t", b"%d" % number) for number in range(100)]
+
+    assert [result.get(timeout=10) for result in results] == [b"OK"] * 100
+    assert sorted(bodies(fakensqd, "t"), key=int) == [b"%d" % number for number in range(100)]
+
+
+def test_no_more_requests_than_the_option_says_are_under_way_at_once():
+    under_way, most, proceed = [], [], gevent.event.Event()
+
+    def serve(request, sock):
+        under_way.append(request)
+        most.append(len(under_way))
+        if request.path == "/pub":
+            proceed.wait()
+        under_way.remove(request)
+        return reply()
+
+    with http_peer(serve) as peer, Producer(nsqd_http_addresses=peer.address, http_requests_at_once=3) as producer:
+        results = [producer.publish_async("t", b"x") for _ in range(10)]
+        wait_until(lambda: len(under_way) == 3)
+        stats = producer.stats()
+        proceed.set()
+        gevent.joinall(results)
+
+    assert max(most) == 3
+    assert stats.connections[0].pending == 10
+
+
+def test_batch_goes_in_one_request(fakensqd):
+    with Producer(nsqd_http_addresses=fakensqd.http_address, batch_messages=10, batch_linger=60) as producer:
+        results = [producer.publish_async("t", b"%d" % number) for number in range(10)]
+
+        assert [result.get(timeout=5) for result in results] == [b"OK"] * 10
+    assert bodies(fakensqd, "t") == [b"%d" % number for number in range(10)]
+
+
+def test_bad_member_of_a_batch_harms_none_of_the_others(fakensqd):
+    options = {"batch_messages": 3, "batch_bytes": 2_000_000, "batch_linger": 60}
+    with Producer(nsqd_http_addresses=fakensqd.http_address, **options) as producer:
+        results = [producer.publish_async("t", body) for body in (b"1", b"x" * 1_100_000, b"2")]
+
+        assert results[0].get(timeout=5) == results[2].get(timeout=5) == b"OK"
+        with pytest.raises(NSQBadMessage, match="MSG_TOO_BIG"):
+            results[1].get(timeout=5)
+    assert sorted(bodies(fakensqd, "t")) == [b"1", b"2"]
+
+
+def test_publish_many_goes_in_chunks(producer, fakensqd):
+    chunks = producer.publish_many("t", (b"%d" % number for number in range(2500)))
+
+    assert [chunk.messages for chunk in chunks] == [1000, 1000, 500]
+    assert fakensqd.depth("t") == 2500
+
+
+def test_publish_longer_than_the_clients_own_timeout_has_its_deadline():
+    def serve(request, sock):
+        if request.path == "/pub":
+            gevent.sleep(0.05)
+        return reply()
+
+    with http_peer(serve) as peer:
+        with Producer(nsqd_http_addresses=peer.address) as patient:
+            assert patient.publish("t", b"x") == b"OK"
+        with (
+            Producer(nsqd_http_addresses=peer.address, http_options={"timeout": 0.02}) as hasty,
+            pytest.raises(NSQUnknownClosed, match=r"no answer within 0.02 s; nsqd may have"),
+        ):
+            hasty.publish("t", b"x")
+
+
+# --- refused
+
+
+def test_refused_publish_raises_at_once_and_the_next_one_goes(producer, fakensqd):
+    with pytest.raises(NSQBadMessage, match=r"E_BAD_MESSAGE POST http://.*: http error <413> MSG_TOO_BIG") as caught:
+        producer.publish("t", b"x" * 1_100_000)
+
+    assert isinstance(caught.value.__cause__, NSQHttpError)
+    assert producer.publish("t", b"y") == b"OK"
+    assert producer.stats().refused == 1
+
+
+def test_exiting_nsqds_publish_is_taken_by_another(fakecluster):
+    exiting, other = fakecluster.nsqds
+    exiting.add(on.http("/pub").always(), answer(503, EXITING))
+    addresses = [exiting.http_address, other.http_address]
+
+    with Producer(nsqd_http_addresses=addresses, strategy="primary") as producer:
+        assert producer.publish("t", b"x") == b"OK"
+        stats = producer.stats()
+
+    assert bodies(other, "t") == [b"x"]
+    assert "EXITING" in stats.failures[exiting.http_address]
+
+
+def test_only_nsqd_that_exits_refuses_twice(producer, fakensqd):
+    with fakensqd.add(on.http("/pub").first(2), answer(503, EXITING)), pytest.raises(NSQPubFailed, match="EXITING"):
+        producer.publish("t", b"x", timeout=5)
+
+
+def test_signals_tell_responses_and_errors(producer):
+    got = []
+    producer.on_response.connect(lambda sender, response: got.append(response), weak=False)
+    producer.on_error.connect(lambda sender, error: got.append(error.code), weak=False)
+
+    producer.publish("t", b"x")
+    with pytest.raises(NSQBadMessage):
+        producer.publish("t", b"x" * 1_100_000)
+
+    assert got == [b"OK", "E_BAD_MESSAGE"]
+
+
+# --- unknown
+
+
+def test_lost_answer_is_unknown_and_not_published_again(producer, fakensqd):
+    with (
+        fakensqd.add(on.http("/pub", executed=True), disconnect()),
+        pytest.raises(NSQUnknownClosed, match="nsqd may have the publish to t"),
+    ):
+        producer.publish("t", b"x", timeout=5)
+
+    assert producer.publish("t", b"y", timeout=5) == b"OK"
+    assert bodies(fakensqd, "t") == [b"x", b"y"]
+
+
+def test_lost_answer_is_published_again_where_duplicates_are_allowed(fakensqd):
+    with Producer(nsqd_http_addresses=fakensqd.http_address, allow_duplicates=True) as producer:
+        with fakensqd.add(on.http("/pub", executed=True), disconnect()):
+            assert producer.publish("t", b"x", timeout=5) == b"OK"
+
+        assert producer.stats().repeated == 1
+    assert bodies(fakensqd, "t") == [b"x", b"x"]
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_proxys_error_is_unknown(producer, fakensqd, status):
+    with (
+        fakensqd.add(on.http("/pub"), answer(status, b"<html>")),
+        pytest.raises(NSQUnknownClosed, match=f"http error <{status}>"),
+    ):
+        producer.publish("t", b"x", timeout=5)
+
+
+def test_lost_batch_is_unknown_for_each_member(fakensqd):
+    with (
+        Producer(nsqd_http_addresses=fakensqd.http_address, batch_messages=2, batch_linger=60) as producer,
+        fakensqd.add(on.http("/mpub"), drop()),
+    ):
+        results = [producer.publish_async("t", b"x", timeout=0.1 * number) for number in (1, 2)]
+
+        for result in results:
+            with pytest.raises(NSQUnknownTimeout, match="not answered within 0"):
+                result.get(timeout=5)
+
+
+@pytest.mark.parametrize("body", [b"hello", b'{"a":1}'], ids=["text", "json"])
+def test_other_answer_than_ok_is_unknown(body):
+    def serve(request, sock):
+        return reply(body, content_type=JSON if body.startswith(b"{") else "text/plain")
+
+    with (
+        http_peer(serve) as peer,
+        Producer(nsqd_http_addresses=peer.address) as producer,
+        pytest.raises(NSQUnknownClosed, match="to a publish, OK was due"),
+    ):
+        producer.publish("t", b"x", timeout=5)
+
+
+# --- deadlines
+
+
+def test_deaf_nsqd_holds_nobody_past_the_deadline(producer, fakensqd):
+    producer.publish("t", b"1")
+    fakensqd.deaf()
+
+    with pytest.raises(NSQUnknownTimeout, match=r"publish not answered within 0.05 s; nsqd may have it"):
+        producer.publish("t", b"2", timeout=0.05)
+
+    fakensqd.hearing()
+
+
+def test_publish_without_time_is_not_sent(producer, fakensqd):
+    with pytest.raises(NSQNotSentTimeout, match="publish not sent within 0 s"):
+        producer.publish("t", b"x", timeout=0)
+
+    assert producer.publish("t", b"y") == b"OK"
+    assert bodies(fakensqd, "t") == [b"y"]
+
+
+def test_publish_whose_turn_comes_too_late_is_not_sent(producer, fakensqd):
+    """Where the hub was busy the turn may come before the look at deadlines."""
+    dispatcher = producer._life.running.dispatcher
+    (link,) = dispatcher.links
+    late = Publish("t", commands.publish("t", b"x"), 1, 0.0, 0.0)
+    late.dispatcher, late.link = dispatcher, link
+    dispatcher.pending += 1
+
+    link.submit(late)
+    wait_until(lambda: late.done)
+
+    assert isinstance(late.error, NSQNotSentTimeout)
+    assert fakensqd.depth("t") == 0
+
+
+def test_late_answer_harms_nobody(producer, fakensqd):
+    fakensqd.slow(0.1)
+    with pytest.raises(NSQUnknownTimeout):
+        producer.publish("t", b"1", timeout=0.05)
+
+    assert producer.publish("t", b"2", timeout=5) == b"OK"
+
+
+def test_publish_that_waits_for_others_is_not_sent_by_its_deadline(fakensqd):
+    options = {"http_requests_at_once": 1, "close_timeout": 0.01}
+    with Producer(nsqd_http_addresses=fakensqd.http_address, **options) as producer:
+        fakensqd.deaf()
+        first = producer.publish_async("t", b"1", timeout=60)
+
+        with pytest.raises(NSQNotSentTimeout, match=r"publish not sent within 0\.05 s"):
+            producer.publish("t", b"2", timeout=0.05)
+
+        assert not first.ready()
+
+
+def test_publishes_leave_a_deaf_nsqd_for_another(fakecluster):
+    deaf, other = fakecluster.nsqds
+    options = {"strategy": "primary", "stalled_after": 0.05, "http_requests_at_once": 1, "close_timeout": 0.01}
+    with Producer(nsqd_http_addresses=[deaf.http_address, other.http_address], **options) as producer:
+        deaf.deaf()
+        results = [producer.publish_async("t", b"%d" % number) for number in range(10)]
+
+        assert [result.get(timeout=5) for result in results[1:]] == [b"OK"] * 9
+        assert not results[0].ready()
+
+
+def test_request_under_way_is_waited_for_when_another_one_has_failed():
+    waiting = gevent.event.Event()
+
+    def serve(request, sock):
+        if request.body == b"slow":
+            waiting.wait()
+        first_ping = peer.lines == ["GET /ping"]
+        return reply() if first_ping or request.body == b"slow" else reply(b"", "502 Bad Gateway")
+
+    with http_peer(serve) as peer, Producer(nsqd_http_addresses=peer.address) as producer:
+        slow = producer.publish_async("t", b"slow")
+        wait_until(lambda: "POST /pub" in peer.lines)
+        with pytest.raises(NSQUnknownClosed, match="502"):
+            producer.publish("t", b"bad")
+        short = gevent.spawn(producer.flush, 5)
+        wait_until(lambda: producer.stats().failures)
+
+        assert not short.ready()
+        waiting.set()
+
+        assert short.get(timeout=5)
+        assert slow.get(timeout=0) == b"OK"
+
+
+# --- bugs
+
+
+def test_bug_while_publishing_leaves_nobody_waiting(producer, monkeypatch, caplog):
+    producer.publish("t", b"1")
+    monkeypatch.setattr(NsqdHTTPClient, "publish", None)
+
+    with pytest.raises(NSQUnknownClosed, match="internal error: TypeError"):
+        producer.publish("t", b"2", timeout=5)
+
+    monkeypatch.undo()
+    assert "internal error while publishing" in caplog.text
+    assert producer.publish("t", b"3", timeout=5) == b"OK"
+
+
+def test_bug_while_pinging_does_not_end_the_trying(fakensqd, monkeypatch, caplog):
+    monkeypatch.setattr(NsqdHTTPClient, "request", None)
+    with Producer(nsqd_http_addresses=fakensqd.http_address, reconnect_initial=0.01) as producer:
+        assert "internal error: TypeError" in producer.stats().failures[fakensqd.http_address]
+        monkeypatch.undo()
+
+        assert producer.publish("t", b"x", timeout=5) == b"OK"
+    assert "internal error while pinging" in caplog.text
+
+
+# --- misuse
+
+LOOKUPD = {"lookupd_http_addresses": "host"}
+MISUSES = [
+    pytest.param({"nsqd_tcp_addresses": "a", "nsqd_http_addresses": "b"}, "has one of the two", id="both"),
+    pytest.param({"nsqd_tcp_addresses": "a", "http": True}, "has one of the two", id="tcp, http wanted"),
+    pytest.param({"http": True}, "producer has no address", id="no address"),
+    pytest.param({"nsqd_http_addresses": []}, "producer has no address", id="none in a list"),
+    pytest.param({"nsqd_http_addresses": "ftp://a"}, "scheme must be http or https", id="scheme"),
+    pytest.param({"nsqd_http_addresses": "a:0"}, "port 0", id="port"),
+    pytest.param({"nsqd_http_addresses": "a", "tls_v1": True}, "tls_v1: of TCP", id="tls of tcp"),
+    pytest.param({"nsqd_http_addresses": "a", "connections_per_nsqd": 2}, "connections_per_nsqd: of TCP", id="number"),
+    pytest.param({**LOOKUPD, "http_options": {}}, "nor http=True", id="options without http"),
+    pytest.param({"nsqd_http_addresses": "a", "http_requests_at_once": 0}, "must be within 1", id="none at once"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), MISUSES)
+def test_value_that_makes_no_sense_is_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        Producer(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param({"nsqd_http_addresses": 5}, "must be a str, list, tuple or set, not a int", id="addresses"),
+        pytest.param({"nsqd_http_addresses": [5]}, "URL must be a str, not 5", id="address"),
+        pytest.param({"nsqd_http_addresses": "a", "http_options": 5}, "http_options must be a dict", id="options"),
+        pytest.param({**LOOKUPD, "http": {"auth": "x"}}, "options of HTTP are http_options", id="http"),
+        pytest.param({"nsqd_http_addresses": "a", "http_options": {"colour": 1}}, "has no option colour", id="option"),
+    ],
+)
+def test_value_of_the_wrong_type_is_refused(arguments, words):
+    with pytest.raises(TypeError, match=words):
+        Producer(**arguments)
+
+
+def test_addresses_of_a_set_are_sorted_and_each_is_used_once():
+    producer = Producer(nsqd_http_addresses={"b", "a", "http://a:4151"})
+
+    assert producer.addresses == ["a:4151", "b:4151"]

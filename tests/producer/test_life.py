@@ -1,0 +1,474 @@
+"""A producer's start and end: each once, whoever asks, and in bounded time."""
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import gevent
+import pytest
+
+from gnsq import NsqdHTTPClient, Producer
+from gnsq.errors import NSQNotSent, NSQNotSentClosed, NSQNotSentTimeout, NSQUnknown
+from gnsq.producer.lifetime import Gate
+from gnsq.protocol.frames import RESPONSE, encode_frame
+from tests.helpers import bodies, peer, refused_port, wait_until
+
+LIMIT = 10.0
+
+
+@contextlib.contextmanager
+def silent():
+    """Answers IDENTIFY and nothing else."""
+
+    def answer(sock):
+        sock.recv(4096)
+        sock.sendall(encode_frame(RESPONSE, b"OK"))
+        while sock.recv(4096):
+            pass
+
+    with peer(answer) as address:
+        yield address
+
+
+@pytest.fixture
+def producer(fakensqd):
+    with Producer(fakensqd.tcp_address, close_timeout=5) as made:
+        yield made
+
+
+@pytest.fixture
+def closed(producer):
+    """Collects what on_close tells."""
+    told = []
+    producer.on_close.connect(told.append, weak=False)
+    return told
+
+
+def held(nsqd):
+    """How many messages of the topic it has."""
+    topics = NsqdHTTPClient.from_url(nsqd.http_address).stats("t")["topics"]
+    return sum(topic["message_count"] for topic in topics)
+
+
+# --- the start --------------------------------------------------------------------------------------------------------
+
+
+def test_start_returns_while_nsqd_is_down_and_connects_when_it_is_up(fakensqd):
+    fakensqd.stop()
+    producer = Producer(fakensqd.tcp_address, reconnect_initial=0.01)
+
+    producer.start()
+    running = producer.is_running
+    fakensqd.start()
+
+    assert running
+    assert producer.publish("t", b"x", timeout=LIMIT) == b"OK"
+    assert producer.close() == []
+
+
+def test_tries_again_soon_and_each_time_later_than_before(caplog):
+    with caplog.at_level(logging.WARNING), Producer(f"127.0.0.1:{refused_port()}"):
+        wait_until(lambda: caplog.text.count("trying again") == 2)
+
+    first, second = (float(wait) for wait in re.findall(r"trying again in ([\d.]+) s", caplog.text))
+    assert 0 < first <= 0.1 <= second <= 0.2
+
+
+def test_first_publishes_of_many_greenlets_start_one_producer(fakensqd):
+    producer = Producer(fakensqd.tcp_address)
+
+    jobs = [gevent.spawn(producer.publish, "t", b"x") for _ in range(50)]
+    gevent.joinall(jobs, raise_error=True)
+
+    assert producer.stats().confirmed == 50
+    assert len(fakensqd.transcript.commands("IDENTIFY")) == 1
+    assert producer.close() == []
+
+
+def test_slow_lookupd_holds_neither_a_first_publish_past_its_deadline_nor_a_start_for_ever():
+    def say_nothing(sock):
+        while sock.recv(4096):
+            pass
+
+    with peer(say_nothing) as address:
+        producer = Producer(lookupd_http_addresses=address)
+        began = time.monotonic()
+
+        with pytest.raises(NSQNotSent):
+            producer.publish("t", b"x", timeout=0.05)
+
+        assert time.monotonic() - began < 1
+        assert producer.close(timeout=0.1) == []
+
+
+def test_nsqds_of_a_lookupd_are_known_when_start_returns(fakecluster):
+    producer = Producer(lookupd_http_addresses=fakecluster.lookupds[0].http_address)
+
+    producer.start()
+
+    assert producer.publish("t", b"x", block=False) == b"OK"
+    assert producer.close() == []
+
+
+def test_start_that_fails_may_be_tried_again(fakensqd, monkeypatch):
+    producer = Producer(fakensqd.tcp_address, threaded=True)
+
+    def fail(name):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gnsq.producer.lifetime.HubThread", fail)
+        with pytest.raises(RuntimeError, match="can't start"):
+            producer.start()
+
+    assert producer.publish("t", b"x") == b"OK"
+    assert producer.close() == []
+
+
+class SlowThread:
+    """Stands for the start of a thread that takes long, and fails."""
+
+    def __init__(self):
+        self.begun, self.ended = threading.Event(), threading.Event()
+
+    def __call__(self, name):
+        self.begun.set()
+        self.ended.wait(LIMIT)
+        raise RuntimeError("can't start new thread")
+
+
+def test_start_of_another_thread_holds_no_publish_past_its_deadline_and_no_close_when_it_fails(fakensqd, monkeypatch):
+    slow = SlowThread()
+    monkeypatch.setattr("gnsq.producer.lifetime.HubThread", slow)
+    producer = Producer(fakensqd.tcp_address, threaded=True)
+    raised = []
+
+    def start():
+        with pytest.raises(RuntimeError) as error:
+            producer.start()
+        raised.append(error.value)
+
+    starter = threading.Thread(target=start)
+    starter.start()
+    assert slow.begun.wait(LIMIT)
+
+    with pytest.raises(NSQNotSentTimeout, match=r"another thread has not started the producer within 0.05 s"):
+        producer.publish("t", b"x", timeout=0.05)
+    closer = gevent.spawn(producer.close)
+    gevent.sleep(0)
+    slow.ended.set()
+
+    assert closer.get(timeout=LIMIT) == []
+    starter.join(LIMIT)
+    assert len(raised) == 1
+    assert producer.stats().state == "closed"
+
+
+# --- flush ------------------------------------------------------------------------------------------------------------
+
+
+def test_flush_waits_for_all_that_was_published(producer):
+    results = [producer.publish_async("t", b"x") for _ in range(100)]
+
+    assert producer.flush(LIMIT)
+    assert all(result.ready() for result in results)
+
+
+def test_several_flushes_at_once_all_wait_until_the_end(producer):
+    flushes = []
+    for _ in range(50):
+        producer.publish_async("t", b"x")
+        flushes.append(gevent.spawn(producer.flush, LIMIT))
+        gevent.sleep(0)
+
+    gevent.joinall(flushes)
+
+    assert [flush.value for flush in flushes] == [True] * 50
+
+
+def test_flush_ends_with_its_timeout():
+    with silent() as address, Producer(address, close_timeout=0.01) as producer:
+        producer.publish_async("t", b"x")
+
+        assert not producer.flush(0.01)
+
+
+def test_flush_of_a_producer_that_does_not_run_has_nothing_to_wait_for():
+    assert Producer("host").flush(LIMIT)
+
+
+# --- close ------------------------------------------------------------------------------------------------------------
+
+
+def test_close_returns_what_was_not_confirmed():
+    with silent() as address:
+        producer = Producer(address)
+        producer.start()
+        producer.publish_async("sent", b"1")
+        # What may be refused waits for the answers before it.
+        producer.publish_async("deferred", b"2", defer=500)
+        producer.publish("sent", b"3", raise_error=False)
+
+        unconfirmed = producer.close(timeout=0.05)
+
+    assert sorted((one.topic, list(one.bodies), one.defer) for one in unconfirmed) == [
+        ("deferred", [b"2"], 500),
+        ("sent", [b"1"], 0),
+        ("sent", [b"3"], 0),
+    ]
+    assert {one.bodies[0]: isinstance(one.error, NSQUnknown) for one in unconfirmed}[b"1"]
+    assert all(isinstance(one.error, NSQUnknown | NSQNotSent) for one in unconfirmed)
+
+
+def test_close_from_several_greenlets_closes_once(producer, closed):
+    producer.publish_async("t", b"x")
+
+    jobs = [gevent.spawn(producer.close) for _ in range(5)]
+    gevent.joinall(jobs, timeout=LIMIT, raise_error=True)
+
+    assert [job.value for job in jobs] == [[]] * 5
+    assert closed == [producer]
+
+
+def test_close_during_the_start_of_another_greenlet_closes_it(fakensqd):
+    producer = Producer(fakensqd.tcp_address, threaded=True)
+    starter = gevent.spawn(producer.start)
+    gevent.sleep(0)
+
+    assert producer.close(timeout=5) == []
+
+    starter.join(LIMIT)
+    assert not producer.is_running
+    with pytest.raises(NSQNotSentClosed):
+        producer.publish("t", b"x")
+
+
+def test_close_whose_caller_is_interrupted_goes_on():
+    with silent() as address:
+        producer = Producer(address)
+        producer.start()
+        producer.publish_async("t", b"x")
+
+        with gevent.Timeout(0.01, False):
+            producer.close(timeout=0.1)
+        interrupted = producer.stats().state
+        producer.join(LIMIT)
+
+    assert interrupted == "closing"
+    assert producer.stats().state == "closed"
+
+
+def test_close_refuses_publishes_while_it_waits():
+    with silent() as address:
+        producer = Producer(address)
+        producer.start()
+        producer.publish_async("t", b"x")
+        closer = gevent.spawn(producer.close, 0.2)
+        gevent.sleep(0)
+
+        with pytest.raises(NSQNotSentClosed, match="make a new one"):
+            producer.publish("t", b"y")
+
+        assert len(closer.get(timeout=LIMIT)) == 1
+
+
+def test_close_in_the_hub_itself_goes_on_in_the_background(producer, closed, fakensqd):
+    result = producer.publish_async("t", b"x")
+
+    gevent.get_hub().loop.run_callback(producer.close)
+    producer.join(LIMIT)
+
+    assert result.get(timeout=0) == b"OK"
+    assert closed == [producer]
+
+
+def test_close_by_a_receiver_of_its_signals_holds_nothing_up(producer, closed):
+    producer.on_response.connect(lambda sender, response: sender.close(), weak=False)
+
+    assert producer.publish("t", b"x") == b"OK"
+    producer.join(LIMIT)
+
+    assert closed == [producer]
+
+
+def test_close_and_join_by_a_receiver_of_on_close_return(producer):
+    told = []
+    producer.on_close.connect(lambda sender: told.append((sender.close(), sender.join())), weak=False)
+
+    assert producer.close() == []
+    assert told == [([], None)]
+
+
+def test_producer_that_never_started_tells_no_close():
+    told = []
+    producer = Producer("host")
+    producer.on_close.connect(told.append, weak=False)
+
+    assert producer.close() == []
+    producer.join()
+    assert told == []
+
+
+def test_join_ends_with_its_timeout(producer):
+    producer.join(timeout=0.01)
+
+    assert producer.is_running
+
+
+def test_gate_lets_those_go_on_who_wait_and_who_come_later():
+    gate = Gate()
+    waiting = gevent.spawn(gate.wait, LIMIT)
+    gevent.sleep(0)
+
+    assert not gate.wait(0)
+    gate.open()
+
+    assert waiting.get(timeout=LIMIT)
+    assert gate.wait(0)
+
+
+def test_rounds_of_start_and_close_leave_no_file_open(fakensqd):
+    def files():
+        return len(os.listdir("/proc/self/fd"))
+
+    def go_round(threaded):
+        with Producer(fakensqd.tcp_address, threaded=threaded) as producer:
+            producer.publish("t", b"x")
+
+    for threaded in (False, True):
+        go_round(threaded)
+    before = files()
+    for _ in range(5):
+        go_round(threaded=False)
+        go_round(threaded=True)
+
+    wait_until(lambda: files() <= before)
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+SIGNALLED = """
+import os, signal, sys, threading, time
+import gevent
+from gnsq import NsqdHTTPClient, Producer
+from gnsq.errors import NSQNotSentClosed
+
+address, how, threaded = sys.argv[1], sys.argv[2], sys.argv[3] == "threaded"
+producer = Producer(address, threaded=threaded, close_timeout=5)
+closed = []
+producer.on_close.connect(closed.append, weak=False)
+confirmed = 0
+if how == "gevent":
+    gevent.signal_handler(signal.SIGUSR1, producer.close)
+else:
+    signal.signal(signal.SIGUSR1, lambda *_: producer.close())
+
+
+def shoot():
+    while not confirmed:
+        time.sleep(0.001)
+    time.sleep(float(sys.argv[4]))
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+shooter = threading.Thread(target=shoot)
+shooter.start()
+try:
+    while True:
+        producer.publish("t", b"%d" % confirmed, timeout=5)
+        confirmed += 1
+except NSQNotSentClosed:
+    pass
+producer.join(10)
+shooter.join()
+print(confirmed, producer.stats().state, len(closed))
+"""
+
+
+@pytest.mark.parametrize("pause", ["0", "0.0137", "0.0291", "0.0373", "0.05"])
+@pytest.mark.parametrize(
+    ("how", "threaded"),
+    [
+        pytest.param("gevent", "", id="gevent's handler"),
+        pytest.param("signal", "", id="python's handler"),
+        pytest.param("signal", "threaded", id="python's handler, threaded"),
+    ],
+)
+def test_close_by_a_signal_in_the_midst_of_publishing_loses_and_doubles_nothing(fakensqd, how, threaded, pause):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SIGNALLED, fakensqd.tcp_address, how, threaded, pause],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert (done.stderr, done.returncode) == ("", 0)
+    confirmed, *rest = done.stdout.split()
+    assert rest == ["closed", "1"]
+    assert [int(body) for body in bodies(fakensqd, "t")] == list(range(int(confirmed)))
+
+
+@pytest.mark.parametrize("line", [1, 10, 20, 40, 60, 80])
+def test_close_by_a_signal_that_interrupts_the_start_takes_effect(fakensqd, line):
+    """In whatever line of the start the handler runs."""
+    producer = Producer(fakensqd.tcp_address)
+    lines = []
+
+    def trace(frame, event, argument):
+        lines.append(frame.f_lineno)
+        if len(lines) == line:
+            signal.raise_signal(signal.SIGUSR1)
+        return trace if frame.f_globals.get("__name__", "").startswith("gnsq.producer") else None
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: producer.close())
+    tracing = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with contextlib.suppress(NSQNotSentClosed):
+            producer.start()
+    finally:
+        sys.settrace(tracing)
+        signal.signal(signal.SIGUSR1, before)
+    producer.join(LIMIT)
+
+    assert len(lines) > line
+    assert producer.stats().state == "closed"
+
+
+@pytest.mark.parametrize("line", range(1, 60, 3))
+@pytest.mark.parametrize("options", [{}, {"batch_messages": 10}], ids=["alone", "batches"])
+def test_close_by_a_signal_that_interrupts_a_publish_in_any_line_leaves_it_confirmed_or_not_sent(
+    fakensqd, options, line
+):
+    producer = Producer(fakensqd.tcp_address, close_timeout=5, **options)
+    producer.start()
+    lines = []
+
+    def trace(frame, event, argument):
+        lines.append(frame.f_lineno)
+        if len(lines) == line:
+            signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: producer.close())
+    tracing = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        confirmed = [producer.publish("t", b"x", timeout=5)]
+    except NSQNotSentClosed:
+        confirmed = []
+    finally:
+        sys.settrace(tracing)
+        signal.signal(signal.SIGUSR1, before)
+    # For a line behind the end of the publish.
+    producer.close()
+    producer.join(LIMIT)
+
+    assert producer.stats().state == "closed"
+    assert held(fakensqd) == len(confirmed)

@@ -1,0 +1,386 @@
+"""Publishes of other threads than the producer's: native ones, ones with hubs, in patched processes and plain ones."""
+
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+
+import gevent
+import pytest
+
+from gnsq import Producer
+from gnsq.errors import NSQBadMessage, NSQNotSentClosed, NSQNotSentTimeout, NSQTimeout, NSQUnknownTimeout
+from tests.helpers import bodies, refused_port, wait_until
+
+LIMIT = 20.0
+COUNT = 30
+
+
+def plain(function):
+    """A function as it is: the thread has no hub."""
+    return function()
+
+
+def with_hub(function):
+    """Call a function in a greenlet of the thread's own hub, which must go on running."""
+    ticks = []
+
+    def tick():
+        while True:
+            ticks.append(None)
+            gevent.sleep(0.001)
+
+    ticking = gevent.spawn(tick)
+    try:
+        return gevent.spawn(function).get()
+    finally:
+        ticking.kill()
+        gevent.get_hub().destroy(destroy_loop=True)
+
+
+KINDS = [pytest.param(plain, id="plain threads"), pytest.param(with_hub, id="threads with hubs")]
+
+
+class Threads:
+    """OS threads that run beside the test's hub."""
+
+    def __init__(self):
+        self.outcomes = []
+        self._threads = []
+
+    def start(self, function, kind=plain, count=1):
+        for number in range(count):
+            self._threads.append(threading.Thread(target=self._run, args=(function, kind, number)))
+            self._threads[-1].start()
+
+    def _run(self, function, kind, number):
+        try:
+            self.outcomes.append(kind(lambda: function(number)))
+        except Exception as error:  # noqa: BLE001  # it is the test's
+            self.outcomes.append(error)
+
+    def wait(self):
+        """Wait for all, while this thread's hub runs; give back what they returned or raised."""
+        wait_until(lambda: not any(thread.is_alive() for thread in self._threads), LIMIT)
+        return self.outcomes
+
+
+@pytest.fixture
+def threads():
+    made = Threads()
+    yield made
+    made.wait()
+
+
+@pytest.fixture(params=["home", "threaded"])
+def producer(fakensqd, request):
+    with Producer(fakensqd.tcp_address, threaded=request.param == "threaded", close_timeout=5) as made:
+        yield made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_publishes_of_several_threads_are_confirmed_and_held_once(producer, fakensqd, threads, kind):
+    def publish(number):
+        return [producer.publish("t", b"%d-%d" % (number, index)) for index in range(COUNT)]
+
+    threads.start(publish, kind, count=6)
+
+    assert threads.wait() == [[b"OK"] * COUNT] * 6
+    expected = {b"%d-%d" % (number, index) for number in range(6) for index in range(COUNT)}
+    held = bodies(fakensqd, "t")
+    assert set(held) == expected
+    assert len(held) == len(expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_publish_async_in_a_thread_gives_a_future(producer, fakensqd, threads, kind):
+    def publish(number):
+        futures = [producer.publish_async("t", b"%d" % index) for index in range(COUNT)]
+        return [type(futures[0]), *[future.result(timeout=LIMIT) for future in futures]]
+
+    threads.start(publish, kind)
+
+    assert threads.wait() == [[Future, *[b"OK"] * COUNT]]
+    assert bodies(fakensqd, "t") == [b"%d" % index for index in range(COUNT)]
+
+
+def test_errors_reach_the_thread_that_published(producer, threads):
+    def publish(number):
+        with pytest.raises(NSQBadMessage):
+            producer.publish("t", b"x" * 2_000_000)
+        with pytest.raises(NSQBadMessage):
+            producer.publish_async("t", b"x" * 2_000_000).result(timeout=LIMIT)
+        with pytest.raises(ValueError, match="empty"):
+            producer.publish("t", b"")
+
+    threads.start(publish)
+
+    assert threads.wait() == [None]
+
+
+def test_publish_async_in_a_thread_waits_for_room(fakensqd, threads):
+    with Producer(fakensqd.tcp_address, max_pending_bytes=2000) as producer:
+
+        def publish(number):
+            futures = [producer.publish_async("t", b"x" * 900) for _ in range(COUNT)]
+            return [future.result(timeout=LIMIT) for future in futures]
+
+        threads.start(publish)
+
+        assert threads.wait() == [[b"OK"] * COUNT]
+
+
+def test_publish_of_a_thread_without_block_raises_at_once(threads):
+    with Producer(f"127.0.0.1:{refused_port()}") as producer:
+        threads.start(lambda number: producer.publish("t", b"x", block=False))
+
+        (error,) = threads.wait()
+
+    assert "no connection to any nsqd now" in str(error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everything_else_may_be_called_in_threads_at_once(producer, fakensqd, threads, kind):
+    def use(number):
+        producer.multipublish("t", [b"a", b"b"])
+        chunks = producer.publish_many("t", (b"%d" % index for index in range(2500)))
+        stats = producer.stats()
+        return [[chunk.error for chunk in chunks], producer.flush(LIMIT), stats.confirmed > 2500]
+
+    threads.start(use, kind, count=3)
+
+    assert threads.wait() == [[[None] * 3, True, True]] * 3
+    assert producer.stats().confirmed == 3 * 2502
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_close_of_several_threads_closes_once(producer, threads, kind):
+    told = []
+    producer.on_close.connect(told.append, weak=False)
+    results = [producer.publish_async("t", b"x") for _ in range(COUNT)]
+
+    threads.start(lambda number: (producer.close(), producer.join(LIMIT)), kind, count=4)
+
+    assert threads.wait() == [([], None)] * 4
+    assert told == [producer]
+    assert [result.result(0) if isinstance(result, Future) else result.get(timeout=0) for result in results] == [
+        b"OK"
+    ] * COUNT
+
+
+def test_join_of_a_thread_returns_when_another_closes(producer, threads):
+    threads.start(lambda number: producer.join(LIMIT), count=2)
+    threads.start(lambda number: producer.join(0.01))
+    producer.close()
+
+    assert threads.wait() == [None] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_first_publishes_of_several_threads_start_one_producer(fakensqd, threads, kind):
+    producer = Producer(fakensqd.tcp_address, threaded=True)
+    barrier = threading.Barrier(8)
+
+    def publish(number):
+        barrier.wait(LIMIT)
+        return producer.publish("t", b"x", timeout=LIMIT)
+
+    threads.start(publish, kind, count=8)
+
+    assert threads.wait() == [b"OK"] * 8
+    assert len(fakensqd.transcript.commands("IDENTIFY")) == 1
+    assert producer.close() == []
+
+
+def test_nsqd_added_in_a_thread_is_published_to(fakensqd, threads):
+    with Producer(f"127.0.0.1:{refused_port()}") as producer:
+        host, port = fakensqd.tcp_address.split(":")
+        threads.start(lambda number: producer.connect_to_nsqd(host, int(port)))
+        threads.wait()
+
+        assert producer.publish("t", b"x", timeout=LIMIT) == b"OK"
+
+
+# --- threads that do not run their hubs -------------------------------------------------------------------------------
+
+
+def timed(function):
+    began = time.monotonic()
+    try:
+        return function(), time.monotonic() - began
+    except Exception as error:  # noqa: BLE001  # it is the test's
+        return error, time.monotonic() - began
+
+
+def test_home_that_blocks_natively_holds_nobody_past_the_deadline(fakensqd):
+    producer = Producer(fakensqd.tcp_address)
+    producer.start()
+    outcomes = {}
+    calls = {
+        "publish": lambda: producer.publish("t", b"x", timeout=0.2),
+        "async": lambda: producer.publish_async("t", b"x", timeout=0.2),
+        "many": lambda: producer.publish_many("t", [b"x"], timeout=0.2, raise_error=False),
+        "flush": lambda: producer.flush(0.2),
+        "join": lambda: producer.join(0.2),
+        "close": lambda: producer.close(0.2),
+        "second close": lambda: producer.close(0.2),
+    }
+
+    def use():
+        for name, call in calls.items():
+            outcomes[name] = timed(call)
+
+    # Natively: this hub does not run meanwhile.
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join(LIMIT)
+
+    assert all(seconds < 1.6 for _, seconds in outcomes.values())
+    assert isinstance(outcomes["publish"][0], NSQNotSentTimeout)
+    assert "needs threaded=True" in str(outcomes["publish"][0])
+    assert isinstance(outcomes["async"][0], NSQNotSentTimeout)
+    assert isinstance(outcomes["many"][0][0].error, NSQNotSentTimeout)
+    assert outcomes["flush"][0] is False
+    assert isinstance(outcomes["close"][0], NSQTimeout)
+    assert "needs threaded=True" in str(outcomes["close"][0])
+    # It closes as soon as this hub runs, and nothing of that was sent.
+    producer.join(LIMIT)
+    assert producer.stats().state == "closed"
+    assert fakensqd.transcript.commands("PUB") == []
+
+
+def test_home_that_blocks_when_it_has_taken_a_publish_over_leaves_it_unknown(fakensqd):
+    producer = Producer(fakensqd.tcp_address)
+    producer.start()
+    producer.publish("t", b"x")
+    outcomes = []
+    fakensqd.stop()
+    thread = threading.Thread(
+        target=lambda: outcomes.append(timed(lambda: producer.publish("t", b"x", timeout=0.3))),
+    )
+
+    thread.start()
+    # Lets the hub take the publish over, and no more.
+    wait_until(lambda: producer.stats().pending)
+    thread.join(LIMIT)
+
+    ((error, seconds),) = outcomes
+    assert isinstance(error, NSQUnknownTimeout)
+    assert seconds < 1.8
+    producer.close(timeout=0)
+
+
+def test_home_that_has_ended_is_named(fakensqd):
+    producer = Producer(fakensqd.tcp_address)
+    thread = threading.Thread(target=lambda: producer.publish("t", b"x"))
+    thread.start()
+    wait_until(lambda: not thread.is_alive())
+    outcomes = []
+    others = threading.Thread(target=lambda: outcomes.append(timed(lambda: producer.publish("t", b"y"))))
+    others.start()
+    wait_until(lambda: not others.is_alive())
+
+    with pytest.raises(NSQNotSentClosed, match=r"has ended: .*threaded=True"):
+        producer.publish("t", b"y")
+    ((error, seconds),) = outcomes
+    # A new thread may have the number of the one that has ended.
+    assert isinstance(error, NSQNotSentClosed)
+    assert seconds < 1
+    assert producer.close() == []
+    assert producer.stats().state == "closed"
+    assert bodies(fakensqd, "t") == [b"x"]
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+PLAIN = """
+import sys
+from gnsq import Producer
+
+producer = Producer(sys.argv[1], threaded=True)
+print(producer.publish("t", b"first").decode())
+for number in range(1000):
+    producer.publish_async("t", b"%d" % number)
+"""
+
+PATCHED = "from gevent import monkey; monkey.patch_all()\n" + PLAIN
+
+NATIVE_IN_PATCHED = """
+from gevent import monkey; monkey.patch_all()
+import sys
+import gevent
+from gnsq import Producer
+
+start_new_thread = monkey.get_original("_thread", "start_new_thread")
+threaded = sys.argv[2] == "threaded"
+producer = Producer(sys.argv[1], threaded=threaded)
+producer.start()
+said = []
+
+
+def use(name):
+    try:
+        producer.publish("t", b"x", timeout=5)
+        futures = [producer.publish_async("t", b"x", timeout=5) for _ in range(100)]
+        said.append([future.result(timeout=10) for future in futures] == [b"OK"] * 100)
+        said.append(len(producer.publish_many("t", [b"x"] * 3000, timeout=5)))
+    except BaseException as error:
+        said.append(repr(error))
+
+
+for name in range(4):
+    start_new_thread(use, (name,))
+pool = gevent.get_hub().threadpool
+pool.spawn(use, "pool")
+with gevent.Timeout(20):
+    while len(said) < 10:
+        gevent.sleep(0.01)
+print(sorted(said) == [True] * 5 + [3] * 5, said if len(set(said)) > 2 else "")
+producer.close()
+print(producer.stats().confirmed)
+"""
+
+
+def run(script, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("script", [PLAIN, PATCHED], ids=["plain", "patched"])
+def test_program_left_without_close_ends_when_all_is_confirmed(fakensqd, script):
+    assert run(script, fakensqd.tcp_address) == ["OK"]
+
+    assert bodies(fakensqd, "t") == [b"first", *[b"%d" % number for number in range(1000)]]
+
+
+UNANSWERED = """
+import logging, sys, time
+from gnsq import Producer
+
+logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.WARNING)
+logging.getLogger("gnsq.nsqd").setLevel(logging.ERROR)
+logging.getLogger("gnsq.pool").setLevel(logging.ERROR)
+producer = Producer(sys.argv[1], threaded=sys.argv[2] == "threaded", close_timeout=0.2)
+producer.publish_async("t", b"x")
+"""
+
+
+def test_program_whose_publishes_have_no_answer_ends_with_close_timeout_and_says_so():
+    said = run(UNANSWERED, f"127.0.0.1:{refused_port()}", "threaded")
+
+    assert " ".join(said) == "closed with 1 publishes not confirmed within 0.2 s"
+
+
+def test_program_that_leaves_publishes_in_its_own_hub_is_told():
+    said = run(UNANSWERED, f"127.0.0.1:{refused_port()}", "")
+
+    assert " ".join(said) == "the program ends with 1 publishes not confirmed: close() waits for them"
+
+
+@pytest.mark.parametrize("threaded", ["", "threaded"])
+def test_native_threads_of_a_patched_process_publish(fakensqd, threaded):
+    assert run(NATIVE_IN_PATCHED, fakensqd.tcp_address, threaded) == ["True", str(5 * 3101)]

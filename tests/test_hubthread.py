@@ -1,0 +1,412 @@
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import gevent
+import greenlet
+import pytest
+from gevent._hub_local import get_hub_if_exists
+
+from gnsq.doors import Door, door
+from gnsq.hubthread import HubThread
+
+LIMIT = 30.0
+
+
+@pytest.fixture
+def hub():
+    with HubThread("test") as hub:
+        yield hub
+
+
+def start(function):
+    """Run a function in a plain thread; give back how to wait for what it returns or raises."""
+    outcomes = []
+
+    def run():
+        try:
+            outcomes.append(function())
+        except BaseException as error:  # noqa: BLE001  # it is the test's
+            outcomes.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def outcome():
+        thread.join(LIMIT)
+        return outcomes[0]
+
+    return outcome
+
+
+def start_call(hub, function=lambda: gevent.sleep(LIMIT)):
+    """Call a function from a plain thread; return when it runs, as start() does."""
+    running = threading.Event()
+
+    def run():
+        running.set()
+        return function()
+
+    outcome = start(lambda: hub.call(run))
+    assert running.wait(LIMIT)
+    return outcome
+
+
+# --- call -------------------------------------------------------------------------------------------------------------
+
+
+def test_call_runs_on_the_hubs_thread(hub):
+    assert hub.call(threading.get_ident) != threading.get_ident()
+    assert hub.call(threading.current_thread).name == "test"
+
+
+def test_call_gives_back_what_was_returned(hub):
+    assert hub.call(lambda a, b: a + b, 1, b=2) == 3
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt("no"), SystemExit("no")], ids=repr)
+def test_call_raises_what_was_raised(hub, error):
+    def fail():
+        raise error
+
+    with pytest.raises(type(error), match="no"):
+        hub.call(fail)
+    assert hub.call(lambda: 1) == 1
+
+
+def test_call_in_the_thread_itself_is_just_a_call(hub):
+    assert hub.call(lambda: hub.call(greenlet.getcurrent) is greenlet.getcurrent())
+
+
+def test_call_from_a_plain_thread_makes_no_hub_there(hub):
+    assert start(lambda: (hub.call(int), get_hub_if_exists()))() == (0, None)
+
+
+def test_call_lets_other_greenlets_of_the_callers_hub_run(hub):
+    done = threading.Event()
+    gevent.spawn(done.set)
+
+    assert hub.call(lambda: done.wait(LIMIT))
+
+
+def test_call_that_is_interrupted_is_killed(hub):
+    ended = threading.Event()
+
+    def work():
+        try:
+            gevent.sleep(LIMIT)
+        finally:
+            ended.set()
+
+    with gevent.Timeout(0.01, False):
+        hub.call(work)
+
+    assert ended.wait(LIMIT)
+
+
+def test_call_whose_greenlet_is_killed_raises(hub):
+    with pytest.raises(RuntimeError, match="a call was killed in thread test"):
+        hub.call(lambda: greenlet.getcurrent().kill())
+
+
+def test_greenlets_go_on_between_calls(hub):
+    done = threading.Event()
+
+    hub.call(lambda: gevent.spawn_later(0.01, done.set))
+
+    assert done.wait(LIMIT)
+
+
+def test_is_here_in_the_thread_only(hub):
+    assert not hub.is_here
+    assert hub.call(lambda: hub.is_here)
+    assert hub.call(lambda: gevent.spawn(lambda: hub.is_here).get())
+
+
+# --- soon -------------------------------------------------------------------------------------------------------------
+
+
+def test_soon_calls_in_order(hub):
+    got = []
+
+    for number in range(100):
+        hub.soon(got.append, number)
+    hub.call(int)
+
+    assert got == list(range(100))
+
+
+def test_soon_from_the_thread_itself_comes_later(hub):
+    def ask():
+        got = []
+        hub.soon(got.append, 1)
+        before = list(got)
+        gevent.sleep(0.01)
+        return before, got
+
+    assert hub.call(ask) == ([], [1])
+
+
+def test_soon_goes_on_after_a_function_that_raises(hub, capfd):
+    hub.soon(int, "x")
+
+    assert hub.call(int) == 0
+    assert "ValueError" in capfd.readouterr().err
+
+
+# --- stop -------------------------------------------------------------------------------------------------------------
+
+
+def test_stop_ends_the_thread_and_may_be_called_twice():
+    before = threading.active_count()
+    hub = HubThread("test")
+
+    hub.stop()
+    hub.stop()
+
+    assert threading.active_count() == before
+
+
+def test_stop_from_two_threads_ends_both():
+    hub = HubThread("test")
+
+    outcomes = [start(hub.stop) for _ in range(2)]
+
+    assert [outcome() for outcome in outcomes] == [None, None]
+
+
+@pytest.mark.parametrize("name", ["call", "soon"])
+def test_thread_that_was_stopped_takes_nothing_in(name):
+    hub = HubThread("test")
+    hub.stop()
+
+    with pytest.raises(RuntimeError, match="thread test was stopped"):
+        getattr(hub, name)(lambda: None)
+
+
+def test_hub_that_has_gone_just_now_takes_nothing_in():
+    hub = HubThread("test")
+    hub.stop()
+    # As a caller saw it who looked just before.
+    hub._stopped = False
+
+    with pytest.raises(RuntimeError, match="thread test was stopped"):
+        hub.call(int)
+
+
+def test_stop_in_the_thread_itself_does_not_wait():
+    hub = HubThread("test")
+
+    hub.call(hub.stop)
+    hub.stop()
+
+    with pytest.raises(RuntimeError, match="was stopped"):
+        hub.call(int)
+
+
+def test_calls_that_wait_while_the_thread_is_stopped_raise():
+    hub = HubThread("test")
+    outcomes = [start_call(hub) for _ in range(3)]
+
+    hub.stop()
+
+    assert [repr(outcome()) for outcome in outcomes] == ["RuntimeError('thread test was stopped')"] * 3
+
+
+def test_call_that_does_not_end_with_the_thread_raises():
+    hub = HubThread("test")
+
+    def stay():
+        while True:
+            with contextlib.suppress(gevent.GreenletExit):
+                gevent.sleep(LIMIT)
+
+    outcome = start_call(hub, stay)
+    hub.stop(0.1)
+
+    assert repr(outcome()) == "RuntimeError('thread test was stopped')"
+
+
+def test_greenlets_are_killed_and_may_still_use_the_thread():
+    hub = HubThread("test")
+    ended = []
+
+    def work():
+        try:
+            gevent.sleep(LIMIT)
+        finally:
+            gevent.sleep(0)
+            hub.soon(int)
+            ended.append(hub.call(gevent.spawn(lambda: hub.is_here).get))
+
+    hub.call(lambda: [gevent.spawn(work) for _ in range(2)] and gevent.sleep(0))
+    hub.stop()
+
+    assert ended == [True, True]
+
+
+def test_stop_gives_up_on_a_thread_that_is_blocked(caplog):
+    hub = HubThread("test")
+    release = threading.Event()
+    outcome = start_call(hub, lambda: release.wait(LIMIT))
+
+    hub.stop(0.01)
+    release.set()
+    hub.stop()
+
+    assert caplog.messages == ["thread test has not ended within 0.01 s"]
+    assert outcome() is True
+
+
+def test_thread_that_dies_ends_what_waits_for_it(caplog, capfd):
+    hub = HubThread("test")
+    outcome = start_call(hub)
+
+    hub.soon(sys.exit, "died")
+
+    assert repr(outcome()) == "RuntimeError('thread test was stopped')"
+    hub.stop()
+    assert caplog.messages == ["thread test has failed"]
+
+
+def test_thread_that_can_not_begin_raises(monkeypatch, caplog):
+    monkeypatch.setattr("gnsq.hubthread.gevent", None)
+
+    with pytest.raises(RuntimeError, match="thread test was stopped"):
+        HubThread("test")
+
+    assert caplog.messages == ["thread test has failed"]
+
+
+def left_over():
+    gc.collect()
+    things = gc.get_objects()
+    kinds = {kind: sum(issubclass(type(thing), kind) for thing in things) for kind in [greenlet.greenlet, Door]}
+    return {**kinds, "descriptors": len(os.listdir("/proc/self/fd"))}
+
+
+def test_nothing_is_left_of_threads_that_were_stopped():
+    def live():
+        with HubThread("test") as hub:
+            # Greenlets that have not begun, that wait, and one that nobody ever starts.
+            hub.call(lambda: (gevent.spawn(gevent.sleep, LIMIT), gevent.sleep(0)))
+            hub.call(lambda: (gevent.Greenlet(int), gevent.spawn(gevent.sleep, LIMIT), door()))
+
+    live()
+    before = left_over()
+    for _ in range(50):
+        live()
+
+    after = left_over()
+    # What other tests have left may go meanwhile; each thread would leave one of something.
+    assert {kind: count for kind, count in after.items() if count >= before[kind] + 10} == {}
+
+
+# --- many threads, patched and forked ---------------------------------------------------------------------------------
+
+STRESS = """
+import sys
+{patch}
+import gevent
+from gevent import monkey
+from gevent._hub_local import get_hub_if_exists
+from gnsq.crossing import Crossing
+from gnsq.hubthread import HubThread
+
+start_new_thread = monkey.get_original("_thread", "start_new_thread")
+get_ident = monkey.get_original("_thread", "get_ident")
+
+
+def work(done, with_hub):
+    if with_hub:
+        gevent.get_hub()
+    try:
+        good = [hub.call(lambda number=number: number) for number in range(500)] == list(range(500))
+        done.set((good, get_hub_if_exists() is not None))
+    except BaseException as error:
+        done.set(error)
+    finally:
+        if with_hub:
+            gevent.get_hub().destroy(destroy_loop=True)
+
+
+with HubThread("test") as hub:
+    assert hub.call(get_ident) != get_ident()
+    for with_hub in [False, True]:
+        crossings = [Crossing() for _ in range(8)]
+        for crossing in crossings:
+            start_new_thread(work, (crossing, with_hub))
+        # This thread has a hub, or gets one: its greenlets call, too.
+        greenlets = [gevent.spawn(lambda: [hub.call(int) for _ in range(50)]) for _ in range(8)]
+        gevent.joinall(greenlets, raise_error=True)
+        for crossing in crossings:
+            assert crossing.wait(30)
+            assert crossing.result() == (True, with_hub), crossing.result()
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        pytest.param("", id="as it is"),
+        pytest.param("from gevent import monkey; monkey.patch_all()", id="monkey-patched"),
+    ],
+)
+def test_threads_and_greenlets_lose_no_wake_up(patch):
+    code = STRESS.format(patch=patch)
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+def test_thread_of_a_patched_process_is_not_the_threading_modules(monkeypatch):
+    monkeypatch.setattr("gnsq.hubthread.monkey.is_module_patched", lambda name: True)
+    before = threading.enumerate()
+
+    with HubThread("test") as hub:
+        assert hub.call(lambda: hub.is_here)
+        assert threading.enumerate() == before
+
+
+FORKED = """
+import os
+from gnsq.hubthread import HubThread
+
+hub = HubThread("test")
+child = os.fork()
+if not child:
+    hub.stop()
+    for use in [hub.call, hub.soon]:
+        try:
+            use(int)
+        except RuntimeError as error:
+            os.write(1, f"{error}\\n".encode())
+    with HubThread("own") as own:
+        os.write(1, f"{own.call(int)} {hub.is_here}\\n".encode())
+    os._exit(0)
+os.waitpid(child, 0)
+os.write(1, f"{hub.call(int)}\\n".encode())
+hub.stop()
+"""
+
+
+def test_child_process_makes_a_thread_of_its_own():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=LIMIT)
+
+    refused = "thread test was started before the fork; make a new one in this process"
+    assert done.stdout.splitlines() == [refused, refused, "0 False", "0"]
+
+
+def test_thread_of_another_process_is_left_alone(hub, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", lambda: -1)
+        hub.stop()
+        with pytest.raises(RuntimeError, match="before the fork"):
+            hub.call(int)
+
+    assert hub.call(int) == 0
