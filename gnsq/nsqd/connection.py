@@ -176,7 +176,7 @@ class Connection:
         if answer != OK:
             raise NSQProtocolError(f"{self.address}: answer {answer[:80]!r} to SUB, OK was due")
         if self.state is not ConnectionState.CONNECTED:
-            raise self._lost()
+            raise lost(self.address, self.error)
         self._enter(ConnectionState.SUBSCRIBED)
         logger.info("%s: subscribed to %s/%s", self.address, topic, channel)
 
@@ -263,9 +263,6 @@ class Connection:
     def _enter(self, state: ConnectionState) -> None:
         self.state = state
 
-    def _lost(self) -> NSQConnectionClosed:
-        return lost(self.address, self.error)
-
     def give_up(self, parent: int) -> None:
         """Close our end of what another process goes on with: see forks."""
         if self.answers.elsewhere:  # its thread is not in this process: abort() would wake who waited there
@@ -276,11 +273,11 @@ class Connection:
     def _check_not_aborted(self) -> None:
         if self.state is ConnectionState.CLOSED:
             self._close_transport()
-            raise self._lost()
+            raise lost(self.address, self.error)
 
     def _check_open(self) -> None:
         if self.state is ConnectionState.CLOSED:
-            raise self._lost()
+            raise lost(self.address, self.error)
 
     def _close_transport(self) -> None:
         if self._layers is not None and self._layers.transport is not None:
@@ -318,11 +315,7 @@ class Connection:
         return answer
 
     def send(self, command: bytes) -> None:
-        """Queue a command; the writer sends all that is queued at once.
-
-        Raises:
-            NSQConnectionClosed: If the connection is closed.
-        """
+        """Queue a command; the writer sends all that is queued at once. As request(), if the connection is closed."""
         self._outbox.put(command)
 
     def ready(self, count: int) -> None:
@@ -359,8 +352,6 @@ class Connection:
         recv, feed, answers = transport.recv, decoder.feed, self.answers
         data = decoder.detach()  # what came behind the last answer of the handshake
         breath = Breath()
-        # A layer may hold back what it has read: only the socket itself can be waited for.
-        pause = transport.wait_readable if isinstance(transport, TcpTransport) else breath
         while True:
             messages: list[Message] = []
             failure: NSQException | None = None
@@ -382,19 +373,26 @@ class Connection:
             failure = failure or decoder.failure
             if failure is not None:
                 raise failure
-            # recv() does not yield while data waits; without this the writer, timers and handlers starve. Behind
-            # answers there rarely is more: waiting first saves a recv() in vain, 6 us of a lone publish.
-            if messages:
+            # recv() does not yield while data waits; without this the writer, timers and handlers starve.
+            if messages or not isinstance(transport, TcpTransport):
                 breath()
+                data = recv(READ_SIZE)
             else:
-                pause()
-            data = recv(READ_SIZE)
+                # Behind answers there rarely is more, and what comes next rarely is anything else.
+                data = transport.recv_beyond(READ_SIZE, self._take_oks)
             if not data and self._ended:
                 self.abort()
                 return
             if not data:
                 raise NSQConnectionClosed("nsqd closed the connection")
             self._last_read = self._clock.monotonic()
+
+    def _take_oks(self, data: bytes) -> bool:
+        """Take OKs without anything else, uncut, unless somebody listens: who only publishes hears little else."""
+        if self.listeners or self._opened[1].pending or not self.requests.resolve_oks(data):
+            return False
+        self._last_read = self._clock.monotonic()
+        return True
 
     def _handle_handshake(self, frame_type: int, data: bytes) -> None:
         """Tell those who ask for responses and errors; what they mean is the handshake's business."""

@@ -18,6 +18,8 @@ __all__ = ["Outbox"]
 
 # Bytes in one send; each must be taken within the timeout, so that a slow peer is told from a dead one.
 SEND_SIZE = 256 * 1024
+# Seconds without a send behind which a lone one looks whether nsqd is still there.
+IDLE = 1.0
 
 
 class Outbox:
@@ -42,6 +44,7 @@ class Outbox:
         "_parked",
         "_refuse",
         "_rest",
+        "_sent_at",
         "_writer",
         "requests",
         "sending_since",
@@ -57,6 +60,7 @@ class Outbox:
         self._commands: list[bytes] = []
         # What is left of a send of the one who brought a request.
         self._rest = b""
+        self._sent_at = 0.0
         # Where that can be done: TLS and compression have their own order.
         self._direct: TcpTransport | None = None
         self._writer: gevent.Greenlet | None = None
@@ -126,9 +130,11 @@ class Outbox:
 
     def _send_now(self, transport: TcpTransport) -> None:
         """Save a lone publish the way over the writer: 15 us of 60."""
-        if transport.has_ended():
+        now = self._now()
+        if now - self._sent_at > IDLE and transport.has_ended():
             # The reader has not seen it yet, as where the hub did not run for long; it will, and nothing is lost.
             return
+        self._sent_at = now
         data = self.requests.take(SEND_SIZE)
         taken = transport.try_send(data)
         if taken < len(data):

@@ -15,11 +15,13 @@ from gevent.event import AsyncResult, Event
 
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQSocketError
 from gnsq.nsqd.proven import Claim, Proven
+from gnsq.protocol.frames import OK, RESPONSE, encode_frame
 
 __all__ = ["Call", "Request", "Requests", "lost"]
 
 # A reset is put down to a refused body only where one longer than this waits for its answer, bytes.
 SUSPECT_SIZE = 1024
+_OK_FRAME = encode_frame(RESPONSE, OK)
 
 
 class Request(Claim, Protocol):
@@ -163,6 +165,15 @@ class Requests:
         request.answered(data)
         if self._answered is not None:
             self._answered.set()
+
+    def resolve_oks(self, data: bytes) -> bool:
+        """Give the oldest their answers, if this holds whole frames of OK and nothing else; whether it does."""
+        count, rest = divmod(len(data), len(_OK_FRAME))
+        if rest or count > len(self.sent) or data != _OK_FRAME * count:
+            return False
+        for _ in range(count):
+            self.resolve(OK)
+        return True
 
     def refuse(self, error: NSQErrorCode) -> None:
         """Give the oldest, if there is one, the error that nsqd answered."""

@@ -201,7 +201,7 @@ class Dispatcher:
                 room.wait()  # until _let_in(), or its deadline
             except BaseException:
                 # Nobody has its result.
-                publish.on_done = None
+                publish.result = None
                 raise
 
     # --- links
@@ -310,11 +310,10 @@ class Dispatcher:
                     add_latency(now - publish.started)
                 else:
                     self._count_failure(publish, publish.error)
-                waiter = publish.waiter
-                if waiter is not None:
-                    waiter.switch()
-                elif publish.on_done is not None:
-                    publish.on_done(publish)
+                if publish.waiter is not None:
+                    publish.waiter.switch()
+                else:
+                    publish.tell()
         finally:
             self._telling = bool(ended)
             if ended:
@@ -337,8 +336,8 @@ class Dispatcher:
                 member = members.popleft()
                 if member.waiter is not None:
                     member.waiter.switch()
-                elif member.on_done is not None:
-                    member.on_done(member)
+                else:
+                    member.tell()
         finally:
             for member in members:
                 # A greenlet without a parent's care has raised; the others are told all the same.
@@ -350,7 +349,7 @@ class Dispatcher:
         self.totals.count(error, publish.messages)
         if publish.on_room is not None and not publish.room:
             publish.on_room()
-        if publish.waiter is None and publish.on_done is None:
+        if publish.waiter is None and publish.result is None and publish.on_done is None:
             text = "a publish to %s failed, and who waited for it is gone: %s"
             self._repeats.log(logging.WARNING, "unheard", text, publish.topic, error)
 

@@ -321,7 +321,7 @@ class Producer:
         if here.mark is not running.home.mark():
             return begin(running, publish, block=block)
         result = AsyncResult()
-        publish.on_done = lambda ended: result.set(OK) if ended.error is None else result.set_exception(ended.error)
+        publish.result = result
         running.dispatcher.submit(publish, block)
         if not publish.room:
             running.dispatcher.wait_for_room(publish)

@@ -45,7 +45,7 @@ class Unconfirmed(NamedTuple):
 class Publish:
     """A PUB, DPUB or MPUB.
 
-    Ends exactly once, with a result or an error; then whoever waits is woken, or on_done called.
+    Ends exactly once, with a result or an error; then whoever waits is woken, its result set, or on_done called.
 
     Args:
         command: Its bytes.
@@ -71,6 +71,8 @@ class Publish:
     error: NSQException | None = None
     link: Link | None = None
     waiter: Any = None  # Any: a greenlet; gevent has no types
+    # Any: an AsyncResult of gevent; not by on_done, whose closure costs 0.4 us of 2.
+    result: Any = None
     on_done: Callable[[Publish], None] | None = None
     on_room: Callable[[], None] | None = None
     key: bytes | str | None = None
@@ -116,6 +118,16 @@ class Publish:
         if where is Where.SENT:
             # Its answer may still come, and must find it; the bytes are of no more use.
             self.command = b""
+
+    def tell(self) -> None:
+        """Tell whoever has it, but does not wait in a greenlet, that it has ended."""
+        if self.result is not None:
+            if self.error is None:
+                self.result.set(OK)
+            else:
+                self.result.set_exception(self.error)
+        elif self.on_done is not None:
+            self.on_done(self)
 
     # --- what a connection tells, see nsqd.requests.Request
 
