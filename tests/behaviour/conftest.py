@@ -35,8 +35,8 @@ def start_nsqd(request):
 
         def start(**options):
             if not real:
-                if "auth_http_address" in options:
-                    options["auth_http_addresses"] = (options.pop("auth_http_address"),)
+                for flag in {"auth_http_address", "lookupd_tcp_address"} & set(options):
+                    options[f"{flag}es"] = (options.pop(flag),)
                 return stack.enter_context(Threaded(FakeNsqd(**options)))
             from integration.servers import program, running
 

@@ -1,0 +1,110 @@
+"""What a producer's ways to publish come to with any nsqd."""
+
+import gevent
+import pytest
+
+from gnsq import Consumer, NsqdHTTPClient, Producer
+from gnsq.errors import NSQBadBody, NSQBadMessage, NSQException, NSQInvalid
+from tests.helpers import wait_until
+
+
+@pytest.fixture
+def held(topic):
+    """Tells what an nsqd holds of the topic, by consuming it; the channel must have been there before."""
+
+    def held(nsqd, count):
+        got = []
+        with Consumer(
+            topic,
+            "c",
+            nsqd.tcp_address,
+            message_handler=lambda consumer, message: got.append(message.body),
+            max_in_flight=200,
+        ):
+            wait_until(lambda: len(got) >= count)
+        return sorted(got)
+
+    return held
+
+
+@pytest.fixture
+def channel(nsqd, topic):
+    client = NsqdHTTPClient.from_url(nsqd.http_address)
+    client.create_topic(topic)
+    client.create_channel(topic, "c")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="pipelined"),
+        pytest.param({"batch_messages": 50}, id="batches"),
+        pytest.param({"connections_per_nsqd": 3, "strategy": "least_pending"}, id="three connections"),
+        pytest.param({"max_pending_bytes": 2000}, id="little room"),
+        pytest.param({"snappy": True, "batch_messages": 50}, id="snappy"),
+        pytest.param({"threaded": True}, id="threaded"),
+    ],
+)
+def test_everything_confirmed_is_there_once(nsqd, topic, channel, held, options):
+    bodies = [b"%04d" % number for number in range(1000)]
+    with Producer(nsqd.tcp_address, **options) as producer:
+        jobs = [gevent.spawn(producer.publish, topic, body) for body in bodies]
+        gevent.joinall(jobs, raise_error=True)
+
+        assert {job.value for job in jobs} == {b"OK"}
+    assert held(nsqd, len(bodies)) == bodies
+
+
+@pytest.mark.parametrize("options", [pytest.param({}, id="TCP"), pytest.param({"http": True}, id="HTTP")])
+def test_many_messages_of_a_generator_arrive_in_chunks(nsqd, topic, channel, held, options):
+    address = {"nsqd_http_addresses": nsqd.http_address} if options else {"nsqd_tcp_addresses": nsqd.tcp_address}
+    with Producer(**address) as producer:
+        chunks = producer.publish_many(topic, (b"%04d" % number for number in range(3500)))
+
+    assert [chunk.messages for chunk in chunks] == [1000, 1000, 1000, 500]
+    assert held(nsqd, 3500) == [b"%04d" % number for number in range(3500)]
+
+
+@pytest.mark.parametrize(
+    ("publish", "refusal"),
+    [
+        pytest.param(lambda p, t: p.publish(t, b"x" * 2_000_000, raise_error=False), NSQBadMessage, id="long message"),
+        pytest.param(
+            lambda p, t: p.multipublish(t, [b"x" * 1_000_000] * 6, raise_error=False), NSQBadBody, id="long MPUB"
+        ),
+        pytest.param(lambda p, t: p.publish_async(t, b"x", defer=2**32), NSQInvalid, id="long delay"),
+    ],
+)
+def test_refused_publish_has_nsqds_reason_and_harms_no_neighbour(nsqd, topic, channel, held, publish, refusal):
+    with Producer(nsqd.tcp_address) as producer:
+        before = [producer.publish_async(topic, b"a") for _ in range(100)]
+        refused = publish(producer, topic)
+        behind = [producer.publish_async(topic, b"b") for _ in range(100)]
+
+        assert [result.get(timeout=10) for result in before + behind] == [b"OK"] * 200
+        with pytest.raises(NSQException) as caught:
+            refused.get(timeout=10)
+
+    # Behind so many unread bytes nsqd's reason may be lost with the reset; then the text names what to compare.
+    assert isinstance(caught.value, refusal) or "--max-msg-size" in str(caught.value)
+    assert held(nsqd, 200) == [b"a"] * 100 + [b"b"] * 100
+
+
+def test_nsqds_are_found_by_nsqlookupd_and_take_turns(start_nsqd, lookupd, topic):
+    flags = {"lookupd_tcp_address": lookupd.tcp_address, "broadcast_address": "127.0.0.1"}
+    nsqds = [start_nsqd(**flags) for _ in range(2)]
+    wait_until(lambda: len(lookupd_nodes(lookupd)) == 2)
+
+    with Producer(lookupd_http_addresses=lookupd.http_address) as producer:
+        wait_until(lambda: len(producer.stats().connections) == 2)
+        for _ in range(10):
+            producer.publish(topic, b"x")
+
+    counts = [NsqdHTTPClient.from_url(nsqd.http_address).stats(topic)["topics"][0]["message_count"] for nsqd in nsqds]
+    assert counts == [5, 5]
+
+
+def lookupd_nodes(lookupd):
+    from gnsq import LookupdClient
+
+    return LookupdClient.from_url(lookupd.http_address).nodes()["producers"]
