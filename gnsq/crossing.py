@@ -6,20 +6,20 @@ Knows threads and hubs only, and nothing of what is done.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from gevent import monkey
 from gevent._hub_local import get_hub_if_exists
 from gevent.event import Event
 
 from gnsq.doors import Door, door
+from gnsq.natives import allocate_lock
 
-__all__ = ["Crossing", "Token"]
+__all__ = ["EVER", "Crossing", "Token"]
 
 T = TypeVar("T")
 
-# A native one, monkey-patched or not: gevent's belongs to one hub. Any: gevent has no types.
-_allocate_lock: Any = monkey.get_original("_thread", "allocate_lock")
+# What stands for no limit, seconds: native locks and timers know no infinity.
+EVER = 1e9
 
 
 class Crossing(Generic[T]):
@@ -35,7 +35,7 @@ class Crossing(Generic[T]):
         self._given = Token()
         self._error: BaseException | None = None
         # Held until it is done: a plain thread waits for this.
-        self._done = _allocate_lock()
+        self._done = allocate_lock()
         self._done.acquire()
         # A thread with a hub waits for this.
         self._waiter: tuple[Door, Event] | None = None
@@ -59,7 +59,7 @@ class Crossing(Generic[T]):
         """
         if not self.is_set:
             if get_hub_if_exists() is None:
-                self._done.acquire(timeout=max(timeout, 0.0))
+                self._done.acquire(timeout=min(max(timeout, 0.0), EVER))
             else:
                 self._wait_in_hub(timeout)
         return self.is_set
@@ -91,7 +91,7 @@ class Crossing(Generic[T]):
         self._waiter = (door(), woken)
         if not self.is_set:
             # Its timer keeps the loop alive, too, which a door does not.
-            woken.wait(timeout)
+            woken.wait(min(timeout, EVER))
 
 
 class Token:
@@ -100,7 +100,7 @@ class Token:
     __slots__ = ("_lock",)
 
     def __init__(self) -> None:
-        self._lock = _allocate_lock()
+        self._lock = allocate_lock()
 
     def claim(self) -> bool:
         """Say True to the first caller of all, False to each other; never waits."""

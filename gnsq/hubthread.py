@@ -19,8 +19,9 @@ import gevent
 from gevent import monkey
 from gevent.event import Event
 
-from gnsq.crossing import Crossing
+from gnsq.crossing import EVER, Crossing
 from gnsq.doors import Door, door
+from gnsq.natives import get_ident, start_new_thread
 
 __all__ = ["HubThread"]
 
@@ -29,12 +30,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-# Native ones, monkey-patched or not. Any: gevent has no types.
-_get_ident: Any = monkey.get_original("_thread", "get_ident")
-_start_new_thread: Any = monkey.get_original("_thread", "start_new_thread")
-
-# Seconds that stand for no limit.
-_EVER = 1e9
 # How long a thread and its greenlets may take to end, seconds.
 _PATIENCE = 5.0
 # How long a thread that has nothing left to do may take to be gone, seconds.
@@ -64,13 +59,13 @@ class HubThread:
         self._thread: threading.Thread | None = None
         with self._awaiting() as started:
             self._start(started)
-            started.wait(_EVER)
+            started.wait(EVER)
         started.result()
 
     @property
     def is_here(self) -> bool:
         """Whether the caller runs in this thread."""
-        return bool(_get_ident() == self._ident) and self._process == os.getpid()
+        return get_ident() == self._ident and self._process == os.getpid()
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function in a greenlet of the hub and wait for it; what it raises is raised here. In the thread itself:
@@ -98,7 +93,7 @@ class HubThread:
         with self._awaiting() as crossing:
             self.soon(lambda: begun.append(gevent.spawn(work)))
             try:
-                crossing.wait(_EVER)
+                crossing.wait(EVER)
             except BaseException:
                 with contextlib.suppress(RuntimeError):
                     self.soon(lambda: begun[0].kill(block=False))
@@ -170,7 +165,7 @@ class HubThread:
 
     def _start(self, started: Crossing[None]) -> None:
         if monkey.is_module_patched("threading"):
-            _start_new_thread(self._run, (started,))
+            start_new_thread(self._run, (started,))
         else:
             # Known to the threading module, so that the records it logs name it and no dummy stays behind.
             self._thread = threading.Thread(target=self._run, args=(started,), name=self.name, daemon=True)
@@ -194,7 +189,7 @@ class HubThread:
         # Keeps the loop from finding nothing to do, and going home, before the first call.
         keep_alive = hub.loop.async_()
         keep_alive.start(lambda: None)
-        self._door, self._stop, self._ident = door(), Event(), _get_ident()
+        self._door, self._stop, self._ident = door(), Event(), get_ident()
         try:
             started.set(None)
             self._stop.wait()  # until stop(), whenever that is

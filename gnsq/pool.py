@@ -43,7 +43,9 @@ STABLE = 10.0
 
 
 class Life(enum.Enum):
-    """Where whoever owns a pool is in its life; it only ever moves down this list."""
+    """Where whoever owns a pool is in its life; it only ever moves down this list, but in a child process, which begins
+    anew.
+    """
 
     INIT = "init"
     RUNNING = "running"
@@ -91,12 +93,10 @@ class ConnectionPool:
         *,
         prepare: Callable[[Connection], None],
         setup: Callable[[Connection], None],
-        on_lost: Callable[[Connection], None],
+        on_lost: Callable[[Connection], object] = lambda connection: None,
         blameless: Callable[[Connection], bool] = lambda connection: False,
     ) -> None:
         self.connections: dict[str, Connection] = {}
-        # Set whenever a connection is added; for those who wait for any.
-        self.changed = Event()
         self._options = options
         self._reconnect = reconnect
         self._clock = clock
@@ -111,13 +111,8 @@ class ConnectionPool:
         self._pid: int | None = None
 
     @property
-    def inherited(self) -> bool:
-        """Whether the connections belong to a parent of this process."""
-        return self._pid is not None and self._pid != os.getpid()
-
-    @property
     def _over(self) -> bool:
-        return self._closing or self.inherited
+        return self._closing or (self._pid is not None and self._pid != os.getpid())
 
     def add(self, address: str, *, permanent: bool) -> None:
         """Connect to an address, unless that is done already; at once, in the background.
@@ -146,14 +141,6 @@ class ConnectionPool:
         keeper = self._keepers.get(address)
         if keeper is not None:
             keeper.released = True
-            keeper.woken.set()
-
-    def retry_now(self) -> None:
-        """Try at once what waits for its next try, for those who learnt that things have changed.
-
-        A try that fails counts as any other: the wait behind it is longer.
-        """
-        for keeper in self._keepers.values():
             keeper.woken.set()
 
     def runs_in(self, greenlet: gevent.Greenlet) -> bool:
@@ -209,7 +196,6 @@ class ConnectionPool:
                     keeper.greenlet.kill(block=False)
             self._keepers.clear()
             self.connections.clear()
-            self.changed.set()
 
     def _keep(self, address: str, keeper: _Keeper) -> None:
         try:
@@ -277,7 +263,6 @@ class ConnectionPool:
         finally:
             self._opening.discard(connection)
         keeper.last_failure = None
-        self.changed.set()
         return connection
 
     def _wait(self, failures: int) -> float:

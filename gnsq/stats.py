@@ -165,7 +165,8 @@ class ProducerStats:
         refused: nsqd said no.
         not_sent: Not executed, as who published was told.
         unknown: Sent, and no answer came in time.
-        sent_again: Sent another time, since nsqd had not executed them, or though it may have (repeated).
+        sent_again: Given to a connection another time, since the one before had not sent them, or nsqd had not executed
+            them, or though it may have (repeated).
         repeated: Those of the former that nsqd may have executed, with allow_duplicates.
         pending, pending_bytes: Publishes that have not ended.
         latency: From publish() to nsqd's OK.

@@ -164,8 +164,7 @@ def test_publishers_that_wait_together_share_one_send(dispatcher, transport):
 
 
 def test_batches_cost_a_command_for_all_their_members(dispatcher, transport):
-    batches = Batches(dispatcher, ProducerOptions(batch_messages=100), RealClock())
-    dispatcher.forward = batches.add
+    Batches(dispatcher, ProducerOptions(batch_messages=100), RealClock())
     # The first of its size goes alone; the others wait for that.
     first = [gevent.spawn(dispatcher.publish, publish_of("member"), True) for _ in range(100)]
     wait_until(lambda: transport.sends)

@@ -276,3 +276,13 @@ def test_token_goes_to_one_of_many_threads():
         claims = [result() for result in [in_thread(claim) for _ in range(8)]]
 
     assert [sum(claimed) for claimed in zip(*claims, strict=True)] == [1] * 2000
+
+
+@pytest.mark.parametrize("with_hub", KINDS)
+def test_wait_without_an_end_is_one(with_hub):
+    crossing = Crossing()
+    result = in_thread(lambda: crossing.wait(float("inf")), with_hub=with_hub)
+
+    crossing.set(None)
+
+    assert result()

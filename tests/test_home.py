@@ -7,7 +7,8 @@ import gevent
 import pytest
 
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQTimeout
-from gnsq.nsqd.home import Home, get_ident
+from gnsq.natives import get_ident
+from gnsq.nsqd.home import Home, in_hub
 from tests.helpers import wait_until
 
 LIMIT = 10.0
@@ -149,3 +150,13 @@ def test_thread_that_ends_meanwhile_holds_nobody_until_the_limit():
         homes[0].wait_for(LIMIT, print)
 
     assert time.monotonic() - began < 2
+
+
+def test_hub_itself_is_told_apart_from_its_greenlets_and_from_threads_without_one():
+    told = []
+    gevent.get_hub().loop.run_callback(lambda: told.append(in_hub()))
+    wait_until(lambda: told)
+
+    assert told == [True]
+    assert not in_hub()
+    assert in_thread(in_hub) is False

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 CORE = ["errors", "options"]
 PURE = [*CORE, "protocol"]
-THREADS = ["doors", "crossing", "hubthread"]
+THREADS = ["natives", "doors", "crossing", "hubthread"]
 SMALL = ["addresses", "backofftimer", "breath", "clock", *THREADS, "rdy", "repeats", "states", "stats", "tls"]
 BELOW = [*PURE, *SMALL, "message", "transport", "layers"]
 CLIENT = [*BELOW, "http", "httpclient", "nsqd", "lookupd"]
@@ -29,8 +29,9 @@ GNSQ = {
     "rdy": PURE,
     "clock": [],
     "doors": [],
-    "crossing": ["doors"],
-    "hubthread": ["crossing", "doors"],
+    "natives": [],
+    "crossing": ["doors", "natives"],
+    "hubthread": ["crossing", "doors", "natives"],
     "repeats": [],
     "signals": [],
     "states": [],
@@ -62,6 +63,7 @@ PURE_MODULES = [
     "gnsq/nsqd/proven.py",
     "gnsq/producer/httpoutcomes.py",
     "gnsq/producer/outcomes.py",
+    "gnsq/producer/stalls.py",
     "gnsq/producer/strategies.py",
     "gnsq/http/answer.py",
     "gnsq/http/values.py",

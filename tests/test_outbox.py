@@ -4,9 +4,12 @@ import time
 
 import gevent
 import pytest
+from gevent import socket
 
 from gnsq.errors import NSQConnectionClosed
 from gnsq.nsqd.outbox import Outbox
+from gnsq.nsqd.requests import Call
+from gnsq.transport import TcpTransport
 from tests.helpers import MemoryTransport, wait_until
 
 
@@ -87,3 +90,26 @@ def test_long_commands_go_out_in_pieces_each_with_its_own_deadline(transport):
     assert sent == [(262_144, 0), (262_144, 1), (75_712, 2)]
     assert outbox.sending_since is None
     outbox.close()
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["alone", "one of two"])
+def test_request_is_not_sent_to_a_peer_that_closed_while_nothing_was_sent(number):
+    ours, theirs = socket.socketpair()
+    transport = TcpTransport(ours, "peer:1")
+    outbox = Outbox(lambda: now[0], refuse)
+    now = [10.0]
+    writer = gevent.spawn(outbox.run, transport)
+    outbox.wait_flushed()
+    outbox.submit(Call(b"first"))
+    outbox.requests.resolve(b"OK")
+
+    theirs.close()
+    now[0] += 1.1
+    for _ in range(number):
+        outbox.submit(Call(b"x"))
+    outbox.wait_flushed()
+
+    assert len(outbox.requests.unsent) == number
+    outbox.close()
+    writer.join()
+    transport.close()

@@ -394,32 +394,6 @@ def test_blameless_loss_of_a_released_address_is_not_opened_again(kept, nsqd, cl
 # --- waits ------------------------------------------------------------------------------------------------------------
 
 
-def test_retry_now_ends_the_wait_for_another_try(kept, nsqd, clock):
-    refuse_all(nsqd)
-    log = kept()
-    clock.advance(1.0)
-    log.pool.retry_now()
-    clock.advance(0.0)
-    assert tries(nsqd) == [0.0, 1.0]
-
-    clock.advance(16.0)
-
-    assert tries(nsqd) == [0.0, 1.0, 17.0]
-
-
-def test_retry_now_leaves_no_trace_on_what_is_connected(kept, nsqd, clock):
-    log = kept()
-    log.pool.retry_now()
-    clock.advance(1.0)
-    lose(nsqd, clock)
-    clock.advance(7.0)
-    assert tries(nsqd) == [0.0]
-
-    clock.advance(1.0)
-
-    assert tries(nsqd) == [0.0, 9.0]
-
-
 def test_wait_tried_ends_at_its_limit_for_all_addresses_together(kept, nsqd, clock):
     nsqd.deaf()
     with FakeNsqd(clock=clock) as other:

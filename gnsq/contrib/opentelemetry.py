@@ -33,7 +33,7 @@ from gnsq.addresses import parse_address
 from gnsq.contrib.envelope import unwrap, wrap
 from gnsq.crossing import Crossing
 from gnsq.errors import NSQRequeueMessage
-from gnsq.nsqd.home import get_ident
+from gnsq.natives import get_ident
 from gnsq.options import VERSION
 from gnsq.repeats import Repeats
 

@@ -16,7 +16,8 @@ from gevent.event import Event
 from gnsq.clock import Clock
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQTouchFailed
 from gnsq.message import Message
-from gnsq.nsqd.home import Home, get_ident
+from gnsq.natives import get_ident
+from gnsq.nsqd.home import Home
 from gnsq.nsqd.latency import Latency
 from gnsq.nsqd.touching import Toucher
 from gnsq.protocol import commands

@@ -337,7 +337,9 @@ class Connection:
             loop()
         except NSQException as error:
             if self.state is not ConnectionState.CLOSED:
-                level = logging.INFO if self.state is ConnectionState.CLOSING else logging.WARNING
+                # What nsqd has refused is told to whoever asked for it.
+                expected = self.state is ConnectionState.CLOSING or isinstance(error, NSQErrorCode)
+                level = logging.INFO if expected else logging.WARNING
                 logger.log(level, "%s: %s", self.address, error)
             self.abort(error)
         except Exception as error:  # top of a greenlet: a bug here must not leave anyone waiting

@@ -10,6 +10,9 @@ import os
 import weakref
 from typing import Protocol
 
+import gevent
+from gevent._hub_local import get_hub_if_exists
+
 __all__ = ["give_up_in_children"]
 
 
@@ -37,5 +40,8 @@ def give_up_in_children(connection: Inherited) -> None:
 def _forked() -> None:
     inherited = list(_open)
     _open.clear()
+    if inherited and get_hub_if_exists() is not None:
+        # os.fork() alone leaves both processes with one epoll, and the child with a resolver that has no threads.
+        gevent.reinit()
     for connection in inherited:
         connection.give_up(os.getppid())

@@ -9,22 +9,21 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import gevent
-from gevent import monkey
+from gevent._hub_local import get_hub_if_exists
 
 from gnsq.crossing import Crossing
 from gnsq.doors import door
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQTimeout
+from gnsq.natives import get_ident, local
 
-__all__ = ["Home", "get_ident", "here"]
+__all__ = ["GRACE", "Home", "here", "in_hub"]
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# Monkey patching makes the usual ones tell greenlets apart, not threads. Any: gevent has no types.
-get_ident: Callable[[], int] = monkey.get_original("_thread", "get_ident")
-_local: Any = monkey.get_original("_thread", "_local")
-
+# What another thread's hub may take beyond the time that it was given, seconds.
+GRACE = 1.0
 # How often to look whether a thread that is waited for has ended, seconds.
 _LOOK = 1.0
 
@@ -37,7 +36,7 @@ class Mark:
     __slots__ = ("__weakref__",)
 
 
-class _Here(_local):  # type: ignore[misc]  # as above
+class _Here(local):  # type: ignore[misc]  # gevent has no types
     """What is the calling thread's."""
 
     mark: Mark
@@ -47,6 +46,12 @@ class _Here(_local):  # type: ignore[misc]  # as above
 
 
 here = _Here()
+
+
+def in_hub() -> bool:
+    """Whether the caller runs in its thread's hub itself, where nothing can wait."""
+    hub = get_hub_if_exists()
+    return hub is not None and gevent.getcurrent() is hub
 
 
 class Home:

@@ -18,7 +18,7 @@ __all__ = ["Outbox"]
 
 # Bytes in one send; each must be taken within the timeout, so that a slow peer is told from a dead one.
 SEND_SIZE = 256 * 1024
-# Seconds without a send behind which a lone one looks whether nsqd is still there.
+# Seconds without a send behind which the next looks whether nsqd is still there.
 IDLE = 1.0
 
 
@@ -41,6 +41,7 @@ class Outbox:
         "_direct",
         "_flushed",
         "_now",
+        "_over",
         "_parked",
         "_refuse",
         "_rest",
@@ -61,6 +62,7 @@ class Outbox:
         # What is left of a send of the one who brought a request.
         self._rest = b""
         self._sent_at = 0.0
+        self._over = False
         # Where that can be done: TLS and compression have their own order.
         self._direct: TcpTransport | None = None
         self._writer: gevent.Greenlet | None = None
@@ -103,7 +105,7 @@ class Outbox:
             data = self._rest + b"".join(commands)
             self._rest = b""
             commands.clear()
-            if requests.unsent:
+            if requests.unsent and not self._is_over():
                 data += requests.take(SEND_SIZE)
             if not data:
                 self._park()
@@ -130,16 +132,22 @@ class Outbox:
 
     def _send_now(self, transport: TcpTransport) -> None:
         """Save a lone publish the way over the writer: 15 us of 60."""
-        now = self._now()
-        if now - self._sent_at > IDLE and transport.has_ended():
-            # The reader has not seen it yet, as where the hub did not run for long; it will, and nothing is lost.
+        if self._is_over():
             return
-        self._sent_at = now
         data = self.requests.take(SEND_SIZE)
         taken = transport.try_send(data)
         if taken < len(data):
             self._rest = data[taken:]
             self._wake()
+
+    def _is_over(self) -> bool:
+        """Whether nsqd has closed, and the reader has not come to that, as where the hub did not run for long. It will,
+        and what has not been sent by then is known not to be executed."""
+        now, before = self._now(), self._sent_at
+        self._sent_at = now
+        if now - before > IDLE and self._direct is not None:
+            self._over = self._direct.has_ended()
+        return self._over
 
     # Parked in the hub and woken by one callback: a lone publish is faster by 3 us than with an Event.
 

@@ -19,10 +19,6 @@ class Claim(Protocol):
         """Bytes of its largest message."""
 
     @property
-    def special(self) -> bool:
-        """Whether it has one of the next two."""
-
-    @property
     def together(self) -> int:
         """Bytes of an MPUB's body; 0: none."""
 

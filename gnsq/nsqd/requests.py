@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import errno
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Collection
+from typing import Protocol, TypeVar
 
 from gevent.event import AsyncResult, Event
 
@@ -52,7 +52,6 @@ class Call(AsyncResult):  # type: ignore[misc]  # gevent has no types
     """A request that holds its answer's data, or what went wrong."""
 
     largest = together = defer = 0
-    special = False
     topic = ""
 
     def __init__(self, command: bytes) -> None:
@@ -69,6 +68,9 @@ class Call(AsyncResult):  # type: ignore[misc]  # gevent has no types
     lost = not_executed = refused
 
 
+_Request = TypeVar("_Request", bound=Request)
+
+
 class Requests:
     """The requests of one connection; true while any has no answer.
 
@@ -79,7 +81,10 @@ class Requests:
         blocked: Whether nothing may be sent until all that was sent has its answer.
     """
 
-    __slots__ = ("_alone", "_answered", "_doubtful", "_proven", "_unblock", "blocked", "sent", "unsent", "unsent_bytes")
+    __slots__ = (
+        *("_alone", "_answered", "_doubtful", "_drained", "_proven", "_unblock", "_unsorted"),
+        *("blocked", "sent", "unsent", "unsent_bytes"),
+    )
 
     def __init__(self, unblock: Callable[[], None]) -> None:
         self.unsent: list[Request] = []
@@ -90,7 +95,10 @@ class Requests:
         self._proven = Proven()
         # Whether some of the unsent may have to be sent alone.
         self._doubtful = False
-        # Whether what was sent last was.
+        # Whether some have come that may belong before others.
+        self._unsorted = False
+        # Whether everything has an answer so that the first of the unsent can be sent alone; whether one was.
+        self._drained = False
         self._alone = False
         self._answered: Event | None = None
 
@@ -108,20 +116,23 @@ class Requests:
         """Let a request wait to be sent, behind all others."""
         self.unsent.append(request)
         self.unsent_bytes += request.size
-        if request.largest > self._proven.largest or request.special or self._proven.topics is not None:
-            self._doubtful = True
+        proven = self._proven
+        # Proven.doubts(), roughly, and in place: it is asked for each publish.
+        if request.largest > proven.largest or request.together or request.defer or proven.topics is not None:
+            self._doubtful = self._unsorted = True
 
     def take(self, limit: int) -> bytes:
         """Hand over requests to be sent now: about so many bytes, or one that is longer, or nothing."""
-        unsent = self.unsent
         if self._doubtful:
+            if self._unsorted and not self.blocked:
+                self._sort()
             number = self._sendable(limit)
         elif self.unsent_bytes <= limit:
-            number = len(unsent)
+            number = len(self.unsent)
         else:
             number = self._fitting(limit)
-        batch = unsent[:number]
-        del unsent[:number]
+        batch = self.unsent[:number]
+        del self.unsent[:number]
         self.sent.extend(batch)
         data = b"".join([request.command for request in batch])
         self.unsent_bytes -= len(data)
@@ -135,6 +146,19 @@ class Requests:
                 return max(index, 1)
         return len(self.unsent)
 
+    def _sort(self) -> None:
+        """Put what may be refused last, the least of it first: who publishes such things again and again holds up the
+        others for one answer each time, and not for ever. What all have waited for keeps its place."""
+        self._unsorted = False
+        first = 1 if self._drained else 0
+        sure: list[Request] = []
+        doubtful: list[Request] = []
+        for request in self.unsent[first:]:
+            (doubtful if self._proven.doubts(request) else sure).append(request)
+        if self._proven.topics is None:
+            doubtful.sort(key=lambda request: (request.defer, request.together, request.largest))
+        self.unsent[first:] = sure + doubtful
+
     def _sendable(self, limit: int) -> int:
         """How many may be sent, where some may be refused: such a one goes alone, with nothing before it unanswered
         and nothing behind it. So if nsqd resets the connection, nobody else is left without an answer."""
@@ -146,6 +170,7 @@ class Requests:
                 if index:
                     return index
                 self.blocked = True
+                self._drained = False
                 self._alone = not self.sent
                 return int(self._alone)
             total += request.size
@@ -160,6 +185,7 @@ class Requests:
         if self.blocked and not self.sent:
             if self._alone:
                 self._proven.proved(request)
+            self._drained = not self._alone
             self.blocked = self._alone = False
             self._unblock()
         request.answered(data)
@@ -180,13 +206,16 @@ class Requests:
         if self.sent:
             self.sent.popleft().refused(error)
 
-    def withdraw(self, request: Request) -> bool:
-        """Take back a request that has not been sent; whether that was so."""
-        if request not in self.unsent:
-            return False
-        self.unsent.remove(request)
-        self.unsent_bytes -= request.size
-        return True
+    def withdraw(self, requests: Collection[_Request]) -> list[_Request]:
+        """Take back those of these requests that have not been sent; gives them."""
+        wanted = {id(request) for request in requests}
+        if not wanted:
+            return []
+        taken = {id(request) for request in self.unsent if id(request) in wanted}
+        self.unsent = [request for request in self.unsent if id(request) not in taken]
+        found = [request for request in requests if id(request) in taken]
+        self.unsent_bytes -= sum(request.size for request in found)
+        return found
 
     def fail(self, address: str, error: NSQException | None) -> None:
         """Tell all that there will be no answer, and why."""

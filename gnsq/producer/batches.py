@@ -15,7 +15,7 @@ from gnsq.errors import NSQErrorCode, NSQException
 from gnsq.producer.deadlines import LONGEST, NEVER
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
-from gnsq.producer.outcomes import is_about_the_nsqd
+from gnsq.producer.outcomes import copied, is_about_the_nsqd, is_about_the_topic
 from gnsq.producer.publish import Publish, Where
 from gnsq.protocol import commands
 from gnsq.protocol.frames import OK
@@ -49,9 +49,7 @@ class Member(Publish):
 
 
 class _Batch(Publish):
-    """Members that go as one MPUB: nsqd takes all of them or none."""
-
-    special = True
+    """Members that go as one MPUB: nsqd takes all of them or none, unless its disk is full, see leaves_open()."""
 
     def __init__(self, members: list[Member]) -> None:
         bodies = [member.command for member in members]
@@ -65,7 +63,7 @@ class _Batch(Publish):
         self.members: list[Member] = members
 
     def overdue(self, where: Where, now: float) -> None:
-        if where is not Where.SENT and (self.link is None or self.link.withdraw(self)):
+        if where is not Where.SENT:
             self.done = True
             for member in self._left():
                 if member.deadline <= now:
@@ -76,7 +74,8 @@ class _Batch(Publish):
             return
         for member in self._left():
             if member.deadline <= now:
-                self.dispatcher.fail_overdue(member, Where.SENT)
+                self.dispatcher.fail_overdue(member, where)
+                member.command = b""
         # As Publish.overdue(): only the answer is waited for.
         self.command = b""
         self.deadline = min((member.deadline for member in self._left()), default=NEVER)
@@ -95,6 +94,10 @@ class _Batch(Publish):
 
     def refused(self, error: NSQErrorCode) -> None:
         left = self._left()
+        if is_about_the_topic(error):
+            # None of them is any better alone.
+            self.dispatcher.refused_topic(self, error)
+            return
         if len(self.members) > 1 and not is_about_the_nsqd(error):
             # One of them is bad, perhaps one whose deadline has passed: alone, it harms none of the others.
             for member in left:
@@ -103,7 +106,7 @@ class _Batch(Publish):
             return
         self.done = True
         for member in left:
-            self.dispatcher.refused(member, error)
+            self.dispatcher.refused(member, copied(error))
 
     def lost(self, error: NSQException) -> None:
         self.done = True
@@ -136,18 +139,22 @@ class _Filling:
 class Batches:
     """Puts members together, by topic and key.
 
-    A batch is sent when it has batch_messages or batch_bytes, or its first member has waited for batch_linger.
+    A batch is sent when it has batch_messages or batch_bytes, or its first member has waited for batch_linger. It is
+    not longer than max_body_size, as far as that is known.
     """
 
     def __init__(self, dispatcher: Dispatcher, options: ProducerOptions, clock: Clock) -> None:
         self._dispatcher = dispatcher
         self._count = options.batch_messages or 1
-        self._bytes = options.batch_bytes
+        # Bytes of an MPUB's body without the count of its messages.
+        limit = options.max_body_size
+        self._bytes = (options.batch_bytes if limit is None else min(options.batch_bytes, limit)) - 4
         self._linger = options.batch_linger
         self._clock = clock
-        # In the order of their dues.
         self._filling: dict[tuple[str, bytes | str | None], _Filling] = {}
         self._begun = Event()
+        dispatcher.forward = self.add
+        dispatcher.batched = self.members
         dispatcher.press = self.flush
 
     def add(self, publish: Publish) -> None:
@@ -159,14 +166,15 @@ class Batches:
         filling = self._filling.get(key)
         if filling is None:
             filling = self._begin(key)
-        filling.room -= publish.size
-        if filling.room < 0 and filling.members:
+        room = filling.room - publish.size - 4
+        if room < 0 and filling.members:
             self._seal(key)
             filling = self._begin(key)
-            filling.room -= publish.size
+            room = filling.room - publish.size - 4
+        filling.room = room
         members = filling.members
         members.append(publish)
-        if len(members) >= self._count:
+        if room <= 0 or len(members) >= self._count:
             self._seal(key)
 
     def members(self) -> Iterator[Publish]:

@@ -71,7 +71,7 @@ class HttpClients:
 
     @property
     def addresses(self) -> list[str]:
-        """See above."""
+        """``host:port``, or URLs."""
         return list(self._urls)
 
     def client(self, address: str) -> NsqdHTTPClient:
@@ -189,11 +189,12 @@ class HttpLink:
         """Those whose request is under way, the oldest first."""
         return self._sent
 
-    def withdraw(self, publish: Publish) -> bool:
-        """Take back what was not sent; whether that was so."""
-        found = publish in self._unsent
-        self._unsent.pop(publish, None)
-        return found
+    def withdraw(self, publishes: Collection[Publish]) -> list[Publish]:
+        """Take back those of these publishes that were not sent; gives them."""
+        taken = [publish for publish in publishes if publish in self._unsent]
+        for publish in taken:
+            del self._unsent[publish]
+        return taken
 
     def _submit(self, publish: Publish) -> None:
         self._unsent[publish] = None
@@ -235,13 +236,11 @@ class HttpLink:
     def _work(self) -> None:
         try:
             while self._unsent:
-                publish = next(iter(self._unsent))
+                publish, _ = self._unsent.popitem(last=False)
                 seconds = _deadline(publish) - self._clock.monotonic()
                 if seconds <= 0:
                     publish.overdue(Where.UNSENT, _deadline(publish))
-                    self._unsent.pop(publish, None)
                     continue
-                del self._unsent[publish]
                 self._sent[publish] = None
                 try:
                     self._publish(publish, seconds)

@@ -18,7 +18,7 @@ from gnsq.errors import (
 )
 from gnsq.http.answer import error_words
 
-__all__ = ["answers", "refusal"]
+__all__ = ["answers", "is_turned_away", "refusal"]
 
 # nsqd's words, and what it says over TCP.
 _CODES: dict[str, type[NSQErrorCode]] = {
@@ -36,8 +36,8 @@ _CODES: dict[str, type[NSQErrorCode]] = {
 _EXITING = "EXITING"
 # A request that had not come whole when a proxy lost patience; it may have handed on what it had.
 _REQUEST_TIMEOUT = 408
-# What proxies say of an nsqd that they can't reach, or that is silent.
-_OF_PROXIES = (502, 503, 504)
+# What says that this is not where nsqd can be published to, or not now: login, wrong path, too many requests.
+_TURNED_AWAY = {401, 403, 404, 405, 407, 421, 429}
 
 
 def refusal(error: NSQHttpError, *, multi: bool = False, deferred: bool = False) -> NSQErrorCode | None:
@@ -61,6 +61,19 @@ def refusal(error: NSQHttpError, *, multi: bool = False, deferred: bool = False)
     return made
 
 
+def is_turned_away(error: NSQHttpError) -> bool:
+    """Whether something else than nsqd has answered that it does not let this through: nothing was taken, and what is
+    wrong is the address, not the publish."""
+    status = error.status
+    return status is not None and (300 <= status < 400 or status in _TURNED_AWAY) and not _is_nsqds(error)
+
+
 def answers(error: NSQHttpError) -> bool:
-    """Whether nsqd has answered a ping, if not with OK: one whose disk is full says 500, and may yet take messages."""
-    return error.status is not None and error.status not in _OF_PROXIES
+    """Whether nsqd has answered a ping, if not with OK: one whose disk is full says so with a 500, and may yet take
+    messages."""
+    return error.status == 500 and error.body.startswith(b"NOK")
+
+
+def _is_nsqds(error: NSQHttpError) -> bool:
+    words = error_words(error.body).text
+    return words == _EXITING or words in _CODES

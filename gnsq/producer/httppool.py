@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from typing import Any
 
 import gevent
-from blinker import Signal
 from gevent.event import Event
 
 from gnsq.backofftimer import growing_delay
@@ -21,7 +21,6 @@ from gnsq.pool import STABLE, ReconnectOptions
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.httplinks import HttpClients, HttpLink
 from gnsq.producer.httpoutcomes import answers
-from gnsq.signals import notify
 
 __all__ = ["HttpPool"]
 
@@ -30,7 +29,7 @@ logger = logging.getLogger(__name__)
 # Seconds for the answer to a ping.
 PING_TIMEOUT = 5.0
 # How long greenlets that were killed may take to end, seconds.
-PATIENCE = 1.0
+PATIENCE = 0.5
 
 
 class _Kept:
@@ -59,7 +58,7 @@ class HttpPool:
 
     Args:
         at_once: Requests to each nsqd.
-        sender, on_response, on_error: Who tells of answers to publishes, and by which signals.
+        responded, refused: Called with each answer to a publish: nsqd's data, or its error.
     """
 
     def __init__(
@@ -70,18 +69,16 @@ class HttpPool:
         dispatcher: Dispatcher,
         *,
         at_once: int,
-        sender: object,
-        on_response: Signal,
-        on_error: Signal,
+        responded: Callable[[bytes], None],
+        refused: Callable[[NSQErrorCode], None],
     ) -> None:
         self._clients = clients
         self._reconnect = reconnect
         self._clock = clock
         self._dispatcher = dispatcher
         self._at_once = at_once
-        self._sender = sender
-        self._on_response = on_response
-        self._on_error = on_error
+        self.responded = responded
+        self.refused = refused
         self._kept: dict[str, _Kept] = {}
         # Also of addresses that are kept no more.
         self._links: set[HttpLink] = set()
@@ -152,14 +149,6 @@ class HttpPool:
             link.abandon(NSQConnectionClosed(f"{link.address}: given up in a child of process {parent}"))
 
     # --- what links tell, see httplinks.Heard
-
-    def responded(self, data: bytes) -> None:
-        """Tell whoever is connected to the signal."""
-        notify(self._on_response, self._sender, response=data)
-
-    def refused(self, error: NSQErrorCode) -> None:
-        """Likewise."""
-        notify(self._on_error, self._sender, error=error)
 
     def doubted(self, link: HttpLink, error: NSQException) -> None:
         """Use a link no more, until its nsqd answers a ping."""

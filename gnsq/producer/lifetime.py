@@ -11,13 +11,12 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gevent
-from gevent import monkey
 from gevent._hub_local import get_hub_if_exists
 
-from gnsq.crossing import Crossing, Token
+from gnsq.crossing import EVER, Crossing, Token
 from gnsq.errors import (
     NSQConnectionClosed,
     NSQException,
@@ -27,7 +26,9 @@ from gnsq.errors import (
     NSQUnknownClosed,
 )
 from gnsq.hubthread import HubThread
+from gnsq.natives import start_new_thread
 from gnsq.nsqd.forks import give_up_in_children
+from gnsq.nsqd.home import GRACE, in_hub
 from gnsq.pool import Life
 from gnsq.producer.publish import Unconfirmed
 from gnsq.producer.running import Running
@@ -36,19 +37,12 @@ from gnsq.signals import notify
 if TYPE_CHECKING:
     from gnsq.producer.producer import Producer
 
-__all__ = ["EVER", "GRACE", "Gate", "Lifetime"]
+__all__ = ["Gate", "Lifetime"]
 
 logger = logging.getLogger(__name__)
 
-# What another thread's hub may take beyond the time that it was given, and what stands for no limit, seconds.
-GRACE = 1.0
-EVER = 1e9
-
 # What may run below a signal's receiver or handler, and must not be held up.
 _OWN = ("gnsq.producer.", "gnsq.nsqd.", "gnsq.pool")
-
-# Native, monkey-patched or not. Any: gevent has no types.
-_start_new_thread: Any = monkey.get_original("_thread", "start_new_thread")
 
 
 class Gate:
@@ -113,11 +107,12 @@ class Lifetime:
         """Start, unless that is done: in the calling thread, or one of its own.
 
         Args:
-            limit: Seconds to wait for another thread that is doing so.
+            limit: Seconds to wait for another thread that is doing so; 0: do not wait.
 
         Raises:
             NSQNotSentClosed: If it was closed.
             NSQNotSentTimeout: If the other thread takes too long.
+            RuntimeError: If that needs a thread of its own, for which the hub can't wait.
         """
         while True:
             running = self.running
@@ -125,12 +120,14 @@ class Lifetime:
                 return running
             if self.state is not Life.INIT:
                 raise NSQNotSentClosed("producer was closed; make a new one")
+            if self._producer.threaded and in_hub():
+                raise RuntimeError("the hub itself can't wait for the producer's thread; let a greenlet call start()")
             # Before the token: in a child that is forked meanwhile nobody goes on with it.
             give_up_in_children(self._producer)
             start = self._start
             if start.token.claim():
                 self._start_now(start)
-            elif not start.done.wait(limit):
+            elif not (start.done.is_open or (limit > 0 and start.done.wait(limit))):
                 raise NSQNotSentTimeout(f"another thread has not started the producer within {limit:g} s")
 
     def _start_now(self, start: _Start) -> None:
@@ -167,21 +164,20 @@ class Lifetime:
             What had no answer by the timeout (seconds); empty in the background and where another one closes.
 
         Raises:
-            NSQTimeout: If the hub of the producer's thread does not run; it is closed when that does.
+            NSQTimeout: If it takes much longer: the hub of the producer's thread does not run. It goes on all the same.
         """
         if not self._end.claim():
             if not _must_not_wait():
                 self._closed.wait(timeout + GRACE)
             return []
-        if self._start.token.claim():
-            self._finish()
+        if self._cancel_start(self._start):
             return []
         if not _must_not_wait():
             return self._close(timeout)
         if get_hub_if_exists() is not None:
             gevent.spawn(_quietly, self._close, timeout)
         else:
-            _start_new_thread(_quietly, (self._close, timeout))
+            start_new_thread(_quietly, (self._close, timeout))
         return []
 
     def join(self, timeout: float | None) -> None:
@@ -199,15 +195,26 @@ class Lifetime:
             logger.warning("the program ends with %d publishes not confirmed: close() waits for them", count)
 
     def _close(self, timeout: float) -> list[Unconfirmed]:
-        start = self._start
-        while self.running is None:
-            if start.token.claim():
-                # Whoever was starting it has failed.
-                self._finish()
-                return []
-            start.done.wait(timeout)
+        while True:
             start = self._start
-        return self._close_running(self.running, timeout)
+            # Whoever was starting it may have failed.
+            if self._cancel_start(start):
+                return []
+            # Not only until there is something to close: the last that a start does is to say that it runs. By turns:
+            # in a child that is forked meanwhile nobody opens it.
+            start.done.wait(GRACE)
+            running = self.running
+            if start.done.is_open and running is not None:
+                return self._close_running(running, timeout)
+
+    def _cancel_start(self, start: _Start) -> bool:
+        """Close a producer that nobody has begun to start; whether that is so."""
+        if not start.token.claim():
+            return False
+        self._finish()
+        # Somebody may have seen that it was claimed, and wait.
+        start.done.open()
+        return True
 
     def _close_running(self, running: Running, timeout: float) -> list[Unconfirmed]:
         self.state = Life.CLOSING
@@ -223,6 +230,8 @@ class Lifetime:
             # A greenlet of its own: it goes on if the caller is killed meanwhile, or runs into a gevent.Timeout.
             gevent.spawn(self._end_running, running, timeout, ended)
         if not ended.wait(timeout + GRACE):
+            if not running.home.elsewhere:
+                raise NSQTimeout(f"not closed within {timeout + GRACE:g} s, and goes on in the background")
             text = f"the producer's thread has not run its hub for {timeout + GRACE:g} s, and closes when it does"
             raise NSQTimeout(f"{text}; in a program that blocks natively a producer needs threaded=True")
         if self._hub_thread is not None:
@@ -245,11 +254,11 @@ class Lifetime:
 
     def _bury(self, running: Running) -> list[Unconfirmed]:
         """Close a producer whose thread has ended, and its hub with it."""
-        unconfirmed = running.abandon(
-            NSQUnknownClosed("the thread that started the producer has ended; nsqd may have it")
-        )
-        self._finish()
-        return unconfirmed
+        error = NSQUnknownClosed("the thread that started the producer has ended; nsqd may have it")
+        try:
+            return running.bury(error)
+        finally:
+            self._finish()
 
     def _finish(self) -> None:
         self.state = Life.CLOSED
@@ -291,8 +300,7 @@ def _must_not_wait() -> bool:
 
     That calls receivers of signals, and a signal handler of Python's own may interrupt it anywhere.
     """
-    hub = get_hub_if_exists()
-    if hub is not None and gevent.getcurrent() is hub:
+    if in_hub():
         return True
     frame = sys._getframe(1)
     callers = []

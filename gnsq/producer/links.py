@@ -39,8 +39,8 @@ class Link(Protocol):
     def sent(self) -> Collection[Request]:
         """The others, the oldest first."""
 
-    def withdraw(self, publish: Publish) -> bool:
-        """Take back what was not sent; whether that was so."""
+    def withdraw(self, publishes: Collection[Publish]) -> list[Publish]:
+        """Take back those of these publishes that were not sent; gives them."""
 
 
 class TcpLink:
@@ -67,6 +67,6 @@ class TcpLink:
         """Those that wait for their answer, the oldest first."""
         return self._requests.sent
 
-    def withdraw(self, publish: Publish) -> bool:
-        """Take back what was not sent; whether that was so."""
-        return self._requests.withdraw(publish)
+    def withdraw(self, publishes: Collection[Publish]) -> list[Publish]:
+        """Take back those of these publishes that were not sent; gives them."""
+        return self._requests.withdraw(publishes)

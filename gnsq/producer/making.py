@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from gnsq.crossing import EVER
 from gnsq.producer.batches import Member
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import Publish
 from gnsq.protocol import commands
 from gnsq.protocol.names import MAX_NAME_LENGTH, assert_valid_topic_name
 
-__all__ = ["Making"]
+__all__ = ["Making", "check_timeout"]
 
 Key = bytes | str | None
 # How many valid names are kept.
@@ -46,12 +47,16 @@ class Making:
         """
         if self._strict:
             self._check(topic, data)
+        if timeout is None:
+            timeout = self._timeout
+        else:
+            check_timeout(timeout)
         now = self._now()
-        deadline = now + (self._timeout if timeout is None else timeout)
+        deadline = now + timeout
         publish: Publish
         if defer is not None:
             publish = Publish(topic, commands.deferpublish(topic, data, defer), len(data), now, deadline)
-            publish.special, publish.defer = True, defer
+            publish.defer = defer
         elif self._batches:
             # What publish() checks; without a call for what nearly always is in order.
             if type(data) is not bytes or not data or topic not in self._topics:
@@ -75,6 +80,10 @@ class Making:
         Raises:
             ValueError, TypeError: As single().
         """
+        if timeout is None:
+            timeout = self._timeout
+        else:
+            check_timeout(timeout)
         bodies = messages if isinstance(messages, (bytes, bytearray, str)) else list(messages)
         command = commands.multipublish(topic, bodies)
         sizes = list(map(len, bodies))
@@ -86,8 +95,8 @@ class Making:
         if limit is not None and together > limit:
             raise ValueError(f"multipublish of {len(sizes)} messages is {together} bytes, max_body_size is {limit}")
         now = self._now()
-        publish = Publish(topic, command, max(sizes), now, now + (self._timeout if timeout is None else timeout))
-        publish.special, publish.together, publish.messages = True, together, len(sizes)
+        publish = Publish(topic, command, max(sizes), now, now + timeout)
+        publish.together, publish.messages = together, len(sizes)
         if key is not None or self._needs_key:
             publish.key = self._checked_key(key)
         return publish
@@ -105,3 +114,13 @@ class Making:
         if not isinstance(key, (bytes, str)):
             raise TypeError(f"key must be bytes or str, not {key!r}")
         return key
+
+
+def check_timeout(timeout: float) -> None:
+    """Refuse what no clock can wait for.
+
+    Raises:
+        ValueError: If it is negative, endless or no number at all.
+    """
+    if not 0 <= timeout < EVER:
+        raise ValueError(f"timeout {timeout} must be at least 0 and less than {EVER:g} s")

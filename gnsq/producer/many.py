@@ -5,6 +5,7 @@ Asks for a message when there is room for it, and never for all.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
@@ -13,6 +14,8 @@ from gnsq.errors import NSQException, NSQNotSentClosed
 from gnsq.producer.options import ProducerOptions
 
 __all__ = ["Chunk", "NSQManyFailed", "Publishing", "publish_chunks"]
+
+logger = logging.getLogger(__name__)
 
 # Messages and bytes of a chunk, below nsqd's usual limits; and how many chunks may have no answer.
 CHUNK_MESSAGES = 1000
@@ -97,17 +100,23 @@ def publish_chunks(
         raise TypeError(f"messages must be an iterable of bytes, not {type(messages).__name__}")
     many = _Many(begin)
     cause: Exception | None = None
-    for piece in _cut(messages, options):
-        if isinstance(piece, _Raised):
-            cause = piece.error
-            many.add(0, _Failed(cause))
-        elif isinstance(piece, _Refused):
-            many.add(1, _Failed(piece.error))
-        else:
-            many.begin(piece)
-        if many.is_over or (many.has_failed and raise_error):
-            break
-    many.wait()
+    try:
+        for piece in _cut(messages, options):
+            if isinstance(piece, _Raised):
+                cause = piece.error
+                many.add(0, _Failed(cause))
+            elif isinstance(piece, _Refused):
+                many.add(1, _Failed(piece.error))
+            else:
+                many.begin(piece)
+            if many.is_over or (many.has_failed and raise_error):
+                break
+        many.wait()
+    except BaseException:
+        # Killed, or a gevent.Timeout.
+        if many.under_way:
+            logger.warning("publish_many was left with %d messages under way: nobody is told of them", many.under_way)
+        raise
     if cause is not None or many.is_over or (many.has_failed and raise_error):
         raise NSQManyFailed(many.chunks) from cause
     return many.chunks
@@ -167,14 +176,20 @@ class _Many:
         while self._under_way:
             self._end_first()
 
+    @property
+    def under_way(self) -> int:
+        """How many messages nobody was told of."""
+        return sum(messages for _, messages, _ in self._under_way)
+
     def _end_first(self) -> None:
-        first, messages, publishing = self._under_way.popleft()
+        first, messages, publishing = self._under_way[0]
         error: Exception | None = None
         try:
             publishing.get()
         except Exception as raised:  # noqa: BLE001  # reported by chunk
             error = raised
             self.has_failed = True
+        self._under_way.popleft()
         self.chunks.append(Chunk(first, messages, error))
 
 

@@ -42,7 +42,7 @@ class ProducerOptions(Options):
     batch_messages: int | None = option(
         None, "publishes to one topic that are sent as one MPUB, each with its own answer; default: none", minimum=1
     )
-    batch_bytes: int = option(1024 * 1024, "the same, in bytes of their bodies", unit="bytes", minimum=1)
+    batch_bytes: int = option(1024 * 1024, "the same, in bytes, sizes included", unit="bytes", minimum=1)
     batch_linger: float = option(0.002, "longest wait for a batch to fill", unit="s", minimum=0)
     stalled_after: float = option(
         5.0, "without an answer that is due until an nsqd is left out, as long as others answer", unit="s", minimum=0.01

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
+from typing import TypeVar
 
-from gnsq.errors import NSQDPubFailed, NSQErrorCode, NSQException, NSQMPubFailed, NSQNotSent, NSQPubFailed, NSQPutFailed
+from gnsq.errors import (
+    NSQBadTopic,
+    NSQDPubFailed,
+    NSQErrorCode,
+    NSQException,
+    NSQMPubFailed,
+    NSQNotSent,
+    NSQPubFailed,
+    NSQPutFailed,
+    NSQUnauthorized,
+)
 
-__all__ = ["Totals", "is_about_the_nsqd", "leaves_open", "tries_elsewhere"]
+__all__ = ["Totals", "copied", "forbids", "is_about_the_nsqd", "is_about_the_topic", "leaves_open", "tries_elsewhere"]
+
+_Error = TypeVar("_Error", bound=NSQException)
 
 # nsqd could not take what is in order: it ends, its topic is being deleted, or its disk is full.
 _ABOUT_THE_NSQD = (NSQPubFailed, NSQMPubFailed, NSQDPubFailed, NSQPutFailed)
@@ -15,6 +29,26 @@ _ABOUT_THE_NSQD = (NSQPubFailed, NSQMPubFailed, NSQDPubFailed, NSQPutFailed)
 def is_about_the_nsqd(error: object) -> bool:
     """Whether a refusal says something of the nsqd, and not of what was published."""
     return isinstance(error, _ABOUT_THE_NSQD)
+
+
+def is_about_the_topic(error: object) -> bool:
+    """Whether a refusal says something of the topic: so of all that is published to it."""
+    return isinstance(error, (NSQUnauthorized, NSQBadTopic))
+
+
+def forbids(error: object) -> bool:
+    """Whether a refusal is the end of the connection, and of all that it has for the same topic.
+
+    Source: nsqd protocol_v2.go, CheckAuth. HTTP knows no such thing.
+    """
+    return isinstance(error, NSQUnauthorized)
+
+
+def copied(error: _Error) -> _Error:
+    """Copy an error, for one of several that end with it: each is raised with a traceback of its own."""
+    copied = copy.copy(error)
+    copied.__cause__ = error.__cause__
+    return copied
 
 
 def leaves_open(error: NSQErrorCode) -> bool:

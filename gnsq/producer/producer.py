@@ -14,18 +14,19 @@ from typing import Any, Self
 from blinker import Signal
 from gevent.event import AsyncResult
 
-from gnsq.addresses import Addresses, ordered_addresses
+from gnsq.addresses import Addresses, joined, ordered_addresses, parse_address
 from gnsq.clock import Clock, RealClock
+from gnsq.crossing import EVER
 from gnsq.discovery import parse_lookupds
 from gnsq.errors import NSQTimeout
-from gnsq.nsqd.home import here
+from gnsq.nsqd.home import GRACE, here, in_hub
 from gnsq.nsqd.latency import Latency
 from gnsq.nsqd.opening import prepared
 from gnsq.options import ConnectionOptions
 from gnsq.pool import Life, ReconnectOptions
 from gnsq.producer.httplinks import check_no_tcp, wanted_clients
-from gnsq.producer.lifetime import EVER, GRACE, Lifetime
-from gnsq.producer.making import Key, Making
+from gnsq.producer.lifetime import Lifetime
+from gnsq.producer.making import Key, Making, check_timeout
 from gnsq.producer.many import Chunk, Publishing, publish_chunks
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.outcomes import Totals
@@ -61,6 +62,9 @@ class Producer:
 
     May be called from any thread: calls cross to the thread that started it, whose hub must run (else: threaded).
     After a fork the child connects anew, and what waits for an answer stays the parent's.
+
+    Receivers of its signals are called where answers are read, so nothing can wait for one there: they use
+    publish_async(); publish() raises RuntimeError.
 
     Raises:
         ValueError: If there is no address at all, or an address or option is not valid, or some are of TCP and others
@@ -142,11 +146,14 @@ class Producer:
 
         Returns:
             False if the timeout ended first.
+
+        Raises:
+            ValueError: If the timeout is negative, endless or no number; so do all that take one.
         """
+        limit = self._limit(timeout)
         running = self._life.running
         if running is None:
             return True
-        limit = self.options.close_timeout if timeout is None else timeout
         try:
             return running.home.wait_for(limit + GRACE, running.flush, limit)
         except NSQTimeout:
@@ -167,12 +174,21 @@ class Producer:
             Those: what was not confirmed. Empty in the background, and for a second call, which waits for the first.
 
         Raises:
-            NSQTimeout: If the hub of the producer's thread does not run. It is closed when that does.
+            NSQTimeout: If it takes much longer, as where the hub of the producer's thread does not run. It is closed
+                when that does.
         """
-        return self._life.close(self.options.close_timeout if timeout is None else timeout)
+        return self._life.close(self._limit(timeout))
+
+    def _limit(self, timeout: float | None) -> float:
+        if timeout is None:
+            return self.options.close_timeout
+        check_timeout(timeout)
+        return timeout
 
     def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
         """Wait until the producer has closed, or the timeout (seconds) ends."""
+        if timeout is not None:
+            check_timeout(timeout)
         self._life.join(timeout)
 
     def __enter__(self) -> Self:
@@ -192,9 +208,14 @@ class Producer:
         return producer_stats(self._life.state.value, self.totals, self.latency, self._life.running)
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
-        """Publish to one more nsqd, too; over HTTP its port is that of HTTP."""
+        """Publish to one more nsqd, too; over HTTP its port is that of HTTP.
+
+        Raises:
+            ValueError: If the address is not valid.
+        """
+        added = joined(*parse_address(joined(address, port)))
         running = self._life.started(GRACE)
-        running.home.wait_for(GRACE, running.connect_to, address, port)
+        running.home.wait_for(GRACE, running.add, added)
 
     def give_up(self, parent: int) -> None:
         """Begin anew in this process, which was forked while the producer ran: see nsqd.forks."""
@@ -219,7 +240,8 @@ class Producer:
 
         Args:
             defer: Milliseconds that nsqd holds it back (up to its max-req-timeout).
-            block: Whether to wait for a connection, and for room, where there is none.
+            block: Whether to wait for a connection, and for room, where there is none. If not, the first publish finds
+                a connection only behind start().
             timeout: Seconds, for all of it: room, connection, sending, answer; default publish_timeout.
             raise_error: If False, do as publish_async().
             key: For the strategy ``consistent``: messages of one key go to one nsqd.
@@ -235,13 +257,7 @@ class Producer:
         """
         if not raise_error:
             return self.publish_async(topic, data, defer, block, timeout, key=key)
-        publish = self._making.single(topic, data, defer, timeout, key)
-        running = self._life.running or self._first(publish)
-        if here.mark is running.home.mark():
-            running.dispatcher.publish(publish, block)
-        else:
-            publish_and_wait(running, publish, block=block)
-        return OK
+        return self._published(self._making.single(topic, data, defer, timeout, key), block)
 
     def publish_async(
         self,
@@ -253,7 +269,11 @@ class Producer:
         *,
         key: Key = None,
     ) -> Any:
-        """Publish a message without waiting for nsqd; waits only for room (max_pending_bytes).
+        """Publish a message without waiting for its answer.
+
+        Waits for room (max_pending_bytes), and where it starts the producer up to a second for a connection, unless
+        block is off. In the hub itself, as in callbacks, it waits for neither: without room it raises
+        NSQNotSentTimeout, and without a connection the message waits for one.
 
         Returns:
             An AsyncResult of gevent, with what publish() would have returned or raised, by the same deadline; its
@@ -274,7 +294,9 @@ class Producer:
         *,
         key: Key = None,
     ) -> Any:
-        """Publish messages in one MPUB, all or none, and wait until nsqd has confirmed them. Otherwise as publish().
+        """Publish messages in one MPUB and wait until nsqd has confirmed them. Otherwise as publish().
+
+        nsqd takes all or none, unless its disk fails meanwhile: then NSQUnknown is raised, and it may have some.
 
         Raises:
             ValueError: Also if they are longer than max_body_size together.
@@ -305,7 +327,10 @@ class Producer:
             NSQManyFailed: If a chunk failed; has all chunks. Nothing more was taken from messages then. Whatever
                 raise_error says, if messages itself raised (that is the ``__cause__``) or the producer was closed.
             ValueError, TypeError: For a topic or key that nsqd or the strategy would refuse.
+            RuntimeError: In the hub itself.
         """
+        if in_hub():
+            raise RuntimeError("nothing can wait for publishes in the hub itself; let a greenlet do it")
 
         def begin_chunk(bodies: list[bytes]) -> Publishing:
             publish = self._making.multi(topic, bodies, timeout, key)
@@ -317,7 +342,7 @@ class Producer:
     # --- one publish
 
     def _begun(self, publish: Publish, block: bool) -> Any:  # Any: as publish_async()
-        running = self._life.running or self._first(publish)
+        running = self._life.running or self._first(publish, block)
         if here.mark is not running.home.mark():
             return begin(running, publish, block=block)
         result = AsyncResult()
@@ -328,16 +353,17 @@ class Producer:
         return result
 
     def _published(self, publish: Publish, block: bool) -> bytes:
-        running = self._life.running or self._first(publish)
+        running = self._life.running or self._first(publish, block)
         if here.mark is running.home.mark():
             running.dispatcher.publish(publish, block)
         else:
             publish_and_wait(running, publish, block=block)
         return OK
 
-    def _first(self, publish: Publish) -> Running:
+    def _first(self, publish: Publish, block: bool) -> Running:
         """Start with the first publish."""
-        running = self._life.started(publish.limit)
-        if not running.home.elsewhere:
+        can_wait = block and not in_hub()
+        running = self._life.started(publish.limit if can_wait else 0)
+        if can_wait and not running.home.elsewhere:
             running.wait_first(publish.limit)
         return running

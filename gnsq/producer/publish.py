@@ -1,4 +1,4 @@
-"""Publish: one publish, from the call to its outcome. Knows nothing of connections."""
+"""Publish: one publish, from the call to its outcome. Knows its link, and nothing of what that does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQProtocolError
+from gnsq.producer.outcomes import is_about_the_topic
 from gnsq.protocol.commands import split_multipublish_body
 from gnsq.protocol.frames import OK
 
@@ -56,10 +57,20 @@ class Publish:
     Attributes:
         dispatcher: Who has taken it.
         done: Whether it has ended.
+        error: What it ended with, if nsqd has not confirmed it.
+        size: Bytes of the command; of a member of a batch, of its body.
         room: Bytes that it holds of the producer's bound; 0: it waits for them.
         link: Where it was given to last.
-        refused_by, refusals, refusal: Addresses of those that could not take it, how often, what the last one said.
+        waiter: The greenlet that waits in the dispatcher's publish(); nobody else is told then.
+        result: An AsyncResult to be set.
+        on_done: Called where there is neither.
+        on_room: Called when it has room, or has failed before.
+        key: What the strategy may choose by.
+        messages: How many it stands for.
         members: Those that a batch holds, if it is one.
+        together: Bytes of an MPUB's body; 0: it is none.
+        defer: Milliseconds of a DPUB; 0: it is none.
+        refused_by, refusals, refusal: Addresses of those that could not take it, how often, what the last one said.
         last: Why it was not executed so far.
         loss: What lost it before it was sent again, where duplicates are allowed.
     """
@@ -78,7 +89,6 @@ class Publish:
     key: bytes | str | None = None
     messages = 1
     members: Sequence[Publish] = ()
-    special = False
     together = 0
     defer = 0
     refused_by: frozenset[str] = frozenset()
@@ -112,9 +122,8 @@ class Publish:
         return self.members or (self,)
 
     def overdue(self, where: Where, now: float) -> None:
-        """End it: its deadline has come."""
-        if where is not Where.UNSENT or self.link is None or self.link.withdraw(self):
-            self.dispatcher.fail_overdue(self, where)
+        """End it: its deadline has come. What a link has not sent, must have been taken back."""
+        self.dispatcher.fail_overdue(self, where)
         if where is Where.SENT:
             # Its answer may still come, and must find it; the bytes are of no more use.
             self.command = b""
@@ -148,7 +157,9 @@ class Publish:
 
     def refused(self, error: NSQErrorCode) -> None:
         """nsqd has not."""
-        if not self.done:
+        if is_about_the_topic(error):
+            self.dispatcher.refused_topic(self, error)
+        elif not self.done:
             self.dispatcher.refused(self, error)
 
     def lost(self, error: NSQException) -> None:

@@ -5,15 +5,17 @@ Owns the connections and greenlets; which nsqds there are, it is told or asks ns
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gevent
+from blinker import Signal
 from gevent.event import Event
 
-from gnsq.addresses import joined
 from gnsq.discovery import Nodes
 from gnsq.errors import NSQErrorCode, NSQException, NSQNoConnections, NSQUnknownClosed
 from gnsq.nsqd.connection import Connection
@@ -26,7 +28,7 @@ from gnsq.producer.httplinks import HttpClients
 from gnsq.producer.httppool import HttpPool
 from gnsq.producer.links import TcpLink
 from gnsq.producer.outcomes import is_about_the_nsqd
-from gnsq.producer.publish import Unconfirmed
+from gnsq.producer.publish import Publish, Unconfirmed
 from gnsq.producer.strategies import make_strategy
 from gnsq.signals import notify
 
@@ -43,6 +45,9 @@ PARTING = 0.5
 # How long the first publish waits until every nsqd was tried, seconds.
 FIRST_TRY = 1.0
 
+# How long a greenlet that has failed waits before it goes on, seconds.
+PAUSE = 1.0
+
 
 class Running:
     """What a producer has while it runs; made in the thread that it runs in, and used there only.
@@ -51,7 +56,7 @@ class Running:
         home: That thread.
         dispatcher: Takes publishes.
         now: Tells monotonic seconds.
-        was_tried: Whether every nsqd was tried once, or that took too long.
+        was_tried: Whether every nsqd known by then was tried once, or that took too long.
     """
 
     def __init__(self, producer: Producer) -> None:
@@ -71,15 +76,12 @@ class Running:
             why_none=self.why_none,
         )
         self._batches = Batches(self.dispatcher, options, self._clock) if options.batch_messages else None
-        if self._batches is not None:
-            self.dispatcher.forward = self._batches.add
-            self.dispatcher.batched = self._batches.members
         self._addresses: set[str] = set()
         self._links: dict[Connection, TcpLink] = {}
         self._pools = self._tcp_pools() if producer.http_clients is None else [self._http_pool(producer.http_clients)]
         self._nodes = Nodes(producer.lookupds, "tcp_port" if producer.http_clients is None else "http_port")
-        # Set when nsqlookupds were asked once, if there are any.
-        self._asked = Event()
+        # Set when any nsqd is known, and when all nsqlookupds were asked once, if there are any.
+        self._known, self._asked = Event(), Event()
         self._tasks: list[gevent.Greenlet] = []
 
     def _tcp_pools(self) -> Sequence[ConnectionPool | HttpPool]:
@@ -92,7 +94,6 @@ class Running:
                 self._clock,
                 prepare=self._prepare,
                 setup=self._setup,
-                on_lost=self._lost,
                 blameless=_is_blameless,
             )
             for _ in range(self._options.connections_per_nsqd)
@@ -106,9 +107,8 @@ class Running:
             self._clock,
             self.dispatcher,
             at_once=self._options.http_requests_at_once,
-            sender=producer,
-            on_response=producer.on_response,
-            on_error=producer.on_error,
+            responded=lambda data: self._notify(producer.on_response, response=data),
+            refused=lambda error: self._notify(producer.on_error, error=error),
         )
 
     # --- life
@@ -122,27 +122,35 @@ class Running:
             self._spawn("batches", self._batches.run)
         if self._producer.lookupds:
             self._spawn("lookup", self._poll_nodes)
+        else:
+            self._asked.set()
 
     def add(self, address: str) -> None:
-        """Connect to an nsqd, and again whenever that is lost."""
-        self._addresses.add(address)
+        """Connect to an nsqd, and again whenever that is lost.
+
+        Raises:
+            ValueError: If nothing can be connected to so.
+        """
         for pool in self._pools:
             pool.add(address, permanent=True)
+        self._addresses.add(address)
+        self._known.set()
 
-    def wait_tried(self, limit: float | None = None) -> None:
-        """Wait until every nsqd known so far has been tried once, up to a limit in seconds."""
-        if limit is None:
-            limit = LONGEST
+    def wait_tried(self) -> None:
+        """Wait until all nsqlookupds were asked once, and every nsqd known so far was tried once."""
+        self._wait_tried(self._asked, LONGEST)
+
+    def wait_first(self, limit: float) -> None:
+        """Wait, as the first publish does, which has so many seconds, until some nsqds are known and were tried."""
+        self._wait_tried(self._known, min(limit, FIRST_TRY))
+
+    def _wait_tried(self, known: Event, limit: float) -> None:
         deadline = self._clock.monotonic() + limit
-        if self._producer.lookupds:
-            self._clock.wait(self._asked, limit)
+        if not known.is_set():
+            self._clock.wait(known, limit)
         for pool in self._pools:
             pool.wait_tried(max(deadline - self._clock.monotonic(), 0))
         self.was_tried = True
-
-    def wait_first(self, limit: float) -> None:
-        """Wait likewise, as the first publish does, which has so many seconds."""
-        self.wait_tried(min(limit, FIRST_TRY))
 
     def flush(self, timeout: float) -> bool:
         """Wait until all that is here now has ended; False if the timeout (seconds) ended first."""
@@ -164,8 +172,9 @@ class Running:
                 connection.abort()
         for task in self._tasks:
             task.kill(block=False)
-        for pool in self._pools:
-            pool.close(max(deadline - self._clock.monotonic(), PARTING))
+        # Together: each may take as long.
+        left = max(deadline - self._clock.monotonic(), PARTING)
+        gevent.joinall([gevent.spawn(pool.close, left) for pool in self._pools])
         # What was told last is told in the hub's next round.
         gevent.sleep(0)
         return unconfirmed
@@ -178,8 +187,8 @@ class Running:
         self.abandon(NSQUnknownClosed(f"published in process {parent}, which was forked and goes on with it"))
 
     def abandon(self, error: NSQException) -> list[Unconfirmed]:
-        """End everything at once, with an error, in a hub that may not run any more; gives what has not ended."""
-        left = [publish for publish in self.dispatcher.undone() if not publish.done]
+        """End everything at once, with an error; gives what has not ended."""
+        left = self._undone()
         for publish in left:
             self.dispatcher.fail(publish, error)
         self.dispatcher.close()
@@ -187,10 +196,39 @@ class Running:
             task.kill(block=False)
         return [Unconfirmed(publish.topic, publish.bodies, publish.defer, error) for publish in left]
 
+    def bury(self, error: NSQException) -> list[Unconfirmed]:
+        """End everything, called in another thread, when the home has ended: its loop can't be called any more."""
+        left = self._undone()
+        unconfirmed = [Unconfirmed(publish.topic, publish.bodies, publish.defer, error) for publish in left]
+        for publish in left:
+            publish.done, publish.error = True, error
+            self.dispatcher.totals.count(error, publish.messages)
+            # Whoever waited in greenlets of that thread is gone, and can't be called either.
+            with contextlib.suppress(Exception):
+                if publish.on_done is not None and publish.on_room is not None:
+                    publish.on_room()
+                publish.tell()
+        for connection in list(self._links):
+            with contextlib.suppress(Exception):
+                connection.give_up(os.getpid())
+        return unconfirmed
+
+    def _undone(self) -> list[Publish]:
+        return [publish for publish in self.dispatcher.undone() if not publish.done]
+
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
-        greenlet = gevent.spawn(loop)
+        greenlet = gevent.spawn(self._run, name, loop)
         greenlet.name = f"gnsq-producer-{name}"
         self._tasks.append(greenlet)
+
+    def _run(self, name: str, loop: Callable[[], None]) -> None:
+        while True:
+            try:
+                loop()
+            except Exception:
+                # A bug must not end what all publishes depend on.
+                logger.exception("internal error in the producer's greenlet for %s; it goes on in %g s", name, PAUSE)
+                self._clock.sleep(PAUSE)
 
     # --- nsqds
 
@@ -219,18 +257,19 @@ class Running:
             self._ask_nodes()
 
     def _ask_nodes(self) -> None:
-        found, gone = self._nodes.ask()
-        for address in sorted(found):
-            self.add(address)
+        # Each as soon as it is named: a silent nsqlookupd holds up nobody.
+        _, gone = self._nodes.ask(self._add_named)
         for address in gone - set(self._producer.addresses):
             logger.info("%s: no nsqlookupd names it any more", address)
             self._addresses.discard(address)
             for pool in self._pools:
                 pool.release(address)
 
-    def connect_to(self, host: str, port: int) -> None:
-        """Connect to one more nsqd."""
-        self.add(joined(host, port))
+    def _add_named(self, address: str) -> None:
+        try:
+            self.add(address)
+        except ValueError as error:
+            logger.warning("%s: can't be published to, though an nsqlookupd names it: %s", address, error)
 
     # --- connections
 
@@ -242,7 +281,7 @@ class Running:
 
     def _setup(self, connection: Connection) -> None:
         if connection.identity.auth:
-            notify(self._producer.on_auth, self._producer, conn=connection, response=dict(connection.identity.auth))
+            self._notify(self._producer.on_auth, conn=connection, response=dict(connection.identity.auth))
         if connection.is_open:
             link = self._links[connection] = TcpLink(connection)
             self.dispatcher.add(link)
@@ -252,14 +291,20 @@ class Running:
         if link is not None:
             self.dispatcher.remove(link)
 
-    def _lost(self, connection: Connection) -> None:
-        """Nothing: it was noted when the connection was closed."""
-
     def _handle_response(self, connection: Connection, data: bytes) -> None:
-        notify(self._producer.on_response, self._producer, response=data)
+        self._notify(self._producer.on_response, response=data)
 
     def _handle_error(self, connection: Connection, error: NSQErrorCode) -> None:
-        notify(self._producer.on_error, self._producer, error=error)
+        self._notify(self._producer.on_error, error=error)
+
+    def _notify(self, signal: Signal, **keywords: Any) -> None:  # Any: each signal has its own keywords
+        """Tell receivers. What they are called by reads from nsqd: they must not wait for what it would read."""
+        here, receiving = gevent.getcurrent(), self.dispatcher.receiving
+        receiving.add(here)
+        try:
+            notify(signal, self._producer, **keywords)
+        finally:
+            receiving.discard(here)
 
 
 def _is_blameless(connection: Connection) -> bool:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from gnsq.nsqd.requests import Request
-from gnsq.producer.links import Link
+if TYPE_CHECKING:
+    from gnsq.nsqd.requests import Request
+    from gnsq.producer.links import Link
 
 __all__ = ["Stalls"]
-
-logger = logging.getLogger(__name__)
 
 
 class Stalls:
@@ -40,9 +39,6 @@ class Stalls:
         good = [link for link in every if link not in stalled]
         if not good:
             return every, []
-        for link in stalled:
-            if link in links:
-                logger.warning("%s: has not answered for %g s; publishes go to other nsqds", link.address, self._limit)
         return good, stalled
 
     def _is_stalled(self, link: Link, now: float) -> bool:

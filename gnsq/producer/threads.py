@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import gevent
 
 from gnsq.crossing import Crossing, Token
 from gnsq.errors import NSQConnectionClosed, NSQNotSentClosed, NSQNotSentTimeout, NSQUnknownTimeout
+from gnsq.nsqd.home import GRACE, in_hub
 from gnsq.producer.publish import Publish
 from gnsq.producer.running import Running
 from gnsq.protocol.frames import OK
 
 __all__ = ["Handed", "begin", "publish_and_wait"]
 
-# A publish ends by its deadline in the hub; if that does not run, this much later it is given up here, seconds.
-GRACE = 1.0
-
 
 def publish_and_wait(running: Running, publish: Publish, *, block: bool) -> None:
     """Publish, and wait until it has ended.
 
+    A publish ends by its deadline in the producer's hub; if that does not run, GRACE later it is given up here.
+
     Raises:
         NSQException: As Producer.publish().
+        RuntimeError: In a hub itself.
     """
+    if in_hub():
+        raise RuntimeError("nothing can wait for a publish in the hub itself; let a greenlet do it")
     ended: Crossing[None] = Crossing()
 
     def tell(done: Publish) -> None:
@@ -38,10 +44,10 @@ def publish_and_wait(running: Running, publish: Publish, *, block: bool) -> None
 
 
 def begin(running: Running, publish: Publish, *, block: bool) -> Future[bytes]:
-    """Publish, and wait until it has room. Otherwise as publish_and_wait().
+    """Publish, and wait until it has room; in a hub itself do not wait for that. Otherwise as publish_and_wait().
 
     Raises:
-        NSQException: As Producer.publish_async().
+        NSQException: As Producer.publish_async(). In a hub itself that is in the future, too.
     """
     let_in: Crossing[None] = Crossing()
     future: Future[bytes] = Future()
@@ -54,8 +60,11 @@ def begin(running: Running, publish: Publish, *, block: bool) -> Future[bytes]:
             future.set_exception(done.error)
 
     publish.on_done = tell
-    publish.on_room = lambda: let_in.set(None)
-    _hand_over(running, publish, let_in, block=block)
+    if in_hub():
+        _hand_over_and_go(running, publish, future)
+    else:
+        publish.on_room = lambda: let_in.set(None)
+        _hand_over(running, publish, let_in, block=block)
     return future
 
 
@@ -95,7 +104,7 @@ def _hand_over(
     token = Token()
 
     def take_over() -> None:
-        if not running.was_tried:
+        if block and not running.was_tried:
             running.wait_first(publish.limit)
         if not token.claim():
             return  # given up meanwhile
@@ -106,16 +115,38 @@ def _hand_over(
         except Exception as error:  # noqa: BLE001  # it is the caller's, and raised there
             crossing.set_exception(error)
 
+    if block and not running.was_tried:
+        _soon(running, gevent.spawn, take_over)
+    else:
+        _soon(running, take_over)
     try:
-        if running.was_tried:
-            running.home.soon(take_over)
-        else:
-            running.home.soon(gevent.spawn, take_over)
-    except NSQConnectionClosed as error:
-        text = f"{error}: the producer was started there; with threaded=True it has a thread of its own"
-        raise NSQNotSentClosed(text) from error
-    if not crossing.wait(max(publish.deadline - running.now(), 0) + GRACE):
+        ended = crossing.wait(max(publish.deadline - running.now(), 0) + GRACE)
+    except BaseException:
+        # Killed, or a gevent.Timeout: nobody has its result, so it is logged if it fails. There, where that is read.
+        with contextlib.suppress(NSQConnectionClosed):
+            running.home.soon(setattr, publish, "on_done", None)
+        raise
+    if not ended:
         text = f"the producer's thread has not run its hub for {publish.limit + GRACE:g} s"
         text += "; in a program that blocks natively a producer needs threaded=True"
         raise NSQNotSentTimeout(text) if token.claim() else NSQUnknownTimeout(text)
     crossing.result()
+
+
+def _hand_over_and_go(running: Running, publish: Publish, future: Future[bytes]) -> None:
+    def take_over() -> None:
+        try:
+            running.dispatcher.submit(publish, True)
+            running.dispatcher.wait_for_room(publish)  # which is refused: this is the hub
+        except Exception as error:  # noqa: BLE001  # it is the caller's, and raised there
+            future.set_exception(error)
+
+    _soon(running, take_over)
+
+
+def _soon(running: Running, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
+    try:
+        running.home.soon(function, *arguments)
+    except NSQConnectionClosed as error:
+        text = f"{error}: the producer was started there; with threaded=True it has a thread of its own"
+        raise NSQNotSentClosed(text) from error

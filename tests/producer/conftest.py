@@ -6,7 +6,12 @@ import pytest
 from fakensqd import FakeNsqd
 from fakensqd.clock import ManualClock
 from gnsq import Producer
-from gnsq.errors import NSQErrorCode, NSQNotSent, NSQUnknown
+from gnsq.errors import NSQErrorCode, NSQNoConnections, NSQNotSent, NSQUnknown
+from gnsq.nsqd.latency import Latency
+from gnsq.producer.dispatcher import Dispatcher
+from gnsq.producer.options import ProducerOptions
+from gnsq.producer.outcomes import Totals
+from gnsq.producer.strategies import RoundRobin
 
 
 @pytest.fixture
@@ -99,3 +104,53 @@ def begin():
 def stored(*nsqds, topic="t"):
     """What nsqds have taken, in the order of each."""
     return [body for nsqd in nsqds for body in nsqd.transcript.published(topic)]
+
+
+class ListLink:
+    """A link that keeps what it is given in lists; the test is its nsqd."""
+
+    def __init__(self, address):
+        self.address = address
+        self.confirmed = 0
+        self.unsent = []
+        self.sent = []
+        self.withdrawals = []
+        self.submit = self.unsent.append
+
+    @property
+    def pending(self):
+        return len(self.unsent) + len(self.sent)
+
+    def send(self):
+        """Send all; gives that."""
+        sent = list(self.unsent)
+        self.sent += sent
+        self.unsent.clear()
+        return sent
+
+    def withdraw(self, publishes):
+        taken = [publish for publish in self.unsent if publish in publishes]
+        self.unsent[:] = [publish for publish in self.unsent if publish not in taken]
+        self.withdrawals.append(taken)
+        return taken
+
+
+@pytest.fixture
+def link():
+    return ListLink("nsqd:4150")
+
+
+@pytest.fixture
+def dispatcher(clock, link):
+    """A producer's, with that link."""
+    made = Dispatcher(
+        ProducerOptions(),
+        clock,
+        RoundRobin(),
+        Totals(),
+        Latency(),
+        nsqds=lambda: 1,
+        why_none=lambda limit: NSQNoConnections(limit),
+    )
+    made.add(link)
+    return made

@@ -7,13 +7,12 @@ from gnsq.errors import (
     NSQBadMessage,
     NSQBadTopic,
     NSQDPubFailed,
-    NSQErrorCode,
     NSQHttpError,
     NSQInvalid,
     NSQMPubFailed,
     NSQPubFailed,
 )
-from gnsq.producer.httpoutcomes import answers, refusal
+from gnsq.producer.httpoutcomes import answers, is_turned_away, refusal
 
 EXITING = b'{"message":"EXITING"}'
 
@@ -49,19 +48,25 @@ def test_exiting_is_called_by_what_was_published():
     assert type(refusal(error, deferred=True)) is NSQDPubFailed
 
 
-@pytest.mark.parametrize("status", [302, 401, 403, 404, 429])
-def test_other_refusal_has_its_status_as_code(status):
-    refused = refusal(NSQHttpError("no", status))
+@pytest.mark.parametrize("status", [302, 401, 403, 404, 405, 407, 429])
+def test_what_stands_before_nsqd_and_lets_nothing_through_is_told_apart(status):
+    error = NSQHttpError("http error", status, b"<html>no</html>")
 
-    assert type(refused) is NSQErrorCode
-    assert refused.code == f"HTTP_{status}"
-
-
-@pytest.mark.parametrize("status", [None, 200, 408, 500, 502, 503, 504])
-def test_of_what_proxies_say_nobody_knows_whether_nsqd_has_it(status):
-    assert refusal(NSQHttpError("oops", status)) is None
+    assert is_turned_away(error)
+    assert not is_turned_away(NSQHttpError("http error", status, b'{"message":"INVALID_TOPIC"}'))
 
 
-@pytest.mark.parametrize(("status", "up"), [(None, False), (502, False), (503, False), (500, True), (404, True)])
-def test_only_proxies_speak_for_an_nsqd_that_is_not_there(status, up):
-    assert answers(NSQHttpError("x", status)) is up
+@pytest.mark.parametrize("status", [400, 411, 413])
+def test_what_is_wrong_with_a_request_is_a_refusal_by_its_status(status):
+    error = NSQHttpError("http error", status, b"<html>no</html>")
+
+    assert not is_turned_away(error)
+    assert refusal(error).code == f"HTTP_{status}"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "up"),
+    [(None, b"", False), (502, b"", False), (500, b"NOK - disk", True), (500, b"", False), (404, b"", False)],
+)
+def test_nsqd_that_is_unwell_answers_a_ping_and_others_do_not(status, body, up):
+    assert answers(NSQHttpError("x", status, body)) is up

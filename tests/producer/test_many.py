@@ -9,7 +9,7 @@ from gnsq import Producer
 from gnsq.errors import NSQBadMessage, NSQNotSent, NSQNotSentClosed
 from gnsq.producer import Chunk, NSQManyFailed
 from gnsq.producer.many import CHUNK_MESSAGES, UNDER_WAY
-from tests.helpers import bodies, refused_port
+from tests.helpers import bodies, refused_port, wait_until
 
 
 @pytest.fixture
@@ -69,6 +69,16 @@ def test_others_go_on_while_a_generator_is_published(producer):
     other.kill()
 
     assert len(rounds) >= 20
+
+
+def test_messages_under_way_are_told_of_in_the_log_when_their_caller_is_killed(caplog):
+    with Producer(f"127.0.0.1:{refused_port()}", close_timeout=0) as producer:
+        job = gevent.spawn(producer.publish_many, "t", numbers(2500))
+        wait_until(lambda: producer.stats().pending == 3)
+
+        job.kill()
+
+    assert "publish_many was left with 2500 messages under way: nobody is told of them" in caplog.text
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------

@@ -4,11 +4,13 @@ import pytest
 
 from gnsq.errors import (
     NSQBadMessage,
+    NSQBadTopic,
     NSQDPubFailed,
     NSQMPubFailed,
     NSQPubFailed,
+    NSQUnauthorized,
 )
-from gnsq.producer.outcomes import leaves_open, tries_elsewhere
+from gnsq.producer.outcomes import copied, forbids, is_about_the_topic, leaves_open, tries_elsewhere
 
 
 @pytest.mark.parametrize(
@@ -36,3 +38,29 @@ def test_what_an_nsqd_can_not_take_is_tried_elsewhere(error, refusals, nsqds, ag
 )
 def test_refused_multipublish_may_have_been_taken_in_part(error, left_open):
     assert leaves_open(error) is left_open
+
+
+@pytest.mark.parametrize(
+    ("error", "about_the_topic", "forbidden"),
+    [
+        pytest.param(NSQUnauthorized("AUTH failed for PUB"), True, True, id="not allowed"),
+        pytest.param(NSQBadTopic("PUB topic name is not valid"), True, False, id="a bad name, which HTTP tells, too"),
+        pytest.param(NSQBadMessage("PUB message too big"), False, False, id="a bad message"),
+        pytest.param(NSQPubFailed("PUB failed exiting"), False, False, id="an nsqd that ends"),
+    ],
+)
+def test_refused_topic_is_told_from_a_refused_message(error, about_the_topic, forbidden):
+    assert (is_about_the_topic(error), forbids(error)) == (about_the_topic, forbidden)
+
+
+def test_copy_of_an_error_says_the_same_and_was_not_raised():
+    try:
+        raise NSQPubFailed("PUB failed exiting") from KeyError("cause")
+    except NSQPubFailed as error:
+        raised = error
+
+    made = copied(raised)
+
+    assert (type(made), str(made), made.text) == (NSQPubFailed, str(raised), raised.text)
+    assert made.__cause__ is raised.__cause__
+    assert made.__traceback__ is None

@@ -1,0 +1,129 @@
+"""Publishes that go together: when a batch is sent, and what its members end as."""
+
+import pytest
+
+from fakensqd import FakeAuthServer, FakeNsqd, Grant, on
+from fakensqd.faults import error
+from fakensqd.faults.toxics import stall
+from gnsq.producer.batches import Batches, Member
+from gnsq.producer.options import ProducerOptions
+from gnsq.producer.publish import Where
+from tests.producer.conftest import stored
+
+# --- when it is sent
+
+
+@pytest.mark.parametrize("size", [92, 93, 5000], ids=["just full", "fuller by a byte", "longer than any batch"])
+def test_full_batch_does_not_wait_for_more(nsqd, clock, producing, begin, size):
+    producer = producing(nsqd, batch_messages=100, batch_bytes=100, batch_linger=50.0)
+
+    job = begin(producer.publish, "t", b"x" * size)
+    clock.advance(1.0)
+
+    assert job.outcome == "confirmed"
+
+
+def test_batch_with_room_waits_for_more(nsqd, clock, producing, begin):
+    producer = producing(nsqd, batch_messages=100, batch_bytes=100, batch_linger=50.0)
+
+    job = begin(producer.publish, "t", b"x" * 91)
+    clock.advance(1.0)
+    assert job.outcome is None
+    clock.advance(50.0)
+
+    assert job.outcome == "confirmed"
+
+
+def test_batch_that_has_no_room_for_the_next_is_sent_before_it(nsqd, clock, producing, begin):
+    producer = producing(nsqd, batch_messages=100, batch_bytes=100, batch_linger=50.0)
+
+    jobs = [begin(producer.publish, "t", bytes([number]) * 40) for number in (1, 2, 3)]
+    clock.advance(1.0)
+
+    assert [job.outcome for job in jobs] == ["confirmed", "confirmed", None]
+    assert len(nsqd.transcript.select("command", name="MPUB")) == 1
+
+
+def test_batches_keep_within_the_body_size_that_nsqd_allows(clock, producing, begin):
+    with FakeNsqd(clock=clock, record=True, max_msg_size=200, max_body_size=500) as nsqd:
+        producer = producing(nsqd, batch_messages=100, max_body_size=500)
+
+        # 4 bytes of each one's length and 4 of their number: 8 of 58 bytes are 500.
+        jobs = [begin(producer.publish, "t", b"%02d" % number + b"x" * 56) for number in range(17)]
+        clock.advance(1.0)
+
+        assert [job.outcome for job in jobs] == ["confirmed"] * 17
+        assert len(nsqd.transcript.select("connect")) == 1
+        assert len(nsqd.transcript.select("command", name="MPUB")) == 2
+
+
+# --- what its members end as
+
+
+@pytest.mark.parametrize("code", ["E_UNAUTHORIZED", "E_BAD_TOPIC"])
+def test_batch_whose_topic_is_refused_is_not_tried_one_by_one(nsqd, clock, producing, begin, code):
+    producer = producing(nsqd, batch_messages=5)
+    nsqd.add(on.command("MPUB"), error(code))
+
+    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(5)]
+    clock.advance(1.0)
+
+    assert [job.outcome for job in jobs] == ["refused"] * 5
+    assert len(nsqd.transcript.select("connect")) == 2
+    assert stored(nsqd) == []
+
+
+def test_batches_to_a_topic_that_is_not_allowed_cost_one_connection(clock, producing, begin):
+    with (
+        FakeAuthServer({"s": [Grant(topic="^t$")]}) as auth,
+        FakeNsqd(clock=clock, record=True, auth_http_addresses=auth.http_address) as nsqd,
+    ):
+        producer = producing(nsqd, auth_secret=b"s", batch_messages=5)
+
+        jobs = [begin(producer.publish, "no", b"%d" % number) for number in range(20)]
+        good = begin(producer.publish, "t", b"x")
+        clock.advance(1.0)
+
+        assert [job.outcome for job in jobs] == ["refused"] * 20
+        assert good.outcome == "confirmed"
+        assert len(nsqd.transcript.select("connect")) == 2
+
+
+def test_members_of_a_refused_batch_have_errors_of_their_own(nsqd, clock, producing, begin):
+    producer = producing(nsqd, batch_messages=3)
+    nsqd.add(on.command("MPUB").always(), error("E_MPUB_FAILED", "MPUB failed exiting"))
+
+    jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(3)]
+    clock.advance(3.0)
+
+    assert {str(job.error) for job in jobs} == {"E_MPUB_FAILED MPUB failed exiting"}
+    assert len({id(job.error) for job in jobs}) == 3
+
+
+def test_members_of_a_batch_that_was_sent_keep_their_own_deadlines(nsqd, clock, producing, begin):
+    producer = producing(nsqd, batch_messages=3)
+    with nsqd.link.add(stall(), upstream=False):
+        jobs = [begin(producer.publish, "t", b"x", timeout=limit) for limit in (1.0, 3.0, 5.0)]
+
+        clock.advance(1.1)
+        assert [job.outcome for job in jobs] == ["unknown", None, None]
+        clock.advance(2.0)
+        assert [job.outcome for job in jobs] == ["unknown", "unknown", None]
+        clock.advance(2.0)
+
+    assert [job.outcome for job in jobs] == ["unknown", "unknown", "unknown"]
+
+
+def test_members_given_up_behind_sending_hold_no_bytes(clock, dispatcher, link):
+    batches = Batches(dispatcher, ProducerOptions(batch_messages=2), clock)
+    hasty, patient = Member("t", b"hasty", 0.0, 1.0), Member("t", b"patient", 0.0, 9.0)
+    for member in (hasty, patient):
+        dispatcher.submit(member, True)
+    (batch,) = link.send()
+
+    batch.overdue(Where.SENT, 1.0)
+
+    assert hasty.done
+    assert (hasty.command, patient.command, batch.command) == (b"", b"patient", b"")
+    assert batch.deadline == 9.0
+    assert list(batches.members()) == []

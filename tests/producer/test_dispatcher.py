@@ -1,0 +1,219 @@
+"""The way of publishes from the call to a link and back."""
+
+import gevent
+import pytest
+
+from fakensqd import FakeAuthServer, FakeNsqd, Grant, on
+from fakensqd.faults import error
+from fakensqd.faults.toxics import stall
+from gnsq.errors import NSQUnauthorized
+from gnsq.producer.publish import Publish
+from gnsq.producer.stalls import Stalls
+from gnsq.protocol import commands
+from tests.producer.conftest import ListLink, stored
+
+
+def publish_until(deadline, started=0.0):
+    return Publish("t", commands.publish("t", b"x"), 1, started, deadline)
+
+
+# --- who waits
+
+
+def test_foreign_switch_is_no_confirmation(nsqd, clock, producing):
+    producer = producing(nsqd)
+    returned = []
+    with nsqd.link.add(stall(), upstream=False):
+        publisher = gevent.spawn(lambda: returned.append(producer.publish("t", b"x")))
+        gevent.sleep(0)
+        gevent.get_hub().loop.run_callback(publisher.switch)
+        clock.advance(1.0)
+        assert returned == []
+
+    clock.advance(1.0)
+
+    assert returned == [b"OK"]
+    assert producer.stats().pending == 0
+
+
+def test_error_that_is_raised_again_has_the_traceback_of_once(dispatcher, clock):
+    shared = NSQUnauthorized("AUTH failed")
+    depths = []
+
+    def fail(publish):
+        gevent.get_hub().loop.run_callback(dispatcher.fail, publish, shared)
+        try:
+            dispatcher.publish(publish, True)
+        except NSQUnauthorized as raised:
+            traceback, depth = raised.__traceback__, 0
+            while traceback is not None:
+                traceback, depth = traceback.tb_next, depth + 1
+            depths.append(depth)
+
+    for _ in range(3):
+        gevent.spawn(fail, publish_until(60.0)).join()
+
+    assert len(depths) == 3
+    assert len(set(depths)) == 1
+
+
+def test_latency_is_counted_for_each_message(nsqd, clock, producing, begin):
+    producer = producing(nsqd)
+
+    begin(producer.publish, "t", b"0")
+    begin(producer.multipublish, "t", [b"1", b"2", b"3"])
+    clock.advance(1.0)
+
+    stats = producer.stats()
+    assert (stats.confirmed, stats.latency.count) == (4, 4)
+
+
+# --- topics that are not allowed
+
+
+def test_publishes_to_a_topic_that_is_not_allowed_cost_one_connection(clock, producing, begin):
+    with (
+        FakeAuthServer({"s": [Grant(topic="^t$")]}) as auth,
+        FakeNsqd(clock=clock, record=True, auth_http_addresses=auth.http_address) as nsqd,
+    ):
+        producer = producing(nsqd, auth_secret=b"s")
+
+        jobs = [begin(producer.publish, "no", b"%d" % number) for number in range(20)]
+        good = [begin(producer.publish, "t", b"%d" % number) for number in range(20)]
+        clock.advance(1.0)
+
+        assert {type(job.error) for job in jobs} == {NSQUnauthorized}
+        assert [job.outcome for job in good] == ["confirmed"] * 20
+        assert len(nsqd.transcript.select("connect")) == 2
+
+
+def test_what_was_sent_behind_a_forbidden_topic_is_refused_with_it_and_others_are_sent_again(
+    nsqd, clock, producing, begin
+):
+    producer = producing(nsqd)
+    for topic in ("t", "u"):
+        begin(producer.publish, topic, b"first")
+        clock.advance(1.0)
+    nsqd.add(on.command("PUB", body=b"1"), error("E_UNAUTHORIZED"))
+
+    jobs = [begin(producer.publish, topic, b"%d" % number) for number, topic in enumerate(["t", "t", "u", "t"])]
+    clock.advance(1.0)
+
+    assert [job.outcome for job in jobs] == ["confirmed", "refused", "confirmed", "refused"]
+    assert (stored(nsqd), stored(nsqd, topic="u")) == ([b"first", b"0"], [b"first", b"2"])
+    assert producer.stats().pending == 0
+
+
+# --- time
+
+
+@pytest.mark.parametrize("sent", [True, False], ids=["sent", "not sent"])
+def test_publish_given_up_holds_no_bytes_where_its_answer_may_come(dispatcher, link, clock, sent):
+    running = gevent.spawn(dispatcher.run)
+    late, patient = publish_until(1.0), publish_until(50.0)
+    for publish in (late, patient):
+        dispatcher.submit(publish, True)
+    if sent:
+        link.send()
+
+    clock.advance(1.1)
+
+    assert (late.done, patient.done) == (True, False)
+    assert (late.command == b"") is sent
+    assert (late in link.sent, late in link.unsent) == (sent, False)
+    running.kill()
+
+
+@pytest.mark.parametrize("sent", [True, False], ids=["sent", "not sent"])
+def test_each_publish_ends_by_its_own_deadline(dispatcher, link, clock, sent):
+    running = gevent.spawn(dispatcher.run)
+    publishes = [publish_until(deadline) for deadline in (1.0, 3.0, 5.0)]
+    for publish in publishes:
+        dispatcher.submit(publish, True)
+    if sent:
+        link.send()
+
+    clock.advance(1.1)
+    assert [publish.done for publish in publishes] == [True, False, False]
+    clock.advance(2.0)
+    assert [publish.done for publish in publishes] == [True, True, False]
+    clock.advance(2.0)
+
+    assert [publish.done for publish in publishes] == [True, True, True]
+    running.kill()
+
+
+def test_all_that_is_overdue_is_taken_back_at_once(dispatcher, link, clock):
+    running = gevent.spawn(dispatcher.run)
+    for _ in range(100):
+        dispatcher.submit(publish_until(1.0), True)
+    kept = publish_until(50.0)
+    dispatcher.submit(kept, True)
+
+    clock.advance(1.1)
+
+    assert link.unsent == [kept]
+    assert [len(taken) for taken in link.withdrawals if taken] == [100]
+    running.kill()
+
+
+def test_rhythm_begins_when_there_is_a_second_link(dispatcher, link, clock):
+    running = gevent.spawn(dispatcher.run)
+    dispatcher.submit(publish_until(60.0), True)
+    link.send()
+    clock.advance(1.0)
+
+    other = ListLink("other:4150")
+    dispatcher.add(other)
+    clock.advance(10.0)
+
+    assert (dispatcher.links, dispatcher.aside) == ([other], [link])
+    running.kill()
+
+
+def test_link_that_is_set_aside_gives_back_all_that_it_has_not_sent(dispatcher, link, clock, caplog):
+    running = gevent.spawn(dispatcher.run)
+    dispatcher.submit(publish_until(60.0), True)
+    link.send()
+    publishes = [publish_until(60.0) for _ in range(5)]
+    for publish in publishes:
+        dispatcher.submit(publish, True)
+    other = ListLink("other:4150")
+
+    dispatcher.add(other)
+    clock.advance(10.0)
+
+    assert (link.unsent, other.unsent) == ([], publishes)
+    assert [len(taken) for taken in link.withdrawals if taken] == [5]
+    assert caplog.text.count("has not answered for 5 s; publishes go to other nsqds") == 1
+    running.kill()
+
+
+def test_stall_of_a_link_that_was_gone_is_measured_anew():
+    stalls = Stalls(5.0)
+    link, other = ListLink("nsqd:4150"), ListLink("other:4150")
+    link.sent.append(publish_until(60.0))
+    stalls.sort([link, other], [], 0.0)
+
+    stalls.forget(link)
+
+    assert stalls.sort([link, other], [], 6.0) == ([link, other], [])
+    assert stalls.sort([link, other], [], 11.0) == ([other], [link])
+
+
+def test_link_that_is_removed_is_forgotten(dispatcher, link, clock):
+    running = gevent.spawn(dispatcher.run)
+    other = ListLink("other:4150")
+    dispatcher.add(other)
+    dispatcher.submit(publish_until(60.0), True)
+    link.send()
+    other.send()
+    clock.advance(4.0)
+
+    for each in (link, other):
+        dispatcher.remove(each)
+        dispatcher.add(each)
+    clock.advance(4.0)
+
+    assert dispatcher.aside == []
+    running.kill()

@@ -1,0 +1,245 @@
+"""A producer while it runs: nsqds that nsqlookupds name, greenlets that go on, and places where nothing can wait."""
+
+import contextlib
+import json
+import logging
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from fakensqd.faults import error, on
+from gnsq import Producer
+from gnsq.errors import NSQBadTopic, NSQException, NSQNotSentTimeout
+from gnsq.protocol.frames import RESPONSE, encode_frame
+from tests.helpers import bodies, peer, wait_until
+from tests.http.peer import JSON, http_peer, reply
+
+LIMIT = 10.0
+
+
+@pytest.fixture
+def producer(fakensqd):
+    with Producer(fakensqd.tcp_address, close_timeout=5) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def lookupd(**named):
+    """An nsqlookupd that names one nsqd; gives what it was asked, too."""
+    nodes = json.dumps({"producers": [named]}).encode()
+    with http_peer(lambda request, sock: reply(nodes, content_type=JSON)) as asked:
+        yield asked
+
+
+@contextlib.contextmanager
+def silent_lookupd():
+    done = Event()
+    try:
+        with http_peer(lambda request, sock: done.wait() and None) as asked:
+            yield asked.address
+    finally:
+        done.set()
+
+
+def named(nsqd):
+    return {"broadcast_address": "127.0.0.1", "http_port": 1, "tcp_port": nsqd.tcp_port}
+
+
+def in_hub(function):
+    """Call a function in the hub itself; give back what it returns or raises."""
+    outcomes = []
+
+    def run():
+        try:
+            outcomes.append(function())
+        except BaseException as raised:  # noqa: BLE001  # it is the test's
+            outcomes.append(raised)
+
+    gevent.get_hub().loop.run_callback(run)
+    wait_until(lambda: outcomes)
+    return outcomes[0]
+
+
+# --- nsqds that nsqlookupds name --------------------------------------------------------------------------------------
+
+
+def test_silent_nsqlookupd_holds_up_no_publish_to_what_another_has_named(fakensqd):
+    with lookupd(**named(fakensqd)) as good, silent_lookupd() as silent:
+        producer = Producer(lookupd_http_addresses=[good.address, silent])
+
+        # Less than a silent one is waited for.
+        assert producer.publish("t", b"x", timeout=4) == b"OK"
+
+        producer.close(timeout=0.1)
+
+
+@pytest.mark.parametrize("http", [True, False], ids=["http", "tcp"])
+def test_name_that_can_not_be_published_to_does_not_end_the_lookups(http, caplog):
+    nonsense = {"broadcast_address": "my host", "http_port": 4151, "tcp_port": 4150}
+    with lookupd(**nonsense) as asked:
+        producer = Producer(lookupd_http_addresses=asked.address, http=http, lookupd_poll_interval=0.01)
+        producer.start()
+
+        wait_until(lambda: len(asked.requests) > 2)
+
+        producer.close(timeout=0.1)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_greenlet_that_fails_is_logged_and_goes_on(fakensqd, monkeypatch, caplog):
+    def fail(*arguments, **keywords):
+        monkeypatch.undo()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("gnsq.discovery.lookup_nodes", fail)
+    with lookupd(**named(fakensqd)) as good, Producer(lookupd_http_addresses=good.address) as producer:
+        assert producer.publish("t", b"x", timeout=LIMIT) == b"OK"
+
+    (logged,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "greenlet for lookup" in logged.getMessage()
+    assert "a bug" in logged.exc_text
+
+
+def test_address_that_is_none_is_refused(producer):
+    with pytest.raises(ValueError, match="no host"):
+        producer.connect_to_nsqd("", 4150)
+
+
+# --- close ------------------------------------------------------------------------------------------------------------
+
+
+def test_connections_that_part_slowly_do_so_together():
+    hold = Event()
+
+    def answer(sock):
+        sock.recv(4096)
+        sock.sendall(encode_frame(RESPONSE, b"OK"))
+        hold.wait()
+
+    with peer(answer) as address:
+        # One behind the other they would take 5 s.
+        producer = Producer(address, connections_per_nsqd=10)
+        producer.start()
+        result = producer.publish_async("t", b"x")
+
+        (unconfirmed,) = producer.close(timeout=0.2)
+        hold.set()
+
+    assert unconfirmed.bodies == [b"x"]
+    assert result.ready()
+
+
+# --- where nothing can wait -------------------------------------------------------------------------------------------
+
+
+def test_publish_async_in_the_hub_without_room_publishes_nothing(fakensqd):
+    with Producer(fakensqd.tcp_address, max_pending_bytes=10) as producer:
+
+        def publish():
+            producer.publish_async("t", b"x" * 10)
+            return producer.publish_async("t", b"y" * 10)
+
+        assert isinstance(in_hub(publish), NSQNotSentTimeout)
+        assert producer.flush(LIMIT)
+        assert producer.stats().pending == 0
+        assert producer.publish("t", b"z") == b"OK"
+    assert bodies(fakensqd, "t") == [b"x" * 10, b"z"]
+
+
+def test_first_publish_async_in_the_hub_waits_for_a_connection_in_the_background(fakensqd):
+    producer = Producer(fakensqd.tcp_address)
+
+    result = in_hub(lambda: producer.publish_async("t", b"x"))
+
+    assert result.get(timeout=LIMIT) == b"OK"
+    assert producer.close() == []
+
+
+def test_publish_async_in_the_hub_to_a_thread_gives_a_future(fakensqd):
+    with Producer(fakensqd.tcp_address, threaded=True, max_pending_bytes=10) as producer:
+        first = in_hub(lambda: producer.publish_async("t", b"x" * 10))
+        wait_until(first.done)
+
+        assert first.result() == b"OK"
+
+
+def test_publish_async_in_the_hub_to_a_thread_without_room_is_refused_in_the_future():
+    hold = Event()
+
+    def answer(sock):
+        sock.recv(4096)
+        sock.sendall(encode_frame(RESPONSE, b"OK"))
+        hold.wait()
+
+    with peer(answer) as address, Producer(address, threaded=True, max_pending_bytes=10, close_timeout=0) as producer:
+        producer.publish_async("t", b"x" * 10)
+
+        second = in_hub(lambda: producer.publish_async("t", b"y" * 10))
+        wait_until(second.done)
+        hold.set()
+
+        assert isinstance(second.exception(), NSQNotSentTimeout)
+
+
+@pytest.mark.parametrize("threaded", [False, True], ids=["home", "threaded"])
+def test_what_must_wait_is_refused_in_the_hub_and_publishes_nothing(fakensqd, threaded):
+    with Producer(fakensqd.tcp_address, threaded=threaded) as producer:
+        outcomes = [
+            in_hub(lambda: producer.publish("t", b"x")),
+            in_hub(lambda: producer.publish_many("t", [b"x"])),
+        ]
+
+        assert [type(outcome) for outcome in outcomes] == [RuntimeError] * 2
+        assert producer.flush(LIMIT)
+    assert fakensqd.transcript.published("t") == []
+
+
+def test_producer_with_a_thread_is_not_started_in_the_hub(fakensqd):
+    producer = Producer(fakensqd.tcp_address, threaded=True)
+
+    assert isinstance(in_hub(lambda: producer.publish_async("t", b"x")), RuntimeError)
+
+    assert producer.publish("t", b"y") == b"OK"
+    assert producer.close() == []
+
+
+def test_first_publish_without_block_waits_for_nothing(producer_clock):
+    producer, clock = producer_clock
+
+    with pytest.raises(NSQException, match="no connection to any nsqd now"):
+        producer.publish("t", b"x", block=False)
+
+    assert clock.monotonic() == 0
+
+
+@pytest.fixture
+def producer_clock(clock, nsqd):
+    made = Producer(nsqd.tcp_address, clock=clock)
+    yield made, clock
+    closing = gevent.spawn(made.close, 0)
+    clock.advance(3.0)
+    closing.get(timeout=LIMIT)
+
+
+@pytest.mark.parametrize(("how", "refusal"), [("publish", RuntimeError), ("publish_async", NSQNotSentTimeout)])
+def test_receiver_that_would_wait_for_its_own_reader_is_refused(fakensqd, how, refusal):
+    outcomes = []
+
+    def receive(sender, error):
+        try:
+            getattr(sender, how)("dead", b"x" * 10)
+        except Exception as raised:  # noqa: BLE001  # it is the test's
+            outcomes.append(raised)
+
+    fakensqd.add(on.command("PUB", topic="bad"), error("E_BAD_TOPIC"))
+    # The one that is refused has all the room.
+    with Producer(fakensqd.tcp_address, max_pending_bytes=10) as producer:
+        producer.on_error.connect(receive, weak=False)
+
+        with pytest.raises(NSQBadTopic):
+            producer.publish("bad", b"x")
+
+        assert [type(outcome) for outcome in outcomes] == [refusal]
+        assert producer.publish("t", b"x") == b"OK"
+    assert fakensqd.transcript.published("dead") == []
