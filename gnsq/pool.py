@@ -23,6 +23,7 @@ from gnsq.clock import Clock
 from gnsq.errors import NSQException
 from gnsq.nsqd.connection import Connection
 from gnsq.options import ConnectionOptions, Options, option
+from gnsq.repeats import Repeats
 
 __all__ = ["ConnectionPool", "Life", "ReconnectOptions"]
 
@@ -36,6 +37,16 @@ class ReconnectOptions(Options):
     reconnect_initial: float = option(8.0, "wait before an nsqd is tried again", unit="s", minimum=0.001)
     reconnect_maximum: float = option(128.0, "longest wait; each failure doubles it", unit="s", minimum=0.001)
     reconnect_jitter: float = option(0.3, "share of each wait that is random", minimum=0, maximum=1)
+
+    def delay(self, failures: int) -> float:
+        """Seconds until the next try, behind so many failures in a row."""
+        return growing_delay(
+            failures,
+            self.reconnect_initial,
+            self.reconnect_maximum,
+            jitter=self.reconnect_jitter,
+            spread=random.random(),
+        )
 
 
 # Seconds after which a connection counts as one: those that end sooner are failures to connect.
@@ -104,6 +115,7 @@ class ConnectionPool:
         self._setup = setup
         self._on_lost = on_lost
         self._blameless = blameless
+        self._repeats = Repeats(logger, clock.monotonic)
         self._keepers: dict[str, _Keeper] = {}
         self._opening: set[Connection] = set()
         self._closing = False
@@ -209,12 +221,19 @@ class ConnectionPool:
                     return
                 wait = self._wait_excused(keeper) if excused else self._wait_failed(keeper)
                 if wait > 0:
-                    logger.warning("%s: trying again in %.1f s", address, wait)
+                    # Excused: whose publish it was has been told.
+                    self._log_failure(keeper, address, wait, logging.DEBUG if excused else logging.WARNING)
                     self._clock.wait(keeper.woken, wait)
         finally:
             keeper.tried.set()
             if self._keepers.get(address) is keeper:
                 del self._keepers[address]
+
+    def _log_failure(self, keeper: _Keeper, address: str, wait: float, level: int) -> None:
+        # Once a minute for each kind of failure: an nsqd may be down for days.
+        error = keeper.last_failure
+        text = "%s: not connected: %s; trying again in %.1f s"
+        self._repeats.log(level, f"{address} {type(error).__name__}", text, address, error, wait)
 
     def _is_lost_blameless(self, address: str, connection: Connection, keeper: _Keeper) -> bool:
         """Wait until a connection is lost; whether that is no failure."""
@@ -235,7 +254,7 @@ class ConnectionPool:
 
     def _wait_failed(self, keeper: _Keeper) -> float:
         keeper.failures += 1
-        return self._wait(keeper.failures)
+        return self._reconnect.delay(keeper.failures)
 
     def _try_open(self, address: str, keeper: _Keeper) -> Connection | None:
         host, port = parse_address(address)
@@ -250,7 +269,7 @@ class ConnectionPool:
             connection.abort(error)
             self.connections.pop(address, None)
             keeper.last_failure = error
-            if not self._closing:
+            if not self._closing and not keeper.permanent:
                 logger.warning("%s: not connected: %s", address, error)
             return None
         except Exception as error:
@@ -264,13 +283,3 @@ class ConnectionPool:
             self._opening.discard(connection)
         keeper.last_failure = None
         return connection
-
-    def _wait(self, failures: int) -> float:
-        options = self._reconnect
-        return growing_delay(
-            failures,
-            options.reconnect_initial,
-            options.reconnect_maximum,
-            jitter=options.reconnect_jitter,
-            spread=random.random(),
-        )

@@ -513,3 +513,31 @@ say(ended(forked[0]), len(done))
     assert sorted(said) == ["0 100", "child False"]
     stats = channel_stats(fakensqd, "t", "c")
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (0, 0, 0)
+
+
+RESOLVING = """
+import os, sys
+from gnsq import Producer
+
+producer = Producer(sys.argv[1].replace("127.0.0.1", "localhost"))
+producer.publish("t", b"parent")
+children = []
+for _ in range(4):
+    child = os.fork()
+    if not child:
+        try:
+            producer.publish("t", b"child", timeout=10)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    children.append(child)
+print([os.waitpid(child, 0)[1] for child in children], producer.publish("t", b"parent"))
+"""
+
+
+def test_children_of_a_plain_program_resolve_names_and_publish(fakensqd):
+    done = subprocess.run(
+        [sys.executable, "-c", RESOLVING, fakensqd.tcp_address], capture_output=True, text=True, timeout=40
+    )
+
+    assert (done.stderr, done.stdout) == ("", "[0, 0, 0, 0] b'OK'\n")

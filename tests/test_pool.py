@@ -149,7 +149,7 @@ def test_bug_in_a_callback_is_logged_and_tried_again(made, fakensqd, caplog):
     assert log.pool.connections == {}
 
 
-def test_connection_that_ends_at_once_counts_as_a_failure(made):
+def test_connection_that_ends_at_once_counts_as_a_failure(made, monkeypatch):
     failures = []
 
     def answer_and_hang_up(sock):
@@ -160,7 +160,7 @@ def test_connection_that_ends_at_once_counts_as_a_failure(made):
 
     with peer(answer_and_hang_up) as address:
         log = made()
-        log.pool._wait = lambda count: failures.append(count) or 0.001
+        monkeypatch.setattr(ReconnectOptions, "delay", lambda options, count: failures.append(count) or 0.001)
         log.pool.add(address, permanent=True)
         wait_until(lambda: len(failures) >= 3)
 

@@ -414,10 +414,11 @@ class Dispatcher:
     def close(self) -> list[Unconfirmed]:
         """End all that no link has, and what links give back from now on; returns what failed since refuse_more()."""
         self._closing = self._closed = True
-        for _, publishes in list(self._own()):
+        for where, publishes in list(self._own()):
             for publish in publishes:
                 text = f"the producer was closed before the publish to {publish.topic} was sent"
-                self._fail_parts(publish, NSQNotSentClosed(text))
+                why = f": {self._why_none('until then')}" if where is Where.LINK else ""
+                self._fail_parts(publish, NSQNotSentClosed(text + why))
         return self._unconfirmed
 
     def _address(self, publish: Publish) -> str:

@@ -20,7 +20,7 @@ from gnsq.httpclient import HttpOptions
 from gnsq.nsqd.http import NsqdHTTPClient
 from gnsq.nsqd.requests import Request
 from gnsq.options import ConnectionOptions
-from gnsq.producer.httpoutcomes import refusal
+from gnsq.producer.httpoutcomes import is_turned_away, refusal
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.outcomes import is_about_the_nsqd
 from gnsq.producer.publish import Publish, Where
@@ -283,6 +283,10 @@ class HttpLink:
         Args:
             overdue: Whether its deadline has come, if time has run out.
         """
+        if is_turned_away(error):
+            self._doubt(doubts, error)
+            publish.not_executed(error)
+            return
         refused = refusal(error, multi=bool(publish.together), deferred=bool(publish.defer))
         if refused is not None:
             if is_about_the_nsqd(refused):

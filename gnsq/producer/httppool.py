@@ -6,14 +6,12 @@ Owns one keeper greenlet for each address, and the links. The counterpart of gns
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable
 from typing import Any
 
 import gevent
 from gevent.event import Event
 
-from gnsq.backofftimer import growing_delay
 from gnsq.clock import Clock
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQHttpError
 from gnsq.nsqd.forks import give_up_in_children
@@ -216,11 +214,4 @@ class HttpPool:
         if kept.failures == 1 and isinstance(doubt, NSQHttpError):
             # It may have been that request alone. What nsqd itself says, that it ends, is true for a while.
             return 0.0
-        options = self._reconnect
-        return growing_delay(
-            kept.failures,
-            options.reconnect_initial,
-            options.reconnect_maximum,
-            jitter=options.reconnect_jitter,
-            spread=random.random(),
-        )
+        return self._reconnect.delay(kept.failures)

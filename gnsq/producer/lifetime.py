@@ -181,8 +181,8 @@ class Lifetime:
         return []
 
     def join(self, timeout: float | None) -> None:
-        """Wait until it has closed, or the timeout (seconds) ends."""
-        if not _must_not_wait():
+        """Wait until it has closed, or the timeout (seconds) ends; not at all where it was not started."""
+        if self.state is not Life.INIT and not _must_not_wait():
             self._closed.wait(EVER if timeout is None else timeout)
 
     def end_with_program(self) -> None:
@@ -242,7 +242,9 @@ class Lifetime:
         try:
             unconfirmed = running.close(timeout)
             if unconfirmed:
-                logger.warning("closed with %d publishes not confirmed within %g s", len(unconfirmed), timeout)
+                first = unconfirmed[0]
+                text = "closed with %d publishes not confirmed, the first of them to %s: %s"
+                logger.warning(text, len(unconfirmed), first.topic, first.error)
             self._finish()
             ended.set(unconfirmed)
         except BaseException as error:  # noqa: BLE001  # it is raised where close() waits

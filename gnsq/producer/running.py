@@ -242,8 +242,13 @@ class Running:
 
     def why_none(self, limit: str) -> NSQException:
         """Say why there is no connection."""
-        tried = "; ".join(f"{address}: {error}" for address, error in sorted(self.failures().items()))
-        return NSQNoConnections(f"no connection to any nsqd {limit}; tried {tried or 'none yet'}")
+        tried = [f"{address}: {error}" for address, error in sorted(self.failures().items())]
+        trying = self._addresses - set(self.failures())
+        tried += [f"{address}: still connecting" for address in sorted(trying)]
+        if not tried:
+            lookupds = ", ".join(lookupd.address for lookupd in self._producer.lookupds)
+            tried = [f"{lookupds}: no nsqd there" if self._asked.is_set() else f"{lookupds}: not answered yet"]
+        return NSQNoConnections(f"no connection to any nsqd {limit}; tried {'; '.join(tried)}")
 
     def _poll_nodes(self) -> None:
         options = self._options
@@ -251,9 +256,12 @@ class Running:
             self._ask_nodes()
         finally:
             self._asked.set()
+        failures = 0
         while True:
-            jitter = options.lookupd_poll_jitter * random.random()
-            self._clock.sleep(options.lookupd_poll_interval * (1 - jitter))
+            # Without any nsqd as often as one that is down is tried: at the start of everything it may be late.
+            failures = 0 if self._addresses else failures + 1
+            longest = options.lookupd_poll_interval * (1 - options.lookupd_poll_jitter * random.random())
+            self._clock.sleep(min(self._producer.reconnect.delay(failures), longest) if failures else longest)
             self._ask_nodes()
 
     def _ask_nodes(self) -> None:

@@ -198,6 +198,16 @@ def test_proxys_error_is_unknown(producer, fakensqd, status):
         producer.publish("t", b"x", timeout=5)
 
 
+def test_address_that_is_not_nsqds_is_left_out(fakensqd):
+    wrong = f"{fakensqd.http_address}elsewhere" if fakensqd.http_address.endswith("/") else None
+    wrong = wrong or f"{fakensqd.http_address}/elsewhere"
+    with Producer(nsqd_http_addresses=[wrong, fakensqd.http_address]) as producer:
+        for number in range(10):
+            producer.publish("t", b"%d" % number, timeout=10)
+
+    assert sorted(bodies(fakensqd, "t")) == [b"%d" % number for number in range(10)]
+
+
 def test_lost_batch_is_unknown_for_each_member(fakensqd):
     with (
         Producer(nsqd_http_addresses=fakensqd.http_address, batch_messages=2, batch_linger=60) as producer,

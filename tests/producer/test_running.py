@@ -10,7 +10,7 @@ from gevent.event import Event
 
 from fakensqd.faults import error, on
 from gnsq import Producer
-from gnsq.errors import NSQBadTopic, NSQException, NSQNotSentTimeout
+from gnsq.errors import NSQBadTopic, NSQException, NSQNoConnections, NSQNotSentTimeout
 from gnsq.protocol.frames import RESPONSE, encode_frame
 from tests.helpers import bodies, peer, wait_until
 from tests.http.peer import JSON, http_peer, reply
@@ -72,6 +72,25 @@ def test_silent_nsqlookupd_holds_up_no_publish_to_what_another_has_named(fakensq
         assert producer.publish("t", b"x", timeout=4) == b"OK"
 
         producer.close(timeout=0.1)
+
+
+def test_nsqd_that_nsqlookupd_learns_of_late_is_found_soon(fakensqd):
+    known = []
+
+    def answer(request, sock):
+        return reply(json.dumps({"producers": known}).encode(), content_type=JSON)
+
+    with (
+        http_peer(answer) as asked,
+        Producer(lookupd_http_addresses=asked.address) as producer,
+    ):
+        with pytest.raises(NSQNoConnections, match=rf"tried .*{asked.address}.*: no nsqd there"):
+            producer.publish("t", b"x", timeout=0.05)
+
+        known.append(named(fakensqd))
+
+        # Far sooner than the interval of 60 s.
+        assert producer.publish("t", b"x", timeout=LIMIT) == b"OK"
 
 
 @pytest.mark.parametrize("http", [True, False], ids=["http", "tcp"])

@@ -398,7 +398,8 @@ producer.publish_async("t", b"x")
 def test_program_whose_publishes_have_no_answer_ends_with_close_timeout_and_says_so():
     said = run(UNANSWERED, f"127.0.0.1:{refused_port()}", "threaded")
 
-    assert " ".join(said) == "closed with 1 publishes not confirmed within 0.2 s"
+    assert " ".join(said).startswith("closed with 1 publishes not confirmed, the first of them to ")
+    assert "Connection refused" in " ".join(said)
 
 
 def test_program_that_leaves_publishes_in_its_own_hub_is_told():
