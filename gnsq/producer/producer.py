@@ -7,7 +7,7 @@ its start and end are lifetime.py's, connections and greenlets running.py's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from concurrent.futures import Future
 from typing import Any, Self
 
@@ -18,7 +18,8 @@ from gnsq.addresses import Addresses, joined, ordered_addresses, parse_address
 from gnsq.clock import Clock, RealClock
 from gnsq.crossing import EVER
 from gnsq.discovery import parse_lookupds
-from gnsq.errors import NSQTimeout
+from gnsq.errors import NSQErrorCode, NSQTimeout
+from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.home import GRACE, here, in_hub
 from gnsq.nsqd.latency import Latency
 from gnsq.nsqd.opening import prepared
@@ -36,6 +37,7 @@ from gnsq.producer.running import Running
 from gnsq.producer.strategies import make_strategy
 from gnsq.producer.threads import Handed, begin, publish_and_wait
 from gnsq.protocol.frames import OK
+from gnsq.signals import notify
 from gnsq.stats import ProducerStats
 
 __all__ = ["Producer"]
@@ -47,7 +49,8 @@ class Producer:
     Args:
         nsqd_tcp_addresses: ``host:port``, or a list, tuple or set of them.
         nsqd_http_addresses: In their place, where TCP is closed off: URLs or ``host[:port]``, published to over HTTP.
-        max_backoff_duration: Seconds; longest wait before an nsqd is tried again.
+        max_backoff_duration: Seconds; longest wait before an nsqd is tried again, up to a quarter of publish_timeout
+            (reconnect_maximum has no such bound).
         lookupd_http_addresses: URL or ``host[:port]``, or a list or tuple of them: all nsqds that they know are
             published to.
         http: Publish over HTTP to what they know, too, by its ``http_port``; nsqd_http_addresses says so already.
@@ -102,8 +105,10 @@ class Producer:
         self.threaded = threaded
         self.logger = logging.getLogger("gnsq.producer")
         options.setdefault("reconnect_initial", 0.1)
-        # 0 switched backoff off in 1.0; it must not mean trying without a pause.
-        options.setdefault("reconnect_maximum", max(max_backoff_duration, 0.1))
+        # 0 switched backoff off in 1.0; it must not mean trying without a pause. And whoever waits for an nsqd that is
+        # down must find it within the deadline when it is back.
+        longest = min(max_backoff_duration, self.options.publish_timeout / 4)
+        options.setdefault("reconnect_maximum", max(longest, 0.1))
         self.reconnect = ReconnectOptions.take(options)
         self.conn_kwargs = options
         self.connection_options = prepared(ConnectionOptions.of("Producer", options, ProducerOptions, ReconnectOptions))
@@ -222,6 +227,26 @@ class Producer:
         # What was counted so far, the parent tells.
         self.totals, self.latency = Totals(), Latency()
         self._life.give_up(parent)
+
+    # --- what subclasses may override, as in gnsq 1.0; conn is None over HTTP
+
+    def handle_response(self, conn: Connection | None, response: bytes) -> None:
+        """Send on_response."""
+        notify(self.on_response, self, response=response)
+
+    def handle_error(self, conn: Connection | None, error: NSQErrorCode) -> None:
+        """Send on_error."""
+        notify(self.on_error, self, error=error)
+
+    def handle_auth(self, conn: Connection, response: dict[str, object]) -> None:
+        """Send on_auth."""
+        notify(self.on_auth, self, conn=conn, response=response)
+
+    @property
+    def listeners(self) -> Sized:
+        """Empty while nobody wants to hear of responses."""
+        overridden = type(self).handle_response is not Producer.handle_response
+        return (True,) if overridden else self.on_response.receivers
 
     # --- publishing
 

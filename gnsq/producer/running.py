@@ -10,10 +10,9 @@ import logging
 import os
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gevent
-from blinker import Signal
 from gevent.event import Event
 
 from gnsq.discovery import Nodes
@@ -30,7 +29,6 @@ from gnsq.producer.links import TcpLink
 from gnsq.producer.outcomes import is_about_the_nsqd
 from gnsq.producer.publish import Publish, Unconfirmed
 from gnsq.producer.strategies import make_strategy
-from gnsq.signals import notify
 
 if TYPE_CHECKING:
     from gnsq.producer.producer import Producer
@@ -107,8 +105,8 @@ class Running:
             self._clock,
             self.dispatcher,
             at_once=self._options.http_requests_at_once,
-            responded=lambda data: self._notify(producer.on_response, response=data),
-            refused=lambda error: self._notify(producer.on_error, error=error),
+            responded=lambda data: self._tell(producer.handle_response, None, data),
+            refused=lambda error: self._tell(producer.handle_error, None, error),
         )
 
     # --- life
@@ -282,14 +280,15 @@ class Running:
     # --- connections
 
     def _prepare(self, connection: Connection) -> None:
-        connection.on_response = self._handle_response
-        connection.listeners = self._producer.on_response.receivers
-        connection.on_error = self._handle_error
+        producer = self._producer
+        connection.on_response = lambda connection, data: self._tell(producer.handle_response, connection, data)
+        connection.listeners = producer.listeners
+        connection.on_error = lambda connection, error: self._tell(producer.handle_error, connection, error)
         connection.on_closed = self._handle_closed
 
     def _setup(self, connection: Connection) -> None:
         if connection.identity.auth:
-            self._notify(self._producer.on_auth, conn=connection, response=dict(connection.identity.auth))
+            self._tell(self._producer.handle_auth, connection, dict(connection.identity.auth))
         if connection.is_open:
             link = self._links[connection] = TcpLink(connection)
             self.dispatcher.add(link)
@@ -299,18 +298,15 @@ class Running:
         if link is not None:
             self.dispatcher.remove(link)
 
-    def _handle_response(self, connection: Connection, data: bytes) -> None:
-        self._notify(self._producer.on_response, response=data)
-
-    def _handle_error(self, connection: Connection, error: NSQErrorCode) -> None:
-        self._notify(self._producer.on_error, error=error)
-
-    def _notify(self, signal: Signal, **keywords: Any) -> None:  # Any: each signal has its own keywords
-        """Tell receivers. What they are called by reads from nsqd: they must not wait for what it would read."""
+    def _tell(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call what sends a signal, or a subclass has put in its place. Called by what reads: nobody may wait here
+        for what comes from nsqd."""
         here, receiving = gevent.getcurrent(), self.dispatcher.receiving
         receiving.add(here)
         try:
-            notify(signal, self._producer, **keywords)
+            function(*arguments)
+        except Exception:  # a subclass may raise anything
+            logger.exception("%s of a subclass raised", getattr(function, "__name__", function))
         finally:
             receiving.discard(here)
 

@@ -14,7 +14,15 @@ import pytest
 
 from gnsq import NsqdHTTPClient, Producer
 from gnsq.discovery import LOOKUP_TIMEOUT
-from gnsq.errors import NSQNotSent, NSQNotSentClosed, NSQNotSentTimeout, NSQTimeout, NSQUnknown, NSQUnknownClosed
+from gnsq.errors import (
+    NSQBadMessage,
+    NSQNotSent,
+    NSQNotSentClosed,
+    NSQNotSentTimeout,
+    NSQTimeout,
+    NSQUnknown,
+    NSQUnknownClosed,
+)
 from gnsq.producer.lifetime import Gate
 from gnsq.protocol.frames import RESPONSE, encode_frame
 from tests.helpers import bodies, peer, refused_port, wait_until
@@ -573,3 +581,35 @@ def test_close_by_a_signal_that_interrupts_a_publish_in_any_line_leaves_it_confi
 
     assert producer.stats().state == "closed"
     assert held(fakensqd) == len(confirmed)
+
+
+def test_subclass_may_put_its_own_in_the_place_of_signals(fakensqd, caplog):
+    got = []
+
+    class Own(Producer):
+        def handle_response(self, conn, response):
+            got.append((str(conn.address), response))
+            super().handle_response(conn, response)
+
+        def handle_error(self, conn, error):
+            got.append(error.code)
+            raise ZeroDivisionError
+
+    with Own(fakensqd.tcp_address) as producer:
+        heard = []
+        producer.on_response.connect(lambda sender, response: heard.append(response), weak=False)
+        producer.publish("t", b"x")
+        with pytest.raises(NSQBadMessage):
+            producer.publish("t", b"x" * 2_000_000)
+        producer.publish("t", b"y")
+
+    assert (fakensqd.tcp_address, b"OK") in got
+    assert "E_BAD_MESSAGE" in got
+    assert b"OK" in heard
+    assert "handle_error of a subclass raised" in caplog.text
+
+
+def test_nsqd_that_is_back_is_found_within_the_deadline_of_who_waits():
+    assert Producer("host").reconnect.reconnect_maximum == 15.0
+    assert Producer("host", max_backoff_duration=3).reconnect.reconnect_maximum == 3.0
+    assert Producer("host", reconnect_maximum=100.0).reconnect.reconnect_maximum == 100.0
