@@ -135,13 +135,6 @@ def test_closed_producer_refuses(fakensqd):
         producer.start()
 
 
-def test_never_started_producer_can_be_closed():
-    producer = Producer("host")
-    producer.close()
-
-    assert not producer.is_running
-
-
 def test_starting_twice_is_a_warning(producer, caplog):
     producer.start()
 
@@ -259,27 +252,6 @@ def test_server_that_is_not_nsqd_is_told_apart():
         pytest.raises(NSQNoConnections, match=r"does not speak nsqd's TCP protocol: .* speaks HTTP"),
     ):
         producer.publish("t", b"x", timeout=0.05)
-
-
-def test_callers_own_timeout_stays_the_callers():
-    with silent() as address, Producer(address, close_timeout=0.01) as producer:
-        with pytest.raises(gevent.Timeout) as caught, gevent.Timeout(0.05) as own:
-            producer.publish("t", b"x")
-
-        assert caught.value is own
-
-
-def test_refused_publish_harms_no_neighbour(fakensqd):
-    with Producer(fakensqd.tcp_address) as producer:
-        before = [producer.publish("t", b"a", raise_error=False) for _ in range(50)]
-        refused = producer.publish("t", b"x" * 2_000_000, raise_error=False)
-        behind = [producer.publish("t", b"b", raise_error=False) for _ in range(50)]
-
-        with pytest.raises(NSQBadMessage, match="message too big 2000000"):
-            refused.get(timeout=5)
-        assert [result.get(timeout=5) for result in before + behind] == [b"OK"] * 100
-
-    assert bodies(fakensqd, "t") == [b"a"] * 50 + [b"b"] * 50
 
 
 def test_start_and_close_at_once_both_return():
