@@ -442,6 +442,9 @@ from gnsq import Producer
 from gnsq.contrib.opentelemetry import TracedProducer
 from tests.contrib.test_opentelemetry import Spans
 
+# Else gevent misses a child that ends before it is first waited for.
+gevent.get_hub().loop.install_sigchld()
+
 spans = Spans()
 producer = TracedProducer(Producer(sys.argv[1]), tracer_provider=spans.provider)
 producer.start()

@@ -84,6 +84,9 @@ FORK = """
     client = HTTPClient.from_url(address, timeout=20)
     assert client.request("GET", "ping") == b"OK"
     fork = gevent.fork if how == "gevent" else os.fork
+    if how == "gevent":
+        # Else it misses a child that ends before it is first waited for.
+        gevent.get_hub().loop.install_sigchld()
     pid = fork()
     if not pid:
         done = 1

@@ -280,6 +280,9 @@ import os, sys
 import gevent, gevent.os
 from gnsq import Producer
 
+# Else gevent misses a child that ends before it is first waited for.
+gevent.get_hub().loop.install_sigchld()
+
 producer = Producer(nsqd_http_addresses=sys.argv[1])
 producer.publish("t", b"before")
 under_way = producer.publish_async("t", b"parent")
