@@ -301,9 +301,8 @@ def test_failure_that_nobody_waits_for_any_more_is_logged(caplog, threaded):
     wait_until(lambda: producer.stats().pending)
 
     gevent.killall(jobs)
-    wait_until(lambda: not producer.stats().pending)
 
-    assert "a publish to t failed, and who waited for it is gone" in caplog.text
+    wait_until(lambda: "a publish to t failed, and who waited for it is gone" in caplog.text)
     assert producer.close() == []
 
 
@@ -313,9 +312,8 @@ def test_thread_that_is_left_by_a_timeout_while_it_waits_for_room_is_told_of_in_
 
         with gevent.Timeout(0.05, False):
             producer.publish_async("t", b"y" * 10, timeout=0.3)
-        wait_until(lambda: producer.stats().not_sent)
 
-        assert "a publish to t failed, and who waited for it is gone" in caplog.text
+        wait_until(lambda: "a publish to t failed, and who waited for it is gone" in caplog.text)
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
