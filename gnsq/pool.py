@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import gevent
@@ -25,7 +25,7 @@ from gnsq.nsqd.connection import Connection
 from gnsq.options import ConnectionOptions, Options, option
 from gnsq.repeats import Repeats
 
-__all__ = ["ConnectionPool", "Life", "ReconnectOptions"]
+__all__ = ["ConnectionPool", "Life", "ReconnectOptions", "wait_all"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,15 @@ class Life(enum.Enum):
     RUNNING = "running"
     CLOSING = "closing"
     CLOSED = "closed"
+
+
+def wait_all(events: Iterable[Event], limit: float, clock: Clock) -> None:
+    """Wait until all of these are set, for so many seconds together at most."""
+    deadline = clock.monotonic() + limit
+    for event in events:
+        left = deadline - clock.monotonic()
+        if not event.is_set() and left > 0:
+            clock.wait(event, left)
 
 
 class _Keeper:
@@ -176,11 +185,7 @@ class ConnectionPool:
         if limit is None:
             gevent.wait(tries)
             return
-        deadline = self._clock.monotonic() + limit
-        for tried in tries:
-            left = deadline - self._clock.monotonic()
-            if not tried.is_set() and left > 0:
-                self._clock.wait(tried, left)
+        wait_all(tries, limit, self._clock)
 
     def failures(self) -> dict[str, NSQException]:
         """Say what went wrong last with each address that has no connection."""

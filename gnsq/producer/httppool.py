@@ -15,7 +15,7 @@ from gevent.event import Event
 from gnsq.clock import Clock
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQHttpError
 from gnsq.nsqd.forks import give_up_in_children
-from gnsq.pool import STABLE, ReconnectOptions
+from gnsq.pool import STABLE, ReconnectOptions, wait_all
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.httplinks import HttpClients, HttpLink
 from gnsq.producer.httpoutcomes import answers
@@ -108,12 +108,7 @@ class HttpPool:
 
     def wait_tried(self, limit: float) -> None:
         """Wait until every address has been tried once, up to a limit in seconds; each try has one of its own."""
-        tries = [kept.tried for kept in self._kept.values()]
-        deadline = self._clock.monotonic() + limit
-        for tried in tries:
-            left = deadline - self._clock.monotonic()
-            if not tried.is_set() and left > 0:
-                self._clock.wait(tried, left)
+        wait_all([kept.tried for kept in self._kept.values()], limit, self._clock)
 
     def failures(self) -> dict[str, NSQException]:
         """Say what went wrong last with each address that is not used."""
