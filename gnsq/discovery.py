@@ -40,6 +40,8 @@ def parse_lookupds(addresses: Addresses, http: Mapping[str, Any] | None = None) 
     for item in items:
         if not isinstance(item, str):
             raise TypeError(f"lookupd address must be a str such as 'http://host:4161', not {item!r}")
+    if http is not None and not isinstance(http, Mapping):
+        raise TypeError(f"lookupd_options must be a dict, not a {type(http).__name__}")
     options = {"timeout": LOOKUP_TIMEOUT, **(http or {})}
     return [LookupdClient.from_url(item, **options) for item in items]
 

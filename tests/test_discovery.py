@@ -1,12 +1,16 @@
 """What several nsqlookupds say together."""
 
+import json
+
 import gevent
 import pytest
 from gevent.event import Event
 
-from gnsq.discovery import KnownNodes, Nodes, lookup_nodes, lookup_nsqds, parse_lookupds
+from gnsq import Consumer, Producer
+from gnsq.discovery import LOOKUP_TIMEOUT, KnownNodes, Nodes, lookup_nodes, lookup_nsqds, parse_lookupds
 from gnsq.errors import NSQHttpError
 from tests.helpers import wait_until
+from tests.http.peer import JSON, http_peer, reply
 
 
 class Lookupd:
@@ -139,6 +143,38 @@ def test_lookupd_addresses_are_urls_or_hosts():
 def test_wrong_type_is_a_type_error(value):
     with pytest.raises(TypeError, match="must be"):
         parse_lookupds(value)
+
+
+NODES = {"channels": [], "producers": []}
+
+
+@pytest.mark.parametrize("kind", [Consumer, Producer])
+def test_clients_ask_with_the_options_that_they_were_given(kind):
+    given = {"message_handler": print, "topic": "t", "channel": "c"} if kind is Consumer else {}
+
+    with http_peer(lambda asked, sock: reply(json.dumps(NODES).encode(), "200 OK", JSON)) as peer:
+        client = kind(lookupd_http_addresses=peer.address, lookupd_options={"auth": ("user", "secret")}, **given)
+        client.start(**({"block": False} if kind is Consumer else {}))
+        client.close()
+        client.join()
+
+    assert peer.requests[0].headers["authorization"] == "Basic dXNlcjpzZWNyZXQ="
+    assert client.lookupds[0].options.timeout == LOOKUP_TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param({"colour": 1}, "has no option colour", id="unknown"),
+        pytest.param(5, "lookupd_options must be a dict, not a int", id="no dict"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Consumer, Producer])
+def test_bad_options_for_nsqlookupd_are_refused(kind, options, words):
+    given = {"topic": "t", "channel": "c"} if kind is Consumer else {}
+
+    with pytest.raises(TypeError, match=words):
+        kind(lookupd_http_addresses="host", lookupd_options=options, **given)
 
 
 # --- nsqds over rounds ------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
 import gevent
@@ -50,6 +50,7 @@ class Consumer(Hooks):
         topic, channel: What to subscribe to.
         nsqd_tcp_addresses: ``host:port``, or a list, tuple or set of them.
         lookupd_http_addresses: URL or ``host[:port]``, or a list or tuple of them.
+        lookupd_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, for asking them.
         name: Of the logger; default ``gnsq.consumer.TOPIC.CHANNEL``.
         message_handler: Called as handler(consumer, message=message), in a worker greenlet. Returns: the message is
             finished. Raises: it is requeued.
@@ -93,6 +94,7 @@ class Consumer(Hooks):
         max_backoff_duration: float = 128,
         backoff_on_requeue: bool = True,
         *,
+        lookupd_options: Mapping[str, Any] | None = None,  # Any: each option's own type
         clock: Clock | None = None,
         **options: Any,  # Any: each option's own type, checked where they are taken apart
     ) -> None:
@@ -101,7 +103,7 @@ class Consumer(Hooks):
         self.topic = topic
         self.channel = channel
         self.nsqd_tcp_addresses = parse_addresses(nsqd_tcp_addresses)
-        self.lookupds = parse_lookupds(lookupd_http_addresses)
+        self.lookupds = parse_lookupds(lookupd_http_addresses, lookupd_options)
         if not self.nsqd_tcp_addresses and not self.lookupds:
             raise ValueError("consumer has no address: give nsqd_tcp_addresses or lookupd_http_addresses")
         random.shuffle(self.lookupds)
@@ -272,9 +274,7 @@ class Consumer(Hooks):
     @property
     def is_healthy(self) -> bool:
         """Whether it runs and receives: some nsqd is connected, or there is none, as nsqlookupd says. For a probe."""
-        if not self.is_running:
-            return False
-        return bool(self._pool.connections) or (self._looked_up and not self._pool.failures())
+        return self.is_running and (bool(self._pool.connections) or (self._looked_up and not self._pool.failures()))
 
     @property
     def max_in_flight(self) -> int:

@@ -53,6 +53,7 @@ class Producer:
             (reconnect_maximum has no such bound).
         lookupd_http_addresses: URL or ``host[:port]``, or a list or tuple of them: all nsqds that they know are
             published to.
+        lookupd_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, for asking them.
         http: Publish over HTTP to what they know, too, by its ``http_port``; nsqd_http_addresses says so already.
         http_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, in place of ConnectionOptions.
         threaded: Run on a thread with a hub of its own, for programs that block natively.
@@ -82,6 +83,7 @@ class Producer:
         *,
         nsqd_http_addresses: Addresses = (),
         lookupd_http_addresses: Addresses = (),
+        lookupd_options: Mapping[str, Any] | None = None,  # Any: each option's own type
         http: bool = False,
         http_options: Mapping[str, Any] | None = None,  # Any: each option's own type
         threaded: bool = False,
@@ -92,7 +94,7 @@ class Producer:
         make_strategy(self.options.strategy)  # refuses what is none
         self.addresses = ordered_addresses(nsqd_tcp_addresses)
         self.nsqd_tcp_addresses = set(self.addresses)
-        self.lookupds = parse_lookupds(lookupd_http_addresses)
+        self.lookupds = parse_lookupds(lookupd_http_addresses, lookupd_options)
         self.http_clients = wanted_clients(nsqd_http_addresses, http_options, self.options, http=http)
         if self.http_clients is not None:
             check_no_tcp(self.addresses, self.options, options)
