@@ -69,7 +69,11 @@ PURE_MODULES = [
     "gnsq/http/values.py",
     "gnsq/rdy.py",
     "gnsq/stats.py",
-    *[f"gnsq/spark/{name}.py" for name in ["collector", "drain", "gauge", "offsets", "pipeline/counts"]],
+    *[
+        f"gnsq/spark/{name}.py"
+        for name in ["collector", "drain", "gauge", "locations", "offsets", "options", "rowkey", "topics"]
+    ],
+    *[f"gnsq/spark/pipeline/{name}.py" for name in ["counts", "failures", "hours", "report", "schema"]],
     *[
         f"fakensqd/{name}.py"
         for name in [

@@ -160,6 +160,7 @@ def test_option_tables_are_the_codes(path, found):
 
 def test_all_options_have_a_table():
     assert {path.rsplit(".", 1)[1] for path, _ in TABLES} >= {
+        "ConnectOptions",
         "ConnectionOptions",
         "ConsumerOptions",
         "ProducerOptions",

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register"]
+    from gnsq.spark.executors import ExecutorReceivers
+
+__all__ = ["ExecutorReceivers", "register"]
 
 
 def register(spark: SparkSession) -> None:
@@ -24,3 +26,11 @@ def register(spark: SparkSession) -> None:
     except ImportError as error:
         raise ImportError(f"gnsq.spark needs pyspark and pyarrow: pip install 'gnsq[spark]' ({error})") from error
     spark.dataSource.register(NsqDataSource)
+
+
+def __getattr__(name: str) -> object:
+    if name == "ExecutorReceivers":
+        from gnsq.spark.executors import ExecutorReceivers  # loads pyspark and pyarrow
+
+        return ExecutorReceivers
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

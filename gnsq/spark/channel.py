@@ -1,42 +1,37 @@
-"""ChannelClient: one topic and channel over all its nsqds' HTTP: create it, ask how much is in it. No policy."""
+"""ChannelClient: one channel of some topics, over all their nsqds' HTTP: create it, ask its depth. No policy."""
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Sequence
+from typing import Any
 
 from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.errors import NSQHttpError
+from gnsq.spark.connecting import http_keywords
 from gnsq.spark.drain import Depth
+from gnsq.spark.options import ReadOptions
+from gnsq.spark.topics import matching
 
 __all__ = ["ChannelClient"]
-
-logger = logging.getLogger(__name__)
 
 
 class ChannelClient:
     """Asks in the calling greenlet's hub.
 
     Args:
-        nsqd_http_addresses: ``host:port`` of each nsqd.
-        lookupd_http_addresses: nsqlookupds that know more of them.
-        timeout: Seconds, for each call.
+        options: Topics or their pattern, channel, and addresses of nsqds' and nsqlookupds' HTTP.
+
+    Raises:
+        ValueError: If an address is not valid, or a file can't be used.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        channel: str,
-        nsqd_http_addresses: tuple[str, ...] = (),
-        lookupd_http_addresses: tuple[str, ...] = (),
-        timeout: float = 5.0,
-    ) -> None:
-        self.topic = topic
-        self.channel = channel
-        self._timeout = timeout
-        self._named = {address: self._client(address) for address in nsqd_http_addresses}
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._http = http_keywords(options)
+        self._named = {address: self._client(address) for address in options.nsqd_http_addresses}
         # Those that nsqlookupd told of, kept for their open connections.
         self._found: dict[str, NsqdHTTPClient] = {}
-        self._lookupds = [LookupdClient.from_url(address, timeout=timeout) for address in lookupd_http_addresses]
+        self._lookupds = [LookupdClient.from_url(address, **self._http) for address in options.lookupd_http_addresses]
 
     @property
     def can_ask(self) -> bool:
@@ -44,30 +39,32 @@ class ChannelClient:
         return bool(self._named or self._lookupds)
 
     def create(self, *others: str) -> None:
-        """Create topic and channel on each nsqd that was named, and the channel on those that nsqlookupd knows.
+        """Create topics and channel on each nsqd that was named, and the channel where nsqlookupd knows of a topic.
 
         Args:
-            others: Further channels of the topic, which get the same messages as the first: nsqd gives what waits in
+            others: Further channels of the topics, which get the same messages as the first: nsqd gives what waits in
                 a topic to its first channel alone, so a topic without channels is paused until all are there.
 
         Raises:
             NSQHttpError: If one of them does not answer.
         """
-        for address, nsqd in self._all().items():
-            if address in self._named:
-                nsqd.create_topic(self.topic)
-            held = bool(others) and not self._has_channels(nsqd)
-            if held:
-                nsqd.pause_topic(self.topic)
-            try:
-                for channel in (self.channel, *others):
-                    nsqd.create_channel(self.topic, channel)
-            finally:
-                if held:
-                    nsqd.unpause_topic(self.topic)
+        for address, topics in self._places().items():
+            nsqd = self._at(address)
+            for topic in topics:
+                if address in self._named:
+                    nsqd.create_topic(topic)
+                self._create(nsqd, topic, others)
 
-    def _has_channels(self, nsqd: NsqdHTTPClient) -> bool:
-        return any(topic["channels"] for topic in nsqd.stats(self.topic)["topics"] or ())
+    def _create(self, nsqd: NsqdHTTPClient, topic: str, others: Sequence[str]) -> None:
+        held = bool(others) and not _has_channels(nsqd, topic)
+        if held:
+            nsqd.pause_topic(topic)
+        try:
+            for channel in (self._options.channel, *others):
+                nsqd.create_channel(topic, channel)
+        finally:
+            if held:
+                nsqd.unpause_topic(topic)
 
     def depth(self) -> Depth:
         """Add up what the nsqds have.
@@ -75,47 +72,66 @@ class ChannelClient:
         Raises:
             NSQHttpError: If one of them does not answer: a sum without it would be wrong.
         """
-        waiting = in_flight = deferred = 0
-        for address, nsqd in self._all().items():
+        waiting = in_flight = deferred = consumers = 0
+        for address, topics in self._places().items():
             # Not filtered by channel: nsqd would leave a topic out that does not have it.
-            stats = nsqd.stats(self.topic)
+            stats = self._at(address).stats(topics[0] if len(topics) == 1 else None)
             try:
                 for topic in stats["topics"]:
+                    if topic["topic_name"] not in topics:
+                        continue
                     waiting += topic["depth"]
                     for channel in topic["channels"]:
-                        if channel["channel_name"] != self.channel:
+                        if channel["channel_name"] != self._options.channel:
                             continue
                         waiting += channel["depth"]
                         in_flight += channel["in_flight_count"]
                         deferred += channel["deferred_count"]
+                        consumers += channel["client_count"]
             except (KeyError, TypeError) as error:
                 raise NSQHttpError(f"{address}: /stats is not nsqd's: {error!r}") from error
-        return Depth(waiting, in_flight, deferred)
+        return Depth(waiting, in_flight, deferred, consumers)
 
     def close(self) -> None:
         """Close the connections that are kept for further questions."""
         for client in (*self._named.values(), *self._found.values(), *self._lookupds):
             client.close()
 
-    def _all(self) -> dict[str, NsqdHTTPClient]:
-        """Say which nsqds to ask: those named, and those that any nsqlookupd has for the topic."""
-        clients = dict(self._named)
+    def _places(self) -> dict[str, list[str]]:
+        """Say which nsqds to ask about which topics: those named about all, others about what a nsqlookupd says."""
+        topics = list(self._options.topics)
+        places = dict.fromkeys(self._named, topics)
         failures = []
         for lookupd in self._lookupds:
             try:
-                producers = lookupd.lookup(self.topic)["producers"] or ()
+                nodes = lookupd.nodes()["producers"] or ()
             except NSQHttpError as error:
-                # 404: no nsqd has the topic yet.
-                if error.status != 404:
-                    failures.append(error)
+                failures.append(error)
                 continue
-            for producer in producers:
-                address = f"{producer['broadcast_address']}:{producer['http_port']}"
-                if address not in clients:
-                    clients[address] = self._found.setdefault(address, self._client(address))
+            for node in nodes:
+                there = matching(self._options, _offered(node))
+                if there:
+                    places.setdefault(f"{node['broadcast_address']}:{node['http_port']}", there)
         if failures and len(failures) == len(self._lookupds):
             raise failures[0]
-        return clients
+        return places
+
+    def _at(self, address: str) -> NsqdHTTPClient:
+        client = self._named.get(address) or self._found.get(address)
+        if client is None:
+            client = self._found[address] = self._client(address)
+        return client
 
     def _client(self, address: str) -> NsqdHTTPClient:
-        return NsqdHTTPClient.from_url(address, timeout=self._timeout)
+        return NsqdHTTPClient.from_url(address, **self._http)
+
+
+def _offered(node: dict[str, Any]) -> list[str]:  # Any: JSON
+    """List the topics of a node, but for those that it is to be asked for no more."""
+    topics = node["topics"] or ()
+    gone = node.get("tombstones") or [False] * len(topics)
+    return [topic for topic, hidden in zip(topics, gone, strict=True) if not hidden]
+
+
+def _has_channels(nsqd: NsqdHTTPClient, topic: str) -> bool:
+    return any(each["channels"] for each in nsqd.stats(topic)["topics"] or ())

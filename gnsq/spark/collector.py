@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Collector", "SegmentLimits", "SpoolMessage"]
+__all__ = ["Collector", "SegmentLimits", "SpoolMessage", "Waiting"]
 
 
 class SpoolMessage(Protocol):
@@ -37,14 +37,24 @@ class SegmentLimits:
     age: float
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Messages for a segment, and their topics as runs: (topic, number of messages), in the same order."""
+
+    messages: Sequence[SpoolMessage]
+    topics: Sequence[tuple[str, int]]
+
+
 class Collector:
     """What was received and is in no segment yet."""
 
-    __slots__ = ("_limits", "_messages", "_since", "_size")
+    __slots__ = ("_limits", "_messages", "_since", "_size", "_starts")
 
     def __init__(self, limits: SegmentLimits) -> None:
         self._limits = limits
         self._messages: list[SpoolMessage] = []
+        # Where each run of one topic begins.
+        self._starts: list[tuple[str, int]] = []
         self._size = 0
         self._since = 0.0
 
@@ -56,9 +66,15 @@ class Collector:
         self._messages.append(message)
         self._size += len(message.body)
 
-    def mark(self, now: float) -> None:
-        """Tell when the oldest came in; asked for when the collector was empty."""
+    def mark(self, now: float, topic: str) -> None:
+        """Tell when the oldest comes in, and of what topic; asked for when the collector is empty."""
         self._since = now
+        self._starts = [(topic, 0)]
+
+    def turn_to(self, topic: str) -> None:
+        """Tell of what topic the next messages are, if there may be several; not when the collector is empty."""
+        if topic != self._starts[-1][0]:
+            self._starts.append((topic, len(self._messages)))
 
     def is_full(self, in_flight_limit: int) -> bool:
         """Whether a segment is due for its rows or bytes.
@@ -74,7 +90,7 @@ class Collector:
         """Say in how many seconds the segment is due for its age; 0 if it is already."""
         return max(self._since + self._limits.age - now, 0.0)
 
-    def take(self) -> Sequence[SpoolMessage]:
+    def take(self) -> Waiting:
         """Hand over all that waits, or what makes a full segment: the rest is for the next, and as old."""
         messages, size = self._messages, self._size
         count = min(len(messages), self._limits.rows)
@@ -82,6 +98,22 @@ class Collector:
             size = sum(len(message.body) for message in messages[:count])
             if size > self._limits.size:
                 count = max(count * self._limits.size // size, 1)
+        starts = self._starts
         self._messages = messages[count:]
         self._size = sum(len(message.body) for message in self._messages)
-        return messages[:count]
+        self._starts = _starts_behind(starts, count) if self._messages else []
+        return Waiting(messages[:count], _runs(starts, count))
+
+
+def _runs(starts: Sequence[tuple[str, int]], count: int) -> list[tuple[str, int]]:
+    """Say of what topics the first messages are."""
+    ends = [start for _, start in starts[1:]] + [count]
+    runs = zip(starts, ends, strict=False)  # without any start there is nothing to end
+    return [(topic, min(end, count) - start) for (topic, start), end in runs if start < count]
+
+
+def _starts_behind(starts: Sequence[tuple[str, int]], count: int) -> list[tuple[str, int]]:
+    """Say where runs begin once the first messages are taken away; one that was cut begins anew."""
+    behind = [(topic, start - count) for topic, start in starts if start > count]
+    cut = [topic for topic, start in starts if start <= count]
+    return [(cut[-1], 0), *behind]

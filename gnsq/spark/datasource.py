@@ -5,6 +5,7 @@ from __future__ import annotations
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from gnsq.spark.connecting import check_addresses
 from gnsq.spark.options import ReadOptions, WriteOptions
 from gnsq.spark.sink import NsqBatchWriter, NsqStreamWriter, check_columns
 from gnsq.spark.source import NsqBatchReader, NsqStreamReader
@@ -37,11 +38,11 @@ class NsqDataSource(DataSource):  # type: ignore[misc]  # pyspark is not typed h
 
     def reader(self, schema: StructType) -> NsqBatchReader:
         """Make the reader of a batch."""
-        return NsqBatchReader(ReadOptions.parse(self.options), _columns(schema))
+        return NsqBatchReader(self._read_options(), _columns(schema))
 
     def streamReader(self, schema: StructType) -> NsqStreamReader:
         """Make the reader of a stream."""
-        options = ReadOptions.parse(self.options)
+        options = self._read_options()
         if not options.spool:
             raise ValueError("option spool is required: a directory for this query alone, as a path or a URI")
         if options.max_rows is not None:
@@ -58,8 +59,14 @@ class NsqDataSource(DataSource):  # type: ignore[misc]  # pyspark is not typed h
         """Make the writer of a stream."""
         return NsqStreamWriter(self._write_options(schema))
 
+    def _read_options(self) -> ReadOptions:
+        options = ReadOptions.parse(self.options)
+        check_addresses(options)
+        return options
+
     def _write_options(self, schema: StructType) -> WriteOptions:
         options = WriteOptions.parse(self.options)
+        check_addresses(options)
         check_columns({field.name: field.dataType.simpleString() for field in schema.fields}, options)
         return options
 

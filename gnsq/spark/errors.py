@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gnsq.errors import NSQException
 
-__all__ = ["SegmentCorrupt", "SpoolError", "SpoolIncomplete", "SpoolInUse"]
+__all__ = ["RowsNotPublished", "SegmentCorrupt", "SpoolError", "SpoolInUse", "SpoolIncomplete"]
 
 
 class SpoolError(NSQException):
@@ -20,4 +20,8 @@ class SpoolIncomplete(SpoolError):
 
 
 class SegmentCorrupt(SpoolError):
-    """A segment is no Arrow file, or is cut short."""
+    """A segment is no Arrow file of ours, is cut short, or has not the rows that its name says."""
+
+
+class RowsNotPublished(NSQException):
+    """nsqd has not confirmed some rows of a task; the text says which, and why."""

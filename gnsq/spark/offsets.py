@@ -8,9 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-__all__ = ["Segment", "Vector", "cut", "decode_offset", "encode_offset", "latest", "missing", "pending", "share_out"]
+__all__ = [
+    "Segment",
+    "Vector",
+    "cut",
+    "decode_offset",
+    "encode_offset",
+    "latest",
+    "missing",
+    "nudged",
+    "pending",
+    "share_out",
+]
 
 VERSION = 1
+# Stands among the receivers, where nothing else tells a vector from the one before.
+_NUDGE = ""
 
 # Receiver -> number of the last segment that was read; one that is not in it has had none read.
 Vector = Mapping[str, int]
@@ -25,22 +38,41 @@ class Segment:
     size: int
     rows: int
 
+    @property
+    def path(self) -> str:
+        """Its file below the spool. With the rows in its name a listing tells all, and what was lost can be counted."""
+        return f"{self.receiver}/{self.number:012d}-{self.rows}.arrow"
 
-def encode_offset(vector: Vector) -> dict[str, object]:
-    """Write a vector as the JSON object that Spark keeps in its checkpoint."""
-    return {"v": VERSION, "r": dict(sorted(vector.items()))}
+
+def encode_offset(vector: Vector, source: str) -> dict[str, object]:
+    """Write a vector as the JSON object that Spark keeps in its checkpoint.
+
+    Args:
+        source: What is read, as topics and channel.
+    """
+    return {"v": VERSION, "s": source, "r": dict(sorted(vector.items()))}
 
 
-def decode_offset(offset: object) -> dict[str, int]:
+def decode_offset(offset: object, source: str) -> dict[str, int]:
     """Read what encode_offset() wrote.
 
     Raises:
         ValueError: If it is anything else, such as the offset of another source or of a later version.
     """
-    if not isinstance(offset, dict) or not isinstance(offset.get("r"), dict):
-        raise ValueError(f"offset {offset!r} is not one of the nsq source: is the checkpoint another query's?")
-    if offset.get("v") != VERSION:
-        raise ValueError(f"offset version {offset.get('v')!r} is not {VERSION}: written by another version of gnsq")
+    if not isinstance(offset, dict) or not isinstance(offset.get("r"), dict) or "v" not in offset:
+        raise ValueError(
+            f"offset {offset!r} is not one of the nsq source: the checkpoint is another query's, give this one its own"
+        )
+    if offset["v"] != VERSION:
+        raise ValueError(
+            f"offset version {offset['v']!r} is not {VERSION}: the checkpoint was written by another version of gnsq, "
+            "use that one, or start with a new checkpoint"
+        )
+    if offset.get("s") != source:
+        raise ValueError(
+            f"the checkpoint is of {offset.get('s')!r}, this query reads {source!r}: give it a checkpoint and a spool "
+            "of its own"
+        )
     vector: dict[str, int] = {}
     for receiver, number in offset["r"].items():
         if not isinstance(receiver, str) or type(number) is not int or number < 0:
@@ -102,6 +134,11 @@ def latest(start: Vector, taken: Iterable[Segment], receivers: Set[str]) -> dict
     return {receiver: number for receiver, number in end.items() if receiver in receivers}
 
 
+def nudged(start: Vector) -> dict[str, int]:
+    """Say the same as start in other words: the batch between them is empty, and ends the one before it."""
+    return {**start, _NUDGE: start.get(_NUDGE, 0) + 1}
+
+
 def missing(present: Iterable[tuple[str, int]], start: Vector, end: Vector) -> list[tuple[str, int]]:
     """List the (receiver, number) between start and end that are not there.
 
@@ -116,6 +153,8 @@ def missing(present: Iterable[tuple[str, int]], start: Vector, end: Vector) -> l
         numbers.setdefault(receiver, set()).add(number)
     gaps: list[tuple[str, int]] = []
     for receiver, last in sorted(end.items()):
+        if receiver == _NUDGE:
+            continue
         own = numbers.get(receiver, set())
         first = start[receiver] + 1 if receiver in start else min(own, default=last)
         gaps.extend((receiver, number) for number in range(first, last + 1) if number not in own)

@@ -1,13 +1,15 @@
 """Options of the format ``nsq``: one field is one option. Checks only: connects to nothing, touches no file.
 
 Spark hands them over as strings, with names in lower case; here they get their types, and errors that name the option
-as users write it.
+as users write it. What connections make of them is connecting.py's.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,13 +17,46 @@ from typing import Any, Self
 from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 
-__all__ = ["ReadOptions", "WriteOptions", "option_rows"]
+__all__ = ["ConnectOptions", "ReadOptions", "WriteOptions", "option_rows", "ordered_fields", "shown", "spark_name"]
 
 MIB = 1024 * 1024
+COMPRESSIONS = ("none", "snappy", "deflate")
+_EXECUTORS = re.compile(r"executors:([1-9]\d*)")
+_TRUTH = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Options:
+class ConnectOptions:
+    """What all that connect to nsqd and nsqlookupd are told. Files are read where they are used, on the machine that
+    connects.
+
+    A secret is in no repr, and its name has "secret" or "password" in it: by that Spark's spark.redaction.regex knows
+    what not to show in plans.
+    """
+
+    nsqd_tcp_addresses: tuple[str, ...] = option((), "nsqds as host:port, separated by commas")
+    lookupd_http_addresses: tuple[str, ...] = option(
+        (), "nsqlookupds as URL or host:port, separated by commas: they name the nsqds"
+    )
+    lookupd_poll_interval: float = option(
+        10.0, "between rounds of asking all nsqlookupds", unit="s", minimum=0.01, maximum=86400
+    )
+    lookupd_timeout: float = option(5.0, "for an answer over HTTP", unit="s", minimum=0.001, maximum=3600)
+    heartbeat_interval: float = option(30.0, "between nsqd's heartbeats", unit="s", minimum=1, maximum=2_147_483)
+    tls: bool = option(False, "encrypt connections to nsqd; a server that does not offer TLS is refused")
+    tls_ca_file: str = option("", "CAs to trust, as PEM, here and for https:// addresses; default: the system's")
+    tls_cert_file: str = option("", "the client's certificate, as PEM, here and for https:// addresses")
+    tls_key_file: str = option("", "its key, unless tlsCertFile holds that, too")
+    tls_key_password: str = option("", "of an encrypted key", secret=True)
+    tls_server_hostname: str = option("", "name that nsqd's certificate must have; default: the host connected to")
+    tls_verify: bool = option(True, "false trusts any certificate, for any host name")
+    compression: str = option("none", "of connections to nsqd: none, snappy, or deflate, if the server offers it")
+    deflate_level: int | None = option(None, "1 fastest, 9 smallest; default: 6", minimum=1, maximum=9)
+    auth_secret: str = option("", "for AUTH; sent only to a server that requires it", secret=True)
+    auth_secret_file: str = option(
+        "", "file with the secret for AUTH, on each machine that connects; in place of authSecret"
+    )
+
     @classmethod
     def parse(cls, values: Mapping[str, str]) -> Self:
         """Read Spark's options.
@@ -29,33 +64,76 @@ class _Options:
         Raises:
             ValueError: If a name is unknown, or a value is not one of the option's.
         """
-        fields = {_spark_name(field).lower(): field for field in dataclasses.fields(cls)}
+        fields = {spark_name(field).lower(): field for field in dataclasses.fields(cls)}
         given: dict[str, Any] = {}
         for name, text in values.items():
             field = fields.get(name.lower())
-            # Spark adds "path" when load() and save() are given one.
             if field is None:
-                names = ", ".join(_spark_name(each) for each in fields.values())
-                raise ValueError(f"option {name!r} is unknown to the format nsq; options are {names}")
+                raise ValueError(_unknown(name, fields))
             given[field.name] = _parse(field, text)
         return cls(**given)
 
+    def __post_init__(self) -> None:
+        if not self.nsqd_tcp_addresses and not self.lookupd_http_addresses:
+            raise ValueError(
+                "no address: give the option nsqdTcpAddresses, such as 'host:4150', or lookupdHttpAddresses"
+            )
+        for name in ("lookupd_http_addresses", "nsqd_http_addresses"):
+            if any("@" in address for address in getattr(self, name, ())):
+                raise ValueError(
+                    f"option {_camel(name)} holds a user or password (not shown), which Spark would show in its plans: "
+                    "leave it out; a certificate (tlsCertFile) is another way to be known"
+                )
+        if self.compression not in COMPRESSIONS:
+            raise ValueError(f"option compression {self.compression!r} is none of {', '.join(COMPRESSIONS)}")
+        if self.deflate_level is not None and self.compression != "deflate":
+            raise ValueError("option deflateLevel is given, but option compression is not deflate")
+        if self.auth_secret and self.auth_secret_file:
+            raise ValueError("options authSecret and authSecretFile are both given: one of them")
+        for name in ("tls_key_file", "tls_key_password"):
+            if getattr(self, name) and not self.tls_cert_file:
+                raise ValueError(f"option {_camel(name)} is given without tlsCertFile")
+        self._check_tls_is_used()
+
+    def _check_tls_is_used(self) -> None:
+        """Refuse settings of TLS where nothing is encrypted: whoever gives them believes that it is."""
+        for name in ("tls_ca_file", "tls_cert_file", "tls_server_hostname"):
+            if getattr(self, name) and not self.tls and (name == "tls_server_hostname" or not self.uses_https):
+                raise ValueError(f"option {_camel(name)} is given, but option tls is not true: nothing is encrypted")
+        if not self.tls_verify and not self.tls and not self.uses_https:
+            raise ValueError("option tlsVerify is given, but option tls is not true: nothing is encrypted")
+
+    @property
+    def uses_https(self) -> bool:
+        """Whether an address that is asked over HTTP is encrypted."""
+        return _any_https(self.lookupd_http_addresses)
+
 
 @dataclass(frozen=True, kw_only=True)
-class ReadOptions(_Options):
-    """Options of spark.read and spark.readStream."""
+class ReadOptions(ConnectOptions):
+    """Options of spark.read and spark.readStream, and of whoever receives for them."""
 
-    topic: str = option("", "topic to read; required")
+    topic: str = option("", "topic to read, or several, separated by commas; this or topicPattern is required")
+    topic_pattern: str = option(
+        "",
+        "regular expression on the whole name of the topics to read, as nsqlookupd knows them; those that come later "
+        "join",
+    )
     channel: str = option("", "channel to read, created if missing; required")
-    nsqd_tcp_addresses: tuple[str, ...] = option((), "nsqds as host:port, separated by commas")
-    lookupd_http_addresses: tuple[str, ...] = option((), "nsqlookupds as URL or host:port, separated by commas")
     nsqd_http_addresses: tuple[str, ...] = option(
-        (), "HTTP addresses of the nsqds, for the channel's depth; found through nsqlookupd if that is given"
+        (),
+        "HTTP addresses of the nsqds, for the channel's depth; found through nsqlookupd if that is given",
     )
     spool: str = option("", "directory of the spool, a path or URI; required for readStream, one for each query")
     spool_owner: str = option("", "what tells this query from others, such as its checkpoint's URI")
-    receivers: str = option("driver", "where messages are received: driver, or external (gnsq.spark.receiver)")
-    max_in_flight: int = option(5000, "delivered and not yet in the spool", unit="messages", minimum=1)
+    receivers: str = option(
+        "driver",
+        "where messages are received: driver, external (gnsq.spark.receiver), or executors:N (N tasks of this "
+        "application)",
+    )
+    max_in_flight: int = option(
+        5000, "delivered and not yet in the spool; topics share it evenly", unit="messages", minimum=1
+    )
     segment_rows: int = option(10_000, "largest segment of the spool", unit="rows", minimum=1)
     segment_bytes: int = option(8 * MIB, "the same", unit="bytes", minimum=1, maximum=1024 * MIB)
     segment_time: float = option(0.1, "longest that a message waits for its segment", unit="s", minimum=0.001)
@@ -71,22 +149,69 @@ class ReadOptions(_Options):
         minimum=1,
     )
     msg_timeout: float | None = option(
-        None, "until nsqd takes an unfinished message back; default: nsqd's", unit="s", minimum=1
+        None, "until nsqd takes an unfinished message back; default: nsqd's", unit="s", minimum=1, maximum=2_147_483
     )
-    heartbeat_interval: float = option(30.0, "between nsqd's heartbeats", unit="s", minimum=1)
 
     def __post_init__(self) -> None:
-        _check_name("topic", self.topic)
-        _check_name("channel", self.channel)
-        if not self.nsqd_tcp_addresses and not self.lookupd_http_addresses:
-            raise ValueError("no address: give the option nsqdTcpAddresses or lookupdHttpAddresses")
-        if self.receivers.lower().startswith("executors"):
+        if self.topic_pattern:
+            self._check_pattern()
+        elif not self.topics:
+            raise ValueError("option topic is required, or topicPattern")
+        for topic in self.topics:
+            _check_topic(topic)
+        if not self.channel:
+            raise ValueError("option channel is required")
+        try:
+            assert_valid_channel_name(self.channel)
+        except ValueError as error:
+            raise ValueError(f"option channel: {error}") from error
+        if self.receivers not in ("driver", "external") and not _EXECUTORS.fullmatch(self.receivers):
             raise ValueError(
-                f"option receivers {self.receivers!r} is not available in this version; use driver, or external with "
-                "python -m gnsq.spark.receiver"
+                f"option receivers {self.receivers!r} is none of driver, external, and executors:N with N of 1 or more"
             )
-        if self.receivers not in ("driver", "external"):
-            raise ValueError(f"option receivers {self.receivers!r} is neither driver nor external")
+        super().__post_init__()
+
+    def _check_pattern(self) -> None:
+        if self.topics:
+            raise ValueError("options topic and topicPattern are both given: one of them")
+        if not self.lookupd_http_addresses:
+            raise ValueError("option topicPattern needs lookupdHttpAddresses: nsqlookupd knows which topics there are")
+        if self.nsqd_tcp_addresses or self.nsqd_http_addresses:
+            raise ValueError(
+                "option topicPattern finds nsqds through lookupdHttpAddresses alone: leave out nsqdTcpAddresses and "
+                "nsqdHttpAddresses"
+            )
+        try:
+            re.compile(self.topic_pattern)
+        except re.error as error:
+            raise ValueError(f"option topicPattern {self.topic_pattern!r} is no regular expression: {error}") from error
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that were named, each once; none where there is a pattern."""
+        return tuple(dict.fromkeys(part.strip() for part in self.topic.split(",") if part.strip()))
+
+    @property
+    def source(self) -> str:
+        """What is read, as text: ``TOPIC,TOPIC/CHANNEL``, in the order of names, or ``/PATTERN//CHANNEL``."""
+        topics = f"/{self.topic_pattern}/" if self.topic_pattern else ",".join(sorted(self.topics))
+        return f"{topics}/{self.channel}"
+
+    @property
+    def receives_here(self) -> bool:
+        """Whether the process that plans receives, too."""
+        return self.receivers == "driver"
+
+    @property
+    def receiver_count(self) -> int:
+        """The N of ``executors:N``; 0 for other receivers."""
+        match = _EXECUTORS.fullmatch(self.receivers)
+        return int(match[1]) if match is not None else 0
+
+    @property
+    def uses_https(self) -> bool:
+        """Whether an address that is asked over HTTP is encrypted."""
+        return _any_https(self.lookupd_http_addresses + self.nsqd_http_addresses)
 
     @property
     def partitions(self) -> int:
@@ -95,57 +220,95 @@ class ReadOptions(_Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteOptions(_Options):
+class WriteOptions(ConnectOptions):
     """Options of df.write and df.writeStream."""
 
     topic: str = option("", "topic for rows that name none; else the column topic is required")
-    nsqd_tcp_addresses: tuple[str, ...] = option((), "nsqds as host:port, separated by commas; required")
+    row_key: bool = option(
+        False,
+        "append to each body what is the same for its row when a task runs again, for consumers that deduplicate: a "
+        "zero byte and QUERY/BATCH/PARTITION/ROW; gnsq.spark.rowkey.split() takes it off",
+    )
     batch_rows: int = option(1000, "most messages in one MPUB", unit="rows", minimum=1)
     batch_bytes: int = option(MIB, "most bytes of bodies in one MPUB, of more than one", unit="bytes", minimum=1)
-    publish_timeout: float = option(60.0, "for nsqd to confirm an MPUB", unit="s", minimum=0.001)
+    max_msg_size: int | None = option(
+        None,
+        "nsqd's max-msg-size: a longer body fails before it is sent; default: nsqd decides",
+        unit="bytes",
+        minimum=1,
+    )
+    publish_timeout: float = option(60.0, "for nsqd to confirm an MPUB", unit="s", minimum=0.001, maximum=86400)
     checkpoint_location: str = option("", "Spark's own")
+    query_name: str = option("", "Spark's own, where queryName() is called")
     path: str = option("", "Spark's own; not used")
 
     def __post_init__(self) -> None:
         if self.topic:
-            _check_name("topic", self.topic)
-        if not self.nsqd_tcp_addresses:
-            raise ValueError("no address: give the option nsqdTcpAddresses, such as 'host:4150'")
+            _check_topic(self.topic)
+        super().__post_init__()
 
 
-def option_rows(options: type[_Options]) -> list[tuple[str, str, str, str]]:
-    """List name, default, unit and meaning of each option, for the README's table."""
+def option_rows(options: type[ConnectOptions]) -> list[tuple[str, str, str, str]]:
+    """List name, default, unit and meaning of each option that a class does not share, for the README's tables."""
+    shared = () if options is ConnectOptions else ConnectOptions.__dataclass_fields__
     return [
-        (_spark_name(field), _shown(field.default), field.metadata["unit"], field.metadata["meaning"])
+        (spark_name(field), shown(field.default), field.metadata["unit"], field.metadata["meaning"])
         for field in dataclasses.fields(options)
+        if field.name not in shared
     ]
 
 
-def _shown(default: object) -> str:
+def ordered_fields(options: type[ConnectOptions]) -> list[dataclasses.Field[Any]]:
+    """List the fields as people look for them: those of connections last."""
+    return sorted(dataclasses.fields(options), key=lambda field: field.name in ConnectOptions.__dataclass_fields__)
+
+
+def spark_name(field: dataclasses.Field[Any]) -> str:
+    """Name an option as users of Spark write it."""
+    return _camel(field.name)
+
+
+def shown(default: object) -> str:
+    """Write a default for people; nothing for none."""
+    if isinstance(default, bool):
+        return str(default).lower()
     return "" if default in (None, "", ()) else str(default)
 
 
-def _spark_name(field: dataclasses.Field[Any]) -> str:
-    first, *rest = field.name.split("_")
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
 
 
-def _check_name(option: str, name: str) -> None:
-    if not name:
-        raise ValueError(f"option {option} is required")
+def _any_https(addresses: tuple[str, ...]) -> bool:
+    return any(address.lower().startswith("https://") for address in addresses)
+
+
+def _unknown(name: str, fields: Mapping[str, dataclasses.Field[Any]]) -> str:
+    near = difflib.get_close_matches(name.lower(), fields, n=1)
+    meant = f" (did you mean {spark_name(fields[near[0]])}?)" if near else ""
+    names = ", ".join(spark_name(each) for each in fields.values())
+    return f"option {name!r} is unknown to the format nsq{meant}; options are {names}"
+
+
+def _check_topic(name: str) -> None:
     try:
-        assert_valid_topic_name(name) if option == "topic" else assert_valid_channel_name(name)
+        assert_valid_topic_name(name)
     except ValueError as error:
-        raise ValueError(f"option {option}: {error}") from error
+        raise ValueError(f"option topic: {error}") from error
 
 
 def _parse(field: dataclasses.Field[Any], text: str) -> object:
     """Turn a string into the field's type; annotations are strings here, so they are compared as such."""
-    name, kind = _spark_name(field), str(field.type)
+    name, kind = spark_name(field), str(field.type)
     if kind.startswith("tuple"):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if kind == "str":
-        return text.strip()
+        return text.strip() if field.repr else text
+    if kind == "bool":
+        if text.strip().lower() not in _TRUTH:
+            raise ValueError(f"option {name} {text!r} is neither true nor false")
+        return _TRUTH[text.strip().lower()]
     try:
         value = int(text) if kind.startswith("int") else float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Receiver: a gnsq.Consumer that writes a spool, and finishes messages once they are durable there.
+"""Receiver: writes the messages of consumers into a spool, and finishes them once they are durable there.
 
 At least once: a message is finished only when its segment is on disk, so one that is lost on the way is delivered
 again; one whose FIN is lost is in the spool twice. Lives in one gevent hub; knows no Spark.
@@ -7,54 +7,40 @@ again; one whose FIN is lost is in the spool twice. Lives in one gevent hub; kno
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import gevent
 from gevent.event import Event
 
 from gnsq import Consumer, Message
 from gnsq.errors import NSQException
-from gnsq.spark.collector import Collector, SegmentLimits, SpoolMessage
+from gnsq.spark.collector import Collector, SegmentLimits, SpoolMessage, Waiting
 from gnsq.spark.gauge import SpoolGauge
 from gnsq.spark.offhub import OffHub
-from gnsq.spark.segments import segment_columns
-from gnsq.spark.spool import Spool, SpoolWriter
+from gnsq.spark.options import ReadOptions
+from gnsq.spark.subscriptions import Subscriptions
 
-__all__ = ["Receiver", "ReceiverOptions"]
+if TYPE_CHECKING:
+    # pyarrow is loaded by who makes a Spool: the command line says so if it is missing.
+    from gnsq.spark.spool import Spool, SpoolWriter
+
+__all__ = ["Receiver"]
 
 logger = logging.getLogger(__name__)
 
-# Well below the segment's waiting time, else the tail of a burst sits in nsqd's buffer; the least that nsqd allows
-# unless its min-output-buffer-timeout says otherwise.
-OUTPUT_BUFFER_TIMEOUT_MS = 25
 # Answers are sent in runs, with a yield between: heartbeats and the reader go on.
 FIN_RUN = 1000
 # Seconds between tries of a segment that could not be written, and between looks at a spool that is too big.
 RETRY_FIRST, RETRY_LAST = 0.5, 10.0
 RECHECK = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReceiverOptions:
-    """What to receive, and how much of it at once. Durations in seconds, sizes in bytes."""
-
-    topic: str
-    channel: str
-    nsqd_tcp_addresses: tuple[str, ...] = ()
-    lookupd_http_addresses: tuple[str, ...] = ()
-    max_in_flight: int = 5000
-    segment_rows: int = 10_000
-    segment_bytes: int = 8 * 1024 * 1024
-    segment_time: float = 0.1
-    max_spool_bytes: int = 1024 * 1024 * 1024
-    max_rows: int | None = None
-    msg_timeout: float | None = None
-    heartbeat_interval: float = 30.0
-    lookupd_poll_interval: float = 10.0
-    close_timeout: float = 10.0
+# Seconds between looks at whether a segment is due since nsqd waits for answers.
+STARVED_CHECK = 0.01
+# Seconds for an orderly end.
+CLOSE_TIMEOUT = 10.0
 
 
 class Receiver:
@@ -64,18 +50,31 @@ class Receiver:
         options: What and how much.
         spool: Where to.
         on_segment: Called in the receiver's hub behind each durable segment; must not block.
+        max_rows: Take so many and no more; None for no limit.
 
     Attributes:
         id: Its directory in the spool.
         rows, segments: What is durable so far. May be read from any thread.
         unanswered: Messages that are durable, but whose connection was lost before FIN: they will come twice.
         failing: Whether the last write failed.
-        finished: Set when max_rows are durable.
+        finished: Set when max_rows are durable, and when there is an error.
         error: What ended the writing for good; None while all is well.
+        subscriptions: The topics, and the connections.
+
+    Raises:
+        ValueError: If an address is not valid, or a file that an option names can't be used.
     """
 
-    def __init__(self, options: ReceiverOptions, spool: Spool, on_segment: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        options: ReadOptions,
+        spool: Spool,
+        on_segment: Callable[[], None] | None = None,
+        *,
+        max_rows: int | None = None,
+    ) -> None:
         self.options = options
+        self._max_rows = max_rows
         self.id = uuid.uuid4().hex
         self.rows = 0
         self.segments = 0
@@ -88,6 +87,8 @@ class Receiver:
         self._collector = Collector(
             SegmentLimits(options.segment_rows, options.segment_bytes, max(options.segment_time, 0.001))
         )
+        # Of the segment that is being written; whoever breaks that off gives them back.
+        self._writing: Sequence[SpoolMessage] = ()
         self._accepted = 0
         self._closing = False
         self._paused: set[str] = set()
@@ -97,25 +98,9 @@ class Receiver:
         self._loop: gevent.Greenlet | None = None
         self._off_hub = OffHub()
         self._full_at = options.segment_rows
-        self._consumer = Consumer(
-            options.topic,
-            options.channel,
-            nsqd_tcp_addresses=list(options.nsqd_tcp_addresses),
-            lookupd_http_addresses=list(options.lookupd_http_addresses),
-            message_handler=self._handle,
-            max_tries=0,
-            max_in_flight=options.max_in_flight,
-            # Nothing fails here that a pause would help: the receiver pauses by itself while the disk refuses.
-            max_backoff_duration=0,
-            lookupd_poll_interval=options.lookupd_poll_interval,
-            concurrency=1,
-            close_timeout=options.close_timeout,
-            output_buffer_timeout=OUTPUT_BUFFER_TIMEOUT_MS,
-            msg_timeout=options.msg_timeout,
-            heartbeat_interval=options.heartbeat_interval,
-            reconnect_initial=0.5,
-            reconnect_maximum=15.0,
-        )
+        # With one topic there is nothing to tell apart, message by message.
+        handler = self._handle if len(options.topics) == 1 else self._handle_of_many
+        self.subscriptions = Subscriptions(options, handler, CLOSE_TIMEOUT)
 
     # --- life
 
@@ -124,28 +109,28 @@ class Receiver:
 
         Raises:
             OSError: If the spool can't be written.
+            SpoolInUse: If the spool is that of a query which reads something else.
         """
         try:
             self._writer = self._off_hub.call(self._open_writer)
-        except OSError:
+        except (OSError, NSQException):
             self._off_hub.close()
             raise
         self._loop = gevent.spawn(self._run)
-        self._loop.name = f"gnsq-spool-{self.options.topic}"
-        self._consumer.start(block=False)
+        self._loop.name = f"gnsq-spool-{self.options.source}"
+        self.subscriptions.start()
 
     def close(self) -> None:
         """End in order: what is durable is finished, the rest is given back to nsqd (REQ 0). Waits for it."""
         if self._closing or self._loop is None:
             return
         self._closing = True
-        self._consumer.pause()
-        self._consumer.close()
+        self.subscriptions.close()
         self._wake.set()
-        self._loop.join(self.options.close_timeout)
+        self._loop.join(CLOSE_TIMEOUT)
         self._loop.kill()
-        self._requeue_all(self._collector.take())
-        self._consumer.join(self.options.close_timeout + 1)
+        self._requeue_all(self._collector.take().messages)
+        self.subscriptions.join(CLOSE_TIMEOUT + 1)
         assert self._writer is not None  # start() has made it
         try:
             self._off_hub.call(self._writer.close, self.segments)
@@ -156,23 +141,29 @@ class Receiver:
 
     def _open_writer(self) -> SpoolWriter:
         self._spool.prepare()
+        self._spool.check_source(self.options.source)
         return self._spool.writer(self.id)
 
     # --- in
 
+    def _handle_of_many(self, consumer: Consumer, message: Message) -> None:
+        if len(self._collector):
+            self._collector.turn_to(consumer.topic)
+        self._handle(consumer, message)
+
     def _handle(self, consumer: Consumer, message: Message) -> None:
         message.enable_async()
-        if self._closing or self._accepted == self.options.max_rows:
+        if self._closing or self._accepted == self._max_rows:
             message.requeue(0, backoff=False)
             return
         self._accepted += 1
         collector = self._collector
         if not len(collector):
-            collector.mark(time.monotonic())
-            self._full_at = consumer.total_ready_count
+            collector.mark(time.monotonic(), consumer.topic)
+            self._full_at = self.subscriptions.ready_count
             self._wake.set()
         collector.add(message)
-        if self._accepted == self.options.max_rows:
+        if self._accepted == self._max_rows:
             self._pause("maxRows")
             self._wake.set()
         elif collector.is_full(self._full_at):
@@ -180,14 +171,14 @@ class Receiver:
 
     def _pause(self, reason: str) -> None:
         if not self._paused:
-            self._consumer.pause()
+            self.subscriptions.pause()
         self._paused.add(reason)
 
     def _resume(self, reason: str) -> None:
         if reason in self._paused:
             self._paused.discard(reason)
             if not self._paused and not self._closing:
-                self._consumer.resume()
+                self.subscriptions.resume()
 
     # --- out
 
@@ -198,6 +189,8 @@ class Receiver:
             logger.exception("receiver %s: internal error, nothing more is written", self.id)
             self.error = error
             self._pause("error")
+            self._requeue_all(self._writing)
+            self.finished.set()
 
     def _write_loop(self) -> None:
         while not self._closing:
@@ -214,17 +207,21 @@ class Receiver:
             left = self._collector.due_in(time.monotonic())
             if not left or self._collector.is_full(self._full_at) or "maxRows" in self._paused:
                 return True
-            self._wake.wait(left)
+            if self.subscriptions.is_starved:
+                # One of many nsqds or topics has all that is due: the sum that makes a full segment may never come.
+                return True
+            self._wake.wait(min(left, STARVED_CHECK))
             self._wake.clear()
         return False
 
-    def _write(self, messages: Sequence[SpoolMessage]) -> None:
+    def _write(self, waiting: Waiting) -> None:
         """Write one segment and finish its messages. Tries until it succeeds or the receiver closes."""
+        messages = self._writing = waiting.messages
         number = self.segments + 1
         retry = RETRY_FIRST
         while True:
             try:
-                size = self._off_hub.call(self._write_segment, number, messages)
+                size = self._off_hub.call(self._write_segment, number, waiting)
             except OSError as error:
                 # nsqd keeps the messages; no more are taken, or a full disk would fill the memory too.
                 self.failing = True
@@ -244,6 +241,7 @@ class Receiver:
                 retry = min(retry * 2, RETRY_LAST)
                 continue
             break
+        self._writing = ()
         self.failing = False
         self._resume("disk")
         self.segments = number
@@ -252,12 +250,14 @@ class Receiver:
         self._finish_all(messages)
         if self._on_segment is not None:
             self._on_segment()
-        if self.rows == self.options.max_rows:
+        if self.rows == self._max_rows:
             self.finished.set()
 
-    def _write_segment(self, number: int, messages: Sequence[SpoolMessage]) -> int:
+    def _write_segment(self, number: int, waiting: Waiting) -> int:
+        from gnsq.spark.segments import segment_columns  # as Spool
+
         assert self._writer is not None  # start() has made it
-        return self._writer.write(number, segment_columns(messages, self.options.topic, time.time_ns()))
+        return self._writer.write(number, segment_columns(waiting.messages, waiting.topics, time.time_ns()))
 
     def _closing_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -324,6 +324,8 @@ class Receiver:
 
 
 if __name__ == "__main__":
-    from gnsq.spark.receivercommand import main  # click is needed by the command line only
-
+    try:
+        from gnsq.spark.receivercommand import main
+    except ImportError as error:
+        sys.exit(f"gnsq.spark.receiver needs click and pyarrow: pip install 'gnsq[spark]' ({error})")
     main()

@@ -1,77 +1,166 @@
-"""``python -m gnsq.spark.receiver``: a receiver as a process of its own, for the option receivers=external."""
+"""``python -m gnsq.spark.receiver``: a receiver as a process of its own, for the option receivers=external.
+
+Its flags are ReadOptions' fields, those that a receiver has a use for.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import os
+import re
 import signal
 import sys
+from typing import Any
 
 import click
 import gevent
 from gevent.event import Event
 
-from gnsq.spark.receiver import Receiver, ReceiverOptions
+from gnsq.errors import NSQException
+from gnsq.spark.connecting import check_addresses
+from gnsq.spark.options import ReadOptions, ordered_fields, shown, spark_name
+from gnsq.spark.receiver import Receiver
 from gnsq.spark.spool import Spool
 
 __all__ = ["main"]
 
+logger = logging.getLogger("gnsq.spark.receiver")
+
 STATUS_INTERVAL = 10.0
+PREFIX = "GNSQ_RECEIVER_"
+# What the query alone does.
+_QUERYS = {
+    *["nsqd_http_addresses", "spool_owner", "receivers", "max_rows_per_batch", "max_bytes_per_batch"],
+    *["num_partitions", "max_rows", "idle_timeout"],
+}
+_FIELDS = [field for field in ordered_fields(ReadOptions) if field.name not in _QUERYS]
 
 
-@click.command()
-@click.option("--topic", required=True, help="Topic to receive.")
-@click.option("--channel", required=True, help="Channel to receive; it is created if it does not exist.")
-@click.option("--spool", "location", required=True, help="Directory of the spool, a path or a URI.")
-@click.option("--nsqd-tcp-address", "nsqds", multiple=True, help="host:port of an nsqd; may be given again.")
-@click.option("--lookupd-http-address", "lookupds", multiple=True, help="URL of an nsqlookupd; may be given again.")
-@click.option("--max-in-flight", default=5000, show_default=True, type=click.IntRange(1))
-@click.option("--segment-rows", default=10_000, show_default=True, type=click.IntRange(1))
-@click.option("--segment-bytes", default=8 * 1024 * 1024, show_default=True, type=click.IntRange(1))
-@click.option("--segment-time", default=0.1, show_default=True, type=click.FloatRange(0.001), help="Seconds.")
-@click.option("--max-spool-bytes", default=1024 * 1024 * 1024, show_default=True, type=click.IntRange(1))
-@click.option("-v", "--verbose", is_flag=True, help="Say what is going on.")
-def main(
-    topic: str,
-    channel: str,
-    location: str,
-    nsqds: tuple[str, ...],
-    lookupds: tuple[str, ...],
-    max_in_flight: int,
-    segment_rows: int,
-    segment_bytes: int,
-    segment_time: float,
-    max_spool_bytes: int,
-    verbose: bool,
-) -> None:
-    """Write the messages of an NSQ channel into a spool that a Spark query reads, until SIGTERM or SIGINT."""
+def _is_hidden(field: dataclasses.Field[Any]) -> bool:
+    """Whether it comes by environment alone: a command line can be read by everyone on the host."""
+    return not field.repr and field.type == "str"
+
+
+def _flag(field: dataclasses.Field[Any]) -> str:
+    name = field.name.replace("_", "-")
+    return "--" + (name.removesuffix("es") if str(field.type).startswith("tuple") else name)
+
+
+def _variable(field: dataclasses.Field[Any]) -> str:
+    return PREFIX + field.name.upper()
+
+
+def _written(field: dataclasses.Field[Any]) -> str:
+    """Name an option as users of the command line write it."""
+    return _variable(field) if _is_hidden(field) else _flag(field)
+
+
+def _in_our_words(text: str) -> str:
+    """Put flags in the place of Spark's names of options."""
+    for field in _FIELDS:
+        name = spark_name(field)
+        before = r"options? " if name.islower() else r"(?:options? )?"
+        text = re.sub(rf"\b{before}{name}\b", _written(field), text)
+    return text
+
+
+def _option(field: dataclasses.Field[Any]) -> click.Option:
+    flag, kind, many = _flag(field), str(field.type), str(field.type).startswith("tuple")
+    if kind == "bool":
+        flag = f"{flag}/--no-{flag.removeprefix('--')}"
+    meaning = _in_our_words(field.metadata["meaning"]) + (" (may be given again)" if many else "")
+    default = f"  [default: {shown(field.default)}]" if shown(field.default) else ""
+    unit = field.metadata["unit"]
+    return click.Option(
+        [flag, field.name],
+        multiple=many,
+        default=None,
+        type=None if kind == "bool" else str,
+        metavar=None if kind == "bool" else (unit or "TEXT").upper(),
+        envvar=_variable(field),
+        help=meaning + default,
+    )
+
+
+def _given(values: dict[str, Any]) -> dict[str, str]:  # Any: as click gives them
+    """Write what was given as Spark's options."""
+    texts: dict[str, str] = {}
+    for field in _FIELDS:
+        value = os.environ.get(_variable(field)) if _is_hidden(field) else values[field.name]
+        if value not in (None, ()):
+            texts[spark_name(field)] = ",".join(value) if isinstance(value, tuple) else str(value)
+    return texts
+
+
+def _run(verbose: bool, **values: Any) -> None:  # Any: as above
+    """Write the messages of an NSQ channel into a spool that a Spark query reads, until SIGTERM or SIGINT.
+
+    Each option has an environment variable, too, such as GNSQ_RECEIVER_MAX_IN_FLIGHT. Secrets have no option but that:
+    GNSQ_RECEIVER_AUTH_SECRET (or --auth-secret-file), GNSQ_RECEIVER_TLS_KEY_PASSWORD.
+    """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    logger.setLevel(logging.INFO)
+    stop = Event()
+    signals = [gevent.signal_handler(number, stop.set) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
-        options = ReceiverOptions(
-            topic=topic,
-            channel=channel,
-            nsqd_tcp_addresses=nsqds,
-            lookupd_http_addresses=lookupds,
-            max_in_flight=max_in_flight,
-            segment_rows=segment_rows,
-            segment_bytes=segment_bytes,
-            segment_time=segment_time,
-            max_spool_bytes=max_spool_bytes,
-        )
-        receiver = Receiver(options, Spool(location))
-        stop = Event()
-        signals = [gevent.signal_handler(number, stop.set) for number in (signal.SIGTERM, signal.SIGINT)]
+        options = ReadOptions.parse(_given(values))
+        if not options.spool:
+            raise ValueError("option spool is required")
+        check_addresses(options)
+        spool = Spool(options.spool)
+        receiver = Receiver(options, spool)
         receiver.start()
     except (ValueError, TypeError) as error:
-        raise click.UsageError(str(error)) from error
+        raise click.UsageError(_in_our_words(str(error))) from error
     except OSError as error:
-        raise click.ClickException(f"spool {location}: {error}: give a directory that can be written") from error
-    click.echo(f"receiving {topic}/{channel} into {location}/{receiver.id}", err=True)
-    while not stop.wait(STATUS_INTERVAL):
-        logging.getLogger(__name__).info("%d rows in %d segments", receiver.rows, receiver.segments)
+        raise click.ClickException(f"spool {values['spool']}: {error}: give a directory that can be written") from error
+    except NSQException as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"receiving {options.source} into {spool.location}/{receiver.id}", err=True)
+    _watch(receiver, stop)
     receiver.close()
     for handler in signals:
         handler.cancel()
-    click.echo(f"stopped in order: {receiver.rows} rows in {receiver.segments} segments", err=True)
+    total = f"{receiver.rows} rows in {receiver.segments} segments"
+    if receiver.error is not None:
+        raise click.ClickException(
+            f"nothing can be written any more: {receiver.error!r}; its traceback is in the log. {total} are in the "
+            "spool; what was received besides is given back to nsqd"
+        )
+    click.echo(f"stopped in order: {total}", err=True)
     sys.exit(0)
+
+
+def _watch(receiver: Receiver, stop: Event) -> None:
+    """Report until told to stop, or the writing ends for good."""
+    before = receiver.rows
+    while not stop.is_set() and receiver.error is None:
+        gevent.wait([stop, receiver.finished], timeout=STATUS_INTERVAL, count=1)
+        connections, failures = receiver.subscriptions.connections, receiver.subscriptions.failures()
+        logger.info(
+            "%d rows in %d segments, %d of them since the last report; connections: %d",
+            receiver.rows,
+            receiver.segments,
+            receiver.rows - before,
+            connections,
+        )
+        before = receiver.rows
+        for address, failure in failures.items():
+            logger.warning("%s: not connected: %s", address, failure)
+        if not connections and not failures:
+            topics = ", ".join(receiver.subscriptions.topics) or "any topic that matches"
+            logger.warning("nothing to connect to: no nsqlookupd names an nsqd for %s", topics)
+
+
+main = click.Command(
+    "gnsq.spark.receiver",
+    callback=_run,
+    help=_run.__doc__,
+    params=[
+        *map(_option, (field for field in _FIELDS if not _is_hidden(field))),
+        click.Option(["-v", "--verbose"], is_flag=True, help="Say what connections do."),
+    ],
+)

@@ -1,14 +1,21 @@
-"""What is in a segment: its columns, and how messages are laid out in them. No files."""
+"""What is in a segment: its columns, how messages are laid out in them, and their form as bytes. No files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
+from pyarrow import ipc
 
 from gnsq.spark.collector import SpoolMessage
+from gnsq.spark.errors import SegmentCorrupt, SpoolError
 
-__all__ = ["SCHEMA", "segment_columns"]
+__all__ = ["SCHEMA", "VERSION", "decode_segment", "encode_segment", "segment_columns"]
+
+# Of SCHEMA, in each file's metadata; to be raised when a reader of the last version could not read it.
+VERSION = 1
+_VERSION = b"gnsq.version"
 
 _TIME = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema(
@@ -24,8 +31,14 @@ SCHEMA = pa.schema(
 )
 
 
-def segment_columns(messages: Sequence[SpoolMessage], topic: str, received_at_ns: int) -> list[pa.Array]:
-    """Lay messages out as the columns of a segment."""
+def segment_columns(
+    messages: Sequence[SpoolMessage], topics: Sequence[tuple[str, int]], received_at_ns: int
+) -> list[pa.Array]:
+    """Lay messages out as the columns of a segment.
+
+    Args:
+        topics: Of the messages, as runs: (topic, number of messages).
+    """
     count = len(messages)
     return [
         pa.array([message.body for message in messages], pa.binary()),
@@ -34,5 +47,62 @@ def segment_columns(messages: Sequence[SpoolMessage], topic: str, received_at_ns
         pa.array([message.timestamp // 1000 for message in messages], pa.int64()).cast(_TIME),
         pa.repeat(pa.scalar(received_at_ns // 1000, pa.int64()), count).cast(_TIME),
         pa.array([message.nsqd for message in messages], pa.string()),
-        pa.repeat(pa.scalar(topic, pa.string()), count),
+        _topic_column(topics),
     ]
+
+
+def _topic_column(topics: Sequence[tuple[str, int]]) -> pa.Array:
+    if len(topics) == 1:
+        [(topic, count)] = topics
+        return pa.repeat(pa.scalar(topic, pa.string()), count)
+    return pa.array([topic for topic, count in topics for _ in range(count)], pa.string())
+
+
+def encode_segment(columns: Sequence[Any]) -> Any:  # Any: pyarrow has no types
+    """Write columns, in the order of SCHEMA, as an Arrow file.
+
+    Returns:
+        A pyarrow.Buffer.
+    """
+    batch = pa.RecordBatch.from_arrays(list(columns), schema=SCHEMA)
+    sink = pa.BufferOutputStream()
+    with ipc.new_file(sink, SCHEMA.with_metadata({_VERSION: str(VERSION)})) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: as above
+    """Read what encode_segment() wrote, all of it: nothing is given out of a segment that is not whole.
+
+    Args:
+        data: pyarrow.Buffer. That it is in memory tells a damaged file from a disk that fails.
+        rows: What must be in it.
+        name: For error messages.
+
+    Returns:
+        Record batches, with SCHEMA.
+
+    Raises:
+        SegmentCorrupt: If it is anything else.
+        SpoolError: If a later version of gnsq wrote it.
+    """
+    try:
+        reader = ipc.open_file(data)
+        version = int((reader.schema.metadata or {})[_VERSION])
+        if version > VERSION:
+            raise SpoolError(
+                f"{name} has version {version}, this gnsq reads versions up to {VERSION}: install the gnsq that the "
+                "receivers have"
+            )
+        if not reader.schema.equals(SCHEMA):
+            raise SegmentCorrupt(f"{name} has other columns: {', '.join(reader.schema.names)}")
+        batches = [reader.get_batch(index).replace_schema_metadata(None) for index in range(reader.num_record_batches)]
+        for batch in batches:
+            # Offsets that lead out of the file would crash who reads them.
+            batch.validate(full=True)
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise SegmentCorrupt(f"{name} is not a segment: {error}") from error
+    found = sum(batch.num_rows for batch in batches)
+    if found != rows:
+        raise SegmentCorrupt(f"{name} has {found} rows, its name says {rows}")
+    return batches

@@ -5,18 +5,25 @@ At least once: a task that fails is run again by Spark, and publishes all its ro
 
 from __future__ import annotations
 
+import uuid
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from gnsq import Producer
+from gnsq.errors import NSQException
+from gnsq.protocol.names import assert_valid_topic_name
+from gnsq.spark import rowkey
+from gnsq.spark.connecting import connection_keywords
+from gnsq.spark.errors import RowsNotPublished
 from gnsq.spark.options import WriteOptions
 
-__all__ = ["COLUMNS", "NsqBatchWriter", "NsqStreamWriter", "Published", "check_columns"]
+__all__ = ["COLUMNS", "NsqBatchWriter", "NsqStreamWriter", "Place", "Published", "check_columns", "publish"]
 
 # Column -> Spark types it may have.
 COLUMNS = {"body": ("binary", "string"), "topic": ("string",), "defer_ms": ("int", "bigint", "smallint", "tinyint")}
@@ -29,6 +36,15 @@ class Published(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not ty
     """What one task has published."""
 
     rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which rows these are: the same for a task that is run again."""
+
+    query: str = ""
+    batch: str = ""
+    partition: int = 0
 
 
 def check_columns(types: dict[str, str], options: WriteOptions) -> None:
@@ -48,19 +64,54 @@ def check_columns(types: dict[str, str], options: WriteOptions) -> None:
         raise ValueError("no topic: give the option topic, or a column 'topic'")
 
 
+@dataclass(slots=True)
+class _Batch:
+    """What is published together: to one topic, or one deferred row."""
+
+    topic: str
+    bodies: list[bytes] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A batch without an answer; its bodies are the producer's alone."""
+
+    answer: Future[bytes]
+    topic: str
+    first: int
+    last: int
+    count: int
+    largest: int
+    size: int
+
+    def name(self, partition: int) -> str:
+        """Say which rows these are."""
+        if self.count == 1:
+            return f"row {self.first} of partition {partition}, topic {self.topic!r}, {self.size} bytes"
+        rows = f"rows {self.first} to {self.last}"
+        if self.count != self.last - self.first + 1:
+            rows = f"{self.count} of the {rows}"
+        return (
+            f"{rows} of partition {partition}, topic {self.topic!r}, the longest of them row {self.largest} with "
+            f"{self.size} bytes"
+        )
+
+
 class _Publisher:
     """Collects rows and publishes them in bounded batches, from a plain thread; some of them are under way while Spark
     computes the next."""
 
-    def __init__(self, options: WriteOptions) -> None:
+    def __init__(self, options: WriteOptions, place: Place) -> None:
         self.rows = 0
         self._options = options
+        self._place = place
         self._producer: Producer | None = None
         # In the order of their batches.
-        self._answers: deque[Future[bytes]] = deque()
-        self._bodies: dict[str, list[bytes]] = {}
-        self._sizes: dict[str, int] = {}
-        self._deferred: list[tuple[str, bytes, int]] = []
+        self._answers: deque[_Pending] = deque()
+        self._batches: dict[str, _Batch] = {}
+        self._limit = options.max_msg_size or float("inf")
 
     def close(self) -> None:
         """Disconnect; what has no answer by now is of a task that has failed, and is run again."""
@@ -70,52 +121,81 @@ class _Publisher:
     def add(self, body: bytes | str | None, topic: str | None, defer_ms: int | None) -> None:
         """Take a row in, and publish when a batch is full."""
         topic = topic or self._options.topic
+        batch = self._batches.get(topic)
+        if batch is None:
+            batch = self._batches[topic] = self._begun(topic)
         if not body:
-            raise ValueError(
-                f"row {self.rows} for topic {topic!r} has an empty body, which nsqd refuses: filter it out"
-            )
-        if not topic:
-            raise ValueError(f"row {self.rows} has no topic, and the option topic is not given")
+            raise ValueError(f"{self._row()} for topic {topic!r} has an empty body, which nsqd refuses: filter it out")
         data = body.encode() if isinstance(body, str) else body
-        self.rows += 1
+        row = self.rows
+        if self._options.row_key:
+            place = self._place
+            data = rowkey.join(data, place.query, place.batch, place.partition, row)
+        size = len(data)
+        if size > self._limit:
+            raise ValueError(
+                f"{self._row()} for topic {topic!r} has {size} bytes, option maxMsgSize is "
+                f"{self._options.max_msg_size}: filter it out, or raise nsqd's max-msg-size and the option"
+            )
+        self.rows = row + 1
         if defer_ms:
-            self._deferred.append((topic, data, defer_ms))
-            if len(self._deferred) >= self._options.batch_rows:
-                self._flush_deferred()
+            self._defer(topic, data, row, defer_ms)
             return
-        size = self._sizes.get(topic, 0)
-        if size and size + len(data) > self._options.batch_bytes:
-            self._flush(topic)
-            size = 0
-        bodies = self._bodies.setdefault(topic, [])
-        bodies.append(data)
-        self._sizes[topic] = size + len(data)
-        if len(bodies) >= self._options.batch_rows:
-            self._flush(topic)
+        if batch.bodies and batch.size + size > self._options.batch_bytes:
+            self._flush(batch)
+            batch = self._batches[topic]
+        batch.bodies.append(data)
+        batch.rows.append(row)
+        batch.size += size
+        if len(batch.bodies) >= self._options.batch_rows:
+            self._flush(batch)
 
     def flush(self) -> None:
         """Publish all that is left, and wait until nsqd has confirmed everything."""
-        for topic in list(self._bodies):
-            self._flush(topic)
-        self._flush_deferred()
+        for batch in list(self._batches.values()):
+            if batch.bodies:
+                self._flush(batch)
         while self._answers:
-            self._answers.popleft().result(self._options.publish_timeout + GRACE)
+            self._settle(self._answers.popleft())
 
-    def _flush(self, topic: str) -> None:
-        bodies = self._bodies.pop(topic, [])
-        self._sizes.pop(topic, None)
-        if bodies:
-            self._note(self._connected().multipublish(topic, bodies, raise_error=False))
+    def _begun(self, topic: str) -> _Batch:
+        if not topic:
+            raise ValueError(f"{self._row()} has no topic, and the option topic is not given")
+        try:
+            assert_valid_topic_name(topic)
+        except ValueError as error:
+            raise ValueError(f"{self._row()}: {error}") from error
+        return _Batch(topic)
 
-    def _flush_deferred(self) -> None:
-        deferred, self._deferred = self._deferred, []
-        for topic, body, delay in deferred:
-            self._note(self._connected().publish_async(topic, body, defer=delay))
+    def _row(self) -> str:
+        return f"row {self.rows} of partition {self._place.partition}"
 
-    def _note(self, answer: Future[bytes]) -> None:
-        self._answers.append(answer)
-        while self._answers and self._answers[0].done():
-            self._answers.popleft().result()
+    def _flush(self, batch: _Batch) -> None:
+        bodies, rows = batch.bodies, batch.rows
+        answer = self._connected().multipublish(batch.topic, bodies, raise_error=False)
+        sizes = list(map(len, bodies))
+        size = max(sizes)
+        self._note(_Pending(answer, batch.topic, rows[0], rows[-1], len(rows), rows[sizes.index(size)], size))
+        self._batches[batch.topic] = _Batch(batch.topic)
+
+    def _defer(self, topic: str, data: bytes, row: int, delay: int) -> None:
+        """Publish by itself: there is no MPUB for that."""
+        if delay < 0:
+            raise ValueError(f"row {row} of partition {self._place.partition} has defer_ms {delay}: 0 or more was due")
+        answer = self._connected().publish_async(topic, data, defer=delay)
+        self._note(_Pending(answer, topic, row, row, 1, row, len(data)))
+
+    def _note(self, pending: _Pending) -> None:
+        self._answers.append(pending)
+        while self._answers and self._answers[0].answer.done():
+            self._settle(self._answers.popleft())
+
+    def _settle(self, pending: _Pending) -> None:
+        try:
+            pending.answer.result(self._options.publish_timeout + GRACE)
+        except (NSQException, TimeoutError) as error:
+            what = str(error) or "no answer, and no timeout of the producer's"
+            raise RowsNotPublished(f"{pending.name(self._place.partition)}: {what}") from error
 
     def _connected(self) -> Producer:
         """Connect when there is something to publish; many tasks have no rows."""
@@ -123,24 +203,25 @@ class _Publisher:
             # A thread of its own: this one blocks natively while Spark computes the next rows. A task that is run
             # again publishes all its rows again, so a lost answer need not fail it.
             self._producer = Producer(
-                list(self._options.nsqd_tcp_addresses),
                 publish_timeout=self._options.publish_timeout,
                 reconnect_maximum=2.0,
                 allow_duplicates=True,
                 threaded=True,
+                **connection_keywords(self._options),
             )
             self._producer.start()
         return self._producer
 
 
-def publish(batches: Iterator[Any], options: WriteOptions) -> Published:
+def publish(batches: Iterator[Any], options: WriteOptions, place: Place = Place()) -> Published:  # frozen
     """Publish all rows of some record batches; returns when nsqd has confirmed each.
 
     Raises:
-        ValueError: If a row has no body or no topic, or a topic that nsqd would refuse.
-        NSQException: What Producer raises.
+        ValueError: If a row has no body or no topic, or what nsqd would refuse; if a file that an option names can't
+            be used.
+        RowsNotPublished: If nsqd has not confirmed some; its cause is what Producer raised.
     """
-    publisher = _Publisher(options)
+    publisher = _Publisher(options, place)
     try:
         for batch in batches:
             _add_all(publisher, batch)
@@ -163,10 +244,13 @@ class NsqBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
+        # Made on the driver, once for all tasks and their attempts. Not the query's id inside of foreachBatch: that may
+        # write twice, and rows of both would have the same keys.
+        self._id = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[Any]) -> Published:
         """Publish one task's rows."""
-        return publish(iterator, self._options)
+        return publish(iterator, self._options, Place(self._id, "0", _task().partitionId()))
 
 
 class NsqStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # as above
@@ -177,4 +261,12 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # as 
 
     def write(self, iterator: Iterator[Any]) -> Published:
         """Publish one task's rows."""
-        return publish(iterator, self._options)
+        task = _task()
+        query, batch = (task.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
+        return publish(iterator, self._options, Place(query, batch, task.partitionId()))
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    assert task is not None  # Spark calls writers in tasks
+    return task

@@ -25,8 +25,9 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from gnsq.errors import NSQException
-from gnsq.spark.errors import SegmentCorrupt, SpoolError
-from gnsq.spark.offsets import decode_offset, encode_offset
+from gnsq.spark.errors import SpoolError
+from gnsq.spark.locations import redacted
+from gnsq.spark.offsets import Segment, decode_offset, encode_offset
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.planner import Planner, drain_channel
 from gnsq.spark.spool import Spool
@@ -36,15 +37,20 @@ __all__ = ["NsqBatchReader", "NsqStreamReader", "SegmentsPartition"]
 logger = logging.getLogger(__name__)
 
 Offset = dict[str, Any]  # Any: JSON as Spark keeps it
+# Not ReadAllAvailable: that is what Spark asks for with Trigger.Once, and so it is known by that.
+_NO_LIMIT = ReadMaxRows(2**63 - 1)
 
 
 class SegmentsPartition(InputPartition):  # type: ignore[misc]  # pyspark is not typed here
     """Segments of one spool that one task reads."""
 
-    def __init__(self, location: str, segments: list[tuple[str, int]]) -> None:
-        super().__init__((location, segments))
+    def __init__(self, location: str, segments: list[Segment]) -> None:
+        super().__init__(None)
         self.location = location
         self.segments = segments
+
+    def __repr__(self) -> str:
+        return f"SegmentsPartition({redacted(self.location)!r}, {[segment.path for segment in self.segments]})"
 
 
 def read_segments(partition: InputPartition, columns: tuple[str, ...]) -> Iterator[Any]:
@@ -55,12 +61,9 @@ def read_segments(partition: InputPartition, columns: tuple[str, ...]) -> Iterat
     if not isinstance(partition, SegmentsPartition):
         return  # Spark's stand-in for a batch without partitions
     spool = Spool(partition.location)
-    for receiver, number in partition.segments:
-        try:
-            for batch in spool.read(receiver, number):
-                yield batch.select(list(columns))
-        except SegmentCorrupt as error:
-            spool.set_aside(receiver, number, error)
+    for segment in partition.segments:
+        for batch in spool.read(segment):
+            yield batch.select(list(columns))
 
 
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # as above
@@ -77,7 +80,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def initialOffset(self) -> Offset:
         """Say what nothing consumed looks like. Called more than once: no side effects."""
-        return encode_offset({})
+        return encode_offset({}, self._options.source)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Turn the options into the one limit that Spark passes on."""
@@ -85,7 +88,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
             return ReadMaxRows(self._options.max_rows_per_batch)
         if self._options.max_bytes_per_batch is not None:
             return ReadMaxBytes(self._options.max_bytes_per_batch)
-        return ReadAllAvailable()
+        return _NO_LIMIT
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Note how much is there now."""
@@ -93,34 +96,38 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Say how far the next batch reads; start itself, when there is nothing new or the network fails."""
-        planner = self._live()
+        once = isinstance(limit, ReadAllAvailable)
+        planner = self._live(drain=once)
+        source = self._options.source
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         if isinstance(limit, ReadMaxRows):
-            # Spark knows one limit at a time; the other option counts as well, unless all is asked for.
+            # Spark knows one limit at a time; the other option counts as well.
             max_bytes = self._options.max_bytes_per_batch
         try:
-            return encode_offset(planner.latest(decode_offset(start), max_rows, max_bytes))
+            vector = decode_offset(start, source)
+            return encode_offset(
+                planner.everything(vector) if once else planner.latest(vector, max_rows, max_bytes), source
+            )
         except SpoolError:
             raise
         except (NSQException, OSError) as error:
             # Raised, it would end the query.
-            logger.warning("spool %s: no new offset: %s; trying again", self._options.spool, error)
+            logger.warning("spool %s: no new offset: %s; trying again", planner.spool.location, error)
             return start
 
     def reportLatestOffset(self) -> Offset | None:
-        """Show in query.lastProgress where the spool ends, and what is waiting at nsqd."""
+        """Show in query.lastProgress where the spool ends, and the backlog: rows and bytes of the spool that are in no
+        batch yet, rows of segments that were set aside, and what nsqd has waiting and in flight."""
         if self._planner is None:
             return None
-        vector, depth = self._planner.newest()
-        report = encode_offset(vector)
-        if depth is not None:
-            report["waiting"], report["in_flight"] = depth.waiting, depth.in_flight
-        return report
+        vector, backlog = self._planner.newest()
+        return {**encode_offset(vector, self._options.source), **backlog}
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """List the files between two offsets. After a restart this is Spark's first call: needs the spool alone."""
-        shares = self._live().shares(decode_offset(start), decode_offset(end))
+        source = self._options.source
+        shares = self._live().shares(decode_offset(start, source), decode_offset(end, source))
         return [SegmentsPartition(self._options.spool, share) for share in shares]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -129,7 +136,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def commit(self, end: Offset) -> None:
         """Delete what is at or below end."""
-        self._live().commit(decode_offset(end))
+        self._live().commit(decode_offset(end, self._options.source))
 
     def stop(self) -> None:
         """End in order. Spark calls it when the input of this process ends, and sends SIGTERM otherwise."""

@@ -2,9 +2,10 @@
 
 Layout, below the spool's directory:
 
-    owner.json                   whose query reads this spool; locked while it runs (local file systems)
-    RECEIVER/000000000042.arrow  one segment, Arrow IPC; RECEIVER is its only writer and never comes back
-    RECEIVER/closed.json         the receiver ended in order: nothing more will come
+    owner.json                         whose query reads this spool; locked while it runs (local file systems)
+    RECEIVER/000000000042-10000.arrow  one segment, its number and rows; RECEIVER is its only writer, never comes back
+    RECEIVER/000000000041-9000.arrow.corrupt  one that could not be read, set aside
+    RECEIVER/closed.json               the receiver ended in order: nothing more will come
 
 Knows nothing of NSQ connections and of Spark. Safe across processes by names alone: a segment appears whole, and only
 the query's planner deletes.
@@ -17,17 +18,15 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
-from pyarrow import ipc
-
-from gnsq.spark.errors import SegmentCorrupt
+from gnsq.spark.errors import SegmentCorrupt, SpoolError, SpoolIncomplete, SpoolInUse
+from gnsq.spark.locations import redacted
 from gnsq.spark.offsets import Segment, Vector
-from gnsq.spark.segments import SCHEMA
-from gnsq.spark.spoollock import SpoolLock
+from gnsq.spark.segments import decode_segment, encode_segment
+from gnsq.spark.spoollock import SpoolLock, found_owner
 from gnsq.spark.store import TEMPORARY, LocalStore, Store, open_store
 
 __all__ = ["Contents", "Spool", "SpoolWriter"]
@@ -36,12 +35,7 @@ logger = logging.getLogger(__name__)
 
 _CLOSED = "closed.json"
 _CORRUPT = ".corrupt"
-_SEGMENT = re.compile(r"(?P<receiver>[^/]+)/(?P<number>\d{12})\.arrow(?P<corrupt>\.corrupt)?")
-_ROWS = b"gnsq.rows"
-
-
-def _path(receiver: str, number: int) -> str:
-    return f"{receiver}/{number:012d}.arrow"
+_SEGMENT = re.compile(r"(?P<receiver>[^/]+)/(?P<number>\d{12})(?:-(?P<rows>\d+))?\.arrow(?P<corrupt>\.corrupt)?")
 
 
 @dataclass(slots=True)
@@ -50,19 +44,27 @@ class Contents:
 
     Attributes:
         segments: Those that can be read.
-        corrupt: (receiver, number) of those set aside.
+        set_aside: Those that could not be.
         receivers: All that have a file in the spool.
-        size: Bytes, of segments only.
     """
 
     segments: list[Segment] = field(default_factory=list)
-    corrupt: list[tuple[str, int]] = field(default_factory=list)
+    set_aside: list[Segment] = field(default_factory=list)
     receivers: set[str] = field(default_factory=set)
-    size: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes, of those that can be read."""
+        return sum(segment.size for segment in self.segments)
+
+    @property
+    def rows_set_aside(self) -> int:
+        """Messages that are missing in the query's results."""
+        return sum(segment.rows for segment in self.set_aside)
 
     def present(self) -> list[tuple[str, int]]:
         """List (receiver, number) of all segments that were not pruned."""
-        return [(segment.receiver, segment.number) for segment in self.segments] + self.corrupt
+        return [(segment.receiver, segment.number) for segment in (*self.segments, *self.set_aside)]
 
 
 class Spool:
@@ -73,18 +75,23 @@ class Spool:
 
     Pickles as its location alone. All methods raise OSError if the file system fails.
 
+    Attributes:
+        location: For people: without the credentials of a URI.
+
     Raises:
         ValueError: If the location is empty or its scheme unknown.
     """
 
     def __init__(self, location: str) -> None:
-        self.location = location
+        self.location = redacted(location)
+        self._uri = location
         self._store = open_store(location)
-        # Rows by path, so that each segment's footer is read once.
-        self._rows: dict[str, int] = {}
 
     def __reduce__(self) -> tuple[type[Spool], tuple[str]]:
-        return (Spool, (self.location,))
+        return (Spool, (self._uri,))
+
+    def __repr__(self) -> str:
+        return f"Spool({self.location!r})"
 
     @property
     def is_local(self) -> bool:
@@ -99,82 +106,106 @@ class Spool:
         """Make the directory of a receiver, which must be new, and the writer for it."""
         return SpoolWriter(self._store, receiver)
 
-    def lock(self, owner: str, topic: str, channel: str, patience: float = 0.0) -> SpoolLock:
+    def lock(self, owner: str, source: str, patience: float = 0.0) -> SpoolLock:
         """Take the spool for one query.
 
         Args:
             owner: What tells this query from others, such as its checkpoint's URI; may be empty.
+            source: What it reads.
             patience: Seconds to wait for another process that is about to end.
 
         Raises:
             SpoolInUse: If it is another query's, or another process holds it.
         """
         self.prepare()
-        return SpoolLock(self._store, self.location, {"owner": owner, "topic": topic, "channel": channel}, patience)
+        return SpoolLock(self._store, self.location, {"owner": redacted(owner), "source": source}, patience)
+
+    def check_source(self, source: str) -> None:
+        """Find out whether a receiver of this source may write here; it may where there is no owner yet.
+
+        Raises:
+            SpoolInUse: If the spool is that of a query which reads something else.
+        """
+        owner = found_owner(self._store).get("source", source)
+        if owner != source:
+            raise SpoolInUse(
+                f"spool {self.location} belongs to a query that reads {owner}, not {source}: give the receiver that "
+                "query's topics and channel, or another spool"
+            )
 
     def contents(self) -> Contents:
-        """List all segments. One that can't be read is set aside, with an ERROR in the log, and the rest goes on."""
+        """List all segments; opens none of them.
+
+        Raises:
+            SpoolError: If there are segments of an older layout.
+        """
         contents = Contents()
-        seen: set[str] = set()
         for path, size in self._store.list():
             if "/" in path:
                 contents.receivers.add(path.partition("/")[0])
             match = _SEGMENT.fullmatch(path)
             if match is None:
                 continue
-            receiver, number = match["receiver"], int(match["number"])
+            if match["rows"] is None:
+                raise SpoolError(
+                    f"spool {self.location} holds {path}, of an older layout: read it to its end with the gnsq that "
+                    "wrote it, or give another directory"
+                )
+            segment = Segment(match["receiver"], int(match["number"]), size, int(match["rows"]))
             if match["corrupt"]:
-                contents.corrupt.append((receiver, number))
+                contents.set_aside.append(segment)
                 continue
-            try:
-                rows = self._count(path)
-            except SegmentCorrupt as error:
-                self.set_aside(receiver, number, error)
-                contents.corrupt.append((receiver, number))
-                continue
-            except FileNotFoundError:
-                continue
-            seen.add(path)
-            contents.size += size
-            contents.segments.append(Segment(receiver, number, size, rows))
-        self._rows = {path: rows for path, rows in self._rows.items() if path in seen}
+            contents.segments.append(segment)
         return contents
 
     def size(self) -> int:
-        """Add up the bytes of all segments; reads none of them."""
-        return sum(size for path, size in self._store.list() if _SEGMENT.fullmatch(path))
+        """Add up the bytes of all segments."""
+        return sum(
+            size
+            for path, size in self._store.list()
+            if (match := _SEGMENT.fullmatch(path)) is not None and not match["corrupt"]
+        )
 
-    def read(self, receiver: str, number: int) -> Iterator[Any]:
-        """Yield a segment's record batches, with SCHEMA.
+    def read(self, segment: Segment) -> list[Any]:
+        """Read a segment's record batches, with SCHEMA; none of one that is damaged, which is set aside.
+
+        Safe to do again, and for several at once: who comes later finds it set aside, and reads the same.
 
         Raises:
-            SegmentCorrupt: If it is no Arrow file.
-            FileNotFoundError: If it was pruned or set aside.
+            SpoolIncomplete: If it is gone.
+            SpoolError: If a later version of gnsq wrote it.
         """
-        path = _path(receiver, number)
         try:
-            with self._store.open(path) as source:
-                reader = ipc.open_file(source)
-                batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
-        except pa.ArrowInvalid as error:
-            raise SegmentCorrupt(f"{self.location}: segment {path}: {error}") from error
-        for batch in batches:
-            yield batch.replace_schema_metadata(None)
+            with self._store.open(segment.path) as file:
+                data = file.read_buffer()
+        except FileNotFoundError:
+            if self._store.exists(segment.path + _CORRUPT):
+                return []
+            raise SpoolIncomplete(
+                f"spool {self.location}: segment {segment.path} is gone: bring it back, or start with a new checkpoint"
+            ) from None
+        try:
+            return decode_segment(data, segment.rows, segment.path)
+        except SegmentCorrupt as error:
+            self._set_aside(segment, error)
+            return []
 
-    def set_aside(self, receiver: str, number: int, error: SegmentCorrupt) -> None:
+    def _set_aside(self, segment: Segment, error: SegmentCorrupt) -> None:
         """Rename a segment that can't be read, so that it is kept but asked for no more."""
-        path = _path(receiver, number)
-        self._store.rename(path, path + _CORRUPT)
-        logger.error(
-            "%s; set aside as %s. Its messages were finished at nsqd and are missing in the query's results: "
-            "rescue what can be read, then delete the file",
-            error,
-            path + _CORRUPT,
-        )
+        if self._store.rename(segment.path, segment.path + _CORRUPT):
+            logger.error(
+                "spool %s: %s; set aside as %s. Its %d messages were finished at nsqd and are missing in the query's "
+                "results: rescue what can be read, then delete the file",
+                self.location,
+                error,
+                segment.path + _CORRUPT,
+                segment.rows,
+            )
 
     def prune(self, end: Vector) -> None:
         """Delete what is at or below end, then the directories of receivers that ended in order and have no more."""
-        left: dict[str, int] = {}
+        read: list[str] = []
+        left: set[str] = set()
         closed: set[str] = set()
         for path, _ in self._store.list():
             receiver, _, name = path.rpartition("/")
@@ -182,11 +213,11 @@ class Spool:
             if name == _CLOSED:
                 closed.add(receiver)
             elif match is not None and not match["corrupt"] and int(match["number"]) <= end.get(receiver, 0):
-                self._store.remove(path)
-                self._rows.pop(path, None)
+                read.append(path)
             elif receiver:
-                left[receiver] = left.get(receiver, 0) + 1
-        for receiver in closed - set(left):
+                left.add(receiver)
+        self._store.remove(*read)
+        for receiver in closed - left:
             self._store.remove(f"{receiver}/{_CLOSED}")
             self._store.remove_directory(receiver)
 
@@ -200,18 +231,6 @@ class Spool:
                     if time.time() - (self._store.root / path).stat().st_mtime > older_than:
                         self._store.remove(path)
 
-    def _count(self, path: str) -> int:
-        rows = self._rows.get(path)
-        if rows is None:
-            try:
-                with self._store.open(path) as source:
-                    metadata = ipc.open_file(source).schema.metadata or {}
-                rows = int(metadata[_ROWS])
-            except (pa.ArrowInvalid, KeyError, ValueError) as error:
-                raise SegmentCorrupt(f"{self.location}: segment {path} is not one of ours: {error}") from error
-            self._rows[path] = rows
-        return rows
-
 
 class SpoolWriter:
     """The directory of one receiver, which is its only writer. Blocks while it writes."""
@@ -221,7 +240,7 @@ class SpoolWriter:
         self._store = store
         store.make_directory(receiver)
 
-    def write(self, number: int, columns: list[Any]) -> int:
+    def write(self, number: int, columns: Sequence[Any]) -> int:
         """Write a segment durably; when this returns it will be read, whatever crashes.
 
         Args:
@@ -232,13 +251,10 @@ class SpoolWriter:
         Returns:
             The size in bytes.
         """
-        batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-        sink = pa.BufferOutputStream()
-        with ipc.new_file(sink, SCHEMA.with_metadata({_ROWS: str(batch.num_rows)})) as writer:
-            writer.write_batch(batch)
-        data = sink.getvalue()
-        self._store.put(_path(self.receiver, number), data)
-        return int(data.size)
+        data = encode_segment(columns)
+        size = int(data.size)
+        self._store.put(Segment(self.receiver, number, size, len(columns[0])).path, data)
+        return size
 
     def close(self, segments: int) -> None:
         """Say that nothing more will come; a directory in which nothing is goes."""

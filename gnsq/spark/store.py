@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -15,11 +16,15 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
+from gnsq.spark.locations import redacted
+
 __all__ = ["LocalStore", "RemoteStore", "Store", "TEMPORARY", "open_store"]
 
 TEMPORARY = ".tmp-"
 # On these a file appears when its upload is complete, and a rename is a copy.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
+# pyarrow deletes one file at a time, in three requests on S3.
+_DELETIONS = 16
 
 
 class Store(Protocol):
@@ -33,20 +38,23 @@ class Store(Protocol):
     def open(self, path: str) -> Any:  # Any: pyarrow.NativeFile, which has no types
         """Open a file for reading at any position."""
 
+    def exists(self, path: str) -> bool:
+        """Say whether there is such a file."""
+
     def make_directory(self, path: str) -> None:
         """Make a directory durably; no-op if it exists."""
 
     def list(self) -> list[tuple[str, int]]:
         """List (path, size) of all files below, temporary ones too; none if there is no such directory."""
 
-    def remove(self, path: str) -> None:
-        """Delete a file; no-op if it does not exist."""
+    def remove(self, *paths: str) -> None:
+        """Delete files; those that do not exist are no error."""
 
     def remove_directory(self, path: str) -> None:
         """Delete an empty directory; no-op if it is not empty or does not exist."""
 
-    def rename(self, path: str, target: str) -> None:
-        """Give a file another name; no-op if it does not exist."""
+    def rename(self, path: str, target: str) -> bool:
+        """Give a file another name; False if it does not exist."""
 
 
 def open_store(location: str) -> Store:
@@ -64,8 +72,19 @@ def open_store(location: str) -> Store:
     try:
         filesystem, path = fs.FileSystem.from_uri(location)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise ValueError(f"spool {location!r} can't be opened: {error}") from error
+        shown = redacted(location)
+        # The cause is left out: it may show the whole location, with its credentials.
+        raise ValueError(f"spool {shown!r} can't be opened: {str(error).replace(location, shown)}") from None
+    if filesystem.type_name == "s3":
+        filesystem = _with_one_put(filesystem)
     return RemoteStore(filesystem, path)
+
+
+def _with_one_put(filesystem: Any) -> Any:  # Any: pyarrow has no types
+    """Let a small file be one PUT instead of an upload in three requests; a URI can't say so."""
+    make, (settings, *_) = filesystem.__reduce__()[:2]
+    # pyarrow before 19 has no such setting.
+    return make({**settings, "allow_delayed_open": True}) if "allow_delayed_open" in settings else filesystem
 
 
 class LocalStore:
@@ -88,7 +107,11 @@ class LocalStore:
         _sync_directory(target.parent)
 
     def open(self, path: str) -> Any:
-        return pa.memory_map(str(self.root / path))
+        # Not mapped: a disk that fails is to raise an error, and not to kill who reads.
+        return pa.OSFile(str(self.root / path))
+
+    def exists(self, path: str) -> bool:
+        return (self.root / path).exists()
 
     def make_directory(self, path: str) -> None:
         target = self.root / path
@@ -109,17 +132,21 @@ class LocalStore:
                             found.append((prefix + entry.name, entry.stat().st_size))
         return found
 
-    def remove(self, path: str) -> None:
-        (self.root / path).unlink(missing_ok=True)
+    def remove(self, *paths: str) -> None:
+        for path in paths:
+            (self.root / path).unlink(missing_ok=True)
 
     def remove_directory(self, path: str) -> None:
         # Not empty, or gone: both are fine.
         with contextlib.suppress(OSError):
             (self.root / path).rmdir()
 
-    def rename(self, path: str, target: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+    def rename(self, path: str, target: str) -> bool:
+        try:
             (self.root / path).rename(self.root / target)
+        except FileNotFoundError:
+            return False
+        return True
 
 
 class RemoteStore:
@@ -144,6 +171,9 @@ class RemoteStore:
     def open(self, path: str) -> Any:
         return self._fs.open_input_file(self._path(path))
 
+    def exists(self, path: str) -> bool:
+        return bool(self._fs.get_file_info(self._path(path)).type == fs.FileType.File)
+
     def make_directory(self, path: str) -> None:
         if self._fs.type_name not in _OBJECT_STORES:
             self._fs.create_dir(self._path(path), recursive=True)
@@ -154,21 +184,33 @@ class RemoteStore:
         found = [info for info in self._fs.get_file_info(selector) if info.type == fs.FileType.File]
         return [(info.path[start:], info.size) for info in found]
 
-    def remove(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.delete_file(self._path(path))
+    def remove(self, *paths: str) -> None:
+        if not paths:
+            return
+        with ThreadPoolExecutor(min(len(paths), _DELETIONS)) as pool:
+            # list() lets what a thread has raised be raised here.
+            list(pool.map(self._remove, paths))
 
     def remove_directory(self, path: str) -> None:
         whole = self._path(path)
-        if self._fs.type_name in _OBJECT_STORES:
-            return
         if not self._fs.get_file_info(fs.FileSelector(whole, allow_not_found=True)):
+            # On object stores too: where its last file was deleted, pyarrow puts an empty object of its name.
             with contextlib.suppress(FileNotFoundError):
                 self._fs.delete_dir(whole)
 
-    def rename(self, path: str, target: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+    def rename(self, path: str, target: str) -> bool:
+        try:
             self._fs.move(self._path(path), self._path(target))
+        except OSError:
+            # What S3 says of an object that is not there is no FileNotFoundError.
+            if self.exists(path):
+                raise
+            return False
+        return True
+
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.delete_file(self._path(path))
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root

@@ -1,9 +1,13 @@
 """What tests of gnsq.spark share: a hub on a thread, a spool, and one Spark session for all that need a JVM."""
 
+import importlib.util
+
 import pytest
+from pyarrow import fs
 
 from gnsq.hubthread import HubThread
 from gnsq.spark.spool import Spool
+from tests.spark.s3server import s3_server
 
 
 @pytest.fixture
@@ -24,3 +28,46 @@ def spark(tmp_path_factory):
     log = tmp_path_factory.mktemp("spark") / "spark.log"
     with open_session("tests", master="local[2]", log=log) as spark:
         yield spark
+
+
+@pytest.fixture(scope="session")
+def s3():
+    """An S3 endpoint with a bucket of the name bucket."""
+    if importlib.util.find_spec("moto") is None:
+        pytest.skip("moto[server] is not installed")
+    with s3_server() as server:
+        settings = {"access_key": "KEY", "secret_key": "SECRET", "scheme": "http", "region": "us-east-1"}
+        endpoint = f"127.0.0.1:{server.port}"
+        fs.S3FileSystem(endpoint_override=endpoint, allow_bucket_creation=True, **settings).create_dir("bucket")
+        yield server
+
+
+SECRET = "open sesame"
+
+
+@pytest.fixture
+def secured_nsqd(fakensqd_certificates, tmp_path):
+    """An nsqd that wants TLS with a client's certificate and AUTH; and the options, by Python's names, that suit it."""
+    from fakensqd import FakeAuthServer, FakeNsqd, Grant
+    from fakensqd.thread import Threaded
+
+    (tmp_path / "secret").write_text(SECRET + "\n")
+    server, client = fakensqd_certificates.server(), fakensqd_certificates.client()
+    options = {
+        "tls": True,
+        "tls_ca_file": fakensqd_certificates.ca,
+        "tls_cert_file": client.certificate,
+        "tls_key_file": client.key,
+        "auth_secret_file": str(tmp_path / "secret"),
+    }
+    with Threaded(FakeAuthServer({SECRET: [Grant()]})) as auth:
+        nsqd = FakeNsqd(
+            tls_cert=server.certificate,
+            tls_key=server.key,
+            tls_root_ca_file=fakensqd_certificates.ca,
+            tls_client_auth_policy="require-verify",
+            tls_required="tcp-https",
+            auth_http_addresses=auth.http_address,
+        )
+        with Threaded(nsqd) as running:
+            yield running, {**options, "nsqd_tcp_addresses": (running.tcp_address,)}

@@ -48,18 +48,14 @@ class FakeMessage:
 
 def columns(*numbers, topic="clicks"):
     """The columns of a segment with these messages."""
-    return segment_columns([FakeMessage(number) for number in numbers], topic, 1_700_000_001_000_000_000)
+    messages = [FakeMessage(number) for number in numbers]
+    return segment_columns(messages, [(topic, len(messages))], 1_700_000_001_000_000_000)
 
 
 def bodies_of(spool):
     """All bodies in a spool, in reading order."""
     segments = sorted(spool.contents().segments, key=lambda segment: (segment.receiver, segment.number))
-    return [
-        body
-        for segment in segments
-        for batch in spool.read(segment.receiver, segment.number)
-        for body in batch.column("body").to_pylist()
-    ]
+    return [body for segment in segments for batch in spool.read(segment) for body in batch.column("body").to_pylist()]
 
 
 def publish(nsqd, topic, bodies):

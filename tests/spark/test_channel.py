@@ -1,8 +1,10 @@
 import pytest
 
+from gnsq import LookupdClient
 from gnsq.errors import NSQHttpError
 from gnsq.spark.channel import ChannelClient
 from gnsq.spark.drain import Depth
+from gnsq.spark.options import ReadOptions
 from tests.spark.helpers import channel_stats, numbered, publish, wait_for
 
 
@@ -11,8 +13,11 @@ def ask(hub):
     """Make a ChannelClient whose methods run on the hub."""
     clients = []
 
-    def make(*args):
-        clients.append(hub.call(ChannelClient, "clicks", "archive", *args))
+    def make(nsqds=(), lookupds=(), **changes):
+        named = {"nsqd_tcp_addresses": ("127.0.0.1:1",), "nsqd_http_addresses": nsqds}
+        lookupds = {"lookupd_http_addresses": lookupds}
+        options = ReadOptions(**{"topic": "clicks", "channel": "archive", **named, **lookupds, **changes})
+        clients.append(hub.call(ChannelClient, options))
         return clients[-1]
 
     yield make
@@ -67,6 +72,44 @@ def test_depth_counts_a_topic_without_channels_too(fakensqd, hub, ask):
     publish(fakensqd, "clicks", numbered(7))
 
     assert hub.call(ask((fakensqd.http_address,)).depth) == Depth(7, 0, 0)
+
+
+def test_several_topics_are_made_and_summed_up(fakensqd, hub, ask):
+    client = ask((fakensqd.http_address,), topic="a,b")
+    hub.call(client.create)
+    for topic, count in (("a", 3), ("b", 4), ("other", 5)):
+        publish(fakensqd, topic, numbered(count))
+
+    assert hub.call(client.depth) == Depth(7, 0, 0)
+    assert channel_stats(fakensqd, "a", "archive")["depth"] == 3
+
+
+def test_topics_of_a_pattern_are_found(fakecluster, hub, ask):
+    first, second = fakecluster.nsqds
+    for nsqd, topic in ((first, "click-a"), (second, "click-a"), (second, "click-b"), (second, "other")):
+        publish(nsqd, topic, [b"x"])
+    lookupds = tuple(fakecluster.lookupd_http_addresses)
+    client = ask((), lookupds, topic="", topic_pattern="click-.*", nsqd_tcp_addresses=())
+
+    wait_for(lambda: hub.call(client.create) or hub.call(client.depth) == Depth(3, 0, 0))
+
+    assert channel_stats(second, "click-b", "archive")["depth"] == 1
+    assert channel_stats(first, "click-b", "archive") is None
+    assert channel_stats(second, "other", "archive") is None
+
+
+def test_nsqd_that_a_tombstone_hides_is_not_asked(fakecluster, hub, ask):
+    first, second = fakecluster.nsqds
+    for nsqd in (first, second):
+        publish(nsqd, "clicks", [b"x"])
+    lookupd = LookupdClient.from_url(fakecluster.lookupd_http_addresses[0])
+    client = ask((), tuple(fakecluster.lookupd_http_addresses))
+    wait_for(lambda: hub.call(client.depth).waiting == 2)
+
+    lookupd.tombstone_topic("clicks", second.http_address)
+    lookupd.close()
+
+    assert hub.call(client.depth).waiting == 1
 
 
 def test_nsqd_that_is_down_is_an_error(hub, ask):

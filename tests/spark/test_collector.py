@@ -6,7 +6,7 @@ from tests.spark.helpers import FakeMessage
 
 def collector(*bodies, rows=10, size=1000, age=0.1):
     filled = Collector(SegmentLimits(rows, size, age))
-    filled.mark(100.0)
+    filled.mark(100.0, "clicks")
     for number, body in enumerate(bodies):
         filled.add(FakeMessage(number, body))
     return filled
@@ -42,7 +42,7 @@ def test_take_hands_over_all_and_begins_anew():
 
     taken = filled.take()
 
-    assert [message.body[:1] for message in taken] == [b"a", b"b"]
+    assert [message.body[:1] for message in taken.messages] == [b"a", b"b"]
     assert len(filled) == 0
     assert not filled.is_full(100)
 
@@ -60,7 +60,7 @@ def test_take_keeps_to_the_limits(limits, sizes):
 
     taken = []
     while len(filled):
-        taken.append(len(filled.take()))
+        taken.append(len(filled.take().messages))
 
     assert taken == sizes
 
@@ -68,6 +68,47 @@ def test_take_keeps_to_the_limits(limits, sizes):
 def test_take_keeps_the_order_and_the_age_of_the_rest():
     filled = collector(b"1", b"2", b"3", rows=2, age=0.1)
 
-    assert [message.body for message in filled.take()] == [b"1", b"2"]
+    assert [message.body for message in filled.take().messages] == [b"1", b"2"]
     assert filled.due_in(100.1) == 0
-    assert [message.body for message in filled.take()] == [b"3"]
+    assert [message.body for message in filled.take().messages] == [b"3"]
+
+
+def of_topics(*topics, rows=10):
+    filled = Collector(SegmentLimits(rows, 1000, 0.1))
+    filled.mark(100.0, topics[0])
+    for number, topic in enumerate(topics):
+        filled.turn_to(topic)
+        filled.add(FakeMessage(number))
+    return filled
+
+
+@pytest.mark.parametrize(
+    ("filled", "taken"),
+    [
+        pytest.param(of_topics("a", "a"), [[("a", 2)]], id="one topic"),
+        pytest.param(of_topics("a", "b", "b", "a"), [[("a", 1), ("b", 2), ("a", 1)]], id="three runs"),
+        pytest.param(of_topics("a", "a", "a", rows=2), [[("a", 2)], [("a", 1)]], id="cut within a run"),
+        pytest.param(of_topics("a", "a", "b", rows=2), [[("a", 2)], [("b", 1)]], id="cut between runs"),
+        pytest.param(of_topics("a", "b", "b", "b", rows=2), [[("a", 1), ("b", 1)], [("b", 2)]], id="cut and go on"),
+    ],
+)
+def test_messages_are_taken_with_their_topics(filled, taken):
+    found = []
+    while len(filled):
+        found.append(filled.take().topics)
+
+    assert found == taken
+
+
+def test_run_that_was_cut_goes_on():
+    filled = of_topics("a", "b", "b", rows=2)
+    filled.take()
+
+    filled.turn_to("b")
+    filled.add(FakeMessage(3))
+
+    assert filled.take().topics == [("b", 2)]
+
+
+def test_nothing_is_taken_of_nothing():
+    assert Collector(SegmentLimits(1, 1, 1)).take().topics == []

@@ -1,16 +1,18 @@
 """The format nsq in a real Spark, against an emulated nsqd."""
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 
-from tests.spark.helpers import channel_stats, is_empty, numbered, publish, wait_for
+from tests.spark.helpers import channel_stats, columns, is_empty, numbered, publish, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -53,6 +55,42 @@ def run(tmp_path):
         query.stop()
 
 
+@pytest.fixture
+def archive(tmp_path):
+    """Run a query to its end whose batches write files of their own, once more if they run again."""
+
+    def write(rows, batch):
+        with ThreadPoolExecutor(4) as pool:
+            count, first, empty, _ = [
+                task.result()
+                for task in (
+                    pool.submit(rows.count),
+                    pool.submit(rows.take, 1),
+                    pool.submit(rows.isEmpty),
+                    pool.submit(rows.write.mode("overwrite").parquet, str(tmp_path / "batches" / str(batch))),
+                )
+            ]
+        assert (count > 0, len(first), empty) == (True, 1, False)
+
+    def start(messages, **trigger):
+        writer = messages.select("body").writeStream.foreachBatch(write)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(**trigger).start()
+        assert query.awaitTermination(60)
+
+    return start
+
+
+def archived(spark, tmp_path):
+    rows = spark.read.schema("body binary").parquet(*map(str, (tmp_path / "batches").iterdir())).collect()
+    return sorted(bytes(row.body) for row in rows)
+
+
+def uncommit(tmp_path, batch):
+    """Leave a checkpoint as a kill between offset log and commit log does."""
+    for name in (f"{batch}", f".{batch}.crc"):
+        (tmp_path / "checkpoint" / "commits" / name).unlink()
+
+
 def written(spark, path):
     if not (path / "_spark_metadata").exists():
         return []
@@ -70,6 +108,102 @@ def test_available_now_reads_everything_once_and_goes_on_from_its_checkpoint(spa
     assert query.awaitTermination(60)
     assert sorted(written(spark, tmp_path / "out")) == numbered(5100)
     assert "waiting" in query.lastProgress["sources"][0]["latestOffset"]
+
+
+def test_batches_that_were_not_committed_run_again_as_they_were(spark, fakensqd, source, archive, spool, tmp_path):
+    publish(fakensqd, "clicks", numbered(100))
+    archive(source(numPartitions=1), availableNow=True)
+    uncommit(tmp_path, 0)
+
+    publish(fakensqd, "clicks", numbered(200, first=100))
+    archive(source(numPartitions=3, maxRowsPerBatch=100), availableNow=True)
+    assert archived(spark, tmp_path) == numbered(300)
+    last = max(int(path.name) for path in (tmp_path / "batches").iterdir())
+    assert last >= 2
+    uncommit(tmp_path, last)
+
+    publish(fakensqd, "clicks", numbered(50, first=300))
+    archive(source(numPartitions=2), availableNow=True)
+    assert archived(spark, tmp_path) == numbered(350)
+    # What the last batch has read stays until the next one; all else is deleted.
+    [*_, newest] = sorted((tmp_path / "batches").iterdir(), key=lambda path: int(path.name))
+    assert sum(segment.rows for segment in spool.contents().segments) == spark.read.parquet(str(newest)).count()
+
+
+def test_once_is_one_batch(spark, fakensqd, source, archive, tmp_path):
+    publish(fakensqd, "clicks", numbered(3000))
+
+    archive(source(segmentRows=500), once=True)
+
+    assert archived(spark, tmp_path) == numbered(3000)
+    assert [path.name for path in (tmp_path / "batches").iterdir()] == ["0"]
+
+
+def test_spool_that_is_full_of_what_was_read_is_emptied(spark, fakensqd, source, run, tmp_path):
+    publish(fakensqd, "clicks", numbered(300))
+
+    query = run(source(maxSpoolBytes=1, segmentRows=100, maxInFlight=100), availableNow=True)
+
+    assert query.awaitTermination(60)
+    assert sorted(written(spark, tmp_path / "out")) == numbered(300)
+
+
+def test_available_now_ends_under_constant_publishing(spark, fakensqd, source, run, tmp_path):
+    publish(fakensqd, "clicks", numbered(2000))
+    stop = threading.Event()
+
+    def go_on():
+        for first in itertools.count(2000, 100):
+            publish(fakensqd, "clicks", numbered(100, first))
+            if stop.wait(0.005):
+                return
+
+    publisher = threading.Thread(target=go_on)
+    publisher.start()
+    try:
+        assert run(source(), availableNow=True).awaitTermination(60)
+    finally:
+        stop.set()
+        publisher.join(30)
+
+    assert set(numbered(2000)) <= set(written(spark, tmp_path / "out"))
+
+
+def test_spool_on_s3(spark, fakensqd, source, run, s3, tmp_path):
+    publish(fakensqd, "clicks", numbered(1000))
+    spool = s3.location(f"bucket/{tmp_path.name}/spool", "KEY:SECRET@")
+
+    query = run(source(spool=spool, maxRowsPerBatch=500), availableNow=True)
+
+    assert query.awaitTermination(60)
+    assert sorted(written(spark, tmp_path / "out")) == numbered(1000)
+    assert "SECRET" not in str(query.recentProgress)
+
+
+def test_damaged_segment_is_left_out_and_counted(spark, source, run, spool, tmp_path):
+    writer = spool.writer("r1")
+    for number in (1, 2, 3):
+        writer.write(number, columns(number))
+    next((tmp_path / "spool" / "r1").glob("*2-1.arrow")).write_bytes(b"damaged")
+
+    query = run(source(receivers="external", maxRowsPerBatch=1), availableNow=True)
+
+    assert query.awaitTermination(60)
+    assert sorted(written(spark, tmp_path / "out")) == [b"body 1", b"body 3"]
+    assert '"set_aside": 1' in query.lastProgress["sources"][0]["latestOffset"]
+
+
+def test_checkpoint_of_another_topic_is_refused_with_what_to_do(fakensqd, source, run, tmp_path):
+    publish(fakensqd, "clicks", [b"one"])
+    assert run(source(), availableNow=True).awaitTermination(60)
+
+    other = run(source(topic="views", spool=str(tmp_path / "views")), availableNow=True)
+    with pytest.raises(PySparkException) as caught:
+        other.awaitTermination(60)
+
+    assert "the checkpoint is of 'clicks/archive', this query reads 'views/archive': give it a checkpoint" in str(
+        caught.value
+    )
 
 
 def test_running_query_takes_what_comes_and_stops_in_order(spark, fakensqd, source, run, tmp_path):

@@ -11,6 +11,7 @@ from gnsq.spark.offsets import (
     encode_offset,
     latest,
     missing,
+    nudged,
     pending,
     share_out,
 )
@@ -28,11 +29,11 @@ def segments(receiver, *numbers, rows=10, size=100):
 
 @given(VECTORS)
 def test_offset_survives_json(vector):
-    assert decode_offset(json.loads(json.dumps(encode_offset(vector)))) == vector
+    assert decode_offset(json.loads(json.dumps(encode_offset(vector, "clicks/a"))), "clicks/a") == vector
 
 
 def test_offset_is_the_same_whatever_the_order_it_was_made_in():
-    assert json.dumps(encode_offset({"b": 1, "a": 2})) == json.dumps(encode_offset({"a": 2, "b": 1}))
+    assert json.dumps(encode_offset({"b": 1, "a": 2}, "c")) == json.dumps(encode_offset({"a": 2, "b": 1}, "c"))
 
 
 @pytest.mark.parametrize(
@@ -40,14 +41,17 @@ def test_offset_is_the_same_whatever_the_order_it_was_made_in():
     [
         pytest.param({"partition-1": 3}, "another query's", id="another source"),
         pytest.param(None, "another query's", id="nothing"),
+        pytest.param({"r": {}}, "another query's", id="no version"),
         pytest.param({"v": 2, "r": {}}, "version 2", id="later version"),
-        pytest.param({"v": 1, "r": {"a": -1}}, "'a': -1", id="negative"),
-        pytest.param({"v": 1, "r": {"a": "1"}}, "'a': '1'", id="text"),
+        pytest.param({"v": 1, "s": "views/a", "r": {}}, "'views/a', this query reads 'clicks/a': give", id="topic"),
+        pytest.param({"v": 1, "r": {}}, "is of None, this query reads", id="no source"),
+        pytest.param({"v": 1, "s": "clicks/a", "r": {"a": -1}}, "'a': -1", id="negative"),
+        pytest.param({"v": 1, "s": "clicks/a", "r": {"a": "1"}}, "'a': '1'", id="text"),
     ],
 )
 def test_foreign_offset_is_refused(offset, words):
     with pytest.raises(ValueError, match=words):
-        decode_offset(offset)
+        decode_offset(offset, "clicks/a")
 
 
 def test_pending_takes_turns_between_receivers():
@@ -131,3 +135,13 @@ def test_sharing_out_balances_bytes():
     shares = share_out(segments("a", 1, 2, 3, 4, 5, 6), 3)
 
     assert [len(share) for share in shares] == [2, 2, 2]
+
+
+def test_nudged_vector_differs_and_means_the_same():
+    start = {"a": 2}
+    end = nudged(start)
+
+    assert start != end != nudged(end)
+    assert pending(segments("a", 1, 2), start, end) == []
+    assert missing([("a", 2)], start, end) == []
+    assert latest(end, segments("a", 3), {"a"}) == {"a": 3}

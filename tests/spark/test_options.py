@@ -1,6 +1,9 @@
+import dataclasses
+import re
+
 import pytest
 
-from gnsq.spark.options import ReadOptions, WriteOptions, option_rows
+from gnsq.spark.options import ConnectOptions, ReadOptions, WriteOptions, option_rows, ordered_fields, spark_name
 
 READ = {"topic": "clicks", "channel": "archive", "nsqdTcpAddresses": "a:4150"}
 
@@ -29,15 +32,42 @@ def test_values_get_their_types():
         pytest.param({"channel": ""}, "option channel is required", id="no channel"),
         pytest.param({"topic": "no good!"}, "option topic: .*no good!", id="bad topic"),
         pytest.param({"channel": "x" * 65}, "option channel: ", id="bad channel"),
-        pytest.param({"nsqdTcpAddresses": " , "}, "nsqdTcpAddresses or lookupdHttpAddresses", id="no address"),
+        pytest.param({"nsqdTcpAddresses": " , "}, "nsqdTcpAddresses.*, or lookupdHttpAddresses", id="no address"),
         pytest.param({"maxRows": "ten"}, "option maxRows 'ten' is not a whole number", id="no number"),
         pytest.param({"segmentTime": "fast"}, "option segmentTime 'fast' is not a number", id="no float"),
         pytest.param({"segmentTime": "nan"}, "option segmentTime nan must be at least 0.001 s", id="nan"),
         pytest.param({"maxInFlight": "0"}, "option maxInFlight 0 must be at least 1 messages", id="too small"),
         pytest.param({"segmentBytes": "9999999999"}, "segmentBytes 9999999999 must be within 1 to", id="too big"),
-        pytest.param({"maxRowPerBatch": "1"}, "option 'maxRowPerBatch' is unknown.*maxRowsPerBatch", id="unknown"),
-        pytest.param({"receivers": "executors:2"}, "executors:2.*not available in this version", id="executors"),
-        pytest.param({"receivers": "moon"}, "receivers 'moon' is neither driver nor external", id="receivers"),
+        pytest.param({"maxRowPerBatch": "1"}, r"'maxRowPerBatch' is unknown.*mean maxRowsPerBatch\?", id="unknown"),
+        pytest.param({"topic": "a,b c"}, "option topic: .*b c", id="bad topic of a list"),
+        pytest.param({"topicPattern": "x"}, "options topic and topicPattern are both given", id="topic and pattern"),
+        pytest.param({"topic": "", "topicPattern": "x"}, "topicPattern needs lookupdHttpAddresses", id="no lookupd"),
+        pytest.param(
+            {"topic": "", "topicPattern": "x", "lookupdHttpAddresses": "l"}, "leave out nsqdTcp", id="pattern and nsqd"
+        ),
+        pytest.param(
+            {"topic": "", "topicPattern": "(", "lookupdHttpAddresses": "l", "nsqdTcpAddresses": ""},
+            r"option topicPattern '\(' is no regular expression",
+            id="bad pattern",
+        ),
+        pytest.param({"tls": "yes"}, "option tls 'yes' is neither true nor false", id="bool"),
+        pytest.param({"compression": "zip"}, "option compression 'zip' is none of none, snappy, deflate", id="zip"),
+        pytest.param({"compression": "snappy,deflate"}, "'snappy,deflate' is none of", id="both compressions"),
+        pytest.param({"compression": "snappy", "deflateLevel": "3"}, "compression is not deflate", id="level"),
+        pytest.param(
+            {"deflateLevel": "10", "compression": "deflate"}, "deflateLevel 10 must be within 1", id="level 10"
+        ),
+        pytest.param(
+            {"authSecret": "a", "authSecretFile": "b"}, "authSecret and authSecretFile are both", id="secrets"
+        ),
+        pytest.param({"tlsKeyFile": "k", "tls": "true"}, "tlsKeyFile is given without tlsCertFile", id="key alone"),
+        pytest.param({"tlsCaFile": "c"}, "tlsCaFile is given, but option tls is not true", id="CA without TLS"),
+        pytest.param({"tlsVerify": "false"}, "tlsVerify is given, but option tls is not true", id="verify without TLS"),
+        pytest.param(
+            {"tlsServerHostname": "h", "lookupdHttpAddresses": "https://l"}, "tlsServerHostname is given", id="hostname"
+        ),
+        pytest.param({"receivers": "executors:0"}, "receivers 'executors:0' is none of", id="no executors"),
+        pytest.param({"receivers": "moon"}, "receivers 'moon' is none of driver, external, and", id="receivers"),
     ],
 )
 def test_bad_read_option_is_named(changes, words):
@@ -58,6 +88,74 @@ def test_bad_write_option_is_named(given, words):
         WriteOptions.parse(given)
 
 
+def test_secrets_are_shown_nowhere():
+    options = ReadOptions.parse(
+        {**READ, "authSecret": "hush", "tls": "TRUE", "tlsCertFile": "c", "tlsKeyPassword": "hush"}
+    )
+
+    assert options.auth_secret == options.tls_key_password == "hush"
+    assert "hush" not in repr(options) + str(options)
+
+
+@pytest.mark.parametrize("name", ["lookupdHttpAddresses", "nsqdHttpAddresses"])
+def test_password_in_an_address_is_refused_since_spark_would_show_it(name):
+    with pytest.raises(ValueError, match=f"option {name} holds a user or password") as failure:
+        ReadOptions.parse({**READ, name: "http://u:hush@l"})
+    assert "hush" not in str(failure.value)
+
+
+def test_names_of_secrets_are_those_that_spark_hides():
+    """Source: Spark's SECRET_REDACTION_PATTERN, the default of spark.redaction.regex."""
+    hidden = re.compile("(?i)secret|password|token|access[.]?key")
+    fields = [field for kind in (ReadOptions, WriteOptions) for field in dataclasses.fields(kind) if not field.repr]
+
+    assert fields
+    assert all(hidden.search(spark_name(field)) for field in fields)
+
+
+def test_error_beside_a_secret_does_not_show_it():
+    with pytest.raises(ValueError, match="both given") as failure:
+        ReadOptions.parse({**READ, "authSecret": "hush", "authSecretFile": "f"})
+    assert "hush" not in str(failure.value)
+
+
+def test_https_needs_no_tls_to_nsqd():
+    options = ReadOptions.parse({**READ, "lookupdHttpAddresses": "HTTPS://l", "tlsCaFile": "ca", "tlsVerify": "False"})
+
+    assert options.uses_https
+    assert not options.tls
+
+
+@pytest.mark.parametrize(
+    ("changes", "topics", "source"),
+    [
+        pytest.param({}, ("clicks",), "clicks/archive", id="one"),
+        pytest.param({"topic": "b, a,b,"}, ("b", "a"), "a,b/archive", id="several"),
+        pytest.param(
+            {"topic": "", "topicPattern": "c.*", "nsqdTcpAddresses": "", "lookupdHttpAddresses": "l"},
+            (),
+            "/c.*//archive",
+            id="pattern",
+        ),
+    ],
+)
+def test_source_tells_what_is_read(changes, topics, source):
+    options = ReadOptions.parse({**READ, **changes})
+
+    assert options.topics == topics
+    assert options.source == source
+
+
+@pytest.mark.parametrize(
+    ("receivers", "here", "count"), [("driver", True, 0), ("external", False, 0), ("executors:12", False, 12)]
+)
+def test_receivers(receivers, here, count):
+    options = ReadOptions.parse({**READ, "receivers": receivers})
+
+    assert options.receives_here is here
+    assert options.receiver_count == count
+
+
 def test_write_needs_no_topic_option():
     assert WriteOptions.parse({"nsqdTcpAddresses": "a:4150"}).topic == ""
 
@@ -68,9 +166,10 @@ def test_partitions_default_to_the_cpus():
 
 
 @pytest.mark.parametrize("options", [ReadOptions, WriteOptions])
-def test_every_option_has_its_row(options):
-    rows = {name: rest for name, *rest in option_rows(options)}
+def test_every_option_has_one_row_in_two_tables(options):
+    own, shared = ({name: rest for name, *rest in option_rows(each)} for each in (options, ConnectOptions))
 
-    assert "topic" in rows
-    assert "nsqdTcpAddresses" in rows
-    assert all(meaning for _, _, meaning in rows.values())
+    assert [*own, *shared] == [spark_name(field) for field in ordered_fields(options)]
+    assert all(meaning for rows in (own, shared) for _, _, meaning in rows.values())
+    assert next(iter(own)) == "topic"
+    assert shared["tlsVerify"][0] == "true"

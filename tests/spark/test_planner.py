@@ -1,4 +1,6 @@
+import resource
 import threading
+import time
 
 import pytest
 
@@ -46,7 +48,7 @@ def read(planner, start, end):
         body
         for share in shares
         for segment in share
-        for batch in planner.spool.read(*segment)
+        for batch in planner.spool.read(segment)
         for body in batch.column("body").to_pylist()
     ]
 
@@ -95,6 +97,55 @@ def test_batches_keep_to_their_limit(fakensqd, planner):
     assert sum(sizes) == 2000
 
 
+def test_segments_are_no_larger_than_a_batch_may_be(fakensqd, planner):
+    publish(fakensqd, "clicks", numbered(500))
+
+    _, sizes, _ = run_out(planner(drain=True, max_rows_per_batch=70), max_rows=70)
+
+    assert max(sizes) <= 70
+    assert sum(sizes) == 500
+
+
+def test_spool_that_is_full_of_what_was_read_does_not_stop_the_query(fakensqd, planner):
+    stream = planner(max_spool_bytes=1, segment_rows=100, max_in_flight=100)
+    publish(fakensqd, "clicks", numbered(1000))
+
+    start, bodies = {}, []
+    while len(bodies) < 1000:
+        end = stream.latest(start, None, None)
+        if end != start:
+            # Spark says what was read only behind the next batch, be that empty.
+            stream.commit(start)
+            bodies += read(stream, start, end)
+            start = end
+
+    assert sorted(bodies) == numbered(1000)
+
+
+def test_everything_is_one_batch(fakensqd, planner):
+    publish(fakensqd, "clicks", numbered(5000))
+    stream = planner(drain=True, segment_rows=100)
+
+    end = stream.everything({})
+
+    assert sorted(read(stream, {}, end)) == numbered(5000)
+    assert stream.everything(end) == end
+
+
+def test_everything_of_a_running_query(fakensqd, planner):
+    stream = planner()
+    publish(fakensqd, "clicks", numbered(300))
+
+    assert sorted(read(stream, {}, stream.everything({}))) == numbered(300)
+
+
+def test_everything_ends_where_the_spool_is_full(fakensqd, planner):
+    publish(fakensqd, "clicks", numbered(1000))
+    stream = planner(drain=True, max_spool_bytes=1, segment_rows=100, max_in_flight=100)
+
+    assert 0 < len(read(stream, {}, stream.everything({}))) < 1000
+
+
 def test_drain_reads_what_was_there_and_ends(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(5000))
 
@@ -102,6 +153,14 @@ def test_drain_reads_what_was_there_and_ends(fakensqd, planner):
 
     assert sorted(bodies) == numbered(5000)
     wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
+
+
+def test_drain_gathers_what_comes_into_one_batch(fakensqd, planner):
+    publish(fakensqd, "clicks", numbered(5000))
+
+    _, sizes, _ = run_out(planner(drain=True, segment_rows=100))
+
+    assert len(sizes) <= 2
 
 
 def test_drain_of_an_empty_channel_ends(planner):
@@ -186,12 +245,16 @@ def test_segment_set_aside_is_left_out(planner, spool, tmp_path):
     writer = spool.writer("r1")
     for number in (1, 2):
         writer.write(number, columns(number))
-    (tmp_path / "spool" / "r1" / "000000000001.arrow").write_bytes(b"broken")
-    stream = planner()
+    (tmp_path / "spool" / "r1" / "000000000001-1.arrow").write_bytes(b"broken")
+    stream = planner(receivers="external")
 
     end = stream.latest({}, None, None)
 
     assert read(stream, {}, end) == [b"body 2"]
+    # Again, and in the account.
+    assert read(stream, {}, end) == [b"body 2"]
+    stream.latest(end, None, None)
+    assert stream.newest()[1]["set_aside"] == 1
 
 
 def test_second_query_on_a_spool_is_refused(planner, monkeypatch):
@@ -220,6 +283,30 @@ def test_nothing_listens_at_the_start(planner, caplog, address):
 
     assert stream.latest({}, None, None) == {}
     assert "not created" in caplog.text
+
+
+def test_drain_waits_for_nsqd_to_answer(fakensqd, planner, caplog):
+    publish(fakensqd, "clicks", numbered(100))
+    fakensqd.stop()
+    started = []
+    thread = threading.Thread(target=lambda: started.append(planner(drain=True)))
+    thread.start()
+    wait_for(lambda: "not created" in caplog.text)
+    fakensqd.start()
+    thread.join(20)
+
+    assert len(run_out(started[0])[0]) == 100
+
+
+def test_channel_that_nobody_receives_is_told_of_once(fakensqd, planner, monkeypatch, caplog):
+    monkeypatch.setattr("gnsq.spark.planner.REPORT", 0.01)
+    monkeypatch.setattr("gnsq.spark.drain.UNATTENDED_AFTER", 0.05)
+    publish(fakensqd, "clicks", [b"one"])
+
+    planner(receivers="external")
+
+    wait_for(lambda: "messages waiting and no consumer" in caplog.text)
+    assert "start receivers: python -m gnsq.spark.receiver" in caplog.text
 
 
 def test_spool_that_cannot_be_written_is_an_error(planner, tmp_path):
@@ -253,7 +340,72 @@ def test_backlog_is_seen(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(50))
     stream = planner(receivers="external")
 
-    wait_for(lambda: stream.newest()[1] is not None and stream.newest()[1].waiting == 50)
+    wait_for(lambda: stream.newest()[1].get("waiting") == 50)
+
+
+def test_backlog_counts_what_is_in_no_batch_yet(planner, spool):
+    writer = spool.writer("r1")
+    sizes = [writer.write(number, columns(*range(number))) for number in (1, 2, 3)]
+    stream = planner(receivers="external")
+
+    stream.latest({}, 1, None)
+    backlog = stream.newest()[1]
+
+    assert (backlog["spool_rows"], backlog["spool_bytes"], backlog["set_aside"]) == (5, sum(sizes[1:]), 0)
+
+
+def test_nsqd_that_goes_and_comes_back_loses_nothing(fakensqd, planner):
+    stream = planner()
+    publish(fakensqd, "clicks", numbered(100))
+    bodies, start = [], {}
+
+    fakensqd.stop()
+    stream.latest(start, None, None)
+    fakensqd.start()
+    publish(fakensqd, "clicks", numbered(100, first=100))
+    while len(set(bodies)) < 200:
+        end = stream.latest(start, None, None)
+        bodies += read(stream, start, end)
+        start = end
+
+    assert set(bodies) == set(numbered(200))
+
+
+@pytest.mark.fakensqd(msg_timeout=0.3)
+def test_sink_slower_than_msg_timeout_gets_no_message_twice(fakensqd, planner):
+    stream = planner()
+    publish(fakensqd, "clicks", numbered(100))
+    bodies, start = [], {}
+
+    while len(bodies) < 100:
+        end = stream.latest(start, None, None)
+        bodies += read(stream, start, end)
+        # The sink.
+        time.sleep(1)
+        start = end
+
+    assert stream.latest(start, None, None) == start
+    assert sorted(bodies) == numbered(100)
+    assert channel_stats(fakensqd, "clicks", "archive")["timeout_count"] == 0
+
+
+def test_disk_that_is_full_for_a_while_loses_nothing(fakensqd, planner, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.receiver.RETRY_FIRST", 0.05)
+    publish(fakensqd, "clicks", [body + bytes(1000) for body in numbered(300)])
+    stream = planner()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    # What can't be written past the limit fails as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        wait_for(lambda: stream.receiver.failing)
+        assert stream.latest({}, None, None) == {}
+        assert not is_empty(fakensqd, "clicks", "archive")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    wait_for(lambda: stream.receiver.rows == 300)
+    assert len(set(read(stream, {}, stream.everything({})))) == 300
 
 
 def test_external_receivers_segments_are_read(planner, spool):
@@ -275,7 +427,7 @@ def test_channel_is_drained_into_the_spool(fakensqd, options, spool):
     shares = drain_channel(options())
 
     assert sorted(bodies_of(spool)) == numbered(3000)
-    assert {segment for share in shares for segment in share} == set(spool.contents().present())
+    assert {segment for share in shares for segment in share} == set(spool.contents().segments)
     assert is_empty(fakensqd, "clicks", "archive")
 
 
@@ -295,4 +447,13 @@ def test_earlier_segments_are_no_part_of_a_batch(fakensqd, options, spool):
     shares = drain_channel(options())
 
     assert [len(share) for share in shares] == [1]
-    assert "r1" not in {receiver for share in shares for receiver, _ in share}
+    assert "r1" not in {segment.receiver for share in shares for segment in share}
+
+
+def test_full_spool_ends_a_batch(fakensqd, options, caplog):
+    publish(fakensqd, "clicks", numbered(1000))
+
+    shares = drain_channel(options(max_spool_bytes=1, segment_rows=100, max_in_flight=100))
+
+    assert 0 < sum(segment.rows for share in shares for segment in share) < 1000
+    assert "is full (maxSpoolBytes)" in caplog.text

@@ -1,14 +1,12 @@
 import logging
-import os
-import re
-import signal
-import subprocess
-import sys
 import threading
 
 import pytest
 
-from gnsq.spark.receiver import Receiver, ReceiverOptions
+from gnsq import NsqdHTTPClient
+from gnsq.spark.errors import SpoolInUse
+from gnsq.spark.options import ReadOptions
+from gnsq.spark.receiver import Receiver
 from gnsq.spark.store import LocalStore
 from tests.spark.helpers import FakeMessage, bodies_of, channel_stats, is_empty, numbered, publish, wait_for
 
@@ -18,11 +16,11 @@ def receive(fakensqd, spool, hub):
     """Start a receiver; it is closed at the end."""
     receivers = []
 
-    def start(**options):
+    def start(max_rows=None, **options):
         options = {"topic": "clicks", "channel": "archive", "nsqd_tcp_addresses": (fakensqd.tcp_address,), **options}
 
         def make():
-            receiver = Receiver(ReceiverOptions(**options), spool)
+            receiver = Receiver(ReadOptions(**options), spool, max_rows=max_rows)
             receivers.append(receiver)
             receiver.start()
             return receiver
@@ -43,7 +41,7 @@ def test_messages_are_in_the_spool_and_finished(fakensqd, spool, receive):
     assert sorted(bodies_of(spool)) == numbered(2500)
     wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
     assert {segment.receiver for segment in spool.contents().segments} == {receiver.id}
-    [batch] = spool.read(receiver.id, 1)
+    [batch] = spool.read(spool.contents().segments[0])
     assert set(batch.column("nsqd").to_pylist()) == {fakensqd.tcp_address}
     assert set(batch.column("topic").to_pylist()) == {"clicks"}
 
@@ -185,7 +183,7 @@ def test_no_more_than_max_rows_are_taken(fakensqd, spool, hub, receive):
 
 def test_messages_whose_connection_is_gone_are_counted(spool, hub):
     receiver = hub.call(
-        lambda: Receiver(ReceiverOptions(topic="t", channel="c", nsqd_tcp_addresses=("127.0.0.1:1",)), spool)
+        lambda: Receiver(ReadOptions(topic="t", channel="c", nsqd_tcp_addresses=("127.0.0.1:1",)), spool)
     )
     messages = [FakeMessage(1), FakeMessage(2, lost=True)]
 
@@ -197,7 +195,7 @@ def test_messages_whose_connection_is_gone_are_counted(spool, hub):
 
 def test_one_lost_connection_keeps_no_other_message_from_being_given_back(spool, hub):
     receiver = hub.call(
-        lambda: Receiver(ReceiverOptions(topic="t", channel="c", nsqd_tcp_addresses=("127.0.0.1:1",)), spool)
+        lambda: Receiver(ReadOptions(topic="t", channel="c", nsqd_tcp_addresses=("127.0.0.1:1",)), spool)
     )
     messages = [FakeMessage(1, lost=True), FakeMessage(2)]
 
@@ -210,12 +208,14 @@ def test_bug_in_the_writing_is_told(fakensqd, receive, monkeypatch, caplog):
     def bug(store, path, data):
         raise RuntimeError("bug")
 
-    receiver = receive(close_timeout=0.2)
+    receiver = receive()
     monkeypatch.setattr(LocalStore, "put", bug)
     publish(fakensqd, "clicks", [b"one"])
 
     wait_for(lambda: receiver.error)
     assert "internal error" in caplog.text
+    assert receiver.finished.is_set()
+    wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["depth"] == 1)
     monkeypatch.undo()
 
 
@@ -224,90 +224,69 @@ def test_spool_that_cannot_be_made_raises(fakensqd, tmp_path, hub):
 
     (tmp_path / "file").write_text("")
     spool = Spool(str(tmp_path / "file" / "spool"))
-    options = ReceiverOptions(topic="clicks", channel="archive", nsqd_tcp_addresses=(fakensqd.tcp_address,))
+    options = ReadOptions(topic="clicks", channel="archive", nsqd_tcp_addresses=(fakensqd.tcp_address,))
 
     with pytest.raises(NotADirectoryError):
         hub.call(lambda: Receiver(options, spool).start())
 
 
-# --- command line
+def test_segments_hold_several_topics(fakensqd, spool, receive):
+    for topic in ("a", "b"):
+        publish(fakensqd, topic, [b"%s%d" % (topic.encode(), number) for number in range(1500)])
+
+    receiver = receive(topic="a,b")
+    wait_for(lambda: receiver.rows == 3000)
+
+    rows = [row for segment in spool.contents().segments for batch in spool.read(segment) for row in batch.to_pylist()]
+    assert {row["topic"] for row in rows if row["body"].startswith(b"a")} == {"a"}
+    assert {row["topic"] for row in rows if row["body"].startswith(b"b")} == {"b"}
+    assert len({row["body"] for row in rows}) == 3000
+    wait_for(lambda: is_empty(fakensqd, "a", "archive") and is_empty(fakensqd, "b", "archive"))
 
 
-def command(*arguments):
-    return [sys.executable, "-m", "gnsq.spark.receiver", *arguments]
+def test_segment_is_cut_when_one_of_many_topics_has_all_it_may_have(fakensqd, receive):
+    receiver = receive(topic="busy,idle", max_in_flight=40, segment_time=30)
+    publish(fakensqd, "busy", numbered(100))
+
+    wait_for(lambda: receiver.rows >= 80, limit=5)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_command_receives_and_stops_in_order(fakensqd, spool, tmp_path, number):
-    publish(fakensqd, "clicks", numbered(100))
-    arguments = ["--topic", "clicks", "--channel", "archive", "--spool", str(tmp_path / "spool")]
-    with subprocess.Popen(
-        command(*arguments, "--nsqd-tcp-address", fakensqd.tcp_address), stderr=subprocess.PIPE, text=True
-    ) as process:
-        wait_for(lambda: spool.size() and len(bodies_of(spool)) == 100)
-        wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=20)
+@pytest.mark.parametrize("compression", ["none", "snappy", "deflate"])
+def test_encrypted_authorized_and_compressed(secured_nsqd, spool, receive, compression):
+    nsqd, options = secured_nsqd
+    receiver = receive(**options, compression=compression)
+    with NsqdHTTPClient.from_url(nsqd.http_address) as client:
+        client.multipublish("clicks", numbered(50))
 
-    assert process.returncode == 0
-    assert re.search(r"stopped in order: 100 rows in \d+ segments", errors)
-    assert "Traceback" not in errors
-    [receiver] = [path for path in (tmp_path / "spool").iterdir() if path.is_dir()]
-    assert (receiver / "closed.json").exists()
+    wait_for(lambda: receiver.rows == 50)
+
+    assert sorted(bodies_of(spool)) == numbered(50)
+    [client] = channel_stats(nsqd, "clicks", "archive")["clients"]
+    assert (client["tls"], client["authed"]) == (True, True)
+    assert (client["snappy"], client["deflate"]) == (compression == "snappy", compression == "deflate")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("changes", "words"),
     [
-        pytest.param(["--spool", "/tmp/x"], "no address", id="no address"),
-        pytest.param(["--spool", "ftp://x", "--nsqd-tcp-address", "x:1"], "ftp://x", id="bad spool"),
-        pytest.param(["--spool", "/proc/x", "--nsqd-tcp-address", "x:1"], "a directory that can be written", id="disk"),
+        pytest.param({"auth_secret_file": "", "auth_secret": "wrong secret"}, "E_AUTH", id="secret"),
+        pytest.param({"tls_cert_file": "", "tls_key_file": ""}, "certificate", id="no client certificate"),
+        pytest.param({"tls_server_hostname": "elsewhere"}, "elsewhere", id="host name"),
+        pytest.param({"tls_ca_file": ""}, "certificate", id="unknown CA"),
     ],
 )
-def test_command_says_what_is_wrong(arguments, words):
-    done = subprocess.run(
-        command("--topic", "t", "--channel", "c", *arguments), capture_output=True, text=True, timeout=30, check=False
-    )
+def test_refusal_is_told(secured_nsqd, receive, caplog, changes, words):
+    _, options = secured_nsqd
 
-    assert done.returncode != 0
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+    receiver = receive(**{**options, **changes})
 
-
-def test_killed_receiver_loses_nothing(fakensqd, spool, tmp_path):
-    """Killed at any moment, often between a segment and its FINs; what it had not finished comes again."""
-    publish(fakensqd, "clicks", numbered(3000))
-    arguments = [
-        "--topic",
-        "clicks",
-        "--channel",
-        "archive",
-        "--spool",
-        str(tmp_path / "spool"),
-        "--max-in-flight",
-        "50",
-    ]
-    for rows in (200, 700):
-        process = subprocess.Popen(
-            command(*arguments, "--nsqd-tcp-address", fakensqd.tcp_address), stderr=subprocess.DEVNULL
-        )
-        wait_for(lambda rows=rows: len(bodies_of(spool)) >= rows)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait(10)
-    process = subprocess.Popen(
-        command(*arguments, "--nsqd-tcp-address", fakensqd.tcp_address), stderr=subprocess.DEVNULL
-    )
-    try:
-        wait_for(lambda: set(bodies_of(spool)) == set(numbered(3000)))
-        wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
-    finally:
-        process.terminate()
-        process.wait(20)
-
-    assert spool.contents().corrupt == []
+    wait_for(lambda: words in caplog.text)
+    assert words in " ".join(receiver.subscriptions.failures().values())
+    assert "wrong secret" not in caplog.text
 
 
-@pytest.fixture
-def fakensqd_options(request):
-    # What a killed receiver had in flight comes again soon.
-    return {"msg_timeout": 1.0} if request.function is test_killed_receiver_loses_nothing else {}
+def test_spool_of_a_query_that_reads_something_else_is_refused(spool, receive):
+    spool.lock("", "views/archive").release()
+
+    with pytest.raises(SpoolInUse, match=r"reads views/archive, not clicks/archive"):
+        receive()

@@ -1,10 +1,16 @@
+import traceback
+
 import pyarrow as pa
 import pytest
 
-from gnsq.errors import NSQException, NSQNoConnections
-from gnsq.spark.options import WriteOptions
-from gnsq.spark.sink import Published, check_columns, publish
-from tests.spark.helpers import channel_stats, numbered, wait_for
+from gnsq.errors import NSQNoConnections
+from gnsq.spark.errors import RowsNotPublished
+from gnsq.spark.options import ReadOptions, WriteOptions
+from gnsq.spark.planner import drain_channel
+from gnsq.spark.rowkey import split
+from gnsq.spark.sink import Place, Published, check_columns, publish
+from gnsq.spark.spool import Spool
+from tests.spark.helpers import bodies_of, channel_stats, numbered, wait_for
 
 
 @pytest.fixture
@@ -22,6 +28,19 @@ def depths(nsqd):
     topics = client.stats()["topics"]
     client.close()
     return {topic["topic_name"]: topic["message_count"] for topic in topics}
+
+
+def drained(nsqd, tmp_path):
+    """Bodies in the topic."""
+    options = ReadOptions(
+        topic="out",
+        channel="test",
+        nsqd_tcp_addresses=(nsqd.tcp_address,),
+        nsqd_http_addresses=(nsqd.http_address,),
+        spool=str(tmp_path / "drained"),
+    )
+    drain_channel(options)
+    return bodies_of(Spool(options.spool))
 
 
 def batch(**columns):
@@ -100,9 +119,10 @@ def test_deferred_rows_wait_at_nsqd(fakensqd, options):
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        pytest.param({"body": [b"x", None]}, "row 1 for topic 'out' has an empty body", id="null"),
-        pytest.param({"body": [b""]}, "row 0 for topic 'out' has an empty body", id="empty"),
-        pytest.param({"body": [b"x"], "topic": ["a b"]}, "a b", id="bad topic"),
+        pytest.param({"body": [b"x", None]}, "row 1 of partition 0 for topic 'out' has an empty body", id="null"),
+        pytest.param({"body": [b""]}, "row 0 of partition 0 for topic 'out' has an empty body", id="empty"),
+        pytest.param({"body": [b"x"], "topic": ["a b"]}, "row 0 of partition 0: .*a b", id="bad topic"),
+        pytest.param({"body": [b"x", b"y"], "defer_ms": [0, -5]}, "row 1 of .* has defer_ms -5: 0 or more", id="defer"),
     ],
 )
 def test_bad_row_is_named(options, columns, words):
@@ -111,18 +131,102 @@ def test_bad_row_is_named(options, columns, words):
 
 
 def test_row_without_any_topic_is_named(options):
-    with pytest.raises(ValueError, match="row 0 has no topic"):
+    with pytest.raises(ValueError, match="row 0 of partition 0 has no topic"):
         publish(iter([batch(body=[b"x"], topic=pa.array([None], pa.string()))]), options(topic=""))
 
 
 def test_nsqd_that_is_down_raises(options):
-    with pytest.raises(NSQNoConnections, match=r"127\.0\.0\.1:1"):
+    with pytest.raises(RowsNotPublished, match=r"row 0 of partition 0, topic 'out'.*127\.0\.0\.1:1") as failure:
         publish(iter([batch(body=[b"x"])]), options(nsqd_tcp_addresses=("127.0.0.1:1",), publish_timeout=0.2))
+    assert isinstance(failure.value.__cause__, NSQNoConnections)
 
 
-def test_refused_message_raises_nsqds_words(fakensqd, options):
-    with pytest.raises(NSQException, match="E_BAD_MESSAGE"):
-        publish(iter([batch(body=[b"x" * 2_000_000])]), options())
+def test_refused_rows_are_named_with_nsqds_words(options):
+    rows = [*numbered(1500), b"secret" * 300_000, *numbered(10)]
+
+    with pytest.raises(RowsNotPublished, match="E_BAD_MESSAGE") as failure:
+        publish(iter([batch(body=rows)]), options(), Place(partition=3))
+
+    assert str(failure.value).startswith("row 1500 of partition 3, topic 'out', 1800000 bytes: ")
+    assert "secret" not in str(failure.value)
+
+
+@pytest.mark.fakensqd(max_msg_size=100)
+def test_refused_batch_names_its_rows_and_the_longest(options):
+    rows = [b"x" * 50, b"y" * 30, b"x" * 60, b"x" * 101, b"x" * 70]
+    topics = ["out", "elsewhere", "out", "out", "out"]
+
+    with pytest.raises(
+        RowsNotPublished,
+        match=r"4 of the rows 0 to 4 of partition 0, topic 'out', the longest .* row 3 with 101 bytes: E_BAD_MESSAGE",
+    ):
+        publish(iter([batch(body=rows, topic=topics)]), options())
+
+
+@pytest.mark.fakensqd(max_msg_size=100)
+def test_refused_rows_in_a_run_are_named_by_their_ends(options):
+    with pytest.raises(RowsNotPublished, match="rows 2 to 3 of partition 0, topic 'out', the longest of them row 3"):
+        publish(iter([batch(body=[b"x"] * 3 + [b"x" * 101])]), options(batch_rows=2))
+
+
+def test_row_over_the_known_limit_is_not_sent(fakensqd, options):
+    with pytest.raises(
+        ValueError, match="row 1 of partition 0 for topic 'out' has 101 bytes, option maxMsgSize is 100"
+    ):
+        publish(iter([batch(body=[b"x" * 100, b"x" * 101])]), options(max_msg_size=100, batch_rows=1000))
+
+    assert depths(fakensqd) == {}
+
+
+@pytest.mark.fakensqd(max_req_timeout=60.0)
+def test_delay_over_nsqds_limit_is_named(options):
+    with pytest.raises(RowsNotPublished, match=r"row 0 of partition 0, topic 'out', 1 bytes: E_INVALID .*60001"):
+        publish(iter([batch(body=[b"x"], defer_ms=[60_001])]), options())
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "deflate"])
+def test_encrypted_authorized_and_compressed(secured_nsqd, compression):
+    nsqd, secured = secured_nsqd
+
+    publish(iter([batch(body=numbered(10))]), WriteOptions(topic="out", **secured, compression=compression))
+
+    assert depths(nsqd) == {"out": 10}
+
+
+def test_refused_secret_is_told_and_not_shown(secured_nsqd):
+    _, secured = secured_nsqd
+    options = WriteOptions(**{**secured, "auth_secret_file": "", "auth_secret": "wrong secret"}, publish_timeout=0.5)
+
+    with pytest.raises(RowsNotPublished, match="E_AUTH") as failure:
+        publish(iter([batch(body=[b"x"], topic=["out"])]), options)
+    assert "wrong secret" not in "".join(traceback.format_exception(failure.value))
+
+
+def test_nsqds_are_found_through_nsqlookupd(fakecluster):
+    options = WriteOptions(topic="out", lookupd_http_addresses=tuple(fakecluster.lookupd_http_addresses))
+
+    publish(iter([batch(body=numbered(10))]), options)
+
+    assert sum(depths(nsqd).get("out", 0) for nsqd in fakecluster.nsqds) == 10
+
+
+# --- row keys
+
+
+def test_task_that_runs_again_gives_its_rows_the_same_keys(fakensqd, options, tmp_path):
+    rows, place = batch(body=numbered(5), defer_ms=[0, 0, 1, 0, 0]), Place("query", "7", 3)
+
+    for _ in range(2):
+        publish(iter([rows]), options(row_key=True, batch_rows=2), place)
+
+    found = sorted(split(body) for body in drained(fakensqd, tmp_path))
+    expected = [(b"%08d" % row, f"query/7/3/{row}") for row in range(5)]
+    assert found == sorted(expected * 2)
+
+
+def test_key_counts_for_the_size(options):
+    with pytest.raises(ValueError, match="has 9 bytes, option maxMsgSize is 8"):
+        publish(iter([batch(body=[b"x"])]), options(row_key=True, max_msg_size=8), Place("q", "7", 3))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,11 @@ from pyspark.sql.types import StructType
 
 from gnsq.spark.datasource import COLUMNS, NsqDataSource
 from gnsq.spark.errors import SpoolInUse
+from gnsq.spark.offsets import Segment
 from gnsq.spark.source import SegmentsPartition
 from tests.spark.helpers import columns, numbered, publish, wait_for
+
+NO_LIMIT = ReadMaxRows(2**63 - 1)
 
 
 @pytest.fixture
@@ -77,7 +80,7 @@ def test_available_now(fakensqd, reader):
     stream.prepareForTriggerAvailableNow()
 
     start, rows = stream.initialOffset(), []
-    while (end := stream.latestOffset(start, ReadAllAvailable())) != start:
+    while (end := stream.latestOffset(start, NO_LIMIT)) != start:
         rows += read(stream, start, end)
         start = end
 
@@ -89,7 +92,7 @@ def test_columns_are_those_of_the_schema(reader, spool):
     spool.writer("r1").write(1, columns(1))
     stream = reader("topic", "body", receivers="external")
 
-    end = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    end = stream.latestOffset(stream.initialOffset(), NO_LIMIT)
 
     assert read(stream, stream.initialOffset(), end) == [{"topic": "clicks", "body": b"body 1"}]
 
@@ -97,7 +100,8 @@ def test_columns_are_those_of_the_schema(reader, spool):
 @pytest.mark.parametrize(
     ("given", "limit"),
     [
-        pytest.param({}, ReadAllAvailable(), id="none"),
+        # ReadAllAvailable means Trigger.Once.
+        pytest.param({}, NO_LIMIT, id="none"),
         pytest.param({"maxRowsPerBatch": "5"}, ReadMaxRows(5), id="rows"),
         pytest.param({"maxBytesPerBatch": "5"}, ReadMaxBytes(5), id="bytes"),
         pytest.param({"maxRowsPerBatch": "5", "maxBytesPerBatch": "6"}, ReadMaxRows(5), id="both"),
@@ -110,6 +114,7 @@ def test_default_limit(reader, given, limit):
 @pytest.mark.parametrize(
     ("given", "limit", "segments"),
     [
+        pytest.param({}, NO_LIMIT, 3, id="none"),
         pytest.param({}, ReadMaxRows(2), 2, id="rows"),
         pytest.param({}, ReadMaxBytes(1), 1, id="bytes"),
         pytest.param({"maxBytesPerBatch": "1"}, ReadMaxRows(2), 1, id="both"),
@@ -127,14 +132,14 @@ def test_limits_are_kept(reader, spool, given, limit, segments):
 
 def test_failing_file_system_does_not_end_the_query(reader, monkeypatch, caplog):
     stream = reader(receivers="external")
-    start = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    start = stream.latestOffset(stream.initialOffset(), NO_LIMIT)
 
     def fail(self):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("gnsq.spark.spool.Spool.contents", fail)
 
-    assert stream.latestOffset(start, ReadAllAvailable()) == start
+    assert stream.latestOffset(start, NO_LIMIT) == start
     assert "Input/output error" in caplog.text
 
 
@@ -149,12 +154,12 @@ def test_nothing_happens_before_the_first_call(reader, tmp_path):
 
 def test_reader_pickles_as_options(fakensqd, reader, spool):
     stream = reader(receivers="external")
-    stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    stream.latestOffset(stream.initialOffset(), NO_LIMIT)
     spool.writer("r1").write(1, columns(1))
 
     copy = pickle.loads(pickle.dumps(stream))
 
-    partition = SegmentsPartition(spool.location, [("r1", 1)])
+    partition = SegmentsPartition(spool.location, spool.contents().segments)
     assert [batch.num_rows for batch in copy.read(partition)] == [1]
 
 
@@ -162,21 +167,61 @@ def test_segment_that_breaks_after_planning_is_set_aside(reader, spool, tmp_path
     writer = spool.writer("r1")
     for number in (1, 2):
         writer.write(number, columns(number))
-    (tmp_path / "spool" / "r1" / "000000000001.arrow").write_bytes(b"broken")
+    segments = [Segment("r1", number, 1, 1) for number in (1, 2)]
+    (tmp_path / "spool" / segments[0].path).write_bytes(b"broken")
 
-    partition = SegmentsPartition(spool.location, [("r1", 1), ("r1", 2)])
+    partition = SegmentsPartition(spool.location, segments)
     [batch] = reader(receivers="external").read(partition)
 
     assert batch.column("body").to_pylist() == [b"body 2"]
-    assert (tmp_path / "spool" / "r1" / "000000000001.arrow.corrupt").exists()
+    assert (tmp_path / "spool" / "r1" / "000000000001-1.arrow.corrupt").exists()
 
 
 def test_second_query_is_refused(reader, monkeypatch):
     monkeypatch.setattr("gnsq.spark.planner.LOCK_PATIENCE", 0)
-    reader().latestOffset({"v": 1, "r": {}}, ReadAllAvailable())
+    first, second = reader(), reader()
+    first.latestOffset(first.initialOffset(), NO_LIMIT)
 
     with pytest.raises(SpoolInUse):
-        reader().latestOffset({"v": 1, "r": {}}, ReadAllAvailable())
+        second.latestOffset(second.initialOffset(), NO_LIMIT)
+
+
+@pytest.mark.parametrize("other", [{"topic": "views"}, {"channel": "metrics"}])
+def test_checkpoint_of_another_source_is_refused(reader, other):
+    offset = reader(**other).initialOffset()
+
+    with pytest.raises(ValueError, match=r"this query reads 'clicks/archive': give it a checkpoint and a spool of its"):
+        reader(receivers="external").latestOffset(offset, NO_LIMIT)
+
+
+def test_once_is_one_batch_of_everything(fakensqd, reader):
+    publish(fakensqd, "clicks", numbered(3000))
+    stream = reader(segmentRows="100")
+    start = stream.initialOffset()
+
+    end = stream.latestOffset(start, ReadAllAvailable())
+
+    assert len(read(stream, start, end)) == 3000
+
+
+def test_spool_taken_by_another_run_ends_the_first_one(reader, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.planner.CHECK", 0.0)
+    monkeypatch.setattr("gnsq.spark.spoollock.LocalStore", type(None))
+    first, second = reader(receivers="external"), reader(receivers="external")
+    start = first.initialOffset()
+    first.latestOffset(start, NO_LIMIT)
+
+    second.latestOffset(start, NO_LIMIT)
+
+    for call in (lambda: first.latestOffset(start, NO_LIMIT), lambda: first.commit(start)):
+        with pytest.raises(SpoolInUse, match="taken over by another run"):
+            call()
+
+
+def test_credentials_are_in_no_repr_of_a_partition():
+    partition = SegmentsPartition("s3://KEY:SECRET@bucket/dir", [Segment("r1", 1, 2, 3)])
+
+    assert repr(partition) == "SegmentsPartition('s3://***@bucket/dir', ['r1/000000000001-3.arrow'])"
 
 
 def test_foreign_offset_is_refused(reader):
@@ -235,12 +280,3 @@ def test_empty_batch_has_no_rows(options):
 def test_overwrite_is_refused(options):
     with pytest.raises(ValueError, match="append"):
         NsqDataSource(options).writer(StructType().add("body", "binary"), overwrite=True)
-
-
-def test_writers(fakensqd):
-    source = NsqDataSource({"topic": "out", "nsqdTcpAddresses": fakensqd.tcp_address})
-    rows = StructType().add("body", "binary")
-    import pyarrow as pa
-
-    for writer in (source.writer(rows, overwrite=False), source.streamWriter(rows, overwrite=False)):
-        assert pickle.loads(pickle.dumps(writer)).write(iter([pa.record_batch({"body": [b"x"]})])).rows == 1

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gnsq.spark.errors import SegmentCorrupt
+from gnsq.spark.errors import SpoolError, SpoolIncomplete
 from gnsq.spark.offsets import Segment
 from gnsq.spark.segments import SCHEMA
 from gnsq.spark.spool import Spool
@@ -21,7 +21,7 @@ def root(spool, tmp_path):
 def test_segment_is_read_as_it_was_written(spool):
     size = spool.writer("r1").write(1, columns(1, 2))
 
-    [batch] = spool.read("r1", 1)
+    [batch] = spool.read(Segment("r1", 1, size, 2))
     assert batch.schema.equals(SCHEMA, check_metadata=True)
     assert batch.column("body").to_pylist() == [b"body 1", b"body 2"]
     assert batch.column("published_at").to_pylist()[0].isoformat() == "2023-11-14T22:13:20.000001+00:00"
@@ -48,58 +48,96 @@ def test_spool_pickles_as_its_location(spool):
 
 def test_temporary_and_foreign_files_are_no_segments(spool, root):
     spool.writer("r1").write(1, columns(1))
-    for name in (".tmp-000000000002.arrow", "notes.txt", "2.arrow"):
+    for name in (".tmp-000000000002-1.arrow", "notes.txt", "2-1.arrow"):
         (root / "r1" / name).write_bytes(b"x")
 
     assert [segment.number for segment in spool.contents().segments] == [1]
     assert spool.size() == spool.contents().size
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(lambda data: data[: len(data) // 2], id="truncated"),
-        pytest.param(lambda data: b"", id="empty"),
-        pytest.param(lambda data: b"x" * len(data), id="overwritten"),
-    ],
-)
-def test_damaged_segment_is_set_aside(spool, root, caplog, damage):
+DAMAGES = [
+    pytest.param(lambda data: data[: len(data) // 2], id="truncated"),
+    pytest.param(lambda data: b"", id="empty"),
+    pytest.param(lambda data: b"x" * len(data), id="overwritten"),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_segment_is_set_aside_and_its_messages_are_counted(spool, root, caplog, damage):
     writer = spool.writer("r1")
     for number in (1, 2, 3):
-        writer.write(number, columns(number))
-    path = root / "r1" / "000000000002.arrow"
+        writer.write(number, columns(*range(number)))
+    path = root / "r1" / "000000000002-2.arrow"
     path.write_bytes(damage(path.read_bytes()))
 
-    contents = spool.contents()
+    assert bodies_of(spool) == [b"body 0", b"body 0", b"body 1", b"body 2"]
 
+    contents = spool.contents()
     assert [segment.number for segment in contents.segments] == [1, 3]
-    assert contents.corrupt == [("r1", 2)]
+    assert [(segment.path, segment.rows) for segment in contents.set_aside] == [("r1/000000000002-2.arrow", 2)]
+    assert contents.rows_set_aside == 2
     assert set(contents.present()) == {("r1", 1), ("r1", 2), ("r1", 3)}
-    assert (root / "r1" / "000000000002.arrow.corrupt").exists()
-    assert [(record.levelno, "000000000002.arrow.corrupt" in record.message) for record in caplog.records] == [
-        (logging.ERROR, True)
-    ]
-    # The next listing finds it set aside, and is silent.
-    assert spool.contents().corrupt == [("r1", 2)]
+    assert (root / "r1" / "000000000002-2.arrow.corrupt").exists()
+    [record] = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "set aside as r1/000000000002-2.arrow.corrupt. Its 2 messages" in record.message
+
+
+def test_damaged_segment_is_left_out_by_all_who_read_it(spool, root, caplog):
+    spool.writer("r1").write(1, columns(1))
+    [segment] = spool.contents().segments
+    (root / segment.path).write_bytes(b"no arrow at all")
+
+    assert [spool.read(segment) for _ in range(3)] == [[], [], []]
     assert len(caplog.records) == 1
 
 
-def test_arrow_file_of_others_is_set_aside(spool, root):
-    import pyarrow as pa
+def test_rows_that_the_name_does_not_tell_are_damage(spool, root):
+    spool.writer("r1").write(1, columns(1, 2))
+    (root / "r1" / "000000000001-2.arrow").rename(root / "r1" / "000000000001-3.arrow")
 
+    assert bodies_of(spool) == []
+    assert spool.contents().rows_set_aside == 3
+
+
+def test_segment_of_a_later_version_is_refused_and_kept(spool, root, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.segments.VERSION", 2)
+    spool.writer("r1").write(1, columns(1))
+    monkeypatch.undo()
+
+    with pytest.raises(SpoolError, match=r"version 2, this gnsq reads versions up to 1: install the gnsq"):
+        bodies_of(spool)
+    assert spool.contents().rows_set_aside == 0
+
+
+def test_failing_disk_is_no_damage(spool, root):
+    spool.writer("r1").write(1, columns(1))
+    [segment] = spool.contents().segments
+    (root / segment.path).unlink()
+    # A directory can be opened, and not read.
+    (root / segment.path).mkdir()
+
+    with pytest.raises(OSError, match=r"(?i)directory"):
+        spool.read(segment)
+    assert (root / segment.path).exists()
+
+
+def test_segment_that_is_gone_is_an_error(spool, root):
+    spool.writer("r1").write(1, columns(1))
+    [segment] = spool.contents().segments
+    spool.prune({"r1": 1})
+
+    with pytest.raises(SpoolIncomplete, match=r"r1/000000000001-1.arrow is gone: bring it back"):
+        spool.read(segment)
+
+
+@pytest.mark.parametrize("suffix", ["", ".corrupt"])
+def test_spool_of_an_older_layout_is_refused(spool, root, suffix):
     spool.writer("r1")
-    with pa.OSFile(str(root / "r1" / "000000000001.arrow"), "wb") as sink, pa.ipc.new_file(sink, SCHEMA):
-        pass
+    (root / "r1" / f"000000000001.arrow{suffix}").write_bytes(b"old")
 
-    assert spool.contents().corrupt == [("r1", 1)]
-
-
-def test_reading_a_damaged_segment_raises(spool, root):
-    spool.writer("r1")
-    (root / "r1" / "000000000001.arrow").write_bytes(b"no arrow at all")
-
-    with pytest.raises(SegmentCorrupt, match="r1/000000000001"):
-        list(spool.read("r1", 1))
+    with pytest.raises(SpoolError, match=r"r1/000000000001.arrow.*, of an older layout: .*another directory"):
+        spool.contents()
 
 
 def test_prune_deletes_up_to_end(spool):
@@ -137,11 +175,11 @@ def test_prune_keeps_the_directory_of_a_receiver_that_may_go_on(spool, root):
 
 def test_prune_keeps_what_was_set_aside(spool, root):
     spool.writer("r1").close(1)
-    (root / "r1" / "000000000001.arrow.corrupt").write_bytes(b"x")
+    (root / "r1" / "000000000001-1.arrow.corrupt").write_bytes(b"x")
 
     spool.prune({"r1": 1})
 
-    assert (root / "r1" / "000000000001.arrow.corrupt").exists()
+    assert (root / "r1" / "000000000001-1.arrow.corrupt").exists()
 
 
 def test_closing_without_a_segment_leaves_nothing(spool, root):
@@ -175,3 +213,12 @@ def test_spool_works_on_other_file_systems():
 
     assert not spool.is_local
     assert bodies_of(spool) == [b"body 2"]
+
+
+def test_credentials_are_shown_nowhere():
+    spool = Spool("s3://KEY:SECRET@bucket/dir?region=us-east-1&endpoint_override=127.0.0.1:1")
+
+    assert spool.location == "s3://***@bucket/dir"
+    assert repr(spool) == "Spool('s3://***@bucket/dir')"
+    # The other side can still open it.
+    assert pickle.dumps(spool).count(b"SECRET") == 1

@@ -16,66 +16,65 @@ def root(spool, tmp_path):
 
 
 def test_second_owner_is_refused_while_the_first_lives(spool):
-    lock = spool.lock("checkpoint-1", "clicks", "archive")
+    lock = spool.lock("checkpoint-1", "clicks/archive")
 
     with pytest.raises(SpoolInUse, match=r"in use by another query .*checkpoint-1.* own"):
-        spool.lock("checkpoint-1", "clicks", "archive", patience=0.05)
+        spool.lock("checkpoint-1", "clicks/archive", patience=0.05)
 
     lock.release()
-    spool.lock("checkpoint-1", "clicks", "archive").release()
+    spool.lock("checkpoint-1", "clicks/archive").release()
 
 
 def test_refused_owner_waits_for_one_that_is_ending(spool, hub):
     import gevent
 
-    lock = spool.lock("", "clicks", "archive")
+    lock = spool.lock("", "clicks/archive")
     hub.call(lambda: gevent.spawn_later(0.1, lock.release))
 
-    spool.lock("", "clicks", "archive", patience=10).release()
+    spool.lock("", "clicks/archive", patience=10).release()
 
 
 @pytest.mark.parametrize(
     ("claim", "words"),
     [
-        pytest.param(("checkpoint-2", "clicks", "archive"), "owner 'checkpoint-1', not to 'checkpoint-2'", id="owner"),
-        pytest.param(("checkpoint-1", "views", "archive"), "topic 'clicks', not to 'views'", id="topic"),
-        pytest.param(("checkpoint-1", "clicks", "metrics"), "channel 'archive', not to 'metrics'", id="channel"),
+        pytest.param(("checkpoint-2", "clicks/archive"), "owner 'checkpoint-1', not to 'checkpoint-2'", id="owner"),
+        pytest.param(("checkpoint-1", "views/archive"), "source 'clicks/archive', not to 'views/archive'", id="source"),
     ],
 )
 def test_spool_of_another_query_is_refused_though_it_does_not_run(spool, claim, words):
-    spool.lock("checkpoint-1", "clicks", "archive").release()
+    spool.lock("checkpoint-1", "clicks/archive").release()
 
     with pytest.raises(SpoolInUse, match=words):
         spool.lock(*claim)
     # The refusal has let go of the lock.
-    spool.lock("checkpoint-1", "clicks", "archive", patience=0).release()
+    spool.lock("checkpoint-1", "clicks/archive", patience=0).release()
 
 
 def test_owner_is_told_by_the_file(spool, root):
-    spool.lock("checkpoint-1", "clicks", "archive").release()
+    spool.lock("s3://KEY:SECRET@bucket/checkpoint", "clicks/archive").release()
 
-    assert json.loads((root / "owner.json").read_text()) == {
-        "owner": "checkpoint-1",
-        "topic": "clicks",
-        "channel": "archive",
-        "pid": os.getpid(),
-    }
+    owner = json.loads((root / "owner.json").read_text())
+    assert (owner["owner"], owner["source"], owner["pid"]) == (
+        "s3://***@bucket/checkpoint",
+        "clicks/archive",
+        os.getpid(),
+    )
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])
 def test_unreadable_owner_is_written_anew(spool, root, text):
     (root / "owner.json").write_text(text)
 
-    spool.lock("", "clicks", "archive").release()
+    spool.lock("", "clicks/archive").release()
 
-    assert json.loads((root / "owner.json").read_text())["topic"] == "clicks"
+    assert json.loads((root / "owner.json").read_text())["source"] == "clicks/archive"
 
 
 def test_lock_dies_with_its_process(spool, root):
     code = (
         "import sys, os\n"
         "from gnsq.spark.spool import Spool\n"
-        "lock = Spool(sys.argv[1]).lock('', 'clicks', 'archive')\n"
+        "lock = Spool(sys.argv[1]).lock('', 'clicks/archive')\n"
         "print('held', flush=True)\n"
         "sys.stdin.read()\n"
     )
@@ -84,16 +83,36 @@ def test_lock_dies_with_its_process(spool, root):
     ) as process:
         assert process.stdout.readline() == "held\n"
         with pytest.raises(SpoolInUse):
-            spool.lock("", "clicks", "archive", patience=0)
+            spool.lock("", "clicks/archive", patience=0)
         process.kill()
         process.wait(10)
 
-    spool.lock("", "clicks", "archive").release()
+    spool.lock("", "clicks/archive").release()
 
 
 def test_owner_on_an_object_store_is_compared_by_name():
     spool = Spool("mock:///spool")
 
-    spool.lock("checkpoint-1", "clicks", "archive").release()
+    spool.lock("checkpoint-1", "clicks/archive").release()
     with pytest.raises(SpoolInUse, match="checkpoint-1"):
-        spool.lock("checkpoint-2", "clicks", "archive")
+        spool.lock("checkpoint-2", "clicks/archive")
+
+
+def test_last_run_on_an_object_store_wins():
+    spool = Spool("mock:///spool")
+
+    first = spool.lock("checkpoint-1", "clicks/archive")
+    first.check()
+    second = spool.lock("checkpoint-1", "clicks/archive")
+
+    second.check()
+    with pytest.raises(SpoolInUse, match=r"taken over by another run of this query \(process \d+ on .*run it once"):
+        first.check()
+
+
+def test_lock_outlives_its_file(spool, root):
+    lock = spool.lock("", "clicks/archive")
+    (root / "owner.json").unlink()
+
+    lock.check()
+    lock.release()

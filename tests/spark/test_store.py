@@ -1,3 +1,5 @@
+import traceback
+
 import pyarrow as pa
 import pytest
 from pyarrow import fs
@@ -50,9 +52,11 @@ def test_listing_nothing(store):
 def test_remove_and_rename_of_what_is_not_there_do_nothing(store):
     store.make_directory("a")
 
-    store.remove("a/one")
-    store.rename("a/one", "a/two")
+    store.remove("a/one", "a/two")
+    store.remove()
     store.remove_directory("b")
+
+    assert not store.rename("a/one", "a/two")
 
     assert store.list() == []
 
@@ -61,9 +65,19 @@ def test_rename(store):
     store.make_directory("a")
     store.put("a/one", b"1")
 
-    store.rename("a/one", "a/two")
+    assert store.rename("a/one", "a/two")
 
     assert store.list() == [("a/two", 1)]
+    assert store.exists("a/two")
+    assert not store.exists("a/one")
+
+
+def test_rename_that_fails_raises(store):
+    store.make_directory("a")
+    store.put("a/one", b"1")
+
+    with pytest.raises(OSError, match="gone"):
+        store.rename("a/one", "a/one/gone")
 
 
 def test_remove_directory_keeps_what_is_not_empty(store, tmp_path):
@@ -119,3 +133,11 @@ def test_other_file_systems_are_pyarrows():
 def test_bad_location(location, words):
     with pytest.raises(ValueError, match=words):
         open_store(location)
+
+
+@pytest.mark.parametrize("location", ["ftp://KEY:SECRET@host/x", "s3://KEY:SECRET@bucket/x?nonsense=1"])
+def test_credentials_are_in_no_error(location):
+    with pytest.raises(ValueError, match=r"\*\*\*@") as caught:
+        open_store(location)
+
+    assert "SECRET" not in "".join(traceback.format_exception(caught.value))

@@ -2,76 +2,106 @@
 
 from __future__ import annotations
 
-import sys
+import contextlib
+import datetime as dt
+import logging
+import traceback
 from pathlib import Path
 
 import click
 
 from gnsq.errors import NSQException
-from gnsq.spark.pipeline.config import PipelineConfig, load_config
+from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
+from gnsq.spark.pipeline.loading import load_config, setting_options
 
 __all__ = ["main"]
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GNSQ_PIPELINE", "show_default": False})
 @click.option("--config", "config_file", type=click.Path(dir_okay=False), help="TOML file with any of these settings.")
-@click.option("--topic", help="Topic with the click events.")
-@click.option("--output", help="Directory for archive/, metrics/ and late/.")
-@click.option("--work", help="Directory for spools, checkpoints and state; always the same for one job.")
-@click.option("--nsqd-tcp-address", "nsqd_tcp_addresses", multiple=True, help="host:port of an nsqd; repeat.")
-@click.option("--nsqd-http-address", "nsqd_http_addresses", multiple=True, help="Its HTTP address, for the backlog.")
-@click.option("--lookupd-http-address", "lookupd_http_addresses", multiple=True, help="URL of an nsqlookupd; repeat.")
-@click.option("--publish-address", "publish_addresses", multiple=True, help="nsqd to publish to; default: the same.")
-@click.option("--archive-channel", help="Default: archive.")
-@click.option("--metrics-channel", help="Default: metrics.")
-@click.option("--metrics-topic", help="Default: TOPIC-metrics.")
-@click.option("--dead-letter-topic", help="Default: TOPIC-dead.")
-@click.option("--watermark-delay", type=float, help="Seconds; events later than that go to late/. Default: 600.")
-@click.option("--max-rows-per-batch", type=int, help="Default: 50000.")
-@click.option("--trigger-interval", type=float, help="Seconds between batches. Default: 0, as they come.")
-@click.option("--master", help="Spark master; default: spark-submit's, else local[*].")
-@click.option("--log-file", type=click.Path(dir_okay=False), help="Where Spark's messages go; default: WORK/spark.log.")
-@click.option("--until-drained", is_flag=True, help="End when what is in the channels now has been worked off.")
-def main(
-    config_file: str | None, master: str | None, log_file: str | None, until_drained: bool, **settings: object
-) -> None:
-    """Archive click events from NSQ as Parquet, and count them by minute and page. Stop it with Ctrl-C or SIGTERM."""
+@setting_options
+@click.option("--once", is_flag=True, help="End when what is in the channels now has been worked off; for cron.")
+@click.option("--status", is_flag=True, help="Tell where the queries stand, and end. Starts no Spark.")
+def main(config_file: str | None, once: bool, status: bool, **settings: object) -> None:
+    """Archive events from NSQ as Parquet, and count them by window and key. Stop it with Ctrl-C or SIGTERM.
+
+    Each setting may be given here, as environment variable GNSQ_PIPELINE_SETTING, or in a TOML file, by its name with
+    underscores; what is given here wins.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    # It tells of each connection that a stop interrupts.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     try:
         config = load_config(config_file, settings)
+        if once and not config.nsqd_http_addresses and not config.lookupd_http_addresses:
+            raise ValueError("--once needs nsqd_http_addresses or lookupd_http_addresses, to know when all is read")
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    log = Path(log_file) if log_file else Path(config.work) / "spark.log"
+    if status:
+        from gnsq.spark.pipeline.status import status_lines  # loads pyarrow
+
+        for line in status_lines(config, dt.datetime.now(dt.UTC)):
+            click.echo(line)
+        return
     try:
-        finished = _run(config, master, log, until_drained)
+        finished = _run(config, once)
     except KeyboardInterrupt:
         finished = False
-    except (NSQException, OSError) as error:
-        raise click.ClickException(f"{error}\nSpark's messages are in {log}") from error
+    except (NSQException, OSError, ValueError) as error:
+        raise _failure(config, str(error)) from error
+    except Exception as error:
+        _note(config.log)
+        raise _failure(config, f"unexpected {type(error).__name__}: {error}") from error
     click.echo("drained" if finished else "stopped in order; the next start goes on where this one ended")
-    sys.exit(0)
 
 
-def _run(config: PipelineConfig, master: str | None, log: Path, until_drained: bool) -> bool:
+def _failure(config: PipelineConfig, reason: str) -> click.ClickException:
+    where = f"\nSpark's messages are in {config.log}" if config.log.exists() else ""
+    # Some libraries' errors have pages.
+    return click.ClickException(reason.partition("\n")[0] + where)
+
+
+def _note(log: Path) -> None:
+    """Keep the traceback of what nobody has thought of."""
+    with contextlib.suppress(OSError), open(log, "a", encoding="utf-8") as file:
+        traceback.print_exc(file=file)
+
+
+def _run(config: PipelineConfig, once: bool) -> bool:
     # Slow to load: --help and errors in the settings do without.
-    from gnsq.spark.pipeline.job import Batch, Job
-    from gnsq.spark.pipeline.session import open_session
+    from gnsq.spark.pipeline.joblock import JobLock
+    from gnsq.spark.pipeline.preflight import check_nsq, check_places, check_work, survey
     from gnsq.spark.pipeline.stopping import StopRequest
 
-    def report(batch: Batch) -> None:
-        rate = batch.rows / batch.seconds if batch.seconds else 0.0
-        backlog = "" if batch.backlog is None else f", {batch.backlog:,} waiting at nsqd"
-        click.echo(f"{batch.query:8} batch {batch.batch_id:6}: {batch.rows:9,} rows, {rate:9,.0f} rows/s{backlog}")
-
     with StopRequest() as stop:
-        click.echo(f"starting Spark; its messages go to {log}")
-        with open_session("gnsq-pipeline", master=master, settings=config.spark, log=log) as spark:
-            # SparkContext takes SIGINT for itself.
-            stop.install()
-            job = Job(spark, config, report)
-            if stop.is_set:
-                return False
-            job.start(until_drained=until_drained)
-            return job.wait(lambda: stop.is_set)
+        check_work(config)
+        with JobLock(Path(config.work)):
+            check_places(config)
+            check_nsq(config, survey(config), once=once)
+            from gnsq.spark.pipeline.job import Job
+            from gnsq.spark.pipeline.report import batch_line, summary_lines
+            from gnsq.spark.pipeline.session import is_submitted, open_session
+
+            click.echo("starting" if is_submitted() else f"starting Spark; its messages go to {config.log}")
+            with open_session(
+                "gnsq-pipeline", master=config.master or None, settings=config.spark, log=config.log
+            ) as spark:
+                # SparkContext takes SIGINT for itself.
+                stop.install()
+                job = Job(spark, config, lambda batch: click.echo(batch_line(batch)))
+                finished = False
+                try:
+                    if not stop.is_set:
+                        job.start(once=once)
+                        finished = job.wait(lambda: stop.is_set)
+                    if finished:
+                        job.compact()
+                finally:
+                    for line in summary_lines(job.close(), QUERIES):
+                        click.echo(line)
+            if finished:
+                job.check_drained()
+            return finished
 
 
 if __name__ == "__main__":

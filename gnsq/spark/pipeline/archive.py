@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.events import malformed, parse, well_formed
+from gnsq.spark.pipeline.events import malformed, well_formed
 from gnsq.spark.pipeline.files import BatchFiles
 
 __all__ = ["ArchiveBatches"]
@@ -19,27 +19,26 @@ class ArchiveBatches:
     that topic see duplicates (message_id tells).
     """
 
-    def __init__(self, config: PipelineConfig, publish_addresses: tuple[str, ...]) -> None:
-        self._config = config
-        self._addresses = ",".join(publish_addresses)
-        self._files = BatchFiles(f"{config.output}/archive", "hour")
+    def __init__(self, config: PipelineConfig) -> None:
+        self.files = BatchFiles(f"{config.output}/archive", "hour")
+        self._columns = tuple(config.fields)
+        self._sink = config.sink_options(config.dead_letters_to)
 
-    def __call__(self, messages: DataFrame, batch_id: int) -> None:
-        """Write one batch."""
-        parsed = parse(messages, self._config.max_ahead).persist()
+    def __call__(self, parsed: DataFrame, batch_id: int) -> None:
+        """Write one batch of what events.parse() returns."""
+        parsed.persist()
         try:
-            self._files.write(_archived(parsed), batch_id)
-            _dead_letters(parsed).write.format("nsq").mode("append").options(
-                topic=self._config.dead_letters_to, nsqdTcpAddresses=self._addresses
-            ).save()
+            self.files.write(self._archived(parsed), batch_id)
+            _dead_letters(parsed).write.format("nsq").mode("append").options(**self._sink).save()
         finally:
             parsed.unpersist()
 
-
-def _archived(parsed: DataFrame) -> DataFrame:
-    hour = F.date_format("event_time", "yyyy-MM-dd'T'HH").alias("hour")
-    body = F.col("body").cast("string").alias("body")
-    return well_formed(parsed).select("event_time", "user", "page", body, "message_id", "nsqd", "published_at", hour)
+    def _archived(self, parsed: DataFrame) -> DataFrame:
+        hour = F.date_format("event_time", "yyyy-MM-dd'T'HH").alias("hour")
+        body = F.col("body").cast("string").alias("body")
+        return well_formed(parsed).select(
+            "event_time", *self._columns, body, "message_id", "nsqd", "published_at", hour
+        )
 
 
 def _dead_letters(parsed: DataFrame) -> DataFrame:

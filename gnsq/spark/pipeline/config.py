@@ -1,84 +1,157 @@
-"""Configuration of the job: one field is one setting, of the command line and of the TOML file alike. Checks only."""
+"""Configuration of the job: one field is one setting, of the command line, the environment and the TOML file alike.
+
+Checks only: connects to nothing, writes nothing. loading.py reads it from where users write it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
+from gnsq.spark.pipeline.schema import EventSchema
 
-__all__ = ["PipelineConfig", "load_config"]
+__all__ = ["PipelineConfig", "QUERIES", "nearest"]
 
-_BOUNDS = {
-    "watermark_delay": (0, None, "s"),
-    "max_rows_per_batch": (1, None, "rows"),
-    "trigger_interval": (0, None, "s"),
-    "max_in_flight": (1, None, "messages"),
-    "max_ahead": (0, None, "s"),
+QUERIES = ("archive", "metrics")
+# Options of the source and the sink that the job sets, and what to give instead.
+_OWN_OPTIONS = {
+    "topic": "setting topic",
+    "channel": "settings archive_channel and metrics_channel",
+    "nsqdtcpaddresses": "setting nsqd_tcp_addresses",
+    "lookupdhttpaddresses": "setting lookupd_http_addresses",
+    "nsqdhttpaddresses": "setting nsqd_http_addresses",
+    "spool": "setting spool",
+    "spoolowner": "setting checkpoint",
+    "receivers": "setting receivers",
+    "maxrowsperbatch": "setting max_rows_per_batch",
+    "maxrows": "setting max_rows_per_batch",
+    "topicpattern": "setting topic",
+    "rowkey": "nothing: versions tell the counts apart",
+    "checkpointlocation": "setting checkpoint",
+    "path": "setting output",
 }
+_TIME_ZONE = "spark.sql.session.timeZone"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
-    """What the job reads, and where it writes.
-
-    Attributes:
-        topic: Click events.
-        output: Directory for archive/, metrics/ and late/.
-        work: Directory for spools, checkpoints and state. One job uses it, always the same.
-        publish_addresses: nsqds for metrics and dead letters; default: nsqd_tcp_addresses, else those nsqlookupd knows.
-        watermark_delay: Seconds that an event may be behind the latest seen before; later ones go to late/.
-        max_ahead: Seconds that an event's time may be ahead of its publishing; others are malformed.
-        trigger_interval: Seconds between batches; 0: as soon as there is something.
-        spark: Spark's own settings.
+    """What the job reads, what it makes of it, and where it writes.
 
     Raises:
         ValueError: If a setting is missing or out of bounds; the text names it.
     """
 
-    topic: str = ""
-    output: str = ""
-    work: str = ""
-    nsqd_tcp_addresses: tuple[str, ...] = ()
-    lookupd_http_addresses: tuple[str, ...] = ()
-    nsqd_http_addresses: tuple[str, ...] = ()
-    publish_addresses: tuple[str, ...] = ()
-    archive_channel: str = "archive"
-    metrics_channel: str = "metrics"
-    metrics_topic: str = ""
-    dead_letter_topic: str = ""
-    watermark_delay: float = 600.0
-    max_ahead: float = 3600.0
-    max_rows_per_batch: int = 50_000
-    max_in_flight: int = 5000
-    trigger_interval: float = 0.0
-    spark: Mapping[str, str] = field(default_factory=dict)
+    topic: str = option("", "topic with the events; required")
+    output: str = option("", "directory for archive/, metrics/ and late/, local or mounted; required")
+    work: str = option(
+        "", "directory for spools, checkpoints and state, local or mounted; always the same for one job; required"
+    )
+    spool: str = option("", "base of the spools, a path or any URI of pyarrow.fs; default: in work")
+    checkpoint: str = option("", "base of the checkpoints, a path or any URI that Spark knows; default: in work")
+    nsqd_tcp_addresses: tuple[str, ...] = option((), "host:port of an nsqd to read from")
+    nsqd_http_addresses: tuple[str, ...] = option((), "its HTTP address, for the backlog and for --once", secret=True)
+    lookupd_http_addresses: tuple[str, ...] = option(
+        (), "URL or host:port of an nsqlookupd; finds the above", secret=True
+    )
+    publish_addresses: tuple[str, ...] = option((), "host:port of an nsqd to publish to; default: those read from")
+    nsq: Mapping[str, str] = option(None, "further options of the source and the sink, such as tls", secret=True)
+    receivers: str = option("driver", "where messages are received: driver, external or executors:N")
+    archive_channel: str = option("archive", "channel of the query archive")
+    metrics_channel: str = option("metrics", "channel of the query metrics")
+    metrics_topic: str = option("", "topic for the counts; default: TOPIC-metrics")
+    dead_letter_topic: str = option("", "topic for malformed bodies; default: TOPIC-dead")
+    fields: Mapping[str, str] = option(None, "columns of the archive and their Spark SQL types; default: user, page")
+    time_field: str = option("time", "field with the event's time, ISO 8601")
+    key_field: str = option("page", "field that the counts are by")
+    required_fields: tuple[str, ...] | None = option(None, "fields that every event must have; default: all")
+    window_length: int = option(60, "length of the windows that are counted", unit="s", minimum=1, maximum=86_400)
+    watermark_delay: float = option(600.0, "events that are later than this go to late/", unit="s", minimum=0)
+    max_ahead: float = option(
+        3600.0, "events whose time is further ahead of their publishing are malformed", unit="s", minimum=0
+    )
+    max_open_counts: int = option(
+        1_000_000, "windows times keys that are held open; more end the job", unit="counts", minimum=1
+    )
+    deduplicate: float = option(
+        0.0, "leave out what nsqd delivers again within this time; 0: nothing", unit="s", minimum=0
+    )
+    compact_files: int = option(
+        20, "merge the files of a closed hour when there are so many; 0: never", unit="files", minimum=2, special=(0,)
+    )
+    max_rows_per_batch: int = option(50_000, "largest batch", unit="rows", minimum=1)
+    trigger_interval: float = option(0.0, "between batches; 0: as they come", unit="s", minimum=0)
+    master: str = option("", "Spark master; default: spark-submit's, else local[*]")
+    log_file: str = option("", "where Spark's messages go; default: WORK/spark.log")
+    spark: Mapping[str, str] = option(None, "Spark's own settings")
 
     def __post_init__(self) -> None:
+        for name in ("nsq", "spark"):
+            object.__setattr__(self, name, dict(getattr(self, name) or {}))
         for name in ("topic", "output", "work"):
             if not getattr(self, name):
                 raise ValueError(f"setting {name} is required")
         for name in ("output", "work"):
-            if "://" in getattr(self, name) or getattr(self, name).startswith("file:"):
-                raise ValueError(f"setting {name} {getattr(self, name)!r} is a URI: give a local or mounted directory")
+            value = getattr(self, name)
+            if "://" in value or value.startswith("file:"):
+                raise ValueError(
+                    f"setting {name} {value!r} is a URI: give a local or mounted directory (spool and checkpoint may "
+                    "be URIs)"
+                )
         if not self.nsqd_tcp_addresses and not self.lookupd_http_addresses:
             raise ValueError("no address: give nsqd_tcp_addresses or lookupd_http_addresses")
-        for name in ("topic", "metrics_topic", "dead_letter_topic"):
-            if getattr(self, name):
-                _checked(name, assert_valid_topic_name, getattr(self, name))
+        self._check_names()
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, (int, float)):
+                check_bounds(f"setting {field.name}", value, field)
+        # Its own checks are part of these.
+        object.__setattr__(self, "fields", dict(self.schema.fields))
+        if self.spark.get(_TIME_ZONE, "UTC") != "UTC":
+            raise ValueError(f"setting spark: {_TIME_ZONE} {self.spark[_TIME_ZONE]!r}: hours and windows are UTC's")
+        self._check_options()
+
+    def _check_names(self) -> None:
+        for name in ("topic", "metrics_to", "dead_letters_to"):
+            _checked(name, assert_valid_topic_name, getattr(self, name))
         for name in ("archive_channel", "metrics_channel"):
             _checked(name, assert_valid_channel_name, getattr(self, name))
         if self.archive_channel == self.metrics_channel:
             raise ValueError(
                 f"archive_channel and metrics_channel are both {self.archive_channel!r}: each would get half"
             )
-        for name, (low, high, unit) in _BOUNDS.items():
-            value = getattr(self, name)
-            if value < low or (high is not None and value > high):
-                raise ValueError(f"setting {name} {value} must be at least {low} {unit}")
+        if self.topic in (self.metrics_to, self.dead_letters_to):
+            raise ValueError(f"metrics_topic or dead_letter_topic is {self.topic!r}, the topic that is read")
+
+    def _check_options(self) -> None:
+        known = option_names(ReadOptions) | option_names(WriteOptions)
+        for name in self.nsq:
+            plain = _plain(name)
+            if plain in _OWN_OPTIONS:
+                raise ValueError(f"setting nsq: {name} is the job's own: use {_OWN_OPTIONS[plain]}")
+            if plain not in known:
+                usable = [known[each] for each in sorted(known) if each not in _OWN_OPTIONS]
+                raise ValueError(f"setting nsq: option {name} is unknown{nearest(name, usable)}")
+        try:
+            self.read_options("archive")
+            WriteOptions.parse(self.sink_options(self.metrics_to))
+        except ValueError as error:
+            raise ValueError(f"setting nsq: {error}") from error
+
+    @property
+    def schema(self) -> EventSchema:
+        """What an event has to be."""
+        return EventSchema(
+            self.fields or {"user": "string", "page": "string"},
+            self.time_field,
+            self.key_field,
+            self.required_fields,
+        )
 
     @property
     def metrics_to(self) -> str:
@@ -90,24 +163,81 @@ class PipelineConfig:
         """The topic of malformed bodies."""
         return self.dead_letter_topic or f"{self.topic}-dead"
 
-    def source_options(self, query: str, channel: str) -> dict[str, str]:
+    @property
+    def log(self) -> Path:
+        """Where Spark's messages go."""
+        return Path(self.log_file or f"{self.work}/spark.log")
+
+    def channel(self, query: str) -> str:
+        """Which channel a query reads."""
+        return self.archive_channel if query == "archive" else self.metrics_channel
+
+    def source_options(self, query: str) -> dict[str, str]:
         """Build the options of the source for one query."""
-        checkpoint = self.checkpoint(query)
         return {
+            **self._options(ReadOptions),
             "topic": self.topic,
-            "channel": channel,
+            "channel": self.channel(query),
             "nsqdTcpAddresses": ",".join(self.nsqd_tcp_addresses),
             "lookupdHttpAddresses": ",".join(self.lookupd_http_addresses),
             "nsqdHttpAddresses": ",".join(self.nsqd_http_addresses),
-            "spool": str(Path(self.work, query, "spool").absolute()),
-            "spoolOwner": checkpoint,
+            "spool": self.spool_of(query),
+            "spoolOwner": self.checkpoint_of(query),
+            "receivers": self.receivers,
             "maxRowsPerBatch": str(self.max_rows_per_batch),
-            "maxInFlight": str(self.max_in_flight),
         }
 
-    def checkpoint(self, query: str) -> str:
+    def read_options(self, query: str) -> ReadOptions:
+        """Build the same, checked."""
+        return ReadOptions.parse(self.source_options(query))
+
+    def sink_options(self, topic: str) -> dict[str, str]:
+        """Build the options of the sink for one topic."""
+        options = self._options(WriteOptions)
+        addresses = self.publish_addresses or self.nsqd_tcp_addresses
+        if addresses:
+            options["nsqdTcpAddresses"] = ",".join(addresses)
+        else:
+            options["lookupdHttpAddresses"] = ",".join(self.lookupd_http_addresses)
+        https = not addresses and any(url.lower().startswith("https://") for url in self.lookupd_http_addresses)
+        if options.get("tls", "").lower() != "true" and not https:
+            # They are for the nsqds' HTTP, which the sink does not use.
+            options = {name: value for name, value in options.items() if not name.startswith("tls")}
+        return {**options, "topic": topic}
+
+    def spool_of(self, query: str) -> str:
+        """Where a query's spool is."""
+        return _below(self.spool, query) if self.spool else str(Path(self.work, query, "spool").absolute())
+
+    def checkpoint_of(self, query: str) -> str:
         """Where a query's checkpoint is."""
+        if self.checkpoint:
+            return _below(self.checkpoint, query)
         return str(Path(self.work, query, "checkpoint").absolute())
+
+    def _options(self, kind: type[ReadOptions] | type[WriteOptions]) -> dict[str, str]:
+        known = option_names(kind)
+        return {known[_plain(name)]: value for name, value in self.nsq.items() if _plain(name) in known}
+
+
+def _below(base: str, query: str) -> str:
+    return f"{base.rstrip('/')}/{query}" if ":/" in base else str(Path(base, query).absolute())
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def option_names(kind: type[ReadOptions] | type[WriteOptions]) -> dict[str, str]:
+    """Map the options of the format, without case and underscores, to how Spark's users write them."""
+    return {_plain(field.name): spark_name(field) for field in dataclasses.fields(kind)}
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Say which known name was probably meant, else all of them."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
 
 
 def _checked(name: str, check: object, value: str) -> None:
@@ -115,48 +245,5 @@ def _checked(name: str, check: object, value: str) -> None:
     try:
         check(value)
     except ValueError as error:
-        raise ValueError(f"setting {name}: {error}") from error
-
-
-def load_config(path: str | None, overrides: Mapping[str, object]) -> PipelineConfig:
-    """Read a TOML file, if any, and let what was given on the command line win.
-
-    Raises:
-        ValueError: If the file can't be read, has an unknown setting, or a setting has the wrong type or value.
-    """
-    values: dict[str, object] = {}
-    if path is not None:
-        try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ValueError(f"configuration {path}: {error}") from error
-    values |= {name: value for name, value in overrides.items() if value not in (None, (), {})}
-    fields = {each.name: each for each in dataclasses.fields(PipelineConfig)}
-    unknown = sorted(set(values) - set(fields))
-    if unknown:
-        raise ValueError(f"setting {', '.join(unknown)} is unknown; settings are {', '.join(fields)}")
-    # Checked one by one just below, so that what is made of them has the types it says.
-    return PipelineConfig(**{name: _typed(name, str(fields[name].type), value) for name, value in values.items()})  # type: ignore[arg-type]
-
-
-def _typed(name: str, kind: str, value: object) -> object:
-    if kind.startswith("tuple"):
-        items = [value] if isinstance(value, str) else value
-        if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
-            return tuple(items)
-        what = "a string or a list of strings"
-    elif kind == "str":
-        if isinstance(value, str):
-            return value
-        what = "a string"
-    elif kind.startswith("Mapping"):
-        if isinstance(value, Mapping):
-            return {key: str(item).lower() if isinstance(item, bool) else str(item) for key, item in value.items()}
-        what = "a table"
-    elif isinstance(value, bool) or not isinstance(value, (int, float)):
-        what = "a number"
-    elif kind == "int" and not isinstance(value, int):
-        what = "a whole number"
-    else:
-        return value
-    raise ValueError(f"setting {name} {value!r} is not {what}")
+        setting = {"metrics_to": "metrics_topic", "dead_letters_to": "dead_letter_topic"}.get(name, name)
+        raise ValueError(f"setting {setting}: {error}") from error

@@ -121,7 +121,8 @@ def _run_pipeline(
     console: Console, stop: StopRequest, config: PipelineConfig, work: Path, published: int
 ) -> tuple[int, int]:
     """Run the job until both channels are drained; returns how many events were archived, and how many were late."""
-    from gnsq.spark.pipeline.job import Batch, Job  # slow to load
+    from gnsq.spark.pipeline.job import Job  # slow to load
+    from gnsq.spark.pipeline.report import Batch
     from gnsq.spark.pipeline.session import open_session
 
     with _progress(console) as progress:
@@ -138,9 +139,12 @@ def _run_pipeline(
             job = Job(spark, config, report)
             if stop.is_set:
                 raise _Stopped
-            job.start(until_drained=True)
-            if not job.wait(lambda: stop.is_set):
-                raise _Stopped
+            job.start(once=True)
+            try:
+                if not job.wait(lambda: stop.is_set):
+                    raise _Stopped
+            finally:
+                job.close()
     return count_rows(work / "output" / "archive"), count_rows(work / "output" / "late")
 
 

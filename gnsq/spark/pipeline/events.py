@@ -1,6 +1,7 @@
-"""What a click event is: from a message's body to columns, or the reason why it is malformed.
+"""From a message's body to columns, or to the reason why it is malformed.
 
-One function for all queries, so that they agree. Spark expressions only: nothing is computed in Python.
+One function for all queries, so that they agree. Spark expressions only: nothing is computed in Python, nothing
+depends on a time zone or on the clock, so that a batch that runs again gives the same.
 """
 
 from __future__ import annotations
@@ -8,48 +9,70 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-__all__ = ["malformed", "parse", "well_formed"]
+from gnsq.spark.pipeline.schema import EventSchema
 
-_SCHEMA = "user string, page string, time string, _malformed string"
+__all__ = ["deduplicated", "malformed", "parse", "well_formed"]
+
 _PERMISSIVE = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_malformed"}
+# Spark also takes "2026" and "10:00", which is today's.
+_ISO = r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}"
 
 
-def parse(messages: DataFrame, max_ahead: float) -> DataFrame:
+def deduplicated(messages: DataFrame, within: float) -> DataFrame:
+    """Leave out messages that an nsqd delivered before, within so many seconds.
+
+    What counts is the time of the batch, which Spark keeps in its offset log: no row can be behind a watermark on it,
+    as long as the driver's clock is not set back by more than that, and a batch that runs again gives the same.
+    """
+    timed = messages.withColumn("_seen_at", F.current_timestamp()).withWatermark("_seen_at", f"{within} seconds")
+    return timed.dropDuplicatesWithinWatermark(["nsqd", "message_id"]).drop("_seen_at")
+
+
+def parse(messages: DataFrame, schema: EventSchema, max_ahead: float) -> DataFrame:
     """Take messages apart.
 
     Args:
         messages: Rows of the nsq source.
+        schema: What an event has to be.
         max_ahead: Seconds; a time that is further ahead of the message's publishing would make all others late.
 
     Returns:
-        message_id, nsqd, published_at, body (as it came), user, page, event_time, and reason: why it is malformed,
-        or null.
+        message_id, nsqd, published_at, body (as it came), the schema's fields, event_time, and reason: why it is
+        malformed, or null.
     """
     text = F.col("body").cast("string")
-    event = messages.withColumn("event", F.from_json(text, _SCHEMA, _PERMISSIVE))
-    timed = event.withColumn("event_time", F.try_to_timestamp(F.col("event.time")))
+    event = messages.withColumn("event", F.from_json(text, schema.ddl(), _PERMISSIVE))
+    time = F.col(f"event.{schema.time_field}")
+    timed = event.withColumn("event_time", F.when(time.rlike(_ISO), F.try_to_timestamp(time)))
+    fields = [F.col(f"event.{name}").alias(name) for name in schema.fields]
     return timed.select(
-        "message_id",
-        "nsqd",
-        "published_at",
-        "body",
-        F.col("event.user").alias("user"),
-        F.col("event.page").alias("page"),
-        "event_time",
-        _reason(max_ahead).alias("reason"),
+        "message_id", "nsqd", "published_at", "body", *fields, "event_time", _reason(schema, max_ahead).alias("reason")
     )
 
 
-def _reason(max_ahead: float) -> Column:
+def _reason(schema: EventSchema, max_ahead: float) -> Column:
+    text, time = F.col("body").cast("string"), f"event.{schema.time_field}"
+    broken = F.col("event._malformed").isNotNull()
+    # Only read again what can't be read as it should: is it no JSON, or has a field another type?
+    plain = F.when(broken, F.from_json(text, schema.ddl(as_strings=True), _PERMISSIVE))
+    reason = (
+        F.when(~F.is_valid_utf8(text), "body is not UTF-8")
+        .when(F.col("event").isNull(), "body is not a JSON object")
+        .when(broken & (plain.isNull() | plain.getField("_malformed").isNotNull()), "body is not a JSON object")
+    )
+    for name, kind in schema.fields.items():
+        differs = broken & F.col(f"event.{name}").isNull() & plain.getField(name).isNotNull()
+        reason = reason.when(differs, f"{name} is not of type {kind}")
+    reason = reason.when(broken, "a field is not of its type")
+    for name in schema.required:
+        missing = F.coalesce(F.length(F.col(f"event.{name}").cast("string")), F.lit(0)) == 0
+        reason = reason.when(missing, f"{name} is missing")
     ahead = F.col("event_time").cast("double") - F.col("published_at").cast("double")
     return (
-        F.when(~F.is_valid_utf8(F.col("body").cast("string")), "body is not UTF-8")
-        .when(F.col("event").isNull() | F.col("event._malformed").isNotNull(), "body is not a JSON object")
-        .when(F.coalesce(F.length("event.page"), F.lit(0)) == 0, "page is missing")
-        .when(F.coalesce(F.length("event.user"), F.lit(0)) == 0, "user is missing")
-        .when(F.col("event.time").isNull(), "time is missing")
-        .when(F.col("event_time").isNull(), "time is not ISO 8601")
-        .when(ahead > max_ahead, "time is in the future")
+        reason.when(F.col(time).isNull(), f"{schema.time_field} is missing")
+        .when(F.col("event_time").isNull(), f"{schema.time_field} is not ISO 8601")
+        .when(F.col("event_time").cast("double") < 0, f"{schema.time_field} is before 1970")
+        .when(ahead > max_ahead, f"{schema.time_field} is in the future")
     )
 
 

@@ -6,14 +6,23 @@ Spark writes into a staging directory; the files are then renamed into place. Lo
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import threading
 from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-__all__ = ["BatchFiles"]
+__all__ = ["BatchFiles", "batch_of", "sync"]
 
 _STAGING = "_staging"
+_BATCH = re.compile(r"batch-(\d{12})-\d+\.parquet")
+
+
+def batch_of(name: str) -> int | None:
+    """Say which batch has written a file; None if it is not a batch's."""
+    match = _BATCH.fullmatch(name)
+    return int(match[1]) if match is not None else None
 
 
 class BatchFiles:
@@ -21,10 +30,14 @@ class BatchFiles:
     column to partition by.
 
     Readers may see some of a batch's files before the others. Directories that begin with ``_`` are not for them.
+
+    Attributes:
+        lock: Held while files come and go; whoever replaces a directory takes it, too.
     """
 
     def __init__(self, root: str, partition_by: str | None = None) -> None:
         self.root = Path(root).absolute()
+        self.lock = threading.Lock()
         self._partition_by = partition_by
         self._first = True
 
@@ -39,24 +52,31 @@ class BatchFiles:
         if self._partition_by is not None:
             writer = writer.partitionBy(self._partition_by)
         writer.parquet(str(staging))
+        with self.lock:
+            self._publish(staging, batch_id)
+        shutil.rmtree(staging)
+
+    def _publish(self, staging: Path, batch_id: int) -> None:
         if self._first:
-            # Only the first batch after a start can have run before, with other files than now.
-            for path in self.root.rglob(f"batch-{batch_id:012d}-*.parquet"):
+            # A failed batch ends its query: only the first batch after a start can have run before, with other files
+            # than now. Whatever part of them is there, these are all replaced.
+            pattern = f"batch-{batch_id:012d}-*.parquet"
+            for path in [*self.root.glob(pattern), *self.root.glob(f"*=*/{pattern}")]:
                 path.unlink()
             self._first = False
         directories = {self.root}
         for index, path in enumerate(sorted(staging.rglob("part-*.parquet"))):
             directory = self.root / path.parent.relative_to(staging)
             directory.mkdir(parents=True, exist_ok=True)
-            _sync(path)
+            sync(path)
             path.rename(directory / f"batch-{batch_id:012d}-{index}.parquet")
             directories.add(directory)
         for directory in directories:
-            _sync(directory)
-        shutil.rmtree(staging)
+            sync(directory)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make a file or directory durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

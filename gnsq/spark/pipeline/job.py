@@ -2,70 +2,42 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 import logging
-import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j has no types
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from gnsq import LookupdClient
 from gnsq.errors import NSQException
 from gnsq.spark.channel import ChannelClient
+from gnsq.spark.executors import ExecutorReceivers
 from gnsq.spark.pipeline.archive import ArchiveBatches
-from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.pipeline.checkpoint import Checkpoint
+from gnsq.spark.pipeline.compaction import Compaction, Compactor
+from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
+from gnsq.spark.pipeline.events import deduplicated, parse
+from gnsq.spark.pipeline.failures import JobFailed, essence
 from gnsq.spark.pipeline.metrics import MetricsBatches
+from gnsq.spark.pipeline.preflight import checkpoints
+from gnsq.spark.pipeline.report import Batch, Summary
+from gnsq.spark.pipeline.status import depth_of, spool_state
 
-__all__ = ["Batch", "Job", "JobFailed", "publish_addresses"]
+__all__ = ["Job"]
 
 logger = logging.getLogger(__name__)
 
 LOOK = 0.2
-_PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*: ")
-_JAVA_ERROR = re.compile(r"^: (.+)$", re.MULTILINE)
-_SQLSTATE = re.compile(r" SQLSTATE: \w+.*$")
-
-
-class JobFailed(NSQException):
-    """A query ended with an error; the text is what Spark says of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One batch that a query has finished. ``backlog`` is what nsqd still has for it; None if that is not known."""
-
-    query: str
-    batch_id: int
-    rows: int
-    seconds: float
-    backlog: int | None
-
-
-def publish_addresses(config: PipelineConfig) -> tuple[str, ...]:
-    """Say where to publish: where the configuration says, else to the nsqds that are read from.
-
-    Raises:
-        NSQException: If nsqlookupd has to be asked, and does not answer or knows none.
-    """
-    named = config.publish_addresses or config.nsqd_tcp_addresses
-    if named:
-        return named
-    failures = []
-    for address in config.lookupd_http_addresses:
-        try:
-            nodes = LookupdClient.from_url(address).nodes()["producers"] or ()
-        except NSQException as error:
-            failures.append(str(error))
-            continue
-        if nodes:
-            return tuple(f"{node['broadcast_address']}:{node['tcp_port']}" for node in nodes)
-        failures.append(f"{address} knows no nsqd")
-    raise NSQException(f"no nsqd to publish to: {'; '.join(failures)}: give publish_addresses")
+# Seconds between two looks at receivers on executors.
+RECEIVERS_LOOK = 10.0
+_OBSERVED = "gnsq"
 
 
 class Job:
@@ -79,25 +51,50 @@ class Job:
         self._spark = spark
         self._config = config
         self._report = report
+        self._summary = Summary()
+        self._started_at = time.monotonic()
         self._queries: dict[str, StreamingQuery] = {}
         self._reported: dict[str, int] = {}
+        self._receivers: list[ExecutorReceivers] = []
+        self._looked_at = 0.0
+        self._trouble = ""
+        self._metrics: MetricsBatches | None = None
+        self._compaction: Compaction | None = None
+        self._compactor: Compactor | None = None
+        # Messages that were there at the start, and so have to come before a query may end.
+        self._due: dict[str, int] = {}
 
-    def start(self, *, until_drained: bool) -> None:
+    def start(self, *, once: bool) -> None:
         """Start the queries.
 
         Args:
-            until_drained: End when what is there now has been worked off; else go on for ever.
+            once: End when what is there now has been worked off; else go on for ever.
 
         Raises:
-            NSQException: As publish_addresses().
-            JobFailed: If Spark does not take one.
+            JobFailed: If Spark does not take one; once, also if nsqd does not answer.
+            NSQException, OSError, ValueError: If a directory can't be used, or receivers do not fit.
         """
-        addresses = publish_addresses(self._config)
+        config = self._config
         self._create_channels()
-        archive = ArchiveBatches(self._config, addresses)
-        metrics = MetricsBatches(self._config, addresses)
-        self._start("archive", self._config.archive_channel, archive, until_drained)
-        self._start("metrics", self._config.metrics_channel, metrics, until_drained)
+        before = checkpoints(config)
+        if once:
+            self._due = {query: self._waiting(query, before[query]) for query in QUERIES}
+        archive, self._metrics = ArchiveBatches(config), MetricsBatches(config)
+        compaction = Compaction(
+            Path(config.output, "archive").absolute(), archive.files.lock, config.watermark_delay, config.compact_files
+        )
+        compaction.recover()
+        self._compaction, self._compactor = compaction, Compactor(compaction)
+        known = before["archive"]
+        if known is not None:
+            self._compactor.committed(known.committed)
+        for query in QUERIES:
+            options = config.read_options(query)
+            if options.receiver_count:
+                self._receivers.append(ExecutorReceivers(self._spark, options))
+                self._receivers[-1].start()
+        self._start("archive", archive, once)
+        self._start("metrics", self._metrics, once)
 
     def wait(self, is_stopping: Callable[[], bool]) -> bool:
         """Wait until all queries have ended, or until it is time to stop.
@@ -111,22 +108,76 @@ class Job:
         while not is_stopping():
             running = False
             for name, query in self._queries.items():
-                active = query.isActive
-                self._report_batches(name, query)
-                if not active:
-                    _raise_failure(name, query)
+                try:
+                    active = query.isActive
+                    self._report_batches(name, query)
+                    if not active:
+                        _raise_failure(name, query)
+                except (Py4JError, ConnectionError) as error:
+                    raise JobFailed(f"Spark's JVM has ended: {essence(str(error))}") from error
                 running = running or active
             if not running:
                 return True
+            self._check_receivers()
             time.sleep(LOOK)
         return False
+
+    def close(self) -> Summary:
+        """End what is the job's own, compact what is left to compact if the queries have ended, and sum up."""
+        for receivers in self._receivers:
+            receivers.stop()
+        if self._compactor is not None:
+            self._compactor.stop()
+        if self._compaction is not None:
+            self._summary.compacted_hours = self._compaction.hours
+            self._summary.compacted_files = self._compaction.files
+        if self._metrics is not None:
+            self._summary.late = self._metrics.late
+        for query in QUERIES:
+            try:
+                state = spool_state(self._config, query, None)
+            except (NSQException, OSError) as error:
+                logger.warning("spool of %s: %s", query, error)
+                continue
+            self._summary.set_aside[query] = (state.set_aside, state.rows_set_aside)
+        self._summary.seconds = time.monotonic() - self._started_at
+        return self._summary
+
+    def compact(self) -> None:
+        """Compact all that can be, now; for queries that have ended in order."""
+        assert self._compactor is not None  # start() has made both
+        assert self._compaction is not None
+        self._compactor.stop()
+        self._compaction.run(self._compactor.last_committed)
+
+    def check_drained(self) -> None:
+        """See whether queries that have ended have really read all that was there at the start.
+
+        Raises:
+            JobFailed: If they have not, or nobody can tell.
+        """
+        for query, due in self._due.items():
+            read = self._summary.rows.get(query, 0)
+            try:
+                left = depth_of(self._config, query)
+            except NSQException as error:
+                raise JobFailed(f"query {query}: whether all is read is not known: {error}") from error
+            if left and read < due:
+                raise JobFailed(
+                    f"query {query} has ended with {left:,} messages left at nsqd: it has read {read:,} of {due:,}, "
+                    "then nothing came for idleTimeout: does another consumer hold them?"
+                )
+
+    def _waiting(self, query: str, checkpoint: Checkpoint | None) -> int:
+        try:
+            return depth_of(self._config, query) + spool_state(self._config, query, checkpoint).rows
+        except NSQException as error:
+            raise JobFailed(f"query {query}: what is there to read is not known: {error}") from error
 
     def _create_channels(self) -> None:
         """Have both channels before either is read, so that both queries see the same messages."""
         config = self._config
-        client = ChannelClient(
-            config.topic, config.archive_channel, config.nsqd_http_addresses, config.lookupd_http_addresses
-        )
+        client = ChannelClient(config.read_options("archive"))
         if not client.can_ask:
             logger.warning(
                 "channels of %s not created: without nsqd_http_addresses or lookupd_http_addresses, what waits in a "
@@ -141,47 +192,78 @@ class Job:
         finally:
             client.close()
 
-    def _start(self, name: str, channel: str, batches: Callable[..., None], until_drained: bool) -> None:
+    def _start(self, name: str, batches: Callable[[DataFrame, int], None], once: bool) -> None:
         config = self._config
-        messages = self._spark.readStream.format("nsq").options(**config.source_options(name, channel)).load()
-        writer = messages.writeStream.queryName(name).foreachBatch(batches)
-        writer = writer.option("checkpointLocation", config.checkpoint(name))
-        if until_drained:
+        messages = self._spark.readStream.format("nsq").options(**config.source_options(name)).load()
+        if config.deduplicate:
+            messages = deduplicated(messages, config.deduplicate)
+        events = parse(messages, config.schema, config.max_ahead).observe(
+            _OBSERVED, F.count("reason").alias("malformed"), F.max(F.unix_micros("published_at")).alias("latest")
+        )
+        writer = events.writeStream.queryName(name).foreachBatch(batches)
+        writer = writer.option("checkpointLocation", config.checkpoint_of(name))
+        if once:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=f"{config.trigger_interval} seconds")
         try:
             self._queries[name] = writer.start()
         except (PySparkException, Py4JError) as error:
-            raise JobFailed(f"query {name} did not start: {_essence(str(error))}") from error
+            raise JobFailed(f"query {name} did not start: {essence(str(error))}") from error
 
     def _report_batches(self, name: str, query: StreamingQuery) -> None:
         for progress in query.recentProgress:
             batch_id, rows = progress["batchId"], progress["numInputRows"]
             if rows and batch_id > self._reported.get(name, -1):
                 self._reported[name] = batch_id
-                seconds = progress["durationMs"].get("triggerExecution", 0) / 1000
-                self._report(Batch(name, batch_id, rows, seconds, _backlog(progress)))
+                batch = _batch(name, progress)
+                if batch.dropped:
+                    logger.error(
+                        "query %s, batch %d: Spark has dropped %d rows as late, since the driver's clock was set back "
+                        "by more than the setting deduplicate; they are missing in the results",
+                        *(name, batch_id, batch.dropped),
+                    )
+                self._summary.add(batch)
+                self._report(batch)
+                if name == "archive" and self._compactor is not None:
+                    # Spark tells of a batch when it is in the commit log.
+                    self._compactor.committed(batch_id)
+
+    def _check_receivers(self) -> None:
+        if not self._receivers or time.monotonic() - self._looked_at < RECEIVERS_LOOK:
+            return
+        self._looked_at = time.monotonic()
+        trouble = "; ".join(filter(None, (receivers.check() for receivers in self._receivers)))
+        if trouble and trouble != self._trouble:
+            logger.warning("%s", trouble)
+        self._trouble = trouble
 
 
-def _backlog(progress: Any) -> int | None:  # Any: Spark's JSON
-    latest = progress["sources"][0].get("latestOffset")
-    if isinstance(latest, dict) and "waiting" in latest:
-        return int(latest["waiting"]) + int(latest["in_flight"])
-    return None
+def _batch(name: str, progress: Any) -> Batch:  # Any: Spark's JSON
+    seconds = progress["durationMs"].get("triggerExecution", 0) / 1000
+    # A text with JSON, null before the source has told anything.
+    source = json.loads(progress["sources"][0]["latestOffset"]) or {}
+    observed = progress["observedMetrics"].get(_OBSERVED)
+    lag = None
+    if observed is not None and observed["latest"] is not None:
+        end = dt.datetime.fromisoformat(progress["timestamp"]).timestamp() + seconds
+        lag = max(end - observed["latest"] / 1e6, 0.0)
+    operators = progress["stateOperators"]
+    return Batch(
+        name,
+        progress["batchId"],
+        progress["numInputRows"],
+        seconds,
+        malformed=observed["malformed"] if observed is not None else 0,
+        duplicates=sum(operator["customMetrics"].get("numDroppedDuplicateRows", 0) for operator in operators),
+        waiting=source["waiting"] + source["in_flight"] if "waiting" in source else None,
+        spooled=source.get("spool_rows"),
+        lag=lag,
+        dropped=sum(operator["numRowsDroppedByWatermark"] for operator in operators),
+    )
 
 
 def _raise_failure(name: str, query: StreamingQuery) -> None:
     failure = query.exception()
     if failure is not None:
-        raise JobFailed(f"query {name}: {_essence(str(failure))}")
-
-
-def _essence(text: str) -> str:
-    """Find what went wrong in Spark's account of it: the last error of a Python traceback, else the first of Java."""
-    text = text.partition("=== Streaming Query ===")[0]
-    errors = [line for line in text.splitlines() if _PYTHON_ERROR.match(line)]
-    if "Traceback" in text and errors:
-        return _SQLSTATE.sub("", errors[-1])
-    java = _JAVA_ERROR.search(text)
-    return java[1] if java is not None else text.strip().partition("\n")[0]
+        raise JobFailed(f"query {name}: {essence(str(failure))}")

@@ -9,13 +9,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j has no types
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from gnsq.spark import register
 from gnsq.spark.java import prepare_environment
+from gnsq.spark.pipeline.failures import JobFailed, essence
 
-__all__ = ["open_session"]
+__all__ = ["is_submitted", "open_session"]
 
 # Seconds for the JVM to end.
 JVM_PATIENCE = 10.0
@@ -28,7 +31,14 @@ _SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Of no use to streaming queries, and each would warn of it.
     "spark.sql.adaptive.enabled": "false",
+    # They only let go of old state; that comes with the next batch that has rows.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
+
+
+def is_submitted() -> bool:
+    """Whether spark-submit has started this process: it has its own Java, master and log."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 @contextlib.contextmanager
@@ -44,10 +54,10 @@ def open_session(
 
     Raises:
         JavaNotFound: If there is no Java that Spark supports.
+        JobFailed: If Spark does not start.
     """
     builder = SparkSession.builder.appName(name)
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        # Not started by spark-submit, which has its Java and its master.
+    if not is_submitted():
         prepare_environment()
         master = master or "local[*]"
     if master is not None:
@@ -58,7 +68,10 @@ def open_session(
     for key, value in {**_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
     with _stderr_to(log):
-        spark = builder.getOrCreate()
+        try:
+            spark = builder.getOrCreate()
+        except (PySparkException, Py4JError) as error:
+            raise JobFailed(f"Spark does not start: {essence(str(error))}") from error
     try:
         spark.sparkContext.setLogLevel("WARN")
         register(spark)
@@ -70,9 +83,11 @@ def open_session(
 
 
 def _stop(spark: SparkSession) -> None:
-    for query in spark.streams.active:
-        query.stop()
-    spark.stop()
+    # Where the JVM was killed there is nothing to stop.
+    with contextlib.suppress(Py4JError, ConnectionError):
+        for query in spark.streams.active:
+            query.stop()
+        spark.stop()
     gateway = SparkContext._gateway
     process = getattr(gateway, "proc", None)
     if gateway is None or process is None:

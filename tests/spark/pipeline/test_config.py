@@ -1,37 +1,80 @@
 import pytest
 
-from gnsq.spark.pipeline.config import PipelineConfig, load_config
+from gnsq.spark.pipeline.config import PipelineConfig
 
 GIVEN = {"topic": "clicks", "output": "/out", "work": "/data", "nsqd_tcp_addresses": ("a:4150",)}
 
 
-def test_command_line_wins_over_the_file(tmp_path):
-    path = tmp_path / "job.toml"
-    path.write_text(
-        'topic = "views"\noutput = "/out"\nwork = "/data"\nwatermark_delay = 5\nnsqd_tcp_addresses = "a:4150"\n'
-        "[spark]\n'spark.cores.max' = 2\n'spark.x' = true\n"
-    )
-
-    config = load_config(str(path), {"topic": "clicks", "watermark_delay": None, "lookupd_http_addresses": ()})
-
-    assert (config.topic, config.watermark_delay, config.nsqd_tcp_addresses) == ("clicks", 5, ("a:4150",))
-    assert config.spark == {"spark.cores.max": "2", "spark.x": "true"}
+def config(**changes):
+    return PipelineConfig(**{**GIVEN, **changes})
 
 
 def test_topics_follow_the_topic():
-    config = PipelineConfig(**GIVEN)
+    assert (config().metrics_to, config().dead_letters_to) == ("clicks-metrics", "clicks-dead")
+    assert config(metrics_topic="m", dead_letter_topic="d").metrics_to == "m"
 
-    assert (config.metrics_to, config.dead_letters_to) == ("clicks-metrics", "clicks-dead")
-    assert PipelineConfig(**GIVEN, metrics_topic="m", dead_letter_topic="d").metrics_to == "m"
+
+def test_events_are_clicks_unless_described():
+    schema = config().schema
+
+    assert schema.fields == {"user": "string", "page": "string"}
+    assert (schema.time_field, schema.required) == ("time", ("page", "user"))
+    assert config(fields={"host": "string"}, key_field="host").fields == {"host": "string"}
 
 
 def test_each_query_has_its_own_spool():
-    config = PipelineConfig(**GIVEN)
-    archive, metrics = config.source_options("archive", "a"), config.source_options("metrics", "m")
+    archive, metrics = config().source_options("archive"), config().source_options("metrics")
 
     assert archive["spool"] == "/data/archive/spool"
     assert archive["spoolOwner"] == "/data/archive/checkpoint"
-    assert not set(archive.values()) & {metrics["spool"], metrics["spoolOwner"], metrics["channel"]}
+    for name in ("spool", "spoolOwner", "channel"):
+        assert archive[name] != metrics[name]
+
+
+def test_spool_and_checkpoint_may_be_elsewhere():
+    elsewhere = config(spool="s3://bucket/spools/", checkpoint="hdfs://name/checkpoints")
+
+    assert elsewhere.spool_of("archive") == "s3://bucket/spools/archive"
+    assert elsewhere.checkpoint_of("metrics") == "hdfs://name/checkpoints/metrics"
+    assert config(spool="/spools").spool_of("archive") == "/spools/archive"
+
+
+def test_options_reach_source_and_sink():
+    options = {"tls": "true", "tls_ca_file": "/ca.pem", "maxInFlight": "9", "publishTimeout": "5", "auth_secret": "x"}
+    both = config(nsq=options)
+
+    source, sink = both.source_options("archive"), both.sink_options("t")
+    assert (source["tls"], source["tlsCaFile"], source["maxInFlight"], source["authSecret"]) == (
+        *("true", "/ca.pem", "9", "x"),
+    )
+    assert sink == {
+        "tls": "true",
+        "tlsCaFile": "/ca.pem",
+        "publishTimeout": "5",
+        "authSecret": "x",
+        "topic": "t",
+        "nsqdTcpAddresses": "a:4150",
+    }
+
+
+def test_sink_publishes_where_it_is_told_else_where_is_read():
+    looked_up = config(nsqd_tcp_addresses=(), lookupd_http_addresses=("l:4161",))
+
+    assert looked_up.sink_options("t") == {"topic": "t", "lookupdHttpAddresses": "l:4161"}
+    assert config(publish_addresses=("p:4150",)).sink_options("t")["nsqdTcpAddresses"] == "p:4150"
+
+
+def test_certificates_for_http_alone_are_not_the_sinks():
+    https = config(nsqd_http_addresses=("https://a:4152",), nsq={"tlsCaFile": "/ca.pem"})
+
+    assert https.source_options("archive")["tlsCaFile"] == "/ca.pem"
+    assert "tlsCaFile" not in https.sink_options("t")
+
+
+def test_secrets_are_not_shown():
+    secret = config(nsq={"authSecret": "hush"})
+
+    assert "hush" not in repr(secret)
 
 
 @pytest.mark.parametrize(
@@ -39,34 +82,29 @@ def test_each_query_has_its_own_spool():
     [
         pytest.param({"topic": ""}, "setting topic is required", id="missing"),
         pytest.param({"nsqd_tcp_addresses": ()}, "no address", id="no address"),
-        pytest.param({"output": "s3://bucket/x"}, "s3://bucket/x' is a URI", id="URI"),
+        pytest.param({"output": "s3://bucket/x"}, "s3://bucket/x' is a URI: give a local or mounted", id="URI"),
         pytest.param({"work": "file:/x"}, "file:/x' is a URI", id="file URI"),
         pytest.param({"topic": "a b"}, "setting topic: ", id="bad topic"),
         pytest.param({"metrics_topic": "a b"}, "setting metrics_topic: ", id="bad metrics topic"),
+        pytest.param({"topic": "a" * 60}, "setting metrics_topic: ", id="metrics topic too long"),
+        pytest.param({"dead_letter_topic": "clicks"}, "'clicks', the topic that is read", id="circle"),
         pytest.param({"archive_channel": "a b"}, "setting archive_channel: ", id="bad channel"),
         pytest.param({"archive_channel": "metrics"}, "each would get half", id="same channel"),
         pytest.param({"watermark_delay": -1.0}, "watermark_delay -1.0 must be at least 0 s", id="bound"),
         pytest.param({"max_rows_per_batch": 0}, "max_rows_per_batch 0 must be at least 1 rows", id="zero"),
-        pytest.param({"watermark_delay": "1"}, "setting watermark_delay '1' is not a number", id="number"),
-        pytest.param({"max_rows_per_batch": 1.5}, "max_rows_per_batch 1.5 is not a whole number", id="whole number"),
-        pytest.param({"topic": 5}, "setting topic 5 is not a string", id="string"),
-        pytest.param({"nsqd_tcp_addresses": [1]}, r"\[1\] is not a string or a list of strings", id="list"),
-        pytest.param({"spark": "x"}, "setting spark 'x' is not a table", id="table"),
-        pytest.param({"tpoic": "x"}, "setting tpoic is unknown; settings are topic", id="unknown"),
+        pytest.param({"compact_files": 1}, "compact_files 1 must be at least 2 or 0 files", id="one file"),
+        pytest.param({"window_length": 0}, "window_length 0 must be within 1 to 86400 s", id="window"),
+        pytest.param({"key_field": "host"}, "setting key_field 'host' is none of fields: user, page", id="key"),
+        pytest.param({"receivers": "moon"}, "receivers 'moon' is none of driver", id="receivers"),
+        pytest.param({"nsq": {"tlsCaFiel": "x"}}, "option tlsCaFiel is unknown; did you mean tlsCaFile", id="option"),
+        pytest.param({"nsq": {"spool": "x"}}, "nsq: spool is the job's own: use setting spool", id="own option"),
+        pytest.param({"nsq": {"max_in_flight": "many"}}, "nsq: option maxInFlight 'many' is not", id="value"),
+        pytest.param({"nsq": {"tlsCaFile": "/x"}}, "nothing is encrypted", id="TLS that is not used"),
+        pytest.param(
+            {"spark": {"spark.sql.session.timeZone": "Asia/Tokyo"}}, "hours and windows are UTC's", id="time zone"
+        ),
     ],
 )
 def test_bad_setting_is_named(changes, words):
-    # As if it came from a file: nothing is left out for being empty.
-    values = {**GIVEN, **changes}
     with pytest.raises(ValueError, match=words):
-        load_config(None, values) if all(values.values()) else PipelineConfig(**values)
-
-
-@pytest.mark.parametrize("text", [None, "topic = "], ids=["missing", "not TOML"])
-def test_bad_file_is_named(tmp_path, text):
-    path = tmp_path / "job.toml"
-    if text is not None:
-        path.write_text(text)
-
-    with pytest.raises(ValueError, match=r"job\.toml"):
-        load_config(str(path), {})
+        config(**changes)

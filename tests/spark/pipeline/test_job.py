@@ -1,193 +1,91 @@
-"""Both queries in a real Spark: what they write, and what a batch that runs again changes."""
+"""Both queries in a real Spark, as one job."""
 
-import datetime as dt
 import json
-import os
-import signal
-import subprocess
-import sys
+import logging
+from dataclasses import replace
 
-import pyarrow.parquet as pq
+import pyarrow as pa
 import pytest
 
-from gnsq.errors import NSQException
-from gnsq.spark.errors import SpoolError
-from gnsq.spark.options import ReadOptions
-from gnsq.spark.pipeline.archive import ArchiveBatches
-from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.pipeline.job import Batch, Job, JobFailed, publish_addresses
-from gnsq.spark.pipeline.metrics import MetricsBatches
-from gnsq.spark.planner import drain_channel
+from gnsq.spark.pipeline.account import sum_highest_versions
+from gnsq.spark.pipeline.failures import JobFailed
+from gnsq.spark.pipeline.job import Job, _batch
 from gnsq.spark.spool import Spool
-from tests.spark.helpers import bodies_of, channel_stats, members_of, publish, running, wait_for
+from tests.spark.helpers import channel_stats, columns, publish
+from tests.spark.pipeline.helpers import config_for, published, rows_below
 
-BODIES = [
-    b'{"time": "2026-01-01T10:00:01Z", "user": "u1", "page": "/"}',
-    b'{"time": "2026-01-01T10:00:59.5Z", "user": "u2", "page": "/", "more": [1]}',
-    b'{"time": "2026-01-01T12:01:00+01:00", "user": "u2", "page": "/cart"}',
-    b"not json",
-    b"\xff\xfe",
-    b'{"time": "2026-01-01T10:00:01Z", "user": "u1"}',
-    b'{"time": "2026-01-01T10:00:01Z", "user": "", "page": "/"}',
-    b'{"user": "u1", "page": "/"}',
-    b'{"time": "yesterday", "user": "u1", "page": "/"}',
-    b'{"time": "2126-01-01T10:00:01Z", "user": "u1", "page": "/"}',
-    b"null",
-]
-REASONS = {
-    "body is not a JSON object": 2,
-    "body is not UTF-8": 1,
-    "page is missing": 1,
-    "user is missing": 1,
-    "time is missing": 1,
-    "time is not ISO 8601": 1,
-    "time is in the future": 1,
-}
+GOOD = [b'{"time": "2026-01-01T10:%02d:01Z", "user": "u%d", "page": "/"}' % (number, number) for number in range(30)]
+BAD = [b"not json", b'{"time": "2026-01-01T10:00:01Z", "user": "u1"}']
 
 
 @pytest.fixture
-def config(fakensqd, tmp_path):
-    return PipelineConfig(
-        topic="clicks",
-        output=str(tmp_path / "output"),
-        work=str(tmp_path / "work"),
-        nsqd_tcp_addresses=(fakensqd.tcp_address,),
-        nsqd_http_addresses=(fakensqd.http_address,),
+def run(spark, fakensqd, config):
+    """Runs a job to its end; gives what it reported, and its summary."""
+
+    def run(job_config=config, **changes):
+        reports = []
+        job = Job(spark, replace(job_config, **changes), reports.append)
+        try:
+            job.start(once=True)
+            assert job.wait(lambda: False)
+            job.compact()
+            job.check_drained()
+        finally:
+            for query in spark.streams.active:
+                query.stop()
+            summary = job.close()
+        return reports, summary
+
+    return run
+
+
+@pytest.mark.spark
+def test_job_works_off_what_is_there_and_reports(run, fakensqd, config, tmp_path):
+    publish(fakensqd, "clicks", GOOD + BAD)
+
+    reports, summary = run()
+
+    assert {batch.query: batch.rows for batch in reports} == {"archive": 32, "metrics": 32}
+    assert all(None not in (batch.spooled, batch.waiting) and batch.lag > 0 for batch in reports)
+    assert (summary.rows, summary.dead_letters, summary.set_aside["archive"]) == (
+        {"archive": 32, "metrics": 32},
+        2,
+        (0, 0),
     )
-
-
-def messages(spark, bodies):
-    published_at = dt.datetime(2026, 6, 1, tzinfo=dt.UTC)
-    rows = [(body, f"{number:016}", published_at, "127.0.0.1:4150") for number, body in enumerate(bodies)]
-    return spark.createDataFrame(
-        [(bytearray(body), *rest) for body, *rest in rows],
-        "body binary, message_id string, published_at timestamp, nsqd string",
-    )
-
-
-def event(time, page="/"):
-    return json.dumps({"time": time.isoformat(), "user": "u", "page": page}).encode()
-
-
-def rows_below(path):
-    return [
-        row for file in sorted(path.rglob("*.parquet")) for row in pq.read_table(file, partitioning=None).to_pylist()
-    ]
-
-
-def published(nsqd, topic, tmp_path):
-    """Bodies in a topic."""
-    options = ReadOptions(
-        topic=topic,
-        channel="test",
-        nsqd_tcp_addresses=(nsqd.tcp_address,),
-        nsqd_http_addresses=(nsqd.http_address,),
-        spool=str(tmp_path / f"{topic}-spool"),
-    )
-    drain_channel(options)
-    return [json.loads(body) for body in bodies_of(Spool(options.spool))]
-
-
-@pytest.mark.spark
-def test_archive_keeps_events_by_hour(spark, fakensqd, config, tmp_path):
-    ArchiveBatches(config, (fakensqd.tcp_address,))(messages(spark, BODIES), 0)
-
-    hours = {path.name: rows_below(path) for path in (tmp_path / "output" / "archive").glob("hour=*")}
-    assert {hour: len(rows) for hour, rows in hours.items()} == {"hour=2026-01-01T10": 2, "hour=2026-01-01T11": 1}
-    [cart] = hours["hour=2026-01-01T11"]
-    assert cart["event_time"] == dt.datetime(2026, 1, 1, 11, 1, tzinfo=dt.UTC)
-    assert (cart["page"], cart["user"], cart["body"]) == ("/cart", "u2", BODIES[2].decode())
-
-
-@pytest.mark.spark
-def test_malformed_bodies_are_dead_letters_with_their_reason(spark, fakensqd, config, tmp_path):
-    import base64
-
-    ArchiveBatches(config, (fakensqd.tcp_address,))(messages(spark, BODIES), 0)
-
-    letters = published(fakensqd, "clicks-dead", tmp_path)
-    reasons = [letter["reason"] for letter in letters]
-    assert {reason: reasons.count(reason) for reason in reasons} == REASONS
-    assert {base64.b64decode(letter["body_base64"]) for letter in letters} == set(BODIES[3:])
-
-
-@pytest.mark.spark
-def test_archived_batch_that_runs_again_overwrites_itself(spark, fakensqd, config, tmp_path):
-    ArchiveBatches(config, (fakensqd.tcp_address,))(messages(spark, BODIES).repartition(5), 7)
-    ArchiveBatches(config, (fakensqd.tcp_address,))(messages(spark, BODIES).coalesce(1), 7)
-    ArchiveBatches(config, (fakensqd.tcp_address,))(messages(spark, BODIES[:1]), 8)
-
-    assert len(rows_below(tmp_path / "output" / "archive")) == 4
-
-
-@pytest.mark.spark
-def test_metrics_split_off_what_is_late(spark, fakensqd, config, tmp_path):
-    start = dt.datetime(2026, 1, 1, 10, tzinfo=dt.UTC)
-    batches = MetricsBatches(config, (fakensqd.tcp_address,))
-    minute = dt.timedelta(minutes=1)
-    # The second batch's watermark is 10:10: the window of 10:09 is closed, that of 10:10 is open.
-    first = [start, start + 10 * minute, start + 20 * minute]
-    second = [start + 9 * minute, start + 10 * minute, start + 21 * minute]
-    batches(messages(spark, [event(time) for time in first] + [b"not json"]), 0)
-    batches(messages(spark, [event(time) for time in second]), 1)
-
-    rows = {(row["window_start"], row["version"]): row["count"] for row in rows_below(tmp_path / "output" / "metrics")}
-    assert rows == {
-        (start, 0): 1,
-        (start + 10 * minute, 0): 1,
-        (start + 20 * minute, 0): 1,
-        (start + 10 * minute, 1): 2,
-        (start + 21 * minute, 1): 1,
-    }
-    assert [row["event_time"] for row in rows_below(tmp_path / "output" / "late")] == [start + 9 * minute]
-    assert {"window": "2026-01-01T10:10:00Z", "key": "/", "count": 2, "version": 1} in published(
-        fakensqd, "clicks-metrics", tmp_path
-    )
-
-
-@pytest.mark.spark
-def test_counted_batch_that_runs_again_gives_the_same(spark, fakensqd, config, tmp_path):
-    start = dt.datetime(2026, 1, 1, 10, tzinfo=dt.UTC)
-    later = start + dt.timedelta(hours=1)
-
-    def run(batch_id, *times):
-        # As after a restart: nothing is known but the files.
-        MetricsBatches(config, (fakensqd.tcp_address,))(messages(spark, [event(time) for time in times]), batch_id)
-
-    run(0, start, later)
-    run(1, start, later)
-    before = rows_below(tmp_path / "output")
-    run(1, start, later)
-
-    assert sorted(map(str, rows_below(tmp_path / "output"))) == sorted(map(str, before))
-    assert len(list((tmp_path / "work" / "metrics" / "state").iterdir())) == 2
-
-
-def test_lost_state_is_an_error(fakensqd, config):
-    with pytest.raises(SpoolError, match="no state before batch 3"):
-        MetricsBatches(config, (fakensqd.tcp_address,))._state_before(3)
-
-
-@pytest.mark.spark
-def test_job_runs_until_drained_and_reports(spark, fakensqd, config, tmp_path):
-    publish(fakensqd, "clicks", BODIES * 10)
-    reports: list[Batch] = []
-    job = Job(spark, config, reports.append)
-
-    job.start(until_drained=True)
-
-    assert job.wait(lambda: False)
-    assert sum(batch.rows for batch in reports if batch.query == "archive") == 110
-    assert sum(batch.rows for batch in reports if batch.query == "metrics") == 110
     assert len(rows_below(tmp_path / "output" / "archive")) == 30
+    assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 0
 
 
 @pytest.mark.spark
-def test_failing_query_fails_the_job(spark, config, tmp_path):
+def test_account_holds_without_duplicates(run, fakensqd, config, tmp_path):
+    publish(fakensqd, "clicks", GOOD + BAD)
+    # As nsqd delivers again what a receiver had in its spool when it died before FIN. They are of 2023.
+    config = replace(config, deduplicate=3600.0, max_ahead=1e9)
+    for query in ("archive", "metrics"):
+        spool = Spool(config.spool_of(query))
+        spool.prepare()
+        for receiver in ("killed", "another"):
+            _, *others = columns(*range(5))
+            spool.writer(receiver).write(1, [pa.array(GOOD[:5], pa.binary()), *others])
+
+    reports, summary = run(config)
+
+    archived = rows_below(tmp_path / "output" / "archive")
+    counts = published(fakensqd, "clicks-metrics", tmp_path)
+    aggregated, _ = sum_highest_versions(json.dumps(count).encode() for count in counts)
+    assert len(archived) == len({(row["nsqd"], row["message_id"]) for row in archived}) == 35
+    assert summary.duplicates == {"archive": 5, "metrics": 5}
+    assert len(archived) == aggregated + summary.late
+    assert len(published(fakensqd, "clicks-dead", tmp_path)) == summary.dead_letters == 2
+    assert [batch.dropped for batch in reports] == [0] * len(reports)
+
+
+@pytest.mark.spark
+def test_failing_query_fails_the_job_in_one_line(spark, config, tmp_path):
     (tmp_path / "work" / "metrics").mkdir(parents=True)
     (tmp_path / "work" / "metrics" / "spool").write_text("no directory")
     job = Job(spark, config, lambda batch: None)
-    job.start(until_drained=True)
+    job.start(once=False)
 
     with pytest.raises(
         JobFailed, match=r"^query metrics: gnsq.*SpoolError: spool .*give a directory that can be written$"
@@ -195,65 +93,84 @@ def test_failing_query_fails_the_job(spark, config, tmp_path):
         job.wait(lambda: False)
     for query in spark.streams.active:
         query.stop()
+    job.close()
 
 
 @pytest.mark.spark
 def test_query_that_does_not_start_fails_the_job(spark, config, tmp_path):
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "archive").write_text("no directory")
-    job = Job(spark, config, lambda batch: None)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "archive").write_text("no directory")
+    job = Job(spark, replace(config, checkpoint=str(tmp_path / "checkpoints")), lambda batch: None)
 
-    with pytest.raises(JobFailed, match=r"query archive did not start: org.*archive$"):
-        job.start(until_drained=True)
-
-
-def test_job_publishes_where_it_reads(config, fakecluster):
-    from dataclasses import replace
-
-    looked_up = replace(config, nsqd_tcp_addresses=(), lookupd_http_addresses=tuple(fakecluster.lookupd_http_addresses))
-
-    assert publish_addresses(config) == config.nsqd_tcp_addresses
-    assert publish_addresses(replace(config, publish_addresses=("x:1",))) == ("x:1",)
-    assert set(publish_addresses(looked_up)) == set(fakecluster.nsqd_tcp_addresses)
-    with pytest.raises(NSQException, match="give publish_addresses"):
-        publish_addresses(replace(looked_up, lookupd_http_addresses=("127.0.0.1:1",)))
+    with pytest.raises(JobFailed, match=r"query archive did not start: .*archive"):
+        job.start(once=False)
+    job.close()
 
 
-COMMAND = [sys.executable, "-m", "gnsq.spark.pipeline"]
+# --- without Spark
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        pytest.param([], "setting topic is required", id="nothing"),
-        pytest.param(["--config", "/nowhere.toml"], "configuration /nowhere.toml", id="file"),
-        pytest.param(
-            ["--topic", "a b", "--output", "x", "--work", "y", "--nsqd-tcp-address", "h:1"], "a b", id="topic"
-        ),
-    ],
-)
-def test_bad_settings_are_told_before_spark_starts(arguments, words):
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+def test_drained_means_all_that_was_there(fakensqd, config):
+    publish(fakensqd, "clicks", GOOD)
+    job = Job(None, config, lambda batch: None)
+    job._due = {"archive": 30}
 
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+    with pytest.raises(JobFailed, match="archive has ended with 30 messages left at nsqd: it has read 0 of 30"):
+        job.check_drained()
+    job._summary.rows["archive"] = 30
+    job.check_drained()
 
 
-@pytest.mark.spark
-@pytest.mark.timeout(120)
-def test_command_stops_in_order_on_sigterm(fakensqd, tmp_path):
-    publish(fakensqd, "clicks", BODIES)
-    arguments = ["--topic", "clicks", "--output", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
-    addresses = ["--nsqd-tcp-address", fakensqd.tcp_address, "--nsqd-http-address", fakensqd.http_address]
-    with running([*COMMAND, *arguments, *addresses, "--master", "local[2]"]) as process:
-        wait_for(lambda: list((tmp_path / "out" / "archive").glob("hour=*/*.parquet")), limit=60)
-        os.kill(process.pid, signal.SIGTERM)
-        output, _ = process.communicate(timeout=30)
+def test_whether_it_is_drained_may_not_be_known(tmp_path):
+    config = config_for(tmp_path, nsqd_http_addresses=("127.0.0.1:1",))
+    job = Job(None, config, lambda batch: None)
+    job._due = {"archive": 0}
 
-        assert process.returncode == 0, output
-        assert "stopped in order" in output
-        assert "Traceback" not in output
-        for channel in ("archive", "metrics"):
-            wait_for(lambda channel=channel: not channel_stats(fakensqd, "clicks", channel)["clients"])
-        wait_for(lambda: members_of(process.pid) == [])
+    with pytest.raises(JobFailed, match="query archive: whether all is read is not known"):
+        job.check_drained()
+    with pytest.raises(JobFailed, match="query archive: what is there to read is not known"):
+        job._waiting("archive", None)
+
+
+class Query:
+    """What Job asks a query for."""
+
+    def __init__(self, *progress):
+        self.recentProgress = progress
+
+
+def progress(**changes):
+    return {
+        "batchId": 3,
+        "numInputRows": 10,
+        "timestamp": "2026-01-01T00:00:00.000Z",
+        "durationMs": {"triggerExecution": 1500},
+        "sources": [{"latestOffset": '{"waiting": 7, "in_flight": 2, "spool_rows": 4}'}],
+        "observedMetrics": {"gnsq": {"malformed": 1, "latest": 1_767_225_590_000_000}},
+        "stateOperators": [],
+        **changes,
+    }
+
+
+def test_progress_becomes_a_batch():
+    batch = _batch("archive", progress())
+
+    assert (batch.malformed, batch.waiting, batch.spooled, batch.lag) == (1, 9, 4, 11.5)
+
+
+def test_progress_that_says_little_becomes_a_batch():
+    batch = _batch("archive", progress(sources=[{"latestOffset": "null"}], observedMetrics={}, durationMs={}))
+
+    assert (batch.waiting, batch.spooled, batch.lag, batch.seconds) == (None, None, None, 0)
+
+
+def test_rows_that_spark_drops_are_an_error(config, caplog):
+    operator = {"numRowsDroppedByWatermark": 2, "customMetrics": {"numDroppedDuplicateRows": 1}}
+    reports = []
+    job = Job(None, config, reports.append)
+    with caplog.at_level(logging.ERROR):
+        job._report_batches("archive", Query(progress(stateOperators=[operator])))
+        job._report_batches("archive", Query(progress(stateOperators=[operator])))
+
+    assert [(batch.dropped, batch.duplicates) for batch in reports] == [(2, 1)]
+    assert "batch 3: Spark has dropped 2 rows as late" in caplog.text

@@ -1,0 +1,111 @@
+"""What options become where something connects: keywords of gnsq's clients. Reads the files that options name.
+
+Errors name the option as users write it, and show no secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from gnsq import LookupdClient, NsqdHTTPClient, Producer
+from gnsq.spark.options import ConnectOptions
+
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["check_addresses", "connection_keywords", "http_keywords"]
+
+
+def check_addresses(options: ConnectOptions) -> None:
+    """Check what addresses look like; connects to none of them.
+
+    Raises:
+        ValueError: Naming option and address.
+    """
+    makers: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
+        "nsqdTcpAddresses": (Producer, options.nsqd_tcp_addresses),
+        "lookupdHttpAddresses": (LookupdClient.from_url, options.lookupd_http_addresses),
+        "nsqdHttpAddresses": (NsqdHTTPClient.from_url, getattr(options, "nsqd_http_addresses", ())),
+    }
+    for name, (make, addresses) in makers.items():
+        for address in addresses:
+            try:
+                make(address)
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"option {name}: {error}") from error
+
+
+def connection_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: each option has its own type
+    """Build the keywords of a Consumer or a Producer that say how to connect, and how to ask nsqlookupd.
+
+    Raises:
+        ValueError: If a file can't be used; names its option.
+    """
+    keywords: dict[str, Any] = {
+        "nsqd_tcp_addresses": list(options.nsqd_tcp_addresses),
+        "lookupd_http_addresses": list(options.lookupd_http_addresses),
+        "lookupd_poll_interval": options.lookupd_poll_interval,
+        "lookupd_options": http_keywords(options),
+        "heartbeat_interval": options.heartbeat_interval,
+        "snappy": options.compression == "snappy",
+        "deflate": options.compression == "deflate",
+        "auth_secret": _auth_secret(options),
+        "server_hostname": options.tls_server_hostname or None,
+    }
+    if options.deflate_level is not None:
+        keywords["deflate_level"] = options.deflate_level
+    if options.tls:
+        keywords["tls_context"] = _context(options)
+    return keywords
+
+
+def http_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: as above
+    """Build the options of HttpOptions for nsqlookupds and nsqds.
+
+    Raises:
+        ValueError: As connection_keywords().
+    """
+    keywords: dict[str, Any] = {"timeout": options.lookupd_timeout}
+    if options.uses_https:
+        keywords["ssl_context"] = _context(options)
+    return keywords
+
+
+def _auth_secret(options: ConnectOptions) -> bytes | None:
+    if not options.auth_secret_file:
+        return options.auth_secret.encode() or None
+    path = options.auth_secret_file
+    try:
+        with open(path, "rb") as file:
+            secret = file.read().strip()
+    except OSError as error:
+        raise ValueError(
+            f"option authSecretFile {path!r} can't be read: {error.strerror}; it must be on each machine that connects"
+        ) from error
+    if not secret:
+        raise ValueError(f"option authSecretFile {path!r} is empty: it must hold the secret")
+    return secret
+
+
+def _context(options: ConnectOptions) -> ssl.SSLContext:
+    """Make a client's context: the system's CAs unless others are given, certificate and host name checked."""
+    import ssl  # 8 ms to load: only who uses TLS pays for it
+
+    try:
+        context = ssl.create_default_context(cafile=options.tls_ca_file or None)
+    except OSError as error:
+        raise ValueError(f"option tlsCaFile {options.tls_ca_file!r} can't be used: {error}") from error
+    if not options.tls_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if options.tls_cert_file:
+        try:
+            # Asked for a password that is not given, OpenSSL would wait at the terminal; a wrong one is an error.
+            context.load_cert_chain(options.tls_cert_file, options.tls_key_file or None, options.tls_key_password)
+        except OSError as error:
+            raise ValueError(
+                f"options tlsCertFile {options.tls_cert_file!r}, tlsKeyFile {options.tls_key_file!r} can't be used "
+                f"(tlsKeyPassword is {'given' if options.tls_key_password else 'not given'}): {error}"
+            ) from error
+    return context

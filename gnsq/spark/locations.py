@@ -1,0 +1,18 @@
+"""Where a spool or a checkpoint is, as a text for people. PURE."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["redacted"]
+
+# Greedy up to the last @: a secret that was not percent-encoded may hold anything.
+_CREDENTIALS = re.compile(r"^([a-zA-Z][\w+.-]*://).*:.*@")
+_URI = re.compile(r"^[a-zA-Z][\w+.-]*://")
+
+
+def redacted(location: str) -> str:
+    """Leave out what may be secret in a URI: user and password, and the query; a plain path stays as it is."""
+    if not _URI.match(location):
+        return location
+    return _CREDENTIALS.sub(r"\1***@", location).partition("?")[0]

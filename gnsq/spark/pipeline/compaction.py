@@ -1,0 +1,205 @@
+"""Compaction: the many small files of a closed hour become one, by exchange of the hour's directory.
+
+Steps, of which each may be the last before a crash:
+
+    merge     write one file of all rows into _compacting/HOUR
+    link      with the lock that BatchFiles takes, link all other files of the hour into it
+    exchange  HOUR and _compacting/HOUR
+    remove    _compacting/HOUR, which is the old one now
+
+At any time HOUR has every row once; what is below _compacting can go at the next start. Only files of committed
+batches are merged: a batch that was not committed may run again, and overwrites its files by their names.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gnsq.spark.pipeline.exchange import exchange, finish_exchange
+from gnsq.spark.pipeline.files import batch_of, sync
+from gnsq.spark.pipeline.hours import closed_hours, mergeable
+
+__all__ = ["Compaction", "Compactor"]
+
+logger = logging.getLogger(__name__)
+
+_NEW, _OLD = "_compacting", "_replaced"
+# Up to so many bytes in memory rows are sorted by event time; more are copied as they come.
+SORTED_BYTES = 64 * 1024 * 1024
+ROWS = 20_000
+
+
+class _Stopped(Exception):
+    """Somebody asked to stop."""
+
+
+class Compaction:
+    """Merges files below one directory of hours.
+
+    Args:
+        root: Has the directories ``hour=...``.
+        lock: BatchFiles'.
+        watermark_delay: Seconds, for which hours are closed.
+        least: Files that an hour must have.
+    """
+
+    def __init__(self, root: Path, lock: threading.Lock, watermark_delay: float, least: int) -> None:
+        self.files = 0
+        self.hours = 0
+        self._root = root
+        self._lock = lock
+        self._delay = watermark_delay
+        self._least = least
+
+    def recover(self) -> None:
+        """Remove what a crash has left. Nothing else may write below the root meanwhile.
+
+        Raises:
+            OSError: If that fails.
+        """
+        for aside in (self._root / _OLD).glob("hour=*"):
+            finish_exchange(self._root / aside.name, aside)
+        for leftover in (_NEW, _OLD):
+            if (self._root / leftover).exists():
+                shutil.rmtree(self._root / leftover)
+
+    def run(self, committed: int, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        """Compact all closed hours that are worth it. An hour that can't be is left as it is, with a WARNING.
+
+        Args:
+            committed: Last batch in the query's commit log.
+        """
+        if not self._least or not self._root.is_dir():
+            return
+        for hour in closed_hours([path.name for path in self._root.glob("hour=*")], self._delay):
+            if is_stopping():
+                return
+            try:
+                self._compact(hour, committed, is_stopping)
+            except _Stopped:
+                shutil.rmtree(self._root / _NEW / hour)
+                return
+            except (OSError, pa.ArrowException, ValueError) as error:
+                logger.warning("%s/%s not compacted: %s", self._root, hour, error)
+                shutil.rmtree(self._root / _NEW / hour, ignore_errors=True)
+
+    def _compact(self, hour: str, committed: int, is_stopping: Callable[[], bool]) -> None:
+        names = mergeable(self._names(hour), committed, self._least)
+        if not names:
+            return
+        new = self.merge(hour, names, is_stopping)
+        with self._lock:
+            self.link(hour, names)
+            self.exchange(hour)
+        shutil.rmtree(new)
+        self.hours += 1
+        self.files += len(names)
+
+    def _names(self, hour: str) -> list[tuple[str, int | None]]:
+        return [(path.name, batch_of(path.name)) for path in (self._root / hour).glob("*.parquet")]
+
+    def merge(self, hour: str, names: list[str], is_stopping: Callable[[], bool] = lambda: False) -> Path:
+        """Write one file of many, with the same rows; returns its directory."""
+        new = self._root / _NEW / hour
+        new.mkdir(parents=True)
+        sources = [pq.ParquetFile(self._root / hour / name) for name in names]
+        try:
+            schema = pa.unify_schemas([source.schema_arrow.remove_metadata() for source in sources])
+            # Names are never used again: a merged file may be merged in its turn.
+            target = new / f"merged-{_next_number(names):06d}.parquet"
+            with pq.ParquetWriter(target, schema) as writer:
+                for table in _tables(sources, schema):
+                    if is_stopping():
+                        raise _Stopped
+                    writer.write_table(table)
+            expected = sum(source.metadata.num_rows for source in sources)
+        finally:
+            for source in sources:
+                source.close()
+        written = pq.read_metadata(target).num_rows
+        if written != expected:
+            raise ValueError(f"{target} has {written} rows, {expected} were due")
+        sync(target)
+        return new
+
+    def link(self, hour: str, names: list[str]) -> None:
+        """Take over the files that are not merged. Call with the lock held, and exchange() before it is let go."""
+        new = self._root / _NEW / hour
+        for path in (self._root / hour).iterdir():
+            if path.name not in names:
+                os.link(path, new / path.name)
+        sync(new)
+
+    def exchange(self, hour: str) -> None:
+        """Put the new directory in the place of the old one."""
+        (self._root / _OLD).mkdir(exist_ok=True)
+        exchange(self._root / hour, self._root / _NEW / hour, self._root / _OLD / hour)
+        for directory in (self._root, self._root / _NEW):
+            sync(directory)
+
+
+def _tables(sources: list[Any], schema: Any) -> Iterator[Any]:  # Any: pyarrow has no types
+    # One CPU: the batches need the others.
+    batches = (batch for source in sources for batch in source.iter_batches(batch_size=ROWS, use_threads=False))
+    tables = (_fitted(pa.Table.from_batches([batch]), schema) for batch in batches)
+    size = sum(
+        source.metadata.row_group(group).total_byte_size for source in sources for group in range(source.num_row_groups)
+    )
+    if size > SORTED_BYTES or "event_time" not in schema.names:
+        yield from tables
+        return
+    whole = list(tables)
+    if whole:
+        yield pa.concat_tables(whole).sort_by("event_time")
+
+
+def _fitted(table: Any, schema: Any) -> Any:  # Any: as above
+    """Add the columns that a file does not have, for it was written with other fields."""
+    columns = [
+        table.column(field.name) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _next_number(names: list[str]) -> int:
+    numbers = [int(Path(name).stem.removeprefix("merged-")) for name in names if name.startswith("merged-")]
+    return max(numbers, default=0) + 1
+
+
+class Compactor:
+    """Runs a Compaction in a thread of its own, beside the batches."""
+
+    def __init__(self, compaction: Compaction) -> None:
+        self._compaction = compaction
+        self.last_committed = -1
+        self._changed = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gnsq-compaction", daemon=True)
+        self._thread.start()
+
+    def committed(self, batch_id: int) -> None:
+        """Tell that a batch is in the commit log."""
+        self.last_committed = max(self.last_committed, batch_id)
+        self._changed.set()
+
+    def stop(self) -> None:
+        """End; an hour that is being merged stays as it is."""
+        self._stopping.set()
+        self._changed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._changed.wait()  # stop() sets it, too
+            self._changed.clear()
+            self._compaction.run(self.last_committed, self._stopping.is_set)

@@ -1,0 +1,118 @@
+"""How users give settings: a TOML file, environment variables, the command line. Makes a PipelineConfig of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gnsq.spark.pipeline.config import PipelineConfig, nearest
+
+__all__ = ["load_config", "setting_options"]
+
+_PAIRS = {"nsq": "NAME=VALUE", "spark": "NAME=VALUE", "fields": "NAME=TYPE"}
+
+
+def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:  # Any: click's own
+    """Give a command one option for each setting, with the setting's name as the parameter's."""
+    for field in reversed(dataclasses.fields(PipelineConfig)):
+        command = _click_option(field)(command)
+    return command
+
+
+def _click_option(field: dataclasses.Field[Any]) -> Callable[..., Any]:
+    kind, meaning = str(field.type), field.metadata["meaning"]
+    if kind.startswith(("tuple", "Mapping")):
+        flag = {"fields": "field", "required_fields": "required-field"}.get(field.name, field.name.removesuffix("es"))
+        return click.option(
+            f"--{flag.replace('_', '-')}",
+            field.name,
+            multiple=True,
+            metavar=_PAIRS.get(field.name),
+            help=f"{_sentence(meaning)} Repeat.",
+        )
+    unit = f" {field.metadata['unit']}" if field.metadata["unit"] else ""
+    default = f" Default: {field.default}{unit}." if field.default != "" else ""
+    types = {"int": int, "float": float}
+    return click.option(
+        f"--{field.name.replace('_', '-')}", field.name, type=types.get(kind, str), help=_sentence(meaning) + default
+    )
+
+
+def _sentence(meaning: str) -> str:
+    return meaning[0].upper() + meaning[1:] + "."
+
+
+def load_config(path: str | None, overrides: Mapping[str, object]) -> PipelineConfig:
+    """Read a TOML file, if any, and let what was given on the command line win; tables are merged.
+
+    Raises:
+        ValueError: If the file can't be read, has an unknown setting, or a setting has the wrong type or value.
+    """
+    values: dict[str, object] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ValueError(f"configuration {path}: {error}") from error
+    fields = {field.name: field for field in dataclasses.fields(PipelineConfig)}
+    for name in values:
+        if name not in fields:
+            raise ValueError(f"configuration {path}: setting {name} is unknown{nearest(name, fields)}")
+    for name, value in overrides.items():
+        if value in (None, (), {}):
+            continue
+        before = values.get(name)
+        given = _pairs(name, value) if name in _PAIRS and isinstance(value, tuple) else value
+        values[name] = {**before, **given} if isinstance(before, dict) and isinstance(given, dict) else given
+    # Checked one by one just below, so that what is made of them has the types it says.
+    return PipelineConfig(**{name: _typed(name, str(fields[name].type), value) for name, value in values.items()})  # type: ignore[arg-type]
+
+
+def _pairs(name: str, items: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            # Not shown: it may be a secret.
+            raise ValueError(f"setting {name} has an item without a name or '=': {_PAIRS[name]} was due")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def _typed(name: str, kind: str, value: object) -> object:
+    if kind.startswith("tuple"):
+        items = [value] if isinstance(value, str) else value
+        if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
+            return tuple(items)
+        what = "a string or a list of strings"
+    elif kind == "str":
+        if isinstance(value, str):
+            return value
+        what = "a string"
+    elif kind.startswith("Mapping"):
+        if isinstance(value, Mapping):
+            return {str(key): _text(name, str(key), item) for key, item in value.items()}
+        what = "a table"
+    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        what = "a number"
+    elif kind == "int" and not isinstance(value, int):
+        what = "a whole number"
+    else:
+        return value
+    raise ValueError(f"setting {name} {value!r} is not {what}")
+
+
+def _text(name: str, key: str, value: object) -> str:
+    """Write a value of a table as Spark's options are."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ",".join(value)
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise ValueError(f"setting {name}: {key} is a {type(value).__name__}; a string or a number was due")

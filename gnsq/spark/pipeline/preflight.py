@@ -1,0 +1,203 @@
+"""What is checked before Spark starts: directories, checkpoints, and whether there is anybody to read from."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gnsq import LookupdClient, NsqdHTTPClient
+from gnsq.errors import NSQException
+from gnsq.spark.connecting import connection_keywords, http_keywords
+from gnsq.spark.locations import redacted
+from gnsq.spark.offsets import decode_offset
+from gnsq.spark.options import WriteOptions
+from gnsq.spark.pipeline.checkpoint import Checkpoint, read_checkpoint
+from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
+from gnsq.spark.pipeline.failures import JobFailed
+from gnsq.spark.spool import Spool
+from gnsq.spark.store import LocalStore, open_store
+
+__all__ = ["Survey", "check_nsq", "check_places", "check_work", "checkpoints", "survey"]
+
+logger = logging.getLogger(__name__)
+
+_MADE_WITH = "made-with.json"
+# Seconds for a source that was told to end just now.
+PATIENCE = 3.0
+
+
+def check_work(config: PipelineConfig) -> None:
+    """Make the work directory, for the lock in it.
+
+    Raises:
+        JobFailed: If it can't be written.
+    """
+    _check_writable("work", config.work)
+
+
+def check_places(config: PipelineConfig) -> None:
+    """Make the directories, and see that they can be written and are this job's. Call with the JobLock held.
+
+    Raises:
+        JobFailed: If something is wrong; the text says what to do.
+    """
+    try:
+        connection_keywords(config.read_options("archive"))
+        connection_keywords(WriteOptions.parse(config.sink_options(config.metrics_to)))
+    except ValueError as error:
+        raise JobFailed(f"setting nsq: {error}") from error
+    _check_writable("output", config.output)
+    for query, checkpoint in checkpoints(config).items():
+        _check_spool(config, query)
+        if checkpoint is not None:
+            _check_checkpoint(config, query, checkpoint)
+
+
+def checkpoints(config: PipelineConfig) -> dict[str, Checkpoint | None]:
+    """Read both queries' checkpoints; None where only Spark knows the way.
+
+    Raises:
+        JobFailed: If one is corrupt, or its file system fails.
+    """
+    found: dict[str, Checkpoint | None] = {}
+    for query in QUERIES:
+        try:
+            found[query] = read_checkpoint(config.checkpoint_of(query))
+        except ValueError as error:
+            logger.debug("%s", error)
+            found[query] = None
+        except OSError as error:
+            raise JobFailed(f"checkpoint {redacted(config.checkpoint_of(query))} can't be read: {error}") from error
+    return found
+
+
+def _check_writable(setting: str, path: str) -> None:
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise JobFailed(
+            f"setting {setting} {path} can't be written: {error.strerror}: give a directory that can be"
+        ) from error
+
+
+def _check_spool(config: PipelineConfig, query: str) -> None:
+    location, options = config.spool_of(query), config.read_options(query)
+    spool = Spool(location)
+    try:
+        if isinstance(open_store(location), LocalStore):
+            _check_writable("spool", location)
+            spool.lock(options.spool_owner, options.source, PATIENCE).release()
+        # One of an older layout is told of here.
+        spool.contents()
+    except OSError as error:
+        raise JobFailed(f"spool {spool.location} can't be used: {error}: give a directory that can be") from error
+
+
+def _check_checkpoint(config: PipelineConfig, query: str, checkpoint: Checkpoint) -> None:
+    shown = redacted(config.checkpoint_of(query))
+    if checkpoint.planned < 0:
+        _check_output_is_new(config, query, shown)
+    if checkpoint.offset is not None:
+        try:
+            decode_offset(checkpoint.offset, config.read_options(query).source)
+        except ValueError as error:
+            raise JobFailed(f"checkpoint {shown}: {error}") from error
+    facts: dict[str, object] = {"deduplicate": config.deduplicate > 0}
+    if query == "metrics":
+        facts |= {"window_length": config.window_length, "key_field": config.key_field}
+    store = open_store(f"{config.work}/{query}")
+    store.make_directory("")
+    if checkpoint.planned >= 0 and store.exists(_MADE_WITH):
+        with store.open(_MADE_WITH) as file:
+            before = json.loads(file.read())
+        for name, value in facts.items():
+            if before.get(name, value) != value:
+                raise JobFailed(
+                    f"checkpoint {shown} was made with {name} {before[name]!r}, and the setting is {value!r} now: "
+                    "leave it as it was, or let the job work off everything and start with new work and output "
+                    "directories"
+                )
+    store.put(_MADE_WITH, json.dumps(facts).encode())
+
+
+def _check_output_is_new(config: PipelineConfig, query: str, checkpoint: str) -> None:
+    """A new checkpoint counts batches from 0, and files are named by batch."""
+    for pattern in ("archive/hour=*/batch-*",) if query == "archive" else ("metrics/batch-*", "late/batch-*"):
+        found = next(Path(config.output).glob(pattern), None)
+        if found is not None:
+            raise JobFailed(
+                f"checkpoint {checkpoint} is new, but {found} is there, which its batches would overwrite: bring the "
+                "checkpoint back, or give another output directory"
+            )
+
+
+# --- nsqd and nsqlookupd
+
+
+@dataclass(slots=True)
+class Survey:
+    """Who answers over HTTP, and what topics they have."""
+
+    asked: int = 0
+    failures: list[str] = field(default_factory=list)
+    topics: set[str] = field(default_factory=set)
+
+    @property
+    def answered(self) -> int:
+        """How many have answered."""
+        return self.asked - len(self.failures)
+
+
+def survey(config: PipelineConfig) -> Survey:
+    """Ask all nsqds and nsqlookupds of the configuration."""
+    http = http_keywords(config.read_options("archive"))
+    found = Survey()
+    clients: list[NsqdHTTPClient | LookupdClient] = [
+        *(NsqdHTTPClient.from_url(address, **http) for address in config.nsqd_http_addresses),
+        *(LookupdClient.from_url(address, **http) for address in config.lookupd_http_addresses),
+    ]
+    for client in clients:
+        found.asked += 1
+        try:
+            found.topics |= set(_topics(client))
+        except NSQException as error:
+            found.failures.append(str(error))
+        finally:
+            client.close()
+    return found
+
+
+def _topics(client: NsqdHTTPClient | LookupdClient) -> Iterable[str]:
+    if isinstance(client, LookupdClient):
+        return [topic for node in client.nodes()["producers"] or () for topic in node["topics"] or ()]
+    return [topic["topic_name"] for topic in client.stats()["topics"] or ()]
+
+
+def check_nsq(config: PipelineConfig, found: Survey, *, once: bool) -> None:
+    """See whether there is anybody to read from. A job that goes on for ever only warns: they may come.
+
+    Raises:
+        JobFailed: If the job is to end when it is drained, and nobody answers or has the topic.
+    """
+    if found.asked and not found.answered:
+        reason = f"neither nsqd nor nsqlookupd answers: {'; '.join(found.failures)}"
+        if once:
+            raise JobFailed(reason)
+        logger.warning("%s; waiting for them", reason)
+        return
+    for failure in found.failures:
+        logger.warning("%s", failure)
+    if found.asked and config.topic not in found.topics:
+        close = difflib.get_close_matches(config.topic, found.topics, 3)
+        near = f"; near it are {', '.join(close)}" if close else ""
+        reason = f"no nsqd has the topic {config.topic}{near}"
+        if once:
+            raise JobFailed(reason)
+        logger.warning("%s; waiting for it", reason)

@@ -1,0 +1,92 @@
+"""What the job tells its user: a line for each batch, and the summary. PURE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+__all__ = ["Batch", "Summary", "batch_line", "summary_lines"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch that a query has finished.
+
+    Attributes:
+        rows: As the source gave them.
+        duplicates, malformed: Of these; duplicates are left out, if they are looked for.
+        seconds: That it took.
+        waiting: Messages that nsqd still has for the query; None if that is not known.
+        spooled: Messages that wait in the spool; likewise.
+        lag: Seconds from the latest publishing in the batch to the batch's end; None if there was none.
+        dropped: Rows that Spark has dropped as late, which must never happen.
+    """
+
+    query: str
+    batch_id: int
+    rows: int
+    seconds: float
+    malformed: int = 0
+    duplicates: int = 0
+    waiting: int | None = None
+    spooled: int | None = None
+    lag: float | None = None
+    dropped: int = 0
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a run has done."""
+
+    rows: dict[str, int] = field(default_factory=dict)
+    batches: dict[str, int] = field(default_factory=dict)
+    duplicates: dict[str, int] = field(default_factory=dict)
+    dead_letters: int = 0
+    late: int = 0
+    set_aside: dict[str, tuple[int, int]] = field(default_factory=dict)
+    compacted_hours: int = 0
+    compacted_files: int = 0
+    seconds: float = 0.0
+
+    def add(self, batch: Batch) -> None:
+        """Count a batch in."""
+        for counts, number in ((self.rows, batch.rows), (self.batches, 1), (self.duplicates, batch.duplicates)):
+            counts[batch.query] = counts.get(batch.query, 0) + number
+        if batch.query == "archive":
+            self.dead_letters += batch.malformed
+
+
+def batch_line(batch: Batch) -> str:
+    """Write a batch as one line."""
+    rate = batch.rows / batch.seconds if batch.seconds else 0.0
+    parts = [f"{batch.query:8} batch {batch.batch_id:6}: {batch.rows:9,} rows, {rate:9,.0f} rows/s"]
+    backlog = [
+        f"{number:,} {place}"
+        for number, place in ((batch.waiting, "at nsqd"), (batch.spooled, "in the spool"))
+        if number is not None
+    ]
+    if backlog:
+        parts.append("backlog " + " + ".join(backlog))
+    if batch.lag is not None:
+        parts.append(f"lag {batch.lag:,.1f} s")
+    return ", ".join(parts)
+
+
+def summary_lines(summary: Summary, queries: Iterable[str]) -> list[str]:
+    """Write the summary; what did not happen is left out, but for the rows."""
+    lines = []
+    for query in queries:
+        line = f"{query:8} {summary.rows.get(query, 0):,} rows in {summary.batches.get(query, 0):,} batches"
+        if summary.duplicates.get(query):
+            line += f", {summary.duplicates[query]:,} duplicates left out"
+        segments, rows = summary.set_aside.get(query, (0, 0))
+        if segments:
+            line += f", {segments:,} segments with {rows:,} rows set aside as unreadable"
+        lines.append(line)
+    others = [
+        (summary.dead_letters, f"{summary.dead_letters:,} dead letters"),
+        (summary.late, f"{summary.late:,} late"),
+        (summary.compacted_hours, f"{summary.compacted_hours:,} hours compacted ({summary.compacted_files:,} files)"),
+    ]
+    told = [text for number, text in others if number] + [f"{summary.seconds:,.0f} s"]
+    return [*lines, f"{'both':8} {', '.join(told)}"]

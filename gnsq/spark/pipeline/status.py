@@ -1,0 +1,130 @@
+"""``--status``: where each query stands, from its checkpoint, its spool and nsqd. Starts no Spark, changes nothing."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gnsq.errors import NSQException
+from gnsq.spark.channel import ChannelClient
+from gnsq.spark.locations import redacted
+from gnsq.spark.offsets import decode_offset, pending
+from gnsq.spark.pipeline.checkpoint import Checkpoint, open_location, read_checkpoint
+from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
+from gnsq.spark.pipeline.joblock import running_job
+from gnsq.spark.spool import Spool
+
+__all__ = ["SpoolState", "depth_of", "spool_state", "status_lines"]
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolState:
+    """What is in a query's spool.
+
+    Attributes:
+        rows, size: Messages and bytes that are in no committed batch.
+        oldest: When the first of these was written.
+        set_aside, rows_set_aside: Segments that could not be read, and their messages.
+        receivers: That have not ended in order: they run, or were killed.
+    """
+
+    rows: int = 0
+    size: int = 0
+    oldest: dt.datetime | None = None
+    set_aside: int = 0
+    rows_set_aside: int = 0
+    receivers: int = 0
+
+
+def spool_state(config: PipelineConfig, query: str, checkpoint: Checkpoint | None) -> SpoolState:
+    """Look into a spool.
+
+    Raises:
+        NSQException, OSError: If it can't be read.
+        ValueError: If the checkpoint is another topic's.
+    """
+    location = config.spool_of(query)
+    contents = Spool(location).contents()
+    vector: dict[str, int] = {}
+    if checkpoint is not None and checkpoint.offset is not None:
+        vector = decode_offset(checkpoint.offset, config.read_options(query).source)
+    waiting = pending(contents.segments, vector)
+    filesystem, root = open_location(location)
+    times = [info.mtime for info in filesystem.get_file_info([f"{root}/{segment.path}" for segment in waiting])]
+    closed = filesystem.get_file_info([f"{root}/{receiver}/closed.json" for receiver in sorted(contents.receivers)])
+    return SpoolState(
+        sum(segment.rows for segment in waiting),
+        sum(segment.size for segment in waiting),
+        # One that was just read to its end has none.
+        min((time for time in times if time is not None), default=None),
+        len(contents.set_aside),
+        contents.rows_set_aside,
+        sum(1 for info in closed if not info.is_file),
+    )
+
+
+def depth_of(config: PipelineConfig, query: str) -> int:
+    """Ask how many messages nsqd has for a query, waiting and in flight.
+
+    Raises:
+        NSQException: If one of them does not answer.
+    """
+    client = ChannelClient(config.read_options(query))
+    try:
+        return client.depth().total
+    finally:
+        client.close()
+
+
+def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
+    """Tell where things stand; what can't be found out is told, too."""
+    pid = running_job(Path(config.work))
+    yield "job      not running" if pid is None else f"job      running, process {pid or 'unknown'}"
+    for query in QUERIES:
+        checkpoint: Checkpoint | None = None
+        try:
+            checkpoint = read_checkpoint(config.checkpoint_of(query))
+            yield f"{query:8} {_progress(checkpoint, now)}"
+        except (NSQException, OSError, ValueError) as error:
+            yield f"{query:8} {error}"
+        try:
+            yield f"         spool {_spool(spool_state(config, query, checkpoint), now)}"
+        except (NSQException, OSError, ValueError) as error:
+            yield f"         spool {redacted(config.spool_of(query))}: {error}"
+        if config.nsqd_http_addresses or config.lookupd_http_addresses:
+            try:
+                yield f"         nsqd {depth_of(config, query):,} messages waiting or in flight"
+            except NSQException as error:
+                yield f"         nsqd unknown: {error}"
+
+
+def _progress(checkpoint: Checkpoint, now: dt.datetime) -> str:
+    if checkpoint.planned < 0:
+        return "no batch yet"
+    text = "no batch committed"
+    if checkpoint.committed >= 0:
+        text = f"batch {checkpoint.committed} committed{_at(checkpoint.committed_at, now)}"
+    if checkpoint.planned > checkpoint.committed:
+        text += f", batch {checkpoint.planned} planned{_at(checkpoint.planned_at, now)}"
+    return text
+
+
+def _at(time: dt.datetime | None, now: dt.datetime) -> str:
+    return "" if time is None else f" {time:%Y-%m-%d %H:%M:%S} UTC ({_age(time, now)} ago)"
+
+
+def _age(time: dt.datetime, now: dt.datetime) -> str:
+    return str(dt.timedelta(seconds=max(round((now - time).total_seconds()), 0)))
+
+
+def _spool(state: SpoolState, now: dt.datetime) -> str:
+    parts = [f"{state.rows:,} rows, {state.size:,} bytes waiting"]
+    if state.oldest is not None:
+        parts.append(f"the oldest for {_age(state.oldest, now)}")
+    if state.set_aside:
+        parts.append(f"{state.set_aside:,} segments with {state.rows_set_aside:,} rows set aside as unreadable")
+    if state.receivers:
+        parts.append(f"{state.receivers} receivers not closed")
+    return ", ".join(parts)

@@ -1,0 +1,193 @@
+"""Subscriptions: one Consumer for each topic that a receiver reads; together they keep to one max_in_flight.
+
+Owns the consumers and, for a pattern, the greenlet that asks nsqlookupd for topics. What happens to messages is the
+receiver's business.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import gevent
+
+from gnsq import Consumer, LookupdClient, Message
+from gnsq.errors import NSQHttpError
+from gnsq.spark.connecting import connection_keywords, http_keywords
+from gnsq.spark.options import ReadOptions
+from gnsq.spark.topics import matching, shares
+
+__all__ = ["Subscriptions"]
+
+logger = logging.getLogger(__name__)
+
+# Well below the segment's waiting time, else the tail of a burst sits in nsqd's buffer; the least that nsqd allows
+# unless its min-output-buffer-timeout says otherwise.
+OUTPUT_BUFFER_TIMEOUT_MS = 25
+
+
+class Subscriptions:
+    """What is subscribed to.
+
+    Args:
+        handler: Called with a consumer and its message; answers it itself.
+        close_timeout: Seconds until what is unanswered at the end is given back.
+
+    Raises:
+        ValueError: If an address is not valid, or a file that an option names can't be used.
+    """
+
+    def __init__(
+        self, options: ReadOptions, handler: Callable[[Consumer, Message], None], close_timeout: float
+    ) -> None:
+        self._options = options
+        self._handler = handler
+        self._close_timeout = close_timeout
+        self._keywords = connection_keywords(options)
+        self._consumers: dict[str, Consumer] = {}
+        self._paused = False
+        self._poller: gevent.Greenlet | None = None
+        self._lookupds: list[LookupdClient] = []
+        if options.topic_pattern:
+            http = http_keywords(options)
+            self._lookupds = [LookupdClient.from_url(address, **http) for address in options.lookupd_http_addresses]
+        self._add(list(options.topics))
+
+    def start(self) -> None:
+        """Connect. Returns when every nsqd known so far has been tried once."""
+        if self._lookupds:
+            self._resolve()
+            if not self._consumers:
+                logger.warning(
+                    "no topic matches topicPattern %r yet; looking again every %g s",
+                    self._options.topic_pattern,
+                    self._options.lookupd_poll_interval,
+                )
+            self._poller = gevent.spawn(self._poll)
+            self._poller.name = f"gnsq-topics-{self._options.source}"
+        self._start(list(self._consumers.values()))
+
+    def close(self) -> None:
+        """Take no more messages; those that were delivered can still be answered. join() waits for the end."""
+        if self._poller is not None:
+            self._poller.kill()
+        for consumer in self._consumers.values():
+            consumer.pause()
+            consumer.close()
+        for lookupd in self._lookupds:
+            lookupd.close()
+
+    def join(self, timeout: float) -> None:
+        """Wait until all connections are closed, or for so many seconds."""
+        gevent.joinall([gevent.spawn(consumer.join, timeout) for consumer in self._consumers.values()])
+
+    def pause(self) -> None:
+        """Ask for no more messages, of topics that join later either."""
+        self._paused = True
+        for consumer in self._consumers.values():
+            consumer.pause()
+
+    def resume(self) -> None:
+        """Undo pause()."""
+        self._paused = False
+        for consumer in self._consumers.values():
+            consumer.resume()
+
+    @property
+    def ready_count(self) -> int:
+        """Messages that nsqds may deliver before they wait for answers."""
+        return sum(consumer.total_ready_count for consumer in self._consumers.values())
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether some nsqd has delivered nearly all it may, whatever the others have."""
+        return any(consumer.is_starved for consumer in self._consumers.values())
+
+    @property
+    def topics(self) -> list[str]:
+        """What is subscribed to now."""
+        return sorted(self._consumers)
+
+    @property
+    def connections(self) -> int:
+        """How many there are now."""
+        return sum(len(consumer.stats().connections) for consumer in self._consumers.values())
+
+    def failures(self) -> dict[str, str]:
+        """Say what keeps nsqds from being connected, by address."""
+        return {
+            address: text
+            for consumer in self._consumers.values()
+            for address, text in consumer.stats().failures.items()
+        }
+
+    # --- topics
+
+    def _add(self, topics: list[str]) -> list[Consumer]:
+        due = shares(self._options.max_in_flight, [*self._consumers, *topics])
+        added = {topic: self._consumer(topic, due[topic]) for topic in topics}
+        self._consumers |= added
+        self._share_out()
+        return list(added.values())
+
+    def _consumer(self, topic: str, max_in_flight: int) -> Consumer:
+        consumer = Consumer(
+            topic,
+            self._options.channel,
+            message_handler=self._handler,
+            max_tries=0,
+            max_in_flight=max_in_flight,
+            # Nothing fails here that a pause would help: the receiver pauses by itself while the disk refuses.
+            max_backoff_duration=0,
+            concurrency=1,
+            close_timeout=self._close_timeout,
+            output_buffer_timeout=OUTPUT_BUFFER_TIMEOUT_MS,
+            msg_timeout=self._options.msg_timeout,
+            reconnect_initial=0.5,
+            reconnect_maximum=15.0,
+            **self._keywords,
+        )
+        if self._paused:
+            consumer.pause()
+        return consumer
+
+    def _share_out(self) -> None:
+        for topic, share in shares(self._options.max_in_flight, self._consumers).items():
+            if self._consumers[topic].max_in_flight != share:
+                self._consumers[topic].max_in_flight = share
+
+    def _start(self, consumers: list[Consumer]) -> None:
+        gevent.joinall([gevent.spawn(consumer.start, block=False) for consumer in consumers], raise_error=True)
+
+    def _poll(self) -> None:
+        while True:
+            gevent.sleep(self._options.lookupd_poll_interval)
+            try:
+                self._start(self._resolve())
+            except Exception:  # top of a greenlet: topics that are there go on, and the next round may do better
+                logger.exception("topics of %s not followed: internal error", self._options.source)
+
+    def _resolve(self) -> list[Consumer]:
+        """Ask all nsqlookupds for topics; add consumers for new ones, end those of topics that are quite gone."""
+        names: set[str] = set()
+        complete = True
+        for lookupd in self._lookupds:
+            try:
+                names.update(lookupd.topics().get("topics") or ())
+            except NSQHttpError as error:
+                logger.warning("topics of %s: %s", self._options.source, error)
+                complete = False
+        found = matching(self._options, names)
+        if complete:
+            self._drop([topic for topic in self._consumers if topic not in found])
+        new = [topic for topic in found if topic not in self._consumers]
+        if new:
+            logger.info("%s: reading topics %s", self._options.source, ", ".join(new))
+        return self._add(new)
+
+    def _drop(self, vanished: list[str]) -> None:
+        """End the consumers that have no connection left; nsqlookupd may forget a topic that nsqd still has."""
+        for topic in vanished:
+            if not self._consumers[topic].stats().connections:
+                logger.info("%s: topic %s is gone", self._options.source, topic)
+                self._consumers.pop(topic).close()

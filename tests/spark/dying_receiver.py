@@ -1,0 +1,56 @@
+"""Program: a receiver that ends itself with SIGKILL at one point of its first segment.
+
+``python -m tests.spark.dying_receiver POINT SPOOL TOPIC CHANNEL NSQD_TCP``. Points: ``write``, before the segment is
+written; ``durable``, before the first FIN; ``fins``, when half of the FINs are at nsqd; ``never``.
+"""
+
+import os
+import signal
+import sys
+
+import gevent
+
+from gnsq import Message
+from gnsq.spark.options import ReadOptions
+from gnsq.spark.receiver import Receiver
+from gnsq.spark.spool import Spool, SpoolWriter
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(point):
+    write, finish = SpoolWriter.write, Message.finish
+    # Rows of the first segment, and FINs of it.
+    rows, finished = [], []
+
+    def watched_write(writer, number, columns):
+        if point == "write":
+            die()
+        size = write(writer, number, columns)
+        if point == "durable":
+            die()
+        rows.append(len(columns[0]))
+        return size
+
+    def watched_finish(message):
+        if point == "fins" and len(finished) == rows[0] // 2:
+            gevent.sleep(0.2)  # what was answered goes out
+            die()
+        finish(message)
+        finished.append(message.id)
+
+    SpoolWriter.write, Message.finish = watched_write, watched_finish
+
+
+def main():
+    point, spool, topic, channel, tcp = sys.argv[1:]
+    arm(point)
+    options = ReadOptions(topic=topic, channel=channel, nsqd_tcp_addresses=(tcp,))
+    Receiver(options, Spool(spool)).start()
+    gevent.sleep(600)
+
+
+if __name__ == "__main__":
+    main()

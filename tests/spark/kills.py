@@ -1,0 +1,31 @@
+"""A receiver as a process that kills itself or is killed, and the one that comes after it."""
+
+import signal
+import sys
+
+from gnsq.spark.options import ReadOptions
+from gnsq.spark.receiver import Receiver
+from tests.spark.helpers import is_empty, running, wait_for
+
+TOPIC, CHANNEL = "clicks", "archive"
+
+
+def receiver_process(nsqd, spool, point="never"):
+    """Run dying_receiver.py; a context manager that gives the process."""
+    module = "tests.spark.dying_receiver"
+    return running([sys.executable, "-m", module, point, spool.location, TOPIC, CHANNEL, nsqd.tcp_address])
+
+
+def run_until_killed(point, nsqd, spool):
+    """Run a receiver until it has killed itself."""
+    with receiver_process(nsqd, spool, point) as process:
+        assert process.wait(30) == -signal.SIGKILL
+
+
+def drain(nsqd, spool, hub, limit=30.0):
+    """Receive until the channel is empty, what a killed receiver had included."""
+    options = ReadOptions(topic=TOPIC, channel=CHANNEL, nsqd_tcp_addresses=(nsqd.tcp_address,))
+    receiver = Receiver(options, spool)
+    hub.call(receiver.start)
+    wait_for(lambda: is_empty(nsqd, TOPIC, CHANNEL), limit)
+    hub.call(receiver.close)

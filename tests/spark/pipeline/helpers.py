@@ -1,0 +1,91 @@
+"""Batches, and what the job leaves: files as the queries name them, checkpoints as Spark writes them."""
+
+import datetime as dt
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gnsq.spark.options import ReadOptions
+from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.planner import drain_channel
+from gnsq.spark.spool import Spool
+from tests.spark.helpers import bodies_of
+
+UTC = dt.UTC
+SCHEMA = pa.schema([("event_time", pa.timestamp("us", tz="UTC")), ("user", pa.string()), ("message_id", pa.string())])
+
+
+def config_for(path, **changes):
+    given = {"topic": "clicks", "output": str(path / "output"), "work": str(path / "work")}
+    if not {"nsqd_tcp_addresses", "lookupd_http_addresses"} & set(changes):
+        changes["nsqd_tcp_addresses"] = ("127.0.0.1:1",)
+    return PipelineConfig(**{**given, **changes})
+
+
+def put_file(hour_directory, name, numbers, schema=SCHEMA):
+    """Write a file of the archive, with one row for each number."""
+    hour_directory.mkdir(parents=True, exist_ok=True)
+    hour = dt.datetime.strptime(hour_directory.name, "hour=%Y-%m-%dT%H").replace(tzinfo=UTC)
+    rows = [
+        {"event_time": hour + dt.timedelta(seconds=number % 3600), "user": f"u{number}", "message_id": str(number)}
+        for number in numbers
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), hour_directory / name)
+
+
+def batch_name(batch_id, index=0):
+    return f"batch-{batch_id:012d}-{index}.parquet"
+
+
+def ids_below(directory):
+    """All message ids that a reader of the archive sees, in no order."""
+    tables = [pq.ParquetFile(path).read() for path in directory.glob("hour=*/*.parquet")]
+    return sorted(int(value) for table in tables for value in table.column("message_id").to_pylist())
+
+
+def put_checkpoint(location, committed, planned=None, offset=None):
+    """Write a checkpoint's logs as Spark 4 does."""
+    planned = committed if planned is None else planned
+    for log in ("offsets", "commits"):
+        (location / log).mkdir(parents=True, exist_ok=True)
+    (location / "metadata").write_text('{"id":"a"}')
+    for batch_id in range(planned + 1):
+        metadata = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1_767_225_600_000 + batch_id * 1000})
+        (location / "offsets" / str(batch_id)).write_text(f"v1\n{metadata}\n{json.dumps(offset)}")
+        (location / "offsets" / f".{batch_id}.crc").write_text("crc")
+    for batch_id in range(committed + 1):
+        (location / "commits" / str(batch_id)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+
+def messages(spark, config, bodies):
+    """What foreachBatch is called with, for these bodies."""
+    from gnsq.spark.pipeline.events import parse
+
+    published_at = dt.datetime(2026, 6, 1, tzinfo=UTC)
+    rows = [(bytearray(body), f"{number:016}", published_at, "127.0.0.1:4150") for number, body in enumerate(bodies)]
+    frame = spark.createDataFrame(rows, "body binary, message_id string, published_at timestamp, nsqd string")
+    return parse(frame, config.schema, config.max_ahead)
+
+
+def event(time, page="/", user="u"):
+    return json.dumps({"time": time.isoformat(), "user": user, "page": page}).encode()
+
+
+def rows_below(path):
+    """All rows of the Parquet files that readers see."""
+    files = [file for file in sorted(path.rglob("*.parquet")) if "/_" not in str(file.relative_to(path.parent))]
+    return [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
+
+
+def published(nsqd, topic, tmp_path):
+    """Bodies in a topic."""
+    options = ReadOptions(
+        topic=topic,
+        channel="test",
+        nsqd_tcp_addresses=(nsqd.tcp_address,),
+        nsqd_http_addresses=(nsqd.http_address,),
+        spool=str(tmp_path / f"{topic}-spool"),
+    )
+    drain_channel(options)
+    return [json.loads(body) for body in bodies_of(Spool(options.spool))]

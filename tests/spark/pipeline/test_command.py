@@ -1,0 +1,159 @@
+"""The command: what it says, what it leaves behind, and how it ends."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.spark.helpers import channel_stats, members_of, publish, running, wait_for
+from tests.spark.pipeline.helpers import published, rows_below
+
+COMMAND = [sys.executable, "-m", "gnsq.spark.pipeline"]
+EVENTS = [b'{"time": "2026-01-01T%02d:00:01Z", "user": "u", "page": "/"}' % (n % 3) for n in range(2000)]
+BAD = [b"not json"] * 3
+
+
+def arguments(nsqd, tmp_path, *more):
+    return [
+        *COMMAND,
+        *["--topic", "clicks", "--output", str(tmp_path / "out"), "--work", str(tmp_path / "work")],
+        *["--nsqd-tcp-address", nsqd.tcp_address, "--nsqd-http-address", nsqd.http_address],
+        *["--master", "local[2]", *more],
+    ]
+
+
+def run(command, **environment):
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=150, check=False, env={**os.environ, **environment}
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        pytest.param([], "setting topic is required", id="nothing"),
+        pytest.param(["--config", "/nowhere.toml"], "configuration /nowhere.toml", id="file"),
+        pytest.param(
+            ["--topic", "a b", "--output", "x", "--work", "y", "--nsqd-tcp-address", "h:1"], "a b", id="topic"
+        ),
+        pytest.param(
+            ["--topic", "a", "--output", "x", "--work", "y", "--nsqd-tcp-address", "h:1", "--once"],
+            "--once needs nsqd_http_addresses or lookupd_http_addresses",
+            id="once",
+        ),
+        pytest.param(["--max-ahead", "long"], "Invalid value for '--max-ahead'", id="number"),
+        pytest.param(["--tpoic", "x"], "'--topic'?", id="unknown"),
+    ],
+)
+def test_bad_usage_is_told_with_status_2(given, words):
+    done = run([*COMMAND, *given])
+
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def lines_of(done):
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr.splitlines()
+
+
+def test_once_without_the_topic_is_told_before_spark_starts(fakensqd, tmp_path):
+    publish(fakensqd, "click", [b"1"])
+
+    done = run(arguments(fakensqd, tmp_path, "--once"))
+
+    assert lines_of(done) == ["Error: no nsqd has the topic clicks; near it are click"]
+
+
+def test_once_without_nsqd_is_told_before_spark_starts(fakensqd, tmp_path):
+    command = arguments(fakensqd, tmp_path, "--once")
+    command[command.index("--nsqd-http-address") + 1] = "127.0.0.1:1"
+
+    [line] = lines_of(run(command))
+    assert line.startswith("Error: neither nsqd nor nsqlookupd answers: ")
+
+
+def test_missing_java_says_what_to_install(fakensqd, tmp_path):
+    publish(fakensqd, "clicks", EVENTS[:1])
+    (tmp_path / "java").write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    (tmp_path / "java").chmod(0o755)
+
+    done = run(arguments(fakensqd, tmp_path), PATH=str(tmp_path), JAVA_HOME="")
+
+    [line] = lines_of(done)
+    assert line.startswith("Error: Spark needs Java 17, 21 or 25")
+    assert "Install one" in line
+
+
+def test_second_job_on_one_work_directory_is_refused(fakensqd, tmp_path):
+    from gnsq.spark.pipeline.joblock import JobLock
+
+    (tmp_path / "work").mkdir()
+    with JobLock(tmp_path / "work"):
+        done = run(arguments(fakensqd, tmp_path))
+    [line] = lines_of(done)
+    assert f"in use by another job, process {os.getpid()}" in line
+
+
+def test_status_starts_no_spark(fakensqd, tmp_path):
+    done = run([*arguments(fakensqd, tmp_path), "--status"], PATH="")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("job      not running\narchive  no batch yet\n")
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_kill_in_mid_batch_then_once_accounts_for_everything(fakensqd, tmp_path):
+    publish(fakensqd, "clicks", EVENTS + BAD)
+    secret = {"GNSQ_PIPELINE_NSQ": "authSecret=hush-hush"}
+    small = ["--max-rows-per-batch", "300", "--nsq", "segmentRows=100"]
+    with running(arguments(fakensqd, tmp_path, *small), **secret) as process:
+        wait_for(lambda: list((tmp_path / "out" / "archive").glob("hour=*/batch-*1-*.parquet")), limit=90)
+        os.killpg(process.pid, signal.SIGKILL)
+    # What was in flight comes back when its time is over; a receiver that is gone can't give it back.
+    publish(fakensqd, "clicks", EVENTS[:100])
+
+    once = ["--once", "--compact-files", "2", "--watermark-delay", "0", "--deduplicate", "0"]
+    done = run(arguments(fakensqd, tmp_path, *once), **secret)
+
+    archived = rows_below(tmp_path / "out" / "archive")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len({(row["nsqd"], row["message_id"]) for row in archived}) == 2100
+    assert len({letter["message_id"] for letter in published(fakensqd, "clicks-dead", tmp_path)}) == 3
+    assert re.search(
+        r"^archive  batch +\d+: .* rows/s, backlog .* at nsqd \+ .* in the spool, lag .* s$", done.stdout, re.M
+    )
+    assert re.search(r"^both     .* late, \d+ hours compacted \(\d+ files\), \d+ s\ndrained$", done.stdout, re.M)
+    assert len(list((tmp_path / "out" / "archive" / "hour=2026-01-01T00").iterdir())) == 1
+    late = rows_below(tmp_path / "out" / "late")
+    latest = {}
+    for row in rows_below(tmp_path / "out" / "metrics"):
+        key = (row["window_start"], row["key"])
+        latest[key] = max(latest.get(key, (-1, 0)), (row["version"], row["count"]))
+    assert sum(count for _, count in latest.values()) + len(late) == len(archived)
+    log = (tmp_path / "work" / "spark.log").read_text()
+    assert "hush-hush" not in log + done.stdout + done.stderr
+    assert not [path for path in (tmp_path / "work").rglob("*/offsets/*") if b"hush" in path.read_bytes()]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(150)
+def test_command_stops_in_order_on_sigterm(fakensqd, tmp_path):
+    publish(fakensqd, "clicks", EVENTS)
+    with running(arguments(fakensqd, tmp_path)) as process:
+        wait_for(lambda: list((tmp_path / "out" / "archive").glob("hour=*/*.parquet")), limit=90)
+        os.kill(process.pid, signal.SIGTERM)
+        output, _ = process.communicate(timeout=30)
+
+        assert process.returncode == 0, output
+        assert "stopped in order" in output
+        assert "Traceback" not in output
+        for channel in ("archive", "metrics"):
+            wait_for(lambda channel=channel: not channel_stats(fakensqd, "clicks", channel)["clients"])
+        wait_for(lambda: members_of(process.pid) == [])

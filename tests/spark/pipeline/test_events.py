@@ -1,0 +1,65 @@
+"""What is an event, and why a body is none."""
+
+import datetime as dt
+
+import pytest
+
+from gnsq.spark.pipeline.events import malformed, well_formed
+from tests.spark.pipeline.helpers import config_for, messages
+
+TIME = b'"time": "2026-01-01T10:00:01Z"'
+FIELDS = {
+    "page": "string",
+    "user": "string",
+    "ms": "int",
+    "ok": "boolean",
+    "price": "decimal(6,2)",
+    "day": "date",
+    "ratio": "double",
+}
+GOOD = [
+    b"{%s, " % TIME + rest + b"}"
+    for rest in (
+        b'"page": "/", "ms": 5, "ok": true, "price": 12.34, "day": "2026-01-02", "ratio": 0.5, "more": {"a": [1]}',
+        b'"page": "/"',
+        b'"page": 7, "user": null, "ms": null',
+    )
+]
+BAD = [
+    (b'{%s, "page": "/", "ms": "5x"}' % TIME, "ms is not of type int"),
+    (b'{%s, "page": "/", "ms": 3000000000}' % TIME, "ms is not of type int"),
+    (b'{%s, "page": "/", "ms": 1.5}' % TIME, "ms is not of type int"),
+    (b'{%s, "page": "/", "ms": {"a": 1}}' % TIME, "ms is not of type int"),
+    (b'{%s, "page": "/", "ok": "maybe"}' % TIME, "ok is not of type boolean"),
+    (b'{%s, "page": "/", "price": "much"}' % TIME, "price is not of type decimal(6,2)"),
+    (b'{%s, "page": "/", "day": "someday"}' % TIME, "day is not of type date"),
+    (b'{%s, "page": "/", "ok": 1, "ms": 1}' % TIME, "ok is not of type boolean"),
+    (b'{%s, "ms": 1}' % TIME, "page is missing"),
+    (b'{%s, "page": null}' % TIME, "page is missing"),
+    (b'{"page": "/"}', "time is missing"),
+    (b'{"page": "/", "time": "2026"}', "time is not ISO 8601"),
+    (b'{"page": "/", "time": "10:00"}', "time is not ISO 8601"),
+    (b'{"page": "/", "time": 1767261600}', "time is not ISO 8601"),
+    (b'{"page": "/", "time": "0001-01-01T00:00:00Z"}', "time is before 1970"),
+    (b'{"page": "/", "time": "2026-06-01T01:00:01Z"}', "time is in the future"),
+    (b'{%s, "page": "/"' % TIME, "body is not a JSON object"),
+    (b"[]", "body is not a JSON object"),
+    (b"12", "body is not a JSON object"),
+    (b"null", "body is not a JSON object"),
+    (b'{"page": "\xff"}', "body is not UTF-8"),
+    (b'{%s, "page": "/", "price": 1234567.8}' % TIME, "price is not of type decimal(6,2)"),
+]
+
+
+@pytest.mark.spark
+def test_each_malformed_body_has_the_reason_that_names_the_field(spark, tmp_path):
+    config = config_for(tmp_path, fields=FIELDS, required_fields=())
+
+    parsed = messages(spark, config, [*GOOD, *(body for body, _ in BAD)])
+    good = well_formed(parsed).orderBy("message_id").collect()
+    reasons = {bytes(row["body"]): row["reason"] for row in malformed(parsed).select("body", "reason").collect()}
+
+    assert reasons == dict(BAD)
+    assert [row["ms"] for row in good] == [5, None, None]
+    assert [row["page"] for row in good] == ["/", "/", "7"]
+    assert (good[0]["day"], str(good[0]["price"]), good[0]["ok"]) == (dt.date(2026, 1, 2), "12.34", True)

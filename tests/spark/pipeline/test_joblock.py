@@ -1,0 +1,26 @@
+import os
+
+import pytest
+
+from gnsq.spark.pipeline.failures import JobFailed
+from gnsq.spark.pipeline.joblock import JobLock, running_job
+
+
+def test_one_job_at_a_time(tmp_path):
+    with JobLock(tmp_path):
+        assert running_job(tmp_path) == os.getpid()
+        with pytest.raises(JobFailed, match=f"in use by another job, process {os.getpid()}: stop that one"):
+            JobLock(tmp_path, patience=0)
+    assert running_job(tmp_path) is None
+    with JobLock(tmp_path, patience=0):
+        pass
+
+
+def test_no_job_ever_ran(tmp_path):
+    assert running_job(tmp_path) is None
+
+
+def test_job_that_has_not_said_who_it_is(tmp_path):
+    with JobLock(tmp_path):
+        (tmp_path / "job.json").write_text("")
+        assert running_job(tmp_path) == 0

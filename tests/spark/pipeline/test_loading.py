@@ -1,0 +1,117 @@
+import click
+import pytest
+from click.testing import CliRunner
+
+from gnsq.spark.pipeline.loading import load_config, setting_options
+
+GIVEN = {"topic": "clicks", "output": "/out", "work": "/data", "nsqd_tcp_addresses": ("a:4150",)}
+FILE = """
+topic = "views"
+output = "/out"
+work = "/data"
+watermark_delay = 5
+nsqd_tcp_addresses = "a:4150"
+required_fields = []
+key_field = "host"
+[fields]
+host = "string"
+bytes = "bigint"
+[nsq]
+tls = true
+msgTimeout = 30
+[spark]
+'spark.cores.max' = 2
+'spark.x' = true
+"""
+
+
+def load(arguments, environ=None, path=None):
+    """What the command line makes of arguments."""
+    loaded = []
+
+    @click.command(context_settings={"auto_envvar_prefix": "GNSQ_PIPELINE"})
+    @setting_options
+    def command(**settings):
+        loaded.append(load_config(path, settings))
+
+    done = CliRunner().invoke(command, arguments, env=environ)
+    assert done.exit_code == 0, done.output + repr(done.exception)
+    return loaded[0]
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "job.toml"
+    file.write_text(FILE)
+    return str(file)
+
+
+def test_file_has_all_settings(path):
+    config = load_config(path, {})
+
+    assert (config.topic, config.watermark_delay, config.nsqd_tcp_addresses) == ("views", 5, ("a:4150",))
+    assert config.spark == {"spark.cores.max": "2", "spark.x": "true"}
+    assert config.nsq == {"tls": "true", "msgTimeout": "30"}
+    assert (config.fields, config.required_fields) == ({"host": "string", "bytes": "bigint"}, ())
+
+
+def test_command_line_wins_over_the_file_and_tables_are_merged(path):
+    config = load(
+        ["--topic", "clicks", "--nsq", "msgTimeout=5", "--field", "bytes=int", "--nsqd-tcp-address", "b:4150"],
+        path=path,
+    )
+
+    assert (config.topic, config.nsqd_tcp_addresses) == ("clicks", ("b:4150",))
+    assert config.nsq == {"tls": "true", "msgTimeout": "5"}
+    assert config.fields == {"host": "string", "bytes": "int"}
+
+
+def test_environment_has_all_settings(path):
+    environ = {
+        "GNSQ_PIPELINE_TOPIC": "clicks",
+        "GNSQ_PIPELINE_LOOKUPD_HTTP_ADDRESSES": "l:4161 m:4161",
+        "GNSQ_PIPELINE_NSQ": "maxInFlight=7",
+        "GNSQ_PIPELINE_COMPACT_FILES": "0",
+    }
+
+    config = load(["--topic", "mine"], environ, path)
+
+    assert config.topic == "mine"
+    assert config.lookupd_http_addresses == ("l:4161", "m:4161")
+    assert (config.nsq["maxInFlight"], config.compact_files) == ("7", 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param({"watermark_delay": "1"}, "setting watermark_delay '1' is not a number", id="number"),
+        pytest.param({"max_rows_per_batch": True}, "max_rows_per_batch True is not a number", id="truth"),
+        pytest.param({"max_rows_per_batch": 1.5}, "max_rows_per_batch 1.5 is not a whole number", id="whole number"),
+        pytest.param({"topic": 5}, "setting topic 5 is not a string", id="string"),
+        pytest.param({"nsqd_tcp_addresses": [1]}, r"\[1\] is not a string or a list of strings", id="list"),
+        pytest.param({"spark": "x"}, "setting spark 'x' is not a table", id="table"),
+        pytest.param({"nsq": {"tls": {}}}, "setting nsq: tls is a dict; a string or a number was due", id="nested"),
+        pytest.param({"nsq": ("hush",)}, "nsq has an item without a name or '=': NAME=VALUE", id="pair"),
+    ],
+)
+def test_bad_setting_is_named(changes, words):
+    with pytest.raises(ValueError, match=words):
+        load_config(None, {**GIVEN, **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param(None, r"configuration .*job\.toml: .*No such file", id="missing"),
+        pytest.param("topic = ", r"configuration .*job\.toml: ", id="not TOML"),
+        pytest.param("tpoic = 'x'", r"job\.toml: setting tpoic is unknown; did you mean topic\?", id="unknown"),
+        pytest.param("zzzzzz = 'x'", r"setting zzzzzz is unknown; known are topic, ", id="unlike any"),
+    ],
+)
+def test_bad_file_is_named(tmp_path, text, words):
+    path = tmp_path / "job.toml"
+    if text is not None:
+        path.write_text(text)
+
+    with pytest.raises(ValueError, match=words):
+        load_config(str(path), {})

@@ -1,0 +1,166 @@
+import json
+import logging
+
+import pytest
+
+from gnsq.spark.errors import SpoolInUse
+from gnsq.spark.offsets import encode_offset
+from gnsq.spark.pipeline.failures import JobFailed
+from gnsq.spark.pipeline.preflight import Survey, check_nsq, check_places, check_work, checkpoints, survey
+from gnsq.spark.spool import Spool
+from tests.spark.helpers import publish, wait_for
+from tests.spark.pipeline.helpers import batch_name, config_for, put_checkpoint, put_file
+
+
+@pytest.fixture
+def config(tmp_path):
+    return config_for(tmp_path)
+
+
+def test_directories_are_made(config, tmp_path):
+    check_work(config)
+    check_places(config)
+    check_places(config)
+
+    assert (tmp_path / "output").is_dir()
+    assert (tmp_path / "work" / "metrics" / "spool").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("output", "setting output .* can't be written: .*: give a directory that can be"),
+        ("work/archive/spool", "setting spool .* can't be written"),
+    ],
+)
+def test_place_that_can_not_be_written_is_named(config, tmp_path, place, words):
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / place).write_text("no directory")
+
+    with pytest.raises(JobFailed, match=words):
+        check_places(config)
+
+
+def test_work_that_can_not_be_written_is_named(config, tmp_path):
+    (tmp_path / "work").write_text("no directory")
+
+    with pytest.raises(JobFailed, match=r"setting work .* can't be written"):
+        check_work(config)
+
+
+def test_spool_of_another_query_is_refused(config):
+    Spool(config.spool_of("metrics")).lock("/another", "clicks/metrics").release()
+
+    with pytest.raises(SpoolInUse, match="belongs to owner '/another'"):
+        check_places(config)
+
+
+def test_checkpoint_of_another_topic_is_refused(config, tmp_path):
+    put_checkpoint(tmp_path / "work/archive/checkpoint", 3, offset=encode_offset({"r": 1}, "views/archive"))
+
+    with pytest.raises(JobFailed, match=r"the checkpoint is of 'views/archive', this query reads 'clicks/archive'"):
+        check_places(config)
+
+
+def test_corrupt_checkpoint_is_told(config, tmp_path):
+    put_checkpoint(tmp_path / "work/archive/checkpoint", 3)
+    (tmp_path / "work/archive/checkpoint/offsets/3").write_text("")
+
+    with pytest.raises(JobFailed, match="offsets/3 can't be read"):
+        check_places(config)
+
+
+def test_checkpoint_that_only_spark_can_read_is_left_to_it(tmp_path):
+    config = config_for(tmp_path, checkpoint="viewfs://cluster/checkpoints")
+
+    check_places(config)
+    assert checkpoints(config) == {"archive": None, "metrics": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"deduplicate": 60.0}, "archive/checkpoint was made with deduplicate False, and the setting is True now"),
+        ({"window_length": 300}, "metrics/checkpoint was made with window_length 60, and the setting is 300 now"),
+        ({"key_field": "user"}, "made with key_field 'page', and the setting is 'user' now: leave it"),
+    ],
+)
+def test_settings_that_a_checkpoint_depends_on_stay(config, tmp_path, changes, words):
+    check_places(config)
+    # Nothing has run yet: what was noted may change.
+    check_places(config_for(tmp_path, **changes))
+    check_places(config)
+    for query in ("archive", "metrics"):
+        offset = encode_offset({}, f"clicks/{query}")
+        put_checkpoint(tmp_path / "work" / query / "checkpoint", 3, offset=offset)
+    check_places(config)
+
+    with pytest.raises(JobFailed, match=words):
+        check_places(config_for(tmp_path, **changes))
+
+
+def test_new_checkpoint_would_overwrite_the_files_of_an_older_one(config, tmp_path):
+    put_file(tmp_path / "output" / "archive" / "hour=2026-01-01T08", batch_name(0), [1])
+
+    with pytest.raises(JobFailed, match=r"archive/checkpoint is new, but .*batch-000000000000-0.parquet is there"):
+        check_places(config)
+
+
+def test_missing_secret_file_is_named(tmp_path):
+    config = config_for(tmp_path, nsq={"authSecretFile": str(tmp_path / "none")})
+
+    with pytest.raises(JobFailed, match=r"setting nsq: option authSecretFile '.*none' can't be read"):
+        check_places(config)
+
+
+# --- nsqd and nsqlookupd
+
+
+def test_topics_are_found_at_nsqd_and_nsqlookupd(fakecluster, tmp_path):
+    publish(fakecluster.nsqds[0], "here", [b"1"])
+    publish(fakecluster.nsqds[1], "there", [b"1"])
+    lookupds = tuple(fakecluster.lookupd_http_addresses)
+    config = config_for(
+        tmp_path,
+        nsqd_http_addresses=(fakecluster.nsqds[0].http_address, "127.0.0.1:1"),
+        lookupd_http_addresses=lookupds,
+    )
+
+    wait_for(lambda: survey(config).topics == {"here", "there"})
+    found = survey(config)
+    assert (found.asked, found.answered, len(found.failures)) == (2 + len(lookupds), 1 + len(lookupds), 1)
+
+
+NOBODY = Survey(1, ["127.0.0.1:1: refused"])
+OTHERS = Survey(1, [], {"click", "orders"})
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        pytest.param(NOBODY, "neither nsqd nor nsqlookupd answers: 127.0.0.1:1: refused", id="nobody"),
+        pytest.param(OTHERS, "no nsqd has the topic clicks; near it are click", id="other topics"),
+        pytest.param(Survey(1), "no nsqd has the topic clicks", id="no topics"),
+    ],
+)
+def test_run_for_ever_waits_for_what_is_missing_and_one_that_ends_fails(config, caplog, found, words):
+    check_nsq(config, found, once=False)
+    assert f"{words}; waiting for" in caplog.text
+    with pytest.raises(JobFailed, match=words):
+        check_nsq(config, found, once=True)
+
+
+def test_all_is_well(config, caplog):
+    caplog.set_level(logging.DEBUG)
+    check_nsq(config, Survey(1, [], {"clicks"}), once=True)
+    check_nsq(config, Survey(), once=False)
+    assert caplog.text == ""
+    check_nsq(config, Survey(2, ["a: gone"], {"clicks"}), once=True)
+
+    assert "a: gone" in caplog.text
+
+
+def test_notes_beside_a_checkpoint_are_json(config, tmp_path):
+    check_places(config)
+
+    assert json.loads((tmp_path / "work/metrics/made-with.json").read_text())["key_field"] == "page"

@@ -1,0 +1,96 @@
+import datetime as dt
+import os
+
+from gnsq.spark.offsets import encode_offset
+from gnsq.spark.pipeline.joblock import JobLock
+from gnsq.spark.pipeline.status import SpoolState, spool_state, status_lines
+from gnsq.spark.spool import Spool
+from tests.spark.helpers import columns, publish
+from tests.spark.pipeline.helpers import config_for, put_checkpoint
+
+NOW = dt.datetime(2026, 1, 1, 1, tzinfo=dt.UTC)
+
+
+def fill(config, query="archive"):
+    """Two receivers, one of which has ended: three segments of 2 rows each; one of another is damaged."""
+    spool = Spool(config.spool_of(query))
+    spool.prepare()
+    first, second = spool.writer("first"), spool.writer("second")
+    for number in (1, 2):
+        first.write(number, columns(number, number + 10))
+    first.close(2)
+    second.write(1, columns(5, 6))
+    for segment in spool.contents().segments:
+        os.utime(f"{config.spool_of(query)}/{segment.path}", (NOW.timestamp() - segment.number * 60,) * 2)
+    return spool
+
+
+def test_where_a_query_stands(fakensqd, config, tmp_path):
+    fill(config)
+    publish(fakensqd, "clicks", [b"1", b"2", b"3"])
+    offset = encode_offset({"first": 1}, "clicks/archive")
+    put_checkpoint(tmp_path / "work/archive/checkpoint", 4, 5, offset)
+    os.utime(tmp_path / "work/archive/checkpoint/commits/4", (NOW.timestamp() - 65,) * 2)
+    size = sum(segment.size for segment in Spool(config.spool_of("archive")).contents().segments)
+
+    with JobLock(tmp_path / "work"):
+        lines = list(status_lines(config, NOW))
+
+    assert lines[:2] == [
+        f"job      running, process {os.getpid()}",
+        "archive  batch 4 committed 2026-01-01 00:58:55 UTC (0:01:05 ago), batch 5 planned 2026-01-01 00:00:05 UTC "
+        "(0:59:55 ago)",
+    ]
+    assert lines[2].startswith("         spool 4 rows, ")
+    assert lines[2].endswith(" bytes waiting, the oldest for 0:02:00, 1 receivers not closed")
+    assert f"{size:,}" not in lines[2]
+    assert lines[3:] == [
+        "         nsqd 3 messages waiting or in flight",
+        "metrics  no batch yet",
+        "         spool 0 rows, 0 bytes waiting",
+        "         nsqd 3 messages waiting or in flight",
+    ]
+
+
+def test_nothing_has_run_and_nobody_answers(tmp_path):
+    config = config_for(tmp_path, nsqd_http_addresses=("127.0.0.1:1",))
+
+    lines = list(status_lines(config, NOW))
+
+    assert lines[:3] == ["job      not running", "archive  no batch yet", "         spool 0 rows, 0 bytes waiting"]
+    assert lines[3].startswith("         nsqd unknown: ")
+    assert not (tmp_path / "work").exists()
+
+
+def test_what_can_not_be_read_is_told(tmp_path):
+    config = config_for(tmp_path, checkpoint="viewfs://c/d", spool=str(tmp_path / "spool"))
+    fill(config)
+    (tmp_path / "spool/archive/first/000000000003.arrow").write_text("older")
+
+    lines = list(status_lines(config, NOW))
+
+    assert lines[1] == "archive  viewfs://c/d/archive can't be read without Spark"
+    assert "of an older layout" in lines[2]
+
+
+def test_segments_set_aside_are_counted(config):
+    spool = fill(config)
+    segment = next(each for each in spool.contents().segments if each.receiver == "second")
+    path = f"{config.spool_of('archive')}/{segment.path}"
+    with open(path, "r+b") as file:
+        file.truncate(100)
+    assert spool.read(segment) == []
+
+    state = spool_state(config, "archive", None)
+
+    assert (state.rows, state.set_aside, state.rows_set_aside) == (4, 1, 2)
+    assert spool_state(config, "metrics", None) == SpoolState()
+    assert "1 segments with 2 rows set aside as unreadable" in "\n".join(status_lines(config, NOW))
+
+
+def test_status_changes_nothing(config, tmp_path):
+    fill(config)
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    list(status_lines(config, NOW))
+
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before

@@ -1,0 +1,112 @@
+"""Queries as processes of their own that tests kill parts of: running them, publishing meanwhile, and what came out."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from gnsq import Producer
+from gnsq.errors import NSQException
+from tests.spark.helpers import numbered
+
+
+@contextlib.contextmanager
+def running_query(arguments, log):
+    """Run a program that ends with its standard input, in a process group of its own; nothing of it is left behind."""
+    with open(log, "ab") as output:
+        process = subprocess.Popen(
+            arguments, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        kill_group(process)
+        # pytest shows it if the test fails.
+        print(Path(log).read_text(errors="replace")[-20_000:])
+
+
+def kill(*pids):
+    """Kill processes; those that are gone are no error."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def kill_group(process):
+    """Kill a process and all of its group; Spark's Python workers end with their JVM."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+
+
+class Publisher:
+    """A thread that publishes numbered bodies until stop(); each is published again until nsqd has confirmed it."""
+
+    def __init__(self, tcp_address, topic="clicks", size=100, pause=0.02):
+        self.bodies = []
+        self._stop = threading.Event()
+        self._arguments = tcp_address, topic, size, pause
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def stop(self):
+        """End; gives all that was published."""
+        self._stop.set()
+        self._thread.join(60)
+        return self.bodies
+
+    def _run(self):
+        address, topic, size, pause = self._arguments
+        with Producer(address, reconnect_initial=0.1, reconnect_maximum=0.5, allow_duplicates=True) as producer:
+            while not self._stop.wait(pause):
+                batch = numbered(size, first=len(self.bodies))
+                with contextlib.suppress(NSQException):
+                    producer.multipublish(topic, batch)
+                    self.bodies.extend(batch)
+
+
+def written(folder):
+    """The bodies in all whole batches that query.py wrote."""
+    found = []
+    for mark in sorted((Path(folder) / "out").glob("batch=*/_SUCCESS")):
+        for path in mark.parent.glob("*.parquet"):
+            # One that is being overwritten is read the next time.
+            with contextlib.suppress(OSError):
+                found += pq.ParquetFile(path).read(["body"]).column("body").to_pylist()
+    return found
+
+
+def descendants(pid):
+    """Process ids below a process, with their command lines."""
+    parents, lines = {}, {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            lines[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    below = {pid}
+    while more := {child for child, parent in parents.items() if parent in below} - below:
+        below |= more
+    return {each: lines[each] for each in below - {pid}}
+
+
+def named(pid, text):
+    """Process ids below a process whose command line holds a text, in order."""
+    return sorted(each for each, line in descendants(pid).items() if text in line)
+
+
+def owner_of(remote_address):
+    """Process id of whoever has a connection from this local address, as nsqd sees it."""
+    port = f":{int(remote_address.rpartition(':')[2]):04X}"
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    sockets = {f"socket:[{fields[9]}]" for fields in lines if fields[1].endswith(port)}
+    for path in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(path) in sockets:
+                return int(path.parent.parent.name)
+    return None

@@ -1,0 +1,80 @@
+"""Program: one query from NSQ into Parquet, until its standard input ends, for tests that kill parts of it.
+
+``python -m tests.spark.query MASTER FOLDER RECEIVERS NSQD_TCP NSQD_HTTP``. Says "running" when all is well, else what
+is wrong with receivers on executors, and "stopped". Batches are directories FOLDER/out/batch=ID, whole when _SUCCESS is
+in them.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+
+from gnsq.spark import ExecutorReceivers
+from gnsq.spark.options import ReadOptions
+from gnsq.spark.pipeline.session import open_session
+
+TOPIC, CHANNEL = "clicks", "archive"
+# As little as two executors on one machine need.
+SETTINGS = {
+    "spark.driver.memory": "512m",
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": "2",
+    "spark.sql.shuffle.partitions": "1",
+}
+
+
+@contextlib.contextmanager
+def receiving(spark, given):
+    """Run the receivers, if they are on executors; gives what to ask for what is wrong."""
+    options = ReadOptions.parse(given)
+    if not options.receiver_count:
+        yield lambda: ""
+        return
+    executors = ExecutorReceivers(spark, options)
+    executors.start()
+    try:
+        yield executors.check
+    finally:
+        executors.stop()
+
+
+def main():
+    master, folder, receivers, tcp, http = sys.argv[1:]
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    out = Path(folder) / "out"
+    given = {
+        "topic": TOPIC,
+        "channel": CHANNEL,
+        "spool": str(Path(folder) / "spool"),
+        "spoolOwner": folder,
+        "receivers": receivers,
+        "nsqdTcpAddresses": tcp,
+        "nsqdHttpAddresses": http,
+    }
+
+    def keep(rows, batch_id):
+        rows.select("body").write.mode("overwrite").parquet(f"{out}/batch={batch_id:06d}")
+
+    ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    with open_session("executors", master=master, settings=SETTINGS) as spark, receiving(spark, given) as check:
+        messages = spark.readStream.format("nsq").options(**given).load()
+        query = messages.writeStream.foreachBatch(keep).option("checkpointLocation", f"{folder}/checkpoint")
+        query = query.trigger(processingTime="200 milliseconds").start()
+        wrong = None
+        while not ended.wait(0.2):
+            if (now := check()) != wrong:
+                wrong = now
+                print(wrong or "running", flush=True)
+            if not query.isActive:
+                sys.exit("the query has ended; Spark has said why")
+        query.stop()
+    print("stopped", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""An S3 endpoint on loopback: moto's server in a process of its own."""
+
+import contextlib
+import re
+import subprocess
+import sys
+import threading
+
+
+class S3Server:
+    """Attributes: port; requests: method and path of each so far."""
+
+    def __init__(self, process):
+        self.requests = []
+        self._process = process
+        line = next(line for line in process.stdout if "Running on" in line)
+        self.port = int(line.rsplit(":", 1)[1])
+        threading.Thread(target=self._note, daemon=True).start()
+
+    def location(self, path, credentials=""):
+        """The URI of a directory; the first part of path is its bucket."""
+        query = f"endpoint_override=127.0.0.1:{self.port}&scheme=http&region=us-east-1"
+        return f"s3://{credentials}{path}?{query}"
+
+    def _note(self):
+        for line in self._process.stdout:
+            match = re.search("(GET|PUT|POST|DELETE|HEAD) ([^? ]*)", line)
+            if match is not None:
+                self.requests.append(" ".join(match.groups()))
+
+
+@contextlib.contextmanager
+def s3_server():
+    """Run the server until the end of the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield S3Server(process)
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stdout.close()

@@ -1,0 +1,121 @@
+import ssl
+
+import pytest
+
+from gnsq import Consumer, Producer
+from gnsq.spark.connecting import check_addresses, connection_keywords, http_keywords
+from gnsq.spark.options import ReadOptions, WriteOptions
+
+
+def options(**changes):
+    return ReadOptions(**{"topic": "t", "channel": "c", "nsqd_tcp_addresses": ("a:1",), **changes})
+
+
+def test_defaults_connect_in_plain():
+    keywords = connection_keywords(options())
+
+    assert "tls_context" not in keywords
+    assert keywords["auth_secret"] is None
+    assert (keywords["snappy"], keywords["deflate"]) == (False, False)
+    assert keywords["lookupd_options"] == {"timeout": 5.0}
+
+
+@pytest.mark.parametrize("kind", [Consumer, Producer])
+def test_clients_take_them(kind, fakensqd_certificates):
+    given = options(
+        tls=True, tls_ca_file=fakensqd_certificates.ca, compression="deflate", deflate_level=1, auth_secret="s",
+        lookupd_http_addresses=("https://x",),
+    )  # fmt: skip
+
+    client = kind(**connection_keywords(given), **({"topic": "t", "channel": "c"} if kind is Consumer else {}))
+
+    assert client.lookupds[0].options.ssl_context is not None
+
+
+def test_tls_checks_certificate_and_host(fakensqd_certificates):
+    context = connection_keywords(options(tls=True, tls_ca_file=fakensqd_certificates.ca))["tls_context"]
+
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
+def test_tls_without_verification():
+    context = connection_keywords(options(tls=True, tls_verify=False))["tls_context"]
+
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_NONE, False)
+
+
+def test_https_uses_the_same_certificates(fakensqd_certificates):
+    client = fakensqd_certificates.client()
+    keywords = http_keywords(
+        options(
+            lookupd_http_addresses=("https://x:1",),
+            tls_ca_file=fakensqd_certificates.ca,
+            tls_cert_file=client.certificate,
+            tls_key_file=client.key,
+        )
+    )
+
+    assert [each["subject"] for each in keywords["ssl_context"].get_ca_certs()]
+
+
+def test_secret_comes_from_a_file(tmp_path):
+    (tmp_path / "secret").write_text("open sesame\n")
+
+    assert connection_keywords(options(auth_secret_file=str(tmp_path / "secret")))["auth_secret"] == b"open sesame"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param(
+            {"auth_secret_file": "/none"}, "option authSecretFile '/none' can't be read: No such", id="secret"
+        ),
+        pytest.param({"auth_secret_file": "/dev/null"}, "option authSecretFile '/dev/null' is empty", id="empty"),
+        pytest.param(
+            {"tls": True, "tls_ca_file": "/none"}, "option tlsCaFile '/none' can't be used: .*No such", id="CA"
+        ),
+        pytest.param(
+            {"tls": True, "tls_ca_file": "/dev/null"}, "option tlsCaFile '/dev/null' can't be used", id="no CA"
+        ),
+        pytest.param({"tls": True, "tls_cert_file": "/none"}, "options tlsCertFile '/none', .*No such", id="cert"),
+    ],
+)
+def test_file_that_cannot_be_used_is_named(changes, words):
+    with pytest.raises(ValueError, match=words):
+        connection_keywords(options(**changes))
+
+
+def test_key_without_its_password_is_told(tmp_path, fakensqd_certificates):
+    from cryptography.hazmat.primitives import serialization as form
+
+    client = fakensqd_certificates.client()
+    with open(client.key, "rb") as file:
+        key = form.load_pem_private_key(file.read(), None)
+    (tmp_path / "key").write_bytes(
+        key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.BestAvailableEncryption(b"hush"))
+    )
+    given = {"tls": True, "tls_cert_file": client.certificate, "tls_key_file": str(tmp_path / "key")}
+
+    with pytest.raises(ValueError, match="tlsKeyPassword is not given"):
+        connection_keywords(options(**given))
+    with pytest.raises(ValueError, match="tlsKeyPassword is given") as failure:
+        connection_keywords(options(**given, tls_key_password="wrong one"))
+    assert "wrong one" not in str(failure.value)
+    assert connection_keywords(options(**given, tls_key_password="hush"))["tls_context"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param({"nsqd_tcp_addresses": ("a:b",)}, "option nsqdTcpAddresses: .*a:b", id="nsqd"),
+        pytest.param({"lookupd_http_addresses": ("ftp://x",)}, "option lookupdHttpAddresses: .*ftp://x", id="lookupd"),
+        pytest.param({"nsqd_http_addresses": ("x:99999",)}, "option nsqdHttpAddresses: .*x:99999", id="http"),
+    ],
+)
+def test_bad_address_is_named(changes, words):
+    with pytest.raises(ValueError, match=words):
+        check_addresses(options(**changes))
+
+
+def test_good_addresses():
+    check_addresses(WriteOptions(nsqd_tcp_addresses=("a:1", "b"), lookupd_http_addresses=("https://x/y", "z:1")))

@@ -1,0 +1,63 @@
+"""Receivers killed at each point between nsqd and spool: nothing is lost, and what is twice is what has to be."""
+
+import pytest
+
+from tests.spark.helpers import bodies_of, is_empty, numbered, publish, wait_for
+from tests.spark.kills import drain, receiver_process, run_until_killed
+
+COUNT = 2000
+
+
+@pytest.fixture
+def fakensqd_options():
+    # What a killed receiver had in flight comes again soon.
+    return {"msg_timeout": 1.0}
+
+
+def duplicates(spool):
+    bodies = bodies_of(spool)
+    return len(bodies) - len(set(bodies))
+
+
+def test_killed_before_its_segment_is_written(fakensqd, spool, hub):
+    publish(fakensqd, "clicks", numbered(COUNT))
+
+    run_until_killed("write", fakensqd, spool)
+    drain(fakensqd, spool, hub)
+
+    assert sorted(bodies_of(spool)) == numbered(COUNT)
+
+
+def test_killed_between_segment_and_fin(fakensqd, spool, hub):
+    publish(fakensqd, "clicks", numbered(COUNT))
+
+    run_until_killed("durable", fakensqd, spool)
+    twice = len(bodies_of(spool))
+    drain(fakensqd, spool, hub)
+
+    assert set(bodies_of(spool)) == set(numbered(COUNT))
+    assert duplicates(spool) == twice > 0
+
+
+def test_killed_amid_its_fins(fakensqd, spool, hub):
+    publish(fakensqd, "clicks", numbered(COUNT))
+
+    run_until_killed("fins", fakensqd, spool)
+    in_segment = len(bodies_of(spool))
+    drain(fakensqd, spool, hub)
+
+    assert set(bodies_of(spool)) == set(numbered(COUNT))
+    assert duplicates(spool) == in_segment - in_segment // 2
+
+
+def test_killed_behind_its_fins(fakensqd, spool, hub):
+    publish(fakensqd, "clicks", numbered(COUNT))
+
+    with receiver_process(fakensqd, spool) as process:
+        wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
+        process.kill()
+        process.wait(30)
+    publish(fakensqd, "clicks", numbered(COUNT, first=COUNT))
+    drain(fakensqd, spool, hub)
+
+    assert sorted(bodies_of(spool)) == numbered(2 * COUNT)

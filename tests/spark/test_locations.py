@@ -1,0 +1,20 @@
+import pytest
+
+from gnsq.spark.locations import redacted
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        pytest.param("/data/a:b@c?d", "/data/a:b@c?d", id="path"),
+        pytest.param("relative/dir", "relative/dir", id="relative"),
+        pytest.param("file:///data/spool", "file:///data/spool", id="file"),
+        pytest.param("s3://bucket/dir", "s3://bucket/dir", id="bucket"),
+        pytest.param("s3://KEY:SECRET@bucket/dir?region=x", "s3://***@bucket/dir", id="user and password"),
+        pytest.param("s3://KEY:SE/CR@ET@bucket/dir", "s3://***@bucket/dir", id="not encoded"),
+        pytest.param("abfs://dir@account/x?client_secret=S", "abfs://dir@account/x", id="query"),
+        pytest.param("hdfs://host:8020/dir", "hdfs://host:8020/dir", id="port"),
+    ],
+)
+def test_location_for_people(location, shown):
+    assert redacted(location) == shown

@@ -1,0 +1,270 @@
+"""``python -m gnsq.spark.receiver``."""
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from gnsq import NsqdHTTPClient
+from gnsq.spark.options import ReadOptions
+from gnsq.spark.receiver import Receiver
+from gnsq.spark.receivercommand import _watch
+from tests.spark.helpers import bodies_of, channel_stats, is_empty, numbered, publish, running, wait_for
+
+HERE = ["--topic", "clicks", "--channel", "archive"]
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "gnsq.spark.receiver", *arguments]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_command_receives_and_stops_in_order(fakensqd, spool, tmp_path, number):
+    publish(fakensqd, "clicks", numbered(100))
+    arguments = ["--topic", "clicks", "--channel", "archive", "--spool", str(tmp_path / "spool")]
+    with subprocess.Popen(
+        command(*arguments, "--nsqd-tcp-address", fakensqd.tcp_address), stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_for(lambda: spool.size() and len(bodies_of(spool)) == 100)
+        wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=20)
+
+    assert process.returncode == 0
+    assert re.search(r"stopped in order: 100 rows in \d+ segments", errors)
+    assert "Traceback" not in errors
+    [receiver] = [path for path in (tmp_path / "spool").iterdir() if path.is_dir()]
+    assert (receiver / "closed.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(["--spool", "/tmp/x"], "no address", id="no address"),
+        pytest.param(["--spool", "ftp://x", "--nsqd-tcp-address", "x:1"], "ftp://x", id="bad spool"),
+        pytest.param(["--spool", "/proc/x", "--nsqd-tcp-address", "x:1"], "a directory that can be written", id="disk"),
+    ],
+)
+def test_command_says_what_is_wrong(arguments, words):
+    done = subprocess.run(
+        command("--topic", "t", "--channel", "c", *arguments), capture_output=True, text=True, timeout=30, check=False
+    )
+
+    assert done.returncode != 0
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_killed_receiver_loses_nothing(fakensqd, spool, tmp_path):
+    """Killed at any moment, often between a segment and its FINs; what it had not finished comes again."""
+    publish(fakensqd, "clicks", numbered(3000))
+    arguments = [
+        "--topic",
+        "clicks",
+        "--channel",
+        "archive",
+        "--spool",
+        str(tmp_path / "spool"),
+        "--max-in-flight",
+        "50",
+    ]
+    for rows in (200, 700):
+        process = subprocess.Popen(
+            command(*arguments, "--nsqd-tcp-address", fakensqd.tcp_address), stderr=subprocess.DEVNULL
+        )
+        wait_for(lambda rows=rows: len(bodies_of(spool)) >= rows)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(10)
+    process = subprocess.Popen(
+        command(*arguments, "--nsqd-tcp-address", fakensqd.tcp_address), stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for(lambda: set(bodies_of(spool)) == set(numbered(3000)))
+        wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
+    finally:
+        process.terminate()
+        process.wait(20)
+
+    assert spool.contents().set_aside == []
+
+
+@pytest.fixture
+def fakensqd_options(request):
+    # What a killed receiver had in flight comes again soon.
+    return {"msg_timeout": 1.0} if request.function is test_killed_receiver_loses_nothing else {}
+
+
+# --- options
+
+
+def help_text():
+    done = subprocess.run(command("--help"), capture_output=True, text=True, timeout=30, check=True)
+    return done.stdout
+
+
+def test_every_option_that_a_receiver_needs_has_its_flag():
+    text = help_text()
+
+    flags = set(re.findall(r"^  (?:-v, )?(--[a-z-]+)", text, re.MULTILINE))
+    assert flags >= {"--topic", "--topic-pattern", "--channel", "--spool", "--nsqd-tcp-address"}
+    assert flags >= {"--lookupd-http-address", "--tls", "--tls-ca-file", "--auth-secret-file", "--max-in-flight"}
+    assert "--auth-secret " not in text
+    assert "--tls-key-password" not in text
+    assert "[default: 5000]" in text
+
+
+def test_options_come_from_the_environment_too(fakensqd, spool, tmp_path):
+    publish(fakensqd, "clicks", numbered(10))
+    given = {
+        "TOPIC": "clicks", "CHANNEL": "archive", "SPOOL": str(tmp_path / "spool"), "TLS": "false",
+        "NSQD_TCP_ADDRESSES": fakensqd.tcp_address, "COMPRESSION": "deflate", "AUTH_SECRET": "not wanted",
+    }  # fmt: skip
+    with running(command(), **{f"GNSQ_RECEIVER_{name}": value for name, value in given.items()}) as process:
+        wait_for(lambda: len(bodies_of(spool)) == 10)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_secured_nsqd(secured_nsqd, spool, tmp_path):
+    nsqd, options = secured_nsqd
+    with NsqdHTTPClient.from_url(nsqd.http_address) as client:
+        client.multipublish("clicks", numbered(10))
+    flags = [
+        *["--tls", "--tls-ca-file", options["tls_ca_file"], "--tls-cert-file", options["tls_cert_file"]],
+        *["--tls-key-file", options["tls_key_file"], "--compression", "snappy"],
+    ]
+    with running(
+        command(*HERE, "--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", nsqd.tcp_address, *flags),
+        GNSQ_RECEIVER_AUTH_SECRET="open sesame",
+    ) as process:
+        wait_for(lambda: len(bodies_of(spool)) == 10)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(["--tls-ca-file", "x"], "--tls-ca-file is given, but --tls is not true", id="CA without TLS"),
+        pytest.param(["--tls", "--tls-ca-file", "/none"], "--tls-ca-file '/none' can't be used", id="no CA file"),
+        pytest.param(["--auth-secret-file", "/none"], "--auth-secret-file '/none' can't be read", id="no secret"),
+        pytest.param(["--max-in-flight", "0"], "--max-in-flight 0 must be at least 1", id="bound"),
+        pytest.param(["--nsqd-tcp-address", "a:b"], "--nsqd-tcp-address: ", id="address"),
+        pytest.param(["--topic-pattern", "x"], "--topic and --topic-pattern are both given", id="topic and pattern"),
+    ],
+)
+def test_errors_name_flags(tmp_path, arguments, words):
+    done = subprocess.run(
+        command(*HERE, "--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", "127.0.0.1:1", *arguments),
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["click", "pyarrow"])
+def test_missing_package_is_named(tmp_path, missing):
+    (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError(\"No module named '{missing}'\")")
+
+    done = subprocess.run(
+        command("--help"), capture_output=True, text=True, timeout=30, check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    assert f"needs click and pyarrow: pip install 'gnsq[spark]' (No module named '{missing}')" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- what is said while it runs
+
+
+@pytest.fixture
+def watched(hub, spool, monkeypatch):
+    """Start a receiver and the command's watching of it; returns a function that stops the watching."""
+    monkeypatch.setattr("gnsq.spark.receivercommand.STATUS_INTERVAL", 0.05)
+    started = []
+
+    def start(**options):
+        def make():
+            receiver = Receiver(ReadOptions(**{"topic": "clicks", "channel": "archive", **options}), spool)
+            receiver.start()
+            stop = Event()
+            started.append((receiver, stop, gevent.spawn(_watch, receiver, stop)))
+            return receiver
+
+        return hub.call(make)
+
+    yield start
+    for receiver, stop, watcher in started:
+        hub.call(stop.set)
+        hub.call(watcher.get)
+        hub.call(receiver.close)
+
+
+def test_rows_are_reported(fakensqd, watched, caplog):
+    caplog.set_level(logging.INFO, "gnsq.spark.receiver")
+    watched(nsqd_tcp_addresses=(fakensqd.tcp_address,))
+    publish(fakensqd, "clicks", numbered(10))
+
+    wait_for(lambda: "10 rows in 1 segments, 10 of them since the last report; connections: 1" in caplog.text)
+
+
+def test_nsqd_that_is_down_is_reported_again_and_again(watched, caplog):
+    watched(nsqd_tcp_addresses=("127.0.0.1:1",))
+
+    wait_for(lambda: caplog.text.count("127.0.0.1:1: not connected: ") > 5)
+
+
+def test_refused_secret_is_reported(secured_nsqd, watched, caplog):
+    _, options = secured_nsqd
+    watched(**{**options, "auth_secret_file": "", "auth_secret": "wrong"})
+
+    wait_for(lambda: caplog.text.count("E_AUTH") > 3)
+
+
+def test_topic_that_nobody_has_is_reported(fakelookupd, watched, caplog):
+    watched(lookupd_http_addresses=(fakelookupd.http_address,))
+
+    wait_for(lambda: "nothing to connect to: no nsqlookupd names an nsqd for clicks" in caplog.text)
+
+
+def test_end_of_the_writing_ends_the_process_with_its_reason(fakensqd, tmp_path):
+    code = (
+        "from gnsq.spark.store import LocalStore\n"
+        "from gnsq.spark.receivercommand import main\n"
+        "def bug(store, path, data): raise RuntimeError('bug')\n"
+        "LocalStore.put = bug\n"
+        "main()\n"
+    )
+    publish(fakensqd, "clicks", [b"x"])
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, *HERE, "--spool", str(tmp_path), "--nsqd-tcp-address", fakensqd.tcp_address],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    assert "Error: nothing can be written any more: RuntimeError('bug')" in done.stderr
+    assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 1
+
+
+def test_spool_of_something_else_is_refused(spool, tmp_path):
+    spool.lock("", "views/archive").release()
+
+    done = subprocess.run(
+        command(*HERE, "--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", "127.0.0.1:1"),
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    assert "belongs to a query that reads views/archive, not clicks/archive" in done.stderr
+    assert "Traceback" not in done.stderr

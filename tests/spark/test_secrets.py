@@ -1,0 +1,64 @@
+"""A whole query over TLS with AUTH: secrets are options, and nothing that Spark shows or keeps has them."""
+
+import json
+
+import pytest
+
+from gnsq import NsqdHTTPClient
+from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
+from gnsq.spark.planner import drain_channel
+from gnsq.spark.rowkey import split
+from gnsq.spark.spool import Spool
+from tests.spark.conftest import SECRET
+from tests.spark.helpers import bodies_of, numbered
+
+
+def as_spark(options):
+    """Options in Python's names and types, as users of Spark write them."""
+    named = {name: spark_name(field) for name, field in WriteOptions.__dataclass_fields__.items()}
+    texts = {
+        name: ",".join(value) if isinstance(value, tuple) else str(value).lower() if value is True else str(value)
+        for name, value in options.items()
+    }
+    return {named[name]: text for name, text in texts.items()}
+
+
+@pytest.mark.spark
+def test_secrets_are_in_no_plan_progress_checkpoint_or_error(spark, secured_nsqd, tmp_path):
+    nsqd, options = secured_nsqd
+    del options["auth_secret_file"]
+    secured = {**as_spark(options), "authSecret": SECRET}
+    source = {
+        "topic": "in", "channel": "c", "spool": str(tmp_path / "spool"),
+        "nsqdHttpAddresses": nsqd.http_address, "tlsKeyPassword": SECRET,
+    }  # fmt: skip
+    with NsqdHTTPClient.from_url(nsqd.http_address) as client:
+        client.multipublish("in", numbered(10))
+    frame = spark.readStream.format("nsq").options(**secured, **source).load().select("body")
+
+    query = (
+        frame.writeStream.format("nsq")
+        .queryName("secret")
+        .options(**secured, topic="out", rowKey="true", checkpointLocation=str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(60)
+    with pytest.raises(Exception, match="row 0 of partition") as failure:
+        spark.createDataFrame([("x",)], ["body"]).coalesce(1).write.format("nsq").mode("append").options(
+            **{**secured, "nsqdTcpAddresses": "127.0.0.1:1"}, topic="out", publishTimeout="0.1"
+        ).save()
+
+    shown = [frame._jdf.queryExecution().toString(), query._jsq.explainInternal(True), str(failure.value)]
+    shown.append(json.dumps([dict(progress) for progress in query.recentProgress], default=str))
+    kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "secret"]
+    assert not [text for text in shown if SECRET in text]
+    assert not [data for data in kept if SECRET.encode() in data]
+    out = ReadOptions(**options, auth_secret=SECRET, topic="out", channel="c", spool=str(tmp_path / "out"),
+                      nsqd_http_addresses=(nsqd.http_address,))  # fmt: skip
+    drain_channel(out)
+    found = [split(body) for body in bodies_of(Spool(out.spool))]
+    assert sorted(body for body, _ in found) == numbered(10)
+    keys = [key.split("/") for _, key in found]
+    assert {tuple(key[:2]) for key in keys} == {(str(query.id), "0")}
+    assert len({tuple(key) for key in keys}) == 10

@@ -1,0 +1,149 @@
+import pytest
+
+from gnsq import LookupdClient, NsqdHTTPClient
+from gnsq.spark.options import ReadOptions
+from gnsq.spark.subscriptions import Subscriptions
+from tests.spark.helpers import channel_stats, publish, wait_for
+
+
+@pytest.fixture
+def subscribe(hub):
+    """Make and start Subscriptions whose methods run on the hub; messages are finished and noted with their topic."""
+    made = []
+
+    def start(received, **options):
+        options = ReadOptions(**{"channel": "archive", "lookupd_poll_interval": 0.05, **options})
+
+        def make():
+            made.append(Subscriptions(options, lambda consumer, message: received.append(consumer.topic), 5.0))
+            made[-1].start()
+            return made[-1]
+
+        return hub.call(make)
+
+    yield start
+    for subscriptions in made:
+        hub.call(subscriptions.close)
+        hub.call(subscriptions.join, 5.0)
+
+
+@pytest.fixture
+def pattern(fakecluster):
+    return {"topic_pattern": "click-.*", "lookupd_http_addresses": tuple(fakecluster.lookupd_http_addresses)}
+
+
+def ready_counts(nsqd, *topics):
+    found = [channel_stats(nsqd, topic, "archive") for topic in topics]
+    return [stats["clients"][0]["ready_count"] if stats and stats["clients"] else None for stats in found]
+
+
+def test_topics_share_what_may_be_in_flight(fakensqd, subscribe):
+    subscribe([], topic="a,b,c", nsqd_tcp_addresses=(fakensqd.tcp_address,), max_in_flight=11)
+    for topic in ("a", "b", "c"):
+        publish(fakensqd, topic, [b"x"])
+
+    wait_for(lambda: ready_counts(fakensqd, "a", "b", "c") == [4, 4, 3])
+
+
+def test_topic_that_comes_later_joins_and_gets_its_share(fakecluster, subscribe, pattern):
+    nsqd = fakecluster.nsqds[0]
+    publish(nsqd, "click-a", [b"x"])
+    publish(nsqd, "other", [b"x"])
+    received = []
+    subscriptions = subscribe(received, **pattern, max_in_flight=10)
+    wait_for(lambda: received == ["click-a"])
+
+    publish(nsqd, "click-b", [b"x"])
+
+    wait_for(lambda: sorted(received) == ["click-a", "click-b"])
+    wait_for(lambda: ready_counts(nsqd, "click-a", "click-b") == [5, 5])
+    assert subscriptions.topics == ["click-a", "click-b"]
+
+
+def test_topic_that_joins_a_paused_receiver_is_paused(fakecluster, subscribe, pattern, hub):
+    nsqd = fakecluster.nsqds[0]
+    received = []
+    subscriptions = subscribe(received, **pattern)
+    hub.call(subscriptions.pause)
+    publish(nsqd, "click-a", [b"x"])
+    wait_for(lambda: hub.call(lambda: subscriptions.connections) == 1)
+    assert ready_counts(nsqd, "click-a") == [0]
+
+    hub.call(subscriptions.resume)
+
+    wait_for(lambda: received == ["click-a"])
+
+
+def test_topic_that_vanishes_is_left_when_its_connections_are_gone(fakecluster, subscribe, pattern):
+    nsqd = fakecluster.nsqds[0]
+    publish(nsqd, "click-a", [b"x"])
+    publish(nsqd, "click-b", [b"x"])
+    subscriptions = subscribe([], **pattern)
+    wait_for(lambda: subscriptions.topics == ["click-a", "click-b"])
+    wait_for(lambda: None not in ready_counts(nsqd, "click-a", "click-b"))
+
+    client = NsqdHTTPClient.from_url(nsqd.http_address)
+    client.delete_topic("click-a")
+    client.close()
+    lookupd = LookupdClient.from_url(fakecluster.lookupd_http_addresses[0])
+    lookupd.delete_topic("click-a")
+    lookupd.close()
+
+    wait_for(lambda: subscriptions.topics == ["click-b"])
+
+
+def test_topic_that_nsqlookupd_forgets_is_read_on(fakecluster, subscribe, pattern, hub):
+    nsqd = fakecluster.nsqds[0]
+    publish(nsqd, "click-a", [b"x"])
+    received = []
+    subscriptions = subscribe(received, **pattern)
+    wait_for(lambda: received == ["click-a"])
+    lookupd = LookupdClient.from_url(fakecluster.lookupd_http_addresses[0])
+    lookupd.delete_topic("click-a")
+    lookupd.close()
+    hub.call(subscriptions._resolve)
+
+    publish(nsqd, "click-a", [b"y"])
+
+    wait_for(lambda: received == ["click-a", "click-a"])
+
+
+def test_nsqlookupd_that_is_down_leaves_topics_alone(hub, subscribe, fakecluster, caplog):
+    lookupds = (*fakecluster.lookupd_http_addresses, "127.0.0.1:1")
+    publish(fakecluster.nsqds[0], "click-a", [b"x"])
+
+    subscriptions = subscribe([], topic_pattern="click-.*", lookupd_http_addresses=lookupds)
+
+    wait_for(lambda: subscriptions.topics == ["click-a"])
+    assert "topics of /click-.*//archive" in caplog.text
+
+
+def test_pattern_that_nothing_matches_is_told(subscribe, pattern, caplog):
+    subscribe([], **pattern)
+
+    assert "no topic matches topicPattern 'click-.*' yet" in caplog.text
+
+
+def test_bug_in_a_round_is_told_and_the_next_does_better(subscribe, pattern, caplog, monkeypatch, fakecluster):
+    received = []
+    topics = LookupdClient.topics
+    failed = []
+
+    def bug(client):
+        failed.append(client)
+        raise RuntimeError("bug")
+
+    subscriptions = subscribe(received, **pattern)
+    monkeypatch.setattr(LookupdClient, "topics", bug)
+    wait_for(lambda: "internal error" in caplog.text)
+    monkeypatch.setattr(LookupdClient, "topics", topics)
+    publish(fakecluster.nsqds[0], "click-a", [b"x"])
+
+    wait_for(lambda: subscriptions.topics == ["click-a"])
+
+
+def test_failures_say_why_nothing_comes(subscribe):
+    subscriptions = subscribe([], topic="a", nsqd_tcp_addresses=("127.0.0.1:1",))
+
+    assert subscriptions.connections == 0
+    assert "refused" in subscriptions.failures()["127.0.0.1:1"]

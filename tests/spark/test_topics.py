@@ -1,0 +1,35 @@
+import pytest
+
+from gnsq.spark.options import ReadOptions
+from gnsq.spark.topics import matching, shares
+
+
+@pytest.mark.parametrize(
+    ("total", "topics", "expected"),
+    [
+        pytest.param(10, ["a"], {"a": 10}, id="one"),
+        pytest.param(10, ["a", "b"], {"a": 5, "b": 5}, id="even"),
+        pytest.param(11, ["c", "a", "b"], {"a": 4, "b": 4, "c": 3}, id="the rest to the first"),
+        pytest.param(2, ["a", "b", "c"], {"a": 1, "b": 1, "c": 1}, id="at least 1"),
+        pytest.param(5, [], {}, id="none"),
+    ],
+)
+def test_shares(total, topics, expected):
+    assert shares(total, topics) == expected
+
+
+def options(**changes):
+    return ReadOptions(**{"channel": "c", "lookupd_http_addresses": ("x",), **changes})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param({"topic": "b,a,missing"}, ["a", "b"], id="list"),
+        pytest.param({"topic_pattern": "a.*"}, ["a", "ab", "ab#ephemeral"], id="pattern"),
+        pytest.param({"topic_pattern": r"a\w*"}, ["a", "ab"], id="pattern without ephemeral"),
+        pytest.param({"topic_pattern": "b"}, ["b"], id="whole names only"),
+    ],
+)
+def test_matching(given, expected):
+    assert matching(options(**given), ["b", "a", "ab", "ab#ephemeral", "a"]) == expected
