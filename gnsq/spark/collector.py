@@ -48,7 +48,7 @@ class Waiting:
 class Collector:
     """What was received and is in no segment yet."""
 
-    __slots__ = ("_limits", "_messages", "_since", "_size", "_starts")
+    __slots__ = ("_due", "_limits", "_messages", "_since", "_size", "_starts")
 
     def __init__(self, limits: SegmentLimits) -> None:
         self._limits = limits
@@ -57,34 +57,38 @@ class Collector:
         self._starts: list[tuple[str, int]] = []
         self._size = 0
         self._since = 0.0
+        self._due = limits.rows
 
     def __len__(self) -> int:
         return len(self._messages)
 
-    def add(self, message: SpoolMessage) -> None:
-        """Take a message in. On the hot path: reads no clock, decides nothing."""
-        self._messages.append(message)
+    def add(self, message: SpoolMessage) -> bool:
+        """Take a message in. On the hot path: reads no clock. Whether a segment is due for its rows or bytes."""
+        messages = self._messages
+        messages.append(message)
         self._size += len(message.body)
+        return len(messages) >= self._due or self._size >= self._limits.size
 
-    def mark(self, now: float, topic: str) -> None:
-        """Tell when the oldest comes in, and of what topic; asked for when the collector is empty."""
+    def begin(self, now: float, topic: str, in_flight_limit: int) -> None:
+        """Tell when the oldest comes in, and of what topic; asked for when the collector is empty.
+
+        Args:
+            in_flight_limit: Messages that nsqd delivers before it waits for answers. Half of them make a segment, so
+                that the other half arrives while it is written.
+        """
         self._since = now
         self._starts = [(topic, 0)]
+        self._due = min(self._limits.rows, max(in_flight_limit // 2, 1))
 
     def turn_to(self, topic: str) -> None:
         """Tell of what topic the next messages are, if there may be several; not when the collector is empty."""
         if topic != self._starts[-1][0]:
             self._starts.append((topic, len(self._messages)))
 
-    def is_full(self, in_flight_limit: int) -> bool:
-        """Whether a segment is due for its rows or bytes.
-
-        Args:
-            in_flight_limit: Messages that nsqd delivers before it waits for answers. Half of them make a segment, so
-                that the other half arrives while it is written.
-        """
-        rows = min(self._limits.rows, max(in_flight_limit // 2, 1))
-        return len(self._messages) >= rows or self._size >= self._limits.size
+    @property
+    def is_full(self) -> bool:
+        """Whether a segment is due for its rows or bytes."""
+        return len(self._messages) >= self._due or self._size >= self._limits.size
 
     def due_in(self, now: float) -> float:
         """Say in how many seconds the segment is due for its age; 0 if it is already."""

@@ -97,7 +97,6 @@ class Receiver:
         self._writer: SpoolWriter | None = None
         self._loop: gevent.Greenlet | None = None
         self._off_hub = OffHub()
-        self._full_at = options.segment_rows
         # With one topic there is nothing to tell apart, message by message.
         handler = self._handle if len(options.topics) == 1 else self._handle_of_many
         self.subscriptions = Subscriptions(options, handler, CLOSE_TIMEOUT)
@@ -159,14 +158,13 @@ class Receiver:
         self._accepted += 1
         collector = self._collector
         if not len(collector):
-            collector.mark(time.monotonic(), consumer.topic)
-            self._full_at = self.subscriptions.ready_count
+            collector.begin(time.monotonic(), consumer.topic, self.subscriptions.ready_count)
             self._wake.set()
-        collector.add(message)
+        is_full = collector.add(message)
         if self._accepted == self._max_rows:
             self._pause("maxRows")
-            self._wake.set()
-        elif collector.is_full(self._full_at):
+            is_full = True
+        if is_full:
             self._wake.set()
 
     def _pause(self, reason: str) -> None:
@@ -205,7 +203,7 @@ class Receiver:
         """Wait until the segment is full or old enough; False if the receiver is closing: the rest is given back."""
         while not self._closing:
             left = self._collector.due_in(time.monotonic())
-            if not left or self._collector.is_full(self._full_at) or "maxRows" in self._paused:
+            if not left or self._collector.is_full or "maxRows" in self._paused:
                 return True
             if self.subscriptions.is_starved:
                 # One of many nsqds or topics has all that is due: the sum that makes a full segment may never come.

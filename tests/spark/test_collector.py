@@ -4,29 +4,35 @@ from gnsq.spark.collector import Collector, SegmentLimits
 from tests.spark.helpers import FakeMessage
 
 
-def collector(*bodies, rows=10, size=1000, age=0.1):
+def collector(*bodies, rows=10, size=1000, age=0.1, in_flight_limit=100):
     filled = Collector(SegmentLimits(rows, size, age))
-    filled.mark(100.0, "clicks")
+    filled.begin(100.0, "clicks", in_flight_limit)
     for number, body in enumerate(bodies):
         filled.add(FakeMessage(number, body))
     return filled
 
 
 @pytest.mark.parametrize(
-    ("filled", "in_flight_limit", "full"),
+    ("filled", "full"),
     [
-        pytest.param(collector(), 100, False, id="empty"),
-        pytest.param(collector(*[b"x"] * 9), 100, False, id="one row short"),
-        pytest.param(collector(*[b"x"] * 10), 100, True, id="rows"),
-        pytest.param(collector(b"x" * 999), 100, False, id="one byte short"),
-        pytest.param(collector(b"x" * 1000), 100, True, id="bytes"),
-        pytest.param(collector(*[b"x"] * 4), 10, False, id="less than half of what may be in flight"),
-        pytest.param(collector(*[b"x"] * 5), 10, True, id="half of what may be in flight"),
-        pytest.param(collector(b"x"), 0, True, id="nothing more may come"),
+        pytest.param(collector(), False, id="empty"),
+        pytest.param(collector(*[b"x"] * 9), False, id="one row short"),
+        pytest.param(collector(*[b"x"] * 10), True, id="rows"),
+        pytest.param(collector(b"x" * 999), False, id="one byte short"),
+        pytest.param(collector(b"x" * 1000), True, id="bytes"),
+        pytest.param(collector(*[b"x"] * 4, in_flight_limit=10), False, id="less than half of what may be in flight"),
+        pytest.param(collector(*[b"x"] * 5, in_flight_limit=10), True, id="half of what may be in flight"),
+        pytest.param(collector(b"x", in_flight_limit=0), True, id="nothing more may come"),
     ],
 )
-def test_full(filled, in_flight_limit, full):
-    assert filled.is_full(in_flight_limit) is full
+def test_full(filled, full):
+    assert filled.is_full is full
+
+
+def test_adding_tells_when_it_is_full():
+    filled = collector(in_flight_limit=4)
+
+    assert [filled.add(FakeMessage(number)) for number in range(3)] == [False, True, True]
 
 
 def test_due_by_age():
@@ -44,7 +50,7 @@ def test_take_hands_over_all_and_begins_anew():
 
     assert [message.body[:1] for message in taken.messages] == [b"a", b"b"]
     assert len(filled) == 0
-    assert not filled.is_full(100)
+    assert not filled.is_full
 
 
 @pytest.mark.parametrize(
@@ -75,7 +81,7 @@ def test_take_keeps_the_order_and_the_age_of_the_rest():
 
 def of_topics(*topics, rows=10):
     filled = Collector(SegmentLimits(rows, 1000, 0.1))
-    filled.mark(100.0, topics[0])
+    filled.begin(100.0, topics[0], 100)
     for number, topic in enumerate(topics):
         filled.turn_to(topic)
         filled.add(FakeMessage(number))
