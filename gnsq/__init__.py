@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gnsq.consumer import Consumer
     from gnsq.deprecated import Lookupd, Nsqd, Reader
     from gnsq.lookupd import LookupdClient
-    from gnsq.message import Message
+    from gnsq.message import Message, finish_all
     from gnsq.nsqd import NsqdHTTPClient, NsqdTCPClient
     from gnsq.options import VERSION as __version__
     from gnsq.producer import Producer
@@ -31,6 +31,7 @@ __all__ = [
     "Reader",
     "__version__",
     "errors",
+    "finish_all",
     "protocol",
     "states",
     "util",
@@ -47,6 +48,7 @@ _MODULES = {
     "NsqdTCPClient": "nsqd",
     "Producer": "producer",
     "Reader": "deprecated",
+    "finish_all": "message",
 }
 # Attributes of the package since 1.0, imported or not.
 _SUBMODULES = {*_MODULES.values(), "errors", "httpclient", "protocol", "reader", "states", "util"}

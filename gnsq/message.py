@@ -7,7 +7,7 @@ methods may be called from any OS thread, and the Responder carries what they sa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from blinker import Signal
 from gnsq.errors import NSQException
 from gnsq.protocol.frames import decode_message
 
-__all__ = ["Message", "Responder"]
+__all__ = ["Message", "Responder", "finish_all"]
 
 # How often touching() sends TOUCH to an nsqd that has not said its msg_timeout, seconds; its default is 60.
 UNKNOWN_TIMEOUT_INTERVAL = 20.0
@@ -50,6 +50,9 @@ class Responder(Protocol):
     def finish(self, message_id: bytes) -> None:
         """Send FIN."""
 
+    def finish_all(self, message_ids: Sequence[bytes]) -> None:
+        """Send FIN for each."""
+
     def requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
         """Send REQ; timeout in milliseconds."""
 
@@ -61,6 +64,9 @@ class Responder(Protocol):
 
     def release(self, message: Message) -> None:
         """Take note that such a message was answered."""
+
+    def release_all(self, messages: Sequence[Message]) -> None:
+        """Take note that some were answered."""
 
     def forget(self, message: Message) -> None:
         """Take note that nsqd has taken a message back, unanswered, and that nobody will answer it any more."""
@@ -369,3 +375,40 @@ class Message:
 
 # What on_message receivers and message_handler look like.
 Handler = Callable[..., object]
+
+
+def finish_all(messages: Iterable[Message]) -> list[Message]:
+    """Finish many messages at once, for a third of what it costs one by one.
+
+    Returns:
+        Those that were not finished: they were answered before, or their connection is gone and nsqd delivers them
+        again.
+    """
+    left: list[Message] = []
+    runs: list[tuple[Responder | None, list[Message]]] = []
+    last: Responder | None = None
+    for message in messages:
+        try:
+            del message._open
+        except AttributeError:
+            left.append(message)
+            continue
+        if message._responder is not last or not runs:
+            last = message._responder
+            run: list[Message] = []
+            runs.append((last, run))
+        run.append(message)
+    for responder, run in runs:
+        if responder is not None:
+            noted = [message for message in run if message._noted]
+            try:
+                if noted:
+                    responder.release_all(noted)
+                responder.finish_all([message.id for message in run])
+            except NSQException:
+                left += run
+                continue
+        for message in run:
+            if message._signals is not None:
+                message._send("on_finish")
+    return left

@@ -8,6 +8,7 @@ import pytest
 from gnsq import Consumer, NsqdTCPClient, Producer
 from gnsq.clock import RealClock
 from gnsq.errors import NSQConnectionClosed, NSQException
+from gnsq.message import Message, finish_all
 from gnsq.nsqd.answers import Answers
 from tests.helpers import channel_stats, wait_until
 
@@ -49,6 +50,33 @@ def test_answers_from_a_thread_are_sent_by_the_hub(answers, sent):
     ]
     assert answers.in_flight == 0
     assert answers.drained.is_set()
+
+
+def held(answers, number, received):
+    message = Message(1, 1, b"%016d" % number, b"x", answers, received)
+    message.enable_async()
+    return message
+
+
+@pytest.mark.parametrize("call", [lambda function: function(), in_thread], ids=["here", "in a thread"])
+def test_many_answers_are_one_command_and_counted_as_many(answers, sent, call):
+    now = answers.now()
+    messages = [held(answers, 1, now - 3), held(answers, 2, now - 3), held(answers, 3, now), held(answers, 4, now)]
+    messages[3].lapse()
+    answers.in_flight = 3
+    finished = []
+    answers.on_finish = finished.append
+
+    assert call(lambda: finish_all(messages)) == []
+    wait_until(lambda: sent)
+
+    assert [data for data, _ in sent] == [b"".join(b"FIN %016d\n" % number for number in (1, 2, 3, 4))]
+    assert finished == [message.id for message in messages]
+    assert answers.counts.finished == 4
+    assert answers.counts.timed_out == 0
+    assert (answers.in_flight, answers.held, answers.drained.is_set()) == (0, set(), True)
+    assert sum(answers.latency.counts) == 4
+    assert answers.latency.total >= 6
 
 
 def test_closed_connection_is_told_in_the_thread():

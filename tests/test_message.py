@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 from gnsq.errors import NSQConnectionClosed, NSQException
-from gnsq.message import Message
+from gnsq.message import Message, finish_all
 from gnsq.protocol.frames import encode_message
 
 
@@ -28,6 +28,12 @@ class Responder:
 
     def finish(self, message_id):
         self.calls.append(("finish", message_id))
+
+    def finish_all(self, message_ids):
+        self.calls.append(("finish all", message_ids))
+
+    def release_all(self, messages):
+        self.calls.append(("release all", messages))
 
     def requeue(self, message_id, timeout, backoff):
         self.calls.append(("requeue", message_id, timeout, backoff))
@@ -349,3 +355,50 @@ def test_touching_a_message_without_a_responder_runs_the_block():
 def test_touching_without_a_pause_is_refused(message, interval):
     with pytest.raises(ValueError, match="is not above 0"), message.touching(interval):
         raise AssertionError("the block must not run")
+
+
+# --- many at once
+
+
+def messages_of(responder, *ids):
+    return [Message(1, 1, message_id, b"x", responder) for message_id in ids]
+
+
+def test_many_are_finished_by_one_call_of_each_responder(responder):
+    other = Responder()
+    first, second, third = messages_of(responder, b"1", b"2", b"3")
+    [alien] = messages_of(other, b"4")
+    second.enable_async()
+    responder.calls.clear()
+
+    assert finish_all([first, second, alien, third]) == []
+
+    assert responder.calls == [("release all", [second]), ("finish all", [b"1", b"2"]), ("finish all", [b"3"])]
+    assert other.calls == [("finish all", [b"4"])]
+    assert all(message.has_responded() for message in (first, second, third, alien))
+
+
+def test_what_was_answered_or_lost_its_connection_is_given_back(responder):
+    def refuse(message_ids):
+        raise NSQConnectionClosed("gone")
+
+    lost = Responder()
+    lost.finish_all = refuse
+    answered, open_one = messages_of(responder, b"1", b"2")
+    answered.requeue()
+    [gone] = messages_of(lost, b"3")
+
+    assert finish_all([answered, gone, open_one]) == [answered, gone]
+
+    assert responder.calls[-1] == ("finish all", [b"2"])
+    assert gone.has_responded()
+
+
+def test_signals_of_those_that_are_finished_are_sent(responder):
+    heard = []
+    message = Message(1, 1, ID, b"x", responder)
+    message.on_finish.connect(heard.append, weak=False)
+
+    finish_all([message, *messages_of(None, b"1")])
+
+    assert heard == [message]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gevent.event import Event
@@ -126,6 +126,19 @@ class Answers:
         if self.on_finish is not None:
             self.on_finish(message_id)
 
+    def finish_all(self, message_ids: Sequence[bytes]) -> None:
+        """Send FIN for messages of this connection; they are no longer in flight."""
+        if self._home.elsewhere:
+            self._call_home(self.finish_all, message_ids)
+            return
+        self._send(commands.finish_all(message_ids))
+        self._finished += len(message_ids)
+        self.in_flight -= len(message_ids) - 1
+        self._answered()
+        if self.on_finish is not None:
+            for message_id in message_ids:
+                self.on_finish(message_id)
+
     def requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
         """Send REQ, timeout in milliseconds; a message of this connection is no longer in flight."""
         if self._home.elsewhere:
@@ -156,6 +169,28 @@ class Answers:
             self._call_home(self._released, message, latency)
         else:
             self._released(message, latency)
+
+    def release_all(self, messages: Sequence[Message]) -> None:
+        """Take note that some of them were answered."""
+        now = self.now()
+        if self._home.elsewhere:
+            self._call_home(self._all_released, messages, now)
+        else:
+            self._all_released(messages, now)
+
+    def _all_released(self, messages: Sequence[Message], now: float) -> None:
+        # Those of one chunk have come together, and are counted together.
+        arrived, count = now, 0
+        for message in messages:
+            if message.lapsed or not message.is_async():
+                self._released(message, now - message.received)
+            elif message.received == arrived:
+                count += 1
+            else:
+                self.latency.add(now - arrived, count)
+                arrived, count = message.received, 1
+        self.latency.add(now - arrived, count)
+        self.held.difference_update(messages)
 
     def _released(self, message: Message, latency: float) -> None:
         self.held.discard(message)

@@ -79,6 +79,7 @@ REFUSED = [
     pytest.param(lambda: commands.ready(True), TypeError, "not bool", id="ready True"),
     pytest.param(lambda: commands.requeue(ID, -1), ValueError, "requeue timeout -1 is negative", id="requeue"),
     pytest.param(lambda: commands.finish(b"short"), ValueError, "b'short' is not 16 bytes", id="short id"),
+    pytest.param(lambda: commands.finish_all([ID[:-1], ID + b"x"]), ValueError, "is not 16 bytes", id="sum"),
     pytest.param(lambda: commands.touch(b"0123456 89abcdef"), ValueError, "space or newline", id="id with a space"),
     pytest.param(lambda: commands.finish(b"0123456789abcde\n"), ValueError, "newline", id="id with a newline"),
     pytest.param(lambda: commands.auth("secret"), TypeError, "auth secret must be bytes", id="str secret"),
@@ -152,3 +153,8 @@ def test_multipublish_body_is_undone_by_split():
 def test_bad_multipublish_body_is_refused(body, words):
     with pytest.raises(ValueError, match=words):
         commands.split_multipublish_body(body)
+
+
+@pytest.mark.parametrize("ids", [[ID], [ID, ID[::-1]], [ID, b"\xff" * 16]], ids=["one", "two", "one that is no word"])
+def test_many_fins_are_as_many_commands(ids):
+    assert commands.finish_all(ids) == b"".join(commands.finish(each) for each in ids)
