@@ -14,7 +14,7 @@ help:
 	@echo "make demo         publish, run the Spark pipeline, show what came out (TOPIC_FILE=some.jsonl: your lines)"
 	@echo "make test         everything that needs no outside server"
 	@echo "make integration  the same behaviour against real nsqd and nsqlookupd"
-	@echo "make lint         ruff and mypy"
+	@echo "make lint         ruff and mypy, and docker-compose.yml where Docker is"
 	@echo "make bench        side by side with the NSQ clients that are installed"
 	@echo "make clean        remove .venv and caches"
 
@@ -31,6 +31,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@if docker compose version >/dev/null 2>&1; then docker compose config --quiet; fi
 
 bench: $(VENV)/.dev
 	@$(BIN)/python -m integration.bench

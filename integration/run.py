@@ -6,57 +6,76 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
-from integration.servers import given, program
+import requests
 
-COMPOSED = {
-    "NSQD_TCP_ADDRESS": "127.0.0.1:4150",
-    "NSQD_HTTP_ADDRESS": "127.0.0.1:4151",
-    "NSQLOOKUPD_TCP_ADDRESS": "127.0.0.1:4160",
-    "NSQLOOKUPD_HTTP_ADDRESS": "127.0.0.1:4161",
-}
-ADVICE = """\
-integration: no real nsqd and nsqlookupd found. Do one of these:
-  - put nsqd and nsqlookupd on PATH, or name them: NSQD=/path/nsqd NSQLOOKUPD=/path/nsqlookupd make integration
-  - name servers that run: NSQD_TCP_ADDRESS, NSQD_HTTP_ADDRESS, NSQLOOKUPD_TCP_ADDRESS, NSQLOOKUPD_HTTP_ADDRESS
-  - have Docker with the compose plugin, and its engine running"""
+from integration.choice import ADVICE, Choice, Way, choose
+
+ROOT = Path(__file__).parent.parent
 
 
 def main() -> int:
-    if all(given(name) for name in ("nsqd", "nsqlookupd")):
-        print("integration: using the servers that the environment names")
-        return _tests()
-    paths = [program(name) for name in ("nsqd", "nsqlookupd")]
-    if all(paths):
-        for path in paths:
-            version = subprocess.run([str(path), "--version"], capture_output=True, text=True, check=False).stdout
-            print(f"integration: using {path}: {version.strip()}")
-        return _tests()
-    if _compose("version") and _compose("ps"):
-        return _composed()
-    print(ADVICE, file=sys.stderr)
-    return 1
-
-
-def _tests() -> int:
-    command = [sys.executable, "-m", "pytest", "-p", "integration.servers", "integration", "tests/behaviour"]
-    return subprocess.run([*command, *sys.argv[1:]], check=False).returncode
-
-
-def _compose(*words: str) -> bool:
-    if shutil.which("docker") is None:
-        return False
-    return subprocess.run(["docker", "compose", *words], capture_output=True, check=False).returncode == 0
-
-
-def _composed() -> int:
-    print("integration: starting the servers of docker-compose.yml")
-    subprocess.run(["docker", "compose", "up", "--detach", "--wait"], check=True)
-    os.environ.update(COMPOSED)
     try:
-        return _tests()
-    finally:
-        subprocess.run(["docker", "compose", "down", "--volumes"], check=False)
+        choice = choose(os.environ, shutil.which, _has_engine)
+    except LookupError as error:
+        print(f"integration: {error}", file=sys.stderr)
+        return 1
+    if choice is None:
+        print(ADVICE, file=sys.stderr)
+        return 1
+    if choice.way is Way.COMPOSED:
+        return _composed(choice)
+    return _tests(choice)
+
+
+def _tests(choice: Choice) -> int:
+    print(f"integration: using {choice.way.value}")
+    for line in _versions(choice):
+        print(f"integration:   {line}", flush=True)
+    command = [sys.executable, "-m", "pytest", "-p", "integration.servers", "integration", "tests/behaviour"]
+    return subprocess.run([*command, *sys.argv[1:]], cwd=ROOT, check=False).returncode
+
+
+def _versions(choice: Choice) -> list[str]:
+    """What is used, and of which version."""
+    lines = []
+    for path in choice.paths.values():
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+        lines.append(f"{path}: {said.strip()}")
+    for name, address in choice.addresses.items():
+        if name.endswith("_HTTP_ADDRESS") and not name.startswith("NSQADMIN"):
+            lines.append(f"{name}={address}: {_version(address)}")
+    return lines
+
+
+def _version(address: str) -> str:
+    try:
+        return f"v{requests.get(f'http://{address}/info', timeout=5).json()['version']}"
+    except (requests.RequestException, ValueError, KeyError) as error:
+        return f"does not tell its version ({error})"
+
+
+def _has_engine() -> bool:
+    return shutil.which("docker") is not None and all(
+        subprocess.run(["docker", *words], capture_output=True, check=False).returncode == 0
+        for words in (["compose", "version"], ["version", "--format", "{{.Server.Version}}"])
+    )
+
+
+def _composed(choice: Choice) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        # Made by a container and read by the tests, so it belongs to whoever runs them.
+        os.environ |= {"CERTIFICATES": folder, "CERTIFICATES_USER": str(os.getuid()), **choice.addresses}
+        compose = ["docker", "compose", "--project-directory", str(ROOT)]
+        try:
+            if subprocess.run([*compose, "up", "--build", "--detach", "--wait"], check=False).returncode:
+                subprocess.run([*compose, "logs", "--tail", "30"], check=False)
+                return 1
+            return _tests(choice)
+        finally:
+            subprocess.run([*compose, "down", "--volumes"], check=False)
 
 
 if __name__ == "__main__":

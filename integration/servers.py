@@ -1,6 +1,7 @@
 """Real servers for tests: found on PATH and started on free ports, or running elsewhere already.
 
 A pytest plugin (``-p integration.servers``); its presence turns the ``nsqd`` fixture of tests/behaviour to real ones.
+At the end it prints the accounts of the tests that keep one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from integration import choice
+from integration.account import ACCOUNTS
+
 START_LIMIT = 10.0
 _LISTENING = re.compile(rb"(TCP|HTTP): listening on (\S+)")
 
@@ -27,39 +31,66 @@ class Server:
 
     tcp_address: str
     http_address: str
-    process: subprocess.Popen[bytes] | None = None
 
 
 def program(name: str) -> str | None:
-    """Where nsqd or nsqlookupd is: the environment variable NSQD or NSQLOOKUPD, else PATH."""
-    return os.environ.get(name.upper()) or shutil.which(name)
+    """Where nsqd, nsqlookupd or nsqadmin is."""
+    return choice.program(name, os.environ, shutil.which)
 
 
 def given(name: str) -> Server | None:
-    """A server that runs elsewhere: NSQD_TCP_ADDRESS and NSQD_HTTP_ADDRESS, or the same of NSQLOOKUPD."""
+    """A server that runs elsewhere: NSQD_TCP_ADDRESS and NSQD_HTTP_ADDRESS, or the same of another name."""
     tcp, http = (os.environ.get(f"{name.upper()}_{kind}_ADDRESS") for kind in ("TCP", "HTTP"))
     return Server(tcp, http) if tcp and http else None
 
 
-@contextlib.contextmanager
-def running(name: str, *flags: str) -> Iterator[Server]:
-    """Start a server on free ports of loopback, with a data path of its own; stop it at the end."""
-    path = program(name)
-    assert path, f"no {name} found"
-    with tempfile.TemporaryDirectory() as folder:
-        own = []
-        if name == "nsqd":
-            own = [f"--data-path={folder}", "--broadcast-address=127.0.0.1", "--https-address=127.0.0.1:0"]
-        command = [path, "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", *own, *flags]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE)
-        try:
-            addresses = _addresses(process)
-            yield Server(addresses["TCP"], addresses["HTTP"], process)
-        finally:
-            process.terminate()
+class Daemon:
+    """A program on free ports of loopback, which keeps its ports and its data when it is started again.
+
+    Args:
+        folder: Where nsqd keeps its data.
+    """
+
+    def __init__(self, name: str, folder: str, *flags: str) -> None:
+        path = program(name)
+        assert path, f"no {name} found"
+        self.tcp_address = self.http_address = "127.0.0.1:0"
+        own = [f"--data-path={folder}", "--https-address=127.0.0.1:0"] if name == "nsqd" else []
+        self._command = [path, "--broadcast-address=127.0.0.1", *own]
+        self._flags = flags
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start, and wait until it listens."""
+        addresses = [f"--tcp-address={self.tcp_address}", f"--http-address={self.http_address}"]
+        process = subprocess.Popen([*self._command, *addresses, *self._flags], stderr=subprocess.PIPE)
+        self.process = process
+        found = _addresses(process)
+        self.tcp_address, self.http_address = found["TCP"], found["HTTP"]
+
+    def stop(self, *, kill: bool = False) -> None:
+        """End it, with SIGKILL if wanted. Does nothing if it has ended."""
+        process, self.process = self.process, None
+        if process is not None:
+            if kill:
+                process.kill()
+            else:
+                process.terminate()
             process.wait(10)
             assert process.stderr is not None
             process.stderr.close()
+
+
+@contextlib.contextmanager
+def running(name: str, *flags: str) -> Iterator[Daemon]:
+    """Start a server with a data path of its own; stop it at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        daemon = Daemon(name, folder, *flags)
+        try:
+            daemon.start()
+            yield daemon
+        finally:
+            daemon.stop()
 
 
 def _addresses(process: subprocess.Popen[bytes]) -> dict[str, str]:
@@ -81,27 +112,40 @@ def _addresses(process: subprocess.Popen[bytes]) -> dict[str, str]:
     if len(found) < 2:
         raise RuntimeError(f"{process.args!r} did not listen within {START_LIMIT} s: {b''.join(seen).decode()}")
     # A full pipe would block the server.
-    threading.Thread(target=stderr.read, daemon=True).start()
+    threading.Thread(target=_read_on, args=[stderr], daemon=True).start()
     return found
 
 
+def _read_on(stderr: object) -> None:
+    with contextlib.suppress(ValueError, OSError):  # closed meanwhile
+        stderr.read()  # type: ignore[attr-defined]  # a pipe
+
+
+def _server(name: str) -> Iterator[Server | Daemon]:
+    if program(name) is None:
+        server = given(name)
+        assert server, choice.ADVICE
+        yield server
+        return
+    with running(name) as daemon:
+        yield daemon
+
+
 @pytest.fixture(scope="session")
-def real_nsqd() -> Iterator[Server]:
+def real_nsqd() -> Iterator[Server | Daemon]:
     """One nsqd for all tests; each uses topics of its own."""
-    server = given("nsqd")
-    if server is not None:
-        yield server
-        return
-    with running("nsqd") as server:
-        yield server
+    yield from _server("nsqd")
 
 
 @pytest.fixture(scope="session")
-def real_lookupd() -> Iterator[Server]:
+def real_lookupd() -> Iterator[Server | Daemon]:
     """One nsqlookupd for all tests."""
-    server = given("nsqlookupd")
-    if server is not None:
-        yield server
-        return
-    with running("nsqlookupd") as server:
-        yield server
+    yield from _server("nsqlookupd")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the accounts."""
+    if ACCOUNTS:
+        terminalreporter.section("accounts")
+        for line in ACCOUNTS:
+            terminalreporter.line(line)

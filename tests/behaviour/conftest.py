@@ -1,12 +1,31 @@
 """The nsqd that these tests talk to: fakensqd, or with ``-p integration.servers`` a real one."""
 
 import contextlib
+import re
 import uuid
 
 import pytest
 
 from fakensqd import FakeNsqd
 from fakensqd.thread import Threaded
+from gnsq import NsqdHTTPClient
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "since(version): what earlier releases of nsqd do in another way")
+
+
+@pytest.fixture(autouse=True)
+def _skip_what_an_old_nsqd_does_in_another_way(request):
+    mark = request.node.get_closest_marker("since")
+    if mark:
+        version = NsqdHTTPClient.from_url(request.getfixturevalue("nsqd").http_address).info()["version"]
+        if _numbers(version) < _numbers(mark.args[0]):
+            pytest.skip(f"nsqd {version} is older than {mark.args[0]}")
+
+
+def _numbers(version):
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
 @pytest.fixture

@@ -54,6 +54,7 @@ def test_deferred_message_waits(http, nsqd, topic):
     wait_until(lambda: channel_stats(nsqd, topic, "c")["deferred_count"] == 1)
 
 
+@pytest.mark.since("1.2.0")
 @pytest.mark.parametrize("binary", [False, True], ids=["lines", "binary"])
 def test_large_batch_arrives(http, topic, binary):
     http.multipublish(topic, [b"x" * 1000] * 5000, binary=binary)
@@ -195,6 +196,7 @@ def consumed(http, nsqd, topic):
     client.close_stream()
 
 
+@pytest.mark.since("1.2.0")
 def test_stats_as_json(http, consumed):
     stats = http.stats()
 
@@ -204,6 +206,7 @@ def test_stats_as_json(http, consumed):
     assert len(found["channels"][0]["clients"]) == 1
 
 
+@pytest.mark.since("1.2.0")
 def test_stats_of_one_topic_and_channel(http, consumed):
     assert [found["topic_name"] for found in http.stats(consumed)["topics"]] == [consumed]
     (found,) = http.stats(consumed, "empty")["topics"]
@@ -212,6 +215,7 @@ def test_stats_of_one_topic_and_channel(http, consumed):
     assert http.stats(consumed, "other")["topics"] == []
 
 
+@pytest.mark.since("1.2.0")
 def test_stats_without_clients_and_memory(http, consumed):
     stats = http.stats(consumed, include_clients=False, include_mem=False)
 
@@ -220,6 +224,7 @@ def test_stats_without_clients_and_memory(http, consumed):
     assert "memory" in http.stats(consumed, include_clients=True, include_mem=True)
 
 
+@pytest.mark.since("1.2.0")
 def test_stats_as_text(http, consumed):
     text = http.stats(consumed, text=True, include_mem=False)
 
@@ -236,6 +241,7 @@ def test_info_and_ping(http, nsqd):
     assert http.ping() == b"OK"
 
 
+@pytest.mark.since("1.2.0")
 def test_settings_are_read_and_changed(http):
     before = http.config("log_level")
     assert http.set_config("log_level", "debug") == 1

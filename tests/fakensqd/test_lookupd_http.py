@@ -1,4 +1,4 @@
-"""nsqlookupd's HTTP API, called without a socket. What servers were recorded doing is in test_transcripts."""
+"""nsqlookupd's HTTP API, called without a socket. What servers were recorded doing is in behaviour/test_recorded."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""nsqd's HTTP API, called without a socket. What servers were recorded doing is in test_transcripts."""
+"""nsqd's HTTP API, called without a socket. What servers were recorded doing is in behaviour/test_recorded."""
 
 import io
 import json

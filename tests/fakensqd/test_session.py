@@ -1,4 +1,4 @@
-"""One client: bytes in, effects out. What servers were recorded doing is in test_transcripts."""
+"""One client: bytes in, effects out. What servers were recorded doing is in behaviour/test_recorded."""
 
 import math
 import random

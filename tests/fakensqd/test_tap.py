@@ -10,8 +10,8 @@ from fakensqd.faults import drop
 from fakensqd.opening import OK_FRAME
 from fakensqd.session import Session
 from gnsq.protocol import commands
+from tests.behaviour.test_recorded import LOOKUPD, TRANSCRIPTS, emulated, flags, played
 from tests.fakensqd.recorded_auth import RecordedAnswers
-from tests.fakensqd.test_transcripts import LOOKUPD, TRANSCRIPTS, make_server, played
 from tests.fakensqd.wire import Client
 
 
@@ -89,7 +89,8 @@ def test_a_tap_changes_nothing(end):
 def test_recorded_sessions_are_played_equal_under_watch(tmp_path_factory, certificates):
     names = [name for name in TRANSCRIPTS if name != LOOKUPD]
     with FakeAuthServer(answer=RecordedAnswers()) as auth_server:
-        servers = {name: make_server(name, certificates.server(), auth_server) for name in names}
+        certificate = certificates.server()
+        servers = {name: emulated(name, flags(name, certificate, auth_server)) for name in names}
         for server in servers.values():
             assert isinstance(server, FakeNsqd)
             server.record()

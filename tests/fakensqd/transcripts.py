@@ -15,7 +15,7 @@ import ssl
 import string
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from gnsq.errors import NSQSocketError
 from gnsq.layers import CompressedTransport, TlsTransport
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.transport import TcpTransport, Transport
+from tests.fakensqd.templates import Difference, Names, compare_json, shortened, sorted_lists
 
 Step = dict[str, Any]
 
@@ -35,10 +36,6 @@ FILES = Path(__file__).parent.parent / "vectors" / "transcripts"
 HEARTBEAT_FRAME = (0, b"_heartbeat_")
 HTTP_HEADERS = ("content-type", "x-nsq-content-type", "allow", "location")
 AT_ONCE = 120
-
-
-class Difference(AssertionError):
-    """The server did something else than the recorded one."""
 
 
 @dataclass(frozen=True)
@@ -50,136 +47,15 @@ class Transcript:
 
 
 def load(name: str) -> Transcript:
+    """Read one of our files of recorded sessions."""
+    return load_file(FILES / f"{name}.jsonl")
+
+
+def load_file(path: Path) -> Transcript:
     """Read a file of recorded sessions."""
-    header, *sessions = map(json.loads, (FILES / f"{name}.jsonl").read_text().splitlines())
+    header, *sessions = map(json.loads, path.read_text().splitlines())
     assert header["sessions"] == len(sessions)
     return Transcript(header, {session["id"]: session for session in sessions})
-
-
-# --- templates --------------------------------------------------------------------------------------------------------
-
-TOKEN = re.compile(r"\{([A-Z]+)((?::\w+)*)\}")
-# What each token that is not bound to a value may stand for.
-FREE = {
-    "VERSION": rb'[^"\s]+',
-    "HOST": rb'[^"\s]+',
-    "PORT": rb"\d{1,5}",
-    "INT": rb"-?\d+",
-    "UNIXTIME": rb"\d{9,11}",
-    "ADDR": rb'[^"\s]+:\d{1,5}',
-    "GO": rb"[^\s()]+",
-    "DURATION": rb"[0-9.a-z\xc2\xb5]+",
-    "RFC": rb"[0-9T:+Z.-]+",
-    "REST": rb".*",
-}
-NUMBERS = {"{INT}", "{UNIXTIME}", "{PORT}"}
-
-Codec = Callable[[str], bytes]
-
-
-@dataclass
-class Names:
-    """What the tokens of one session stand for: its run, message ids, timestamps."""
-
-    run: bytes
-    values: dict[str, bytes] = field(default_factory=dict)
-
-    def expand(self, template: str, codec: Codec = bytes.fromhex) -> bytes:
-        """Put values in the place of tokens."""
-        return b"".join(self._value(*piece, codec) for piece in pieces(template))
-
-    def _value(self, token: str | None, text: str, codec: Codec) -> bytes:
-        match token:
-            case None:
-                return codec(text)
-            case "RUN":
-                return self.run
-            case "REP":
-                byte, count = text.split(":")
-                return bytes.fromhex(byte) * int(count)
-            case _:
-                return self.values[f"{token}:{text}"]
-
-    def compare(self, template: str, data: bytes, codec: Codec = bytes.fromhex) -> None:
-        """Check data against a template; ids and timestamps seen for the first time are kept."""
-        new: dict[str, str] = {}
-        pattern = b"".join(self._pattern(*piece, codec, new) for piece in pieces(template))
-        found = re.fullmatch(pattern, data, re.DOTALL)
-        if found is None:
-            raise Difference(f"got {shortened(data)}, wanted {shortened(template)}")
-        for name, group in new.items():
-            value = found[group]
-            if name.startswith("TS"):
-                assert abs(int.from_bytes(value, "big") / 1e9 - time.time()) < 600, "timestamp is not now"
-            else:
-                assert value not in self.values.values(), f"id {value!r} is not a new one"
-            self.values[name] = value
-
-    def _pattern(self, token: str | None, text: str, codec: Codec, new: dict[str, str]) -> bytes:
-        name = f"{token}:{text}"
-        if token in FREE:
-            return b"(?:%s)" % FREE[token]
-        if token == "REP":
-            # Compiling a megabyte of literal takes seconds.
-            byte, count = text.split(":")
-            return b"(?:%s){%d}" % (re.escape(bytes.fromhex(byte)), int(count))
-        if token in ("ID", "TS") and name not in self.values:
-            if name in new:
-                return b"(?P=%s)" % new[name].encode()
-            new[name] = f"{token}_{text}"
-            return b"(?P<%s>%s)" % (new[name].encode(), b"[0-9a-f]{16}" if token == "ID" else b".{8}")
-        return re.escape(self._value(token, text, codec))
-
-
-def pieces(template: str) -> Iterator[tuple[str | None, str]]:
-    """Cut a template into tokens, with their arguments, and what is between them, with None."""
-    end = 0
-    for token in TOKEN.finditer(template):
-        if token.start() > end:
-            yield None, template[end : token.start()]
-        yield token[1], token[2].removeprefix(":")
-        end = token.end()
-    if end < len(template):
-        yield None, template[end:]
-
-
-def shortened(data: object) -> str:
-    text = repr(data)
-    return text if len(text) < 300 else f"{text[:300]}... ({len(text)})"
-
-
-def compare_json(wanted: Any, got: Any, names: Names) -> None:
-    """Check a JSON value, types included; strings may hold tokens."""
-    if wanted == "{ANY}":
-        return
-    if isinstance(wanted, str) and wanted in NUMBERS:
-        wanted = got if type(got) is int else wanted
-    if type(wanted) is not type(got):
-        raise Difference(f"got {shortened(got)}, wanted {shortened(wanted)}")
-    if isinstance(wanted, dict):
-        keys = [names.expand(key, str.encode).decode() for key in wanted]
-        if keys != list(got):
-            raise Difference(f"got keys {list(got)}, wanted {keys}")
-        for key, value in zip(keys, wanted.values(), strict=True):
-            compare_json(value, got[key], names)
-    elif isinstance(wanted, list):
-        if len(wanted) != len(got):
-            raise Difference(f"got {shortened(got)}, wanted {len(wanted)} items")
-        for one, other in zip(wanted, got, strict=True):
-            compare_json(one, other, names)
-    elif isinstance(wanted, str):
-        names.compare(wanted, got.encode(), str.encode)
-    elif wanted != got:
-        raise Difference(f"got {shortened(got)}, wanted {shortened(wanted)}")
-
-
-def sorted_lists(value: Any) -> Any:
-    """Put lists that came out of a Go map into an order."""
-    if isinstance(value, dict):
-        return {key: sorted_lists(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return sorted(map(sorted_lists, value), key=lambda item: json.dumps(item, sort_keys=True))
-    return value
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
@@ -263,6 +139,25 @@ class Wire:
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class Received:
+    """What came in one step: frames, heartbeats apart, whether the connection has ended, and when the last came."""
+
+    frames: list[tuple[int | None, bytes]] = field(default_factory=list)
+    beats: int = 0
+    ended: bool = False
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An HTTP answer, with the headers that count."""
+
+    status: int
+    headers: dict[str, str | None]
+    body: bytes
+
+
 class Player:
     """Plays one session."""
 
@@ -318,41 +213,62 @@ class Player:
     # --- frames -------------------------------------------------------------------------------------------------------
 
     def _receive(self, wire: Wire, step: Step) -> None:
+        received = self._collect(wire, step)
+        try:
+            self._compare_received(step, received)
+        except Difference as difference:
+            self.differs(step, received, difference)
+
+    def _collect(self, wire: Wire, step: Step) -> Received:
+        """Take as many frames as are wanted, and what comes behind them if something is said about that."""
+        received = Received()
         within, heartbeats = step.get("within", 5.0), step.get("heartbeats")
-        beats = 0
 
-        def following(seconds: float) -> tuple[int | None, bytes] | None:
-            nonlocal beats
-            while (frame := wire.frame(seconds)) == HEARTBEAT_FRAME and heartbeats:
-                beats += 1
-            return frame
-
-        left = list(step["frames"])
-        while left:
+        def take(seconds: float) -> bool:
             try:
-                frame = following(within)
+                while (frame := wire.frame(seconds)) == HEARTBEAT_FRAME and heartbeats:
+                    received.beats += 1
             except Ended:
-                raise Difference(f"closed; wanted {shortened(left[0])}") from None
-            if frame is None:
-                raise Difference(f"nothing in {within} s; wanted {shortened(left[0])}")
-            self._compare_frame(left, frame, unordered=step.get("unordered", False))
-        if step.get("closed"):
-            try:
-                frame = following(within)
-            except Ended:
-                pass
-            else:
-                raise Difference(f"not closed: {shortened(frame)}")
-        self._check_time(step)
-        if (quiet := step.get("quiet")) and not step.get("closed"):
-            try:
-                frame = following(quiet)
-            except Ended:
-                raise Difference("closed, should stay open") from None
+                received.ended = True
+                return False
             if frame is not None:
-                raise Difference(f"not quiet: {shortened(frame)}")
-        if heartbeats and not heartbeats["min"] <= beats <= heartbeats["max"]:
-            raise Difference(f"{beats} heartbeats, wanted {heartbeats}")
+                received.frames.append(frame)
+            return frame is not None
+
+        while len(received.frames) < len(step["frames"]) and take(within):
+            pass
+        received.at = time.monotonic()
+        if step.get("closed") and not received.ended:
+            take(within)
+            received.at = time.monotonic()
+        elif step.get("quiet") and not received.ended:
+            take(step["quiet"])
+        return received
+
+    def _compare_received(self, step: Step, received: Received) -> None:
+        left = list(step["frames"])
+        for frame in received.frames:
+            if not left:
+                raise Difference(f"{'not closed' if step.get('closed') else 'not quiet'}: {shortened(frame)}")
+            self._compare_frame(left, frame, unordered=step.get("unordered", False))
+        if left:
+            how = "closed" if received.ended else f"nothing in {step.get('within', 5.0)} s"
+            raise Difference(f"{how}; wanted {shortened(left[0])}")
+        if step.get("closed") and not received.ended:
+            raise Difference("not closed")
+        if step.get("quiet") and not step.get("closed") and received.ended:
+            raise Difference("closed, should stay open")
+        if after := step.get("after"):
+            elapsed = received.at - self._marks[after["mark"]]
+            if not after["min"] <= elapsed <= after["max"]:
+                raise Difference(f"after {elapsed:.3f} s, wanted {after}")
+        heartbeats = step.get("heartbeats")
+        if heartbeats and not heartbeats["min"] <= received.beats <= heartbeats["max"]:
+            raise Difference(f"{received.beats} heartbeats, wanted {heartbeats}")
+
+    def differs(self, step: Step, received: Received | Answer, difference: Difference) -> None:
+        """Decide what becomes of a difference; the session goes on if this does not raise."""
+        raise difference
 
     def _compare_frame(self, left: list[Step], frame: tuple[int | None, bytes], *, unordered: bool) -> None:
         """Compare a frame with the next wanted one, or with any; take it from what is left."""
@@ -368,12 +284,6 @@ class Player:
                 return
         raise difference
 
-    def _check_time(self, step: Step) -> None:
-        if after := step.get("after"):
-            elapsed = time.monotonic() - self._marks[after["mark"]]
-            if not after["min"] <= elapsed <= after["max"]:
-                raise Difference(f"after {elapsed:.3f} s, wanted {after}")
-
     def _drain(self, wire: Wire, step: Step) -> None:
         count = 0
         while (frame := wire.frame(step["quiet"])) is not None:
@@ -388,17 +298,18 @@ class Player:
     def _request_until_right(self, step: Step) -> None:
         deadline = time.monotonic() + step.get("retry", 0)
         while True:
-            status, headers, body = self._request(step)
+            answer = self._request(step)
             try:
-                self._compare_answer(step["answer"], status, headers, body)
-            except Difference:
+                self._compare_answer(step["answer"], answer)
+            except Difference as difference:
                 if time.monotonic() >= deadline:
-                    raise
+                    self.differs(step, answer, difference)
+                    return
                 gevent.sleep(0.05)
             else:
                 return
 
-    def _request(self, step: Step) -> tuple[int, dict[str, str | None], bytes]:
+    def _request(self, step: Step) -> Answer:
         path = self._names.expand(step["path"], str.encode).decode()
         body = self._names.expand(step["body"]) if "body" in step else None
         connection = http.client.HTTPConnection(*self._http)
@@ -414,22 +325,23 @@ class Player:
                     encode_chunked=step.get("chunked", False),
                 )
             response = connection.getresponse()
-            return response.status, {name: response.getheader(name) for name in HTTP_HEADERS}, response.read()
+            headers = {name: response.getheader(name) for name in HTTP_HEADERS}
+            return Answer(response.status, headers, response.read())
         finally:
             connection.close()
 
-    def _compare_answer(self, wanted: Step, status: int, headers: dict[str, str | None], body: bytes) -> None:
-        if status != wanted["status"]:
-            raise Difference(f"status {status} {shortened(body)}, wanted {wanted['status']}")
+    def _compare_answer(self, wanted: Step, answer: Answer) -> None:
+        if answer.status != wanted["status"]:
+            raise Difference(f"status {answer.status} {shortened(answer.body)}, wanted {wanted['status']}")
         for name, value in wanted["headers"].items():
             expanded = value and self._names.expand(value, str.encode).decode()
-            if normal(name, headers[name]) != normal(name, expanded):
-                raise Difference(f"header {name} is {headers[name]}, wanted {expanded}")
+            if normal(name, answer.headers[name]) != normal(name, expanded):
+                raise Difference(f"header {name} is {answer.headers[name]}, wanted {expanded}")
         if "json" in wanted:
-            got = json.loads(body)
+            got = json.loads(answer.body)
             compare_json(wanted["json"], sorted_lists(got) if wanted.get("unordered") else got, self._names)
         elif "text" in wanted:
-            text = re.sub(b" +", b" ", body) if wanted.get("collapse") else body
+            text = re.sub(b" +", b" ", answer.body) if wanted.get("collapse") else answer.body
             self._names.compare(wanted["text"], text, str.encode)
 
 

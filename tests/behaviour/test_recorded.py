@@ -1,4 +1,4 @@
-"""What real servers were seen to do, the emulator does: recorded sessions, played against it.
+"""What real servers were seen to do, any server does: recorded sessions, played against it.
 
 All sessions of all files are played once; each test asks how its session went. Those that look at the time are played
 when the others, which keep the machine busy, are over.
@@ -6,15 +6,18 @@ when the others, which keep the machine busy, are over.
 
 import contextlib
 import re
+import subprocess
 
 import gevent
 import pytest
 
 from fakensqd import Certificates, FakeAuthServer, FakeLookupd, FakeNsqd
+from gnsq.addresses import parse_address
 from tests.fakensqd.recorded_auth import RecordedAnswers
 from tests.fakensqd.transcripts import Player, load, play_all
 
-NSQD, LOOKUPD = "nsqd-1.3.0", "nsqlookupd-1.3.0"
+VERSION = "1.3.0"
+NSQD, LOOKUPD = f"nsqd-{VERSION}", f"nsqlookupd-{VERSION}"
 NAMES = [NSQD, f"{NSQD}-flags", f"{NSQD}-tls", f"{NSQD}-tlsreq", f"{NSQD}-auth", LOOKUPD]
 TRANSCRIPTS = {name: load(name) for name in NAMES}
 
@@ -29,42 +32,60 @@ def value(text):
     return {"true": True, "false": False}.get(text, text)
 
 
-def options(flags):
-    """Read a command line as options of the emulator."""
-    return {name.replace("-", "_"): value(text) for name, text in re.findall(r"--([a-z-]+)=(\S+)", flags)}
+def flags(name, certificate, auth_server):
+    """The flags that a file was recorded with; files and addresses are ours."""
+    found = dict(re.findall(r"--([a-z-]+)=(\S+)", TRANSCRIPTS[name].header["flags"]))
+    ours = {
+        "tls-cert": certificate.certificate,
+        "tls-key": certificate.key,
+        "auth-http-address": auth_server.http_address,
+    }
+    return {flag: ours.get(flag, text) for flag, text in found.items()}
 
 
-def make_server(name, certificate, auth_server):
-    """Make the server that a file was recorded with; its files and addresses are ours."""
-    found = options(TRANSCRIPTS[name].header["flags"])
-    if "tls_cert" in found:
-        found |= {"tls_cert": certificate.certificate, "tls_key": certificate.key}
-    if found.pop("auth_http_address", None):
-        found["auth_http_addresses"] = (auth_server.http_address,)
-    return FakeLookupd(**found) if name == LOOKUPD else FakeNsqd(**found)
+def emulated(name, found):
+    options = {flag.replace("-", "_"): value(text) for flag, text in found.items()}
+    if address := options.pop("auth_http_address", None):
+        options["auth_http_addresses"] = (address,)
+    return FakeLookupd(**options) if name == LOOKUPD else FakeNsqd(**options)
+
+
+def real(name, found):
+    from integration.servers import program, running
+
+    kind = name.partition("-")[0]
+    path = program(kind)
+    if path is None:
+        pytest.skip("servers that run elsewhere have no flags to set")
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    if f"v{VERSION} " not in version:
+        pytest.skip(f"recorded with {VERSION}, this is {version.strip()}")
+    return running(kind, *[f"--{flag}={text}" for flag, text in found.items()])
 
 
 def played(name, phases, server):
-    tcp, http = ("127.0.0.1", server.tcp_port), ("127.0.0.1", server.http_port)
+    addresses = parse_address(server.tcp_address), parse_address(server.http_address)
     typed = TRANSCRIPTS[name].header["framing"] == "v2"
-    found = [play_all(TRANSCRIPTS[name], phase, lambda: Player(tcp, http, typed=typed)) for phase in phases]
+    found = [play_all(TRANSCRIPTS[name], phase, lambda: Player(*addresses, typed=typed)) for phase in phases]
     return {session_id: text for differences in found for session_id, text in differences.items()}
 
 
 @pytest.fixture(scope="module")
-def differences(tmp_path_factory):
+def differences(request, tmp_path_factory):
     """What was different, by file and session; empty if all is well."""
     certificate = Certificates(tmp_path_factory.mktemp("certificates")).server()
+    make = real if request.config.pluginmanager.hasplugin("integration.servers") else emulated
     with contextlib.ExitStack() as stack:
         auth_server = stack.enter_context(FakeAuthServer(answer=RecordedAnswers()))
-        servers = {name: stack.enter_context(make_server(name, certificate, auth_server)) for name in TRANSCRIPTS}
+        servers = {name: stack.enter_context(make(name, flags(name, certificate, auth_server))) for name in TRANSCRIPTS}
         found = {name: {} for name in servers}
         for phases in ([0], [1, 2]):
             greenlets = {name: gevent.spawn(played, name, phases, server) for name, server in servers.items()}
             gevent.joinall(list(greenlets.values()), raise_error=True)
             for name, greenlet in greenlets.items():
                 found[name] |= greenlet.value
-        assert [error for server in (*servers.values(), auth_server) for error in server.errors] == []
+        checked = [auth_server, *(server for server in servers.values() if make is emulated)]
+        assert [error for server in checked for error in server.errors] == []
         return found
 
 

@@ -1,0 +1,18 @@
+"""Fixtures of the tests on real servers: those of the behaviour suite that they share, and accounts."""
+
+import pytest
+
+from integration.account import ACCOUNTS, Account
+from tests.behaviour.conftest import _skip_what_an_old_nsqd_does_in_another_way, nsqd, pytest_configure, topic
+
+__all__ = ["_skip_what_an_old_nsqd_does_in_another_way", "nsqd", "pytest_configure", "topic"]
+
+
+@pytest.fixture
+def account(request):
+    """What went in and came out; all that was confirmed must have been processed, and the run's summary says so."""
+    account = Account(request.node.name)
+    yield account
+    ACCOUNTS.append(str(account))
+    assert account.published, "nothing was published"
+    assert account.lost == set()

@@ -1,0 +1,162 @@
+"""Servers that die, end, come back and are many, under load: nothing that was confirmed is lost."""
+
+import contextlib
+import time
+
+import gevent
+import pytest
+
+from gnsq import Consumer, LookupdClient, NsqdHTTPClient, Producer
+from integration.servers import Daemon, program, running
+from tests.helpers import channel_stats, wait_until
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not (program("nsqd") and program("nsqlookupd")), reason="starts nsqds of its own"),
+]
+
+LIMIT = 40.0
+# What must come back at once, in tests.
+EAGER = {"reconnect_initial": 0.05, "reconnect_maximum": 0.2}
+
+
+@contextlib.contextmanager
+def load(account, producer, topic, *, publishers, each):
+    """Publish from several greenlets; all is confirmed at the end."""
+
+    def publish(number):
+        for index in range(each):
+            account.publish(producer, topic, b"%d-%d" % (number, index))
+
+    jobs = [gevent.spawn(publish, number) for number in range(publishers)]
+    try:
+        yield
+        gevent.joinall(jobs, timeout=LIMIT, raise_error=True)
+        assert all(job.ready() for job in jobs), "publishing has not come to its end"
+    finally:
+        gevent.killall(jobs)
+
+
+def processing(account, topic, nsqds=(), **options):
+    return Consumer(topic, "c", nsqds, message_handler=account.process, **{"max_in_flight": 50, **EAGER, **options})
+
+
+@pytest.mark.since("1.3.0")  # earlier ones forget what was written behind the last sync of their position
+def test_nsqd_that_is_killed_in_mid_stream_has_all_it_confirmed(account, topic, tmp_path):
+    # Without a channel: what nsqd has in flight, or between a topic and a channel, dies with it.
+    nsqd = Daemon("nsqd", str(tmp_path), "--mem-queue-size=0", "--sync-every=1")
+    nsqd.start()
+    try:
+        with (
+            Producer(nsqd.tcp_address, allow_duplicates=True, **EAGER) as producer,
+            load(account, producer, topic, publishers=5, each=200),
+        ):
+            for confirmed in (150, 400, 700):
+                wait_until(lambda confirmed=confirmed: len(account.confirmed) > confirmed, LIMIT)
+                nsqd.stop(kill=True)
+                nsqd.start()
+        with processing(account, topic, nsqd.tcp_address):
+            wait_until(lambda: not account.lost, LIMIT)
+    finally:
+        nsqd.stop()
+
+    assert len(account.confirmed) == 1000
+
+
+def test_nsqlookupd_that_is_lost_and_comes_back_stops_nobody(account, topic, tmp_path):
+    lookupd = Daemon("nsqlookupd", str(tmp_path))
+    lookupd.start()
+    flag = f"--lookupd-tcp-address={lookupd.tcp_address}"
+    with contextlib.ExitStack() as stack:
+        stack.callback(lookupd.stop)
+        first, second = (stack.enter_context(running("nsqd", flag)) for _ in range(2))
+        NsqdHTTPClient.from_url(first.http_address).create_topic(topic)
+        producer = stack.enter_context(Producer([first.tcp_address, second.tcp_address]))
+        stack.enter_context(
+            processing(account, topic, lookupd_http_addresses=lookupd.http_address, lookupd_poll_interval=0.2)
+        )
+        wait_until(lambda: channel_stats(first, topic, "c")["clients"])
+
+        lookupd.stop(kill=True)
+        for number in range(200):
+            account.publish(producer, topic, b"%d" % number)
+        wait_until(lambda: len(account.processed) >= 100)
+        lookupd.start()
+        # nsqd's next words find the connection broken, those behind them open another; without any it takes 15 s.
+        for nsqd in (first, second):
+            for number in range(2):
+                NsqdHTTPClient.from_url(nsqd.http_address).create_topic(f"{topic}-{number}")
+
+        wait_until(lambda: not account.lost)
+        registry = LookupdClient.from_url(lookupd.http_address)
+        wait_until(lambda: len(registry.nodes()["producers"]) == 2)
+
+
+def test_rolling_restart_of_three_nsqds_under_load(account, topic, tmp_path):
+    with contextlib.ExitStack() as stack:
+        lookupd = stack.enter_context(running("nsqlookupd"))
+        nsqds = []
+        for number in range(3):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            nsqds.append(Daemon("nsqd", str(folder), f"--lookupd-tcp-address={lookupd.tcp_address}"))
+            stack.callback(nsqds[-1].stop)
+            nsqds[-1].start()
+        options = {"lookupd_http_addresses": lookupd.http_address, "lookupd_poll_interval": 0.2, **EAGER}
+        producer = stack.enter_context(Producer(allow_duplicates=True, **options))
+        stack.enter_context(processing(account, topic, **options))
+        with load(account, producer, topic, publishers=10, each=400):
+            for number, nsqd in enumerate(nsqds):
+                wait_until(lambda number=number: len(account.confirmed) > 1000 * (number + 1), LIMIT)
+                nsqd.stop()
+                nsqd.start()
+        wait_until(lambda: not account.lost, LIMIT)
+
+    assert len(account.confirmed) == 4000
+
+
+def test_long_and_deferred_messages_are_worked_on_once(account, topic):
+    due, early = {}, []
+
+    def handle(consumer, message):
+        if message.body in due:
+            early.append(time.time() < due[message.body])
+        else:
+            # Longer than msg_timeout, and than it takes nsqd to look at a new channel.
+            with message.touching():
+                gevent.sleep(7)
+        account.process(consumer, message)
+
+    with running("nsqd") as nsqd:
+        with (
+            Producer(nsqd.tcp_address) as producer,
+            Consumer(topic, "c", nsqd.tcp_address, message_handler=handle, max_in_flight=40, msg_timeout=1),
+        ):
+            for number in range(10):
+                account.publish(producer, topic, b"long %d" % number)
+                body = b"deferred %d" % number
+                due[body] = time.time() + 0.2 * number
+                account.publish(producer, topic, body, defer=200 * number)
+            wait_until(lambda: not account.lost, LIMIT)
+            wait_until(lambda: channel_stats(nsqd, topic, "c")["in_flight_count"] == 0)
+        stats = channel_stats(nsqd, topic, "c")
+
+    assert early == [False] * 10
+    assert (stats["timeout_count"], stats["requeue_count"], account.duplicated) == (0, 0, 0)
+
+
+def test_a_hundred_consumers_of_ten_nsqds(account, topic):
+    with contextlib.ExitStack() as stack:
+        nsqds = [stack.enter_context(running("nsqd")) for _ in range(10)]
+        addresses = [nsqd.tcp_address for nsqd in nsqds]
+        for _ in range(100):
+            stack.enter_context(processing(account, topic, addresses, max_in_flight=20))
+        for nsqd in nsqds:
+            wait_until(lambda nsqd=nsqd: len(channel_stats(nsqd, topic, "c")["clients"]) == 100, LIMIT)
+        producer = stack.enter_context(Producer(addresses))
+        with load(account, producer, topic, publishers=50, each=100):
+            pass
+        wait_until(lambda: not account.lost, LIMIT)
+
+    assert len(account.confirmed) == 5000
+    assert account.duplicated == 0

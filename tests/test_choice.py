@@ -1,0 +1,73 @@
+"""Which real servers ``make integration`` takes, decided from values alone; and what it says with none."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from integration.choice import COMPOSED, NEEDED, Choice, Way, choose
+
+ROOT = Path(__file__).parent.parent
+PATHS = {"nsqd": "/bin/nsqd", "nsqlookupd": "/bin/nsqlookupd"}
+GIVEN = {name: f"elsewhere:{number}" for number, name in enumerate(NEEDED)}
+
+
+def engine_must_not_be_asked():
+    raise AssertionError("Docker was asked")
+
+
+def test_programs_on_path_come_first():
+    assert choose(GIVEN, PATHS.get, engine_must_not_be_asked) == Choice(Way.PROGRAMS, paths=PATHS)
+
+
+def test_named_programs_go_before_those_on_path():
+    files = {**PATHS, "/my/nsqd": "/my/nsqd"}
+
+    chosen = choose({"NSQD": "/my/nsqd"}, files.get, engine_must_not_be_asked)
+
+    assert chosen == Choice(Way.PROGRAMS, paths={**PATHS, "nsqd": "/my/nsqd"})
+
+
+def test_named_program_that_cannot_be_run_is_said_and_not_replaced():
+    with pytest.raises(LookupError, match="NSQD=/gone is no program that can be run: name another, or unset it"):
+        choose({"NSQD": "/gone"}, PATHS.get, engine_must_not_be_asked)
+
+
+def test_given_addresses_go_before_docker():
+    extra = {"NSQD_TLS_TCP_ADDRESS": "elsewhere:9"}
+
+    chosen = choose({**GIVEN, **extra, "HOME": "/root"}, {}.get, engine_must_not_be_asked)
+
+    assert chosen == Choice(Way.GIVEN, addresses={**GIVEN, **extra})
+
+
+@pytest.mark.parametrize(
+    ("environment", "paths"),
+    [
+        pytest.param({}, {}, id="nothing"),
+        pytest.param({}, {"nsqd": "/bin/nsqd"}, id="no nsqlookupd"),
+        pytest.param({name: GIVEN[name] for name in NEEDED[:3]}, {}, id="an address too few"),
+    ],
+)
+def test_docker_comes_last_and_without_it_there_is_nothing(environment, paths):
+    assert choose(environment, paths.get, lambda: True) == Choice(Way.COMPOSED, addresses=COMPOSED)
+    assert choose(environment, paths.get, lambda: False) is None
+
+
+def test_with_none_it_ends_at_once_and_says_what_to_do(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-m", "integration.run"],
+        cwd=ROOT,
+        env={"PATH": str(tmp_path), "HOME": os.environ.get("HOME", "")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert result.returncode == 1
+    assert "put nsqd and nsqlookupd on PATH" in result.stderr
+    assert "have Docker with the compose plugin" in result.stderr
+    assert result.stdout == ""
