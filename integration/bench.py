@@ -13,8 +13,10 @@ Workloads:
   automatic batching, too: "batches" with as many greenlets, "async" with as many results of publish_async().
 - layers: what TLS, snappy and deflate cost our consumer; see bench_layers.py.
 - fakensqd: what the emulator itself does, in one process; see bench_fake.py.
+- spark: the data source, the batch writer and the receiver; see bench_spark.py.
 
-``bench.py layers``, ``bench.py fakensqd``, ``bench.py consume`` and ``bench.py publish`` measure only that.
+``bench.py layers``, ``bench.py fakensqd``, ``bench.py consume``, ``bench.py publish`` and ``bench.py spark`` measure
+only that.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from pathlib import Path
 
 from fakensqd.certificates import CertificateFiles, Certificates
 from gnsq import NsqdHTTPClient, Producer
-from integration import bench_fake
+from integration import bench_fake, bench_spark
 from integration.bench_layers import LAYERS, body
 from integration.bench_peers import NOT_INSTALLED, OWN, WORKLOADS
 from integration.servers import program, running
@@ -188,6 +190,8 @@ def measure_all(only: str | None, certificate: CertificateFiles, ca: str) -> int
                 measure_peers(tcp, http, workload, settings)
         if only in (None, "layers"):
             show_layers(layer_costs(tcp, http, ca))
+        if only in (None, "spark"):
+            bench_spark.show(tcp, http, fill)
     return 0
 
 

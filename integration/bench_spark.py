@@ -1,0 +1,307 @@
+"""``bench.py spark``: what gnsq.spark does on two cores, beside a Python source that has nothing to wait for.
+
+- NSQ to Parquet: a stream with AvailableNow over messages of 200 bytes that wait in a channel; wall time from start()
+  to the end of the query. Synthetic: a source that yields record batches of such rows from memory to the same sink; the
+  ceiling for any Python source. They take turns after one round to warm up; the median counts.
+- Micro-batch: one row at a time, what Spark says a trigger took.
+- Latency: 10 messages a second; from nsqd's time stamp until foreachBatch has the row.
+- Memory: of a receiver that is a process of its own, while it receives all messages.
+- Batch writer: DataFrame to nsqd.
+
+Every count is checked. The environment shortens it: BENCH_SPARK_COUNT (messages, 1,000,000) and BENCH_SPARK_ROUNDS (3).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+from gnsq import NsqdHTTPClient, Producer
+from gnsq.spark.datasource import COLUMNS
+from gnsq.spark.pipeline.session import open_session
+from gnsq.spark.segments import SCHEMA
+
+COUNT = int(os.environ.get("BENCH_SPARK_COUNT", "1000000"))
+ROUNDS = int(os.environ.get("BENCH_SPARK_ROUNDS", "3"))
+WARM_UP = 20_000
+BODY = b"x" * 200
+NOW = datetime.now(UTC)
+ROW = {
+    "body": BODY,
+    "message_id": "0123456789abcdef",
+    "attempts": 1,
+    "published_at": NOW,
+    "received_at": NOW,
+    "nsqd": "127.0.0.1:4150",
+    "topic": "bench-01234567",
+}
+SYNTHETIC_BATCH = 10_000
+TASKS = 2
+MICRO_BATCHES = 20
+LATENCY_RATE, LATENCY_SECONDS = 10, 20
+LIMIT = 180.0
+
+Fill = Callable[[str, str, str, int], None]
+
+
+class Synthetic(DataSource):
+    """As many rows as asked for, as NsqDataSource's, from memory."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "synthetic"
+
+    def schema(self) -> str:
+        return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+
+    def streamReader(self, schema: Any) -> SyntheticReader:
+        return SyntheticReader(int(self.options["rows"]))
+
+
+class SyntheticReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Has all of it from the start."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"rows": 0}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        pass
+
+    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:
+        return {"rows": self.rows}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return [InputPartition((end["rows"] - start["rows"]) // TASKS) for _ in range(TASKS)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        batch = pa.RecordBatch.from_pylist([ROW] * SYNTHETIC_BATCH, schema=SCHEMA)
+        for first in range(0, partition.value, SYNTHETIC_BATCH):
+            yield batch.slice(0, min(SYNTHETIC_BATCH, partition.value - first))
+
+
+@dataclass
+class Bench:
+    """What all measurements need."""
+
+    spark: SparkSession
+    tcp: str
+    http: str
+    fill: Fill
+    folder: Path
+
+    def topic(self) -> str:
+        name = f"bench-{uuid.uuid4().hex[:8]}"
+        client = NsqdHTTPClient.from_url(self.http)
+        client.create_topic(name)
+        client.create_channel(name, "bench")
+        return name
+
+    def waiting(self, topic: str) -> int:
+        """Messages of a topic's channel that are not finished."""
+        stats = NsqdHTTPClient.from_url(self.http).stats(topic)["topics"][0]
+        channel = stats["channels"][0]
+        return int(stats["depth"] + channel["depth"] + channel["in_flight_count"])
+
+    def delete(self, topic: str) -> None:
+        NsqdHTTPClient.from_url(self.http).delete_topic(topic)
+
+    def source(self, topic: str) -> Any:
+        options = {
+            "topic": topic,
+            "channel": "bench",
+            "nsqdTcpAddresses": self.tcp,
+            "nsqdHttpAddresses": self.http,
+            "spool": str(self.new_folder()),
+        }
+        return self.spark.readStream.format("nsq").options(**options).load()
+
+    def new_folder(self) -> Path:
+        return self.folder / uuid.uuid4().hex
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait for a condition."""
+    deadline = time.monotonic() + LIMIT
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not so within {LIMIT} s")
+        time.sleep(0.01)
+    return found
+
+
+# --- throughput
+
+
+def to_parquet(bench: Bench, messages: Any, count: int) -> float:
+    """Run a query until all is read; gives rows a second."""
+    out, checkpoint = str(bench.new_folder()), str(bench.new_folder())
+    started = time.perf_counter()
+    query = messages.writeStream.format("parquet").option("path", out).option("checkpointLocation", checkpoint)
+    query = query.trigger(availableNow=True).start()
+    assert query.awaitTermination(int(LIMIT))
+    seconds = time.perf_counter() - started
+    written = bench.spark.read.parquet(out).count()
+    assert written == count, f"{written} rows of {count}"
+    return count / seconds
+
+
+def from_nsq(bench: Bench, count: int) -> float:
+    topic = bench.topic()
+    bench.fill(bench.tcp, bench.http, topic, count)
+    rate = to_parquet(bench, bench.source(topic), count)
+    bench.delete(topic)
+    return rate
+
+
+def from_memory(bench: Bench, count: int) -> float:
+    return to_parquet(bench, bench.spark.readStream.format("synthetic").option("rows", count).load(), count)
+
+
+def show_throughput(bench: Bench) -> None:
+    from_nsq(bench, WARM_UP)
+    from_memory(bench, WARM_UP)
+    rates = [(from_nsq(bench, COUNT), from_memory(bench, COUNT)) for _ in range(ROUNDS)]
+    nsq, memory = (statistics.median(column) for column in zip(*rates, strict=True))
+    line("NSQ to Parquet", f"{nsq:,.0f} rows/s", f"{nsq / memory:.2f} of synthetic")
+    line("synthetic to Parquet", f"{memory:,.0f} rows/s", "1.00")
+
+
+def show_batch_writer(bench: Bench) -> None:
+    rates = []
+    for _ in range(ROUNDS):
+        topic = bench.topic()
+        rows = bench.spark.range(COUNT).selectExpr("repeat('x', 200) AS body")
+        started = time.perf_counter()
+        rows.write.format("nsq").options(topic=topic, nsqdTcpAddresses=bench.tcp).mode("append").save()
+        rates.append(COUNT / (time.perf_counter() - started))
+        waiting = bench.waiting(topic)
+        assert waiting == COUNT, f"{waiting} messages of {COUNT}"
+        bench.delete(topic)
+    line("MPUB batch writer", f"{statistics.median(rates):,.0f} rows/s", "")
+
+
+# --- time
+
+
+def show_micro_batch(bench: Bench) -> None:
+    for sink in ("noop", "parquet"):
+        topic = bench.topic()
+        out, checkpoint = str(bench.new_folder()), str(bench.new_folder())
+        writer = bench.source(topic).writeStream.format(sink).option("path", out)
+        query = writer.option("checkpointLocation", checkpoint).start()
+        with Producer(bench.tcp, threaded=True) as producer:
+            for number in range(1, MICRO_BATCHES + 1):
+                producer.publish(topic, BODY)
+                until(lambda query=query, number=number: len(_of_rows(query)) >= number)
+        query.stop()
+        bench.delete(topic)
+        # The first is slow.
+        times = [progress["durationMs"]["triggerExecution"] for progress in _of_rows(query)[1:]]
+        line(f"micro-batch of 1 row, {sink}", f"{statistics.median(times):.0f} ms", f"{min(times)} to {max(times)}")
+
+
+def _of_rows(query: Any) -> list[Any]:
+    return [progress for progress in query.recentProgress if progress["numInputRows"]]
+
+
+def show_latency(bench: Bench) -> None:
+    topic = bench.topic()
+    seen: list[float] = []
+
+    def note(rows: Any, batch_id: int) -> None:
+        published = rows.selectExpr("unix_micros(published_at) / 1e6 AS at").collect()
+        now = time.time()
+        seen.extend(now - row["at"] for row in published)
+
+    checkpoint = str(bench.new_folder())
+    query = bench.source(topic).writeStream.foreachBatch(note).option("checkpointLocation", checkpoint).start()
+    count = LATENCY_RATE * LATENCY_SECONDS
+    with Producer(bench.tcp, threaded=True) as producer:
+        producer.publish(topic, BODY)
+        until(lambda: seen)
+        seen.clear()  # the first batch is slow
+        for _ in range(count):
+            producer.publish(topic, BODY)
+            time.sleep(1 / LATENCY_RATE)
+    until(lambda: len(seen) >= count)
+    query.stop()
+    bench.delete(topic)
+    assert len(seen) == count, f"{len(seen)} rows of {count}"
+    hundredths = statistics.quantiles(seen, n=100)
+    line(
+        f"publish to sink, {LATENCY_RATE}/s",
+        f"{hundredths[49] * 1000:.0f} ms median",
+        f"{hundredths[98] * 1000:.0f} ms p99",
+    )
+
+
+# --- memory
+
+
+def show_memory(bench: Bench) -> None:
+    topic = bench.topic()
+    bench.fill(bench.tcp, bench.http, topic, COUNT)
+    command = [sys.executable, "-m", "gnsq.spark.receiver", "--topic", topic, "--channel", "bench"]
+    command += ["--spool", str(bench.new_folder()), "--nsqd-tcp-address", bench.tcp]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    started = time.perf_counter()
+    samples = []
+    try:
+        for tenth in range(1, 11):
+            until(lambda tenth=tenth: bench.waiting(topic) <= COUNT - COUNT * tenth // 10)
+            samples.append(_resident(process.pid))
+        seconds = time.perf_counter() - started
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=30)
+    assert f" {COUNT} rows" in said, said
+    bench.delete(topic)
+    mib = [sample / 2**20 for sample in samples]
+    line("receiver alone, with start", f"{COUNT / seconds:,.0f} rows/s", "")
+    line("its memory at 20 %", f"{mib[1]:.0f} MiB", " ".join(f"{each:.0f}" for each in mib))
+    line("growth from 20 % to 100 %", f"{mib[9] - mib[1]:+.1f} MiB", f"{mib[9] / mib[1]:.2f}")
+
+
+def _resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# --- all of it
+
+
+def line(name: str, figure: str, remark: str) -> None:
+    print(f"  {name:<28} {figure:>18}   {remark}", flush=True)
+
+
+def show(tcp: str, http: str, fill: Fill) -> None:
+    print(f"spark, local[2], {COUNT:,} messages of {len(BODY)} bytes, median of {ROUNDS}", flush=True)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_session("bench", master="local[2]", log=Path(folder) / "spark.log") as spark,
+    ):
+        spark.dataSource.register(Synthetic)
+        bench = Bench(spark, tcp, http, fill, Path(folder))
+        show_throughput(bench)
+        show_batch_writer(bench)
+        show_micro_batch(bench)
+        show_latency(bench)
+        show_memory(bench)

@@ -1,0 +1,51 @@
+"""Receivers on the executors of a standalone cluster, and the query that reads their spool: one machine dies."""
+
+import re
+import sys
+
+import pytest
+
+from integration.servers import program, running
+from integration.spark_cluster import cluster
+from integration.spark_cluster import kill as kill_machine
+from tests.spark.helpers import channel_stats, is_empty, wait_for
+from tests.spark.queries import Publisher, descendants, kill, running_query, written
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.spark,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(program("nsqd") is None, reason="no nsqd on PATH, none named in NSQD"),
+]
+
+
+def test_a_machine_dies_and_nothing_is_lost(tmp_path):
+    """Half of the slots go with it: one receiver is left, and the query goes on beside it."""
+    with running("nsqd", "--msg-timeout=3s") as nsqd, cluster(tmp_path) as spark:
+        log = tmp_path / "query.log"
+        command = [sys.executable, "-m", "tests.spark.query", spark.url, str(tmp_path), "executors:2"]
+        with running_query([*command, nsqd.tcp_address, nsqd.http_address], log) as query:
+
+            def clients():
+                stats = channel_stats(nsqd, "clicks", "archive")
+                return stats["clients"] if stats else []
+
+            wait_for(lambda: len(clients()) == 2, limit=150)
+            publisher = Publisher(nsqd.tcp_address, pause=0.05)
+            wait_for(lambda: len(written(tmp_path)) > 2000, limit=60)
+
+            below = descendants(spark.workers[0].pid)
+            kill_machine(spark.workers[0])
+            kill(*below)
+
+            before = len(written(tmp_path))
+            wait_for(lambda: len(written(tmp_path)) > before + 20_000, limit=90)
+            wait_for(lambda: re.search("2 receivers of .*: 1 run: Spark has too few slots", log.read_text()), limit=60)
+            bodies = publisher.stop()
+            wait_for(lambda: is_empty(nsqd, "clicks", "archive") and set(written(tmp_path)) == set(bodies), limit=60)
+            query.stdin.close()
+            assert query.wait(60) == 0
+            assert clients() == []
+
+    twice = len(written(tmp_path)) - len(bodies)
+    print(f"one machine of two killed: {len(bodies)} published, 0 lost, {twice} twice")

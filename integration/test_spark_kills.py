@@ -1,0 +1,169 @@
+"""What is killed loses nothing: set(sink) == set(published), against a real nsqd. Duplicates are counted and printed.
+
+First a receiver alone, killed at each point between nsqd and spool; then all processes of a query and nsqd itself, in
+an order that the seed gives: SPARK_KILLS_SEED, printed, and random without it.
+"""
+
+import contextlib
+import os
+import random
+import sys
+import time
+
+import pytest
+
+from gnsq import NsqdHTTPClient
+from gnsq.hubthread import HubThread
+from gnsq.spark.spool import Spool
+from integration.servers import program, running
+from tests.spark.helpers import bodies_of, is_empty, numbered, publish, wait_for
+from tests.spark.kills import drain, receiver_process, run_until_killed
+from tests.spark.queries import Publisher, descendants, kill, named, running_query, written
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.spark,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(program("nsqd") is None, reason="no nsqd on PATH, none named in NSQD"),
+]
+
+COUNT = 20_000
+KINDS = ("worker", "source", "jvm", "group", "nsqd")
+# More kills than kinds.
+MORE = 0
+LIMIT = 120
+# Each message of nsqd's is on disk before it is confirmed, which makes some hundred messages a second of it.
+SLOWLY = {"size": 5, "pause": 0.05}
+DURABLE = ("--mem-queue-size=0", "--sync-every=1", "--msg-timeout=3s")
+
+
+@pytest.fixture
+def hub():
+    with HubThread("test") as hub:
+        yield hub
+
+
+@pytest.fixture
+def spool(tmp_path):
+    return Spool(str(tmp_path / "spool"))
+
+
+class Query:
+    """The query, and who starts it again."""
+
+    TEXTS = {"worker": "pyspark.daemon", "source": "python_streaming_source_runner", "jvm": "pyspark-shell"}
+
+    def __init__(self, stack, folder, receivers, nsqd):
+        self._stack = stack
+        self._folder = folder
+        # Tasks may fail, as on a cluster.
+        self._command = [sys.executable, "-m", "tests.spark.query", "local[2,4]", str(folder), receivers]
+        self._command += [nsqd.tcp_address, nsqd.http_address]
+        self.starts = 0
+        self._start()
+
+    def _start(self):
+        self.starts += 1
+        self._process = self._stack.enter_context(
+            running_query(self._command, self._folder / f"query{self.starts}.log")
+        )
+
+    def _rows(self):
+        if self._process.poll() is not None:
+            self._start()
+        return len(written(self._folder))
+
+    def go_on(self, rows):
+        """Wait for so many more rows in the sink; start the query if it has ended."""
+        target = self._rows() + rows
+        wait_for(lambda: self._rows() >= target, limit=LIMIT)
+
+    def kill(self, kind):
+        if kind == "group":
+            kill(*descendants(self._process.pid), self._process.pid)
+            self._process.wait(30)
+        else:
+            kill(*named(self._process.pid, self.TEXTS[kind]))
+
+    def end(self):
+        self._process.stdin.close()
+        assert self._process.wait(60) == 0
+
+
+@pytest.mark.parametrize("point", ["write", "durable", "fins"])
+def test_receiver_killed(point, spool, hub):
+    with running("nsqd", "--msg-timeout=2s") as nsqd:
+        publish(nsqd, "clicks", numbered(COUNT))
+        run_until_killed(point, nsqd, spool)
+        drain(nsqd, spool, hub)
+
+    report(f"receiver killed at {point!r}", numbered(COUNT), bodies_of(spool))
+
+
+def test_receiver_killed_at_random(spool, hub):
+    """Five in a row; behind the FINs, as likely as not."""
+    chosen = seeded()
+    with running("nsqd", "--msg-timeout=2s") as nsqd:
+        publisher = Publisher(nsqd.tcp_address, pause=0.005)
+        for _ in range(5):
+            with receiver_process(nsqd, spool) as process:
+                before, more = len(bodies_of(spool)), chosen.randint(1, 5000)
+                wait_for(lambda before=before, more=more: len(bodies_of(spool)) > before + more)
+                process.kill()
+        published = publisher.stop()
+        drain(nsqd, spool, hub)
+
+    report("receiver killed 5 times", published, bodies_of(spool))
+
+
+@pytest.mark.parametrize("receivers", ["driver", "executors:1"])
+def test_processes_of_a_query_killed_at_random(receivers, tmp_path):
+    chosen = seeded()
+    kinds = [*chosen.sample(KINDS, len(KINDS)), *chosen.choices(KINDS, k=MORE)]
+    with contextlib.ExitStack() as stack:
+        nsqd = stack.enter_context(running("nsqd", *DURABLE))
+        query = Query(stack, tmp_path, receivers, nsqd)
+        publisher = Publisher(nsqd.tcp_address, **SLOWLY)
+        for kind in kinds:
+            query.go_on(chosen.randint(50, 300))
+            print(f"killing {kind} behind {len(written(tmp_path))} rows", flush=True)
+            if kind == "nsqd":
+                # In order: a message in flight is nowhere but in its memory.
+                nsqd.stop()
+                nsqd.start()
+            else:
+                query.kill(kind)
+        query.go_on(50)
+        published = publisher.stop()
+
+        # Without anything in flight nsqd may be killed, too.
+        query.kill("group")
+        wait_for(lambda: at_rest(nsqd), limit=LIMIT)
+        nsqd.stop(kill=True)
+        nsqd.start()
+        query.go_on(0)
+        wait_for(lambda: is_empty(nsqd, "clicks", "archive") and set(written(tmp_path)) >= set(published), limit=LIMIT)
+        query.end()
+
+    report(f"query with receivers={receivers}, killed: {', '.join(kinds)}, group, nsqd", published, written(tmp_path))
+
+
+def seeded():
+    seed = int(os.environ.get("SPARK_KILLS_SEED") or time.time_ns() % 1_000_000)
+    print(f"\nSPARK_KILLS_SEED={seed}", flush=True)
+    return random.Random(seed)
+
+
+def report(what, published, found):
+    lost = set(published) - set(found)
+    print(f"\n{what}: {len(published)} published, {len(lost)} lost, {len(found) - len(set(found))} twice", flush=True)
+    assert set(found) == set(published)
+
+
+def at_rest(nsqd):
+    """Whether all that nsqd has is on its disk."""
+    client = NsqdHTTPClient.from_url(nsqd.http_address)
+    [topic] = client.stats("clicks")["topics"]
+    client.close()
+    [channel] = topic["channels"]
+    return not channel["clients"] and not channel["in_flight_count"] and not topic["depth"]
