@@ -174,10 +174,11 @@ class RdyPolicy(Generic[Key]):
         targets = self._targets(in_flight, now)
         lowered = self._take_back(self._within(targets, in_flight), now)
         changed = lowered | self._grant(targets, in_flight, now)
+        excess = max(-self._free(in_flight, now), 0)
         for key, share in self._shares.items():
             if share.counts_down:
                 changed.discard(key)
-                if self._tell(share, in_flight.get(key, 0), key in lowered, now):
+                if self._tell(share, in_flight.get(key, 0), key in lowered, excess, now):
                     changed.add(key)
         return {key: self._shares[key].command for key in changed}
 
@@ -216,8 +217,12 @@ class RdyPolicy(Generic[Key]):
             self._shares[key].lower(targets[key], now)
         return lowered
 
+    def _free(self, in_flight: Mapping[Key, int], now: float) -> int:
+        """Say what nobody holds of max_in_flight; below 0 where it was lowered, and not enough was answered since."""
+        return self.max_in_flight - sum(share.held(in_flight.get(key, 0), now) for key, share in self._shares.items())
+
     def _grant(self, targets: Mapping[Key, int], in_flight: Mapping[Key, int], now: float) -> set[Key]:
-        free = self.max_in_flight - sum(share.held(in_flight.get(key, 0), now) for key, share in self._shares.items())
+        free = self._free(in_flight, now)
         raised = set()
         self._owed = False
         for key, target in targets.items():
@@ -241,18 +246,19 @@ class RdyPolicy(Generic[Key]):
                 self._owed = True
         return raised
 
-    def _tell(self, share: _Share, in_flight: int, lowered: bool, now: float) -> bool:
+    def _tell(self, share: _Share, in_flight: int, lowered: bool, excess: int, now: float) -> bool:
         """Decide what an nsqd that counts down is to be sent; whether it is something.
 
         Only when nothing is left of what it was sent before, not already at the quarter that the guide speaks of: what
-        is left may be on its way, and would come on top. For the same reason it is stopped before it gets less.
+        is left may be on its way, and would come on top. For the same reason it is stopped before it gets less, and
+        gets nothing anew of what others hold in excess: those that take RDY as a ceiling have never given theirs up.
         """
         if lowered:
             share.asked = share.left = 0
             return True
         if share.left or not share.rdy:
             return False
-        share.asked = share.left = max(share.rdy - in_flight, 0) if now >= share.past_until else 0
+        share.asked = share.left = max(share.rdy - in_flight - excess, 0) if now >= share.past_until else 0
         # Or as soon as messages are answered, or the wait is over.
         self._owed = self._owed or not share.asked
         return share.asked > 0

@@ -310,6 +310,21 @@ def test_rdy_that_is_counted_down_allows_no_more_than_was_answered():
     assert made.decide({"a": 1}, 0.0) == {"a": 1}
 
 
+def test_rdy_that_is_counted_down_is_not_renewed_while_others_hold_too_much():
+    made = policy(4, "ab", counts_down=False, heard=False)
+    made.remove("b")
+    made.add("b", 2, 0.0, counts_down=True)
+    made.heard("a", 1, 1, 0.0)
+    made.heard("b", 1, 1, 0.0)
+    made.decide({"a": 1, "b": 1}, GRACE)
+    made.max_in_flight = 2
+
+    assert made.decide({"a": 2, "b": 2}, GRACE)["b"] == 0
+    assert made.decide({"a": 2}, 2 * GRACE) == {}
+    assert made.owed
+    assert made.decide({"a": 1}, 2 * GRACE) == {"b": 1}
+
+
 def test_lowered_limit_takes_from_all_while_one_holds_more_than_its_share():
     made = policy(30, "abc")
     made.decide({}, 0.0)
