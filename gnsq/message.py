@@ -59,19 +59,19 @@ class Responder(Protocol):
     def touch(self, message_id: bytes) -> None:
         """Send TOUCH."""
 
-    def hold(self, message: Message) -> None:
+    def hold(self, message: Message, /) -> None:
         """Take note of a message that is answered later, by whomever."""
 
-    def release(self, message: Message) -> None:
+    def release(self, message: Message, /) -> None:
         """Take note that such a message was answered."""
 
-    def release_all(self, messages: Sequence[Message]) -> None:
+    def release_all(self, messages: Sequence[Message], /) -> None:
         """Take note that some were answered."""
 
     def forget(self, message: Message) -> None:
         """Take note that nsqd has taken a message back, unanswered, and that nobody will answer it any more."""
 
-    def lapse(self, message: Message) -> None:
+    def lapse(self, message: Message, /) -> None:
         """Take note that nsqd has taken a message back, while somebody still works on it."""
 
     def keep_touching(self, message: Message, interval: float) -> Callable[[], None]:

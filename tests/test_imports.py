@@ -71,9 +71,9 @@ PURE_MODULES = [
     "gnsq/stats.py",
     *[
         f"gnsq/spark/{name}.py"
-        for name in ["collector", "drain", "gauge", "locations", "offsets", "options", "rowkey", "topics"]
+        for name in ["collector", "drain", "failures", "gauge", "locations", "offsets", "options", "rowkey", "topics"]
     ],
-    *[f"gnsq/spark/pipeline/{name}.py" for name in ["counts", "failures", "hours", "report", "schema"]],
+    *[f"gnsq/spark/pipeline/{name}.py" for name in ["counts", "hours", "report", "schema"]],
     *[
         f"fakensqd/{name}.py"
         for name in [

@@ -402,10 +402,10 @@ class NsqdTCPClient(Verbs):
         """The machine's monotonic time."""
         return self._connected_answers.now()
 
-    def hold(self, message: Message) -> None:
+    def hold(self, messages: object) -> None:
         """Nothing: whoever drives this client by hand keeps what it has read."""
 
-    release = lapse = hold
+    release = release_all = lapse = hold
 
     def forget(self, message: Message) -> None:
         """Count a message that was taken back as no longer in flight."""

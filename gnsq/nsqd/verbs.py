@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gnsq.nsqd.answers import Answers
 from gnsq.options import ConnectionOptions
@@ -56,6 +56,10 @@ class Verbs(ABC):
     def finish(self, message_id: bytes) -> None:
         """Send FIN. From another thread than that which connected it is sent there, soon."""
         self._connected_answers.finish(message_id)
+
+    def finish_all(self, message_ids: Sequence[bytes]) -> None:
+        """Send FIN for each. Threads as finish()."""
+        self._connected_answers.finish_all(message_ids)
 
     def requeue(self, message_id: bytes, timeout: int = 0, backoff: bool = True) -> None:
         """Send REQ; timeout in milliseconds. Threads as finish()."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ class ChannelClient:
         self._options = options
         self._http = http_keywords(options)
         self._named = {address: self._client(address) for address in options.nsqd_http_addresses}
+        # How they call themselves.
+        self._names: dict[str, str] = {}
         # Those that nsqlookupd told of, kept for their open connections.
         self._found: dict[str, NsqdHTTPClient] = {}
         self._lookupds = [LookupdClient.from_url(address, **self._http) for address in options.lookupd_http_addresses]
@@ -46,14 +49,20 @@ class ChannelClient:
                 a topic to its first channel alone, so a topic without channels is paused until all are there.
 
         Raises:
-            NSQHttpError: If one of them does not answer.
+            NSQHttpError: If one of them does not answer; the others have the channel then.
         """
-        for address, topics in self._places().items():
+        places, failures = self._places()
+        for address, topics in places.items():
             nsqd = self._at(address)
-            for topic in topics:
-                if address in self._named:
-                    nsqd.create_topic(topic)
-                self._create(nsqd, topic, others)
+            try:
+                for topic in topics:
+                    if address in self._named:
+                        nsqd.create_topic(topic)
+                    self._create(nsqd, topic, others)
+            except NSQHttpError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _create(self, nsqd: NsqdHTTPClient, topic: str, others: Sequence[str]) -> None:
         held = bool(others) and not _has_channels(nsqd, topic)
@@ -66,30 +75,53 @@ class ChannelClient:
             if held:
                 nsqd.unpause_topic(topic)
 
-    def depth(self) -> Depth:
+    def depth(self, *, partial: bool = False) -> Depth:
         """Add up what the nsqds have.
 
+        Args:
+            partial: Give what is known where some do not answer, as a depth that is not exact.
+
         Raises:
-            NSQHttpError: If one of them does not answer: a sum without it would be wrong.
+            NSQHttpError: If one of them does not answer (partial: none), or nobody knows of any.
         """
-        waiting = in_flight = deferred = consumers = 0
-        for address, topics in self._places().items():
-            # Not filtered by channel: nsqd would leave a topic out that does not have it.
-            stats = self._at(address).stats(topics[0] if len(topics) == 1 else None)
+        places, failures = self._places()
+        found: list[Depth] = []
+        for address, topics in places.items():
             try:
-                for topic in stats["topics"]:
-                    if topic["topic_name"] not in topics:
+                found.append(self._depth_at(address, topics))
+            except NSQHttpError as error:
+                failures.append(error)
+        if not places and not failures:
+            wanted = self._options.topic_pattern or self._options.topic
+            failures.append(NSQHttpError(f"no nsqlookupd names an nsqd with a topic {wanted!r}: does it exist yet?"))
+        if failures and not (partial and found):
+            raise failures[0]
+        return Depth(
+            sum(depth.waiting for depth in found),
+            sum(depth.in_flight for depth in found),
+            sum(depth.deferred for depth in found),
+            sum(depth.consumers for depth in found),
+            exact=not failures,
+        )
+
+    def _depth_at(self, address: str, topics: Sequence[str]) -> Depth:
+        waiting = in_flight = deferred = consumers = 0
+        # Not filtered by channel: nsqd would leave a topic out that does not have it.
+        stats = self._at(address).stats(topics[0] if len(topics) == 1 else None)
+        try:
+            for topic in stats["topics"] or ():
+                if topic["topic_name"] not in topics:
+                    continue
+                waiting += topic["depth"]
+                for channel in topic["channels"]:
+                    if channel["channel_name"] != self._options.channel:
                         continue
-                    waiting += topic["depth"]
-                    for channel in topic["channels"]:
-                        if channel["channel_name"] != self._options.channel:
-                            continue
-                        waiting += channel["depth"]
-                        in_flight += channel["in_flight_count"]
-                        deferred += channel["deferred_count"]
-                        consumers += channel["client_count"]
-            except (KeyError, TypeError) as error:
-                raise NSQHttpError(f"{address}: /stats is not nsqd's: {error!r}") from error
+                    waiting += channel["depth"]
+                    in_flight += channel["in_flight_count"]
+                    deferred += channel["deferred_count"]
+                    consumers += channel["client_count"]
+        except (KeyError, TypeError) as error:
+            raise NSQHttpError(f"{address}: /stats is not nsqd's: {error!r}") from error
         return Depth(waiting, in_flight, deferred, consumers)
 
     def close(self) -> None:
@@ -97,24 +129,43 @@ class ChannelClient:
         for client in (*self._named.values(), *self._found.values(), *self._lookupds):
             client.close()
 
-    def _places(self) -> dict[str, list[str]]:
-        """Say which nsqds to ask about which topics: those named about all, others about what a nsqlookupd says."""
-        topics = list(self._options.topics)
-        places = dict.fromkeys(self._named, topics)
-        failures = []
+    def _places(self) -> tuple[dict[str, list[str]], list[NSQHttpError]]:
+        """Say which nsqds to ask about which topics: those named about all, others about what a nsqlookupd says; and
+        what was wrong with nsqlookupds, if that leaves open which: each of them is told of all nsqds."""
+        places = {address: list(self._options.topics) for address in self._named}
+        failures: list[NSQHttpError] = []
         for lookupd in self._lookupds:
             try:
-                nodes = lookupd.nodes()["producers"] or ()
+                found = self._offered(lookupd)
             except NSQHttpError as error:
                 failures.append(error)
-                continue
-            for node in nodes:
-                there = matching(self._options, _offered(node))
-                if there:
-                    places.setdefault(f"{node['broadcast_address']}:{node['http_port']}", there)
-        if failures and len(failures) == len(self._lookupds):
-            raise failures[0]
-        return places
+            else:
+                places |= {address: topics for address, topics in found.items() if address not in places}
+        return places, failures if len(failures) == len(self._lookupds) or not places else []
+
+    def _offered(self, lookupd: LookupdClient) -> dict[str, list[str]]:
+        """Say which nsqds that were not named have which topics."""
+        found: dict[str, list[str]] = {}
+        nodes = lookupd.nodes()
+        try:
+            for node in nodes["producers"] or ():
+                there = matching(self._options, _topics_of(node))
+                address = f"{node['broadcast_address']}:{node['http_port']}"
+                if there and address not in self._own_names():
+                    found[address] = there
+        except (KeyError, TypeError, ValueError) as error:
+            raise NSQHttpError(f"{lookupd}: /nodes is not nsqlookupd's: {error!r}") from error
+        return found
+
+    def _own_names(self) -> set[str]:
+        """Say by what addresses nsqlookupd knows the nsqds that were named: else they would count twice."""
+        for address, client in self._named.items():
+            if address not in self._names:
+                # One that is down may be known there, too: it counts as one that does not answer, once or twice.
+                with contextlib.suppress(NSQHttpError, KeyError):
+                    info = client.info()
+                    self._names[address] = f"{info['broadcast_address']}:{info['http_port']}"
+        return set(self._names.values())
 
     def _at(self, address: str) -> NsqdHTTPClient:
         client = self._named.get(address) or self._found.get(address)
@@ -126,7 +177,7 @@ class ChannelClient:
         return NsqdHTTPClient.from_url(address, **self._http)
 
 
-def _offered(node: dict[str, Any]) -> list[str]:  # Any: JSON
+def _topics_of(node: dict[str, Any]) -> list[str]:  # Any: JSON
     """List the topics of a node, but for those that it is to be asked for no more."""
     topics = node["topics"] or ()
     gone = node.get("tombstones") or [False] * len(topics)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 
+from gnsq.spark.errors import SpoolError
 from gnsq.spark.locations import redacted
 from gnsq.spark.store import open_store
 
@@ -44,27 +45,41 @@ class ReceiverControl:
         self._store.put(_FILE, json.dumps({"run": run}).encode())
 
     def clear(self, run: str) -> None:
-        """Let a run's receivers end; no-op if another is named.
+        """Let a run's receivers end; no-op if another is named. The file stays: without it, an executor that does not
+        see the spool would look like one that is to end.
 
         Raises:
             OSError: If the spool can't be written.
         """
         if self.named() == run:
-            self._store.remove(_FILE)
+            self._store.put(_FILE, json.dumps({"run": None}).encode())
 
     def named(self) -> str | None:
-        """Say whose receivers may run; None if there is no file, "" if it names nobody.
+        """Say whose receivers may run; None if nobody's are named, "" if the file is damaged.
 
         Raises:
             OSError: If the spool can't be read.
         """
         try:
             with self._store.open(_FILE) as file:
-                return str(json.loads(file.read())["run"])
+                run = json.loads(file.read())["run"]
+                return run if run is None else str(run)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
             return ""
+
+    def check_seen(self) -> None:
+        """Find out whether this machine sees the file at all.
+
+        Raises:
+            SpoolError: If not: receivers here would write where nobody reads.
+        """
+        if not self._store.exists(_FILE):
+            raise SpoolError(
+                f"spool {self._location} has no {_FILE} here: does this executor see the spool? Give a directory that "
+                "driver and executors share"
+            )
 
     def allows(self, run: str) -> bool:
         """Whether a run's receivers may go on. They may as long as the spool can't be read, which is logged once."""

@@ -1,31 +1,39 @@
-"""What a channel's depth tells: when it counts as drained (Trigger.AvailableNow, Trigger.Once and batch reads), and
-when nobody receives it. PURE: is told facts, asks nobody."""
+"""When to wait, when to stop and when to make room: what a channel's depth and a spool's size tell a planner, for
+Trigger.AvailableNow, Trigger.Once and batch reads, and for a stream whose spool is full. PURE: is told facts, asks
+nobody."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
-__all__ = ["Depth", "Drain", "Unattended"]
+__all__ = ["Depth", "Drain", "End", "Look", "Nudge", "Outcome", "Unattended"]
 
 # nsqd moves a message from queue to in flight, and from topic to channel, with an instant in which it is in neither:
-# one look at an empty channel proves nothing.
+# one look at a channel proves nothing.
 LOOKS = 2
-# Without statistics: nothing new for so many seconds means empty.
+# Where nobody can say what is left: nothing new for so many seconds means that it was all.
 QUIET = 2.0
 # Messages wait and no consumer is connected: for so long it is no wonder, and it is said again so often.
 UNATTENDED_AFTER = 10.0
 UNATTENDED_AGAIN = 60.0
+# Seconds without anything new until what was read is deleted for receivers that may be waiting for room: where nsqd
+# has messages, and where nobody knows.
+NUDGE_SURE, NUDGE_UNSURE = 0.5, 5.0
+# Seconds between tries while nothing gets deleted.
+NUDGE_FIRST, NUDGE_LAST = 1.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Depth:
     """How many messages a channel has waiting (its topic's own queue included), in flight and deferred, and how many
-    connections of consumers."""
+    connections of consumers. Not exact, if some nsqd did not answer: then there are so many at least."""
 
     waiting: int
     in_flight: int
     deferred: int
     consumers: int = 0
+    exact: bool = True
 
     @property
     def total(self) -> int:
@@ -33,47 +41,168 @@ class Depth:
         return self.waiting + self.in_flight
 
 
+class Outcome(Enum):
+    """How the waiting for more ends."""
+
+    DRAINED = auto()
+    # Messages may be left: to be said as a warning.
+    LEFT = auto()
+    # To be raised: a query that ended now would look as if it had read all.
+    FAILED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """That it is over, and why."""
+
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is known now.
+
+    Attributes:
+        rows: Messages in the spool since the start. Asked for after depth: what is finished is in the spool.
+        depth: What nsqd says; None if it was not asked now, or did not answer.
+        is_paused: Whether nothing can come: the spool is full, or can't be written.
+        is_reached: Whether any nsqd was ever reached, as far as can be known.
+    """
+
+    rows: int
+    depth: Depth | None = None
+    is_paused: bool = False
+    is_reached: bool = True
+
+
 class Drain:
     """Decides when to stop waiting for more.
 
     Args:
-        target: Messages that were there at the start; None if nobody could say, then the first answer counts.
-        askable: Whether there is anybody who could say.
         idle_timeout: Seconds without a new message, after which what is left is left.
         now: Seconds of some clock.
+        askable: Whether there is anybody who could say how much there is.
     """
 
-    def __init__(self, target: int | None, idle_timeout: float, now: float, *, askable: bool = True) -> None:
-        self._target = target
+    def __init__(self, idle_timeout: float, now: float, *, askable: bool = True) -> None:
         self._idle_timeout = idle_timeout
-        self._changed_at = now
         self._askable = askable
+        self._seen_at = now
         self._rows = 0
+        self._was_paused = False
+        # Seconds that somebody waited here: since the last message, and altogether.
+        self._idle = self._waited = 0.0
+        # The most that the first looks have seen, which is what was there at the start; and how many there were.
+        self._target = 0
+        self._looks = self._exact_looks = 0
         self._empty_looks = 0
+        self._waiting = 0
 
-    def is_done(self, rows: int, depth: Depth | None, now: float) -> str:
-        """Say why it is over, or "" if it is not.
+    def begin(self, now: float) -> None:
+        """Wait from now on: what has passed since the last look was the query's time, in which nothing had to come."""
+        self._seen_at = now
+
+    def learn(self, rows: int, depth: Depth) -> None:
+        """Take in what nsqd says: is_done() does, and whoever asks before there is anything to wait for."""
+        if (self._exact_looks if depth.exact else self._looks) < LOOKS:
+            self._target = max(self._target, rows + depth.total)
+        self._looks += 1
+        self._exact_looks += depth.exact
+        self._empty_looks = self._empty_looks + 1 if depth.exact and not depth.total else 0
+        self._waiting = depth.total
+
+    def is_done(self, look: Look, now: float) -> End | None:
+        """Say that it is over, and why; None if it is not."""
+        self._pass_time(look, now)
+        if look.depth is not None:
+            self.learn(look.rows, look.depth)
+        has_come = look.rows >= self._target
+        if has_come and self._exact_looks >= LOOKS:
+            return End(Outcome.DRAINED, "all that was there at the start has come")
+        if self._empty_looks >= LOOKS:
+            return End(Outcome.DRAINED, "the channel is empty")
+        if self._idle >= self._idle_timeout:
+            return self._idled_out(look)
+        if has_come and self._exact_looks < LOOKS and look.is_reached and not look.is_paused:
+            return self._guess()
+        return None
+
+    def _pass_time(self, look: Look, now: float) -> None:
+        passed, self._seen_at = now - self._seen_at, now
+        self._idle += passed
+        self._waited += passed
+        if look.rows != self._rows:
+            self._rows, self._empty_looks = look.rows, 0
+            self._idle = 0.0
+        if look.is_paused != self._was_paused:
+            self._was_paused = look.is_paused
+            self._idle = 0.0
+
+    def _guess(self) -> End | None:
+        """Where not all can say what there is: it ends, too, however much is published meanwhile."""
+        if self._idle >= QUIET and (self._looks >= LOOKS or not self._askable):
+            return End(Outcome.LEFT, f"nothing has come for {QUIET:g} s, and not every nsqd says what it has")
+        if self._waited >= self._idle_timeout:
+            return End(
+                Outcome.LEFT,
+                f"messages have come for {self._waited:.0f} s (idleTimeout), and not every nsqd says what it has",
+            )
+        return None
+
+    def _idled_out(self, look: Look) -> End:
+        seconds = f"{self._idle_timeout:g} s (idleTimeout)"
+        if look.is_paused:
+            return End(
+                Outcome.FAILED, f"nothing could be received for {seconds}: the spool is full, or can't be written"
+            )
+        if not look.is_reached:
+            return End(
+                Outcome.FAILED,
+                f"no nsqd was reached for {seconds}, so nobody knows what there is to read: check addresses and topic",
+            )
+        left = f"{self._waiting} messages wait there" if self._waiting else "the channel is not known to be empty"
+        return End(Outcome.LEFT, f"nothing has come for {seconds}, though {left}")
+
+
+class Nudge:
+    """Decides when what was read is to be deleted out of turn. Spark says that a batch is done only behind the next
+    one, and none comes while receivers wait for room in the spool; where their limit is, nobody else knows."""
+
+    def __init__(self) -> None:
+        self._before = 0
+        self._delay = 0.0
+        self._due = 0.0
+
+    def see(self, read: int) -> None:
+        """Tell how many bytes lie in the spool that were read; to be told whenever that is known."""
+        if read < self._before or not read:
+            # It helped.
+            self._before, self._delay, self._due = 0, 0.0, 0.0
+
+    def is_due(self, read: int, waiting: int | None, idle: float, now: float, *, is_paused: bool) -> bool:
+        """Whether to do it now; whoever is told so does it.
 
         Args:
-            rows: Messages in the spool since the start. Asked for after depth: what is finished is in the spool.
-            depth: What nsqd says; None if it was not asked now, or did not answer.
+            read: As above.
+            waiting: Messages that nsqd has waiting since nothing more came; None if nobody knows.
+            idle: Seconds since something new came into the spool.
+            is_paused: Whether it is known that receivers wait for room.
         """
-        if rows != self._rows:
-            self._rows, self._changed_at, self._empty_looks = rows, now, 0
-        if self._target is not None and rows >= self._target:
-            return "all that was there at the start has come"
-        if depth is not None:
-            if self._target is None:
-                self._target = rows + depth.total
-            self._empty_looks = self._empty_looks + 1 if depth.total == 0 else 0
-            if self._empty_looks >= LOOKS:
-                return "the channel is empty"
-        idle = now - self._changed_at
-        if not self._askable and idle >= QUIET:
-            return f"nothing has come for {QUIET} s"
-        if idle >= self._idle_timeout:
-            return f"nothing has come for {self._idle_timeout} s, though the channel is not known to be empty"
-        return ""
+        self.see(read)
+        if not read or waiting == 0 or now < self._due:
+            return False
+        if not is_paused and idle < (NUDGE_UNSURE if waiting is None else NUDGE_SURE):
+            return False
+        self._before = read
+        self._delay = min(self._delay * 2, NUDGE_LAST) or NUDGE_FIRST
+        self._due = now + self._delay
+        return True
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether it was done twice and more, and nothing got less."""
+        return self._delay > NUDGE_FIRST
 
 
 class Unattended:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gnsq.errors import NSQException
 
-__all__ = ["RowsNotPublished", "SegmentCorrupt", "SpoolError", "SpoolInUse", "SpoolIncomplete"]
+__all__ = ["JobFailed", "RowsNotPublished", "SegmentCorrupt", "SpoolError", "SpoolInUse", "SpoolIncomplete"]
 
 
 class SpoolError(NSQException):
@@ -25,3 +25,7 @@ class SegmentCorrupt(SpoolError):
 
 class RowsNotPublished(NSQException):
     """nsqd has not confirmed some rows of a task; the text says which, and why."""
+
+
+class JobFailed(NSQException):
+    """The job can't begin, or a query ended with an error; the text is one line that says why."""

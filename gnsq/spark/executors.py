@@ -7,7 +7,6 @@ by killing its process. What the tasks do is receivertask.py's.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 import uuid
@@ -17,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from gnsq.spark.control import ReceiverControl
 from gnsq.spark.errors import SpoolError
+from gnsq.spark.failures import essence
 from gnsq.spark.locations import redacted
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receivertask import receive
@@ -39,8 +39,6 @@ GOOD_RUN = 60.0
 _started: list[ExecutorReceivers] = []
 
 _SPECULATION = "spark.speculation.task.duration.threshold"
-_JAVA_STACK = re.compile(r"\n\s+at |\nDriver stacktrace")
-_PYTHON_ERROR = re.compile(r"^[A-Za-z_][\w.]*(?:: .*|$)")
 
 
 class TooFewSlots(SpoolError):
@@ -219,7 +217,7 @@ class ExecutorReceivers:
             # Spark kills what is left of a job that it has given up, in 2 s or more: time enough to end in order.
             self._control.clear(self._run)
         except Exception as error:  # noqa: BLE001  # a file system's, py4j's or Spark's: there is always a next run
-            return _essence(str(error))
+            return essence(str(error))
         return reason
 
     def _allow_new_run(self) -> None:
@@ -239,7 +237,7 @@ class ExecutorReceivers:
                 # Of one job, since Spark spreads the tasks of one over executors.
                 self._context.parallelize(range(count), count).foreachPartition(task)
             except Exception as error:  # noqa: BLE001  # py4j's, Spark's or a socket's
-                reason.append(_essence(str(error)))
+                reason.append(essence(str(error)))
 
         # A thread of its own: it has no scheduler pool of the caller's.
         job = threading.Thread(target=run, name="gnsq-receivers-job", daemon=True)
@@ -256,12 +254,3 @@ class ExecutorReceivers:
                 self._control.clear(self._run)
                 job.join(END_PATIENCE)
         return reason[-1]
-
-
-def _essence(text: str) -> str:
-    """Find what went wrong in Spark's account of a job: the last error of a Python traceback, else Spark's own."""
-    lines = [line.strip() for line in _JAVA_STACK.split(text)[0].splitlines() if line.strip()]
-    if "Traceback" in text:
-        lines = [line for line in lines if _PYTHON_ERROR.match(line)] or lines
-        return lines[-1]
-    return " ".join(lines[1:] or lines).removeprefix(": ")

@@ -8,6 +8,8 @@ __all__ = ["redacted"]
 
 # Greedy up to the last @: a secret that was not percent-encoded may hold anything.
 _CREDENTIALS = re.compile(r"^([a-zA-Z][\w+.-]*://).*:.*@")
+# Of S3 even a user alone is half of a secret; abfs: has its container there, and hdfs: a name.
+_USER = re.compile(r"^(s3[an]?://).*@", re.IGNORECASE)
 _URI = re.compile(r"^[a-zA-Z][\w+.-]*://")
 
 
@@ -15,4 +17,4 @@ def redacted(location: str) -> str:
     """Leave out what may be secret in a URI: user and password, and the query; a plain path stays as it is."""
     if not _URI.match(location):
         return location
-    return _CREDENTIALS.sub(r"\1***@", location).partition("?")[0]
+    return _USER.sub(r"\1***@", _CREDENTIALS.sub(r"\1***@", location)).partition("?")[0]

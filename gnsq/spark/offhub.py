@@ -30,10 +30,13 @@ class OffHub:
         return cast("T", value)  # gevent's pool has no types
 
     def close(self) -> None:
-        """End the thread."""
-        if self._pool is not None:
-            self._pool.kill()
-            self._pool = None
+        """End the thread. One that still works, for a caller that was killed, ends when it has done that."""
+        pool, self._pool = self._pool, None
+        if pool is not None and not len(pool):
+            pool.kill()
+        elif pool is not None:
+            # kill() would wait for it.
+            pool.task_queue.put(None)
 
 
 def _caught(

@@ -14,6 +14,7 @@ __all__ = [
     "cut",
     "decode_offset",
     "encode_offset",
+    "end_of",
     "latest",
     "missing",
     "nudged",
@@ -24,6 +25,8 @@ __all__ = [
 VERSION = 1
 # Stands among the receivers, where nothing else tells a vector from the one before.
 _NUDGE = ""
+# Before the name of a receiver: all up to this number was gone when its first segment was read.
+_GONE = "/"
 
 # Receiver -> number of the last segment that was read; one that is not in it has had none read.
 Vector = Mapping[str, int]
@@ -123,15 +126,30 @@ def latest(start: Vector, taken: Iterable[Segment], receivers: Set[str]) -> dict
     """Advance start by the segments taken.
 
     Args:
-        receivers: Those whose directories are still there; others have no more to come and are left out, so that
-            the vector does not grow for ever. Nothing is left out while nothing is taken: Spark would see a change.
+        taken: In reading order, as pending() returns it.
+        receivers: Those that have a file; others have no more to come, most likely, and are left out, so that the
+            vector does not grow for ever. Nothing is left out while nothing is taken: Spark would see a change.
+
+    Where start does not know a receiver, the vector says what was gone before the first segment taken, as that of a
+    new checkpoint on an old spool: missing() knows then that all the others have to be there.
     """
     end = dict(start)
+    gone: dict[str, int] = {}
     for segment in taken:
+        if segment.receiver not in start and segment.receiver not in end and segment.number > 1:
+            gone[_GONE + segment.receiver] = segment.number - 1
         end[segment.receiver] = max(segment.number, end.get(segment.receiver, 0))
     if end == dict(start):
         return end
-    return {receiver: number for receiver, number in end.items() if receiver in receivers}
+    return {receiver: number for receiver, number in end.items() if receiver in receivers} | gone
+
+
+def end_of(segments: Iterable[Segment]) -> dict[str, int]:
+    """Say how far one reads who reads all of them."""
+    end: dict[str, int] = {}
+    for segment in segments:
+        end[segment.receiver] = max(segment.number, end.get(segment.receiver, 0))
+    return end
 
 
 def nudged(start: Vector) -> dict[str, int]:
@@ -145,18 +163,17 @@ def missing(present: Iterable[tuple[str, int]], start: Vector, end: Vector) -> l
     Args:
         present: Segments that exist, those that were set aside too.
 
-    Where start does not know a receiver, its segments are expected from the lowest that is there: a new checkpoint on
-    an old spool finds the first ones pruned.
+    Where start does not know a receiver, its segments are expected from the first, or from where end says.
     """
     numbers: dict[str, set[int]] = {}
     for receiver, number in present:
         numbers.setdefault(receiver, set()).add(number)
     gaps: list[tuple[str, int]] = []
     for receiver, last in sorted(end.items()):
-        if receiver == _NUDGE:
+        if receiver == _NUDGE or receiver.startswith(_GONE):
             continue
         own = numbers.get(receiver, set())
-        first = start[receiver] + 1 if receiver in start else min(own, default=last)
+        first = 1 + start.get(receiver, end.get(_GONE + receiver, 0))
         gaps.extend((receiver, number) for number in range(first, last + 1) if number not in own)
     return gaps
 

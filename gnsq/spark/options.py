@@ -23,6 +23,8 @@ MIB = 1024 * 1024
 COMPRESSIONS = ("none", "snappy", "deflate")
 _EXECUTORS = re.compile(r"executors:([1-9]\d*)")
 _TRUTH = {"true": True, "false": False}
+# Options whose values are words of ours: in any case, as Spark's own are.
+_WORDS = frozenset({"receivers", "compression"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,14 +139,17 @@ class ReadOptions(ConnectOptions):
     segment_rows: int = option(10_000, "largest segment of the spool", unit="rows", minimum=1)
     segment_bytes: int = option(8 * MIB, "the same", unit="bytes", minimum=1, maximum=1024 * MIB)
     segment_time: float = option(0.1, "longest that a message waits for its segment", unit="s", minimum=0.001)
-    max_spool_bytes: int = option(1024 * MIB, "above this no more is received", unit="bytes", minimum=1)
+    max_spool_bytes: int = option(
+        1024 * MIB, "above this no more is received; spark.read fails if it needs more", unit="bytes", minimum=1
+    )
     max_rows_per_batch: int | None = option(None, "largest batch; default: no limit", unit="rows", minimum=1)
     max_bytes_per_batch: int | None = option(None, "the same, in bytes of the spool", unit="bytes", minimum=1)
     num_partitions: int | None = option(None, "tasks that read a batch; default: the driver's CPUs", minimum=1)
     max_rows: int | None = option(None, "spark.read only: rows to take; default: until the channel is empty", minimum=1)
     idle_timeout: float = option(
         60.0,
-        "AvailableNow and spark.read: without a new message for so long, what is left is left",
+        "Once, AvailableNow and spark.read: without a new message for so long they end, with a warning if messages may "
+        "be left, with an error if no nsqd was ever reached; also their longest wait where not every nsqd can be asked",
         unit="s",
         minimum=1,
     )
@@ -168,6 +173,11 @@ class ReadOptions(ConnectOptions):
         if self.receivers not in ("driver", "external") and not _EXECUTORS.fullmatch(self.receivers):
             raise ValueError(
                 f"option receivers {self.receivers!r} is none of driver, external, and executors:N with N of 1 or more"
+            )
+        if self.msg_timeout is not None and self.segment_time >= self.msg_timeout:
+            raise ValueError(
+                f"option segmentTime {self.segment_time:g} s must be less than msgTimeout {self.msg_timeout:g} s: nsqd "
+                "would deliver every message twice"
             )
         super().__post_init__()
 
@@ -230,7 +240,13 @@ class WriteOptions(ConnectOptions):
         "zero byte and QUERY/BATCH/PARTITION/ROW; gnsq.spark.rowkey.split() takes it off",
     )
     batch_rows: int = option(1000, "most messages in one MPUB", unit="rows", minimum=1)
-    batch_bytes: int = option(MIB, "most bytes of bodies in one MPUB, of more than one", unit="bytes", minimum=1)
+    batch_bytes: int = option(
+        MIB,
+        "largest MPUB of more than one message, 4 bytes for each included; nsqd's max-body-size allows 5 MiB",
+        unit="bytes",
+        minimum=1,
+        maximum=5 * MIB,
+    )
     max_msg_size: int | None = option(
         None,
         "nsqd's max-msg-size: a longer body fails before it is sent; default: nsqd decides",
@@ -303,6 +319,8 @@ def _parse(field: dataclasses.Field[Any], text: str) -> object:
     name, kind = spark_name(field), str(field.type)
     if kind.startswith("tuple"):
         return tuple(part.strip() for part in text.split(",") if part.strip())
+    if field.name in _WORDS:
+        return text.strip().lower()
     if kind == "str":
         return text.strip() if field.repr else text
     if kind == "bool":

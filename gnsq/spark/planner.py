@@ -10,16 +10,13 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 
-import gevent
-
-from gnsq.errors import NSQException
 from gnsq.hubthread import HubThread
-from gnsq.spark.channel import ChannelClient
-from gnsq.spark.drain import Depth, Drain, Unattended
+from gnsq.spark.channelwatch import ChannelWatch
+from gnsq.spark.drain import Drain, End, Look, Nudge, Outcome
 from gnsq.spark.errors import SpoolError, SpoolIncomplete
-from gnsq.spark.offsets import Segment, Vector, cut, latest, missing, nudged, pending, share_out
+from gnsq.spark.offsets import Segment, Vector, cut, end_of, latest, missing, nudged, pending, share_out
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import Receiver
 from gnsq.spark.spool import Contents, Spool
@@ -34,14 +31,12 @@ PATIENCE = 0.5
 # A planner that was told to end lets go of the lock at once; a restarted query may still have to wait a moment.
 LOCK_PATIENCE = 3.0
 # Between two listings of the spool, if nobody tells of something new: of a directory, and of one that costs a request.
-LOOK_LOCAL, LOOK_REMOTE, LOOK_REMOTE_TOLD = 0.02, 0.5, 5.0
+LOOK_LOCAL, LOOK_LOCAL_TOLD, LOOK_REMOTE, LOOK_REMOTE_TOLD = 0.02, 0.2, 0.5, 5.0
 # While draining: between two listings where much comes in, and to gather a batch.
 LOOK_DRAIN = 0.1
 GATHER = 2.0
-# Between two looks at who owns the spool; at the depth while draining, and otherwise.
+# Between two looks at who owns the spool.
 CHECK = 5.0
-ASK = 0.2
-REPORT = 2.0
 
 
 class Planner:
@@ -49,32 +44,39 @@ class Planner:
 
     Args:
         options: The query's.
-        max_rows: Rows to receive altogether; None for no limit.
+        is_batch: Reads once what its own receiver writes, at most options.max_rows; deletes nothing.
     """
 
-    def __init__(self, options: ReadOptions, max_rows: int | None = None) -> None:
+    def __init__(self, options: ReadOptions, *, is_batch: bool = False) -> None:
         self.spool = Spool(options.spool)
         self.receiver: Receiver | None = None
         self._options = options
-        self._max_rows = max_rows
+        self._is_batch = is_batch
+        self._limit = options.max_spool_bytes
         self._lock: SpoolLock | None = None
         self._hub: HubThread | None = None
-        self._channel: ChannelClient | None = None
+        self._channel: ChannelWatch | None = None
         self._changed = threading.Event()
-        self._depth: Depth | None = None
-        self._depth_failed = False
-        self._asked_at = self._checked_at = self._listed_at = 0.0
+        self._checked_at = self._listed_at = 0.0
         self._contents = Contents()
+        # The end of the spool, and when it was found to be farther than before.
+        self._end: dict[str, int] = {}
+        self._grown_at = time.monotonic()
         self._planned: Vector = {}
+        self._nudge = Nudge()
         # AvailableNow and Once: when to stop, how far, and what has been counted on the way.
         self._drain: Drain | None = None
         self._ceiling: Vector | None = None
         self._counted: dict[str, int] = {}
         self._counted_rows = 0
-        if not self.spool.is_local:
-            self._interval = LOOK_REMOTE_TOLD if options.receives_here else LOOK_REMOTE
-        else:
-            self._interval = LOOK_LOCAL
+        self._reached = False
+        untold, told = (LOOK_LOCAL, LOOK_LOCAL_TOLD) if self.spool.is_local else (LOOK_REMOTE, LOOK_REMOTE_TOLD)
+        self._interval = told if options.receives_here else untold
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it reads to an end: then start, given by latest() or everything(), ends the query."""
+        return self._drain is not None
 
     # --- life
 
@@ -96,7 +98,8 @@ class Planner:
             self._checked_at = time.monotonic()
             self.spool.remove_leftovers()
             self._hub = HubThread("gnsq-spark-receiver")
-            self._hub.call(self._start_channel)
+            self._channel = ChannelWatch(self._hub, options, self.spool.location)
+            self._channel.start()
             if drain:
                 self._start_drain()
             if options.receives_here:
@@ -123,30 +126,19 @@ class Planner:
         if self.receiver is not None:
             hub.call(self.receiver.close)
         if self._channel is not None:
-            hub.call(self._channel.close)
+            self._channel.close()
         hub.stop()
 
-    def _start_channel(self) -> None:
-        options = self._options
-        self._channel = ChannelClient(options)
-        if not self._channel.can_ask:
-            return
-        try:
-            self._channel.create()
-        except NSQException as error:
-            # The consumer's SUB will create it; until then it is not seen in the depth.
-            logger.warning("channel %s not created: %s", options.source, error)
-        gevent.spawn(self._watch_depth).name = f"gnsq-depth-{options.source}"
-
     def _start_receiver(self) -> None:
-        options = self._options
+        options = dataclasses.replace(self._options, max_spool_bytes=self._limit)
         if options.max_rows_per_batch is not None:
             # Segments are not divided: one that is larger than a batch would be a batch over the limit.
             rows = min(options.segment_rows, options.max_rows_per_batch)
             options = dataclasses.replace(options, segment_rows=rows)
-        receiver = Receiver(options, self.spool, self._changed.set, max_rows=self._max_rows)
-        receiver.start()
-        self.receiver = receiver
+        max_rows = options.max_rows if self._is_batch else None
+        # Known before it starts, which may take long: whoever stops this closes it.
+        self.receiver = Receiver(options, self.spool, self._changed.set, max_rows=max_rows)
+        self.receiver.start()
 
     # --- planning
 
@@ -161,15 +153,18 @@ class Planner:
             OSError: If the spool can't be listed.
         """
         since = time.monotonic()
+        if self._drain is not None:
+            self._drain.begin(since)
         while True:
             self._look()
-            waiting = pending(self._contents.segments, start, self._ceiling)
+            waiting = self._beyond(start)
             taken = cut(waiting, max_rows, max_bytes)
+            if not waiting and self._is_nudge_due(start):
+                if self._drain is None:
+                    return nudged(start)
+                self.commit(start)
             if not self._is_waited_for(waiting, taken, time.monotonic() - since):
                 return self._planned_to(start, taken)
-            if not waiting and self._is_full():
-                # All of it was read, but Spark says so only behind the next batch, and nothing more is received.
-                return nudged(start)
             self._pause()
 
     def everything(self, start: Vector) -> dict[str, int]:
@@ -180,8 +175,16 @@ class Planner:
         """
         if self._drain is None:
             self._start_drain()
-        self._await_drain(lambda: False)
-        return self._planned_to(start, pending(self._contents.segments, start, self._ceiling))
+        for _ in self._draining():
+            if self._is_nudge_due(start):
+                self.commit(start)
+            if self._is_full() and self._beyond(start):
+                logger.warning(
+                    "spool %s is full (maxSpoolBytes): this batch ends there, the next one goes on with the rest",
+                    self.spool.location,
+                )
+                break
+        return self._planned_to(start, self._beyond(start))
 
     def shares(self, start: Vector, end: Vector) -> list[list[Segment]]:
         """Divide what lies between two offsets for parallel reading.
@@ -217,27 +220,53 @@ class Planner:
         except OSError as error:
             logger.warning("spool %s not pruned: %s", self.spool.location, error)
 
-    def newest(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Say what the last looks have seen: the end of the spool, and the backlog as names and numbers."""
-        contents, depth = self._contents, self._depth
+    def newest(self) -> tuple[dict[str, int], dict[str, int | str]]:
+        """Say what the last looks have seen: the end of the spool, and the backlog as names and numbers; as trouble,
+        if there is any, what keeps messages out of the spool."""
+        contents, depth = self._contents, self._channel.depth if self._channel else None
         waiting = pending(contents.segments, self._planned)
-        backlog = {
+        backlog: dict[str, int | str] = {
             "spool_rows": sum(segment.rows for segment in waiting),
             "spool_bytes": sum(segment.size for segment in waiting),
             "set_aside": contents.rows_set_aside,
         }
-        if depth is not None:
+        if depth is not None and depth.exact:
             backlog |= {"waiting": depth.waiting, "in_flight": depth.in_flight}
-        return _end_of(contents.segments), backlog
+        trouble = self._trouble()
+        if trouble:
+            backlog["trouble"] = trouble
+        return end_of(contents.segments), backlog
 
-    def drained(self, max_rows: int | None) -> list[Segment]:
-        """Wait until nothing more is to be waited for, stop, and list what this planner's own receiver wrote."""
-        receiver = self.receiver
+    def drained(self) -> list[Segment]:
+        """Wait until nothing more is to be waited for, stop, and list what this planner's own receiver wrote.
+
+        Raises:
+            SpoolError: As latest(), and if that is more than the spool takes.
+        """
+        receiver, options = self.receiver, self._options
         assert receiver is not None  # start() has made it
-        self._await_drain(lambda: max_rows is not None and receiver.rows >= max_rows)
+        for _ in self._draining():
+            if options.max_rows is not None and receiver.rows >= options.max_rows:
+                break
+            if self._is_full():
+                raise SpoolError(
+                    f"channel {options.source} holds more than maxSpoolBytes {options.max_spool_bytes}: give maxRows "
+                    f"to take a part, or a larger maxSpoolBytes. {receiver.rows} rows were received, which nsqd has no "
+                    f"more: they are in the spool {self.spool.location}, for spark.readStream to read"
+                )
         self.stop()
         own = [segment for segment in self.spool.contents().segments if segment.receiver == receiver.id]
         return pending(own, {})
+
+    def _draining(self) -> Iterator[None]:
+        """Look again and again until all has come."""
+        assert self._drain is not None  # _start_drain() has made it
+        self._drain.begin(time.monotonic())
+        self._look()
+        while self._ceiling is None:
+            yield
+            self._pause()
+            self._look()
 
     def _is_waited_for(self, waiting: list[Segment], taken: list[Segment], waited: float) -> bool:
         """Whether something is to come yet that belongs into this batch.
@@ -249,12 +278,42 @@ class Planner:
             return not waiting and waited < PATIENCE
         if self._ceiling is not None or len(taken) < len(waiting):
             return False
-        return not waiting or (waited < GATHER and self._contents.size < self._options.max_spool_bytes // 2)
+        return not waiting or (waited < GATHER and self._contents.size < self._limit // 2)
 
     def _pause(self) -> None:
         """Wait for something new; while draining for some of it, as each look lists all that is there."""
         if self._changed.wait(min(self._interval, PATIENCE)) and self._drain is not None:
             time.sleep(LOOK_DRAIN)
+
+    def _beyond(self, start: Vector) -> list[Segment]:
+        """List what is to be read behind start. What a listing lacks in between, as it may be written meanwhile, a
+        second one has; if not, it is gone."""
+        waiting = pending(self._contents.segments, start, self._ceiling)
+        if missing(self._contents.present(), start, end_of(waiting)):
+            self._list()
+            waiting = pending(self._contents.segments, start, self._ceiling)
+        return waiting
+
+    def _is_nudge_due(self, start: Vector) -> bool:
+        """Whether what was read is to be deleted now: Spark tells of it only behind the next batch, which may never
+        come as long as nothing more is received. A query that drains may delete it by itself, since with its triggers
+        Spark writes a batch down as done before it asks for the next one; another can only ask for an empty batch."""
+        size, now = self._contents.size, time.monotonic()
+        read = size - sum(segment.size for segment in pending(self._contents.segments, start))
+        watch = self._watch
+        depth = watch.depth if watch.asked_at > self._grown_at else None
+        waiting = depth.waiting if depth is not None and (depth.exact or depth.waiting) else None
+        due = self._ceiling is None and self._nudge.is_due(
+            read, waiting, now - self._grown_at, now, is_paused=self._is_paused()
+        )
+        if due and self._nudge.is_in_vain:
+            logger.warning(
+                "spool %s: %d bytes were read and can't be deleted, receivers may be waiting for room; trying again, "
+                "ever more slowly",
+                self.spool.location,
+                read,
+            )
+        return due
 
     def _planned_to(self, start: Vector, taken: list[Segment]) -> dict[str, int]:
         self._planned = latest(start, taken, self._contents.receivers)
@@ -277,20 +336,69 @@ class Planner:
                 self._list()
             return
         # In this order: what nsqd no longer has is in the spool when that is listed.
-        depth = self._ask_depth()
+        depth = self._watch.ask()
         self._list()
         self._count(self._contents.segments)
-        reason = self._drain.is_done(self._counted_rows, depth, time.monotonic())
-        if reason:
-            self._ceiling = _end_of(self._contents.segments)
-            logger.info("channel %s drained: %s", self._options.source, reason)
+        look = Look(self._counted_rows, depth, is_paused=self._is_paused(), is_reached=self._is_reached())
+        end = self._drain.is_done(look, time.monotonic())
+        if end is not None:
+            self._end_drain(end)
+
+    def _end_drain(self, end: End) -> None:
+        trouble, options = self._trouble(), self._options
+        said = "; ".join(filter(None, (trouble, end.reason)))
+        is_helpless = end.outcome is Outcome.LEFT and trouble and not self._is_receiving()
+        if end.outcome is Outcome.FAILED or is_helpless:
+            raise SpoolError(f"channel {options.source} is not drained, nothing is received: {said}")
+        self._ceiling = end_of(self._contents.segments)
+        if self.receiver is not None and self._hub is not None:
+            # What comes later is for others, or for the next run: nobody would read it.
+            self._hub.call(self.receiver.pause, "drained")
+        if end.outcome is Outcome.DRAINED:
+            logger.info("channel %s drained: %s", options.source, end.reason)
+        else:
+            logger.warning("channel %s may have messages left, for the next run: %s", options.source, said)
+
+    def _trouble(self) -> str:
+        receiver = self.receiver
+        if receiver is not None and receiver.failing:
+            return f"spool {self.spool.location} can't be written, see the log"
+        if self._is_full():
+            return f"spool {self.spool.location} is full ({self._contents.size} bytes, see maxSpoolBytes)"
+        if receiver is None or self._hub is None:
+            return ""
+        failures = self._hub.call(receiver.subscriptions.failures)
+        return "; ".join(f"{address} not connected: {text}" for address, text in failures.items())
+
+    def _is_receiving(self) -> bool:
+        receiver = self.receiver
+        if receiver is None or self._hub is None:
+            return True
+        return not receiver.failing and bool(self._hub.call(lambda: receiver.subscriptions.connections))
+
+    def _is_reached(self) -> bool:
+        """Whether anybody was ever reached; external receivers alone would know."""
+        if not self._reached:
+            if self.receiver is None:
+                self._reached = not self._watch.can_ask
+            else:
+                self._reached = self._is_receiving()
+            self._reached |= self._counted_rows > 0 or self._watch.depth is not None
+        return self._reached
+
+    def _is_paused(self) -> bool:
+        return self._is_full() or (self.receiver is not None and self.receiver.is_paused)
 
     def _is_full(self) -> bool:
-        return self._contents.size >= self._options.max_spool_bytes
+        return self._contents.size >= self._limit
 
     def _list(self) -> None:
         self._contents = self.spool.contents()
         self._listed_at = time.monotonic()
+        end = end_of(self._contents.segments)
+        if any(number > self._end.get(receiver, 0) for receiver, number in end.items()):
+            self._grown_at = self._listed_at
+        self._end = end
 
     def _check_owner(self, interval: float) -> None:
         """Where nothing locks the spool, another run of the query may have taken it."""
@@ -299,79 +407,27 @@ class Planner:
             self._lock.check()
             self._checked_at = now
 
+    @property
+    def _watch(self) -> ChannelWatch:
+        assert self._channel is not None  # start() has made it
+        return self._channel
+
     def _start_drain(self) -> None:
         """Note what is there: in the channel first, then in the spool, so that nothing is counted in neither."""
-        self._asked_at = 0.0
-        depth = self._ask_depth()
+        depth = self._watch.ask(0.0)
         self._list()
-        self._counted = _end_of(self._contents.segments)
-        askable = self._channel is not None and self._channel.can_ask
-        self._drain = Drain(
-            depth.total if depth else None, self._options.idle_timeout, time.monotonic(), askable=askable
-        )
-
-    def _await_drain(self, enough: Callable[[], bool]) -> None:
-        """Wait until all has come, or enough, or as much as the spool takes: nothing is read meanwhile."""
-        while self._ceiling is None and not enough():
-            if self._is_full():
-                logger.warning(
-                    "spool %s is full (maxSpoolBytes): this batch ends there, the next one goes on with the rest",
-                    self.spool.location,
-                )
-                return
-            self._look()
-            self._pause()
+        self._counted = end_of(self._contents.segments)
+        if self._is_batch:
+            # What others have left there is not read, and nobody deletes it.
+            self._limit += self._contents.size
+        self._drain = Drain(self._options.idle_timeout, time.monotonic(), askable=self._watch.can_ask)
+        if depth is not None:
+            self._drain.learn(0, depth)
 
     def _count(self, segments: list[Segment]) -> None:
         for segment in pending(segments, self._counted):
             self._counted_rows += segment.rows
             self._counted[segment.receiver] = segment.number
-
-    def _ask_depth(self) -> Depth | None:
-        now = time.monotonic()
-        if self._hub is None or self._channel is None or not self._channel.can_ask or now - self._asked_at < ASK:
-            return None
-        self._asked_at = now
-        return self._hub.call(self._read_depth)
-
-    def _read_depth(self) -> Depth | None:
-        assert self._channel is not None  # _start_channel() has made it
-        try:
-            self._depth = self._channel.depth()
-        except NSQException as error:
-            # Once, not at each look.
-            level = logging.DEBUG if self._depth_failed else logging.WARNING
-            logger.log(level, "depth of %s unknown: %s", self._options.source, error)
-            self._depth = None
-        self._depth_failed = self._depth is None
-        return self._depth
-
-    def _watch_depth(self) -> None:
-        unattended = Unattended(time.monotonic())
-        while True:
-            depth = self._read_depth()
-            if self.receiver is None and unattended.is_due(depth, time.monotonic()):
-                self._warn_unattended()
-            gevent.sleep(REPORT)
-
-    def _warn_unattended(self) -> None:
-        options = self._options
-        remedy = "start receivers: python -m gnsq.spark.receiver --help"
-        if options.receiver_count:
-            remedy = "has the application cores for its receivers, do they fail? See its log, or use receivers=driver"
-        logger.warning(
-            "channel %s has messages waiting and no consumer, the spool %s gets nothing: %s",
-            options.source,
-            self.spool.location,
-            remedy,
-        )
-
-
-def _end_of(segments: list[Segment]) -> dict[str, int]:
-    end: dict[str, int] = {}
-    for segment in segments:
-        end[segment.receiver] = max(segment.number, end.get(segment.receiver, 0))
-    return end
 
 
 def drain_channel(options: ReadOptions) -> list[list[Segment]]:
@@ -380,10 +436,10 @@ def drain_channel(options: ReadOptions) -> list[list[Segment]]:
     Raises:
         SpoolError: As Planner.start().
     """
-    planner = Planner(dataclasses.replace(options, receivers="driver"), options.max_rows)
+    planner = Planner(dataclasses.replace(options, receivers="driver"), is_batch=True)
     planner.start(drain=True)
     try:
-        segments = planner.drained(options.max_rows)
+        segments = planner.drained()
     finally:
         planner.stop()
     return share_out(segments, options.partitions)

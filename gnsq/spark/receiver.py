@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import gevent
 from gevent.event import Event
 
-from gnsq import Consumer, Message
+from gnsq import Consumer, Message, finish_all
 from gnsq.errors import NSQException
-from gnsq.spark.collector import Collector, SegmentLimits, SpoolMessage, Waiting
+from gnsq.spark.collector import Collector, SegmentLimits, Waiting
 from gnsq.spark.gauge import SpoolGauge
 from gnsq.spark.offhub import OffHub
 from gnsq.spark.options import ReadOptions
@@ -37,10 +37,13 @@ FIN_RUN = 1000
 # Seconds between tries of a segment that could not be written, and between looks at a spool that is too big.
 RETRY_FIRST, RETRY_LAST = 0.5, 10.0
 RECHECK = 0.5
+# Seconds between listings of a spool that is not, at most: others write into it, too.
+LIST = 10.0
 # Seconds between looks at whether a segment is due since nsqd waits for answers.
 STARVED_CHECK = 0.01
-# Seconds for an orderly end.
+# Seconds for an orderly end; of a write that is under way, and of the last one.
 CLOSE_TIMEOUT = 10.0
+WRITE_TIMEOUT = 5.0
 
 
 class Receiver:
@@ -57,6 +60,7 @@ class Receiver:
         rows, segments: What is durable so far. May be read from any thread.
         unanswered: Messages that are durable, but whose connection was lost before FIN: they will come twice.
         failing: Whether the last write failed.
+        hangs: Whether close() has left a write that does not end; the end of the process may wait for that.
         finished: Set when max_rows are durable, and when there is an error.
         error: What ended the writing for good; None while all is well.
         subscriptions: The topics, and the connections.
@@ -80,6 +84,7 @@ class Receiver:
         self.segments = 0
         self.unanswered = 0
         self.failing = False
+        self.hangs = False
         self.finished = Event()
         self.error: Exception | None = None
         self._spool = spool
@@ -88,12 +93,12 @@ class Receiver:
             SegmentLimits(options.segment_rows, options.segment_bytes, max(options.segment_time, 0.001))
         )
         # Of the segment that is being written; whoever breaks that off gives them back.
-        self._writing: Sequence[SpoolMessage] = ()
+        self._writing: Sequence[Message] = ()
         self._accepted = 0
         self._closing = False
         self._paused: set[str] = set()
         self._wake = Event()
-        self._gauge = SpoolGauge(options.max_spool_bytes, RECHECK)
+        self._gauge = SpoolGauge(options.max_spool_bytes, RECHECK, LIST)
         self._writer: SpoolWriter | None = None
         self._loop: gevent.Greenlet | None = None
         self._off_hub = OffHub()
@@ -115,6 +120,8 @@ class Receiver:
         except (OSError, NSQException):
             self._off_hub.close()
             raise
+        if self._gauge.is_full:
+            self._pause_for_size()
         self._loop = gevent.spawn(self._run)
         self._loop.name = f"gnsq-spool-{self.options.source}"
         self.subscriptions.start()
@@ -125,22 +132,33 @@ class Receiver:
             return
         self._closing = True
         self.subscriptions.close()
+        while len(self._collector):
+            self._requeue_all(self._collector.take().messages)
         self._wake.set()
-        self._loop.join(CLOSE_TIMEOUT)
+        self._loop.join(WRITE_TIMEOUT)
+        self.hangs = not self._loop.ready()
         self._loop.kill()
-        self._requeue_all(self._collector.take().messages)
+        # Should the write succeed yet, they are in the spool twice.
+        self._requeue_writing()
         self.subscriptions.join(CLOSE_TIMEOUT + 1)
-        assert self._writer is not None  # start() has made it
-        try:
-            self._off_hub.call(self._writer.close, self.segments)
-        except OSError as error:
-            logger.warning("spool %s: closed.json not written: %s", self._spool.location, error)
+        if not self.hangs:
+            self._close_writer()
         self._off_hub.close()
         logger.info("receiver %s: closed, %d rows in %d segments", self.id, self.rows, self.segments)
+
+    def _close_writer(self) -> None:
+        assert self._writer is not None  # start() has made it
+        try:
+            with gevent.Timeout(WRITE_TIMEOUT, TimeoutError(f"not within {WRITE_TIMEOUT:g} s")):
+                self._off_hub.call(self._writer.close, self.segments)
+        except OSError as error:
+            self.hangs = isinstance(error, TimeoutError)
+            logger.warning("spool %s: closed.json not written: %s", self._spool.location, error)
 
     def _open_writer(self) -> SpoolWriter:
         self._spool.prepare()
         self._spool.check_source(self.options.source)
+        self._gauge.look(self._spool.size(), time.monotonic())
         return self._spool.writer(self.id)
 
     # --- in
@@ -158,7 +176,7 @@ class Receiver:
         self._accepted += 1
         collector = self._collector
         if not len(collector):
-            collector.begin(time.monotonic(), consumer.topic, self.subscriptions.ready_count)
+            collector.begin(time.monotonic(), consumer.topic, self.subscriptions.ready_count, message.time_left)
             self._wake.set()
         is_full = collector.add(message)
         if self._accepted == self._max_rows:
@@ -166,6 +184,15 @@ class Receiver:
             is_full = True
         if is_full:
             self._wake.set()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no more messages are asked for, for any reason."""
+        return bool(self._paused)
+
+    def pause(self, reason: str) -> None:
+        """Ask for no more messages, for good; what is on its way is still written."""
+        self._pause(reason)
 
     def _pause(self, reason: str) -> None:
         if not self._paused:
@@ -187,7 +214,7 @@ class Receiver:
             logger.exception("receiver %s: internal error, nothing more is written", self.id)
             self.error = error
             self._pause("error")
-            self._requeue_all(self._writing)
+            self._requeue_writing()
             self.finished.set()
 
     def _write_loop(self) -> None:
@@ -205,7 +232,7 @@ class Receiver:
             left = self._collector.due_in(time.monotonic())
             if not left or self._collector.is_full or "maxRows" in self._paused:
                 return True
-            if self.subscriptions.is_starved:
+            if self.subscriptions.is_starved():
                 # One of many nsqds or topics has all that is due: the sum that makes a full segment may never come.
                 return True
             self._wake.wait(min(left, STARVED_CHECK))
@@ -234,7 +261,7 @@ class Receiver:
                     retry,
                 )
                 if self._closing_within(retry):
-                    self._requeue_all(messages)
+                    self._requeue_writing()
                     return
                 retry = min(retry * 2, RETRY_LAST)
                 continue
@@ -264,15 +291,11 @@ class Receiver:
             self._wake.clear()
         return self._closing
 
-    def _finish_all(self, messages: Sequence[SpoolMessage]) -> None:
+    def _finish_all(self, messages: Sequence[Message]) -> None:
         lost = 0
-        for index, message in enumerate(messages, 1):
-            try:
-                message.finish()
-            except NSQException:
-                lost += 1
-            if not index % FIN_RUN:
-                gevent.sleep(0)
+        for first in range(0, len(messages), FIN_RUN):
+            lost += len(finish_all(messages[first : first + FIN_RUN]))
+            gevent.sleep(0)
         if lost:
             self.unanswered += lost
             logger.warning(
@@ -282,7 +305,11 @@ class Receiver:
                 len(messages),
             )
 
-    def _requeue_all(self, messages: Sequence[SpoolMessage]) -> None:
+    def _requeue_writing(self) -> None:
+        messages, self._writing = self._writing, ()
+        self._requeue_all(messages)
+
+    def _requeue_all(self, messages: Sequence[Message]) -> None:
         lost = 0
         for message in messages:
             try:
@@ -314,11 +341,14 @@ class Receiver:
         was_full = gauge.is_full
         gauge.look(size, now)
         if gauge.is_full and not was_full:
-            logger.info("spool %s has %d bytes, over maxSpoolBytes: paused", self._spool.location, size)
-            self._pause("spool")
+            self._pause_for_size()
         elif was_full and not gauge.is_full:
             logger.info("spool %s is below maxSpoolBytes again: resumed", self._spool.location)
             self._resume("spool")
+
+    def _pause_for_size(self) -> None:
+        logger.info("spool %s has %d bytes, over maxSpoolBytes: paused", self._spool.location, self._gauge.size)
+        self._pause("spool")
 
 
 if __name__ == "__main__":

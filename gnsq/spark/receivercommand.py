@@ -15,10 +15,11 @@ from typing import Any
 
 import click
 import gevent
-from gevent.event import Event
+from gevent.event import AsyncResult, Event
 
 from gnsq.errors import NSQException
 from gnsq.spark.connecting import check_addresses
+from gnsq.spark.locations import redacted
 from gnsq.spark.options import ReadOptions, ordered_fields, shown, spark_name
 from gnsq.spark.receiver import Receiver
 from gnsq.spark.spool import Spool
@@ -112,11 +113,15 @@ def _run(verbose: bool, **values: Any) -> None:  # Any: as above
         check_addresses(options)
         spool = Spool(options.spool)
         receiver = Receiver(options, spool)
-        receiver.start()
+        if not _started(receiver, stop):
+            click.echo("stopped before the spool could be written", err=True)
+            sys.exit(0)
     except (ValueError, TypeError) as error:
         raise click.UsageError(_in_our_words(str(error))) from error
     except OSError as error:
-        raise click.ClickException(f"spool {values['spool']}: {error}: give a directory that can be written") from error
+        raise click.ClickException(
+            f"spool {redacted(values['spool'])}: {error}: give a directory that can be written"
+        ) from error
     except NSQException as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"receiving {options.source} into {spool.location}/{receiver.id}", err=True)
@@ -131,7 +136,29 @@ def _run(verbose: bool, **values: Any) -> None:  # Any: as above
             "spool; what was received besides is given back to nsqd"
         )
     click.echo(f"stopped in order: {total}", err=True)
+    if receiver.hangs:
+        # pyarrow would wait for its last request, half a minute.
+        os._exit(0)
     sys.exit(0)
+
+
+def _started(receiver: Receiver, stop: Event) -> bool:
+    """Start; False if told to stop first: a file system may take its time, and nothing is received before it has."""
+    started: AsyncResult[None] = AsyncResult()
+
+    def start() -> None:
+        try:
+            receiver.start()
+            started.set(None)
+        except Exception as error:  # noqa: BLE001  # raised below, whatever it is
+            started.set_exception(error)
+
+    gevent.spawn(start)
+    gevent.wait([stop, started], count=1)
+    if not started.ready():
+        return False
+    started.get()
+    return True
 
 
 def _watch(receiver: Receiver, stop: Event) -> None:

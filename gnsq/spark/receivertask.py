@@ -29,12 +29,14 @@ def receive(options: ReadOptions, run: str, _: Iterable[int]) -> None:
     """Receive for as long as a run may go on, then end in order. The body of a task.
 
     Raises:
+        SpoolError: If this executor does not see the spool.
         OSError: If the spool can't be written at the start.
         RuntimeError: If the receiver has failed for good.
     """
     # Nobody else sets up logging in a worker; its stderr is the executor's.
     logging.basicConfig(format=_FORMAT)
     control = ReceiverControl(options.spool)
+    control.check_seen()
     if not control.allows(run):
         return
     hung_up = threading.Event()

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import ipc
 
-from gnsq.spark.collector import SpoolMessage
+from gnsq import Message
 from gnsq.spark.errors import SegmentCorrupt, SpoolError
 
 __all__ = ["SCHEMA", "VERSION", "decode_segment", "encode_segment", "segment_columns"]
@@ -32,7 +32,7 @@ SCHEMA = pa.schema(
 
 
 def segment_columns(
-    messages: Sequence[SpoolMessage], topics: Sequence[tuple[str, int]], received_at_ns: int
+    messages: Sequence[Message], topics: Sequence[tuple[str, int]], received_at_ns: int
 ) -> list[pa.Array]:
     """Lay messages out as the columns of a segment.
 
@@ -110,6 +110,9 @@ def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: as abo
         for batch in batches:
             # Offsets that lead out of the file would crash who reads them.
             batch.validate(full=True)
+    except (pa.ArrowMemoryError, pa.ArrowCancelled):
+        # Of this process: the segment may well be whole.
+        raise
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise SegmentCorrupt(f"{name} is not a segment: {error}") from error
     found = sum(batch.num_rows for batch in batches)

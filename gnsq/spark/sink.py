@@ -29,6 +29,11 @@ __all__ = ["COLUMNS", "NsqBatchWriter", "NsqStreamWriter", "Place", "Published",
 COLUMNS = {"body": ("binary", "string"), "topic": ("string",), "defer_ms": ("int", "bigint", "smallint", "tinyint")}
 # Seconds that the producer's thread may be late with an answer, or with the end.
 GRACE = 5.0
+# Of an MPUB's body: the number of messages, and each one's length. Source: nsqd protocol_v2.go, readMPUB.
+COUNT = LENGTH = 4
+# Bytes that wait for their batches, over all topics, and what a row costs beside its body.
+MOST_WAITING = 16 * 1024 * 1024
+ROW = 100
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class _Batch:
     topic: str
     bodies: list[bytes] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
-    size: int = 0
+    size: int = COUNT
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,7 @@ class _Publisher:
         # In the order of their batches.
         self._answers: deque[_Pending] = deque()
         self._batches: dict[str, _Batch] = {}
+        self._waiting = 0
         self._limit = options.max_msg_size or float("inf")
 
     def close(self) -> None:
@@ -141,22 +147,29 @@ class _Publisher:
         if defer_ms:
             self._defer(topic, data, row, defer_ms)
             return
+        size += LENGTH
         if batch.bodies and batch.size + size > self._options.batch_bytes:
             self._flush(batch)
             batch = self._batches[topic]
         batch.bodies.append(data)
         batch.rows.append(row)
         batch.size += size
+        self._waiting += size + ROW
         if len(batch.bodies) >= self._options.batch_rows:
             self._flush(batch)
+        elif self._waiting > MOST_WAITING:
+            self._flush_all()
 
     def flush(self) -> None:
         """Publish all that is left, and wait until nsqd has confirmed everything."""
+        self._flush_all()
+        while self._answers:
+            self._settle(self._answers.popleft())
+
+    def _flush_all(self) -> None:
         for batch in list(self._batches.values()):
             if batch.bodies:
                 self._flush(batch)
-        while self._answers:
-            self._settle(self._answers.popleft())
 
     def _begun(self, topic: str) -> _Batch:
         if not topic:
@@ -172,6 +185,7 @@ class _Publisher:
 
     def _flush(self, batch: _Batch) -> None:
         bodies, rows = batch.bodies, batch.rows
+        self._waiting -= batch.size - COUNT + ROW * len(rows)
         answer = self._connected().multipublish(batch.topic, bodies, raise_error=False)
         sizes = list(map(len, bodies))
         size = max(sizes)
@@ -201,7 +215,8 @@ class _Publisher:
         """Connect when there is something to publish; many tasks have no rows."""
         if self._producer is None:
             # A thread of its own: this one blocks natively while Spark computes the next rows. A task that is run
-            # again publishes all its rows again, so a lost answer need not fail it.
+            # again publishes all its rows again, so a lost answer need not fail it. Started by the first publish:
+            # start() would wait for every nsqd, one that is silent too.
             self._producer = Producer(
                 publish_timeout=self._options.publish_timeout,
                 reconnect_maximum=2.0,
@@ -209,7 +224,6 @@ class _Publisher:
                 threaded=True,
                 **connection_keywords(self._options),
             )
-            self._producer.start()
         return self._producer
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 Offset = dict[str, Any]  # Any: JSON as Spark keeps it
 # Not ReadAllAvailable: that is what Spark asks for with Trigger.Once, and so it is known by that.
 _NO_LIMIT = ReadMaxRows(2**63 - 1)
+# Seconds between tries of a file system that fails, where giving up would end the query.
+RETRY = 1.0
 
 
 class SegmentsPartition(InputPartition):  # type: ignore[misc]  # pyspark is not typed here
@@ -74,6 +77,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         self._columns = columns
         self._planner: Planner | None = None
         self._previous_handler: Any = None  # Any: as signal.signal() returns it
+        self._is_stopping = False
+        # A signal that came while stopping.
+        self._signal = 0
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_planner": None, "_previous_handler": None}
@@ -104,21 +110,32 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         if isinstance(limit, ReadMaxRows):
             # Spark knows one limit at a time; the other option counts as well.
             max_bytes = self._options.max_bytes_per_batch
-        try:
-            vector = decode_offset(start, source)
-            return encode_offset(
-                planner.everything(vector) if once else planner.latest(vector, max_rows, max_bytes), source
-            )
-        except SpoolError:
-            raise
-        except (NSQException, OSError) as error:
-            # Raised, it would end the query.
-            logger.warning("spool %s: no new offset: %s; trying again", planner.spool.location, error)
-            return start
+        vector = decode_offset(start, source)
+        patience = time.monotonic() + self._options.idle_timeout
+        while True:
+            try:
+                return encode_offset(
+                    planner.everything(vector) if once else planner.latest(vector, max_rows, max_bytes), source
+                )
+            except SpoolError:
+                raise
+            except (NSQException, OSError) as error:
+                # Raised, it would end the query.
+                logger.warning("spool %s: no new offset: %s; trying again", planner.spool.location, error)
+                if not planner.is_draining:
+                    return start
+                # That would end it, too, as if all had been read.
+                if time.monotonic() >= patience:
+                    raise SpoolError(
+                        f"spool {planner.spool.location} can't be listed for {self._options.idle_timeout:g} s "
+                        f"(idleTimeout): {error}: repair the file system and start the query again, nothing is lost"
+                    ) from error
+            time.sleep(RETRY)
 
     def reportLatestOffset(self) -> Offset | None:
         """Show in query.lastProgress where the spool ends, and the backlog: rows and bytes of the spool that are in no
-        batch yet, rows of segments that were set aside, and what nsqd has waiting and in flight."""
+        batch yet, rows of segments that were set aside, what nsqd has waiting and in flight, and as trouble, if there
+        is any, what keeps messages out of the spool."""
         if self._planner is None:
             return None
         vector, backlog = self._planner.newest()
@@ -140,39 +157,62 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def stop(self) -> None:
         """End in order. Spark calls it when the input of this process ends, and sends SIGTERM otherwise."""
-        planner, self._planner = self._planner, None
-        if planner is not None:
+        planner = self._planner
+        if planner is None or self._is_stopping:
+            return
+        self._is_stopping = True
+        try:
             planner.stop()
-            if self._previous_handler is not None:
-                signal.signal(signal.SIGTERM, self._previous_handler)
-                self._previous_handler = None
+        finally:
+            self._planner, self._is_stopping = None, False
+            if self._signal:
+                _die_of(self._signal)
+            self._restore_handler()
 
     def _live(self, *, drain: bool = False) -> Planner:
         if self._planner is None:
-            planner = Planner(self._options)
-            planner.start(drain=drain)
-            self._planner = planner
+            # First: it may have to stop while it starts, with messages in flight already.
+            self._planner = planner = Planner(self._options)
             if threading.current_thread() is threading.main_thread():
                 self._previous_handler = signal.signal(signal.SIGTERM, self._terminated)
+            try:
+                planner.start(drain=drain)
+            except BaseException:
+                self._planner = None
+                self._restore_handler()
+                raise
         return self._planner
+
+    def _restore_handler(self) -> None:
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGTERM, self._previous_handler)
+            self._previous_handler = None
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
         """End in order, then by the signal, as whoever sent it expects."""
         # Spark sends it twice; the second must not cut the first short.
         signal.signal(number, signal.SIG_IGN)
-        self._previous_handler = None
+        self._signal = number
+        if self._is_stopping:
+            # What was interrupted goes on, and ends by it.
+            return
         try:
             self.stop()
         finally:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            _die_of(number)
+
+
+def _die_of(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 class NsqBatchReader(DataSourceReader):  # type: ignore[misc]  # as above
     """spark.read: drains the channel, or up to maxRows, into a spool, and reads that.
 
     Every action on the DataFrame plans anew, and so receives anew: cache it. The spool is left as a copy of what was
-    finished at nsqd, for the user to delete; without the option it lies in Spark's local directory.
+    finished at nsqd, for the user to delete; without the option it lies in Spark's local directory, which Spark deletes
+    when the application ends: until then a task may read it again.
     """
 
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:

@@ -13,7 +13,6 @@ the query's planner deletes.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import re
@@ -27,7 +26,7 @@ from gnsq.spark.locations import redacted
 from gnsq.spark.offsets import Segment, Vector
 from gnsq.spark.segments import decode_segment, encode_segment
 from gnsq.spark.spoollock import SpoolLock, found_owner
-from gnsq.spark.store import TEMPORARY, LocalStore, Store, open_store
+from gnsq.spark.store import LocalStore, Store, open_store
 
 __all__ = ["Contents", "Spool", "SpoolWriter"]
 
@@ -222,14 +221,10 @@ class Spool:
             self._store.remove_directory(receiver)
 
     def remove_leftovers(self, older_than: float = 600.0) -> None:
-        """Delete temporary files of receivers that were killed while writing (seconds; local file systems only)."""
-        if not isinstance(self._store, LocalStore):
-            return
-        for path, _ in self._store.list():
-            if path.rpartition("/")[2].startswith(TEMPORARY):
-                with contextlib.suppress(FileNotFoundError):
-                    if time.time() - (self._store.root / path).stat().st_mtime > older_than:
-                        self._store.remove(path)
+        """Delete temporary files and empty directories of receivers that were killed (seconds; local file systems
+        only: others know no directories). One that lives makes its directory again."""
+        if isinstance(self._store, LocalStore):
+            self._store.remove_abandoned(time.time() - older_than)
 
 
 class SpoolWriter:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -66,6 +67,10 @@ def open_store(location: str) -> Store:
     if not location.strip():
         raise ValueError("spool is empty: give a directory, as a path or a URI")
     scheme = urlsplit(location).scheme
+    if scheme in ("s3a", "s3n"):
+        raise ValueError(f"spool {redacted(location)!r}: {scheme}: is Hadoop's name for it, write s3:")
+    if scheme == "file" and urlsplit(location).netloc not in ("", "localhost"):
+        raise ValueError(f"spool {location!r} names a host: write file:/// and the path, which this machine has to see")
     if scheme in ("", "file"):
         path = unquote(urlsplit(location).path) if scheme else location
         return LocalStore(Path(path))
@@ -98,13 +103,24 @@ class LocalStore:
     def put(self, path: str, data: Any) -> None:  # Any: bytes or pyarrow.Buffer
         target = self.root / path
         temporary = target.with_name(TEMPORARY + target.name)
-        with open(temporary, "wb", buffering=0) as file:
+        with self._create(temporary) as file:
             left = memoryview(data)
             while left:
                 left = left[file.write(left) :]
             os.fsync(file.fileno())
         temporary.rename(target)
         _sync_directory(target.parent)
+
+    def _create(self, path: Path) -> FileIO:
+        try:
+            return open(path, "wb", buffering=0)
+        except FileNotFoundError:
+            # remove_abandoned() takes an empty directory that nobody has touched for long for that of a dead writer.
+            # Without a root it was somebody else: another disk, now that this one is not mounted, is no place for it.
+            if not self.root.is_dir():
+                raise
+            self.make_directory(str(path.parent))
+            return open(path, "wb", buffering=0)
 
     def open(self, path: str) -> Any:
         # Not mapped: a disk that fails is to raise an error, and not to kill who reads.
@@ -135,6 +151,21 @@ class LocalStore:
     def remove(self, *paths: str) -> None:
         for path in paths:
             (self.root / path).unlink(missing_ok=True)
+
+    def remove_abandoned(self, before: float) -> None:
+        """Delete what writers that were killed have left: temporary files, and then empty directories, that are older
+        than a time."""
+        for path, _ in self.list():
+            if path.rpartition("/")[2].startswith(TEMPORARY) and self._is_older(self.root / path, before):
+                self.remove(path)
+        for directory in _directories(self.root):
+            if self._is_older(directory, before):
+                self.remove_directory(directory.name)
+
+    def _is_older(self, path: Path, before: float) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return path.stat().st_mtime < before
+        return False
 
     def remove_directory(self, path: str) -> None:
         # Not empty, or gone: both are fine.

@@ -1,15 +1,17 @@
 """Subscriptions: one Consumer for each topic that a receiver reads; together they keep to one max_in_flight.
 
-Owns the consumers and, for a pattern, the greenlet that asks nsqlookupd for topics. What happens to messages is the
-receiver's business.
+Owns the consumers and, for a pattern, the greenlet that asks nsqlookupd for topics. Topics that want more borrow from
+those that don't. What happens to messages is the receiver's business.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 import gevent
+from gevent.pool import Group
 
 from gnsq import Consumer, LookupdClient, Message
 from gnsq.errors import NSQHttpError
@@ -24,6 +26,9 @@ logger = logging.getLogger(__name__)
 # Well below the segment's waiting time, else the tail of a burst sits in nsqd's buffer; the least that nsqd allows
 # unless its min-output-buffer-timeout says otherwise.
 OUTPUT_BUFFER_TIMEOUT_MS = 25
+# Seconds between changes of shares, and for which a topic that had all it may have counts as hungry.
+SHARING = 0.1
+HUNGRY = 2.0
 
 
 class Subscriptions:
@@ -46,7 +51,11 @@ class Subscriptions:
         self._keywords = connection_keywords(options)
         self._consumers: dict[str, Consumer] = {}
         self._paused = False
+        self._starting = Group()
         self._poller: gevent.Greenlet | None = None
+        # Topic -> when it last had all it may have.
+        self._hungry: dict[str, float] = {}
+        self._shared_at = 0.0
         self._lookupds: list[LookupdClient] = []
         if options.topic_pattern:
             http = http_keywords(options)
@@ -54,15 +63,8 @@ class Subscriptions:
         self._add(list(options.topics))
 
     def start(self) -> None:
-        """Connect. Returns when every nsqd known so far has been tried once."""
+        """Connect, in the background: an nsqd or nsqlookupd that is silent holds up nobody."""
         if self._lookupds:
-            self._resolve()
-            if not self._consumers:
-                logger.warning(
-                    "no topic matches topicPattern %r yet; looking again every %g s",
-                    self._options.topic_pattern,
-                    self._options.lookupd_poll_interval,
-                )
             self._poller = gevent.spawn(self._poll)
             self._poller.name = f"gnsq-topics-{self._options.source}"
         self._start(list(self._consumers.values()))
@@ -71,6 +73,7 @@ class Subscriptions:
         """Take no more messages; those that were delivered can still be answered. join() waits for the end."""
         if self._poller is not None:
             self._poller.kill()
+        self._starting.kill()
         for consumer in self._consumers.values():
             consumer.pause()
             consumer.close()
@@ -98,10 +101,18 @@ class Subscriptions:
         """Messages that nsqds may deliver before they wait for answers."""
         return sum(consumer.total_ready_count for consumer in self._consumers.values())
 
-    @property
     def is_starved(self) -> bool:
-        """Whether some nsqd has delivered nearly all it may, whatever the others have."""
-        return any(consumer.is_starved for consumer in self._consumers.values())
+        """Say whether some nsqd has delivered nearly all it may, whatever the others have; topics of which that is so
+        may have more from then on, if others don't need it."""
+        if len(self._consumers) == 1:
+            return any(consumer.is_starved for consumer in self._consumers.values())
+        now = time.monotonic()
+        starved = [topic for topic, consumer in self._consumers.items() if consumer.is_starved]
+        self._hungry.update(dict.fromkeys(starved, now))
+        if starved and now - self._shared_at >= SHARING:
+            self._shared_at = now
+            self._share_out()
+        return bool(starved)
 
     @property
     def topics(self) -> list[str]:
@@ -152,20 +163,39 @@ class Subscriptions:
         return consumer
 
     def _share_out(self) -> None:
-        for topic, share in shares(self._options.max_in_flight, self._consumers).items():
-            if self._consumers[topic].max_in_flight != share:
-                self._consumers[topic].max_in_flight = share
+        """Let each have its share; what one is to give back to another, that other gets when it is answered."""
+        consumers, total = self._consumers, self._options.max_in_flight
+        recent = time.monotonic() - HUNGRY
+        due = shares(total, consumers, {topic for topic, since in self._hungry.items() if since > recent})
+        for topic, share in due.items():
+            if share < consumers[topic].max_in_flight:
+                consumers[topic].max_in_flight = share
+        spare = total - sum(max(consumer.max_in_flight, consumer.total_in_flight) for consumer in consumers.values())
+        for topic, share in due.items():
+            more = min(share - consumers[topic].max_in_flight, spare)
+            if more > 0:
+                consumers[topic].max_in_flight += more
+                spare -= more
 
     def _start(self, consumers: list[Consumer]) -> None:
-        gevent.joinall([gevent.spawn(consumer.start, block=False) for consumer in consumers], raise_error=True)
+        for consumer in consumers:
+            self._starting.spawn(consumer.start, block=False)
 
     def _poll(self) -> None:
+        is_told = False
         while True:
-            gevent.sleep(self._options.lookupd_poll_interval)
             try:
                 self._start(self._resolve())
             except Exception:  # top of a greenlet: topics that are there go on, and the next round may do better
                 logger.exception("topics of %s not followed: internal error", self._options.source)
+            if not self._consumers and not is_told:
+                is_told = True
+                logger.warning(
+                    "no topic matches topicPattern %r yet; looking again every %g s",
+                    self._options.topic_pattern,
+                    self._options.lookupd_poll_interval,
+                )
+            gevent.sleep(self._options.lookupd_poll_interval)
 
     def _resolve(self) -> list[Consumer]:
         """Ask all nsqlookupds for topics; add consumers for new ones, end those of topics that are quite gone."""

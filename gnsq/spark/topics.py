@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from gnsq.spark.options import ReadOptions
 
 __all__ = ["matching", "shares"]
+
+# Of its share a topic that is not hungry keeps one part in so many.
+LENT = 10
 
 
 def matching(options: ReadOptions, names: Iterable[str]) -> list[str]:
@@ -19,7 +22,16 @@ def matching(options: ReadOptions, names: Iterable[str]) -> list[str]:
     return sorted(set(options.topics).intersection(names))
 
 
-def shares(total: int, topics: Iterable[str]) -> dict[str, int]:
-    """Share out what may be in flight: evenly, the rest to the first, and at least 1 each."""
+def shares(total: int, topics: Iterable[str], hungry: Collection[str] = ()) -> dict[str, int]:
+    """Share out what may be in flight: evenly, the rest to the first, and at least 1 each.
+
+    Args:
+        hungry: Those that could do with more. The others lend them nine tenths of their shares.
+    """
     names = sorted(topics)
-    return {name: max((total + len(names) - 1 - index) // len(names), 1) for index, name in enumerate(names)}
+    eaters = [name for name in names if name in hungry]
+    if not eaters or len(eaters) == len(names):
+        return {name: max((total + len(names) - 1 - index) // len(names), 1) for index, name in enumerate(names)}
+    kept = max(total // len(names) // LENT, 1)
+    left = total - kept * (len(names) - len(eaters))
+    return dict.fromkeys(names, kept) | shares(left, eaters)

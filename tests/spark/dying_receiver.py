@@ -10,7 +10,7 @@ import sys
 
 import gevent
 
-from gnsq import Message
+from gnsq.nsqd.answers import Answers
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import Receiver
 from gnsq.spark.spool import Spool, SpoolWriter
@@ -21,9 +21,9 @@ def die():
 
 
 def arm(point):
-    write, finish = SpoolWriter.write, Message.finish
-    # Rows of the first segment, and FINs of it.
-    rows, finished = [], []
+    write, finish = SpoolWriter.write, Answers.finish_all
+    # Rows of the first segment.
+    rows = []
 
     def watched_write(writer, number, columns):
         if point == "write":
@@ -34,14 +34,14 @@ def arm(point):
         rows.append(len(columns[0]))
         return size
 
-    def watched_finish(message):
-        if point == "fins" and len(finished) == rows[0] // 2:
+    def watched_finish(answers, ids):
+        if point == "fins":
+            finish(answers, ids[: rows[0] // 2])
             gevent.sleep(0.2)  # what was answered goes out
             die()
-        finish(message)
-        finished.append(message.id)
+        finish(answers, ids)
 
-    SpoolWriter.write, Message.finish = watched_write, watched_finish
+    SpoolWriter.write, Answers.finish_all = watched_write, watched_finish
 
 
 def main():

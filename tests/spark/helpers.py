@@ -7,7 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from gnsq import NsqdHTTPClient, Producer
+from gnsq import Message, NsqdHTTPClient, Producer
 from gnsq.errors import NSQConnectionClosed
 from gnsq.spark.segments import segment_columns
 
@@ -23,27 +23,35 @@ def wait_for(condition, limit=LIMIT):
     return found
 
 
-class FakeMessage:
-    """What Collector and segments use of a gnsq.Message; notes its answer."""
+class FakeConnection:
+    """Notes the answers of its message; a lost one raises, too."""
 
-    def __init__(self, number, body=None, lost=False):
-        self.id = b"%016d" % number
-        self.body = b"body %d" % number if body is None else body
-        self.timestamp = 1_700_000_000_000_000_000 + number * 1000
-        self.attempts = 1
-        self.nsqd = "127.0.0.1:4150"
+    nsqd = "127.0.0.1:4150"
+
+    def __init__(self, lost):
         self.answers = []
         self._lost = lost
 
-    def finish(self):
-        self.answers.append("FIN")
+    def finish_all(self, message_ids):
+        self._note("FIN")
+
+    def requeue(self, message_id, timeout, backoff):
+        self._note(f"REQ {timeout}")
+
+    def _note(self, answer):
+        self.answers.append(answer)
         if self._lost:
             raise NSQConnectionClosed("gone")
 
-    def requeue(self, time_ms=0, backoff=True):
-        self.answers.append(f"REQ {time_ms}")
-        if self._lost:
-            raise NSQConnectionClosed("gone")
+
+class FakeMessage(Message):
+    """A message that nobody sent."""
+
+    def __init__(self, number, body=None, lost=False):
+        connection = FakeConnection(lost)
+        self.answers = connection.answers
+        body = b"body %d" % number if body is None else body
+        super().__init__(1_700_000_000_000_000_000 + number * 1000, 1, b"%016d" % number, body, connection)
 
 
 def columns(*numbers, topic="clicks"):

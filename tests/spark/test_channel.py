@@ -60,12 +60,50 @@ def test_nsqds_with_the_topic_are_found_and_get_the_channel(fakecluster, hub, as
     assert channel_stats(other, "clicks", "archive") is None
 
 
-def test_topic_that_nobody_has_is_no_error(fakelookupd, hub, ask):
+def test_depth_of_a_topic_that_nobody_has_is_unknown(fakelookupd, hub, ask):
     client = ask((), (fakelookupd.http_address,))
 
     hub.call(client.create)
 
-    assert hub.call(client.depth) == Depth(0, 0, 0)
+    with pytest.raises(NSQHttpError, match="no nsqlookupd names an nsqd with a topic 'clicks'"):
+        hub.call(client.depth, partial=True)
+
+
+def test_depth_without_one_nsqd_is_not_exact(fakensqd, hub, ask):
+    publish(fakensqd, "clicks", numbered(3))
+    client = ask((fakensqd.http_address, "127.0.0.1:1"))
+
+    assert hub.call(client.depth, partial=True) == Depth(3, 0, 0, exact=False)
+    with pytest.raises(NSQHttpError):
+        hub.call(client.depth)
+
+
+def test_nsqds_behind_one_that_is_down_get_the_channel(fakensqd, hub, ask):
+    with pytest.raises(NSQHttpError):
+        hub.call(ask(("127.0.0.1:1", fakensqd.http_address)).create)
+
+    assert channel_stats(fakensqd, "clicks", "archive") is not None
+
+
+def test_nsqd_that_is_named_and_found_counts_once(fakecluster, hub, ask):
+    nsqd, _ = fakecluster.nsqds
+    publish(nsqd, "clicks", [b"one"])
+    port = nsqd.http_address.rpartition(":")[2]
+    found = ask((), tuple(fakecluster.lookupd_http_addresses))
+    wait_for(lambda: hub.call(found.create) or hub.call(found._places)[0])
+
+    both = ask((f"localhost:{port}",), tuple(fakecluster.lookupd_http_addresses))
+
+    assert hub.call(both.depth) == Depth(1, 0, 0)
+
+
+def test_answer_that_is_not_nsqlookupds_is_an_error(fakensqd, hub, ask):
+    # nsqd has no /nodes, and a stranger may answer anything.
+    client = ask((), (fakensqd.http_address,))
+    client._lookupds[0].nodes = lambda: {"data": {}}
+
+    with pytest.raises(NSQHttpError, match="/nodes is not nsqlookupd's: KeyError"):
+        hub.call(client.depth)
 
 
 def test_depth_counts_a_topic_without_channels_too(fakensqd, hub, ask):
@@ -117,10 +155,11 @@ def test_nsqd_that_is_down_is_an_error(hub, ask):
         hub.call(ask(("127.0.0.1:1",)).depth)
 
 
-def test_lookupd_that_is_down_is_an_error_when_it_is_the_only_one(fakelookupd, hub, ask):
+def test_lookupd_that_is_down_is_an_error_when_it_is_the_only_one(fakelookupd, fakensqd, hub, ask):
     with pytest.raises(NSQHttpError):
         hub.call(ask((), ("127.0.0.1:1",)).depth)
-    assert hub.call(ask((), ("127.0.0.1:1", fakelookupd.http_address)).depth) == Depth(0, 0, 0)
+    both = ("127.0.0.1:1", fakelookupd.http_address)
+    assert hub.call(ask((fakensqd.http_address,), both).depth) == Depth(0, 0, 0)
 
 
 def test_without_addresses_nobody_can_be_asked(ask):

@@ -20,8 +20,8 @@ def collector(*bodies, rows=10, size=1000, age=0.1, in_flight_limit=100):
         pytest.param(collector(*[b"x"] * 10), True, id="rows"),
         pytest.param(collector(b"x" * 999), False, id="one byte short"),
         pytest.param(collector(b"x" * 1000), True, id="bytes"),
-        pytest.param(collector(*[b"x"] * 4, in_flight_limit=10), False, id="less than half of what may be in flight"),
-        pytest.param(collector(*[b"x"] * 5, in_flight_limit=10), True, id="half of what may be in flight"),
+        pytest.param(collector(*[b"x"] * 6, in_flight_limit=10), False, id="less than most of what may be in flight"),
+        pytest.param(collector(*[b"x"] * 7, in_flight_limit=10), True, id="three quarters of what may be in flight"),
         pytest.param(collector(b"x", in_flight_limit=0), True, id="nothing more may come"),
     ],
 )
@@ -32,7 +32,7 @@ def test_full(filled, full):
 def test_adding_tells_when_it_is_full():
     filled = collector(in_flight_limit=4)
 
-    assert [filled.add(FakeMessage(number)) for number in range(3)] == [False, True, True]
+    assert [filled.add(FakeMessage(number)) for number in range(4)] == [False, False, True, True]
 
 
 def test_due_by_age():
@@ -118,3 +118,14 @@ def test_run_that_was_cut_goes_on():
 
 def test_nothing_is_taken_of_nothing():
     assert Collector(SegmentLimits(1, 1, 1)).take().topics == []
+
+
+@pytest.mark.parametrize(
+    ("time_left", "due"), [(None, 10.0), (60.0, 10.0), (5.0, 2.5)], ids=["unknown", "long enough", "short"]
+)
+def test_waits_for_no_more_than_half_of_what_nsqd_leaves(time_left, due):
+    filled = Collector(SegmentLimits(10, 1000, 10.0))
+
+    filled.begin(100.0, "clicks", 100, time_left)
+
+    assert filled.due_in(100.0) == due

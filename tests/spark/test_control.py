@@ -3,6 +3,7 @@ import logging
 import pytest
 
 from gnsq.spark.control import ReceiverControl
+from gnsq.spark.errors import SpoolError
 
 
 @pytest.fixture
@@ -24,12 +25,19 @@ def test_without_file_nobody_may_run(control):
     assert not control.allows("one")
 
 
-def test_cleared_run_ends(control):
+def test_cleared_run_ends_and_its_file_is_still_seen(control):
     control.name("one")
 
     control.clear("one")
 
     assert control.named() is None
+    assert not control.allows("one")
+    control.check_seen()
+
+
+def test_file_that_this_machine_does_not_see_is_told(control):
+    with pytest.raises(SpoolError, match=r"spool .* has no receivers\.json here: does this executor see the spool\?"):
+        control.check_seen()
 
 
 def test_clear_leaves_the_run_of_another(control):

@@ -133,13 +133,15 @@ def test_receivers_of_another_application_take_over_and_hand_back(receivers, fak
     wait_for(lambda: clients(fakensqd) and receiver.check() == "")
 
 
+@pytest.mark.timeout(360)
 def test_killed_executor_loses_nothing(fakensqd, tmp_path):
     """Two receivers on two executors; one of those is killed while messages come, and the query goes on."""
     command = [sys.executable, "-m", "tests.spark.query", "local-cluster[2,2,1024]", str(tmp_path)]
     command += ["executors:2", fakensqd.tcp_address, fakensqd.http_address]
     with running_query(command, tmp_path / "query.log") as query:
-        wait_for(lambda: len(clients(fakensqd)) == 2, limit=90)
-        publisher = Publisher(fakensqd.tcp_address)
+        # Three JVMs start; on a busy machine that takes its time.
+        wait_for(lambda: len(clients(fakensqd)) == 2, limit=150)
+        publisher = Publisher(fakensqd.tcp_address, pause=0.05)
         wait_for(lambda: len(written(tmp_path)) > 1000, limit=60)
         [executor, _] = named(query.pid, "CoarseGrainedExecutorBackend")
         kill(*descendants(executor), executor)

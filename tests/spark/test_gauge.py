@@ -1,31 +1,54 @@
+import pytest
+
 from gnsq.spark.gauge import SpoolGauge
 
 
-def test_nobody_lists_below_the_limit():
-    gauge = SpoolGauge(100, 0.5)
+@pytest.fixture
+def gauge():
+    """At 10 s, of a spool that had nothing in it at 0 s."""
+    gauge = SpoolGauge(100, 0.5, 20.0)
+    gauge.look(0, 0)
+    return gauge
 
-    gauge.add(99)
+
+def test_what_others_have_left_is_listed_first():
+    assert SpoolGauge(100, 0.5, 20.0).is_due(0)
+
+
+def test_nobody_lists_for_little(gauge):
+    gauge.add(24)
 
     assert not gauge.is_due(10)
     assert not gauge.is_full
 
 
-def test_at_the_limit_a_listing_decides():
-    gauge = SpoolGauge(100, 0.5)
+def test_each_quarter_of_the_limit_is_followed_by_a_listing(gauge):
+    gauge.add(25)
+
+    assert not gauge.is_due(0.4)
+    assert gauge.is_due(10)
+    gauge.look(70, 10)
+    assert not gauge.is_due(15)
+
+
+def test_what_others_write_is_found_in_time(gauge):
+    assert not gauge.is_due(19.9)
+    assert gauge.is_due(20)
+
+
+def test_at_the_limit_a_listing_decides_at_once(gauge):
     gauge.add(100)
 
-    assert gauge.is_due(10)
-    gauge.look(40, 10)
+    assert gauge.is_due(0.1)
+    gauge.look(40, 0.1)
     assert not gauge.is_full
-    assert not gauge.is_due(20)
     gauge.add(60)
-    assert gauge.is_due(20)
-    gauge.look(100, 20)
+    assert gauge.is_due(0.2)
+    gauge.look(100, 0.2)
     assert gauge.is_full
 
 
-def test_full_spool_is_listed_again_and_again_but_not_all_the_time():
-    gauge = SpoolGauge(100, 0.5)
+def test_full_spool_is_listed_again_and_again_but_not_all_the_time(gauge):
     gauge.look(150, 10)
 
     assert not gauge.is_due(10.4)

@@ -12,6 +12,8 @@ from gnsq.spark.locations import redacted
         pytest.param("s3://bucket/dir", "s3://bucket/dir", id="bucket"),
         pytest.param("s3://KEY:SECRET@bucket/dir?region=x", "s3://***@bucket/dir", id="user and password"),
         pytest.param("s3://KEY:SE/CR@ET@bucket/dir", "s3://***@bucket/dir", id="not encoded"),
+        pytest.param("s3://AKIAKEY@bucket/dir", "s3://***@bucket/dir", id="user alone"),
+        pytest.param("abfs://dir@account/x", "abfs://dir@account/x", id="container"),
         pytest.param("abfs://dir@account/x?client_secret=S", "abfs://dir@account/x", id="query"),
         pytest.param("hdfs://host:8020/dir", "hdfs://host:8020/dir", id="port"),
     ],

@@ -101,6 +101,15 @@ def test_latest_drops_receivers_that_are_gone():
     assert latest({"gone": 4, "a": 1}, segments("a", 2), {"a"}) == {"a": 2}
 
 
+def test_latest_says_what_was_gone_before_a_receiver_was_known():
+    end = latest({"a": 1}, segments("a", 4) + segments("b", 5, 6), {"a", "b"})
+
+    assert end == {"a": 4, "b": 6, "/b": 4}
+    assert missing([("b", 5), ("b", 6), ("a", 2), ("a", 3), ("a", 4)], {"a": 1}, end) == []
+    # Once is enough.
+    assert latest(end, segments("b", 7), {"a", "b"}) == {"a": 4, "b": 7}
+
+
 def test_latest_is_start_when_nothing_is_taken():
     assert latest({"gone": 4, "a": 1}, [], {"a"}) == {"gone": 4, "a": 1}
 
@@ -112,8 +121,10 @@ def test_latest_is_start_when_nothing_is_taken():
         pytest.param([("a", 2)], {"a": 0}, {"a": 2}, [("a", 1)], id="first gone"),
         pytest.param([("a", 1), ("a", 3)], {"a": 0}, {"a": 3}, [("a", 2)], id="one gone"),
         pytest.param([], {"a": 1}, {"a": 3}, [("a", 2), ("a", 3)], id="all gone"),
-        pytest.param([], {}, {"a": 3}, [("a", 3)], id="all of an unknown receiver gone"),
-        pytest.param([("a", 5), ("a", 6)], {}, {"a": 6}, [], id="new checkpoint on an old spool"),
+        pytest.param([], {}, {"a": 3}, [("a", 1), ("a", 2), ("a", 3)], id="all of an unknown receiver gone"),
+        pytest.param([("a", 7)], {}, {"a": 2}, [("a", 1), ("a", 2)], id="all of an unknown receiver pruned"),
+        pytest.param([("a", 5), ("a", 6)], {}, {"a": 6, "/a": 4}, [], id="new checkpoint on an old spool"),
+        pytest.param([("a", 6)], {}, {"a": 6, "/a": 4}, [("a", 5)], id="new checkpoint, and one gone"),
         pytest.param([], {"a": 3}, {"a": 3}, [], id="pruned, and behind us"),
         pytest.param([], {"a": 3}, {}, [], id="receiver left out"),
     ],

@@ -67,6 +67,9 @@ def test_values_get_their_types():
             {"tlsServerHostname": "h", "lookupdHttpAddresses": "https://l"}, "tlsServerHostname is given", id="hostname"
         ),
         pytest.param({"receivers": "executors:0"}, "receivers 'executors:0' is none of", id="no executors"),
+        pytest.param(
+            {"segmentTime": "5", "msgTimeout": "5"}, "segmentTime 5 s must be less than msgTimeout 5 s", id="too late"
+        ),
         pytest.param({"receivers": "moon"}, "receivers 'moon' is none of driver, external, and", id="receivers"),
     ],
 )
@@ -80,6 +83,9 @@ def test_bad_read_option_is_named(changes, words):
     [
         pytest.param({"topic": "clicks"}, "give the option nsqdTcpAddresses", id="no address"),
         pytest.param({"topic": "a b", "nsqdTcpAddresses": "a:1"}, "option topic: ", id="bad topic"),
+        pytest.param(
+            {"batchBytes": "5242881", "nsqdTcpAddresses": "a:1"}, "batchBytes 5242881 must be within 1 to", id="body"
+        ),
         pytest.param({"batchRows": "0", "nsqdTcpAddresses": "a:1"}, "batchRows 0 must be at least 1 rows", id="bound"),
     ],
 )
@@ -147,7 +153,8 @@ def test_source_tells_what_is_read(changes, topics, source):
 
 
 @pytest.mark.parametrize(
-    ("receivers", "here", "count"), [("driver", True, 0), ("external", False, 0), ("executors:12", False, 12)]
+    ("receivers", "here", "count"),
+    [("driver", True, 0), ("Driver", True, 0), ("external", False, 0), ("Executors:12", False, 12)],
 )
 def test_receivers(receivers, here, count):
     options = ReadOptions.parse({**READ, "receivers": receivers})

@@ -299,7 +299,7 @@ def test_drain_waits_for_nsqd_to_answer(fakensqd, planner, caplog):
 
 
 def test_channel_that_nobody_receives_is_told_of_once(fakensqd, planner, monkeypatch, caplog):
-    monkeypatch.setattr("gnsq.spark.planner.REPORT", 0.01)
+    monkeypatch.setattr("gnsq.spark.channelwatch.REPORT", 0.01)
     monkeypatch.setattr("gnsq.spark.drain.UNATTENDED_AFTER", 0.05)
     publish(fakensqd, "clicks", [b"one"])
 
@@ -418,6 +418,190 @@ def test_external_receivers_segments_are_read(planner, spool):
     assert read(stream, {}, end) == [b"body 1", b"body 2"]
 
 
+# --- who waits for room
+
+
+def test_receivers_that_may_wait_for_room_get_it(fakensqd, planner, spool):
+    spool.writer("r1").write(1, columns(1))
+    stream = planner(receivers="external")
+    end = stream.latest({}, None, None)
+    # With a limit of its own, the receiver is paused.
+    publish(fakensqd, "clicks", [b"waits"])
+
+    nudged = wait_for(lambda: (found := stream.latest(end, None, None)) != end and found)
+
+    assert stream.shares(end, nudged) == []
+    stream.commit(end)
+    assert spool.size() == 0
+    # There is no more that could be done for them.
+    assert stream.latest(nudged, None, None) == nudged
+
+
+def test_stream_that_has_read_all_is_left_alone(planner, spool, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.drain.NUDGE_SURE", 0.0)
+    monkeypatch.setattr("gnsq.spark.drain.NUDGE_UNSURE", 0.0)
+    monkeypatch.setattr("gnsq.spark.channelwatch.REPORT", 0.01)
+    spool.writer("r1").write(1, columns(1))
+    stream = planner(receivers="external")
+    end = stream.latest({}, None, None)
+    wait_for(lambda: stream._watch.asked_at > stream._grown_at)
+
+    assert stream.latest(end, None, None) == end
+
+
+def test_full_spool_that_can_not_be_pruned_makes_no_batch_after_batch(planner, spool, monkeypatch, caplog):
+    monkeypatch.setattr("gnsq.spark.drain.NUDGE_FIRST", 0.2)
+    spool.writer("r1").write(1, columns(1))
+    stream = planner(receivers="external", nsqd_http_addresses=(), max_spool_bytes=1)
+
+    def fail(*paths):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(stream.spool._store, "remove", fail)
+    start = stream.latest({}, None, None)
+    nudges = idle = 0
+    while "can't be deleted, receivers may be waiting" not in caplog.text:
+        end = stream.latest(start, None, None)
+        nudges, idle = nudges + (end != start), idle + (end == start)
+        stream.commit(start)
+        start = end
+
+    assert nudges == 2
+
+
+@pytest.mark.parametrize("limit", [1, 1_000_000])
+def test_drain_with_a_small_spool_reads_all(fakensqd, planner, limit):
+    publish(fakensqd, "clicks", numbered(1000))
+    stream = planner(drain=True, max_spool_bytes=limit, segment_rows=100, max_in_flight=100)
+
+    assert len(run_out(stream)[0]) == 1000
+
+
+def test_once_goes_on_where_a_full_spool_ended_the_last_run(fakensqd, planner, caplog):
+    publish(fakensqd, "clicks", numbered(1000))
+    small = {"max_spool_bytes": 1, "segment_rows": 100, "max_in_flight": 100}
+    start, bodies = {}, []
+    for _ in range(3):
+        stream = planner(drain=True, **small)
+        end = stream.everything(start)
+        found = read(stream, start, end)
+        assert found
+        bodies += found
+        # Spark says of no batch that it is done before the next run.
+        stream.stop()
+        start = end
+
+    assert len(set(bodies)) == len(bodies)
+    assert "is full (maxSpoolBytes): this batch ends there" in caplog.text
+
+
+def test_drain_that_can_not_go_on_is_an_error(planner, spool, monkeypatch):
+    spool.writer("r1").write(1, columns(1))
+    stream = planner(drain=True, max_spool_bytes=1, idle_timeout=0.5, nsqd_http_addresses=())
+
+    def fail(*paths):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(stream.spool._store, "remove", fail)
+
+    with pytest.raises(SpoolError, match="spool is full, or can't be written"):
+        stream.latest({"r1": 1}, None, None)
+
+
+# --- what a drain may believe
+
+
+@pytest.mark.parametrize("http", [True, False], ids=["with statistics", "without"])
+def test_drain_that_reaches_nobody_is_an_error(planner, http):
+    nobody = ("127.0.0.1:1",)
+    stream = planner(
+        drain=True, nsqd_tcp_addresses=nobody, nsqd_http_addresses=nobody if http else (), idle_timeout=0.3
+    )
+
+    with pytest.raises(SpoolError, match="no nsqd was reached for 0"):
+        stream.latest({}, None, None)
+
+
+def test_drain_of_a_topic_that_nsqlookupd_does_not_know_is_an_error(fakelookupd, planner):
+    lookupd = (fakelookupd.http_address,)
+    stream = planner(
+        drain=True, nsqd_tcp_addresses=(), nsqd_http_addresses=(), lookupd_http_addresses=lookupd, idle_timeout=0.3
+    )
+
+    with pytest.raises(SpoolError, match="check addresses and topic"):
+        stream.latest({}, None, None)
+
+
+@pytest.mark.parametrize("more", [("127.0.0.1:1",), None], ids=["one nsqd is down", "nobody can be asked"])
+def test_drain_without_the_whole_depth_ends_under_constant_publishing(fakensqd, planner, caplog, more):
+    publish(fakensqd, "clicks", numbered(500))
+    stop = threading.Event()
+
+    def go_on():
+        count = 500
+        while not stop.wait(0.02):
+            publish(fakensqd, "clicks", numbered(10, first=count))
+            count += 10
+
+    publisher = threading.Thread(target=go_on)
+    publisher.start()
+    try:
+        addresses = () if more is None else (fakensqd.http_address, *more)
+        bodies, _, _ = run_out(planner(drain=True, nsqd_http_addresses=addresses, idle_timeout=1))
+    finally:
+        stop.set()
+        publisher.join(20)
+
+    assert set(numbered(500)) <= set(bodies)
+    assert "may have messages left, for the next run: messages have come for" in caplog.text
+
+
+def test_what_comes_after_the_drain_stays_at_nsqd(fakensqd, planner):
+    publish(fakensqd, "clicks", numbered(100))
+    stream = planner(drain=True)
+    run_out(stream)
+    publish(fakensqd, "clicks", numbered(100))
+
+    wait_for(lambda: stream._watch.ask(0.0).waiting == 100)
+    assert stream.receiver.rows == 100
+
+
+def test_segment_that_one_listing_lacks_is_read(planner, spool, monkeypatch):
+    stream = planner(receivers="external")
+    writer = spool.writer("r1")
+    for number in (1, 2):
+        writer.write(number, columns(number))
+    whole = stream.spool._store.list
+    listings = []
+
+    def racing():
+        # The first was written behind the listing's back, the second before it.
+        listings.append(whole())
+        return [found for found in listings[-1] if len(listings) > 1 or "000001-" not in found[0]]
+
+    monkeypatch.setattr(stream.spool._store, "list", racing)
+
+    end = stream.latest({}, None, None)
+
+    assert sorted(read(stream, {}, end)) == [b"body 1", b"body 2"]
+
+
+def test_new_checkpoint_on_an_old_spool(planner, spool):
+    writer = spool.writer("r1")
+    for number in (1, 2, 3):
+        writer.write(number, columns(number))
+    spool.prune({"r1": 1})
+    stream = planner(receivers="external")
+
+    end = stream.latest({}, None, None)
+
+    assert read(stream, {}, end) == [b"body 2", b"body 3"]
+    stream.stop()
+    spool.prune({"r1": 2})
+    with pytest.raises(SpoolIncomplete, match="lacks 1 segments"):
+        planner(receivers="external").shares({}, end)
+
+
 # --- batch
 
 
@@ -450,10 +634,34 @@ def test_earlier_segments_are_no_part_of_a_batch(fakensqd, options, spool):
     assert "r1" not in {segment.receiver for share in shares for segment in share}
 
 
-def test_full_spool_ends_a_batch(fakensqd, options, caplog):
+def test_batch_larger_than_the_spool_is_an_error_and_kept(fakensqd, options, spool):
     publish(fakensqd, "clicks", numbered(1000))
 
-    shares = drain_channel(options(max_spool_bytes=1, segment_rows=100, max_in_flight=100))
+    with pytest.raises(SpoolError, match=r"more than maxSpoolBytes 1: give maxRows .*readStream to read"):
+        drain_channel(options(max_spool_bytes=1, segment_rows=100, max_in_flight=100))
 
-    assert 0 < sum(segment.rows for share in shares for segment in share) < 1000
-    assert "is full (maxSpoolBytes)" in caplog.text
+    assert 0 < len(bodies_of(spool)) < 1000
+
+
+def test_copies_of_earlier_batches_do_not_fill_the_spool(fakensqd, options):
+    publish(fakensqd, "clicks", numbered(1000))
+    fits = options(max_spool_bytes=100_000)
+    first = drain_channel(fits)
+    publish(fakensqd, "clicks", numbered(1000))
+
+    second = drain_channel(fits)
+
+    assert [sum(segment.rows for share in shares for segment in share) for shares in (first, second)] == [1000, 1000]
+
+
+def test_what_keeps_messages_out_is_told(fakensqd, planner, spool):
+    publish(fakensqd, "clicks", numbered(10))
+    stream = planner(nsqd_tcp_addresses=("127.0.0.1:1",), drain=True, idle_timeout=0.2)
+
+    with pytest.raises(SpoolError, match=r"127\.0\.0\.1:1 not connected"):
+        stream.latest({}, None, None)
+    assert stream.newest()[1]["trouble"].startswith("127.0.0.1:1 not connected: ")
+    spool.writer("r1").write(1, columns(1))
+    stream._limit = 1
+    stream._list()
+    assert "is full" in stream.newest()[1]["trouble"]

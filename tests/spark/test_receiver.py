@@ -1,6 +1,8 @@
 import logging
 import threading
+import time
 
+import gevent
 import pytest
 
 from gnsq import NsqdHTTPClient
@@ -8,7 +10,7 @@ from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import Receiver
 from gnsq.spark.store import LocalStore
-from tests.spark.helpers import FakeMessage, bodies_of, channel_stats, is_empty, numbered, publish, wait_for
+from tests.spark.helpers import FakeMessage, bodies_of, channel_stats, columns, is_empty, numbered, publish, wait_for
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def test_segment_is_cut_by_bytes(fakensqd, receive):
     wait_for(lambda: receiver.rows == 2, limit=5)
 
 
-def test_segment_is_cut_at_half_of_what_may_be_in_flight(fakensqd, receive):
+def test_segment_is_cut_below_what_may_be_in_flight(fakensqd, receive):
     receiver = receive(max_in_flight=10, segment_time=30)
     publish(fakensqd, "clicks", numbered(10))
 
@@ -156,11 +158,96 @@ def test_close_with_a_failing_disk_gives_everything_back(fakensqd, hub, receive,
     assert (stats["depth"], stats["in_flight_count"]) == (50, 0)
 
 
+@pytest.fixture
+def stuck_put(monkeypatch):
+    """Give what files of a spool are named by; their writing hangs until the end of the test."""
+    put, reached, go_on = LocalStore.put, threading.Event(), threading.Event()
+
+    def start(name):
+        def stuck(store, path, data):
+            if name in path:
+                reached.set()
+                assert go_on.wait(60)
+            put(store, path, data)
+
+        monkeypatch.setattr(LocalStore, "put", stuck)
+        return reached
+
+    yield start
+    go_on.set()
+
+
+def test_close_gives_back_at_once_what_waits_behind_a_slow_write(fakensqd, hub, receive, stuck_put, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.receiver.WRITE_TIMEOUT", 30.0)
+    reached = stuck_put(".arrow")
+    receiver = receive(segment_rows=10, max_in_flight=50)
+    publish(fakensqd, "clicks", numbered(50))
+    assert reached.wait(20)
+    wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 50)
+
+    hub.soon(gevent.spawn, receiver.close)
+
+    wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["depth"] == 40, limit=5)
+
+
+def test_close_waits_for_a_write_that_hangs_no_longer_than_told(fakensqd, hub, receive, stuck_put, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.receiver.WRITE_TIMEOUT", 0.2)
+    reached = stuck_put(".arrow")
+    receiver = receive(segment_rows=10, max_in_flight=50)
+    publish(fakensqd, "clicks", numbered(50))
+    assert reached.wait(20)
+    began = time.monotonic()
+
+    hub.call(receiver.close)
+
+    assert time.monotonic() - began < 5
+    assert receiver.hangs
+    stats = channel_stats(fakensqd, "clicks", "archive")
+    assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (50, 0, 50)
+
+
+def test_closed_json_that_hangs_holds_up_nobody(fakensqd, hub, receive, stuck_put, monkeypatch, caplog):
+    monkeypatch.setattr("gnsq.spark.receiver.WRITE_TIMEOUT", 0.2)
+    stuck_put("closed.json")
+    receiver = receive()
+    publish(fakensqd, "clicks", [b"one"])
+    wait_for(lambda: receiver.rows == 1)
+
+    hub.call(receiver.close)
+
+    assert "closed.json not written: not within 0.2 s" in caplog.text
+
+
+@pytest.mark.fakensqd(msg_timeout=2.0)
+def test_segment_does_not_wait_until_nsqd_takes_its_messages_back(fakensqd, spool, receive):
+    publish(fakensqd, "clicks", numbered(10))
+
+    receive(segment_time=30)
+    wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
+
+    assert sorted(bodies_of(spool)) == numbered(10)
+
+
+def test_spool_that_others_have_filled_is_left_alone(fakensqd, spool, hub, receive):
+    spool.prepare()
+    filled = spool.writer("before")
+    filled.write(1, columns(*range(100)))
+    publish(fakensqd, "clicks", numbered(10))
+
+    receiver = receive(max_spool_bytes=1000)
+    wait_for(lambda: channel_stats(fakensqd, "clicks", "archive"))
+    wait_for(lambda: hub.call(lambda: receiver.subscriptions.connections) == 1)
+    assert receiver.is_paused
+    spool.prune({"before": 1})
+
+    wait_for(lambda: receiver.rows == 10)
+
+
 def test_full_spool_pauses_and_a_pruned_one_resumes(fakensqd, spool, receive):
     publish(fakensqd, "clicks", [b"x" * 1000] * 400)
     receiver = receive(max_spool_bytes=100_000, max_in_flight=40)
 
-    wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["clients"][0]["ready_count"] == 0)
+    wait_for(lambda: receiver.is_paused)
     assert receiver.rows < 400
     while receiver.rows < 400:
         before = receiver.rows

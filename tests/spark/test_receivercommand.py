@@ -257,6 +257,53 @@ def test_end_of_the_writing_ends_the_process_with_its_reason(fakensqd, tmp_path)
     assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 1
 
 
+def test_silent_nsqd_holds_up_no_end(fakensqd, silent_address, tmp_path):
+    publish(fakensqd, "clicks", numbered(10))
+    arguments = [*HERE, "--spool", str(tmp_path / "spool"), "--segment-time", "20"]
+    arguments += ["--nsqd-tcp-address", silent_address, "--nsqd-tcp-address", fakensqd.tcp_address]
+    with running(command(*arguments)) as process:
+        wait_for(lambda: (channel_stats(fakensqd, "clicks", "archive") or {}).get("in_flight_count") == 10)
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(15) == 0
+
+    assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 10
+
+
+def test_file_system_that_hangs_at_the_start_holds_up_no_end(fakensqd, tmp_path):
+    code = (
+        "import threading\n"
+        "from gnsq.spark.store import LocalStore\n"
+        "from gnsq.spark.receivercommand import main\n"
+        "def hang(store, path): open('reached', 'w').close(); threading.Event().wait()\n"
+        "LocalStore.make_directory = hang\n"
+        "main()\n"
+    )
+    arguments = [*HERE, "--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", fakensqd.tcp_address]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_for((tmp_path / "reached").exists)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=15)
+
+    assert process.returncode == 0
+    assert "stopped before the spool could be written" in errors
+
+
+def test_credentials_of_a_spool_are_not_shown():
+    location = "s3://KEY:hush@bucket/x?endpoint_override=127.0.0.1:1&scheme=http&region=x"
+
+    done = subprocess.run(
+        command(*HERE, "--spool", location, "--nsqd-tcp-address", "127.0.0.1:1"),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    assert "spool s3://***@bucket/x: " in done.stderr
+    assert "hush" not in done.stdout + done.stderr
+
+
 def test_spool_of_something_else_is_refused(spool, tmp_path):
     spool.lock("", "views/archive").release()
 

@@ -83,3 +83,15 @@ VERSIONED = {"gnsq.version": "1"}
 def test_arrow_file_of_others_is_no_segment(segment, words):
     with pytest.raises(SegmentCorrupt, match=words):
         decode_segment(segment, 2, "r1/1")
+
+
+@pytest.mark.parametrize("error", [pa.ArrowMemoryError, pa.ArrowCancelled])
+def test_lack_of_memory_is_no_damage(monkeypatch, error):
+    def fails(data):
+        raise error("not the segment's fault")
+
+    segment = encode_segment(columns(1))
+    monkeypatch.setattr(pa.ipc, "open_file", fails)
+
+    with pytest.raises(error):
+        decode_segment(segment, 1, "r1/1")

@@ -1,8 +1,10 @@
+import time
 import traceback
 
 import pyarrow as pa
 import pytest
 
+from gnsq import Producer
 from gnsq.errors import NSQNoConnections
 from gnsq.spark.errors import RowsNotPublished
 from gnsq.spark.options import ReadOptions, WriteOptions
@@ -89,8 +91,6 @@ def test_topics_by_row(fakensqd, options):
 
 
 def test_batches_are_bounded_by_bytes(fakensqd, options, monkeypatch):
-    from gnsq import Producer
-
     sizes = []
     multipublish = Producer.multipublish
 
@@ -247,3 +247,45 @@ def test_bad_columns_are_named(options, types, topic, words):
 
 def test_good_columns(options):
     check_columns({"body": "string", "topic": "string", "defer_ms": "bigint"}, options(topic=""))
+
+
+def test_silent_nsqd_holds_up_nobody(fakensqd, silent_address, options):
+    began = time.monotonic()
+
+    publish(iter([batch(body=numbered(10))]), options(nsqd_tcp_addresses=(fakensqd.tcp_address, silent_address)))
+
+    assert depths(fakensqd) == {"out": 10}
+    assert time.monotonic() - began < 20
+
+
+@pytest.fixture
+def published_sizes(monkeypatch):
+    """Bytes of each MPUB's body."""
+    sizes = []
+    multipublish = Producer.multipublish
+
+    def noting(producer, topic, messages, **kwargs):
+        sizes.append(4 + sum(4 + len(message) for message in messages))
+        return multipublish(producer, topic, messages, **kwargs)
+
+    monkeypatch.setattr(Producer, "multipublish", noting)
+    return sizes
+
+
+def test_batches_keep_to_the_limit_with_all_that_is_in_their_mpub(options, published_sizes):
+    publish(iter([batch(body=numbered(100))]), options(batch_bytes=120))
+
+    assert max(published_sizes) <= 120
+    assert len(published_sizes) == 12
+
+
+def test_what_waits_over_all_topics_is_bounded(options, published_sizes, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.sink.MOST_WAITING", 2000)
+
+    def first():
+        yield batch(body=[b"x" * 300] * 6, topic=list("abcdef"))
+        assert len(published_sizes) == 5  # of the row that went above it, and those before
+
+    publish(first(), options())
+
+    assert len(published_sizes) == 6

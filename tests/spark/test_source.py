@@ -1,6 +1,8 @@
 """The readers as Spark calls them, without a JVM."""
 
 import pickle
+import signal
+import sys
 
 import pytest
 from pyspark.sql.datasource import InputPartition
@@ -8,10 +10,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from pyspark.sql.types import StructType
 
 from gnsq.spark.datasource import COLUMNS, NsqDataSource
-from gnsq.spark.errors import SpoolInUse
+from gnsq.spark.errors import SpoolError, SpoolInUse
 from gnsq.spark.offsets import Segment
 from gnsq.spark.source import SegmentsPartition
-from tests.spark.helpers import columns, numbered, publish, wait_for
+from gnsq.spark.spool import Spool
+from tests.spark.helpers import channel_stats, columns, numbered, publish, running, wait_for
 
 NO_LIMIT = ReadMaxRows(2**63 - 1)
 
@@ -141,6 +144,92 @@ def test_failing_file_system_does_not_end_the_query(reader, monkeypatch, caplog)
 
     assert stream.latestOffset(start, NO_LIMIT) == start
     assert "Input/output error" in caplog.text
+
+
+@pytest.mark.parametrize("once", [False, True], ids=["AvailableNow", "Once"])
+def test_file_system_that_fails_for_a_moment_does_not_end_a_drain(fakensqd, reader, monkeypatch, once):
+    monkeypatch.setattr("gnsq.spark.source.RETRY", 0.01)
+    publish(fakensqd, "clicks", numbered(100))
+    stream = reader()
+    start = stream.initialOffset()
+    stream.prepareForTriggerAvailableNow()
+    contents, failures = Spool.contents, iter([OSError(5, "Input/output error")])
+
+    def fail_once(self):
+        for failure in failures:
+            raise failure
+        return contents(self)
+
+    monkeypatch.setattr(Spool, "contents", fail_once)
+
+    end = stream.latestOffset(start, ReadAllAvailable() if once else NO_LIMIT)
+
+    assert len(read(stream, start, end)) == 100
+
+
+def test_file_system_that_fails_for_good_ends_a_drain_with_an_error(reader, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.source.RETRY", 0.01)
+    stream = reader(idleTimeout="1")
+    stream.prepareForTriggerAvailableNow()
+
+    def fail(self):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Spool, "contents", fail)
+
+    with pytest.raises(SpoolError, match=r"can't be listed for 1 s .*Input/output error: repair"):
+        stream.latestOffset(stream.initialOffset(), NO_LIMIT)
+
+
+SIGNALLED = """
+import os, signal, sys, time
+from gnsq.spark import receiver, store
+from gnsq.spark.datasource import NsqDataSource
+from pyspark.sql.types import StructType
+
+when, tcp, http, spool = sys.argv[1:]
+options = {"topic": "clicks", "channel": "archive", "nsqdtcpaddresses": tcp, "nsqdhttpaddresses": http, "spool": spool}
+reader = NsqDataSource(options).streamReader(schema=StructType().add("body", "binary"))
+
+def signal_at(owner, name):
+    method = getattr(owner, name)
+    def signalling(self, *arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return method(self, *arguments)
+    setattr(owner, name, signalling)
+
+slow = store.LocalStore.put
+store.LocalStore.put = lambda self, path, data: (path.endswith(".arrow") and time.sleep(1), slow(self, path, data))
+if when == "starting":
+    begin = receiver.Receiver.start
+    def starting(self):
+        begin(self)
+        while not len(self._collector) and not self._writing:
+            time.sleep(0.01) or receiver.gevent.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        receiver.gevent.sleep(20)
+    receiver.Receiver.start = starting
+else:
+    signal_at(receiver.Receiver, "close")
+reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+reader.stop()
+sys.exit("still here")
+"""
+
+
+@pytest.mark.parametrize("when", ["starting", "stopping"])
+def test_sigterm_gives_back_what_is_not_in_the_spool(fakensqd, tmp_path, when):
+    publish(fakensqd, "clicks", numbered(100))
+    arguments = [when, fakensqd.tcp_address, fakensqd.http_address, str(tmp_path / "spool")]
+
+    with running([sys.executable, "-c", SIGNALLED, *arguments]) as process:
+        assert process.wait(20) == -signal.SIGTERM
+
+    # Nothing has to wait for a timeout.
+    stats = channel_stats(fakensqd, "clicks", "archive")
+    rows = sum(segment.rows for segment in Spool(str(tmp_path / "spool")).contents().segments)
+    assert (stats["in_flight_count"], stats["depth"] + rows) == (0, 100)
 
 
 def test_nothing_happens_before_the_first_call(reader, tmp_path):

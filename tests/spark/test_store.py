@@ -1,3 +1,4 @@
+import time
 import traceback
 
 import pyarrow as pa
@@ -92,9 +93,44 @@ def test_remove_directory_keeps_what_is_not_empty(store, tmp_path):
     assert not (tmp_path / "root" / "b").exists()
 
 
-def test_put_into_a_missing_directory_raises(tmp_path):
+def test_put_without_a_root_raises(tmp_path):
     with pytest.raises(FileNotFoundError):
         LocalStore(tmp_path / "gone").put("one", b"1")
+
+
+def test_put_makes_its_directory_again(tmp_path):
+    store = LocalStore(tmp_path)
+
+    store.put("a/one", b"1")
+
+    assert store.list() == [("a/one", 1)]
+
+
+def test_abandoned_directories_and_temporary_files_go(tmp_path):
+    store = LocalStore(tmp_path)
+    for name in ("empty", "used", "killed"):
+        store.make_directory(name)
+    store.put("used/one", b"1")
+    (tmp_path / "killed" / ".tmp-one").write_bytes(b"1")
+
+    store.remove_abandoned(0.0)
+    assert len(store.list()) == 2
+    store.remove_abandoned(time.time() + 1)
+
+    assert store.list() == [("used/one", 1)]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "killed"] == ["used"]
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        pytest.param("s3a://bucket/dir", "write s3:", id="Hadoop's name"),
+        pytest.param("file://host/dir", "names a host: write file:///", id="host"),
+    ],
+)
+def test_location_of_another_meaning_is_refused(location, words):
+    with pytest.raises(ValueError, match=words):
+        open_store(location)
 
 
 def test_failed_put_leaves_the_old_file(tmp_path, monkeypatch):

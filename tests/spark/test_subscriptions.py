@@ -1,21 +1,30 @@
+import time
+
 import pytest
 
-from gnsq import LookupdClient, NsqdHTTPClient
+from gnsq import LookupdClient, NsqdHTTPClient, finish_all
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.subscriptions import Subscriptions
-from tests.spark.helpers import channel_stats, publish, wait_for
+from tests.spark.helpers import channel_stats, numbered, publish, wait_for
 
 
 @pytest.fixture
 def subscribe(hub):
-    """Make and start Subscriptions whose methods run on the hub; messages are finished and noted with their topic."""
+    """Make and start Subscriptions whose methods run on the hub; topics of messages are noted. They are finished, or
+    held."""
     made = []
 
-    def start(received, **options):
+    def start(received, held=None, **options):
         options = ReadOptions(**{"channel": "archive", "lookupd_poll_interval": 0.05, **options})
 
+        def handle(consumer, message):
+            received.append(consumer.topic)
+            if held is not None:
+                message.enable_async()
+                held.append(message)
+
         def make():
-            made.append(Subscriptions(options, lambda consumer, message: received.append(consumer.topic), 5.0))
+            made.append(Subscriptions(options, handle, 0.1 if held is not None else 5.0))
             made[-1].start()
             return made[-1]
 
@@ -121,7 +130,7 @@ def test_nsqlookupd_that_is_down_leaves_topics_alone(hub, subscribe, fakecluster
 def test_pattern_that_nothing_matches_is_told(subscribe, pattern, caplog):
     subscribe([], **pattern)
 
-    assert "no topic matches topicPattern 'click-.*' yet" in caplog.text
+    wait_for(lambda: "no topic matches topicPattern 'click-.*' yet" in caplog.text)
 
 
 def test_bug_in_a_round_is_told_and_the_next_does_better(subscribe, pattern, caplog, monkeypatch, fakecluster):
@@ -145,5 +154,61 @@ def test_bug_in_a_round_is_told_and_the_next_does_better(subscribe, pattern, cap
 def test_failures_say_why_nothing_comes(subscribe):
     subscriptions = subscribe([], topic="a", nsqd_tcp_addresses=("127.0.0.1:1",))
 
+    wait_for(lambda: "refused" in subscriptions.failures().get("127.0.0.1:1", ""))
     assert subscriptions.connections == 0
-    assert "refused" in subscriptions.failures()["127.0.0.1:1"]
+
+
+def test_silent_nsqd_holds_up_nobody(fakensqd, silent_address, subscribe, hub):
+    publish(fakensqd, "a", [b"x"])
+    received = []
+    began = time.monotonic()
+
+    subscriptions = subscribe(received, topic="a", nsqd_tcp_addresses=(silent_address, fakensqd.tcp_address))
+    wait_for(lambda: received == ["a"])
+    hub.call(subscriptions.close)
+    hub.call(subscriptions.join, 20.0)
+
+    assert time.monotonic() - began < 20
+
+
+def test_silent_nsqlookupd_holds_up_nobody(silent_address, subscribe):
+    began = time.monotonic()
+
+    subscribe([], topic_pattern="a", lookupd_http_addresses=(silent_address,), lookupd_timeout=30)
+
+    assert time.monotonic() - began < 20
+
+
+# --- topics that want more
+
+
+def test_topic_that_has_all_it_may_have_borrows_from_one_that_does_not(fakensqd, subscribe, hub):
+    held = []
+    publish(fakensqd, "busy", numbered(200))
+    publish(fakensqd, "idle", [b"x"])
+
+    subscriptions = subscribe(
+        [], held, topic="busy,idle", nsqd_tcp_addresses=(fakensqd.tcp_address,), max_in_flight=100
+    )
+    wait_for(lambda: len(held) == 51)
+    assert hub.call(subscriptions.is_starved)
+
+    wait_for(lambda: len(held) == 96)
+
+
+def test_what_was_borrowed_comes_back_when_it_is_answered(fakensqd, subscribe, hub, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.subscriptions.SHARING", 0.0)
+    held = []
+    subscriptions = subscribe([], held, topic="a,b", nsqd_tcp_addresses=(fakensqd.tcp_address,), max_in_flight=100)
+    publish(fakensqd, "a", numbered(200))
+    wait_for(lambda: len(held) == 50)
+    hub.call(subscriptions.is_starved)
+    wait_for(lambda: len(held) == 95)
+
+    publish(fakensqd, "b", numbered(200))
+    wait_for(lambda: len(held) == 100)
+    hub.call(subscriptions.is_starved)
+    assert ready_counts(fakensqd, "b") == [5]
+    hub.call(finish_all, held[:95])
+
+    wait_for(lambda: hub.call(subscriptions.is_starved) and ready_counts(fakensqd, "a", "b") == [50, 50])

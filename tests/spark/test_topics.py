@@ -18,6 +18,20 @@ def test_shares(total, topics, expected):
     assert shares(total, topics) == expected
 
 
+@pytest.mark.parametrize(
+    ("total", "hungry", "expected"),
+    [
+        pytest.param(300, {"a"}, {"a": 280, "b": 10, "c": 10}, id="one"),
+        pytest.param(300, {"a", "b"}, {"a": 145, "b": 145, "c": 10}, id="two share alike"),
+        pytest.param(300, {"a", "b", "c"}, {"a": 100, "b": 100, "c": 100}, id="nobody lends"),
+        pytest.param(9, {"a"}, {"a": 7, "b": 1, "c": 1}, id="each keeps at least 1"),
+        pytest.param(300, {"gone"}, {"a": 100, "b": 100, "c": 100}, id="one that is no more"),
+    ],
+)
+def test_hungry_topics_borrow(total, hungry, expected):
+    assert shares(total, ["a", "b", "c"], hungry) == expected
+
+
 def options(**changes):
     return ReadOptions(**{"channel": "c", "lookupd_http_addresses": ("x",), **changes})
 

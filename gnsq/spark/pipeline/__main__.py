@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import logging
+import sys
 import traceback
 from pathlib import Path
 
 import click
 
 from gnsq.errors import NSQException
+from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.loading import load_config, setting_options
 
@@ -18,7 +20,13 @@ __all__ = ["main"]
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GNSQ_PIPELINE", "show_default": False})
-@click.option("--config", "config_file", type=click.Path(dir_okay=False), help="TOML file with any of these settings.")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(dir_okay=False),
+    envvar="GNSQ_PIPELINE_CONFIG",
+    help="TOML file with any of these settings.",
+)
 @setting_options
 @click.option("--once", is_flag=True, help="End when what is in the channels now has been worked off; for cron.")
 @click.option("--status", is_flag=True, help="Tell where the queries stand, and end. Starts no Spark.")
@@ -29,8 +37,7 @@ def main(config_file: str | None, once: bool, status: bool, **settings: object) 
     underscores; what is given here wins.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    # It tells of each connection that a stop interrupts.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    _quiet_py4j()
     try:
         config = load_config(config_file, settings)
         if once and not config.nsqd_http_addresses and not config.lookupd_http_addresses:
@@ -46,7 +53,8 @@ def main(config_file: str | None, once: bool, status: bool, **settings: object) 
     try:
         finished = _run(config, once)
     except KeyboardInterrupt:
-        finished = False
+        click.echo("interrupted; the next start goes on where this one ended", err=True)
+        sys.exit(130)
     except (NSQException, OSError, ValueError) as error:
         raise _failure(config, str(error)) from error
     except Exception as error:
@@ -56,9 +64,17 @@ def main(config_file: str | None, once: bool, status: bool, **settings: object) 
 
 
 def _failure(config: PipelineConfig, reason: str) -> click.ClickException:
-    where = f"\nSpark's messages are in {config.log}" if config.log.exists() else ""
+    # Before Spark was started, what is there is another run's.
+    where = f"\nSpark's messages are in {config.log}" if "pyspark" in sys.modules and config.log.exists() else ""
     # Some libraries' errors have pages.
     return click.ClickException(reason.partition("\n")[0] + where)
+
+
+def _quiet_py4j() -> None:
+    """Keep it from telling of each connection that a stop or the JVM's end cuts; it uses the root logger, too."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(lambda record: not str(record.msg).startswith("Exception while sending command"))
 
 
 def _note(log: Path) -> None:
@@ -69,15 +85,20 @@ def _note(log: Path) -> None:
 
 def _run(config: PipelineConfig, once: bool) -> bool:
     # Slow to load: --help and errors in the settings do without.
-    from gnsq.spark.pipeline.joblock import JobLock
-    from gnsq.spark.pipeline.preflight import check_nsq, check_places, check_work, survey
+    from gnsq.spark.pipeline.joblock import JobLock, OutputLock
+    from gnsq.spark.pipeline.preflight import check_nsq, check_places, check_work, create_channels, survey
     from gnsq.spark.pipeline.stopping import StopRequest
 
     with StopRequest() as stop:
         check_work(config)
-        with JobLock(Path(config.work)):
-            check_places(config)
+        with JobLock(Path(config.work)), contextlib.ExitStack() as locks:
             check_nsq(config, survey(config), once=once)
+            check_places(config)
+            create_channels(config, once=once, wait=stop.wait)
+            if stop.is_set:
+                return False
+            claim = {"work": str(Path(config.work).resolve()), "topic": config.topic}
+            locks.enter_context(OutputLock(Path(config.output), claim))
             from gnsq.spark.pipeline.job import Job
             from gnsq.spark.pipeline.report import batch_line, summary_lines
             from gnsq.spark.pipeline.session import is_submitted, open_session
@@ -101,6 +122,8 @@ def _run(config: PipelineConfig, once: bool) -> bool:
                         click.echo(line)
             if finished:
                 job.check_drained()
+            elif once:
+                raise JobFailed(f"stopped before all was read ({job.unread() or 'nothing yet'}): start again")
             return finished
 
 

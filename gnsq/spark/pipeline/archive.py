@@ -11,16 +11,20 @@ from gnsq.spark.pipeline.files import BatchFiles
 
 __all__ = ["ArchiveBatches"]
 
+# Of a malformed body in its dead letter: nsqd takes 1 MiB, and base64 makes four bytes of three.
+LETTER_BYTES = 512 * 1024
+
 
 class ArchiveBatches:
     """What foreachBatch calls.
 
     A batch that runs again writes the same files again; its dead letters are published again, so that readers of
-    that topic see duplicates (message_id tells).
+    that topic see duplicates (message_id tells). A body that is too long for a letter is whole in dead/.
     """
 
     def __init__(self, config: PipelineConfig) -> None:
         self.files = BatchFiles(f"{config.output}/archive", "hour")
+        self._dead = BatchFiles(f"{config.output}/dead")
         self._columns = tuple(config.fields)
         self._sink = config.sink_options(config.dead_letters_to)
 
@@ -29,9 +33,18 @@ class ArchiveBatches:
         parsed.persist()
         try:
             self.files.write(self._archived(parsed), batch_id)
-            _dead_letters(parsed).write.format("nsq").mode("append").options(**self._sink).save()
+            self._bury(malformed(parsed), batch_id)
         finally:
             parsed.unpersist()
+
+    def _bury(self, dead: DataFrame, batch_id: int) -> None:
+        [row] = dead.agg(F.max(F.octet_length("body"))).collect()
+        if row[0] is None:
+            return
+        if row[0] > LETTER_BYTES:
+            long = dead.where(F.octet_length("body") > LETTER_BYTES)
+            self._dead.write(long.select("reason", "body", "message_id", "nsqd", "published_at"), batch_id)
+        _dead_letters(dead).write.format("nsq").mode("append").options(**self._sink).save()
 
     def _archived(self, parsed: DataFrame) -> DataFrame:
         hour = F.date_format("event_time", "yyyy-MM-dd'T'HH").alias("hour")
@@ -41,6 +54,15 @@ class ArchiveBatches:
         )
 
 
-def _dead_letters(parsed: DataFrame) -> DataFrame:
-    letter = F.to_json(F.struct("reason", F.base64("body").alias("body_base64"), "message_id", "nsqd", "published_at"))
-    return malformed(parsed).select(letter.alias("body"))
+def _dead_letters(dead: DataFrame) -> DataFrame:
+    length = F.octet_length("body")
+    is_long = length > LETTER_BYTES
+    letter = F.struct(
+        "reason",
+        F.base64(F.substring("body", 1, LETTER_BYTES)).alias("body_base64"),
+        # Left out where they are null.
+        F.when(is_long, F.lit(True)).alias("truncated"),
+        F.when(is_long, length).alias("length"),
+        *("message_id", "nsqd", "published_at"),
+    )
+    return dead.select(F.to_json(letter).alias("body"))

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
+from gnsq.spark.errors import JobFailed
 from gnsq.spark.locations import redacted
-from gnsq.spark.pipeline.failures import JobFailed
 
 __all__ = ["Checkpoint", "open_location", "read_checkpoint"]
 

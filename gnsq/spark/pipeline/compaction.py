@@ -18,6 +18,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,14 @@ class Compaction:
 
     def __init__(self, root: Path, lock: threading.Lock, watermark_delay: float, least: int) -> None:
         self.files = 0
-        self.hours = 0
+        self.times = 0
         self._root = root
         self._lock = lock
         self._delay = watermark_delay
         self._least = least
+        # Hours that need no look before their directory changes, with its modification time.
+        self._settled: dict[str, int] = {}
+        self._warned: set[str] = set()
 
     def recover(self) -> None:
         """Remove what a crash has left. Nothing else may write below the root meanwhile.
@@ -83,25 +87,36 @@ class Compaction:
         for hour in closed_hours([path.name for path in self._root.glob("hour=*")], self._delay):
             if is_stopping():
                 return
+            if self._settled.get(hour) == self._modified(hour):
+                continue
             try:
                 self._compact(hour, committed, is_stopping)
             except _Stopped:
                 shutil.rmtree(self._root / _NEW / hour)
                 return
             except (OSError, pa.ArrowException, ValueError) as error:
-                logger.warning("%s/%s not compacted: %s", self._root, hour, error)
+                level = logging.DEBUG if hour in self._warned else logging.WARNING
+                logger.log(level, "%s/%s not compacted: %s", self._root, hour, error)
+                self._warned.add(hour)
                 shutil.rmtree(self._root / _NEW / hour, ignore_errors=True)
 
+    def _modified(self, hour: str) -> int:
+        return (self._root / hour).stat().st_mtime_ns
+
     def _compact(self, hour: str, committed: int, is_stopping: Callable[[], bool]) -> None:
-        names = mergeable(self._names(hour), committed, self._least)
+        modified = self._modified(hour)
+        found = self._names(hour)
+        names = mergeable(found, committed, self._least)
         if not names:
+            if all(batch is None or batch <= committed for _, batch in found):
+                self._settled[hour] = modified
             return
         new = self.merge(hour, names, is_stopping)
         with self._lock:
             self.link(hour, names)
             self.exchange(hour)
         shutil.rmtree(new)
-        self.hours += 1
+        self.times += 1
         self.files += len(names)
 
     def _names(self, hour: str) -> list[tuple[str, int | None]]:
@@ -111,20 +126,16 @@ class Compaction:
         """Write one file of many, with the same rows; returns its directory."""
         new = self._root / _NEW / hour
         new.mkdir(parents=True)
-        sources = [pq.ParquetFile(self._root / hour / name) for name in names]
-        try:
-            schema = pa.unify_schemas([source.schema_arrow.remove_metadata() for source in sources])
-            # Names are never used again: a merged file may be merged in its turn.
-            target = new / f"merged-{_next_number(names):06d}.parquet"
-            with pq.ParquetWriter(target, schema) as writer:
-                for table in _tables(sources, schema):
-                    if is_stopping():
-                        raise _Stopped
-                    writer.write_table(table)
-            expected = sum(source.metadata.num_rows for source in sources)
-        finally:
-            for source in sources:
-                source.close()
+        sources = [_source(self._root / hour / name) for name in names]
+        schema = pa.unify_schemas([source.schema for source in sources])
+        # Names are never used again: a merged file may be merged in its turn.
+        target = new / f"merged-{_next_number(names):06d}.parquet"
+        with pq.ParquetWriter(target, schema) as writer:
+            for table in _tables(sources, schema):
+                if is_stopping():
+                    raise _Stopped
+                writer.write_table(table)
+        expected = sum(source.rows for source in sources)
         written = pq.read_metadata(target).num_rows
         if written != expected:
             raise ValueError(f"{target} has {written} rows, {expected} were due")
@@ -147,13 +158,33 @@ class Compaction:
             sync(directory)
 
 
-def _tables(sources: list[Any], schema: Any) -> Iterator[Any]:  # Any: pyarrow has no types
-    # One CPU: the batches need the others.
-    batches = (batch for source in sources for batch in source.iter_batches(batch_size=ROWS, use_threads=False))
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a file's footer says; size is that of its rows, uncompressed."""
+
+    path: Path
+    schema: Any  # Any: pyarrow has no types
+    rows: int
+    size: int
+
+    def batches(self) -> Iterator[Any]:
+        with pq.ParquetFile(self.path) as file:
+            # One CPU: the batches of the job need the others.
+            yield from file.iter_batches(batch_size=ROWS, use_threads=False)
+
+
+def _source(path: Path) -> _Source:
+    """Read a footer, and close the file: a busy hour has more files than a process may open."""
+    with pq.ParquetFile(path) as file:
+        groups = range(file.num_row_groups)
+        size = sum(file.metadata.row_group(group).total_byte_size for group in groups)
+        return _Source(path, file.schema_arrow.remove_metadata(), file.metadata.num_rows, size)
+
+
+def _tables(sources: list[_Source], schema: Any) -> Iterator[Any]:  # Any: as above
+    batches = (batch for source in sources for batch in source.batches())
     tables = (_fitted(pa.Table.from_batches([batch]), schema) for batch in batches)
-    size = sum(
-        source.metadata.row_group(group).total_byte_size for source in sources for group in range(source.num_row_groups)
-    )
+    size = sum(source.size for source in sources)
     if size > SORTED_BYTES or "event_time" not in schema.names:
         yield from tables
         return

@@ -9,16 +9,21 @@ import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.spark.locations import redacted
 from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
 from gnsq.spark.pipeline.schema import EventSchema
 
 __all__ = ["PipelineConfig", "QUERIES", "nearest"]
 
 QUERIES = ("archive", "metrics")
+# Seconds.
+YEAR = 31_536_000
+# An event that is ahead closes windows: by no more than the delay, so that it makes no other one late.
+LEAST_AHEAD = 60.0
 # Options of the source and the sink that the job sets, and what to give instead.
 _OWN_OPTIONS = {
     "topic": "setting topic",
@@ -48,7 +53,7 @@ class PipelineConfig:
     """
 
     topic: str = option("", "topic with the events; required")
-    output: str = option("", "directory for archive/, metrics/ and late/, local or mounted; required")
+    output: str = option("", "directory for archive/, metrics/, late/ and dead/, local or mounted; required")
     work: str = option(
         "", "directory for spools, checkpoints and state, local or mounted; always the same for one job; required"
     )
@@ -71,21 +76,31 @@ class PipelineConfig:
     key_field: str = option("page", "field that the counts are by")
     required_fields: tuple[str, ...] | None = option(None, "fields that every event must have; default: all")
     window_length: int = option(60, "length of the windows that are counted", unit="s", minimum=1, maximum=86_400)
-    watermark_delay: float = option(600.0, "events that are later than this go to late/", unit="s", minimum=0)
-    max_ahead: float = option(
-        3600.0, "events whose time is further ahead of their publishing are malformed", unit="s", minimum=0
+    watermark_delay: float = option(
+        600.0, "events that are later than this go to late/", unit="s", minimum=0, maximum=YEAR
+    )
+    max_ahead: float | None = option(
+        None,
+        "events whose time is further ahead of their publishing are malformed; default: watermark_delay, at least 60",
+        unit="s",
+        minimum=0,
     )
     max_open_counts: int = option(
         1_000_000, "windows times keys that are held open; more end the job", unit="counts", minimum=1
     )
     deduplicate: float = option(
-        0.0, "leave out what nsqd delivers again within this time; 0: nothing", unit="s", minimum=0
+        0.0,
+        "leave out what nsqd delivers again within this time; 0: nothing",
+        unit="s",
+        minimum=0.001,
+        maximum=YEAR,
+        special=(0,),
     )
     compact_files: int = option(
         20, "merge the files of a closed hour when there are so many; 0: never", unit="files", minimum=2, special=(0,)
     )
     max_rows_per_batch: int = option(50_000, "largest batch", unit="rows", minimum=1)
-    trigger_interval: float = option(0.0, "between batches; 0: as they come", unit="s", minimum=0)
+    trigger_interval: float = option(0.0, "between batches; 0: as they come", unit="s", minimum=0, maximum=YEAR)
     master: str = option("", "Spark master; default: spark-submit's, else local[*]")
     log_file: str = option("", "where Spark's messages go; default: WORK/spark.log")
     spark: Mapping[str, str] = option(None, "Spark's own settings")
@@ -105,6 +120,7 @@ class PipelineConfig:
                 )
         if not self.nsqd_tcp_addresses and not self.lookupd_http_addresses:
             raise ValueError("no address: give nsqd_tcp_addresses or lookupd_http_addresses")
+        self._check_addresses()
         self._check_names()
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -115,6 +131,31 @@ class PipelineConfig:
         if self.spark.get(_TIME_ZONE, "UTC") != "UTC":
             raise ValueError(f"setting spark: {_TIME_ZONE} {self.spark[_TIME_ZONE]!r}: hours and windows are UTC's")
         self._check_options()
+        self._check_places()
+
+    def _check_addresses(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.name.endswith("_addresses") and any(set(", ;") & set(each) for each in getattr(self, field.name)):
+                # Not shown: it may have a password.
+                raise ValueError(
+                    f"setting {field.name} has several addresses in one: give a list in TOML, repeat the option, or "
+                    "put blanks between them in the environment"
+                )
+
+    def _check_places(self) -> None:
+        """See that no directory is in another one, whose files would be taken for its own."""
+        places = {f"output/{name}": f"{self.output}/{name}" for name in ("archive", "metrics", "late", "dead")}
+        places["work/metrics/state"] = f"{self.work}/metrics/state"
+        for query in QUERIES:
+            places |= {f"spool of {query}": self.spool_of(query), f"checkpoint of {query}": self.checkpoint_of(query)}
+        found = {name: _resolved(place) for name, place in places.items()}
+        for name, place in found.items():
+            for other, outer in found.items():
+                if name != other and place.is_relative_to(outer):
+                    raise ValueError(
+                        f"directories overlap: {name} ({redacted(places[name])}) is in {other} "
+                        f"({redacted(places[other])}): give output, work, spool and checkpoint places of their own"
+                    )
 
     def _check_names(self) -> None:
         for name in ("topic", "metrics_to", "dead_letters_to"):
@@ -127,6 +168,8 @@ class PipelineConfig:
             )
         if self.topic in (self.metrics_to, self.dead_letters_to):
             raise ValueError(f"metrics_topic or dead_letter_topic is {self.topic!r}, the topic that is read")
+        if self.metrics_to == self.dead_letters_to:
+            raise ValueError(f"metrics_topic and dead_letter_topic are both {self.metrics_to!r}: give each its own")
 
     def _check_options(self) -> None:
         known = option_names(ReadOptions) | option_names(WriteOptions)
@@ -152,6 +195,11 @@ class PipelineConfig:
             self.key_field,
             self.required_fields,
         )
+
+    @property
+    def ahead_limit(self) -> float:
+        """Seconds that an event's time may be ahead of its publishing."""
+        return max(self.watermark_delay, LEAST_AHEAD) if self.max_ahead is None else self.max_ahead
 
     @property
     def metrics_to(self) -> str:
@@ -222,6 +270,10 @@ class PipelineConfig:
 
 def _below(base: str, query: str) -> str:
     return f"{base.rstrip('/')}/{query}" if ":/" in base else str(Path(base, query).absolute())
+
+
+def _resolved(place: str) -> PurePath:
+    return PurePath(place) if ":/" in place else Path(place).resolve()
 
 
 def _plain(name: str) -> str:

@@ -122,6 +122,7 @@ def _run_pipeline(
 ) -> tuple[int, int]:
     """Run the job until both channels are drained; returns how many events were archived, and how many were late."""
     from gnsq.spark.pipeline.job import Job  # slow to load
+    from gnsq.spark.pipeline.preflight import create_channels
     from gnsq.spark.pipeline.report import Batch
     from gnsq.spark.pipeline.session import open_session
 
@@ -136,6 +137,7 @@ def _run_pipeline(
             def report(batch: Batch) -> None:
                 progress.advance(tasks[batch.query], batch.rows)
 
+            create_channels(config, once=True, wait=stop.wait)
             job = Job(spark, config, report)
             if stop.is_set:
                 raise _Stopped

@@ -17,14 +17,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from gnsq.errors import NSQException
-from gnsq.spark.channel import ChannelClient
+from gnsq.spark.errors import JobFailed
 from gnsq.spark.executors import ExecutorReceivers
+from gnsq.spark.failures import essence
 from gnsq.spark.pipeline.archive import ArchiveBatches
 from gnsq.spark.pipeline.checkpoint import Checkpoint
 from gnsq.spark.pipeline.compaction import Compaction, Compactor
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.events import deduplicated, parse
-from gnsq.spark.pipeline.failures import JobFailed, essence
 from gnsq.spark.pipeline.metrics import MetricsBatches
 from gnsq.spark.pipeline.preflight import checkpoints
 from gnsq.spark.pipeline.report import Batch, Summary
@@ -58,6 +58,8 @@ class Job:
         self._receivers: list[ExecutorReceivers] = []
         self._looked_at = 0.0
         self._trouble = ""
+        # By query, as the last batch told it.
+        self._troubles: dict[str, str] = {}
         self._metrics: MetricsBatches | None = None
         self._compaction: Compaction | None = None
         self._compactor: Compactor | None = None
@@ -65,7 +67,7 @@ class Job:
         self._due: dict[str, int] = {}
 
     def start(self, *, once: bool) -> None:
-        """Start the queries.
+        """Start the queries, whose channels exist.
 
         Args:
             once: End when what is there now has been worked off; else go on for ever.
@@ -75,7 +77,6 @@ class Job:
             NSQException, OSError, ValueError: If a directory can't be used, or receivers do not fit.
         """
         config = self._config
-        self._create_channels()
         before = checkpoints(config)
         if once:
             self._due = {query: self._waiting(query, before[query]) for query in QUERIES}
@@ -114,7 +115,9 @@ class Job:
                     if not active:
                         _raise_failure(name, query)
                 except (Py4JError, ConnectionError) as error:
-                    raise JobFailed(f"Spark's JVM has ended: {essence(str(error))}") from error
+                    raise JobFailed(
+                        "Spark's JVM has ended by itself: was it killed, or out of memory ('spark.driver.memory')?"
+                    ) from error
                 running = running or active
             if not running:
                 return True
@@ -129,7 +132,7 @@ class Job:
         if self._compactor is not None:
             self._compactor.stop()
         if self._compaction is not None:
-            self._summary.compacted_hours = self._compaction.hours
+            self._summary.compactions = self._compaction.times
             self._summary.compacted_files = self._compaction.files
         if self._metrics is not None:
             self._summary.late = self._metrics.late
@@ -163,10 +166,15 @@ class Job:
             except NSQException as error:
                 raise JobFailed(f"query {query}: whether all is read is not known: {error}") from error
             if left and read < due:
+                trouble = self._troubles.get(query) or "does another consumer hold them?"
                 raise JobFailed(
                     f"query {query} has ended with {left:,} messages left at nsqd: it has read {read:,} of {due:,}, "
-                    "then nothing came for idleTimeout: does another consumer hold them?"
+                    f"then nothing came for idleTimeout: {trouble}"
                 )
+
+    def unread(self) -> str:
+        """Say how much of what was there at the start the queries have read, for one that was stopped."""
+        return ", ".join(f"{query} {self._summary.rows.get(query, 0):,} of {due:,}" for query, due in self._due.items())
 
     def _waiting(self, query: str, checkpoint: Checkpoint | None) -> int:
         try:
@@ -174,30 +182,12 @@ class Job:
         except NSQException as error:
             raise JobFailed(f"query {query}: what is there to read is not known: {error}") from error
 
-    def _create_channels(self) -> None:
-        """Have both channels before either is read, so that both queries see the same messages."""
-        config = self._config
-        client = ChannelClient(config.read_options("archive"))
-        if not client.can_ask:
-            logger.warning(
-                "channels of %s not created: without nsqd_http_addresses or lookupd_http_addresses, what waits in a "
-                "topic that has no channel yet goes to one of them alone",
-                config.topic,
-            )
-            return
-        try:
-            client.create(config.metrics_channel)
-        except NSQException as error:
-            logger.warning("channels of %s not created: %s", config.topic, error)
-        finally:
-            client.close()
-
     def _start(self, name: str, batches: Callable[[DataFrame, int], None], once: bool) -> None:
         config = self._config
         messages = self._spark.readStream.format("nsq").options(**config.source_options(name)).load()
         if config.deduplicate:
             messages = deduplicated(messages, config.deduplicate)
-        events = parse(messages, config.schema, config.max_ahead).observe(
+        events = parse(messages, config.schema, config.ahead_limit).observe(
             _OBSERVED, F.count("reason").alias("malformed"), F.max(F.unix_micros("published_at")).alias("latest")
         )
         writer = events.writeStream.queryName(name).foreachBatch(batches)
@@ -224,6 +214,7 @@ class Job:
                         *(name, batch_id, batch.dropped),
                     )
                 self._summary.add(batch)
+                self._troubles[name] = batch.trouble
                 self._report(batch)
                 if name == "archive" and self._compactor is not None:
                     # Spark tells of a batch when it is in the commit log.
@@ -260,6 +251,7 @@ def _batch(name: str, progress: Any) -> Batch:  # Any: Spark's JSON
         spooled=source.get("spool_rows"),
         lag=lag,
         dropped=sum(operator["numRowsDroppedByWatermark"] for operator in operators),
+        trouble=source.get("trouble", ""),
     )
 
 

@@ -25,7 +25,7 @@ def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:  # Any: 
 
 
 def _click_option(field: dataclasses.Field[Any]) -> Callable[..., Any]:
-    kind, meaning = str(field.type), field.metadata["meaning"]
+    kind, meaning = str(field.type).removesuffix(" | None"), field.metadata["meaning"]
     if kind.startswith(("tuple", "Mapping")):
         flag = {"fields": "field", "required_fields": "required-field"}.get(field.name, field.name.removesuffix("es"))
         return click.option(
@@ -36,7 +36,7 @@ def _click_option(field: dataclasses.Field[Any]) -> Callable[..., Any]:
             help=f"{_sentence(meaning)} Repeat.",
         )
     unit = f" {field.metadata['unit']}" if field.metadata["unit"] else ""
-    default = f" Default: {field.default}{unit}." if field.default != "" else ""
+    default = f" Default: {field.default}{unit}." if field.default not in ("", None) else ""
     types = {"int": int, "float": float}
     return click.option(
         f"--{field.name.replace('_', '-')}", field.name, type=types.get(kind, str), help=_sentence(meaning) + default

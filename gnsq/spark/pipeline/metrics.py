@@ -21,11 +21,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from gnsq.spark.errors import JobFailed
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.counts import EMPTY, Count, State, advance, decode_state, encode_state, updates, watermark
 from gnsq.spark.pipeline.events import well_formed
-from gnsq.spark.pipeline.failures import JobFailed
 from gnsq.spark.pipeline.files import BatchFiles
 from gnsq.spark.sink import publish
 from gnsq.spark.store import open_store
@@ -129,7 +129,9 @@ def metric_body(count: Count) -> bytes:
             "key": count.key,
             "count": count.count,
             "version": count.version,
-        }
+        },
+        # Escaped, a key of many letters of one script could exceed what nsqd takes.
+        ensure_ascii=False,
     ).encode()
 
 

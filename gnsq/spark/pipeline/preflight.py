@@ -6,29 +6,32 @@ import difflib
 import json
 import logging
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.errors import NSQException
+from gnsq.spark.channel import ChannelClient
 from gnsq.spark.connecting import connection_keywords, http_keywords
+from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.locations import redacted
 from gnsq.spark.offsets import decode_offset
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.checkpoint import Checkpoint, read_checkpoint
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
-from gnsq.spark.pipeline.failures import JobFailed
+from gnsq.spark.pipeline.schema import plain_type
 from gnsq.spark.spool import Spool
+from gnsq.spark.spoollock import found_owner
 from gnsq.spark.store import LocalStore, open_store
 
-__all__ = ["Survey", "check_nsq", "check_places", "check_work", "checkpoints", "survey"]
+__all__ = ["Survey", "check_nsq", "check_places", "check_work", "checkpoints", "create_channels", "survey"]
 
 logger = logging.getLogger(__name__)
 
 _MADE_WITH = "made-with.json"
-# Seconds for a source that was told to end just now.
-PATIENCE = 3.0
+# Seconds between tries to create the channels.
+RETRY = 1.0
 
 
 def check_work(config: PipelineConfig) -> None:
@@ -91,9 +94,17 @@ def _check_spool(config: PipelineConfig, query: str) -> None:
     location, options = config.spool_of(query), config.read_options(query)
     spool = Spool(location)
     try:
-        if isinstance(open_store(location), LocalStore):
+        store = open_store(location)
+        if isinstance(store, LocalStore):
             _check_writable("spool", location)
-            spool.lock(options.spool_owner, options.source, PATIENCE).release()
+        # Whose it is; not claimed yet: the topic may be a mistake that is only seen later.
+        found = found_owner(store)
+        for name, value in (("owner", options.spool_owner), ("source", options.source)):
+            if found.get(name, value) != value:
+                raise SpoolInUse(
+                    f"spool {spool.location} belongs to {name} {found[name]!r}, not to {value!r}: give this query a "
+                    "spool of its own, or delete the spool if nothing in it is needed"
+                )
         # One of an older layout is told of here.
         spool.contents()
     except OSError as error:
@@ -109,6 +120,7 @@ def _check_checkpoint(config: PipelineConfig, query: str, checkpoint: Checkpoint
             decode_offset(checkpoint.offset, config.read_options(query).source)
         except ValueError as error:
             raise JobFailed(f"checkpoint {shown}: {error}") from error
+    fields = {name: plain_type(kind) for name, kind in config.fields.items()}
     facts: dict[str, object] = {"deduplicate": config.deduplicate > 0}
     if query == "metrics":
         facts |= {"window_length": config.window_length, "key_field": config.key_field}
@@ -124,12 +136,22 @@ def _check_checkpoint(config: PipelineConfig, query: str, checkpoint: Checkpoint
                     "leave it as it was, or let the job work off everything and start with new work and output "
                     "directories"
                 )
-    store.put(_MADE_WITH, json.dumps(facts).encode())
+        # Columns may come and go, but files of one directory can't have one of two types.
+        earlier: dict[str, str] = before.get("fields", {})
+        for name, kind in fields.items():
+            if earlier.get(name, kind) != kind:
+                raise JobFailed(
+                    f"checkpoint {shown} was made with field {name} of type {earlier[name]}, and the setting is "
+                    f"{kind} now: leave it, give the field another name, or start with new work and output directories"
+                )
+        fields = {**earlier, **fields}
+    store.put(_MADE_WITH, json.dumps({**facts, "fields": fields}).encode())
 
 
 def _check_output_is_new(config: PipelineConfig, query: str, checkpoint: str) -> None:
     """A new checkpoint counts batches from 0, and files are named by batch."""
-    for pattern in ("archive/hour=*/batch-*",) if query == "archive" else ("metrics/batch-*", "late/batch-*"):
+    archive, metrics = ("archive/hour=*/batch-*", "dead/batch-*"), ("metrics/batch-*", "late/batch-*")
+    for pattern in archive if query == "archive" else metrics:
         found = next(Path(config.output).glob(pattern), None)
         if found is not None:
             raise JobFailed(
@@ -201,3 +223,57 @@ def check_nsq(config: PipelineConfig, found: Survey, *, once: bool) -> None:
         if once:
             raise JobFailed(reason)
         logger.warning("%s; waiting for it", reason)
+
+
+def create_channels(config: PipelineConfig, *, once: bool, wait: Callable[[float], bool]) -> None:
+    """Have both channels before either is read: nsqd gives what waits in a topic to its first channel alone.
+
+    A job that goes on for ever waits for nsqd, if it has not begun before.
+
+    Args:
+        wait: Waits so many seconds, and says whether the job is to stop.
+
+    Raises:
+        JobFailed: If the job is to end when it is drained, and they can't be created.
+    """
+    client = ChannelClient(config.read_options("archive"))
+    try:
+        if not client.can_ask:
+            logger.warning(
+                "channels of %s not created: without nsqd_http_addresses or lookupd_http_addresses, what waits in a "
+                "topic that has no channel yet goes to one of them alone",
+                config.topic,
+            )
+            return
+        told = ""
+        while reason := _try_create(config, client):
+            if once:
+                raise JobFailed(f"channels of {config.topic} not created: {reason}")
+            if reason != told:
+                logger.warning("channels of %s not created: %s", config.topic, reason)
+                told = reason
+            if _has_begun(config) or wait(RETRY):
+                return
+    finally:
+        client.close()
+
+
+def _try_create(config: PipelineConfig, client: ChannelClient) -> str:
+    """Create both; returns why that is not done."""
+    try:
+        client.create(config.metrics_channel)
+    except NSQException as error:
+        return str(error)
+    if config.nsqd_http_addresses:
+        return ""
+    # Those that are only known by nsqlookupd have nothing to create, where there is no topic.
+    found = survey(config)
+    return "" if config.topic in found.topics else f"no nsqd has the topic {config.topic}"
+
+
+def _has_begun(config: PipelineConfig) -> bool:
+    """Whether both queries have run: then they have had their channels."""
+    try:
+        return all(found_owner(open_store(config.spool_of(query))) for query in QUERIES)
+    except OSError:
+        return False

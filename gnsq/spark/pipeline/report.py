@@ -20,6 +20,7 @@ class Batch:
         spooled: Messages that wait in the spool; likewise.
         lag: Seconds from the latest publishing in the batch to the batch's end; None if there was none.
         dropped: Rows that Spark has dropped as late, which must never happen.
+        trouble: What keeps messages from being received, in the words of the source.
     """
 
     query: str
@@ -32,6 +33,7 @@ class Batch:
     spooled: int | None = None
     lag: float | None = None
     dropped: int = 0
+    trouble: str = ""
 
 
 @dataclass(slots=True)
@@ -44,7 +46,7 @@ class Summary:
     dead_letters: int = 0
     late: int = 0
     set_aside: dict[str, tuple[int, int]] = field(default_factory=dict)
-    compacted_hours: int = 0
+    compactions: int = 0
     compacted_files: int = 0
     seconds: float = 0.0
 
@@ -69,6 +71,8 @@ def batch_line(batch: Batch) -> str:
         parts.append("backlog " + " + ".join(backlog))
     if batch.lag is not None:
         parts.append(f"lag {batch.lag:,.1f} s")
+    if batch.trouble:
+        parts.append(batch.trouble)
     return ", ".join(parts)
 
 
@@ -86,7 +90,7 @@ def summary_lines(summary: Summary, queries: Iterable[str]) -> list[str]:
     others = [
         (summary.dead_letters, f"{summary.dead_letters:,} dead letters"),
         (summary.late, f"{summary.late:,} late"),
-        (summary.compacted_hours, f"{summary.compacted_hours:,} hours compacted ({summary.compacted_files:,} files)"),
+        (summary.compactions, f"{summary.compactions:,} compactions of {summary.compacted_files:,} files"),
     ]
     told = [text for number, text in others if number] + [f"{summary.seconds:,.0f} s"]
     return [*lines, f"{'both':8} {', '.join(told)}"]

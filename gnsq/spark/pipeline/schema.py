@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["EventSchema", "RESERVED", "SCALARS"]
+__all__ = ["EventSchema", "RESERVED", "SCALARS", "plain_type"]
 
 SCALARS = frozenset(
     {
@@ -18,6 +18,14 @@ SCALARS = frozenset(
 RESERVED = frozenset(
     {"event_time", "body", "message_id", "nsqd", "published_at", "hour", "reason", "_malformed", "_seen_at"}
 )
+_SYNONYMS = {
+    "byte": "tinyint",
+    "short": "smallint",
+    "integer": "int",
+    "long": "bigint",
+    "real": "float",
+    "decimal": "decimal(10,0)",
+}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
 
@@ -75,6 +83,13 @@ class EventSchema:
         fields = {name: "string" if as_strings else kind for name, kind in self.fields.items()}
         fields |= {self.time_field: "string", "_malformed": "string"}
         return ", ".join(f"`{name}` {kind}" for name, kind in fields.items())
+
+
+def plain_type(kind: str) -> str:
+    """Write a type as all its synonyms are written."""
+    kind = kind.strip().lower()
+    match = _DECIMAL.fullmatch(kind)
+    return f"decimal({int(match[1])},{int(match[2] or 0)})" if match is not None else _SYNONYMS.get(kind, kind)
 
 
 def _check_name(setting: str, name: str) -> None:

@@ -15,8 +15,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from gnsq.spark import register
+from gnsq.spark.errors import JobFailed
+from gnsq.spark.failures import essence
 from gnsq.spark.java import prepare_environment
-from gnsq.spark.pipeline.failures import JobFailed, essence
 
 __all__ = ["is_submitted", "open_session"]
 
@@ -74,6 +75,10 @@ def open_session(
             raise JobFailed(f"Spark does not start: {essence(str(error))}") from error
     try:
         spark.sparkContext.setLogLevel("WARN")
+        server = getattr(spark.sparkContext, "_accumulatorServer", None)
+        if server is not None:
+            # It prints a traceback when the JVM is killed, of which the job tells in one line.
+            server.handle_error = lambda request, client: None
         register(spark)
         yield spark
     finally:

@@ -80,8 +80,11 @@ def depth_of(config: PipelineConfig, query: str) -> int:
 
 def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
     """Tell where things stand; what can't be found out is told, too."""
-    pid = running_job(Path(config.work))
-    yield "job      not running" if pid is None else f"job      running, process {pid or 'unknown'}"
+    try:
+        pid = running_job(Path(config.work))
+        yield "job      not running" if pid is None else f"job      running, process {pid or 'unknown'}"
+    except OSError as error:
+        yield f"job      unknown: {error}"
     for query in QUERIES:
         checkpoint: Checkpoint | None = None
         try:
@@ -96,7 +99,7 @@ def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
         if config.nsqd_http_addresses or config.lookupd_http_addresses:
             try:
                 yield f"         nsqd {depth_of(config, query):,} messages waiting or in flight"
-            except NSQException as error:
+            except (NSQException, ValueError) as error:
                 yield f"         nsqd unknown: {error}"
 
 

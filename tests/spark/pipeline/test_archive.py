@@ -3,7 +3,7 @@ import datetime as dt
 
 import pytest
 
-from gnsq.spark.pipeline.archive import ArchiveBatches
+from gnsq.spark.pipeline.archive import LETTER_BYTES, ArchiveBatches
 from tests.spark.pipeline.helpers import messages, published, rows_below
 
 BODIES = [
@@ -29,6 +29,20 @@ def test_events_are_kept_by_hour_and_others_are_dead_letters_with_their_reason(s
         BODIES[3]: "body is not a JSON object",
         BODIES[4]: "user is missing",
     }
+
+
+@pytest.mark.spark
+def test_body_too_long_for_a_letter_is_kept_whole_in_a_file(spark, fakensqd, config, tmp_path):
+    long = b"x" * 1_000_000
+    for _ in range(2):
+        ArchiveBatches(config)(messages(spark, config, [long, b"not json"]), 3)
+
+    [short, *_, letter] = sorted(published(fakensqd, "clicks-dead", tmp_path), key=lambda each: each.get("length", 0))
+    assert base64.b64decode(letter["body_base64"]) == long[:LETTER_BYTES]
+    assert (letter["truncated"], letter["length"]) == (True, len(long))
+    assert not {"truncated", "length"} & set(short)
+    [row] = rows_below(tmp_path / "output" / "dead")
+    assert (row["body"], row["message_id"]) == (long, letter["message_id"])
 
 
 @pytest.mark.spark

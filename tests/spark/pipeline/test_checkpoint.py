@@ -2,8 +2,8 @@ import datetime as dt
 
 import pytest
 
+from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.checkpoint import Checkpoint, read_checkpoint
-from gnsq.spark.pipeline.failures import JobFailed
 from tests.spark.pipeline.helpers import put_checkpoint
 
 

@@ -45,7 +45,7 @@ def test_committed_files_of_closed_hours_become_one(archive):
 
     assert names(archive) == [batch_name(3), "merged-000001.parquet"]
     assert ids_below(archive) == EVERYTHING
-    assert (done.hours, done.files) == (1, 3)
+    assert (done.times, done.files) == (1, 3)
     assert list((archive / "_compacting").iterdir()) == []
 
 
@@ -123,6 +123,41 @@ def test_hour_that_can_not_be_merged_stays_as_it_is(archive, caplog, spoil):
     assert names(archive) == before
     assert f"{CLOSED} not compacted" in caplog.text
     assert list((archive / "_compacting").iterdir()) == []
+
+
+def test_hour_that_can_not_be_merged_is_told_once(archive, caplog):
+    (archive / CLOSED / batch_name(1)).write_bytes(b"no Parquet")
+    done = compaction(archive)
+    for committed in (2, 3):
+        done.run(committed)
+
+    assert caplog.text.count("not compacted") == 1
+
+
+def test_more_files_than_a_process_may_open_are_merged(archive):
+    for number in range(4, 204):
+        put_file(archive / CLOSED, batch_name(number), [number])
+    script = (
+        "import pathlib, resource, sys, threading\n"
+        "import pyarrow.dataset\n"
+        "from gnsq.spark.pipeline.compaction import Compaction\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
+        "Compaction(pathlib.Path(sys.argv[1]), threading.Lock(), 600.0, 3).run(committed=999)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(archive)], timeout=60, check=True)
+
+    assert names(archive) == ["merged-000001.parquet"]
+
+
+def test_hour_with_nothing_to_do_is_not_listed_again(archive, monkeypatch):
+    done = compaction(archive)
+    done.run(committed=3)
+    done.run(committed=4)
+    listed = []
+    monkeypatch.setattr(done, "_names", listed.append)
+    done.run(committed=5)
+
+    assert listed == []
 
 
 @pytest.mark.parametrize("least", [0, 5], ids=["never", "too few"])

@@ -22,6 +22,12 @@ def test_events_are_clicks_unless_described():
     assert config(fields={"host": "string"}, key_field="host").fields == {"host": "string"}
 
 
+def test_event_that_is_ahead_makes_no_other_late_unless_it_is_told_to():
+    assert config().ahead_limit == 600
+    assert config(watermark_delay=0).ahead_limit == 60
+    assert config(max_ahead=0).ahead_limit == 0
+
+
 def test_each_query_has_its_own_spool():
     archive, metrics = config().source_options("archive"), config().source_options("metrics")
 
@@ -88,9 +94,18 @@ def test_secrets_are_not_shown():
         pytest.param({"metrics_topic": "a b"}, "setting metrics_topic: ", id="bad metrics topic"),
         pytest.param({"topic": "a" * 60}, "setting metrics_topic: ", id="metrics topic too long"),
         pytest.param({"dead_letter_topic": "clicks"}, "'clicks', the topic that is read", id="circle"),
+        pytest.param({"dead_letter_topic": "clicks-metrics"}, "both 'clicks-metrics': give each", id="one topic"),
+        pytest.param({"nsqd_tcp_addresses": ("a:1,b:1",)}, "several addresses in one: give a list", id="addresses"),
+        pytest.param({"watermark_delay": 1e300}, "must be within 0 to 31536000 s", id="delay"),
+        pytest.param({"deduplicate": 1e-9}, "must be within 0.001 to 31536000 or 0 s", id="deduplicate"),
+        pytest.param({"work": "/out"}, r"\(/out/metrics/state\) is in output/metrics", id="work is output"),
+        pytest.param({"spool": "/s", "checkpoint": "/x/../s"}, "directories overlap: spool of archive", id="spool"),
+        pytest.param(
+            {"spool": "s3://u:hush@b/s", "checkpoint": "s3://u:hush@b/s"}, r"archive \(s3://\*\*\*@b/s", id="URIs"
+        ),
         pytest.param({"archive_channel": "a b"}, "setting archive_channel: ", id="bad channel"),
         pytest.param({"archive_channel": "metrics"}, "each would get half", id="same channel"),
-        pytest.param({"watermark_delay": -1.0}, "watermark_delay -1.0 must be at least 0 s", id="bound"),
+        pytest.param({"watermark_delay": -1.0}, "watermark_delay -1.0 must be within 0 to 31536000 s", id="bound"),
         pytest.param({"max_rows_per_batch": 0}, "max_rows_per_batch 0 must be at least 1 rows", id="zero"),
         pytest.param({"compact_files": 1}, "compact_files 1 must be at least 2 or 0 files", id="one file"),
         pytest.param({"window_length": 0}, "window_length 0 must be within 1 to 86400 s", id="window"),

@@ -1,6 +1,7 @@
 """What is an event, and why a body is none."""
 
 import datetime as dt
+import json
 
 import pytest
 
@@ -16,13 +17,17 @@ FIELDS = {
     "price": "decimal(6,2)",
     "day": "date",
     "ratio": "double",
+    "at": "timestamp",
 }
 GOOD = [
     b"{%s, " % TIME + rest + b"}"
     for rest in (
-        b'"page": "/", "ms": 5, "ok": true, "price": 12.34, "day": "2026-01-02", "ratio": 0.5, "more": {"a": [1]}',
+        b'"page": "/", "ms": 5, "ok": true, "price": 12.34, "day": "2026-01-02", "ratio": 0.5, '
+        b'"at": "2026-01-02T10:00:00Z", "more": {"a": [1]}',
         b'"page": "/"',
         b'"page": 7, "user": null, "ms": null',
+        b'"page": "}{", "more": {"a": [{}, "}", NaN]}',
+        b'"page": "%s"' % (b"k" * 4096),
     )
 ]
 BAD = [
@@ -34,15 +39,23 @@ BAD = [
     (b'{%s, "page": "/", "price": "much"}' % TIME, "price is not of type decimal(6,2)"),
     (b'{%s, "page": "/", "day": "someday"}' % TIME, "day is not of type date"),
     (b'{%s, "page": "/", "ok": 1, "ms": 1}' % TIME, "ok is not of type boolean"),
+    (b'{%s, "page": "/", "at": "10:00"}' % TIME, "at is not of type timestamp"),
+    (b'{%s, "page": "/", "at": "T10:00:01Z"}' % TIME, "at is not of type timestamp"),
+    (b'{%s, "page": "/", "at": "soon"}' % TIME, "at is not of type timestamp"),
     (b'{%s, "ms": 1}' % TIME, "page is missing"),
     (b'{%s, "page": null}' % TIME, "page is missing"),
     (b'{"page": "/"}', "time is missing"),
-    (b'{"page": "/", "time": "2026"}', "time is not ISO 8601"),
-    (b'{"page": "/", "time": "10:00"}', "time is not ISO 8601"),
-    (b'{"page": "/", "time": 1767261600}', "time is not ISO 8601"),
+    (b'{"page": "/", "time": "2026"}', "time can't be read as ISO 8601"),
+    (b'{"page": "/", "time": "10:00"}', "time can't be read as ISO 8601"),
+    (b'{"page": "/", "time": 1767261600}', "time can't be read as ISO 8601"),
     (b'{"page": "/", "time": "0001-01-01T00:00:00Z"}', "time is before 1970"),
     (b'{"page": "/", "time": "2026-06-01T01:00:01Z"}', "time is in the future"),
     (b'{%s, "page": "/"' % TIME, "body is not a JSON object"),
+    *(
+        (b'{%s, "page": "/"' % TIME + end, "body is more than a JSON object")
+        for end in (b'}{"page": "/"}', b"} garbage", b"}}", b"}]", b'},{"page": "/"}', b', "a": {}} {}', b"}],[1")
+    ),
+    (b'{%s, "page": "%s"}' % (TIME, "é".encode() * 2049), "page is longer than 4096 bytes"),
     (b"[]", "body is not a JSON object"),
     (b"12", "body is not a JSON object"),
     (b"null", "body is not a JSON object"),
@@ -60,6 +73,24 @@ def test_each_malformed_body_has_the_reason_that_names_the_field(spark, tmp_path
     reasons = {bytes(row["body"]): row["reason"] for row in malformed(parsed).select("body", "reason").collect()}
 
     assert reasons == dict(BAD)
-    assert [row["ms"] for row in good] == [5, None, None]
-    assert [row["page"] for row in good] == ["/", "/", "7"]
+    assert [row["ms"] for row in good] == [5, None, None, None, None]
+    assert [row["page"] for row in good] == ["/", "/", "7", "}{", "k" * 4096]
     assert (good[0]["day"], str(good[0]["price"]), good[0]["ok"]) == (dt.date(2026, 1, 2), "12.34", True)
+
+
+@pytest.mark.spark
+def test_iso_8601_is_read_as_others_write_it(spark, tmp_path):
+    given = {
+        "2026-01-01T10:00Z": 0,
+        "2026-01-01T11:00+01:00": 0,
+        "2026-01-01t10:00:01z": 1,
+        "2026-01-01T10:00:01,5Z": 1.5,
+        "2026-01-01 10:00:01.5": 1.5,
+        "2026-01-01T05:00:01-0500": 1,
+    }
+    bodies = [json.dumps({"page": "/", "user": "u", "time": time}).encode() for time in given]
+
+    rows = messages(spark, config_for(tmp_path), bodies).orderBy("message_id").collect()
+
+    start = dt.datetime(2026, 1, 1, 10, tzinfo=dt.UTC).timestamp()
+    assert [row["event_time"] and row["event_time"].timestamp() - start for row in rows] == list(given.values())

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.account import sum_highest_versions
-from gnsq.spark.pipeline.failures import JobFailed
 from gnsq.spark.pipeline.job import Job, _batch
+from gnsq.spark.pipeline.preflight import create_channels
 from gnsq.spark.spool import Spool
 from tests.spark.helpers import channel_stats, columns, publish
 from tests.spark.pipeline.helpers import config_for, published, rows_below
@@ -25,6 +26,7 @@ def run(spark, fakensqd, config):
     def run(job_config=config, **changes):
         reports = []
         job = Job(spark, replace(job_config, **changes), reports.append)
+        create_channels(job_config, once=True, wait=lambda seconds: False)
         try:
             job.start(once=True)
             assert job.wait(lambda: False)
@@ -117,6 +119,10 @@ def test_drained_means_all_that_was_there(fakensqd, config):
 
     with pytest.raises(JobFailed, match="archive has ended with 30 messages left at nsqd: it has read 0 of 30"):
         job.check_drained()
+    job._troubles["archive"] = "a:4150 not connected: refused"
+    with pytest.raises(JobFailed, match="nothing came for idleTimeout: a:4150 not connected: refused"):
+        job.check_drained()
+    assert job.unread() == "archive 0 of 30"
     job._summary.rows["archive"] = 30
     job.check_drained()
 
@@ -145,7 +151,7 @@ def progress(**changes):
         "numInputRows": 10,
         "timestamp": "2026-01-01T00:00:00.000Z",
         "durationMs": {"triggerExecution": 1500},
-        "sources": [{"latestOffset": '{"waiting": 7, "in_flight": 2, "spool_rows": 4}'}],
+        "sources": [{"latestOffset": '{"waiting": 7, "in_flight": 2, "spool_rows": 4, "trouble": "full"}'}],
         "observedMetrics": {"gnsq": {"malformed": 1, "latest": 1_767_225_590_000_000}},
         "stateOperators": [],
         **changes,
@@ -156,6 +162,7 @@ def test_progress_becomes_a_batch():
     batch = _batch("archive", progress())
 
     assert (batch.malformed, batch.waiting, batch.spooled, batch.lag) == (1, 9, 4, 11.5)
+    assert batch.trouble == "full"
 
 
 def test_progress_that_says_little_becomes_a_batch():

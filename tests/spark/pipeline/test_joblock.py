@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from gnsq.spark.pipeline.failures import JobFailed
-from gnsq.spark.pipeline.joblock import JobLock, running_job
+from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.joblock import JobLock, OutputLock, running_job
 
 
 def test_one_job_at_a_time(tmp_path):
@@ -24,3 +24,14 @@ def test_job_that_has_not_said_who_it_is(tmp_path):
     with JobLock(tmp_path):
         (tmp_path / "job.json").write_text("")
         assert running_job(tmp_path) == 0
+
+
+def test_output_belongs_to_one_job(tmp_path):
+    ours, theirs = {"work": "/a", "topic": "clicks"}, {"work": "/b", "topic": "clicks"}
+    with OutputLock(tmp_path, ours), pytest.raises(JobFailed, match=r'belongs to another job .*"/a"'):
+        OutputLock(tmp_path, ours, patience=0)
+    with pytest.raises(JobFailed, match=r'belongs to another job .*"/a".*delete .*owner\.json'):
+        OutputLock(tmp_path, theirs)
+
+    with OutputLock(tmp_path, ours, patience=0):
+        pass

@@ -5,8 +5,9 @@ import time
 import pytest
 
 from gnsq.errors import NSQException
-from gnsq.spark.pipeline.failures import JobFailed
-from gnsq.spark.pipeline.metrics import MetricsBatches
+from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.counts import Count
+from gnsq.spark.pipeline.metrics import MetricsBatches, metric_body
 from tests.spark.pipeline.helpers import config_for, event, messages, published, rows_below
 
 START = dt.datetime(2026, 1, 1, 10, tzinfo=dt.UTC)
@@ -113,6 +114,10 @@ def test_too_many_open_counts_end_the_query(spark, tmp_path):
 
     with pytest.raises(JobFailed, match="3 windows and keys are open, max_open_counts is 2: choose a key_field"):
         MetricsBatches(config)(frame, 0)
+
+
+def test_key_takes_as_many_bytes_as_it_has():
+    assert len(metric_body(Count(START, "é" * 2000, 1, 1))) < 4200
 
 
 def test_lost_state_is_an_error(config):

@@ -3,12 +3,19 @@ import logging
 
 import pytest
 
-from gnsq.spark.errors import SpoolInUse
+from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.offsets import encode_offset
-from gnsq.spark.pipeline.failures import JobFailed
-from gnsq.spark.pipeline.preflight import Survey, check_nsq, check_places, check_work, checkpoints, survey
+from gnsq.spark.pipeline.preflight import (
+    Survey,
+    check_nsq,
+    check_places,
+    check_work,
+    checkpoints,
+    create_channels,
+    survey,
+)
 from gnsq.spark.spool import Spool
-from tests.spark.helpers import publish, wait_for
+from tests.spark.helpers import channel_stats, publish, wait_for
 from tests.spark.pipeline.helpers import batch_name, config_for, put_checkpoint, put_file
 
 
@@ -49,10 +56,19 @@ def test_work_that_can_not_be_written_is_named(config, tmp_path):
 
 
 def test_spool_of_another_query_is_refused(config):
-    Spool(config.spool_of("metrics")).lock("/another", "clicks/metrics").release()
+    spool = Spool(config.spool_of("metrics"))
+    spool.prepare()
+    spool.lock("/another", "clicks/metrics").release()
 
     with pytest.raises(SpoolInUse, match="belongs to owner '/another'"):
         check_places(config)
+
+
+def test_check_claims_nothing(config, tmp_path):
+    check_places(config_for(tmp_path, topic="clcks"))
+
+    check_places(config)
+    assert not list(tmp_path.rglob("owner.json"))
 
 
 def test_checkpoint_of_another_topic_is_refused(config, tmp_path):
@@ -83,6 +99,7 @@ def test_checkpoint_that_only_spark_can_read_is_left_to_it(tmp_path):
         ({"deduplicate": 60.0}, "archive/checkpoint was made with deduplicate False, and the setting is True now"),
         ({"window_length": 300}, "metrics/checkpoint was made with window_length 60, and the setting is 300 now"),
         ({"key_field": "user"}, "made with key_field 'page', and the setting is 'user' now: leave it"),
+        ({"fields": {"user": "string", "page": "int"}}, "with field page of type string, and the setting is int now"),
     ],
 )
 def test_settings_that_a_checkpoint_depends_on_stay(config, tmp_path, changes, words):
@@ -90,13 +107,29 @@ def test_settings_that_a_checkpoint_depends_on_stay(config, tmp_path, changes, w
     # Nothing has run yet: what was noted may change.
     check_places(config_for(tmp_path, **changes))
     check_places(config)
-    for query in ("archive", "metrics"):
-        offset = encode_offset({}, f"clicks/{query}")
-        put_checkpoint(tmp_path / "work" / query / "checkpoint", 3, offset=offset)
+    begin(tmp_path)
     check_places(config)
 
     with pytest.raises(JobFailed, match=words):
         check_places(config_for(tmp_path, **changes))
+
+
+def begin(path):
+    for query in ("archive", "metrics"):
+        put_checkpoint(path / "work" / query / "checkpoint", 3, offset=encode_offset({}, f"clicks/{query}"))
+
+
+def test_columns_may_come_and_go_but_not_change_their_type(tmp_path):
+    def check(**fields):
+        check_places(config_for(tmp_path, fields={"page": "string", **fields}))
+
+    check(ms="int")
+    begin(tmp_path)
+    check(ms="INTEGER", score="double")
+    check()
+
+    with pytest.raises(JobFailed, match="made with field score of type double, and the setting is date now"):
+        check(score="date")
 
 
 def test_new_checkpoint_would_overwrite_the_files_of_an_older_one(config, tmp_path):
@@ -164,3 +197,64 @@ def test_notes_beside_a_checkpoint_are_json(config, tmp_path):
     check_places(config)
 
     assert json.loads((tmp_path / "work/metrics/made-with.json").read_text())["key_field"] == "page"
+
+
+# --- channels
+
+
+def addresses(nsqd):
+    return {"nsqd_tcp_addresses": (nsqd.tcp_address,), "nsqd_http_addresses": (nsqd.http_address,)}
+
+
+def test_first_start_waits_for_nsqd_so_that_both_queries_get_everything(fakensqd, tmp_path, caplog):
+    publish(fakensqd, "clicks", [b"1", b"2"])
+    config = config_for(tmp_path, **addresses(fakensqd))
+    fakensqd.stop()
+    waits = []
+
+    def wait(seconds):
+        waits.append(seconds)
+        if len(waits) == 2:
+            fakensqd.start()
+        return False
+
+    create_channels(config, once=False, wait=wait)
+
+    assert len(waits) == 2
+    assert caplog.text.count("channels of clicks not created") == 1
+    assert [channel_stats(fakensqd, "clicks", query)["depth"] for query in ("archive", "metrics")] == [2, 2]
+
+
+def test_topic_that_only_nsqlookupd_could_tell_of_is_waited_for(fakecluster, tmp_path):
+    config = config_for(tmp_path, lookupd_http_addresses=tuple(fakecluster.lookupd_http_addresses))
+
+    def wait(seconds):
+        publish(fakecluster.nsqds[0], "clicks", [b"1"])
+        wait_for(lambda: "clicks" in survey(config).topics)
+        return False
+
+    create_channels(config, once=False, wait=wait)
+
+    assert channel_stats(fakecluster.nsqds[0], "clicks", "metrics")["depth"] == 1
+
+
+GONE = {"nsqd_http_addresses": ("127.0.0.1:1",)}
+
+
+def test_channels_that_can_not_be_created_fail_a_job_that_ends(tmp_path):
+    with pytest.raises(JobFailed, match=r"channels of clicks not created: .*127\.0\.0\.1:1"):
+        create_channels(config_for(tmp_path, **GONE), once=True, wait=lambda seconds: False)
+
+
+def test_wait_for_channels_ends_when_it_is_told_to_or_both_queries_have_begun(config, tmp_path, caplog):
+    gone = config_for(tmp_path, **GONE)
+    create_channels(gone, once=False, wait=lambda seconds: True)
+    for query in ("archive", "metrics"):
+        spool = Spool(gone.spool_of(query))
+        spool.prepare()
+        spool.lock(gone.checkpoint_of(query), f"clicks/{query}").release()
+
+    create_channels(gone, once=False, wait=pytest.fail)
+    create_channels(config, once=False, wait=pytest.fail)
+
+    assert "goes to one of them alone" in caplog.text

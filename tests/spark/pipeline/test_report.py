@@ -9,12 +9,16 @@ def test_batch_is_one_line():
     )
 
 
+def test_trouble_of_the_source_is_told():
+    assert batch_line(Batch("metrics", 0, 5, 0.0, trouble="a:1 refused")).endswith("0 rows/s, a:1 refused")
+
+
 def test_what_is_not_known_is_left_out():
     assert batch_line(Batch("metrics", 0, 5, 0.0)) == "metrics  batch      0:         5 rows,         0 rows/s"
 
 
 def test_summary_adds_up():
-    summary = Summary(late=3, compacted_hours=2, compacted_files=40, seconds=61.4)
+    summary = Summary(late=3, compactions=2, compacted_files=40, seconds=61.4)
     summary.set_aside = {"archive": (1, 500)}
     for batch in (
         Batch("archive", 0, 1000, 1.0, malformed=4, duplicates=10),
@@ -26,7 +30,7 @@ def test_summary_adds_up():
     assert summary_lines(summary, ("archive", "metrics")) == [
         "archive  1,500 rows in 2 batches, 10 duplicates left out, 1 segments with 500 rows set aside as unreadable",
         "metrics  1,500 rows in 1 batches",
-        "both     5 dead letters, 3 late, 2 hours compacted (40 files), 61 s",
+        "both     5 dead letters, 3 late, 2 compactions of 40 files, 61 s",
     ]
 
 

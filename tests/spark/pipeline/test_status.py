@@ -88,6 +88,16 @@ def test_segments_set_aside_are_counted(config):
     assert "1 segments with 2 rows set aside as unreadable" in "\n".join(status_lines(config, NOW))
 
 
+def test_bad_places_and_addresses_are_told(tmp_path):
+    (tmp_path / "work").write_text("a file")
+    config = config_for(tmp_path, nsqd_http_addresses=("127.0.0.1:99999",))
+
+    lines = list(status_lines(config, NOW))
+
+    assert lines[0].startswith("job      unknown: ")
+    assert [line for line in lines if line.startswith("         nsqd unknown: ")]
+
+
 def test_status_changes_nothing(config, tmp_path):
     fill(config)
     before = sorted(str(path) for path in tmp_path.rglob("*"))

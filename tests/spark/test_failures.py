@@ -1,0 +1,56 @@
+import pytest
+
+from gnsq.spark.failures import essence
+
+PYTHON = """[STREAM_FAILED] Query terminated. Reason: Traceback (most recent call last):
+  File "x.py", line 1, in f
+    raise SpoolError("no")
+gnsq.spark.errors.SpoolError: spool x: no SQLSTATE: 39000
+=== Streaming Query ===
+Identifier: x
+ValueError: not this
+"""
+JAVA = """An error occurred while calling o1.start.
+: org.apache.X: no such thing
+\tat org.apache.Y
+"""
+FULL = """An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):
+  File "x.py", line 1, in f
+py4j.protocol.Py4JJavaError: An error occurred while calling o1144.parquet.
+: org.apache.spark.SparkException: Job aborted.
+\tat x
+Caused by: org.apache.hadoop.fs.FSError: java.io.IOException: No space left on device
+\tat x
+Caused by: java.io.IOException: No space left on device
+
+\tat py4j.Protocol
+=== Streaming Query ===
+"""
+WORKER = """Return Message: Traceback (most recent call last):
+py4j.protocol.Py4JJavaError: An error occurred while calling o131.count.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 2.0 failed 1 times, most recent \
+failure: Lost task 0.0 in stage 2.0 (TID 4) (localhost executor driver): org.apache.spark.SparkException: Worker crashed
+\tat x
+Caused by: java.io.EOFException
+"""
+CAUSE = "\n\nCaused by: java.io.IOException: disk\n\tat x"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        pytest.param(PYTHON, "gnsq.spark.errors.SpoolError: spool x: no", id="Python"),
+        pytest.param(JAVA, "org.apache.X: no such thing", id="Java"),
+        pytest.param(
+            FULL,
+            "org.apache.spark.SparkException: Job aborted: java.io.IOException: No space left on device",
+            id="full disk",
+        ),
+        pytest.param(WORKER, "org.apache.spark.SparkException: Worker crashed: java.io.EOFException", id="worker"),
+        pytest.param(CAUSE, "java.io.IOException: disk", id="cause"),
+        pytest.param("\nsome line SQLSTATE: 4\nmore", "some line", id="anything else"),
+        pytest.param("", "", id="nothing"),
+    ],
+)
+def test_failure_comes_down_to_one_line(text, line):
+    assert essence(text) == line
