@@ -6,15 +6,17 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 PYTEST := $(BIN)/python -m pytest
+# What `make test` runs: files, directories, any arguments of pytest.
+TESTS := tests
 
-.PHONY: help demo test integration lint bench clean
+.PHONY: help demo test integration lint composefile bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo         publish, run the Spark pipeline, show what came out (TOPIC_FILE=some.jsonl: your lines)"
 	@echo "make test         everything that needs no outside server"
 	@echo "make integration  the same behaviour against real nsqd and nsqlookupd"
-	@echo "make lint         ruff and mypy, and docker-compose.yml where Docker is"
+	@echo "make lint         ruff and mypy, and docker-compose.yml where docker compose is"
 	@echo "make bench        side by side with the NSQ clients that are installed"
 	@echo "make clean        remove .venv and caches"
 
@@ -22,7 +24,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/python -m gnsq.spark.pipeline.demo $(if $(TOPIC_FILE),--file "$(TOPIC_FILE)")
 
 test: $(VENV)/.dev
-	$(PYTEST) tests
+	$(PYTEST) $(TESTS)
 
 integration: $(VENV)/.dev
 	@$(BIN)/python -m integration.run
@@ -31,7 +33,12 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@if docker compose version >/dev/null 2>&1; then docker compose config --quiet; fi
+	@$(MAKE) --no-print-directory composefile
+
+composefile:
+	@if docker compose version >/dev/null 2>&1; then \
+		docker compose config --quiet && echo "docker-compose.yml: valid, says docker compose"; \
+	else echo "docker-compose.yml: not checked, there is no docker compose here"; fi
 
 bench: $(VENV)/.dev
 	@$(BIN)/python -m integration.bench

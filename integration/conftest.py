@@ -4,8 +4,9 @@ import pytest
 
 from integration.account import ACCOUNTS, Account
 from tests.behaviour.conftest import _skip_what_an_old_nsqd_does_in_another_way, nsqd, pytest_configure, topic
+from tests.spark.conftest import short_lived_java
 
-__all__ = ["_skip_what_an_old_nsqd_does_in_another_way", "nsqd", "pytest_configure", "topic"]
+__all__ = ["_skip_what_an_old_nsqd_does_in_another_way", "nsqd", "pytest_configure", "short_lived_java", "topic"]
 
 
 @pytest.fixture

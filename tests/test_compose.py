@@ -1,6 +1,8 @@
 """docker-compose.yml holds together: what one service says of another, and the tests of all, is so."""
 
 import re
+import shutil
+import subprocess
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import yaml
 
 from integration.choice import COMPOSED
 
-SERVICES = yaml.safe_load((Path(__file__).parent.parent / "docker-compose.yml").read_text())["services"]
+ROOT = Path(__file__).parent.parent
+SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 # The one whose network all servers share; it publishes their ports.
 HOLDER = "nsqlookupd-1"
 ONE_SHOT = {"certificates"}
@@ -125,3 +128,35 @@ def test_certificates_are_shared_with_the_host_and_only_their_maker_writes_them(
     directory = "${CERTIFICATES:-./.certificates}:/certificates"
 
     assert mounts == {"certificates": [directory], "nsqd-tls": [f"{directory}:ro"]}
+
+
+def test_no_two_builds_have_one_name():
+    names = [service.get("image", name) for name, service in SERVICES.items() if "build" in service]
+
+    assert len(names) == len(set(names)) == 2
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize(
+    ("docker", "status", "said"),
+    [
+        pytest.param("exit 0", 0, "docker-compose.yml: valid, says docker compose\n", id="valid"),
+        pytest.param('[ "$2" = version ]', 2, "", id="refused"),
+        pytest.param(
+            "exit 1", 0, "docker-compose.yml: not checked, there is no docker compose here\n", id="no compose"
+        ),
+        pytest.param(None, 0, "docker-compose.yml: not checked, there is no docker compose here\n", id="no docker"),
+    ],
+)
+def test_lint_asks_docker_compose_where_it_is_and_says_what_came_of_it(tmp_path, docker, status, said):
+    """With a docker that does as it is told."""
+    (tmp_path / "make").symlink_to(shutil.which("make"))
+    if docker is not None:
+        (tmp_path / "docker").write_text(f"#!/bin/sh\n{docker}\n")
+        (tmp_path / "docker").chmod(0o755)
+
+    done = subprocess.run(
+        ["make", "composefile"], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stdout) == (status, said)

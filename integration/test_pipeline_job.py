@@ -1,0 +1,177 @@
+"""The pipeline's command on real nsqds found through nsqlookupd: runs once, is killed, runs again; nothing is lost."""
+
+import base64
+import contextlib
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from gnsq import LookupdClient, Producer
+from gnsq.spark.pipeline.account import sum_highest_versions
+from integration.servers import program, running
+from tests.spark.helpers import channel_stats, is_empty, wait_for
+from tests.spark.helpers import running as process
+from tests.spark.pipeline.helpers import published, rows_below
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.spark,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not (program("nsqd") and program("nsqlookupd")), reason="starts servers of its own"),
+]
+
+TOPIC = "clicks"
+QUERIES = ("archive", "metrics")
+LATE_HOUR = 8
+COMMAND = [str(Path(sys.executable).with_name("gnsq-pipeline")), "--config"]
+LIMIT = 150
+# msgTimeout: what a killed run had in flight comes back soon. compact_files: hours that are over are merged, too.
+SETTINGS = """
+topic = "clicks"
+output = "{folder}/out"
+work = "{folder}/work"
+lookupd_http_addresses = ["{lookupd}"]
+deduplicate = 3600
+compact_files = 2
+max_rows_per_batch = 100
+master = "local[2]"
+[fields]
+id = "long"
+page = "string"
+[nsq]
+segmentRows = 100
+msgTimeout = 2
+[spark]
+"spark.sql.shuffle.partitions" = "1"
+"""
+
+
+class Cluster:
+    """Two nsqds that announce themselves to one nsqlookupd."""
+
+    def __init__(self, stack):
+        self.lookupd = stack.enter_context(running("nsqlookupd"))
+        flag = f"--lookupd-tcp-address={self.lookupd.tcp_address}"
+        self.nsqds = [stack.enter_context(running("nsqd", flag)) for _ in range(2)]
+        registry = LookupdClient.from_url(self.lookupd.http_address)
+        wait_for(lambda: len(registry.nodes()["producers"]) == 2)
+        registry.close()
+
+
+class Events:
+    """Publishes events, and bodies that are none, in disorder; keeps count of what the job has to make of them.
+
+    Attributes:
+        good, bad: How many of each were published.
+        late, repeated: Of the good, those behind the watermark, and those that are equal to one before.
+    """
+
+    def __init__(self, cluster, account):
+        self.good = self.bad = self.late = self.repeated = 0
+        self._cluster = cluster
+        self._account = account
+        self._ids = itertools.count(1)
+
+    def publish(self, hour, count, late=0):
+        """So many new events of an hour, of which every 10th comes twice; and so many of long before."""
+        events, old = self._events(hour, count), self._events(LATE_HOUR, late)
+        again, bad = events[::10], [b"not json %d" % next(self._ids) for _ in range(count // 20)]
+        bodies = [*events, *old, *again, *bad]
+        random.Random(1).shuffle(bodies)
+        with Producer(lookupd_http_addresses=self._cluster.lookupd.http_address) as producer:
+            for body in bodies:
+                self._account.publish(producer, TOPIC, body)
+        self.good += len(events) + len(old) + len(again)
+        self.bad += len(bad)
+        self.late += len(old)
+        self.repeated += len(again)
+
+    def _events(self, hour, count):
+        times = [f"2025-01-15T{hour:02}:00:{number % 60:02}Z" for number in range(count)]
+        return [json.dumps({"id": next(self._ids), "page": f"/{time[-2]}", "time": time}).encode() for time in times]
+
+
+@pytest.fixture
+def cluster():
+    with contextlib.ExitStack() as stack:
+        yield Cluster(stack)
+
+
+@pytest.fixture
+def config(cluster, tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(SETTINGS.format(folder=tmp_path, lookupd=cluster.lookupd.http_address))
+    return str(path)
+
+
+def run_once(config):
+    with process([*COMMAND, config, "--once"]) as running_job:
+        output, _ = running_job.communicate(timeout=LIMIT)
+    assert running_job.returncode == 0
+    assert output.endswith("\ndrained\n")
+
+
+def kill_in_its_middle(config, hour_directory):
+    """Run once, and kill it when it has begun to write its second batch into this directory."""
+    with process([*COMMAND, config, "--once"]) as running_job:
+        wait_for(lambda: len({path.name[:18] for path in hour_directory.glob("batch-*.parquet")}) >= 2, LIMIT)
+        os.killpg(running_job.pid, signal.SIGKILL)
+        assert running_job.wait(30) == -signal.SIGKILL
+
+
+def backlog(config):
+    """What --status says is left of each query, in its spool and at nsqd; no job runs."""
+    with process([*COMMAND, config, "--status"]) as status:
+        output, _ = status.communicate(timeout=LIMIT)
+    assert status.returncode == 0
+    assert output.startswith("job      not running\n")
+    spooled, at_nsqd = (
+        [int(found.replace(",", "")) for found in re.findall(pattern, output)]
+        for pattern in (r"spool ([\d,]+) rows", r"nsqd ([\d,]+) messages waiting or in flight")
+    )
+    return {query: sum(numbers) for query, *numbers in zip(QUERIES, spooled, at_nsqd, strict=True)}
+
+
+def read_topic(cluster, topic, folder):
+    return [each for number, nsqd in enumerate(cluster.nsqds) for each in published(nsqd, topic, folder / str(number))]
+
+
+def test_job_that_is_killed_between_two_runs_accounts_for_everything(cluster, config, account, tmp_path):
+    events = Events(cluster, account)
+    archive = tmp_path / "out" / "archive"
+
+    events.publish(hour=10, count=100)
+    run_once(config)
+    events.publish(hour=12, count=300, late=6)
+    kill_in_its_middle(config, archive / "hour=2025-01-15T12")
+    after_kill = backlog(config)
+    events.publish(hour=12, count=50)
+    run_once(config)
+
+    assert after_kill["archive"]
+    assert backlog(config) == dict.fromkeys(QUERIES, 0)
+    assert all(channel_stats(nsqd, TOPIC, "archive")["message_count"] for nsqd in cluster.nsqds)
+    assert all(is_empty(nsqd, TOPIC, query) for nsqd in cluster.nsqds for query in QUERIES)
+
+    archived = rows_below(archive)
+    # A batch that ran again has published its letters again.
+    letters = {
+        (letter["nsqd"], letter["message_id"]): letter for letter in read_topic(cluster, f"{TOPIC}-dead", tmp_path)
+    }
+    account.processed.update(row["body"].encode() for row in archived)
+    account.processed.update(base64.b64decode(letter["body_base64"]) for letter in letters.values())
+    assert (len(archived), len(letters)) == (events.good, events.bad)
+    assert account.duplicated == events.repeated
+
+    late = rows_below(tmp_path / "out" / "late")
+    counts = read_topic(cluster, f"{TOPIC}-metrics", tmp_path)
+    aggregated, _ = sum_highest_versions(json.dumps(count).encode() for count in counts)
+    assert (len(late), aggregated) == (events.late, events.good - events.late)
+    assert account.processed.keys() == account.confirmed == account.published
