@@ -36,6 +36,7 @@ from gnsq.producer.publish import Publish, Unconfirmed, Where
 from gnsq.producer.stalls import Stalls
 from gnsq.producer.strategies import Strategy
 from gnsq.producer.telling import Telling
+from gnsq.producer.vigil import Vigil
 
 __all__ = ["Dispatcher"]
 
@@ -99,6 +100,7 @@ class Dispatcher:
         self._telling = Telling(self, totals, latency, clock)
         self.settle: Callable[[Publish], None] = self._telling.settle
         self._stalls = Stalls(options.stalled_after)
+        self._vigil = Vigil()
         self.deadlines = Deadlines(
             clock,
             options.stalled_after / 2,
@@ -125,6 +127,8 @@ class Dispatcher:
             )
         try:
             self.submit(publish, block)
+            if self.pending == 1 and publish.link is not None:
+                self._vigil.keep(publish)
             self._hub.switch()  # until it is told; its deadline ends it, too
             while not publish.done:
                 # Somebody else has switched here, who meant nothing by it.
@@ -414,6 +418,7 @@ class Dispatcher:
     def close(self) -> list[Unconfirmed]:
         """End all that no link has, and what links give back from now on; returns what failed since refuse_more()."""
         self._closing = self._closed = True
+        self._vigil.close()
         for where, publishes in list(self._own()):
             for publish in publishes:
                 text = f"the producer was closed before the publish to {publish.topic} was sent"
