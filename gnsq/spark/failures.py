@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["essence"]
+__all__ = ["essence", "last_words"]
 
 _PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*: ")
 _JAVA_ERROR = re.compile(r"^: (.+)$", re.MULTILINE)
@@ -12,6 +12,8 @@ _JAVA_CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _SQLSTATE = re.compile(r" SQLSTATE: \w+.*$")
 # py4j's account of a Java error, which names only what Python has called.
 _CALL = re.compile(r"(py4j\.protocol\.Py4J\w+: )?An error occurred while calling ")
+_THREAD_ERROR = re.compile(r'Exception in thread "[^"]*" [\w.$]+: ')
+_CHATTER = ("WARNING:", "NOTE:", "Picked up ", "Using Spark's", "\tat ")
 _TASK = re.compile(r"^.*[Mm]ost recent failure: Lost task .*? executor [^)]*\): ")
 
 
@@ -31,3 +33,10 @@ def essence(text: str) -> str:
     line = _SQLSTATE.sub("", _TASK.sub("", first[1]))
     cause = _SQLSTATE.sub("", _TASK.sub("", causes[-1])) if causes else ""
     return line if cause in line else f"{line.rstrip('.')}: {cause}"
+
+
+def last_words(text: str) -> str:
+    """Find in what a Java has written why it ended before it had begun; nothing if it does not say so."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_CHATTER)]
+    errors = [_THREAD_ERROR.sub("", line) for line in lines if _THREAD_ERROR.match(line)]
+    return (errors or lines or [""])[0]

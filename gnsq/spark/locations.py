@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["redacted"]
+__all__ = ["below", "redacted"]
 
 # Greedy up to the last @: a secret that was not percent-encoded may hold anything.
 _CREDENTIALS = re.compile(r"^([a-zA-Z][\w+.-]*://).*:.*@")
@@ -18,3 +18,11 @@ def redacted(location: str) -> str:
     if not _URI.match(location):
         return location
     return _USER.sub(r"\1***@", _CREDENTIALS.sub(r"\1***@", location)).partition("?")[0]
+
+
+def below(location: str, path: str) -> str:
+    """Name what is below a directory, a path or a URI; a URI's query stays at its end."""
+    if not _URI.match(location):
+        return f"{location}/{path}"
+    base, mark, query = location.partition("?")
+    return f"{base.rstrip('/')}/{path}{mark}{query}"

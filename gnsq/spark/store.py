@@ -58,19 +58,24 @@ class Store(Protocol):
         """Give a file another name; False if it does not exist."""
 
 
-def open_store(location: str) -> Store:
+def open_store(location: str, what: str = "spool") -> Store:
     """Open the directory that a path or URI (file:, s3:, gs:, hdfs: ...) names; touches nothing.
+
+    Args:
+        what: It is, for errors.
 
     Raises:
         ValueError: If the location is empty or its scheme is unknown.
     """
     if not location.strip():
-        raise ValueError("spool is empty: give a directory, as a path or a URI")
+        raise ValueError(f"{what} is empty: give a directory, as a path or a URI")
     scheme = urlsplit(location).scheme
     if scheme in ("s3a", "s3n"):
-        raise ValueError(f"spool {redacted(location)!r}: {scheme}: is Hadoop's name for it, write s3:")
+        raise ValueError(f"{what} {redacted(location)!r}: {scheme}: is Hadoop's name for it, write s3:")
     if scheme == "file" and urlsplit(location).netloc not in ("", "localhost"):
-        raise ValueError(f"spool {location!r} names a host: write file:/// and the path, which this machine has to see")
+        raise ValueError(
+            f"{what} {location!r} names a host: write file:/// and the path, which this machine has to see"
+        )
     if scheme in ("", "file"):
         path = unquote(urlsplit(location).path) if scheme else location
         return LocalStore(Path(path))
@@ -79,7 +84,7 @@ def open_store(location: str) -> Store:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         shown = redacted(location)
         # The cause is left out: it may show the whole location, with its credentials.
-        raise ValueError(f"spool {shown!r} can't be opened: {str(error).replace(location, shown)}") from None
+        raise ValueError(f"{what} {shown!r} can't be opened: {str(error).replace(location, shown)}") from None
     if filesystem.type_name == "s3":
         filesystem = _with_one_put(filesystem)
     return RemoteStore(filesystem, path)

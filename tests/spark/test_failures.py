@@ -1,6 +1,6 @@
 import pytest
 
-from gnsq.spark.failures import essence
+from gnsq.spark.failures import essence, last_words
 
 PYTHON = """[STREAM_FAILED] Query terminated. Reason: Traceback (most recent call last):
   File "x.py", line 1, in f
@@ -54,3 +54,24 @@ CAUSE = "\n\nCaused by: java.io.IOException: disk\n\tat x"
 )
 def test_failure_comes_down_to_one_line(text, line):
     assert essence(text) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param(
+            "WARNING: Using incubator modules: jdk.incubator.vector\n"
+            'Exception in thread "main" org.apache.spark.SparkException: Master must be local\n\tat org.apache.X\n',
+            "Master must be local",
+            id="an exception",
+        ),
+        pytest.param(
+            "Invalid maximum heap size: -Xmxlots\nError: Could not create the Java Virtual Machine.\n",
+            "Invalid maximum heap size: -Xmxlots",
+            id="Java itself",
+        ),
+        pytest.param("NOTE: none\n\n", "", id="nothing"),
+    ],
+)
+def test_java_that_has_not_begun_says_why(text, words):
+    assert last_words(text) == words

@@ -1,6 +1,6 @@
 import pytest
 
-from gnsq.spark.locations import redacted
+from gnsq.spark.locations import below, redacted
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,15 @@ from gnsq.spark.locations import redacted
 )
 def test_location_for_people(location, shown):
     assert redacted(location) == shown
+
+
+@pytest.mark.parametrize(
+    ("location", "found"),
+    [
+        pytest.param("/data", "/data/a/b", id="path"),
+        pytest.param("s3://bucket/dir/", "s3://bucket/dir/a/b", id="URI"),
+        pytest.param("s3://bucket/dir?region=x&y=/z", "s3://bucket/dir/a/b?region=x&y=/z", id="query"),
+    ],
+)
+def test_below_a_location(location, found):
+    assert below(location, "a/b") == found

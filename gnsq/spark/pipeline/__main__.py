@@ -7,6 +7,7 @@ import datetime as dt
 import logging
 import sys
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -17,6 +18,11 @@ from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.loading import load_config, setting_options
 
 __all__ = ["main"]
+
+INTERRUPTED = (
+    "interrupted at once: what was in flight comes back after nsqd's msg_timeout, a batch that was under way runs "
+    "again; the next start goes on where this one ended"
+)
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GNSQ_PIPELINE", "show_default": False})
@@ -29,8 +35,9 @@ __all__ = ["main"]
 )
 @setting_options
 @click.option("--once", is_flag=True, help="End when what is in the channels now has been worked off; for cron.")
+@click.option("--new-topic", is_flag=True, help="Start although no nsqd has the topic yet.")
 @click.option("--status", is_flag=True, help="Tell where the queries stand, and end. Starts no Spark.")
-def main(config_file: str | None, once: bool, status: bool, **settings: object) -> None:
+def main(config_file: str | None, once: bool, new_topic: bool, status: bool, **settings: object) -> None:
     """Archive events from NSQ as Parquet, and count them by window and key. Stop it with Ctrl-C or SIGTERM.
 
     Each setting may be given here, as environment variable GNSQ_PIPELINE_SETTING, or in a TOML file, by its name with
@@ -51,9 +58,9 @@ def main(config_file: str | None, once: bool, status: bool, **settings: object) 
             click.echo(line)
         return
     try:
-        finished = _run(config, once)
+        finished = _run(config, once, new_topic)
     except KeyboardInterrupt:
-        click.echo("interrupted; the next start goes on where this one ended", err=True)
+        click.echo(INTERRUPTED, err=True)
         sys.exit(130)
     except (NSQException, OSError, ValueError) as error:
         raise _failure(config, str(error)) from error
@@ -83,22 +90,28 @@ def _note(log: Path) -> None:
         traceback.print_exc(file=file)
 
 
-def _run(config: PipelineConfig, once: bool) -> bool:
+def _run(config: PipelineConfig, once: bool, new_topic: bool) -> bool:
     # Slow to load: --help and errors in the settings do without.
-    from gnsq.spark.pipeline.joblock import JobLock, OutputLock
+    from gnsq.spark.pipeline.joblock import JobLock, OutputClaim, OutputLock, job_id
     from gnsq.spark.pipeline.preflight import check_nsq, check_places, check_work, create_channels, survey
     from gnsq.spark.pipeline.stopping import StopRequest
 
     with StopRequest() as stop:
+        # First: a typing error in the topic is to leave nothing behind.
+        check_nsq(config, survey(config), once=once, new_topic=new_topic)
         check_work(config)
         with JobLock(Path(config.work)), contextlib.ExitStack() as locks:
-            check_nsq(config, survey(config), once=once)
             check_places(config)
-            create_channels(config, once=once, wait=stop.wait)
+            create_channels(config, once=once, wait=stop.wait, new_topic=new_topic)
             if stop.is_set:
                 return False
-            claim = {"work": str(Path(config.work).resolve()), "topic": config.topic}
-            locks.enter_context(OutputLock(Path(config.output), claim))
+            work = Path(config.work)
+            claim = {"work": str(work.resolve()), "topic": config.topic}
+            check = None
+            if config.is_remote:
+                check = OutputClaim(config.output, {**claim, "id": job_id(work)}).check
+            else:
+                locks.enter_context(OutputLock(Path(config.output), claim))
             from gnsq.spark.pipeline.job import Job
             from gnsq.spark.pipeline.report import batch_line, summary_lines
             from gnsq.spark.pipeline.session import is_submitted, open_session
@@ -109,22 +122,39 @@ def _run(config: PipelineConfig, once: bool) -> bool:
             ) as spark:
                 # SparkContext takes SIGINT for itself.
                 stop.install()
-                job = Job(spark, config, lambda batch: click.echo(batch_line(batch)))
+                job = Job(spark, config, lambda batch: click.echo(batch_line(batch)), check or (lambda: None))
+
+                def sum_up() -> None:
+                    for line in summary_lines(job.close(), QUERIES):
+                        click.echo(line)
+
                 finished = False
-                try:
+                with _unless_interrupted(sum_up):
                     if not stop.is_set:
                         job.start(once=once)
                         finished = job.wait(lambda: stop.is_set)
                     if finished:
                         job.compact()
-                finally:
-                    for line in summary_lines(job.close(), QUERIES):
-                        click.echo(line)
+                    elif stop.is_set:
+                        click.echo("stopping in order; a second Ctrl-C ends it at once")
             if finished:
                 job.check_drained()
             elif once:
                 raise JobFailed(f"stopped before all was read ({job.unread() or 'nothing yet'}): start again")
             return finished
+
+
+@contextlib.contextmanager
+def _unless_interrupted(end: Callable[[], None]) -> Iterator[None]:
+    """Call end at the end, but not where that is to come at once: it may wait for Spark."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        end()
+        raise
+    end()
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from gnsq.spark.locations import below
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.events import malformed, well_formed
-from gnsq.spark.pipeline.files import BatchFiles
+from gnsq.spark.pipeline.objects import open_files
 
 __all__ = ["ArchiveBatches"]
 
@@ -23,8 +24,8 @@ class ArchiveBatches:
     """
 
     def __init__(self, config: PipelineConfig) -> None:
-        self.files = BatchFiles(f"{config.output}/archive", "hour")
-        self._dead = BatchFiles(f"{config.output}/dead")
+        self.files = open_files(below(config.output, "archive"), "hour")
+        self._dead = open_files(below(config.output, "dead"))
         self._columns = tuple(config.fields)
         self._sink = config.sink_options(config.dead_letters_to)
 

@@ -10,10 +10,11 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from urllib.parse import urlsplit
 
 from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
-from gnsq.spark.locations import redacted
+from gnsq.spark.locations import below, redacted
 from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
 from gnsq.spark.pipeline.schema import EventSchema
 
@@ -41,6 +42,8 @@ _OWN_OPTIONS = {
     "checkpointlocation": "setting checkpoint",
     "path": "setting output",
 }
+_OBJECT_STORES = ("s3", "gs", "gcs", "abfs", "abfss")
+COMPACT_FILES = 20
 _TIME_ZONE = "spark.sql.session.timeZone"
 
 
@@ -53,7 +56,9 @@ class PipelineConfig:
     """
 
     topic: str = option("", "topic with the events; required")
-    output: str = option("", "directory for archive/, metrics/, late/ and dead/, local or mounted; required")
+    output: str = option(
+        "", "directory for archive/, metrics/, late/ and dead/, a path or the URI of an object store; required"
+    )
     work: str = option(
         "", "directory for spools, checkpoints and state, local or mounted; always the same for one job; required"
     )
@@ -96,8 +101,12 @@ class PipelineConfig:
         maximum=YEAR,
         special=(0,),
     )
-    compact_files: int = option(
-        20, "merge the files of a closed hour when there are so many; 0: never", unit="files", minimum=2, special=(0,)
+    compact_files: int | None = option(
+        None,
+        "merge the files of a closed hour when there are so many; 0: never; default: 20, on object stores 0",
+        unit="files",
+        minimum=2,
+        special=(0,),
     )
     max_rows_per_batch: int = option(50_000, "largest batch", unit="rows", minimum=1)
     trigger_interval: float = option(0.0, "between batches; 0: as they come", unit="s", minimum=0, maximum=YEAR)
@@ -109,15 +118,9 @@ class PipelineConfig:
         for name in ("nsq", "spark"):
             object.__setattr__(self, name, dict(getattr(self, name) or {}))
         for name in ("topic", "output", "work"):
-            if not getattr(self, name):
+            if not getattr(self, name).strip():
                 raise ValueError(f"setting {name} is required")
-        for name in ("output", "work"):
-            value = getattr(self, name)
-            if "://" in value or value.startswith("file:"):
-                raise ValueError(
-                    f"setting {name} {value!r} is a URI: give a local or mounted directory (spool and checkpoint may "
-                    "be URIs)"
-                )
+        self._check_locations()
         if not self.nsqd_tcp_addresses and not self.lookupd_http_addresses:
             raise ValueError("no address: give nsqd_tcp_addresses or lookupd_http_addresses")
         self._check_addresses()
@@ -133,6 +136,25 @@ class PipelineConfig:
         self._check_options()
         self._check_places()
 
+    def _check_locations(self) -> None:
+        if _is_uri(self.work):
+            raise ValueError(
+                f"setting work {redacted(self.work)!r} is a URI: give a local or mounted directory (output, spool and "
+                "checkpoint may be URIs)"
+            )
+        if not _is_uri(self.output):
+            return
+        if urlsplit(self.output).scheme not in _OBJECT_STORES:
+            raise ValueError(
+                f"setting output {redacted(self.output)!r} is no object store ({', '.join(_OBJECT_STORES)}): give "
+                "one, or a local or mounted directory as a path"
+            )
+        if self.compact_files:
+            raise ValueError(
+                f"setting compact_files {self.compact_files}: on an object store files can't be merged, since no two "
+                "change at once there: leave it out, and set trigger_interval so that they are few"
+            )
+
     def _check_addresses(self) -> None:
         for field in dataclasses.fields(self):
             if field.name.endswith("_addresses") and any(set(", ;") & set(each) for each in getattr(self, field.name)):
@@ -144,7 +166,7 @@ class PipelineConfig:
 
     def _check_places(self) -> None:
         """See that no directory is in another one, whose files would be taken for its own."""
-        places = {f"output/{name}": f"{self.output}/{name}" for name in ("archive", "metrics", "late", "dead")}
+        places = {f"output/{name}": below(self.output, name) for name in ("archive", "metrics", "late", "dead")}
         places["work/metrics/state"] = f"{self.work}/metrics/state"
         for query in QUERIES:
             places |= {f"spool of {query}": self.spool_of(query), f"checkpoint of {query}": self.checkpoint_of(query)}
@@ -158,6 +180,8 @@ class PipelineConfig:
                     )
 
     def _check_names(self) -> None:
+        if "," in self.topic:
+            raise ValueError(f"setting topic {self.topic!r} is several topics: run one job for each")
         for name in ("topic", "metrics_to", "dead_letters_to"):
             _checked(name, assert_valid_topic_name, getattr(self, name))
         for name in ("archive_channel", "metrics_channel"):
@@ -181,10 +205,11 @@ class PipelineConfig:
                 usable = [known[each] for each in sorted(known) if each not in _OWN_OPTIONS]
                 raise ValueError(f"setting nsq: option {name} is unknown{nearest(name, usable)}")
         try:
-            self.read_options("archive")
-            WriteOptions.parse(self.sink_options(self.metrics_to))
+            source, sink = self.read_options("archive"), WriteOptions.parse(self.sink_options(self.metrics_to))
         except ValueError as error:
             raise ValueError(f"setting nsq: {error}") from error
+        _check_form(source, "nsqd_tcp_addresses")
+        _check_form(sink, "publish_addresses" if self.publish_addresses else "nsqd_tcp_addresses")
 
     @property
     def schema(self) -> EventSchema:
@@ -200,6 +225,18 @@ class PipelineConfig:
     def ahead_limit(self) -> float:
         """Seconds that an event's time may be ahead of its publishing."""
         return max(self.watermark_delay, LEAST_AHEAD) if self.max_ahead is None else self.max_ahead
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether output is on an object store."""
+        return _is_uri(self.output)
+
+    @property
+    def least_to_compact(self) -> int:
+        """Files that an hour must have to be compacted; 0: never."""
+        if self.compact_files is not None:
+            return self.compact_files
+        return 0 if self.is_remote else COMPACT_FILES
 
     @property
     def metrics_to(self) -> str:
@@ -269,11 +306,29 @@ class PipelineConfig:
 
 
 def _below(base: str, query: str) -> str:
-    return f"{base.rstrip('/')}/{query}" if ":/" in base else str(Path(base, query).absolute())
+    return below(base, query) if _is_uri(base) else str(Path(base, query).absolute())
+
+
+def _is_uri(place: str) -> bool:
+    return ":/" in place
 
 
 def _resolved(place: str) -> PurePath:
-    return PurePath(place) if ":/" in place else Path(place).resolve()
+    # Its query says how to get there, not where it is.
+    return PurePath(place.partition("?")[0]) if _is_uri(place) else Path(place).resolve()
+
+
+def _check_form(options: ReadOptions | WriteOptions, tcp: str) -> None:
+    """Check what addresses look like; tcp is the setting that gives nsqdTcpAddresses."""
+    from gnsq.spark.connecting import check_addresses  # slow to load: --help does without
+
+    try:
+        check_addresses(options)
+    except ValueError as error:
+        text = str(error).replace("option nsqdTcpAddresses", f"setting {tcp}")
+        for name in ("lookupdHttpAddresses", "nsqdHttpAddresses"):
+            text = text.replace(f"option {name}", _OWN_OPTIONS[_plain(name)])
+        raise ValueError(text) from error
 
 
 def _plain(name: str) -> str:

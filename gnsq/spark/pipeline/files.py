@@ -1,6 +1,7 @@
 """Parquet files named by batch: a batch that runs again overwrites its own files and nothing else.
 
-Spark writes into a staging directory; the files are then renamed into place. Local and mounted directories.
+Spark writes into a staging directory; the files are then renamed into place. Local and mounted directories: objects.py
+does it on object stores.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-__all__ = ["BatchFiles", "batch_of", "sync"]
+__all__ = ["BatchFiles", "batch_name", "batch_of", "sync"]
 
 _STAGING = "_staging"
 _BATCH = re.compile(r"batch-(\d{12})-\d+\.parquet")
+
+
+def batch_name(batch_id: int, index: int) -> str:
+    """Name a file of a batch."""
+    return f"batch-{batch_id:012d}-{index}.parquet"
 
 
 def batch_of(name: str) -> int | None:
@@ -69,7 +75,7 @@ class BatchFiles:
             directory = self.root / path.parent.relative_to(staging)
             directory.mkdir(parents=True, exist_ok=True)
             sync(path)
-            path.rename(directory / f"batch-{batch_id:012d}-{index}.parquet")
+            path.rename(directory / batch_name(batch_id, index))
             directories.add(directory)
         for directory in directories:
             sync(directory)

@@ -6,8 +6,7 @@ import datetime as dt
 import json
 import logging
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j has no types
@@ -25,9 +24,10 @@ from gnsq.spark.pipeline.checkpoint import Checkpoint
 from gnsq.spark.pipeline.compaction import Compaction, Compactor
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.events import deduplicated, parse
+from gnsq.spark.pipeline.files import BatchFiles
 from gnsq.spark.pipeline.metrics import MetricsBatches
 from gnsq.spark.pipeline.preflight import checkpoints
-from gnsq.spark.pipeline.report import Batch, Summary
+from gnsq.spark.pipeline.report import Batch, Silence, Summary
 from gnsq.spark.pipeline.status import depth_of, spool_state
 
 __all__ = ["Job"]
@@ -45,12 +45,20 @@ class Job:
 
     Args:
         report: Called for each finished batch, in the thread that waits.
+        check: Called at the start and before each batch; raises if the job may not write any more.
     """
 
-    def __init__(self, spark: SparkSession, config: PipelineConfig, report: Callable[[Batch], None]) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: PipelineConfig,
+        report: Callable[[Batch], None],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self._spark = spark
         self._config = config
         self._report = report
+        self._check = check
         self._summary = Summary()
         self._started_at = time.monotonic()
         self._queries: dict[str, StreamingQuery] = {}
@@ -58,6 +66,10 @@ class Job:
         self._receivers: list[ExecutorReceivers] = []
         self._looked_at = 0.0
         self._trouble = ""
+        # When each query's last progress was made, and what is made of those without rows.
+        self._heard: dict[str, str] = {}
+        asked = bool(config.nsqd_http_addresses or config.lookupd_http_addresses)
+        self._silence = {query: Silence(is_asked=asked) for query in QUERIES}
         # By query, as the last batch told it.
         self._troubles: dict[str, str] = {}
         self._metrics: MetricsBatches | None = None
@@ -77,18 +89,13 @@ class Job:
             NSQException, OSError, ValueError: If a directory can't be used, or receivers do not fit.
         """
         config = self._config
+        self._check()
         before = checkpoints(config)
         if once:
             self._due = {query: self._waiting(query, before[query]) for query in QUERIES}
         archive, self._metrics = ArchiveBatches(config), MetricsBatches(config)
-        compaction = Compaction(
-            Path(config.output, "archive").absolute(), archive.files.lock, config.watermark_delay, config.compact_files
-        )
-        compaction.recover()
-        self._compaction, self._compactor = compaction, Compactor(compaction)
-        known = before["archive"]
-        if known is not None:
-            self._compactor.committed(known.committed)
+        if isinstance(archive.files, BatchFiles):
+            self._start_compaction(archive.files, before["archive"])
         for query in QUERIES:
             options = config.read_options(query)
             if options.receiver_count:
@@ -96,6 +103,13 @@ class Job:
                 self._receivers[-1].start()
         self._start("archive", archive, once)
         self._start("metrics", self._metrics, once)
+
+    def _start_compaction(self, files: BatchFiles, checkpoint: Checkpoint | None) -> None:
+        compaction = Compaction(files.root, files.lock, self._config.watermark_delay, self._config.least_to_compact)
+        compaction.recover()
+        self._compaction, self._compactor = compaction, Compactor(compaction)
+        if checkpoint is not None:
+            self._compactor.committed(checkpoint.committed)
 
     def wait(self, is_stopping: Callable[[], bool]) -> bool:
         """Wait until all queries have ended, or until it is time to stop.
@@ -148,10 +162,9 @@ class Job:
 
     def compact(self) -> None:
         """Compact all that can be, now; for queries that have ended in order."""
-        assert self._compactor is not None  # start() has made both
-        assert self._compaction is not None
-        self._compactor.stop()
-        self._compaction.run(self._compactor.last_committed)
+        if self._compactor is not None and self._compaction is not None:
+            self._compactor.stop()
+            self._compaction.run(self._compactor.last_committed)
 
     def check_drained(self) -> None:
         """See whether queries that have ended have really read all that was there at the start.
@@ -166,7 +179,10 @@ class Job:
             except NSQException as error:
                 raise JobFailed(f"query {query}: whether all is read is not known: {error}") from error
             if left and read < due:
-                trouble = self._troubles.get(query) or "does another consumer hold them?"
+                trouble = (
+                    self._troubles.get(query)
+                    or "was nsqd connected, as the log tells, or does another consumer hold them?"
+                )
                 raise JobFailed(
                     f"query {query} has ended with {left:,} messages left at nsqd: it has read {read:,} of {due:,}, "
                     f"then nothing came for idleTimeout: {trouble}"
@@ -190,7 +206,12 @@ class Job:
         events = parse(messages, config.schema, config.ahead_limit).observe(
             _OBSERVED, F.count("reason").alias("malformed"), F.max(F.unix_micros("published_at")).alias("latest")
         )
-        writer = events.writeStream.queryName(name).foreachBatch(batches)
+
+        def write(rows: DataFrame, batch_id: int) -> None:
+            self._check()
+            batches(rows, batch_id)
+
+        writer = events.writeStream.queryName(name).foreachBatch(write)
         writer = writer.option("checkpointLocation", config.checkpoint_of(name))
         if once:
             writer = writer.trigger(availableNow=True)
@@ -202,7 +223,9 @@ class Job:
             raise JobFailed(f"query {name} did not start: {essence(str(error))}") from error
 
     def _report_batches(self, name: str, query: StreamingQuery) -> None:
-        for progress in query.recentProgress:
+        recent = query.recentProgress
+        self._listen(name, recent)
+        for progress in recent:
             batch_id, rows = progress["batchId"], progress["numInputRows"]
             if rows and batch_id > self._reported.get(name, -1):
                 self._reported[name] = batch_id
@@ -220,6 +243,15 @@ class Job:
                     # Spark tells of a batch when it is in the commit log.
                     self._compactor.committed(batch_id)
 
+    def _listen(self, name: str, recent: Sequence[Any]) -> None:  # Any: Spark's JSON
+        """Tell when a query gets nothing: there are no batches then that would."""
+        if not recent or recent[-1]["timestamp"] == self._heard.get(name):
+            return
+        self._heard[name] = recent[-1]["timestamp"]
+        trouble = self._silence[name].notice(recent[-1]["numInputRows"], _source(recent[-1]))
+        if trouble:
+            logger.warning("query %s: %s; see %s", name, trouble, self._config.log)
+
     def _check_receivers(self) -> None:
         if not self._receivers or time.monotonic() - self._looked_at < RECEIVERS_LOOK:
             return
@@ -230,10 +262,14 @@ class Job:
         self._trouble = trouble
 
 
+def _source(progress: Any) -> Any:  # Any: Spark's JSON
+    # A text with JSON, null before the source has told anything.
+    return json.loads(progress["sources"][0]["latestOffset"]) or {}
+
+
 def _batch(name: str, progress: Any) -> Batch:  # Any: Spark's JSON
     seconds = progress["durationMs"].get("triggerExecution", 0) / 1000
-    # A text with JSON, null before the source has told anything.
-    source = json.loads(progress["sources"][0]["latestOffset"]) or {}
+    source = _source(progress)
     observed = progress["observedMetrics"].get(_OBSERVED)
     lag = None
     if observed is not None and observed["latest"] is not None:

@@ -9,17 +9,21 @@ import fcntl
 import json
 import os
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 from gnsq.spark.errors import JobFailed
+from gnsq.spark.locations import redacted
+from gnsq.spark.store import LocalStore, open_store
 
-__all__ = ["JobLock", "OutputLock", "running_job"]
+__all__ = ["JobLock", "OutputClaim", "OutputLock", "job_id", "running_job"]
 
 _NAME = "job.json"
 _OWNER = "owner.json"
+_ID = "id"
 # Seconds for a job that was told to stop just now.
 PATIENCE = 5.0
 
@@ -73,10 +77,7 @@ class OutputLock:
         owner = _decoded(text)
         if not locked or (text and owner != claim):
             self._file.close()
-            raise JobFailed(
-                f"output {output} belongs to another job ({text or 'it runs now'}): give this one an output directory "
-                f"of its own; if that job is gone for good or has moved, delete {output / _OWNER}"
-            )
+            raise JobFailed(_taken(str(output), text or "it runs now"))
         _write(self._file, claim)
         os.fsync(self._file.fileno())
 
@@ -87,6 +88,63 @@ class OutputLock:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+class OutputClaim:
+    """OutputLock where there are no locks: the last one to claim has the output, and others learn of it from check().
+
+    Args:
+        location: URI of the output.
+        claim: As OutputLock's, with the job's id: two machines may have the same paths.
+
+    Raises:
+        JobFailed: If it is another job's, or can't be read and written.
+    """
+
+    def __init__(self, location: str, claim: Mapping[str, str]) -> None:
+        self._shown = redacted(location)
+        self._claim = dict(claim)
+        try:
+            self._store = open_store(location, "output")
+            # Before it is written, too.
+            self.check()
+            self._store.put(_OWNER, json.dumps(self._claim).encode())
+        except (OSError, ValueError) as error:
+            raise JobFailed(f"setting output {self._shown} can't be used: {error}: give a place that can be") from error
+
+    def check(self) -> None:
+        """Find out whether the output is still this job's.
+
+        Raises:
+            JobFailed: If it is another's.
+            OSError: If nobody can tell.
+        """
+        try:
+            with self._store.open(_OWNER) as file:
+                text = file.read().decode()
+        except FileNotFoundError:
+            return
+        if _decoded(text) != self._claim:
+            raise JobFailed(_taken(self._shown, text))
+
+
+def job_id(work: Path) -> str:
+    """Say by what others know the job whose work directory this is, wherever it lies. Call with the JobLock held.
+
+    Raises:
+        OSError: If it can't be kept there.
+    """
+    store = LocalStore(work)
+    if not store.exists(_ID):
+        store.put(_ID, uuid.uuid4().hex.encode())
+    return (work / _ID).read_text()
+
+
+def _taken(output: str, owner: str) -> str:
+    return (
+        f"output {output} belongs to another job ({owner}): give this one an output directory of its own; if that job "
+        f"is gone for good or has moved, delete {output.rstrip('/')}/{_OWNER}"
+    )
 
 
 def running_job(work: Path) -> int | None:

@@ -22,11 +22,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from gnsq.spark.errors import JobFailed
+from gnsq.spark.locations import below
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.counts import EMPTY, Count, State, advance, decode_state, encode_state, updates, watermark
 from gnsq.spark.pipeline.events import well_formed
-from gnsq.spark.pipeline.files import BatchFiles
+from gnsq.spark.pipeline.objects import open_files
 from gnsq.spark.sink import publish
 from gnsq.spark.store import open_store
 
@@ -49,10 +50,10 @@ class MetricsBatches:
         self._key = config.key_field
         self._bound = config.max_open_counts
         self._sink = WriteOptions.parse(config.sink_options(config.metrics_to))
-        self._late = BatchFiles(f"{config.output}/late")
+        self._late = open_files(below(config.output, "late"))
         self._location = f"{config.work}/metrics"
         self._store = open_store(f"{self._location}/state")
-        self._metrics = open_store(f"{config.output}/metrics")
+        self._metrics = open_store(below(config.output, "metrics"), "output")
         for store in (self._store, self._metrics):
             store.make_directory("")
 

@@ -15,7 +15,7 @@ from gnsq.errors import NSQException
 from gnsq.spark.channel import ChannelClient
 from gnsq.spark.connecting import connection_keywords, http_keywords
 from gnsq.spark.errors import JobFailed, SpoolInUse
-from gnsq.spark.locations import redacted
+from gnsq.spark.locations import below, redacted
 from gnsq.spark.offsets import decode_offset
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.checkpoint import Checkpoint, read_checkpoint
@@ -54,7 +54,18 @@ def check_places(config: PipelineConfig) -> None:
         connection_keywords(WriteOptions.parse(config.sink_options(config.metrics_to)))
     except ValueError as error:
         raise JobFailed(f"setting nsq: {error}") from error
-    _check_writable("output", config.output)
+    try:
+        config.log.parent.mkdir(parents=True, exist_ok=True)
+        # Not made yet: that it is there says that Spark was started.
+        with open(config.log, "ab") if config.log.exists() else tempfile.TemporaryFile(dir=config.log.parent):
+            pass
+    except OSError as error:
+        raise JobFailed(
+            f"setting log_file {config.log} can't be written: {error.strerror}: give a file that can be"
+        ) from error
+    if not config.is_remote:
+        # Of another one OutputClaim finds that out.
+        _check_writable("output", config.output)
     for query, checkpoint in checkpoints(config).items():
         _check_spool(config, query)
         if checkpoint is not None:
@@ -150,14 +161,26 @@ def _check_checkpoint(config: PipelineConfig, query: str, checkpoint: Checkpoint
 
 def _check_output_is_new(config: PipelineConfig, query: str, checkpoint: str) -> None:
     """A new checkpoint counts batches from 0, and files are named by batch."""
-    archive, metrics = ("archive/hour=*/batch-*", "dead/batch-*"), ("metrics/batch-*", "late/batch-*")
-    for pattern in archive if query == "archive" else metrics:
-        found = next(Path(config.output).glob(pattern), None)
-        if found is not None:
+    for name in ("archive", "dead") if query == "archive" else ("metrics", "late"):
+        place = below(config.output, name)
+        found = _first_batch(place, config)
+        if found:
             raise JobFailed(
-                f"checkpoint {checkpoint} is new, but {found} is there, which its batches would overwrite: bring the "
-                "checkpoint back, or give another output directory"
+                f"checkpoint {checkpoint} is new, but {redacted(below(place, found))} is there, which its batches "
+                "would overwrite: bring the checkpoint back, or give another output directory"
             )
+
+
+def _first_batch(place: str, config: PipelineConfig) -> str:
+    """Find a file that a batch has written."""
+    if not config.is_remote:
+        found = next((path for pattern in ("batch-*", "hour=*/batch-*") for path in Path(place).glob(pattern)), None)
+        return str(found.relative_to(place)) if found is not None else ""
+    try:
+        paths = (path for path, _ in open_store(place, "output").list() if not path.startswith("_"))
+        return next((path for path in paths if path.rpartition("/")[2].startswith("batch-")), "")
+    except (OSError, ValueError) as error:
+        raise JobFailed(f"setting output {redacted(place)} can't be read: {error}: give a place that can be") from error
 
 
 # --- nsqd and nsqlookupd
@@ -202,11 +225,15 @@ def _topics(client: NsqdHTTPClient | LookupdClient) -> Iterable[str]:
     return [topic["topic_name"] for topic in client.stats()["topics"] or ()]
 
 
-def check_nsq(config: PipelineConfig, found: Survey, *, once: bool) -> None:
-    """See whether there is anybody to read from. A job that goes on for ever only warns: they may come.
+def check_nsq(config: PipelineConfig, found: Survey, *, once: bool, new_topic: bool = False) -> None:
+    """See whether there is anybody to read from. A job that goes on for ever waits for those that do not answer.
+
+    Args:
+        new_topic: The topic may be one that is still to come.
 
     Raises:
-        JobFailed: If the job is to end when it is drained, and nobody answers or has the topic.
+        JobFailed: If nobody has the topic, and neither is it to come nor has the job read it before; once, also if
+            nobody answers.
     """
     if found.asked and not found.answered:
         reason = f"neither nsqd nor nsqlookupd answers: {'; '.join(found.failures)}"
@@ -216,37 +243,49 @@ def check_nsq(config: PipelineConfig, found: Survey, *, once: bool) -> None:
         return
     for failure in found.failures:
         logger.warning("%s", failure)
-    if found.asked and config.topic not in found.topics:
-        close = difflib.get_close_matches(config.topic, found.topics, 3)
-        near = f"; near it are {', '.join(close)}" if close else ""
-        reason = f"no nsqd has the topic {config.topic}{near}"
-        if once:
-            raise JobFailed(reason)
-        logger.warning("%s; waiting for it", reason)
+    if not found.asked or config.topic in found.topics:
+        return
+    if not new_topic and not _has_begun(config) and (once or not found.failures):
+        raise JobFailed(_unknown(config, found))
+    logger.warning("no nsqd has the topic %s; waiting for it", config.topic)
 
 
-def create_channels(config: PipelineConfig, *, once: bool, wait: Callable[[float], bool]) -> None:
+def _unknown(config: PipelineConfig, found: Survey) -> str:
+    close = difflib.get_close_matches(config.topic, found.topics, 3)
+    near = f", near it are {', '.join(close)}" if close else ""
+    names = ("nsqd_http_addresses", "lookupd_http_addresses")
+    places = " or ".join(name for name in names if getattr(config, name))
+    return (
+        f"no nsqd of {places} has the topic {config.topic}{near}: correct the setting topic, or give --new-topic if it "
+        "is still to come"
+    )
+
+
+def create_channels(
+    config: PipelineConfig, *, once: bool, wait: Callable[[float], bool], new_topic: bool = False
+) -> None:
     """Have both channels before either is read: nsqd gives what waits in a topic to its first channel alone.
 
-    A job that goes on for ever waits for nsqd, if it has not begun before.
+    A job that goes on for ever waits for nsqd, if it has not begun before. A topic that nobody has is created on the
+    nsqds that were named, but only where check_nsq() lets it pass: what a typing error creates stays there, and fills.
 
     Args:
         wait: Waits so many seconds, and says whether the job is to stop.
 
     Raises:
-        JobFailed: If the job is to end when it is drained, and they can't be created.
+        JobFailed: As check_nsq(), for those that did not answer then; once, if they can't be created.
     """
     client = ChannelClient(config.read_options("archive"))
     try:
         if not client.can_ask:
             logger.warning(
                 "channels of %s not created: without nsqd_http_addresses or lookupd_http_addresses, what waits in a "
-                "topic that has no channel yet goes to one of them alone",
+                "topic that has no channel yet goes to one of them alone, and a topic that does not exist is created",
                 config.topic,
             )
             return
         told = ""
-        while reason := _try_create(config, client):
+        while reason := _try_create(config, client, may_be_new=new_topic or _has_begun(config)):
             if once:
                 raise JobFailed(f"channels of {config.topic} not created: {reason}")
             if reason != told:
@@ -258,8 +297,14 @@ def create_channels(config: PipelineConfig, *, once: bool, wait: Callable[[float
         client.close()
 
 
-def _try_create(config: PipelineConfig, client: ChannelClient) -> str:
+def _try_create(config: PipelineConfig, client: ChannelClient, *, may_be_new: bool) -> str:
     """Create both; returns why that is not done."""
+    if not may_be_new:
+        found = survey(config)
+        if config.topic not in found.topics:
+            if not found.failures:
+                raise JobFailed(_unknown(config, found))
+            return "; ".join(found.failures)
     try:
         client.create(config.metrics_channel)
     except NSQException as error:
@@ -272,8 +317,11 @@ def _try_create(config: PipelineConfig, client: ChannelClient) -> str:
 
 
 def _has_begun(config: PipelineConfig) -> bool:
-    """Whether both queries have run: then they have had their channels."""
+    """Whether both queries have read this topic: then they have had their channels."""
     try:
-        return all(found_owner(open_store(config.spool_of(query))) for query in QUERIES)
+        return all(
+            found_owner(open_store(config.spool_of(query))).get("source") == config.read_options(query).source
+            for query in QUERIES
+        )
     except OSError:
         return False

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-__all__ = ["Batch", "Summary", "batch_line", "summary_lines"]
+__all__ = ["Batch", "Silence", "Summary", "batch_line", "summary_lines"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,40 @@ class Batch:
     lag: float | None = None
     dropped: int = 0
     trouble: str = ""
+
+
+class Silence:
+    """Notices that a query gets nothing though it should, which no line of a batch would tell.
+
+    Args:
+        is_asked: Whether there is anybody who could say what waits.
+    """
+
+    def __init__(self, *, is_asked: bool) -> None:
+        self._is_asked = is_asked
+        self._before = False
+        self._told = False
+
+    def notice(self, rows: int, source: Mapping[str, Any]) -> str:
+        """Look at a progress; returns what is wrong, when that has shown twice running, and once only.
+
+        Args:
+            source: What the source says of itself.
+        """
+        trouble = "" if rows else self._trouble(source)
+        is_due = bool(trouble) and self._before and not self._told
+        self._before = bool(trouble)
+        self._told = self._before and (self._told or is_due)
+        return trouble if is_due else ""
+
+    def _trouble(self, source: Mapping[str, Any]) -> str:
+        if source.get("trouble"):
+            return str(source["trouble"])
+        if self._is_asked and source and "waiting" not in source:
+            return "no rows, and what waits at nsqd is not known: nsqd or nsqlookupd does not answer"
+        if source.get("waiting"):
+            return f"{source['waiting']:,} messages wait at nsqd, and none comes"
+        return ""
 
 
 @dataclass(slots=True)

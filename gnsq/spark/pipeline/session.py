@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from gnsq.spark import register
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.failures import essence
+from gnsq.spark.failures import essence, last_words
 from gnsq.spark.java import prepare_environment
 
 __all__ = ["is_submitted", "open_session"]
@@ -46,7 +46,8 @@ def is_submitted() -> bool:
 def open_session(
     name: str, *, master: str | None = None, settings: Mapping[str, str] | None = None, log: Path | None = None
 ) -> Iterator[SparkSession]:
-    """Start Spark, or take the session that spark-submit has made; stop its queries and itself at the end.
+    """Start Spark, or take the session that spark-submit has made; stop its queries and itself at the end. A
+    KeyboardInterrupt, also one during the stop, ends it at once.
 
     Args:
         master: Such as local[2]; default: spark-submit's, else local[*].
@@ -68,45 +69,81 @@ def open_session(
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     for key, value in {**_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
+    written = log.stat().st_size if log is not None and log.exists() else 0
     with _stderr_to(log):
         try:
             spark = builder.getOrCreate()
         except (PySparkException, Py4JError) as error:
-            raise JobFailed(f"Spark does not start: {essence(str(error))}") from error
+            raise JobFailed(f"Spark does not start: {_reason(error, log, written)}") from error
     try:
-        spark.sparkContext.setLogLevel("WARN")
-        server = getattr(spark.sparkContext, "_accumulatorServer", None)
-        if server is not None:
-            # It prints a traceback when the JVM is killed, of which the job tells in one line.
-            server.handle_error = lambda request, client: None
-        register(spark)
-        yield spark
-    finally:
-        # What is interrupted in the middle of a batch complains, on this side too.
-        with _stderr_to(log):
-            _stop(spark)
+        try:
+            try:
+                _prepare(spark)
+            except (PySparkException, Py4JError) as error:
+                raise JobFailed(f"Spark does not start: {_reason(error, log, written)}") from error
+            yield spark
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            _stop(spark, log)
+            raise
+        else:
+            _stop(spark, log)
+    except KeyboardInterrupt:
+        _kill()
+        raise
 
 
-def _stop(spark: SparkSession) -> None:
-    # Where the JVM was killed there is nothing to stop.
-    with contextlib.suppress(Py4JError, ConnectionError):
-        for query in spark.streams.active:
-            query.stop()
-        spark.stop()
-    gateway = SparkContext._gateway
-    process = getattr(gateway, "proc", None)
-    if gateway is None or process is None:
-        return  # spark-submit's
-    # pyspark leaves the JVM to end by itself, some time after this process; what it holds is to be gone when this
-    # returns.
-    gateway.shutdown()
-    SparkContext._gateway = SparkContext._jvm = None
-    process.stdin.close()
-    try:
-        process.wait(JVM_PATIENCE)
-    except subprocess.TimeoutExpired:
+def _prepare(spark: SparkSession) -> None:
+    spark.sparkContext.setLogLevel("WARN")
+    server = getattr(spark.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        # It prints a traceback when the JVM is killed, of which the job tells in one line.
+        server.handle_error = lambda request, client: None
+    register(spark)
+
+
+def _reason(error: BaseException, log: Path | None, written: int) -> str:
+    """Say why Spark does not start: the first of all causes, or what Java wrote behind so many bytes of its log."""
+    if "JAVA_GATEWAY_EXITED" in str(error) and log is not None:
+        words = last_words(log.read_bytes()[written:].decode(errors="replace"))
+        return f"Java has ended at once: {words or 'it did not say why'}: see the settings spark and master"
+    # Spark's errors keep Java's causes there.
+    while (cause := getattr(error, "_cause", None)) is not None:
+        error = cause
+    return essence(str(error))
+
+
+def _stop(spark: SparkSession, log: Path | None) -> None:
+    # What is interrupted in the middle of a batch complains, on this side too.
+    with _stderr_to(log):
+        # Where the JVM was killed there is nothing to stop; a session with a bad setting has no queries.
+        with contextlib.suppress(PySparkException, Py4JError, ConnectionError):
+            for query in spark.streams.active:
+                query.stop()
+        with contextlib.suppress(Py4JError, ConnectionError):
+            spark.stop()
+        gateway = SparkContext._gateway
+        process = getattr(gateway, "proc", None)
+        if gateway is None or process is None:
+            return  # spark-submit's
+        # pyspark leaves the JVM to end by itself, some time after this process; what it holds is to be gone when this
+        # returns.
+        gateway.shutdown()
+        process.stdin.close()
+        try:
+            process.wait(JVM_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(JVM_PATIENCE)
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+def _kill() -> None:
+    """End the JVM, which may hang; receivers see the end of their input, and end in order."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None:
         process.kill()
-        process.wait(JVM_PATIENCE)
 
 
 @contextlib.contextmanager

@@ -1,13 +1,17 @@
 """The command: what it says, what it leaves behind, and how it ends."""
 
+import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from gnsq.spark.store import open_store
 from tests.spark.helpers import channel_stats, members_of, publish, running, wait_for
 from tests.spark.pipeline.helpers import published, rows_below
 
@@ -56,18 +60,38 @@ def test_bad_usage_is_told_with_status_2(given, words):
     assert "Traceback" not in done.stderr
 
 
+def jvms_of(group):
+    """Process ids of a process group's Java."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getpgid(int(path.name)) == group and (path / "comm").read_text() == "java\n":
+                found.append(int(path.name))
+    return found
+
+
+def catches(pid, number):
+    """Whether a process has a handler for a signal."""
+    mask = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.M)[1]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def lines_of(done):
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     return done.stderr.splitlines()
 
 
-def test_once_without_the_topic_is_told_before_spark_starts(fakensqd, tmp_path):
+@pytest.mark.parametrize("flags", [[], ["--once"]])
+def test_topic_that_nobody_has_is_told_and_leaves_nothing_behind(fakensqd, tmp_path, flags):
     publish(fakensqd, "click", [b"1"])
 
-    done = run(arguments(fakensqd, tmp_path, "--once"))
+    done = run(arguments(fakensqd, tmp_path, *flags))
 
-    assert lines_of(done) == ["Error: no nsqd has the topic clicks; near it are click"]
+    [line] = lines_of(done)
+    assert line.startswith("Error: no nsqd of nsqd_http_addresses has the topic clicks, near it are click: ")
+    assert channel_stats(fakensqd, "clicks", "archive") is None
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_once_without_nsqd_is_told_before_spark_starts(fakensqd, tmp_path):
@@ -114,6 +138,20 @@ def test_output_of_another_job_is_refused_before_spark_starts(fakensqd, tmp_path
     assert 'out belongs to another job ({"work": "/another"' in line
 
 
+def test_output_of_another_job_on_an_object_store_is_refused_before_spark_starts(fakensqd, tmp_path, s3):
+    publish(fakensqd, "clicks", EVENTS[:1])
+    location = s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
+    # The same paths, as on another machine.
+    theirs = json.dumps({"work": str(tmp_path / "work"), "topic": "clicks", "id": "theirs"})
+    open_store(location).put("owner.json", theirs.encode())
+
+    done = run(arguments(fakensqd, tmp_path, "--output", location))
+
+    [line] = lines_of(done)
+    assert f"{tmp_path.name} belongs to another job ({theirs}): give this one" in line
+    assert "SECRET" not in line
+
+
 def test_configuration_may_come_from_the_environment(tmp_path):
     done = run(COMMAND, GNSQ_PIPELINE_CONFIG="/nowhere.toml")
 
@@ -123,6 +161,7 @@ def test_configuration_may_come_from_the_environment(tmp_path):
 def test_second_job_on_one_work_directory_is_refused(fakensqd, tmp_path):
     from gnsq.spark.pipeline.joblock import JobLock
 
+    publish(fakensqd, "clicks", EVENTS[:1])
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "spark.log").write_text("of the other one")
     with JobLock(tmp_path / "work"):
@@ -189,4 +228,28 @@ def test_once_stops_in_order_on_sigterm_and_says_that_it_is_not_done(fakensqd, t
         assert "Traceback" not in output
         for channel in ("archive", "metrics"):
             wait_for(lambda channel=channel: not channel_stats(fakensqd, "clicks", channel)["clients"])
+        wait_for(lambda: members_of(process.pid) == [])
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(150)
+def test_second_interrupt_ends_at_once_even_if_spark_hangs_and_says_what_that_means(fakensqd, tmp_path):
+    publish(fakensqd, "clicks", EVENTS)
+    with running(arguments(fakensqd, tmp_path, "--max-rows-per-batch", "200")) as process:
+        wait_for(lambda: list((tmp_path / "out" / "archive").glob("hour=*/*.parquet")), limit=90)
+        [java] = jvms_of(process.pid)
+        os.kill(java, signal.SIGSTOP)
+        os.kill(process.pid, signal.SIGINT)
+        # Taken: the next one is no request any more.
+        wait_for(lambda: not catches(process.pid, signal.SIGTERM))
+        assert process.poll() is None
+        os.kill(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=30)
+
+        assert process.returncode == 130, output
+        assert output.endswith(
+            "interrupted at once: what was in flight comes back after nsqd's msg_timeout, a batch that was under way "
+            "runs again; the next start goes on where this one ended\n"
+        )
+        assert "Traceback" not in output
         wait_for(lambda: members_of(process.pid) == [])

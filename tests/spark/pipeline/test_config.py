@@ -43,6 +43,12 @@ def test_spool_and_checkpoint_may_be_elsewhere():
     assert elsewhere.spool_of("archive") == "s3://bucket/spools/archive"
     assert elsewhere.checkpoint_of("metrics") == "hdfs://name/checkpoints/metrics"
     assert config(spool="/spools").spool_of("archive") == "/spools/archive"
+    assert config(spool="s3://b/x?region=y").spool_of("archive") == "s3://b/x/archive?region=y"
+
+
+def test_files_are_merged_unless_they_are_on_an_object_store():
+    assert (config().least_to_compact, config(compact_files=0).least_to_compact) == (20, 0)
+    assert config(output="s3://bucket/x").least_to_compact == 0
 
 
 def test_options_reach_source_and_sink():
@@ -88,8 +94,20 @@ def test_secrets_are_not_shown():
     [
         pytest.param({"topic": ""}, "setting topic is required", id="missing"),
         pytest.param({"nsqd_tcp_addresses": ()}, "no address", id="no address"),
-        pytest.param({"output": "s3://bucket/x"}, "s3://bucket/x' is a URI: give a local or mounted", id="URI"),
+        pytest.param({"work": "s3://bucket/x"}, "work 's3://bucket/x' is a URI: give a local or mounted", id="URI"),
+        pytest.param({"output": "hdfs://k:hush@h/x"}, r"hdfs://\*\*\*@h/x' is no object store \(s3, ", id="no store"),
+        pytest.param(
+            {"output": "s3://b/x", "compact_files": 9}, "compact_files 9: on an object store", id="compaction"
+        ),
+        pytest.param(
+            {"output": "s3://b/x?region=a", "spool": "s3://b/x/late"}, "is in output/late", id="output and spool"
+        ),
         pytest.param({"work": "file:/x"}, "file:/x' is a URI", id="file URI"),
+        pytest.param({"output": " "}, "setting output is required", id="blank"),
+        pytest.param({"topic": "a,b"}, "topic 'a,b' is several topics: run one job for each", id="several topics"),
+        pytest.param({"nsqd_tcp_addresses": ("a:x",)}, "setting nsqd_tcp_addresses: port 'x'", id="port"),
+        pytest.param({"publish_addresses": ("a:x",)}, "setting publish_addresses: port 'x'", id="port to publish to"),
+        pytest.param({"lookupd_http_addresses": ("a:x",)}, "setting lookupd_http_addresses: 'a:x'", id="HTTP port"),
         pytest.param({"topic": "a b"}, "setting topic: ", id="bad topic"),
         pytest.param({"metrics_topic": "a b"}, "setting metrics_topic: ", id="bad metrics topic"),
         pytest.param({"topic": "a" * 60}, "setting metrics_topic: ", id="metrics topic too long"),

@@ -5,6 +5,7 @@ import logging
 from dataclasses import replace
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from gnsq.spark.errors import JobFailed
@@ -12,6 +13,7 @@ from gnsq.spark.pipeline.account import sum_highest_versions
 from gnsq.spark.pipeline.job import Job, _batch
 from gnsq.spark.pipeline.preflight import create_channels
 from gnsq.spark.spool import Spool
+from gnsq.spark.store import open_store
 from tests.spark.helpers import channel_stats, columns, publish
 from tests.spark.pipeline.helpers import config_for, published, rows_below
 
@@ -80,6 +82,44 @@ def test_account_holds_without_duplicates(run, fakensqd, config, tmp_path):
     assert len(archived) == aggregated + summary.late
     assert len(published(fakensqd, "clicks-dead", tmp_path)) == summary.dead_letters == 2
     assert [batch.dropped for batch in reports] == [0] * len(reports)
+
+
+@pytest.mark.spark
+def test_account_holds_on_an_object_store(run, fakensqd, config, s3, tmp_path):
+    publish(fakensqd, "clicks", GOOD + BAD)
+    output = s3.location(f"bucket/{tmp_path.name}", "KEY:SECRET@")
+
+    _, summary = run(replace(config, output=output))
+
+    store = open_store(output)
+    archived = []
+    for path, _ in store.list():
+        if path.startswith("archive/hour="):
+            with store.open(path) as file:
+                archived += pq.read_table(file).to_pylist()
+    assert sorted(row["body"].encode() for row in archived) == GOOD
+    assert (summary.rows, summary.dead_letters, summary.compactions) == ({"archive": 32, "metrics": 32}, 2, 0)
+    assert len(published(fakensqd, "clicks-dead", tmp_path)) == 2
+
+
+@pytest.mark.spark
+def test_job_that_has_lost_its_output_fails_before_it_writes(spark, fakensqd, config, tmp_path):
+    publish(fakensqd, "clicks", GOOD)
+    answers = iter([None])
+
+    def check():
+        if next(answers, JobFailed) is not None:
+            raise JobFailed("output belongs to another job")
+
+    job = Job(spark, config, lambda batch: None, check)
+    job.start(once=False)
+
+    with pytest.raises(JobFailed, match=r"^query \w+: .*JobFailed: output belongs to another job$"):
+        job.wait(lambda: False)
+    for query in spark.streams.active:
+        query.stop()
+    job.close()
+    assert rows_below(tmp_path / "output" / "archive") == []
 
 
 @pytest.mark.spark
@@ -169,6 +209,17 @@ def test_progress_that_says_little_becomes_a_batch():
     batch = _batch("archive", progress(sources=[{"latestOffset": "null"}], observedMetrics={}, durationMs={}))
 
     assert (batch.waiting, batch.spooled, batch.lag, batch.seconds) == (None, None, None, 0)
+
+
+def test_query_that_gets_nothing_is_told_of(config, caplog):
+    job = Job(None, config, lambda batch: None)
+    idle = [progress(batchId=4, numInputRows=0, timestamp=f"2026-01-01T00:00:{second}Z") for second in (10, 20)]
+    job._report_batches("archive", Query(progress(), idle[0]))
+    job._report_batches("archive", Query(progress(), idle[0]))
+    assert caplog.text == ""
+    job._report_batches("archive", Query(progress(), *idle))
+
+    assert "query archive: full; see " in caplog.text
 
 
 def test_rows_that_spark_drops_are_an_error(config, caplog):

@@ -1,5 +1,6 @@
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,13 @@ def test_work_that_can_not_be_written_is_named(config, tmp_path):
 
     with pytest.raises(JobFailed, match=r"setting work .* can't be written"):
         check_work(config)
+
+
+def test_log_that_can_not_be_written_is_named(config, tmp_path):
+    (tmp_path / "file").write_text("no directory")
+
+    with pytest.raises(JobFailed, match=r"setting log_file .*/file/log can't be written: .*: give a file that can be"):
+        check_places(replace(config, log_file=str(tmp_path / "file" / "log")))
 
 
 def test_spool_of_another_query_is_refused(config):
@@ -149,6 +157,14 @@ def test_missing_secret_file_is_named(tmp_path):
 # --- nsqd and nsqlookupd
 
 
+def claim_spools(config):
+    """As queries do that have run."""
+    for query in ("archive", "metrics"):
+        spool = Spool(config.spool_of(query))
+        spool.prepare()
+        spool.lock(config.checkpoint_of(query), f"clicks/{query}").release()
+
+
 def test_topics_are_found_at_nsqd_and_nsqlookupd(fakecluster, tmp_path):
     publish(fakecluster.nsqds[0], "here", [b"1"])
     publish(fakecluster.nsqds[1], "there", [b"1"])
@@ -165,22 +181,46 @@ def test_topics_are_found_at_nsqd_and_nsqlookupd(fakecluster, tmp_path):
 
 
 NOBODY = Survey(1, ["127.0.0.1:1: refused"])
-OTHERS = Survey(1, [], {"click", "orders"})
 
 
-@pytest.mark.parametrize(
-    ("found", "words"),
-    [
-        pytest.param(NOBODY, "neither nsqd nor nsqlookupd answers: 127.0.0.1:1: refused", id="nobody"),
-        pytest.param(OTHERS, "no nsqd has the topic clicks; near it are click", id="other topics"),
-        pytest.param(Survey(1), "no nsqd has the topic clicks", id="no topics"),
-    ],
-)
-def test_run_for_ever_waits_for_what_is_missing_and_one_that_ends_fails(config, caplog, found, words):
-    check_nsq(config, found, once=False)
-    assert f"{words}; waiting for" in caplog.text
-    with pytest.raises(JobFailed, match=words):
-        check_nsq(config, found, once=True)
+def test_run_for_ever_waits_for_who_does_not_answer_and_one_that_ends_fails(config, caplog):
+    check_nsq(config, NOBODY, once=False)
+    assert "neither nsqd nor nsqlookupd answers: 127.0.0.1:1: refused; waiting for them" in caplog.text
+    with pytest.raises(JobFailed, match="neither nsqd nor nsqlookupd answers: 127"):
+        check_nsq(config, NOBODY, once=True)
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_topic_that_nobody_has_is_refused_unless_it_is_still_to_come(tmp_path, caplog, once):
+    config = config_for(tmp_path, nsqd_http_addresses=("a:4151",), lookupd_http_addresses=("b:4161",))
+    others = Survey(2, [], {"click", "orders"})
+
+    with pytest.raises(
+        JobFailed,
+        match=r"^no nsqd of nsqd_http_addresses or lookupd_http_addresses has the topic clicks, near it are click: "
+        r"correct the setting topic, or give --new-topic if it is still to come$",
+    ):
+        check_nsq(config, others, once=once)
+    with pytest.raises(JobFailed, match="has the topic clicks: correct"):
+        check_nsq(config, Survey(2), once=once)
+    check_nsq(config, others, once=once, new_topic=True)
+
+    assert "no nsqd has the topic clicks; waiting for it" in caplog.text
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_topic_that_the_job_has_read_before_may_be_gone(config, once):
+    claim_spools(config)
+
+    check_nsq(config, Survey(1), once=once)
+    with pytest.raises(JobFailed, match=r"no nsqd of .* has the topic clcks"):
+        check_nsq(replace(config, topic="clcks", nsqd_http_addresses=("a:4151",)), Survey(1), once=once)
+
+
+def test_nsqd_that_does_not_answer_may_have_the_topic(config):
+    check_nsq(config, Survey(2, ["a: gone"], {"orders"}), once=False)
+    with pytest.raises(JobFailed, match="no nsqd"):
+        check_nsq(config, Survey(2, ["a: gone"], {"orders"}), once=True)
 
 
 def test_all_is_well(config, caplog):
@@ -233,9 +273,25 @@ def test_topic_that_only_nsqlookupd_could_tell_of_is_waited_for(fakecluster, tmp
         wait_for(lambda: "clicks" in survey(config).topics)
         return False
 
-    create_channels(config, once=False, wait=wait)
+    create_channels(config, once=False, wait=wait, new_topic=True)
 
     assert channel_stats(fakecluster.nsqds[0], "clicks", "metrics")["depth"] == 1
+
+
+def test_topic_that_nobody_has_is_not_created_even_if_that_shows_later(fakensqd, tmp_path):
+    config = config_for(tmp_path, **addresses(fakensqd))
+    fakensqd.stop()
+
+    def wait(seconds):
+        fakensqd.start()
+        return False
+
+    with pytest.raises(JobFailed, match="has the topic clicks: correct"):
+        create_channels(config, once=False, wait=wait)
+
+    assert channel_stats(fakensqd, "clicks", "archive") is None
+    create_channels(config, once=False, wait=pytest.fail, new_topic=True)
+    assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 0
 
 
 GONE = {"nsqd_http_addresses": ("127.0.0.1:1",)}
@@ -249,10 +305,7 @@ def test_channels_that_can_not_be_created_fail_a_job_that_ends(tmp_path):
 def test_wait_for_channels_ends_when_it_is_told_to_or_both_queries_have_begun(config, tmp_path, caplog):
     gone = config_for(tmp_path, **GONE)
     create_channels(gone, once=False, wait=lambda seconds: True)
-    for query in ("archive", "metrics"):
-        spool = Spool(gone.spool_of(query))
-        spool.prepare()
-        spool.lock(gone.checkpoint_of(query), f"clicks/{query}").release()
+    claim_spools(gone)
 
     create_channels(gone, once=False, wait=pytest.fail)
     create_channels(config, once=False, wait=pytest.fail)

@@ -1,4 +1,6 @@
-from gnsq.spark.pipeline.report import Batch, Summary, batch_line, summary_lines
+import pytest
+
+from gnsq.spark.pipeline.report import Batch, Silence, Summary, batch_line, summary_lines
 
 
 def test_batch_is_one_line():
@@ -36,3 +38,35 @@ def test_summary_adds_up():
 
 def test_summary_of_nothing():
     assert summary_lines(Summary(), ("archive",)) == ["archive  0 rows in 0 batches", "both     0 s"]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        pytest.param({"waiting": 1200}, "1,200 messages wait at nsqd, and none comes", id="waiting"),
+        pytest.param({"spool_rows": 0}, "what waits at nsqd is not known", id="nobody answers"),
+        pytest.param({"waiting": 0, "trouble": "a:4150 not connected"}, "a:4150 not connected", id="trouble"),
+    ],
+)
+def test_silence_is_told_once_when_it_lasts(source, words):
+    silence = Silence(is_asked=True)
+
+    assert silence.notice(0, source) == ""
+    assert words in silence.notice(0, source)
+    assert silence.notice(0, source) == ""
+    assert [silence.notice(rows, source) for rows in (5, 0)] == ["", ""]
+    assert words in silence.notice(0, source)
+
+
+@pytest.mark.parametrize(
+    ("is_asked", "source"),
+    [
+        pytest.param(True, {"waiting": 0}, id="nothing there"),
+        pytest.param(True, {}, id="nothing said yet"),
+        pytest.param(False, {"spool_rows": 0}, id="nobody to ask"),
+    ],
+)
+def test_idle_query_is_no_trouble(is_asked, source):
+    silence = Silence(is_asked=is_asked)
+
+    assert [silence.notice(0, source) for _ in range(3)] == ["", "", ""]

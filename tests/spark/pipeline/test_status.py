@@ -88,9 +88,10 @@ def test_segments_set_aside_are_counted(config):
     assert "1 segments with 2 rows set aside as unreadable" in "\n".join(status_lines(config, NOW))
 
 
-def test_bad_places_and_addresses_are_told(tmp_path):
+def test_bad_places_and_files_are_told(tmp_path):
     (tmp_path / "work").write_text("a file")
-    config = config_for(tmp_path, nsqd_http_addresses=("127.0.0.1:99999",))
+    https = {"nsqd_http_addresses": ("https://127.0.0.1:1",), "nsq": {"tlsCaFile": str(tmp_path / "none")}}
+    config = config_for(tmp_path, **https)
 
     lines = list(status_lines(config, NOW))
 
