@@ -15,7 +15,7 @@ from gnsq.addresses import Addresses, joined, parse_address
 from gnsq.errors import NSQHttpError
 from gnsq.lookupd import Answer, LookupdClient
 
-__all__ = ["KnownNodes", "Nodes", "lookup_nodes", "lookup_nsqds", "parse_lookupds"]
+__all__ = ["KnownNodes", "Nodes", "TopicNodes", "lookup_nodes", "lookup_nsqds", "parse_lookupds"]
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,43 @@ def lookup_nodes(lookupds: Iterable[LookupdClient], found: Callable[[str], None]
         As lookup_nsqds().
     """
     return _ask_all(lookupds, lambda lookupd: lookupd.nodes(), found, what="lookup of nodes", port=port)
+
+
+class TopicNodes:
+    """Those nsqds that have a topic, followed over rounds.
+
+    Attributes:
+        known: What the last round named, and while some nsqlookupd does not answer what was known before.
+    """
+
+    def __init__(self, lookupds: Sequence[LookupdClient], topic: str) -> None:
+        self.known: set[str] = set()
+        self._lookupds = lookupds
+        self._topic = topic
+
+    def ask(self, found: Callable[[str], None]) -> bool:
+        """Ask all nsqlookupds at once, and wait for the last of them.
+
+        Args:
+            found: Called with each known ``host:port``, as soon as an answer names it; more than once where several do.
+                Those that were known before come last: an nsqd that was lost must not wait for an nsqlookupd that is
+                down.
+
+        Returns:
+            Whether any of them answered.
+        """
+        named: set[str] = set()
+
+        def note(address: str) -> None:
+            named.add(address)
+            found(address)
+
+        answered = lookup_nsqds(self._lookupds, self._topic, note)
+        if answered < len(self._lookupds):
+            for address in self.known - named:
+                note(address)
+        self.known = named
+        return answered > 0
 
 
 class Nodes:

@@ -6,6 +6,7 @@ methods may be called from any OS thread, and the Responder carries what they sa
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,14 +16,18 @@ from typing import Any, Protocol
 from blinker import Signal
 
 from gnsq.errors import NSQException
-from gnsq.protocol.frames import decode_message
+from gnsq.protocol.frames import MESSAGE_HEADER, decode_message
 
-__all__ = ["Message", "Responder", "finish_all"]
+__all__ = ["Message", "Responder", "enable_async_all", "finish_all"]
 
 # How often touching() sends TOUCH to an nsqd that has not said its msg_timeout, seconds; its default is 60.
 UNKNOWN_TIMEOUT_INTERVAL = 20.0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_unpack_header = MESSAGE_HEADER.unpack_from
+_HEADER_SIZE = MESSAGE_HEADER.size
+_new = object.__new__
 
 
 def _nothing() -> None:
@@ -140,8 +145,21 @@ class Message:
         Raises:
             NSQFrameError: If it is too short.
         """
-        timestamp, attempts, message_id, body = decode_message(data)
-        return cls(timestamp, attempts, message_id, body, responder, received)
+        # What decode_message() and __init__() do, written out: of what a message costs it is the largest part, and this
+        # way it is 0.4 us of 0.7.
+        message = _new(cls)
+        try:
+            message.timestamp, message.attempts, message.id = _unpack_header(data)
+        except struct.error:
+            decode_message(data)  # raises
+            raise
+        message.body = data[_HEADER_SIZE:]
+        message._responder = responder
+        message.received = received
+        message._open = True
+        message._async = message._noted = message.lapsed = False
+        message._signals = None
+        return message
 
     def __repr__(self) -> str:
         return f"<Message {self.id!r} attempts={self.attempts} of {len(self.body)} bytes>"
@@ -408,7 +426,25 @@ def finish_all(messages: Iterable[Message]) -> list[Message]:
             except NSQException:
                 left += run
                 continue
-        for message in run:
-            if message._signals is not None:
-                message._send("on_finish")
+        for message in [message for message in run if message._signals is not None]:
+            message._send("on_finish")
     return left
+
+
+def enable_async_all(messages: Iterable[Message]) -> list[Message]:
+    """Leave the answers to whoever gives them later, as enable_async(); for who has let many be handled at once.
+
+    Returns:
+        Those that were answered before, and not asynchronously.
+    """
+    answered: list[Message] = []
+    for message in messages:
+        if message._async:
+            continue
+        if not hasattr(message, "_open"):
+            answered.append(message)
+            continue
+        message._async = message._noted = True
+        if message._responder is not None:
+            message._responder.hold(message)
+    return answered

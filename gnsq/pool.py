@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import gevent
@@ -126,6 +126,8 @@ class ConnectionPool:
         self._blameless = blameless
         self._repeats = Repeats(logger, clock.monotonic)
         self._keepers: dict[str, _Keeper] = {}
+        # Of addresses that are not permanent, and not tried now: why they have no connection.
+        self._past_failures: dict[str, NSQException] = {}
         self._opening: set[Connection] = set()
         self._closing = False
         # Of the process that opens the connections; a child of it opens none of its own.
@@ -189,11 +191,18 @@ class ConnectionPool:
 
     def failures(self) -> dict[str, NSQException]:
         """Say what went wrong last with each address that has no connection."""
-        return {
+        failures = dict(self._past_failures)
+        failures |= {
             address: keeper.last_failure
             for address, keeper in list(self._keepers.items())
-            if keeper.last_failure is not None and address not in self.connections
+            if keeper.last_failure is not None
         }
+        return {address: error for address, error in failures.items() if address not in self.connections}
+
+    def forget_but(self, addresses: Collection[str]) -> None:
+        """Tell no more of failures of addresses that are neither kept nor among these."""
+        for address in self._past_failures.keys() - addresses:
+            del self._past_failures[address]
 
     def close(self, timeout: float) -> None:
         """Close all connections in order, together; cut those that take longer than the timeout (seconds)."""
@@ -233,6 +242,8 @@ class ConnectionPool:
             keeper.tried.set()
             if self._keepers.get(address) is keeper:
                 del self._keepers[address]
+                if keeper.last_failure is not None and not keeper.permanent:
+                    self._past_failures[address] = keeper.last_failure
 
     def _log_failure(self, keeper: _Keeper, address: str, wait: float, level: int) -> None:
         # Once a minute for each kind of failure: an nsqd may be down for days.
@@ -287,4 +298,5 @@ class ConnectionPool:
         finally:
             self._opening.discard(connection)
         keeper.last_failure = None
+        self._past_failures.pop(address, None)
         return connection

@@ -9,7 +9,7 @@ import greenlet
 import pytest
 from gevent.event import Event
 
-from gnsq import Consumer
+from gnsq import Consumer, finish_all
 from gnsq.clock import RealClock
 from gnsq.errors import NSQNoConnections
 from gnsq.nsqd.connection import Connection
@@ -53,6 +53,12 @@ def chunk(number):
     return b"".join(encode_frame(MESSAGE, encode_message(1, 1, b"%016d" % item, b"x" * 200)) for item in ids)
 
 
+@pytest.fixture(autouse=True)
+def unwatched(monkeypatch):
+    """No warning of a stalled hub, as on a machine with much else to do: it would be counted, the stack's lines too."""
+    monkeypatch.setattr("gnsq.nsqd.stalls.STALL", 3600.0)
+
+
 @pytest.fixture
 def transport():
     return MemoryTransport(OK)
@@ -66,9 +72,9 @@ def connection(transport):
     made.abort()
 
 
-def consumed(connection, transport, handler, **options):
+def consumed(connection, transport, handler=None, kind=Consumer):
     """Let a consumer handle CHUNKS chunks. Gives what was sent, and how many switches it took."""
-    consumer = Consumer("t", "c", "nsqd", message_handler=handler, max_in_flight=1000, **options)
+    consumer = kind("t", "c", "nsqd", message_handler=handler, max_in_flight=1000)
     consumer._prepare(connection)
     gevent.sleep(0)
     del transport.sends[:]
@@ -91,6 +97,19 @@ def test_quick_handlers_cost_few_switches(connection, transport):
     _, switches = consumed(connection, transport, lambda consumer, message: None)
 
     assert switches <= 20 * CHUNKS
+
+
+class Together(Consumer):
+    def handle_messages(self, messages):
+        finish_all(messages)
+
+
+def test_chunk_that_is_handled_together_costs_one_command_and_one_send(connection, transport):
+    sends, switches = consumed(connection, transport, kind=Together)
+
+    assert len(sends) == CHUNKS
+    # The reader, the worker, the writer and who waits here, and back.
+    assert switches <= 12 * CHUNKS
 
 
 def test_waiting_handlers_cost_a_worker_each_and_no_more(connection, transport):

@@ -7,7 +7,7 @@ import pytest
 from gevent.event import Event
 
 from gnsq import Consumer, Producer
-from gnsq.discovery import LOOKUP_TIMEOUT, KnownNodes, Nodes, lookup_nodes, lookup_nsqds, parse_lookupds
+from gnsq.discovery import LOOKUP_TIMEOUT, KnownNodes, Nodes, TopicNodes, lookup_nodes, lookup_nsqds, parse_lookupds
 from gnsq.errors import NSQHttpError
 from tests.helpers import wait_until
 from tests.http.peer import JSON, http_peer, reply
@@ -208,6 +208,35 @@ def test_nsqd_is_new_once_and_again_when_it_comes_back():
     told = [known.learn(set(named), complete=True)[0] for named in ["a", "ab", "b", "", "a", "ab"]]
 
     assert told == [{"a"}, {"b"}, set(), set(), {"a"}, {"b"}]
+
+
+def test_nsqds_of_a_topic_stay_known_while_an_nsqlookupd_does_not_answer():
+    first, second = of(nsqd("a")), of(nsqd("b"))
+    known = TopicNodes([first, second], "t")
+    rounds = []
+
+    def ask():
+        found = []
+        rounds.append((known.ask(found.append), set(found)))
+        assert set(found) == known.known
+
+    ask()
+    second.answer = NSQHttpError("no answer")
+    ask()
+    first.answer = {"producers": [nsqd("c")]}
+    ask()
+    first.answer = NSQHttpError("no answer")
+    ask()
+    first.answer = second.answer = {"producers": [nsqd("c")]}
+    ask()
+
+    assert rounds == [
+        (True, {"a:4150", "b:4150"}),
+        (True, {"a:4150", "b:4150"}),
+        (True, {"a:4150", "b:4150", "c:4150"}),
+        (False, {"a:4150", "b:4150", "c:4150"}),
+        (True, {"c:4150"}),
+    ]
 
 
 def test_rounds_of_nodes_tell_what_comes_and_goes():

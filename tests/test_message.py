@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gnsq.errors import NSQConnectionClosed, NSQException
-from gnsq.message import Message, finish_all
+from gnsq.errors import NSQConnectionClosed, NSQException, NSQFrameError
+from gnsq.message import Message, enable_async_all, finish_all
 from gnsq.protocol.frames import encode_message
 
 
@@ -402,3 +402,31 @@ def test_signals_of_those_that_are_finished_are_sent(responder):
     finish_all([message, *messages_of(None, b"1")])
 
     assert heard == [message]
+
+
+def test_answers_of_many_are_left_for_later_where_there_are_none(responder):
+    open_one, answered, asynchronous = messages_of(responder, b"1", b"2", b"3")
+    answered.finish()
+    asynchronous.enable_async()
+    alien = Message(1, 1, b"4", b"x")
+    responder.calls.clear()
+
+    assert enable_async_all([open_one, answered, asynchronous, alien]) == [answered]
+
+    assert responder.calls == [("hold", open_one)]
+    assert (open_one.is_async(), alien.is_async(), answered.is_async()) == (True, True, False)
+
+
+def test_message_of_a_frame_is_as_one_made_by_hand(responder):
+    framed = Message.from_frame(encode_message(123, 2, ID, b"body"), responder, 5.0)
+    made = Message(123, 2, ID, b"body", responder, 5.0)
+
+    def slots(message):
+        return {name: getattr(message, name, None) for name in Message.__slots__ if name != "__weakref__"}
+
+    assert slots(framed) == slots(made)
+
+
+def test_frame_that_is_too_short_for_a_message_is_refused(responder):
+    with pytest.raises(NSQFrameError, match="message frame of 25 bytes, at least 26 wanted"):
+        Message.from_frame(bytes(25), responder)

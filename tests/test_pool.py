@@ -78,6 +78,31 @@ def test_passing_address_is_forgotten_when_it_fails(made):
     assert log.events == ["prepare"]
 
 
+def test_failure_of_a_passing_address_is_told_until_it_is_connected_or_of_no_more_interest(made, fakensqd):
+    log = made()
+    address = fakensqd.tcp_address
+
+    def try_it():
+        log.pool.add(address, permanent=False)
+        log.pool.wait_tried()
+
+    fakensqd.down()
+    for _ in range(2):
+        try_it()
+        wait_until(lambda: not log.pool._keepers)
+        assert isinstance(log.pool.failures()[address], NSQSocketError)
+    log.pool.forget_but({address})
+    assert list(log.pool.failures()) == [address]
+    log.pool.forget_but(set())
+    assert log.pool.failures() == {}
+
+    try_it()
+    wait_until(lambda: not log.pool._keepers)
+    fakensqd.up()
+    try_it()
+    assert log.pool.failures() == {}
+
+
 def test_passing_address_is_forgotten_when_it_is_lost(made, fakensqd):
     log = made()
     log.pool.add(fakensqd.tcp_address, permanent=False)

@@ -71,7 +71,7 @@ class Closing:
 
     def _others_left(self) -> bool:
         held = sum(len(connection.answers.held) for connection in self._pool.connections.values())
-        return len(self._workers.inbox) + len(self._workers.handled_now) + held > self._waiting_handlers
+        return len(self._workers.inbox) + self._workers.busy + held > self._waiting_handlers
 
     def _requeue_rest(self) -> bool:
         """Give back what was not answered in time; whether there was any."""

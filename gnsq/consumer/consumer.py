@@ -28,7 +28,7 @@ from gnsq.consumer.hooks import Hooks
 from gnsq.consumer.options import ConsumerOptions
 from gnsq.consumer.report import Totals, consumer_stats
 from gnsq.consumer.workers import Workers
-from gnsq.discovery import lookup_nsqds, parse_lookupds
+from gnsq.discovery import TopicNodes, parse_lookupds
 from gnsq.message import Handler, Message
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.forks import give_up_in_children
@@ -146,7 +146,14 @@ class Consumer(Hooks):
         )
         self._handling = Handling(self, self._clock)
         self._workers = Workers(
-            f"gnsq-worker-{topic}", lambda: self.concurrency, self._handle, self._handling.dropped, self._clock
+            f"gnsq-worker-{topic}",
+            lambda: self.concurrency,
+            self._handle,
+            functools.partial(self._handling.handle_all, self.handle_messages)
+            if self._overridden("handle_messages")
+            else None,
+            self._handling.dropped,
+            self._clock,
         )
         self._totals = Totals()
         self._tasks: list[gevent.Greenlet] = []
@@ -155,6 +162,7 @@ class Consumer(Hooks):
         self._home: Home | None = None
         self._closed = Event()
         self._closing: Closing | None = None
+        self._nodes = TopicNodes(self.lookupds, topic)
         self._looked_up = False  # whether the last round of lookups had an answer
 
     # --- life
@@ -167,7 +175,8 @@ class Consumer(Hooks):
         Raises:
             RuntimeError: If nothing is connected to on_message.
         """
-        if not list(self.on_message.receivers_for(self)) and not self._overridden("handle_message"):
+        overrides = any(map(self._overridden, ("handle_message", "handle_messages")))
+        if not overrides and not list(self.on_message.receivers_for(self)):
             raise RuntimeError("consumer has no handler: give message_handler or connect one to on_message")
         if self._state is Life.CLOSED:
             self.logger.warning("consumer of %s/%s was closed; make a new one", self.topic, self.channel)
@@ -325,8 +334,8 @@ class Consumer(Hooks):
 
     def query_lookupd(self) -> None:
         """Ask all nsqlookupds once, and connect to what they name."""
-        answered = lookup_nsqds(self.lookupds, self.topic, lambda address: self._pool.add(address, permanent=False))
-        self._looked_up = answered > 0
+        self._looked_up = self._nodes.ask(lambda address: self._pool.add(address, permanent=False))
+        self._pool.forget_but(self._nodes.known)
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
         """Connect to an nsqd, in the background; one that fails is left to the next round of lookups."""
@@ -386,21 +395,15 @@ class Consumer(Hooks):
         self._workers.put(messages)
 
     @functools.cached_property
-    def _handle(self) -> Callable[[Message], None]:
+    def _handle(self) -> Callable[[Message], bool]:
         if self._overridden("handle_message"):
-            return lambda message: self._handling.handle_by(self._call_override, message)
+            return functools.partial(self._handling.handle_by, self._handle_one)
         return self._handling.handle
-
-    def _call_override(self, message: Message) -> None:
-        self.handle_message(self._pool.connections.get(message.nsqd or ""), message)
 
     def _unanswered(self) -> list[Message]:
         """Messages that handlers have, or whoever answers asynchronous ones."""
         held = [message for connection in self._pool.connections.values() for message in connection.answers.held]
         return [*self._workers.handled_now, *held]
-
-    def _overridden(self, name: str) -> bool:
-        return getattr(type(self), name) is not getattr(Consumer, name)
 
     def _listen_for_finishes(self, connections: Collection[Connection]) -> None:
         """Be told of each FIN only while somebody wants to know: it costs a call."""
@@ -430,10 +433,6 @@ class Consumer(Hooks):
             text = "%s/%s: failures in a row: %d; no messages for %.1f s, then one to try"
             self.logger.log(level, text, self.topic, self.channel, failures, duration)
         notify(self.on_backoff, self, phase=phase, failures=failures, duration=duration)
-
-    def handle_message(self, conn: Connection | None, message: Message) -> None:
-        """Call the handlers of on_message, and answer by how they end. Runs in a worker; conn is None if it is gone."""
-        self._handling.handle(message)
 
     # --- end
 

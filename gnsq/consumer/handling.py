@@ -14,7 +14,7 @@ import gevent
 
 from gnsq.clock import Clock
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQRequeueMessage, NSQTimeout
-from gnsq.message import Message
+from gnsq.message import Message, enable_async_all
 from gnsq.repeats import Repeats
 from gnsq.signals import notify
 
@@ -45,14 +45,15 @@ class Handling:
         self._logger = consumer.logger
         self._repeats = Repeats(consumer.logger, clock.monotonic)
 
-    def handle(self, message: Message) -> None:
-        """Call the handlers, and answer according to how they end. Raises nothing but what is no Exception."""
+    def handle(self, message: Message) -> bool:
+        """Call the handlers, and answer according to how they end; whether it is answered, and not asynchronously.
+        Raises nothing but what is no Exception."""
         # Not a with block around it all: this is called for each message, and a try costs nothing.
         try:
             options = self._consumer.options
             if 0 < options.max_tries < message.attempts:
                 self._give_up(message)
-                return
+                return True
             if not self.receivers:
                 self._repeats.log(
                     logging.ERROR,
@@ -61,7 +62,7 @@ class Handling:
                     message.id,
                 )
                 message.requeue(UNHANDLED_DELAY, backoff=False)
-                return
+                return True
             try:
                 if options.handler_timeout is None:
                     for receiver in self.receivers:
@@ -71,12 +72,13 @@ class Handling:
             except BaseException as error:  # noqa: BLE001  # a handler may raise anything; what is ours to raise is
                 self._ended_by(message, error)
             else:
-                message.settle()
+                return message.settle()
         except Exception:
             with self._reporting(message):
                 raise
+        return not message.is_async()
 
-    def handle_by(self, function: Callable[[Message], object], message: Message) -> None:
+    def handle_by(self, function: Callable[[Message], object], message: Message) -> bool:
         """Let a subclass handle a message; what it raises is what a handler raises. One that it leaves unanswered is
         taken for asynchronous."""
         with self._reporting(message):
@@ -87,6 +89,31 @@ class Handling:
             else:
                 if not message.has_responded():
                     message.enable_async()
+        return not message.is_async()
+
+    def handle_all(self, function: Callable[[list[Message]], object], messages: list[Message]) -> list[Message]:
+        """Let a subclass handle messages with one call. If it raises, those are requeued that it has not answered;
+        else they are taken for asynchronous. Gives those that are answered, and not asynchronously."""
+        options = self._consumer.options
+        due = messages
+        if options.max_tries > 0:
+            due = [message for message in messages if message.attempts <= options.max_tries]
+        if len(due) < len(messages):
+            for message in messages:
+                if message.attempts > options.max_tries:
+                    with self._reporting(message):
+                        self._give_up(message)
+        if due:
+            try:
+                # The list is the subclass's to change.
+                if options.handler_timeout is None:
+                    function(due[:])
+                else:
+                    with self._time_limit(options.handler_timeout):
+                        function(due[:])
+            except BaseException as error:  # noqa: BLE001  # as in handle()
+                self._all_ended_by(due, error)
+        return enable_async_all(messages)
 
     def _ended_by(self, message: Message, error: BaseException) -> None:
         """Answer a message whose handler raised."""
@@ -100,6 +127,16 @@ class Handling:
             with contextlib.suppress(NSQException):
                 self._requeue(message, backoff=False, at_once=True)
             raise error
+
+    def _all_ended_by(self, messages: list[Message], error: BaseException) -> None:
+        """Answer messages whose handler raised. It is one failure, and told of once, with the first of them."""
+        first, *others = [message for message in messages if not message.has_responded()] or messages
+        is_killed = not isinstance(error, (Exception, gevent.Timeout))
+        for message in others:
+            with self._reporting(message):
+                self._requeue(message, backoff=False, at_once=is_killed)
+        with self._reporting(first):
+            self._ended_by(first, error)
 
     @contextlib.contextmanager
     def _reporting(self, message: Message) -> Iterator[None]:

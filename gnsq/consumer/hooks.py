@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from blinker import Signal
 
 from gnsq.errors import NSQErrorCode
+from gnsq.message import Message
 from gnsq.nsqd.connection import Connection
+from gnsq.pool import ConnectionPool
 from gnsq.signals import notify
+
+if TYPE_CHECKING:
+    from gnsq.consumer.handling import Handling
 
 __all__ = ["Hooks"]
 
@@ -21,6 +27,8 @@ class Hooks:
     """Base of Consumer. What an override raises is logged, and changes nothing."""
 
     logger: logging.Logger
+    _pool: ConnectionPool
+    _handling: Handling
 
     def __init__(self) -> None:
         self.on_message = Signal()
@@ -33,6 +41,27 @@ class Hooks:
         self.on_exception = Signal()
         self.on_close = Signal()
         self.on_backoff = Signal()
+
+    def handle_message(self, conn: Connection | None, message: Message) -> None:
+        """Call the handlers of on_message, and answer by how they end. Runs in a worker; conn is None if it is gone."""
+        self._handling.handle(message)
+
+    def handle_messages(self, messages: list[Message]) -> None:
+        """Handle all that has come with one call, in place of handle_message() for each; for subclasses to override:
+        without one it is not called. Runs in a worker.
+
+        What an override leaves unanswered is taken for asynchronous, and to be answered later. What it raises is what
+        a handler raises: one failure, for which all is requeued that it has not answered; on_exception is sent with the
+        first. Messages above max_tries are not among those it gets; handler_timeout is for the whole call.
+        """
+        for message in messages:
+            self._handle_one(message)
+
+    def _handle_one(self, message: Message) -> None:
+        self.handle_message(self._pool.connections.get(message.nsqd or ""), message)
+
+    def _overridden(self, name: str) -> bool:
+        return getattr(type(self), name) is not getattr(Hooks, name)
 
     def handle_response(self, conn: Connection, response: bytes) -> None:
         """Send on_response."""

@@ -6,8 +6,8 @@ what is delivered, and what has timed out meanwhile is dropped.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 
 import gevent
 
@@ -29,7 +29,9 @@ class Workers:
     Args:
         name: Of the greenlets.
         concurrency: Asked for how many may run at once.
-        handle: Called with each message, in a worker. Must not raise what is an Exception.
+        handle: Called with each message, in a worker; says whether it is answered. Must not raise what is an
+            Exception.
+        handle_all: If there is one, called in its place with all that is in the inbox; gives those that are answered.
         dropped: Called with a message that timed out before a worker took it.
         clock: Replaceable time.
 
@@ -42,7 +44,8 @@ class Workers:
         self,
         name: str,
         concurrency: Callable[[], int],
-        handle: Callable[[Message], None],
+        handle: Callable[[Message], bool],
+        handle_all: Callable[[list[Message]], Sequence[Message]] | None,
         dropped: Callable[[Message], None],
         clock: Clock,
     ) -> None:
@@ -51,11 +54,14 @@ class Workers:
         self._name = name
         self._concurrency = concurrency
         self._handle = handle
+        self._handle_all = handle_all
+        self._run = self._work if handle_all is None else self._work_all
         self._dropped = dropped
         self._clock = clock
-        # Each worker with the message that it handles.
+        # Each worker with the messages that it handles; before the first, None.
         self._workers: dict[gevent.Greenlet, list[Message | None]] = {}
-        self._wake_due = False
+        # The one that is on its way.
+        self._due: gevent.Greenlet | None = None
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -63,7 +69,12 @@ class Workers:
     @property
     def handled_now(self) -> list[Message]:
         """Messages whose handlers run."""
-        return [cell[0] for cell in list(self._workers.values()) if cell[0] is not None]
+        return [message for cell in list(self._workers.values()) for message in cell if message is not None]
+
+    @property
+    def busy(self) -> int:
+        """Handlers that run."""
+        return sum(cell[0] is not None for cell in list(self._workers.values()))
 
     @property
     def is_one(self) -> bool:
@@ -76,7 +87,7 @@ class Workers:
         self._drop_timed_out()
         self.inbox.extend(messages)
         if self._may_wake():
-            self._add(gevent.spawn(self._work))
+            self._add(gevent.spawn(self._run))
 
     def forget(self, nsqd: str) -> None:
         """Drop what came from an nsqd whose connection is gone: it could not be answered, and is delivered again."""
@@ -87,17 +98,19 @@ class Workers:
     def kill(self) -> None:
         """Break off all workers but the caller, and forget what no worker has taken. For a forked child."""
         self.inbox.clear()
-        for worker in list(self._workers):
+        for worker, cell in list(self._workers.items()):
             if worker is not gevent.getcurrent():
+                cell[:] = [None]
                 worker.kill(block=False)
 
     def _may_wake(self) -> bool:
-        return not self._wake_due and len(self._workers) < self._concurrency()
+        return self._due is None and len(self._workers) < self._concurrency()
 
     def _add(self, worker: gevent.Greenlet) -> None:
-        self._wake_due = True
+        self._due = worker
         worker.name = self._name
         self._workers[worker] = [None]
+        worker.rawlink(self._ended)
 
     def _work(self) -> None:
         """Handle messages until the inbox is empty or the slice is over, then end.
@@ -107,11 +120,8 @@ class Workers:
         looks at its sockets, which it does not between two callbacks, of which sleep(0) is one. So handlers that
         only compute, however many at once, hold up heartbeats no longer than one of them takes.
         """
-        self._wake_due = False
-        worker = gevent.getcurrent()
         inbox, latency, handle, now = self.inbox, self.latency, self._handle, self._clock.monotonic
-        cell = self._workers[worker]
-        self._drop_timed_out()
+        cell = self._begin()
         # A look at the clock costs 0.05 us, counting a latency four times that: quick ones of one chunk are counted
         # together.
         time = now()
@@ -119,23 +129,69 @@ class Workers:
         arrived, quick = 0.0, 0
         try:
             while inbox and time < end_of_slice:
-                message = cell[0] = inbox.popleft()
-                if inbox and self._may_wake():
-                    self._add(gevent.spawn_later(0, self._work))
-                handle(message)
+                # In this order: Ctrl-C may strike behind any call.
+                message = cell[0] = inbox[0]
+                inbox.popleft()
+                if inbox and self._due is None and self._may_wake():
+                    self._add(gevent.spawn_later(0, self._run))
+                is_answered = handle(message)
                 began, time = time, now()
                 if message.received == arrived and time < began + QUICK:
-                    quick += not message.is_async()
+                    quick += is_answered
                     continue
                 latency.add(began - arrived, quick)
                 quick, arrived = 0, message.received
-                if not message.is_async():
+                if is_answered:
                     latency.add(time - arrived)
         finally:
             latency.add(time - arrived, quick)
-            del self._workers[worker]
-            if inbox and self._may_wake():
-                self._add(gevent.spawn_later(0, self._work))
+        self._end()
+
+    def _work_all(self) -> None:
+        """Handle all that is in the inbox with one call, then what has come meanwhile, as _work() does one by one. No
+        other worker has to be on its way: what comes while the handler waits wakes one."""
+        inbox, handle_all, now = self.inbox, self._handle_all, self._clock.monotonic
+        assert handle_all is not None  # or this would not be called
+        cell = self._begin()
+        time = now()
+        end_of_slice = time + SLICE
+        while inbox and time < end_of_slice:
+            messages = list(inbox)
+            cell[:] = messages
+            inbox.clear()
+            answered = handle_all(messages)
+            time = now()
+            for arrived, number in Counter(message.received for message in answered).items():
+                self.latency.add(time - arrived, number)
+        self._end()
+
+    def _begin(self) -> list[Message | None]:
+        self._due = None
+        self._drop_timed_out()
+        return self._workers[gevent.getcurrent()]
+
+    def _end(self) -> None:
+        del self._workers[gevent.getcurrent()]
+        if self.inbox and self._may_wake():
+            self._add(gevent.spawn_later(0, self._run))
+
+    def _ended(self, worker: gevent.Greenlet) -> None:
+        """Go on where a worker was broken off. Ctrl-C strikes whatever runs: one that has not begun, too, or one
+        between a message and its handler."""
+        if self._due is worker:
+            self._due = None
+        cell = self._workers.pop(worker, None)
+        if cell is None:
+            return
+        if isinstance(worker.exception, Exception):
+            # A bug, which would come again with the message.
+            cell.clear()
+        unanswered = [
+            message for message in cell if not (message is None or message.has_responded() or message.is_async())
+        ]
+        self.inbox.extendleft([message for message in reversed(unanswered) if message not in self.inbox])
+        if self.inbox and self._may_wake():
+            self._add(gevent.spawn_later(0, self._run))
 
     def _drop_timed_out(self) -> None:
         """Drop what nsqd has taken back and delivers again: handling it would be work done twice, and its FIN refused.

@@ -171,7 +171,7 @@ class Answers:
             self._released(message, latency)
 
     def release_all(self, messages: Sequence[Message]) -> None:
-        """Take note that some of them were answered."""
+        """Take note that some of them were answered: of those that are held, or had lapsed."""
         now = self.now()
         if self._home.elsewhere:
             self._call_home(self._all_released, messages, now)
@@ -182,7 +182,7 @@ class Answers:
         # Those of one chunk have come together, and are counted together.
         arrived, count = now, 0
         for message in messages:
-            if message.lapsed or not message.is_async():
+            if message.lapsed:
                 self._released(message, now - message.received)
             elif message.received == arrived:
                 count += 1

@@ -21,6 +21,7 @@ __all__ = [
     "FrameType",
     "HEARTBEAT",
     "MESSAGE",
+    "MESSAGE_HEADER",
     "MESSAGE_ID_SIZE",
     "OK",
     "RESPONSE",
@@ -39,6 +40,8 @@ HEARTBEAT: Final = b"_heartbeat_"
 CLOSE_WAIT: Final = b"CLOSE_WAIT"
 
 MESSAGE_ID_SIZE: Final = 16
+# Timestamp (ns), attempts, id; the body follows.
+MESSAGE_HEADER: Final = struct.Struct(">qH16s")
 
 # nsqd has no limit of its own but max-msg-size. Below this are all sane messages; above it are "HTTP" (1.2 GB) and a
 # TLS alert (353 MB) read as a size, the two wrong servers that are met most.
@@ -46,7 +49,6 @@ DEFAULT_MAX_FRAME_SIZE: Final = 256 * 1024 * 1024
 
 _HEADER = struct.Struct(">ii")
 _SIZE = struct.Struct(">i")
-_MESSAGE_HEADER = struct.Struct(">qH16s")
 
 Frame = tuple[int, bytes]
 
@@ -66,7 +68,7 @@ def encode_frame(frame_type: int, data: bytes) -> bytes:
 
 def encode_message(timestamp: int, attempts: int, message_id: bytes, body: bytes) -> bytes:
     """Build the data of a message frame. Timestamp is in nanoseconds; attempts are taken modulo 65536."""
-    return _MESSAGE_HEADER.pack(timestamp, attempts & 0xFFFF, message_id) + body
+    return MESSAGE_HEADER.pack(timestamp, attempts & 0xFFFF, message_id) + body
 
 
 def decode_message(data: bytes) -> tuple[int, int, bytes, bytes]:
@@ -76,10 +78,10 @@ def decode_message(data: bytes) -> tuple[int, int, bytes, bytes]:
         NSQFrameError: If the data is shorter than the 26 bytes of a message's header.
     """
     try:
-        timestamp, attempts, message_id = _MESSAGE_HEADER.unpack_from(data)
+        timestamp, attempts, message_id = MESSAGE_HEADER.unpack_from(data)
     except struct.error:
-        raise NSQFrameError(f"message frame of {len(data)} bytes, at least {_MESSAGE_HEADER.size} wanted") from None
-    return timestamp, attempts, message_id, data[26:]
+        raise NSQFrameError(f"message frame of {len(data)} bytes, at least {MESSAGE_HEADER.size} wanted") from None
+    return timestamp, attempts, message_id, data[MESSAGE_HEADER.size :]
 
 
 class FrameDecoder:

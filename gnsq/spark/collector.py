@@ -47,12 +47,11 @@ class Collector:
     def __len__(self) -> int:
         return len(self._messages)
 
-    def add(self, message: Message) -> bool:
-        """Take a message in. On the hot path: reads no clock. Whether a segment is due for its rows or bytes."""
-        messages = self._messages
-        messages.append(message)
-        self._size += len(message.body)
-        return len(messages) >= self._due or self._size >= self._limits.size
+    def add(self, messages: Sequence[Message]) -> bool:
+        """Take messages in. On the hot path: reads no clock. Whether a segment is due for its rows or bytes."""
+        self._messages += messages
+        self._size += sum([len(message.body) for message in messages])
+        return self.is_full
 
     def begin(self, now: float, topic: str, in_flight_limit: int, time_left: float | None = None) -> None:
         """Tell when the oldest comes in, and of what topic; asked for when the collector is empty.

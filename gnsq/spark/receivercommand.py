@@ -21,7 +21,7 @@ from gnsq.errors import NSQException
 from gnsq.spark.connecting import check_addresses
 from gnsq.spark.locations import redacted
 from gnsq.spark.options import ReadOptions, ordered_fields, shown, spark_name
-from gnsq.spark.receiver import Receiver
+from gnsq.spark.receiver import Receiver, collect_rarely
 from gnsq.spark.spool import Spool
 
 __all__ = ["main"]
@@ -104,6 +104,7 @@ def _run(verbose: bool, **values: Any) -> None:  # Any: as above
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logger.setLevel(logging.INFO)
+    collect_rarely()
     stop = Event()
     signals = [gevent.signal_handler(number, stop.set) for number in (signal.SIGTERM, signal.SIGINT)]
     try:

@@ -18,6 +18,7 @@ VERSION = 1
 _VERSION = b"gnsq.version"
 
 _TIME = pa.timestamp("us", tz="UTC")
+_NANOSECONDS = pa.timestamp("ns", tz="UTC")
 SCHEMA = pa.schema(
     [
         ("body", pa.binary()),
@@ -44,9 +45,10 @@ def segment_columns(
         pa.array([message.body for message in messages], pa.binary()),
         _text([message.id for message in messages]),
         pa.array([message.attempts for message in messages], pa.int32()),
-        pa.array([message.timestamp // 1000 for message in messages], pa.int64()).cast(_TIME),
+        # Cut to microseconds by Arrow: for half of what Python's division takes.
+        pa.array([message.timestamp for message in messages], _NANOSECONDS).cast(_TIME, safe=False),
         pa.repeat(pa.scalar(received_at_ns // 1000, pa.int64()), count).cast(_TIME),
-        pa.array([message.nsqd for message in messages], pa.string()),
+        _nsqd_column([message.nsqd for message in messages]),
         _topic_column(topics),
     ]
 
@@ -59,6 +61,12 @@ def _text(values: list[bytes]) -> pa.Array:
     except pa.ArrowInvalid:
         # nsqd's are hexadecimal; what another server makes of them must not stop the receiver.
         return pa.array([value.decode("latin-1") for value in values], pa.string())
+
+
+def _nsqd_column(nsqds: list[str | None]) -> pa.Array:
+    if len(set(nsqds)) == 1:
+        return pa.repeat(pa.scalar(nsqds[0], pa.string()), len(nsqds))
+    return pa.array(nsqds, pa.string())
 
 
 def _topic_column(topics: Sequence[tuple[str, int]]) -> pa.Array:

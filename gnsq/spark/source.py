@@ -31,6 +31,7 @@ from gnsq.spark.locations import redacted
 from gnsq.spark.offsets import Segment, decode_offset, encode_offset
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.planner import Planner, drain_channel
+from gnsq.spark.receiver import collect_rarely
 from gnsq.spark.spool import Spool
 
 __all__ = ["NsqBatchReader", "NsqStreamReader", "SegmentsPartition"]
@@ -171,6 +172,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def _live(self, *, drain: bool = False) -> Planner:
         if self._planner is None:
+            if self._options.receives_here:
+                # Spark gives each query's reader a process of its own.
+                collect_rarely()
             # First: it may have to stop while it starts, with messages in flight already.
             self._planner = planner = Planner(self._options)
             if threading.current_thread() is threading.main_thread():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 import gevent
 from gevent.pool import Group
@@ -31,11 +32,24 @@ SHARING = 0.1
 HUNGRY = 2.0
 
 
+class _TopicConsumer(Consumer):
+    """Hands over all that has come at once: for each message by itself it would cost as much again."""
+
+    def __init__(
+        self, take: Callable[[Consumer, list[Message]], None], *arguments: Any, **options: Any
+    ) -> None:  # Any: Consumer's own
+        super().__init__(*arguments, **options)
+        self._take = take
+
+    def handle_messages(self, messages: list[Message]) -> None:
+        self._take(self, messages)
+
+
 class Subscriptions:
     """What is subscribed to.
 
     Args:
-        handler: Called with a consumer and its message; answers it itself.
+        take: Called with a consumer and messages of its topic, all that have come; answers them itself, some time.
         close_timeout: Seconds until what is unanswered at the end is given back.
 
     Raises:
@@ -43,10 +57,10 @@ class Subscriptions:
     """
 
     def __init__(
-        self, options: ReadOptions, handler: Callable[[Consumer, Message], None], close_timeout: float
+        self, options: ReadOptions, take: Callable[[Consumer, list[Message]], None], close_timeout: float
     ) -> None:
         self._options = options
-        self._handler = handler
+        self._take = take
         self._close_timeout = close_timeout
         self._keywords = connection_keywords(options)
         self._consumers: dict[str, Consumer] = {}
@@ -142,10 +156,10 @@ class Subscriptions:
         return list(added.values())
 
     def _consumer(self, topic: str, max_in_flight: int) -> Consumer:
-        consumer = Consumer(
+        consumer = _TopicConsumer(
+            self._take,
             topic,
             self._options.channel,
-            message_handler=self._handler,
             max_tries=0,
             max_in_flight=max_in_flight,
             # Nothing fails here that a pause would help: the receiver pauses by itself while the disk refuses.

@@ -9,7 +9,7 @@ import pytest
 from fakensqd import FakeLookupd, FakeNsqd, on
 from fakensqd.faults import answer, refuse
 from gnsq import Consumer, LookupdClient
-from gnsq.consumer import consumer as consumer_module
+from gnsq.discovery import TopicNodes
 from tests.helpers import refused_port, wait_until
 
 INTERVAL = 60.0
@@ -25,12 +25,12 @@ class Rounds:
         self.times = []
         self.under_way = 0
 
-    def watch(self, lookup_nsqds):
+    def watch(self, ask):
         def watched(*arguments):
             self.times.append(self.clock.monotonic())
             self.under_way += 1
             try:
-                return lookup_nsqds(*arguments)
+                return ask(*arguments)
             finally:
                 self.under_way -= 1
 
@@ -49,7 +49,7 @@ class Rounds:
 @pytest.fixture
 def rounds(clock, monkeypatch):
     rounds = Rounds(clock)
-    monkeypatch.setattr(consumer_module, "lookup_nsqds", rounds.watch(consumer_module.lookup_nsqds))
+    monkeypatch.setattr(TopicNodes, "ask", rounds.watch(TopicNodes.ask))
     return rounds
 
 
@@ -310,6 +310,40 @@ def test_found_nsqd_comes_back_by_polling(lookupd, nsqd, rounds, started):
 
     assert connected(nsqd) == [1]
     assert consumer.stats().failures == {}
+
+
+def test_found_nsqd_comes_back_by_polling_though_no_nsqlookupd_answers(lookupd, nsqd, rounds, started):
+    registered(nsqd, lookupd)
+    consumer = started(lookupds=[lookupd], lookupd_poll_jitter=0)
+    rounds.turn(5)
+    lookupd.down()
+    nsqd.down()
+    rounds.turn(120)
+    assert list(consumer.stats().failures) == [nsqd.tcp_address]
+    assert not consumer.is_healthy
+    nsqd.up()
+
+    rounds.turn(60)
+
+    assert connected(nsqd) == [1]
+    assert consumer.stats().failures == {}
+    assert consumer.is_healthy
+
+
+def test_failure_of_a_found_nsqd_is_told_until_nobody_names_it(lookupd, clock, rounds, started):
+    with FakeNsqd(clock=clock, broadcast_tcp_port=refused_port()) as unreachable:
+        registered(unreachable, lookupd)
+        consumer = started(lookupds=[lookupd], lookupd_poll_jitter=0)
+        rounds.turn(5)
+        (text,) = consumer.stats().failures.values()
+        assert "refused" in text
+        assert not consumer.is_healthy
+
+        registered(unreachable)
+        rounds.turn(120)
+
+        assert consumer.stats().failures == {}
+        assert consumer.is_healthy
 
 
 def test_given_nsqd_comes_back_by_itself_though_lookup_named_it(lookupd, nsqd, rounds, started):

@@ -1,5 +1,6 @@
 """What tests of gnsq.spark share: a hub on a thread, a spool, and one Spark session for all that need a JVM."""
 
+import gc
 import importlib.util
 import socket
 
@@ -17,6 +18,14 @@ def short_lived_java():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         yield
+
+
+@pytest.fixture(autouse=True)
+def search_for_cycles_as_before():
+    """Whatever a test's source has changed for a process that it takes for its own."""
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
 
 
 @pytest.fixture

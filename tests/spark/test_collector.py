@@ -7,8 +7,7 @@ from tests.spark.helpers import FakeMessage
 def collector(*bodies, rows=10, size=1000, age=0.1, in_flight_limit=100):
     filled = Collector(SegmentLimits(rows, size, age))
     filled.begin(100.0, "clicks", in_flight_limit)
-    for number, body in enumerate(bodies):
-        filled.add(FakeMessage(number, body))
+    filled.add([FakeMessage(number, body) for number, body in enumerate(bodies)])
     return filled
 
 
@@ -32,7 +31,7 @@ def test_full(filled, full):
 def test_adding_tells_when_it_is_full():
     filled = collector(in_flight_limit=4)
 
-    assert [filled.add(FakeMessage(number)) for number in range(4)] == [False, False, True, True]
+    assert [filled.add([FakeMessage(number)]) for number in range(4)] == [False, False, True, True]
 
 
 def test_due_by_age():
@@ -84,7 +83,7 @@ def of_topics(*topics, rows=10):
     filled.begin(100.0, topics[0], 100)
     for number, topic in enumerate(topics):
         filled.turn_to(topic)
-        filled.add(FakeMessage(number))
+        filled.add([FakeMessage(number)])
     return filled
 
 
@@ -111,7 +110,7 @@ def test_run_that_was_cut_goes_on():
     filled.take()
 
     filled.turn_to("b")
-    filled.add(FakeMessage(3))
+    filled.add([FakeMessage(3)])
 
     assert filled.take().topics == [("b", 2)]
 

@@ -1,3 +1,4 @@
+import gc
 import logging
 import threading
 import time
@@ -8,7 +9,7 @@ import pytest
 from gnsq import NsqdHTTPClient
 from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver import Receiver
+from gnsq.spark.receiver import COLLECT, Receiver, collect_rarely
 from gnsq.spark.store import LocalStore
 from tests.spark.helpers import FakeMessage, bodies_of, channel_stats, columns, is_empty, numbered, publish, wait_for
 
@@ -92,6 +93,7 @@ def test_nothing_is_finished_before_it_is_durable(fakensqd, receive, monkeypatch
 def test_close_gives_back_what_is_not_durable(fakensqd, spool, hub, receive):
     receiver = receive(segment_time=30)
     publish(fakensqd, "clicks", numbered(20))
+    wait_for(lambda: channel_stats(fakensqd, "clicks", "archive"))
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 20)
 
     hub.call(receiver.close)
@@ -180,7 +182,7 @@ def stuck_put(monkeypatch):
 def test_close_gives_back_at_once_what_waits_behind_a_slow_write(fakensqd, hub, receive, stuck_put, monkeypatch):
     monkeypatch.setattr("gnsq.spark.receiver.WRITE_TIMEOUT", 30.0)
     reached = stuck_put(".arrow")
-    receiver = receive(segment_rows=10, max_in_flight=50)
+    receiver = receive(segment_rows=10, segment_time=30, max_in_flight=50)
     publish(fakensqd, "clicks", numbered(50))
     assert reached.wait(20)
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 50)
@@ -377,3 +379,19 @@ def test_spool_of_a_query_that_reads_something_else_is_refused(spool, receive):
 
     with pytest.raises(SpoolInUse, match=r"reads views/archive, not clicks/archive"):
         receive()
+
+
+@pytest.mark.parametrize(
+    ("before", "first"),
+    [
+        pytest.param((700, 10, 10), COLLECT, id="Python's"),
+        pytest.param((COLLECT + 1, 10, 10), COLLECT + 1, id="more rarely already"),
+        pytest.param((0, 10, 10), 0, id="never"),
+    ],
+)
+def test_cycles_are_searched_for_no_more_often_than_before(before, first):
+    gc.set_threshold(*before)
+
+    collect_rarely()
+
+    assert gc.get_threshold() == (first, *before[1:])

@@ -20,6 +20,24 @@ def test_no_messages():
     assert [len(column) for column in segment_columns([], [], 0)] == [0] * len(SCHEMA)
 
 
+def test_each_row_names_its_nsqd():
+    messages = [FakeMessage(number) for number in range(3)]
+    messages[1]._responder.nsqd = "other:4150"
+
+    column = segment_columns(messages, [("clicks", 3)], 0)[SCHEMA.get_field_index("nsqd")]
+
+    assert column.to_pylist() == ["127.0.0.1:4150", "other:4150", "127.0.0.1:4150"]
+
+
+def test_times_are_cut_to_microseconds():
+    message = FakeMessage(1)
+    message.timestamp = 1_700_000_000_000_001_999
+
+    column = segment_columns([message], [("clicks", 1)], 0)[SCHEMA.get_field_index("published_at")]
+
+    assert column.cast(pa.int64()).to_pylist() == [1_700_000_000_000_001]
+
+
 def test_any_id_is_kept():
     message = FakeMessage(1)
     message.id = bytes(range(240, 256))

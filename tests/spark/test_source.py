@@ -1,5 +1,6 @@
 """The readers as Spark calls them, without a JVM."""
 
+import gc
 import pickle
 import signal
 import sys
@@ -12,6 +13,7 @@ from pyspark.sql.types import StructType
 from gnsq.spark.datasource import COLUMNS, NsqDataSource
 from gnsq.spark.errors import SpoolError, SpoolInUse
 from gnsq.spark.offsets import Segment
+from gnsq.spark.receiver import COLLECT
 from gnsq.spark.source import SegmentsPartition
 from gnsq.spark.spool import Spool
 from tests.spark.helpers import channel_stats, columns, numbered, publish, running, wait_for
@@ -239,6 +241,15 @@ def test_nothing_happens_before_the_first_call(reader, tmp_path):
 
     assert stream.reportLatestOffset() is None
     assert not (tmp_path / "spool").exists()
+
+
+@pytest.mark.parametrize(("receivers", "first"), [("driver", COLLECT), ("external", 700)])
+def test_cycles_are_searched_for_rarely_where_the_process_receives(reader, receivers, first):
+    gc.set_threshold(700, 10, 10)
+
+    reader(receivers=receivers).prepareForTriggerAvailableNow()
+
+    assert gc.get_threshold()[0] == first
 
 
 def test_reader_pickles_as_options(fakensqd, reader, spool):

@@ -17,14 +17,15 @@ def subscribe(hub):
     def start(received, held=None, **options):
         options = ReadOptions(**{"channel": "archive", "lookupd_poll_interval": 0.05, **options})
 
-        def handle(consumer, message):
-            received.append(consumer.topic)
-            if held is not None:
-                message.enable_async()
-                held.append(message)
+        def take(consumer, messages):
+            received.extend([consumer.topic] * len(messages))
+            if held is None:
+                finish_all(messages)
+            else:
+                held.extend(messages)
 
         def make():
-            made.append(Subscriptions(options, handle, 0.1 if held is not None else 5.0))
+            made.append(Subscriptions(options, take, 0.1 if held is not None else 5.0))
             made[-1].start()
             return made[-1]
 

@@ -1,0 +1,284 @@
+"""Subclasses that override handle_messages(): all that has come is handled with one call."""
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from gnsq import Consumer, Message, finish_all
+from gnsq.consumer.workers import Workers
+from gnsq.errors import NSQRequeueMessage, NSQTimeout
+from tests.helpers import wait_until
+
+
+class Together(Consumer):
+    """Hands over what comes to a function, and notes the bodies."""
+
+    def __init__(self, function, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.function = function
+        self.calls = []
+
+    def handle_messages(self, messages):
+        self.calls.append([message.body for message in messages])
+        self.function(messages)
+
+
+@pytest.fixture
+def together(nsqd, clock, publish):
+    """Start a consumer with RDY for all that the test publishes; it is closed at the end."""
+    made = []
+
+    def start(function, **options):
+        options = {"max_in_flight": 10, **options}
+        consumer = Together(function, "t", "c", nsqd.tcp_address, clock=clock, **options)
+        consumer.function = finish_all
+        consumer.start(block=False)
+        clock.advance(0.0)
+        publish(nsqd, b"warm")
+        clock.advance(0.1)
+        consumer.function = function
+        consumer.calls.clear()
+        made.append(consumer)
+        return consumer
+
+    yield start
+    for consumer in made:
+        consumer.close()
+        clock.advance(40.0)
+        assert not consumer.is_running
+
+
+def channel(nsqd):
+    return nsqd.broker.topics["t"].channels["c"]
+
+
+def test_what_comes_together_is_handled_with_one_call(nsqd, publish, together):
+    consumer = together(finish_all)
+
+    publish(nsqd, b"1", b"2", b"3")
+
+    assert consumer.calls == [[b"1", b"2", b"3"]]
+    assert consumer.total_in_flight == 0
+    counts = consumer.stats().counts
+    assert (counts.finished, counts.requeued) == (4, 0)
+
+
+def test_what_comes_while_the_handler_waits_is_handled_behind_it(nsqd, clock, publish, together):
+    def wait(messages):
+        clock.sleep(1.0)
+        finish_all(messages)
+
+    consumer = together(wait, concurrency=1)
+    publish(nsqd, b"1")
+    publish(nsqd, b"2")
+    publish(nsqd, b"3")
+    assert (consumer.stats().handling, consumer.stats().waiting) == (1, 2)
+    clock.advance(3.0)
+
+    assert consumer.calls == [[b"1"], [b"2", b"3"]]
+
+
+def test_what_comes_while_the_handler_waits_wakes_another(nsqd, clock, publish, together):
+    consumer = together(lambda messages: (clock.sleep(1.0), finish_all(messages)))
+
+    publish(nsqd, b"1")
+    publish(nsqd, b"2", b"3")
+
+    assert consumer.calls == [[b"1"], [b"2", b"3"]]
+    assert consumer.stats().handling == 3
+    clock.advance(2.0)
+
+
+class Steps:
+    """A clock that goes on by one second at each look."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        self.now += 1.0
+        return self.now
+
+
+def test_worker_whose_slice_is_over_leaves_the_rest_to_another():
+    first, second = (Message(1, 1, b"id", body) for body in (b"1", b"2"))
+    calls = []
+
+    def handle_all(messages):
+        calls.append((gevent.getcurrent(), messages))
+        if second not in messages:
+            workers.put([second])
+        return []
+
+    workers = Workers("w", lambda: 1, lambda message: True, handle_all, lambda message: None, Steps())
+    workers.put([first])
+    wait_until(lambda: not len(workers))
+
+    assert [messages for _, messages in calls] == [[first], [second]]
+    assert calls[0][0] is not calls[1][0]
+
+
+def test_unanswered_messages_are_answered_later(nsqd, publish, together):
+    held = []
+    consumer = together(held.extend)
+
+    publish(nsqd, b"1", b"2", b"3")
+    assert (consumer.total_in_flight, consumer.stats().handling) == (3, 0)
+    assert all(message.is_async() for message in held)
+    assert finish_all(held) == []
+
+    assert consumer.total_in_flight == 0
+
+
+def test_answered_and_asynchronous_messages_are_counted_once(nsqd, clock, publish, together):
+    held = []
+
+    def handle(messages):
+        messages[0].finish()
+        messages[1].enable_async()
+        held.extend(messages[1:])
+
+    consumer = together(handle)
+    publish(nsqd, b"1", b"2", b"3")
+    clock.advance(3.0)
+    finish_all(held)
+
+    latency = consumer.stats().latency
+    assert latency.count == 4
+    assert latency.total == pytest.approx(6.0)
+
+
+def test_handler_that_raises_is_one_failure_and_all_it_has_not_answered_comes_again(nsqd, clock, publish, together):
+    told = []
+
+    def handle(messages):
+        messages[0].finish()
+        raise RuntimeError("no")
+
+    consumer = together(handle)
+    consumer.on_exception.connect(lambda _, message, error: told.append((message.body, str(error))), weak=False)
+    publish(nsqd, b"1", b"2", b"3")
+
+    assert told == [(b"2", "no")]
+    stats = consumer.stats()
+    assert (stats.failed, stats.counts.finished, stats.counts.requeued) == (1, 2, 2)
+    assert (stats.backoff, stats.backoff_failures) == ("waiting", 1)
+    assert channel(nsqd).deferred_count == 2
+    consumer.function = finish_all
+    clock.advance(20.0)
+    assert consumer.total_in_flight == channel(nsqd).deferred_count == 0
+
+
+def test_handler_that_raises_behind_all_answers_is_a_failure_with_nothing_to_requeue(nsqd, publish, together):
+    def handle(messages):
+        finish_all(messages)
+        raise RuntimeError("no")
+
+    consumer = together(handle)
+    publish(nsqd, b"1", b"2")
+
+    stats = consumer.stats()
+    assert (stats.failed, stats.counts.finished, stats.counts.requeued, stats.in_flight) == (1, 3, 0, 0)
+
+
+def test_handler_may_ask_for_no_pause(nsqd, clock, publish, together):
+    def handle(messages):
+        raise NSQRequeueMessage(backoff=False)
+
+    consumer = together(handle, requeue_delay=500)
+    publish(nsqd, b"1", b"2")
+
+    stats = consumer.stats()
+    assert (stats.failed, stats.counts.requeued, stats.backoff) == (0, 2, "off")
+    consumer.function = finish_all
+    clock.advance(1.0)
+    assert stats.in_flight == 0
+
+
+def test_handler_that_takes_too_long_is_broken_off(nsqd, clock, publish, together):
+    errors = []
+    consumer = together(lambda messages: Event().wait(), handler_timeout=5.0)
+    consumer.on_exception.connect(lambda _, message, error: errors.append(error), weak=False)
+    publish(nsqd, b"1", b"2")
+    clock.advance(4.9)
+    assert errors == []
+    clock.advance(0.2)
+
+    assert [type(error) for error in errors] == [NSQTimeout]
+    assert channel(nsqd).deferred_count == 2
+    consumer.function = finish_all
+
+
+def test_killed_handler_gives_its_messages_back_at_once(nsqd, clock, publish, together):
+    consumer = together(lambda messages: Event().wait())
+    publish(nsqd, b"1", b"2")
+    consumer.function = finish_all
+    for worker in list(consumer._workers._workers):
+        worker.kill(block=False)
+    clock.advance(0.1)
+
+    assert sorted(body for call in consumer.calls[1:] for body in call) == [b"1", b"2"]
+    assert consumer.stats().backoff == "off"
+    assert consumer.total_in_flight == 0
+
+
+def test_messages_above_max_tries_are_given_up_before(nsqd, clock, publish, together):
+    given_up = []
+
+    def handle(messages):
+        for message in messages:
+            if message.body == b"bad":
+                message.requeue(0, backoff=False)
+        finish_all(messages)
+
+    consumer = together(handle, max_tries=2)
+    consumer.on_giving_up.connect(lambda _, message: given_up.append(message.body), weak=False)
+    publish(nsqd, b"bad", b"good")
+    clock.advance(1.0)
+
+    assert given_up == [b"bad"]
+    assert consumer.calls == [[b"bad", b"good"], [b"bad"]]
+    assert consumer.stats().given_up == 1
+    assert consumer.total_in_flight == 0
+
+
+def test_override_may_leave_messages_to_the_handlers_of_on_message(nsqd, publish, together):
+    handled = []
+    consumer = together(finish_all)
+    consumer.function = lambda messages: Consumer.handle_messages(consumer, messages)
+    consumer.on_message.connect(lambda _, message: handled.append(message.body), weak=False)
+
+    publish(nsqd, b"1", b"2")
+
+    assert handled == [b"1", b"2"]
+    assert consumer.total_in_flight == 0
+
+
+def test_handler_may_close_and_wait_for_the_end(nsqd, clock, publish, together):
+    done = []
+
+    def handle(messages):
+        consumer.close(timeout=20.0)
+        finish_all(messages)
+        done.append(clock.monotonic())
+
+    consumer = together(handle)
+    began = clock.monotonic()
+    publish(nsqd, b"1", b"2", b"3")
+    clock.advance(1.0)
+
+    assert done == [began]
+    assert not consumer.is_running
+    assert channel(nsqd).depth == channel(nsqd).in_flight_count == 0
+
+
+def test_close_requeues_what_is_not_answered_in_time(nsqd, clock, publish, together, caplog):
+    forever = Event()
+    consumer = together(lambda messages: forever.wait())
+    publish(nsqd, b"1", b"2", b"3")
+    gevent.spawn(consumer.close, timeout=2.0)
+    clock.advance(5.0)
+
+    assert channel(nsqd).depth == 3
+    assert "3 messages were not answered within 2.0 s of close(), 3 of them by handlers that still run" in caplog.text
+    forever.set()

@@ -1,0 +1,103 @@
+"""Workers that do not end in order."""
+
+import gevent
+import pytest
+
+from gnsq.clock import RealClock
+from gnsq.consumer.workers import Workers
+from gnsq.message import Message
+
+
+def message(number):
+    return Message(0, 1, b"%016d" % number, b"x")
+
+
+@pytest.fixture
+def handled():
+    return []
+
+
+@pytest.fixture
+def workers(handled):
+    """With two at once."""
+
+    def handle(message):
+        handled.append(message)
+        return True
+
+    return Workers("w", lambda: 2, handle, None, lambda message: None, RealClock())
+
+
+def kill_those_on_their_way(workers):
+    for worker in list(workers._workers):
+        worker.kill()
+
+
+def test_message_whose_worker_is_killed_before_it_has_begun_is_handled_by_another(workers, handled):
+    messages = [message(number) for number in range(3)]
+    workers.put(messages)
+
+    kill_those_on_their_way(workers)
+    gevent.sleep(0.01)
+
+    assert handled == messages
+    assert (len(workers), workers.busy) == (0, 0)
+
+
+def test_message_between_its_worker_and_its_handler_is_handled_by_another(workers, handled):
+    messages = [message(number) for number in range(3)]
+    handle = workers._handle
+
+    def strike(message):
+        workers._handle = handle
+        raise gevent.GreenletExit
+
+    workers._handle = strike
+    workers.put(messages)
+    gevent.sleep(0.01)
+
+    assert sorted(handled, key=messages.index) == messages
+    assert (len(workers), workers.busy) == (0, 0)
+
+
+def test_those_of_a_call_that_were_answered_or_kept_for_later_do_not_come_again():
+    answered, kept, other = messages = [message(number) for number in range(3)]
+    calls = []
+
+    def handle_all(batch):
+        calls.append(batch)
+        if len(calls) == 1:
+            del answered._open  # as finish() does
+            kept.enable_async()
+            raise gevent.GreenletExit
+        return batch
+
+    workers = Workers("w", lambda: 1, lambda message: True, handle_all, lambda message: None, RealClock())
+    workers.put(messages)
+    gevent.sleep(0.01)
+
+    assert calls == [messages, [other]]
+    assert (len(workers), workers.busy) == (0, 0)
+
+
+def test_bug_is_no_endless_loop(workers, handled):
+    def handle(message):
+        handled.append(message)
+        raise ValueError("a bug")
+
+    workers._handle = handle
+    workers.put([message(number) for number in range(3)])
+    gevent.sleep(0.01)
+
+    assert len(handled) == 3
+    assert (len(workers), workers.busy) == (0, 0)
+
+
+def test_killed_workers_of_a_forked_child_hand_on_nothing(workers, handled):
+    workers.put([message(number) for number in range(3)])
+
+    workers.kill()
+    gevent.sleep(0.01)
+
+    assert handled == []
+    assert (len(workers), workers.busy) == (0, 0)
