@@ -75,9 +75,9 @@ def written(folder):
     """The bodies in all whole batches that query.py wrote."""
     found = []
     for mark in sorted((Path(folder) / "out").glob("batch=*/_SUCCESS")):
-        for path in mark.parent.glob("*.parquet"):
-            # One that is being overwritten is read the next time.
-            with contextlib.suppress(OSError):
+        # One that is being overwritten is read the next time; its directory is gone for a moment, too.
+        with contextlib.suppress(OSError):
+            for path in mark.parent.glob("*.parquet"):
                 found += pq.ParquetFile(path).read(["body"]).column("body").to_pylist()
     return found
 
