@@ -6,8 +6,6 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 PYTEST := $(BIN)/python -m pytest
-# What `make test` runs: files, directories, any arguments of pytest.
-TESTS := tests
 
 .PHONY: help demo test integration lint composefile bench clean
 .DEFAULT_GOAL := help
@@ -24,7 +22,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/python -m gnsq.spark.pipeline.demo $(if $(TOPIC_FILE),--file "$(TOPIC_FILE)")
 
 test: $(VENV)/.dev
-	$(PYTEST) $(TESTS)
+	$(PYTEST) tests
 
 integration: $(VENV)/.dev
 	@$(BIN)/python -m integration.run

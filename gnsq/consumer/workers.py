@@ -100,7 +100,7 @@ class Workers:
         self.inbox.clear()
         for worker, cell in list(self._workers.items()):
             if worker is not gevent.getcurrent():
-                cell[:] = [None]
+                cell[:] = [None]  # nothing that _ended() would hand on
                 worker.kill(block=False)
 
     def _may_wake(self) -> bool:
