@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import pytest
 
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQFrameError
-from gnsq.message import Message, enable_async_all, finish_all
-from gnsq.protocol.frames import encode_message
+from gnsq.message import Message, enable_async_all, finish_all, read_messages
+from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
 
 
 class Responder:
@@ -65,7 +65,7 @@ def responder():
 
 @pytest.fixture
 def message(responder):
-    return Message.from_frame(encode_message(123, 2, ID, b"body"), responder, responder.now())
+    return Message(123, 2, ID, b"body", responder, responder.now())
 
 
 def test_frame_becomes_attributes(message):
@@ -417,16 +417,43 @@ def test_answers_of_many_are_left_for_later_where_there_are_none(responder):
     assert (open_one.is_async(), alien.is_async(), answered.is_async()) == (True, True, False)
 
 
+def framed(body):
+    return encode_frame(MESSAGE, encode_message(123, 2, ID, body))
+
+
 def test_message_of_a_frame_is_as_one_made_by_hand(responder):
-    framed = Message.from_frame(encode_message(123, 2, ID, b"body"), responder, 5.0)
+    messages = []
+    read_messages(messages, responder, 5.0, framed(b"body"), 0, 1000)
     made = Message(123, 2, ID, b"body", responder, 5.0)
 
     def slots(message):
         return {name: getattr(message, name, None) for name in Message.__slots__ if name != "__weakref__"}
 
-    assert slots(framed) == slots(made)
+    assert [slots(message) for message in messages] == [slots(made)]
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"",
+        framed(b"cut")[:-1],
+        framed(b"cut")[:33],
+        framed(b"of more than max_size"),
+        encode_frame(MESSAGE, bytes(25)) + bytes(99),
+        encode_frame(RESPONSE, b"x" * 99),
+        b"\xff\xff\xff\xff" + bytes(99),
+    ],
+    ids=["nothing", "part of a message", "part of its header", "too large", "too short", "response", "negative size"],
+)
+def test_messages_are_read_up_to_what_is_none(responder, rest):
+    messages = []
+    front = framed(b"") + framed(b"2")
+
+    assert read_messages(messages, responder, 5.0, b"head" + front + rest, 4, 35) == 4 + len(front)
+
+    assert [message.body for message in messages] == [b"", b"2"]
 
 
 def test_frame_that_is_too_short_for_a_message_is_refused(responder):
     with pytest.raises(NSQFrameError, match="message frame of 25 bytes, at least 26 wanted"):
-        Message.from_frame(bytes(25), responder)
+        read_messages([], responder, 0.0, encode_frame(MESSAGE, bytes(25)) + framed(b"next"), 0, 1000)

@@ -48,6 +48,29 @@ def test_what_comes_while_it_waits_is_sent_at_once(outbox, transport):
     assert transport.sends == [b"ab"]
 
 
+def test_finishes_are_one_run_and_stay_in_their_place(outbox, transport):
+    outbox.put(b"RDY 1\n")
+    outbox.finish(b"a")
+    outbox.finish(b"b")
+    outbox.put(b"RDY 2\n")
+    outbox.finish(b"c")
+    gevent.spawn(outbox.run, transport)
+    outbox.wait_flushed()
+    outbox.finish(b"d")
+    outbox.wait_flushed()
+
+    assert transport.sends == [b"RDY 1\nFIN a\nFIN b\nRDY 2\nFIN c\n", b"FIN d\n"]
+
+
+def test_closed_outbox_takes_no_finish(outbox):
+    outbox.finish(b"a")
+    outbox.close()
+
+    for _ in range(2):
+        with pytest.raises(NSQConnectionClosed):
+            outbox.finish(b"b")
+
+
 def test_waiting_for_an_empty_outbox_is_over_at_once(outbox, transport):
     gevent.spawn(outbox.run, transport)
     gevent.sleep(0)

@@ -37,6 +37,7 @@ class Answers:
         send: Queues a command; raises NSQConnectionClosed where the connection is closed.
         check: Raises NSQConnectionClosed where the connection is closed; called in any thread.
         clock: Replaceable time.
+        finish: Queues the FIN of a message; default: by send.
 
     Attributes:
         in_flight: Messages delivered and not yet answered.
@@ -50,7 +51,15 @@ class Answers:
         received, timed_out: How many came, and how many nsqd took back.
     """
 
-    def __init__(self, nsqd: str, send: Callable[[bytes], None], check: Callable[[], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        nsqd: str,
+        send: Callable[[bytes], None],
+        check: Callable[[], None],
+        clock: Clock,
+        *,
+        finish: Callable[[bytes], None] | None = None,
+    ) -> None:
         self.nsqd = nsqd
         self.in_flight = 0
         self.msg_timeout: float | None = None
@@ -65,6 +74,7 @@ class Answers:
         self.timed_out = 0
         self.now = clock.monotonic
         self._send = send
+        self._finish = finish if finish is not None else lambda message_id: send(commands.finish(message_id))
         self._check = check
         self._clock = clock
         self._home = Home()
@@ -116,7 +126,7 @@ class Answers:
         if get_ident() != self._thread:
             self._call_home(self.finish, message_id)
             return
-        self._send(commands.finish(message_id))
+        self._finish(message_id)
         self._finished += 1
         self.in_flight -= 1
         if self.on_answered is not None:
@@ -158,9 +168,9 @@ class Answers:
         self._send(commands.touch(message_id))
         self._touched += 1
 
-    def hold(self, message: Message) -> None:
-        """Take note of a message that is answered later."""
-        self.held.add(message)  # one step for the interpreter, so right from any thread
+    def hold(self, *messages: Message) -> None:
+        """Take note of messages that are answered later."""
+        self.held.update(messages)  # one step for the interpreter, so right from any thread
 
     def release(self, message: Message) -> None:
         """Take note that such a message was answered, or one that had lapsed; before the answer itself."""

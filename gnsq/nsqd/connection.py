@@ -7,6 +7,7 @@ messages, how much RDY there is and when to connect again is decided by those wh
 from __future__ import annotations
 
 import enum
+import functools
 import logging
 from collections.abc import Callable, Sized
 
@@ -20,12 +21,11 @@ from gnsq.errors import (
     NSQConnectionClosed,
     NSQErrorCode,
     NSQException,
-    NSQFrameError,
     NSQProtocolError,
     NSQTimeout,
     make_error,
 )
-from gnsq.message import Message
+from gnsq.message import Message, read_messages
 from gnsq.nsqd.answers import Answers
 from gnsq.nsqd.forks import give_up_in_children
 from gnsq.nsqd.opening import Layers
@@ -35,7 +35,7 @@ from gnsq.nsqd.stalls import StallWatch
 from gnsq.nsqd.watch import Watch
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
-from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, FrameDecoder
+from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, OK, RESPONSE, FrameDecoder
 from gnsq.protocol.handshake import Identity, explained, handshake
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.transport import READ_SIZE, TcpTransport, Transport
@@ -101,7 +101,9 @@ class Connection:
         self._outbox = Outbox(self._clock.monotonic, self._check_open)
         self.requests = self._outbox.requests
         self.submit = self._outbox.submit
-        self.answers = Answers(self.address, self._outbox.put, self._check_open, self._clock)
+        self.answers = Answers(
+            self.address, self._outbox.put, self._check_open, self._clock, finish=self._outbox.finish
+        )
         self._stalls: StallWatch | None = None
         self._closed = Event()
         self._last_read = 0.0
@@ -356,25 +358,18 @@ class Connection:
         breath = Breath()
         while True:
             messages: list[Message] = []
-            failure: NSQException | None = None
-            for frame_type, payload in feed(data):
-                if frame_type == MESSAGE:
-                    messages.append(Message.from_frame(payload, answers, self._last_read))
-                elif frame_type == RESPONSE:
+            for frame_type, payload in feed(data, functools.partial(read_messages, messages, answers, self._last_read)):
+                if frame_type == RESPONSE:
                     self._handle_response(payload)
-                elif frame_type == ERROR:
-                    self._handle_error(explained(make_error(payload)))
                 else:
-                    failure = NSQFrameError(f"frame type {frame_type} is not one of 0, 1, 2")
-                    break
+                    self._handle_error(explained(make_error(payload)))
             if messages:
                 self.last_message = self._last_read
                 answers.arrived(len(messages))
                 if self.on_messages is not None:
                     self.on_messages(self, messages)
-            failure = failure or decoder.failure
-            if failure is not None:
-                raise failure
+            if decoder.failure is not None:
+                raise decoder.failure
             # recv() does not yield while data waits; without this the writer, timers and handlers starve.
             if messages or not isinstance(transport, TcpTransport):
                 breath()

@@ -39,6 +39,7 @@ class Outbox:
         "_closed",
         "_commands",
         "_direct",
+        "_finished",
         "_flushed",
         "_now",
         "_over",
@@ -59,6 +60,9 @@ class Outbox:
         # Whether put() has more to do than to queue: parked or closed. One look for both.
         self._attend = False
         self._commands: list[bytes] = []
+        # Ids of messages whose FIN comes behind the commands: built for all at once, it costs a tenth. They are as nsqd
+        # has sent them, so there is nothing to check.
+        self._finished: list[bytes] = []
         # What is left of a send of the one who brought a request.
         self._rest = b""
         self._sent_at = 0.0
@@ -72,12 +76,31 @@ class Outbox:
 
     def put(self, command: bytes) -> None:
         """Queue a command that has no answer; never waits."""
+        if self._finished:
+            self._build_finishes()
         self._commands.append(command)
         if self._attend:
-            if self._closed:
-                self._commands.clear()
-                self._refuse()
-            self._wake()
+            self._attended()
+
+    def finish(self, message_id: bytes) -> None:
+        """Queue the FIN of a message; never waits."""
+        self._finished.append(message_id)
+        if self._attend:
+            self._attended()
+
+    def _attended(self) -> None:
+        if self._closed:
+            self._drop()
+            self._refuse()
+        self._wake()
+
+    def _drop(self) -> None:
+        self._commands.clear()
+        self._finished.clear()
+
+    def _build_finishes(self) -> None:
+        self._commands.append(b"FIN " + b"\nFIN ".join(self._finished) + b"\n")
+        self._finished.clear()
 
     def submit(self, request: Request) -> None:
         """Queue a command that has an answer; never waits."""
@@ -99,12 +122,14 @@ class Outbox:
         Raises:
             NSQSocketError: If a send fails.
         """
-        commands, requests = self._commands, self.requests
+        requests = self.requests
         self._direct = transport if isinstance(transport, TcpTransport) else None
         while not self._closed:
-            data = self._rest + b"".join(commands)
+            if self._finished:
+                self._build_finishes()
+            data = self._rest + b"".join(self._commands)
             self._rest = b""
-            commands.clear()
+            self._commands.clear()
             if requests.unsent and not self._is_over():
                 data += requests.take(SEND_SIZE)
             if not data:
@@ -124,7 +149,7 @@ class Outbox:
     def close(self) -> None:
         """Drop what is queued, and end run() and all who wait; the requests are whoever's who closes."""
         self._closed = True
-        self._commands.clear()
+        self._drop()
         self._flushed.set()
         if self._parked:
             self._wake()

@@ -35,7 +35,7 @@ from gnsq.nsqd.verbs import Verbs
 from gnsq.options import USER_AGENT, ConnectionOptions
 from gnsq.protocol import commands, handshake
 from gnsq.protocol.compression import Deflate, Snappy
-from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, Frame
+from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, Frame, decode_message
 from gnsq.protocol.handshake import Identity, StartCompression, StartTLS, Step, explained
 from gnsq.transport import Transport, limited
 
@@ -339,7 +339,7 @@ class NsqdTCPClient(Verbs):
         """Count a message as in flight, and tell on_message."""
         answers = self._connected_answers
         try:
-            message = Message.from_frame(data, self, answers.now())
+            message = Message(*decode_message(data), self, answers.now())
         except NSQFrameError:
             self.close_stream()
             raise
@@ -402,7 +402,7 @@ class NsqdTCPClient(Verbs):
         """The machine's monotonic time."""
         return self._connected_answers.now()
 
-    def hold(self, messages: object) -> None:
+    def hold(self, *messages: object) -> None:
         """Nothing: whoever drives this client by hand keeps what it has read."""
 
     release = release_all = lapse = hold

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from gnsq.errors import NSQFrameError
@@ -22,6 +23,7 @@ __all__ = [
     "HEARTBEAT",
     "MESSAGE",
     "MESSAGE_HEADER",
+    "MESSAGE_FRAME",
     "MESSAGE_ID_SIZE",
     "OK",
     "RESPONSE",
@@ -42,6 +44,8 @@ CLOSE_WAIT: Final = b"CLOSE_WAIT"
 MESSAGE_ID_SIZE: Final = 16
 # Timestamp (ns), attempts, id; the body follows.
 MESSAGE_HEADER: Final = struct.Struct(">qH16s")
+# The same with what is before it: the frame's size, and its type.
+MESSAGE_FRAME: Final = struct.Struct(">iiqH16s")
 
 # nsqd has no limit of its own but max-msg-size. Below this are all sane messages; above it are "HTTP" (1.2 GB) and a
 # TLS alert (353 MB) read as a size, the two wrong servers that are met most.
@@ -51,6 +55,8 @@ _HEADER = struct.Struct(">ii")
 _SIZE = struct.Struct(">i")
 
 Frame = tuple[int, bytes]
+# Reads message frames, see FrameDecoder.feed().
+ReadMessages = Callable[[bytes, int, int], int]
 
 
 class FrameType(enum.IntEnum):
@@ -100,11 +106,17 @@ class FrameDecoder:
         # The error that ended the stream, once what came before it has been given out by feed().
         self.failure: NSQFrameError | None = None
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes, read_messages: ReadMessages | None = None) -> list[Frame]:
         """Take a chunk, give back every frame that is now whole, in order.
 
         Frames in front of a malformed one are given back and the error is left in ``failure``; with none in front
         of it, it is raised.
+
+        Args:
+            read_messages: Called as read_messages(data, start, max_size) where a whole message frame begins: takes it
+                and the whole ones behind it that are in order, and gives where it stopped. What it takes is not given
+                back. It may raise an NSQFrameError, for the first frame only. That is left in ``failure``, and so is
+                what is to be said of a frame of unknown type.
 
         Raises:
             NSQFrameError: If a size is below 4 or above max_frame_size.
@@ -129,14 +141,24 @@ class FrameDecoder:
             if stop > end:
                 self._wanted = stop - start
                 break
-            append((frame_type, data[start + 8 : stop]))
-            start = stop
+            if read_messages is None or frame_type in (RESPONSE, ERROR):
+                append((frame_type, data[start + 8 : stop]))
+                start = stop
+                continue
+            if frame_type != MESSAGE:
+                self.failure = NSQFrameError(f"frame type {frame_type} is not one of 0, 1, 2")
+                break
+            try:
+                start = read_messages(data, start, self._max_size)
+            except NSQFrameError as error:
+                self.failure = error
+                break
         if start < end:
             self._tail += data[start:]
             try:
                 self._check_partial()
             except NSQFrameError as error:
-                if not frames:
+                if not start:
                     raise
                 self.failure = error
         return frames

@@ -1,6 +1,7 @@
 """Random bytes and random cuts: nothing but the documented errors, no hang, and no more held than was to be held."""
 
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -12,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gnsq.errors import NSQException, NSQFrameError, NSQProtocolError
+from gnsq.message import read_messages
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.commands import MAX_LINE_SIZE, CommandDecoder, split_multipublish_body
@@ -92,6 +94,42 @@ def test_frames_taken_one_by_one_are_those_of_the_stream(stream, singly):
             assert decoder.pending < 4 + MAX_FRAME_SIZE
 
     assert got == whole
+
+
+def not_for_a_reader(kind, payload):
+    return kind not in (RESPONSE, ERROR, MESSAGE) or (kind == MESSAGE and len(payload) < 26)
+
+
+message_frames = st.binary(min_size=26, max_size=MAX_FRAME_SIZE - 4).map(lambda data: encode_frame(MESSAGE, data))
+
+
+@given(
+    cut(joined(message_frames | frames.map(lambda frame: encode_frame(*frame)) | st.binary(max_size=12), max_size=6))
+)
+def test_messages_read_from_the_chunk_are_those_of_the_frames(stream):
+    data, pieces = stream
+    whole, refusal = outcome(FrameDecoder(MAX_FRAME_SIZE), [data])
+    decoder, messages, others, error = FrameDecoder(MAX_FRAME_SIZE), [], [], None
+
+    for piece in pieces:
+        try:
+            others += decoder.feed(piece, functools.partial(read_messages, messages, None, 0.0))
+            error = decoder.failure
+        except NSQFrameError as raised:
+            error = raised
+        if error is not None:
+            break
+
+    wrong = next((index for index, frame in enumerate(whole) if not_for_a_reader(*frame)), None)
+    if wrong is None:
+        assert (error and str(error)) == refusal
+    else:
+        assert "at least 26 wanted" in str(error) or "is not one of 0, 1, 2" in str(error)
+        whole = whole[:wrong]
+    assert others == [frame for frame in whole if frame[0] != MESSAGE]
+    assert [(message.timestamp, message.attempts, message.id, message.body) for message in messages] == [
+        decode_message(payload) for kind, payload in whole if kind == MESSAGE
+    ]
 
 
 @given(cut(broken_frames), st.integers(0, 3))
