@@ -85,37 +85,51 @@ class TopicNodes:
     """Those nsqds that have a topic, followed over rounds.
 
     Attributes:
-        known: What the last round named, and while some nsqlookupd does not answer what was known before.
+        known: What each nsqlookupd named when it answered last, together. Not all that any ever named: where one is
+            down for good that would grow with each nsqd that is replaced.
     """
 
     def __init__(self, lookupds: Sequence[LookupdClient], topic: str) -> None:
-        self.known: set[str] = set()
         self._lookupds = lookupds
         self._topic = topic
+        self._named: list[set[str]] = [set() for _ in lookupds]
+
+    @property
+    def known(self) -> set[str]:
+        """See above."""
+        return set().union(*self._named)
 
     def ask(self, found: Callable[[str], None]) -> bool:
         """Ask all nsqlookupds at once, and wait for the last of them.
 
         Args:
-            found: Called with each known ``host:port``, as soon as an answer names it; more than once where several do.
-                Those that were known before come last: an nsqd that was lost must not wait for an nsqlookupd that is
-                down.
+            found: Called with each known ``host:port``, as soon as an answer names it, or its nsqlookupd gives none: an
+                nsqd that was lost must not wait for an nsqlookupd that is down. More than once where several do.
 
         Returns:
             Whether any of them answered.
         """
+        asking = Group()
+        try:
+            answers = [asking.spawn(self._ask_one, number, found) for number in range(len(self._lookupds))]
+            asking.join()
+        finally:
+            asking.kill()
+        return any(answer.value for answer in answers)
+
+    def _ask_one(self, number: int, found: Callable[[str], None]) -> bool:
         named: set[str] = set()
 
         def note(address: str) -> None:
             named.add(address)
             found(address)
 
-        answered = lookup_nsqds(self._lookupds, self._topic, note)
-        if answered < len(self._lookupds):
-            for address in self.known - named:
+        answered = lookup_nsqds([self._lookupds[number]], self._topic, note) > 0
+        if not answered and not named:
+            for address in list(self._named[number]):
                 note(address)
-        self.known = named
-        return answered > 0
+        self._named[number] = named
+        return answered
 
 
 class Nodes:

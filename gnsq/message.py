@@ -19,7 +19,7 @@ from blinker import Signal
 from gnsq.errors import NSQException
 from gnsq.protocol.frames import MESSAGE, MESSAGE_FRAME, decode_message
 
-__all__ = ["Message", "Responder", "enable_async_all", "finish_all", "nsqds", "read_messages"]
+__all__ = ["Message", "Responder", "enable_async_all", "finish_all", "read_messages"]
 
 # How often touching() sends TOUCH to an nsqd that has not said its msg_timeout, seconds; its default is 60.
 UNKNOWN_TIMEOUT_INTERVAL = 20.0
@@ -467,11 +467,6 @@ def enable_async_all(messages: Iterable[Message]) -> list[Message]:
         if responder is not None:
             responder.hold(*run)
     return answered
-
-
-def nsqds(messages: Iterable[Message]) -> list[tuple[str | None, int]]:
-    """Say from which nsqds messages came, as runs: (``host:port``, number of messages), in the same order."""
-    return [(None if responder is None else responder.nsqd, len(run)) for responder, run in _runs(messages)]
 
 
 def _runs(messages: Iterable[Message]) -> list[tuple[Responder | None, list[Message]]]:

@@ -80,6 +80,7 @@ class ConnectionStats:
         idle: Seconds since the last message; None before the first.
         counts: Since it was opened.
         msg_timeout: Seconds until nsqd takes an unanswered message back; None if it did not say.
+        max_rdy_count: The highest RDY that its nsqd allows.
     """
 
     address: str
@@ -90,6 +91,7 @@ class ConnectionStats:
     idle: float | None
     counts: Counts
     msg_timeout: float | None = None
+    max_rdy_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,10 +233,33 @@ def test_nsqds_of_a_topic_stay_known_while_an_nsqlookupd_does_not_answer():
     assert rounds == [
         (True, {"a:4150", "b:4150"}),
         (True, {"a:4150", "b:4150"}),
-        (True, {"a:4150", "b:4150", "c:4150"}),
-        (False, {"a:4150", "b:4150", "c:4150"}),
+        (True, {"b:4150", "c:4150"}),
+        (False, {"b:4150", "c:4150"}),
         (True, {"c:4150"}),
     ]
+
+
+def test_nsqds_that_were_replaced_are_forgotten_though_another_nsqlookupd_stays_silent():
+    living, dead = of(nsqd("a")), of()
+    dead.answer = NSQHttpError("no answer")
+    known = TopicNodes([living, dead], "t")
+
+    for name in ("a", "b", "c"):
+        living.answer = {"producers": [nsqd(name)]}
+        known.ask(lambda address: None)
+
+    assert known.known == {"c:4150"}
+
+
+def test_nsqds_of_a_silent_nsqlookupd_are_told_without_waiting_for_the_others():
+    silent, slow = of(nsqd("a")), of(nsqd("b"))
+    known = TopicNodes([silent, slow], "t")
+    known.ask(lambda address: None)
+    silent.answer, answered = NSQHttpError("no answer"), Event()
+    lookup = slow.lookup
+    slow.lookup = lambda topic: answered.wait(10) and lookup(topic)
+
+    assert known.ask(lambda address: answered.set() if address == "a:4150" else None)
 
 
 def test_rounds_of_nodes_tell_what_comes_and_goes():

@@ -14,7 +14,19 @@ ROOT = Path(__file__).parent.parent
 CORE = ["errors", "options"]
 PURE = [*CORE, "protocol"]
 THREADS = ["natives", "doors", "crossing", "hubthread"]
-SMALL = ["addresses", "backofftimer", "breath", "clock", *THREADS, "rdy", "repeats", "states", "stats", "tls"]
+SMALL = [
+    "addresses",
+    "backofftimer",
+    "breath",
+    "clock",
+    "endless",
+    *THREADS,
+    "rdy",
+    "repeats",
+    "states",
+    "stats",
+    "tls",
+]
 BELOW = [*PURE, *SMALL, "message", "transport", "layers"]
 CLIENT = [*BELOW, "http", "httpclient", "nsqd", "lookupd"]
 
@@ -28,6 +40,7 @@ GNSQ = {
     "backofftimer": PURE,
     "rdy": PURE,
     "clock": [],
+    "endless": ["clock"],
     "doors": [],
     "natives": [],
     "crossing": ["doors", "natives"],

@@ -80,7 +80,7 @@ class Closing:
         for connection in self._pool.connections.values():
             rest += connection.answers.held
         self._workers.inbox.clear()
-        left = [message for message in rest if not message.has_responded()]
+        left = [message for message in dict.fromkeys(rest) if not message.has_responded()]
         if left:
             logger.warning(
                 "%d messages were not answered within %s s of close(), %d of them by handlers that still run; "

@@ -8,6 +8,7 @@ connection. Beside that runs the flow (flow.py): who may send how many, asked of
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import random
 from collections.abc import Callable, Collection, Mapping
@@ -29,6 +30,7 @@ from gnsq.consumer.options import ConsumerOptions
 from gnsq.consumer.report import Totals, consumer_stats
 from gnsq.consumer.workers import Workers
 from gnsq.discovery import TopicNodes, parse_lookupds
+from gnsq.endless import run_endlessly
 from gnsq.message import Handler, Message
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.forks import give_up_in_children
@@ -356,7 +358,7 @@ class Consumer(Hooks):
         self._pool.wait_tried()
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
-        greenlet = gevent.spawn(loop)
+        greenlet = gevent.spawn(run_endlessly, f"the consumer's greenlet for {name}", loop, self.logger, self._clock)
         greenlet.name = f"gnsq-{name}-{self.topic}"
         self._tasks.append(greenlet)
 
@@ -402,8 +404,9 @@ class Consumer(Hooks):
 
     def _unanswered(self) -> list[Message]:
         """Messages that handlers have, or whoever answers asynchronous ones."""
-        held = [message for connection in self._pool.connections.values() for message in connection.answers.held]
-        return [*self._workers.handled_now, *held]
+        # Each taken in one step: other threads may add to it.
+        held = [list(connection.answers.held) for connection in self._pool.connections.values()]
+        return list(itertools.chain(self._workers.handled_now, *held))
 
     def _listen_for_finishes(self, connections: Collection[Connection]) -> None:
         """Be told of each FIN only while somebody wants to know: it costs a call."""

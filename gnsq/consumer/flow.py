@@ -272,6 +272,10 @@ class Flow:
         for message in self._unanswered():
             if message.time_left == 0:
                 message.lapse()
+        # Those that were held when they had lapsed, or when another thread was answering them: nobody else lets go.
+        for connection in self._connections.values():
+            held = connection.answers.held
+            held.difference_update([message for message in list(held) if message.lapsed or message.has_responded()])
 
     def _plan(self, now: float) -> None:
         times = [self._policy.due(now), self._sweep_due]

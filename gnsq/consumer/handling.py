@@ -42,6 +42,8 @@ class Handling:
         self.given_up = 0
         self._consumer = consumer
         self._clock = clock
+        # Limits of calls to a subclass's handle_messages() that run.
+        self._limits: set[gevent.Timeout] = set()
         self._logger = consumer.logger
         self._repeats = Repeats(consumer.logger, clock.monotonic)
 
@@ -109,14 +111,21 @@ class Handling:
                 if options.handler_timeout is None:
                     function(due[:])
                 else:
-                    with self._time_limit(options.handler_timeout):
-                        function(due[:])
+                    with self._time_limit(options.handler_timeout) as limit:
+                        self._limits.add(limit)
+                        try:
+                            function(due[:])
+                        finally:
+                            self._limits.discard(limit)
             except BaseException as error:  # noqa: BLE001  # as in handle()
                 self._all_ended_by(due, error)
         return enable_async_all(messages)
 
     def _ended_by(self, message: Message, error: BaseException) -> None:
         """Answer a message whose handler raised."""
+        if isinstance(error, gevent.Timeout) and error in self._limits:
+            # Handled inside of a call to handle_messages(), whose time is over: handle_all() answers.
+            raise error
         if isinstance(error, NSQRequeueMessage):
             backoff = self._consumer.options.backoff_on_requeue if error.backoff is None else error.backoff
             self._requeue(message, bool(backoff))
@@ -166,11 +175,11 @@ class Handling:
                 receiver(self._consumer, message=message)
 
     @contextlib.contextmanager
-    def _time_limit(self, limit: float) -> Iterator[None]:
+    def _time_limit(self, limit: float) -> Iterator[gevent.Timeout]:
         timeout = self._clock.timeout(limit)
         try:
             with timeout:
-                yield
+                yield timeout
         except gevent.Timeout as expired:
             if expired is not timeout:
                 raise
@@ -208,8 +217,11 @@ class Handling:
             "answered already" if message.has_responded() else "requeued",
             exc_info=True,
         )
-        notify(self._consumer.on_exception, self._consumer, message=message, error=error)
-        self._requeue(message, backoff=True)
+        try:
+            notify(self._consumer.on_exception, self._consumer, message=message, error=error)
+        finally:
+            # Whatever a receiver raises: unanswered, its worker would hand it on, to fail again at once.
+            self._requeue(message, backoff=True)
 
     def _requeue(self, message: Message, backoff: bool, *, at_once: bool = False) -> None:
         if not message.has_responded():

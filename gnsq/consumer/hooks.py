@@ -48,7 +48,7 @@ class Hooks:
 
     def handle_messages(self, messages: list[Message]) -> None:
         """Handle all that has come with one call, in place of handle_message() for each; for subclasses to override:
-        without one it is not called. Runs in a worker.
+        without one it is not called, and with one handlers of on_message only by super(). Runs in a worker.
 
         What an override leaves unanswered is taken for asynchronous, and to be answered later. What it raises is what
         a handler raises: one failure, for which all is requeued that it has not answered; on_exception is sent with the

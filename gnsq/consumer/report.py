@@ -70,4 +70,5 @@ def connection_stats(connection: Connection) -> ConnectionStats:
         idle=answers.now() - connection.last_message if answers.received else None,
         counts=answers.counts,
         msg_timeout=answers.msg_timeout,
+        max_rdy_count=connection.identity.max_rdy_count,
     )

@@ -16,6 +16,7 @@ import gevent
 from gevent.event import Event
 
 from gnsq.discovery import Nodes
+from gnsq.endless import run_endlessly
 from gnsq.errors import NSQErrorCode, NSQException, NSQNoConnections, NSQUnknownClosed
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.home import Home
@@ -42,9 +43,6 @@ PARTING = 0.5
 
 # How long the first publish waits until every nsqd was tried, seconds.
 FIRST_TRY = 1.0
-
-# How long a greenlet that has failed waits before it goes on, seconds.
-PAUSE = 1.0
 
 
 class Running:
@@ -215,18 +213,9 @@ class Running:
         return [publish for publish in self.dispatcher.undone() if not publish.done]
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
-        greenlet = gevent.spawn(self._run, name, loop)
+        greenlet = gevent.spawn(run_endlessly, f"the producer's greenlet for {name}", loop, logger, self._clock)
         greenlet.name = f"gnsq-producer-{name}"
         self._tasks.append(greenlet)
-
-    def _run(self, name: str, loop: Callable[[], None]) -> None:
-        while True:
-            try:
-                loop()
-            except Exception:
-                # A bug must not end what all publishes depend on.
-                logger.exception("internal error in the producer's greenlet for %s; it goes on in %g s", name, PAUSE)
-                self._clock.sleep(PAUSE)
 
     # --- nsqds
 

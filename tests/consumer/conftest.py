@@ -3,13 +3,7 @@
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.clock import ManualClock
 from gnsq import Consumer
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture
@@ -41,10 +35,9 @@ def started(clock):
     """Start consumers that are closed at the end."""
     made = []
 
-    def start(handler, *nsqds, **options):
-        consumer = Consumer(
-            "t", "c", [nsqd.tcp_address for nsqd in nsqds], message_handler=handler, clock=clock, **options
-        )
+    def start(handler, *nsqds, kind=Consumer, **options):
+        addresses = [nsqd.tcp_address for nsqd in nsqds]
+        consumer = kind("t", "c", addresses, message_handler=handler, clock=clock, **options)
         consumer.start(block=False)
         clock.advance(0.0)
         made.append(consumer)

@@ -13,6 +13,19 @@ EXACT = {"backoff_jitter": 0.0, "requeue_delay": 0}
 LATER = {"backoff_jitter": 0.0, "requeue_delay": 100_000}
 
 
+class Holder:
+    """A handler that fails once, and leaves without an answer what comes then."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, consumer, message):
+        self.seen.append(message)
+        if len(self.seen) == 1:
+            raise RuntimeError
+        message.enable_async()
+
+
 class Worker:
     """A handler that fails while it is told to."""
 
@@ -143,22 +156,15 @@ def test_probe_moves_on_when_its_nsqd_dies(nsqds, clock, publish, started, worke
 
 
 def test_probe_whose_message_is_never_answered_is_followed_by_another(nsqd, clock, publish, started):
-    seen = []
-
-    def handle(consumer, message):
-        seen.append(message.body)
-        if len(seen) == 1:
-            raise RuntimeError
-        message.enable_async()
-
-    started(handle, nsqd, max_in_flight=10, **EXACT)
+    holder = Holder()
+    started(holder, nsqd, max_in_flight=10, **EXACT)
     publish(nsqd, *[b"%d" % number for number in range(20)])
     clock.advance(1.0)
-    first = len(seen)
+    first = len(holder.seen)
 
     clock.advance(61.0)
 
-    assert (first, len(seen)) == (2, 3)
+    assert (first, len(holder.seen)) == (2, 3)
 
 
 def test_message_given_back_without_backoff_is_no_result(nsqd, clock, publish, started):
@@ -324,19 +330,12 @@ def test_short_idle_timeout_does_not_keep_a_probe_from_being_granted(nsqds, cloc
 
 
 def test_connection_that_dies_with_the_probes_message_is_followed_by_another(nsqds, clock, publish, started):
-    seen = []
-
-    def handle(consumer, message):
-        seen.append(message.nsqd)
-        if len(seen) == 1:
-            raise RuntimeError
-        message.enable_async()
-
-    consumer = started(handle, *nsqds, max_in_flight=9, **LATER)
+    holder = Holder()
+    consumer = started(holder, *nsqds, max_in_flight=9, **LATER)
     publish(nsqds[0], b"x")
     publish(nsqds[0], b"y")
     clock.advance(1.0)
-    assert seen == [nsqds[0].tcp_address] * 2
+    assert [message.nsqd for message in holder.seen] == [nsqds[0].tcp_address] * 2
     nsqds[0].down()
     clock.advance(0.1)
 
@@ -345,23 +344,16 @@ def test_connection_that_dies_with_the_probes_message_is_followed_by_another(nsq
 
 
 def test_probes_message_has_nsqds_time_to_be_answered(nsqds, clock, publish, started):
-    seen = []
-
-    def handle(consumer, message):
-        seen.append(message.body)
-        if len(seen) == 1:
-            raise RuntimeError
-        message.enable_async()
-
-    started(handle, *nsqds[:2], max_in_flight=9, low_ready_idle_timeout=1.0, **LATER)
+    holder = Holder()
+    started(holder, *nsqds[:2], max_in_flight=9, low_ready_idle_timeout=1.0, **LATER)
     publish(nsqds[0], b"1")
     publish(nsqds[0], b"2")
     publish(nsqds[1], b"3")
     clock.advance(1.0 + 59.0)
-    assert seen == [b"1", b"2"]
+    assert [message.body for message in holder.seen] == [b"1", b"2"]
 
     clock.advance(20.0)
-    assert b"3" in seen
+    assert b"3" in [message.body for message in holder.seen]
 
 
 def test_all_addresses_get_their_share_from_the_first_moment(nsqds, clock, publish):

@@ -20,23 +20,6 @@ def publish(fakensqd):
         yield lambda *bodies: producer.multipublish("t", list(bodies))
 
 
-@pytest.fixture
-def consume(fakensqd):
-    """Start consumers that are closed at the end."""
-    made = []
-
-    def start(handler, address=None, **options):
-        consumer = Consumer("t", "c", address or fakensqd.tcp_address, message_handler=handler, **options)
-        consumer.start(block=False)
-        made.append(consumer)
-        return consumer
-
-    yield start
-    for consumer in made:
-        consumer.close()
-        consumer.join(10)
-
-
 def test_returning_finishes(fakensqd, publish, consume):
     got = []
     consume(lambda consumer, message: got.append(message.body), max_in_flight=10)

@@ -408,3 +408,21 @@ def test_paused_consumer_with_nothing_in_flight_is_not_starved(nsqd, started, ha
     consumer.pause()
 
     assert not consumer.is_starved
+
+
+def test_bug_in_the_flow_is_logged_and_it_goes_on(nsqd, clock, started, monkeypatch, caplog):
+    consumer = started(lambda consumer, message: None, nsqd)
+
+    def bug():
+        monkeypatch.undo()
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(consumer._flow, "run", bug)
+    for task in consumer._tasks:
+        if task.name.startswith("gnsq-flow"):
+            task.kill(block=False)
+    consumer._spawn("flow", consumer._flow.run)
+    clock.advance(2.0)
+
+    assert "internal error in the consumer's greenlet for flow; it goes on in 1 s" in caplog.text
+    assert not consumer._tasks[-1].dead

@@ -13,9 +13,9 @@ from tests.helpers import wait_until
 class Together(Consumer):
     """Hands over what comes to a function, and notes the bodies."""
 
-    def __init__(self, function, *arguments, **options):
+    def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
-        self.function = function
+        self.function = finish_all
         self.calls = []
 
     def handle_messages(self, messages):
@@ -24,28 +24,18 @@ class Together(Consumer):
 
 
 @pytest.fixture
-def together(nsqd, clock, publish):
+def together(nsqd, clock, publish, started):
     """Start a consumer with RDY for all that the test publishes; it is closed at the end."""
-    made = []
 
     def start(function, **options):
-        options = {"max_in_flight": 10, **options}
-        consumer = Together(function, "t", "c", nsqd.tcp_address, clock=clock, **options)
-        consumer.function = finish_all
-        consumer.start(block=False)
-        clock.advance(0.0)
+        consumer = started(None, nsqd, kind=Together, **{"max_in_flight": 10, **options})
         publish(nsqd, b"warm")
         clock.advance(0.1)
         consumer.function = function
         consumer.calls.clear()
-        made.append(consumer)
         return consumer
 
-    yield start
-    for consumer in made:
-        consumer.close()
-        clock.advance(40.0)
-        assert not consumer.is_running
+    return start
 
 
 def channel(nsqd):
@@ -282,3 +272,48 @@ def test_close_requeues_what_is_not_answered_in_time(nsqd, clock, publish, toget
     assert channel(nsqd).depth == 3
     assert "3 messages were not answered within 2.0 s of close(), 3 of them by handlers that still run" in caplog.text
     forever.set()
+
+
+class EachInTurn(Consumer):
+    """Handles what comes with one call, and there one by one."""
+
+    def handle_messages(self, messages):
+        super().handle_messages(messages)
+
+
+def test_time_limit_of_the_call_ends_all_of_it(nsqd, clock, publish, started):
+    handled, errors = [], []
+
+    def handle(consumer, message):
+        clock.sleep(0.4)
+        handled.append(message.body)
+
+    consumer = started(handle, nsqd, kind=EachInTurn, max_in_flight=10, handler_timeout=1.0, max_backoff_duration=0)
+    consumer.on_exception.connect(lambda sender, message, error: errors.append((message.body, type(error))), weak=False)
+    publish(nsqd, b"warm")
+    clock.advance(0.5)
+
+    publish(nsqd, b"1", b"2", b"3", b"4")
+    clock.advance(1.0)
+
+    assert handled == [b"warm", b"1", b"2"]
+    assert errors == [(b"3", NSQTimeout)]
+    assert channel(nsqd).requeue_count == 2
+
+
+def test_messages_that_lapsed_during_the_call_are_let_go(nsqd, clock, publish, together):
+    def outlast(messages):
+        clock.sleep(200.0)
+
+    consumer = together(outlast, msg_timeout=60)
+    publish(nsqd, b"1")
+    clock.advance(150.0)
+    [connection] = consumer._pool.connections.values()
+    consumer.function = lambda messages: (clock.sleep(5.0), finish_all(messages))
+    clock.advance(200.0)
+    # The next that are in flight for a while see to it.
+    publish(nsqd, b"2")
+    clock.advance(20.0)
+
+    assert connection.answers.held == set()
+    assert consumer.total_in_flight == 0

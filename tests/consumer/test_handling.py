@@ -442,3 +442,19 @@ def test_connection_with_long_handlers_keeps_its_share(nsqds, clock, publish, st
 
     assert b"new" in handled
     clock.advance(30.0)
+
+
+def test_failed_message_is_requeued_whatever_those_raise_who_are_told(nsqd, clock, publish, started):
+    times, handle = failing(clock)
+    consumer = started(handle, nsqd, max_backoff_duration=0)
+
+    def told(consumer, message, error):
+        with gevent.Timeout(0.0):
+            gevent.sleep(1)
+
+    consumer.on_exception.connect(told)
+    publish(nsqd, b"x")
+    gevent.sleep(0.01)  # real time, for the Timeout
+    clock.advance(0.5)
+
+    assert (len(times), channel(nsqd).requeue_count) == (1, 1)

@@ -2,11 +2,9 @@
 
 import gc
 import os
-import resource
 from collections import Counter
 
 import gevent
-import pytest
 
 from fakensqd import FakeLookupd, FakeNsqd
 from gnsq import Consumer
@@ -36,16 +34,6 @@ class Left:
         wait_until(lambda: all(now <= then for now, then in zip(self.counts(), self.before, strict=True)))
         # Some of the hub's own come and go.
         assert gevent.get_hub().loop.activecnt <= self.watchers + 3
-
-
-@pytest.fixture
-def many_descriptors():
-    # Both ends are in this process.
-    wanted = 4096
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], wanted), max(before[1], wanted)))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def addresses_of(nsqd, count):

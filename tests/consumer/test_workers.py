@@ -6,6 +6,7 @@ import pytest
 from gnsq.clock import RealClock
 from gnsq.consumer.workers import Workers
 from gnsq.message import Message
+from tests.helpers import wait_until
 
 
 def message(number):
@@ -28,6 +29,10 @@ def workers(handled):
     return Workers("w", lambda: 2, handle, None, lambda message: None, RealClock())
 
 
+def wait_until_idle(workers):
+    wait_until(lambda: len(workers) == workers.busy == 0)
+
+
 def kill_those_on_their_way(workers):
     for worker in list(workers._workers):
         worker.kill()
@@ -38,10 +43,9 @@ def test_message_whose_worker_is_killed_before_it_has_begun_is_handled_by_anothe
     workers.put(messages)
 
     kill_those_on_their_way(workers)
-    gevent.sleep(0.01)
+    wait_until_idle(workers)
 
     assert handled == messages
-    assert (len(workers), workers.busy) == (0, 0)
 
 
 def test_message_between_its_worker_and_its_handler_is_handled_by_another(workers, handled):
@@ -54,10 +58,9 @@ def test_message_between_its_worker_and_its_handler_is_handled_by_another(worker
 
     workers._handle = strike
     workers.put(messages)
-    gevent.sleep(0.01)
+    wait_until_idle(workers)
 
     assert sorted(handled, key=messages.index) == messages
-    assert (len(workers), workers.busy) == (0, 0)
 
 
 def test_those_of_a_call_that_were_answered_or_kept_for_later_do_not_come_again():
@@ -74,10 +77,9 @@ def test_those_of_a_call_that_were_answered_or_kept_for_later_do_not_come_again(
 
     workers = Workers("w", lambda: 1, lambda message: True, handle_all, lambda message: None, RealClock())
     workers.put(messages)
-    gevent.sleep(0.01)
+    wait_until_idle(workers)
 
     assert calls == [messages, [other]]
-    assert (len(workers), workers.busy) == (0, 0)
 
 
 def test_bug_is_no_endless_loop(workers, handled):
@@ -87,10 +89,9 @@ def test_bug_is_no_endless_loop(workers, handled):
 
     workers._handle = handle
     workers.put([message(number) for number in range(3)])
-    gevent.sleep(0.01)
+    wait_until_idle(workers)
 
     assert len(handled) == 3
-    assert (len(workers), workers.busy) == (0, 0)
 
 
 def test_killed_workers_of_a_forked_child_hand_on_nothing(workers, handled):
