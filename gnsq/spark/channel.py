@@ -119,7 +119,9 @@ class ChannelClient:
                     waiting += channel["depth"]
                     in_flight += channel["in_flight_count"]
                     deferred += channel["deferred_count"]
-                    consumers += channel["client_count"]
+                    # nsqd before 1.2 lists them only.
+                    clients = channel.get("client_count")
+                    consumers += len(channel["clients"] or ()) if clients is None else clients
         except (KeyError, TypeError) as error:
             raise NSQHttpError(f"{address}: /stats is not nsqd's: {error!r}") from error
         return Depth(waiting, in_flight, deferred, consumers)

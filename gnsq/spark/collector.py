@@ -23,9 +23,11 @@ class SegmentLimits:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Messages for a segment, and their topics as runs: (topic, number of messages), in the same order."""
+    """Messages for a segment, the bytes of their bodies, and their topics as runs: (topic, number of messages), in the
+    same order."""
 
     messages: Sequence[Message]
+    size: int
     topics: Sequence[tuple[str, int]]
 
 
@@ -50,7 +52,7 @@ class Collector:
     def add(self, messages: Sequence[Message]) -> bool:
         """Take messages in. On the hot path: reads no clock. Whether a segment is due for its rows or bytes."""
         self._messages += messages
-        self._size += sum([len(message.body) for message in messages])
+        self._size += _size(messages)
         return self.is_full
 
     def begin(self, now: float, topic: str, in_flight_limit: int, time_left: float | None = None) -> None:
@@ -74,6 +76,11 @@ class Collector:
             self._starts.append((topic, len(self._messages)))
 
     @property
+    def size(self) -> int:
+        """Bytes of bodies that wait."""
+        return self._size
+
+    @property
     def is_full(self) -> bool:
         """Whether a segment is due for its rows or bytes."""
         return len(self._messages) >= self._due or self._size >= self._limits.size
@@ -86,15 +93,20 @@ class Collector:
         """Hand over all that waits, or what makes a full segment: the rest is for the next, and as old."""
         messages, size = self._messages, self._size
         count = min(len(messages), self._limits.rows)
+        if count < len(messages):
+            size = _size(messages[:count])
         while count > 1 and size > self._limits.size:
-            size = sum(len(message.body) for message in messages[:count])
-            if size > self._limits.size:
-                count = max(count * self._limits.size // size, 1)
+            count = max(count * self._limits.size // size, 1)
+            size = _size(messages[:count])
         starts = self._starts
         self._messages = messages[count:]
-        self._size = sum(len(message.body) for message in self._messages)
+        self._size -= size
         self._starts = _starts_behind(starts, count) if self._messages else []
-        return Waiting(messages[:count], _runs(starts, count))
+        return Waiting(messages[:count], size, _runs(starts, count))
+
+
+def _size(messages: Sequence[Message]) -> int:
+    return sum([len(message.body) for message in messages])
 
 
 def _runs(starts: Sequence[tuple[str, int]], count: int) -> list[tuple[str, int]]:

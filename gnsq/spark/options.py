@@ -134,10 +134,16 @@ class ReadOptions(ConnectOptions):
         "application)",
     )
     max_in_flight: int = option(
-        5000, "delivered and not yet in the spool; topics share it evenly", unit="messages", minimum=1
+        10_000,
+        "delivered and not yet in the spool; topics share it evenly; above an nsqd's max-rdy-count it takes several "
+        "connections",
+        unit="messages",
+        minimum=1,
     )
     segment_rows: int = option(10_000, "largest segment of the spool", unit="rows", minimum=1)
-    segment_bytes: int = option(8 * MIB, "the same", unit="bytes", minimum=1, maximum=1024 * MIB)
+    segment_bytes: int = option(
+        8 * MIB, "the same; no more than eight of them wait in memory", unit="bytes", minimum=1, maximum=1024 * MIB
+    )
     segment_time: float = option(0.1, "longest that a message waits for its segment", unit="s", minimum=0.001)
     max_spool_bytes: int = option(
         1024 * MIB, "above this no more is received; spark.read fails if it needs more", unit="bytes", minimum=1

@@ -374,7 +374,7 @@ class Planner:
         receiver = self.receiver
         if receiver is None or self._hub is None:
             return True
-        return not receiver.failing and bool(self._hub.call(lambda: receiver.subscriptions.connections))
+        return not receiver.failing and bool(self._hub.call(lambda: receiver.subscriptions.nsqds))
 
     def _is_reached(self) -> bool:
         """Whether anybody was ever reached; external receivers alone would know."""

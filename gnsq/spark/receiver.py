@@ -45,6 +45,8 @@ STARVED_CHECK = 0.01
 # Seconds for an orderly end; of a write that is under way, and of the last one.
 CLOSE_TIMEOUT = 10.0
 WRITE_TIMEOUT = 5.0
+# Segments whose bytes may be in memory, by segment_bytes: above that no more is asked for until half is written.
+MOST_IN_MEMORY = 8
 # Objects that are there more than at the last search for cycles, until the next: above what messages in flight are.
 COLLECT = 50_000
 
@@ -105,6 +107,7 @@ class Receiver:
         )
         # Of the segment that is being written; whoever breaks that off gives them back.
         self._writing: Sequence[Message] = ()
+        self._writing_size = 0
         self._accepted = 0
         self._closing = False
         self._paused: set[str] = set()
@@ -191,6 +194,8 @@ class Receiver:
             collector.begin(time.monotonic(), consumer.topic, ready_count, time_left)
             self._wake.set()
         is_full = collector.add(messages)
+        if collector.size + self._writing_size > MOST_IN_MEMORY * self.options.segment_bytes:
+            self._pause("memory")
         if self._accepted == self._max_rows:
             self._pause("maxRows")
             is_full = True
@@ -199,8 +204,8 @@ class Receiver:
 
     @property
     def is_paused(self) -> bool:
-        """Whether no more messages are asked for, for any reason."""
-        return bool(self._paused)
+        """Whether no more messages are asked for, for any reason that may last longer than a write."""
+        return bool(self._paused - {"memory"})
 
     def pause(self, reason: str) -> None:
         """Ask for no more messages, for good; what is on its way is still written."""
@@ -236,6 +241,8 @@ class Receiver:
                 self._wake.clear()
             self._check_size()
             if len(self._collector) and self._wait_due():
+                if self._collector.is_full:
+                    self.subscriptions.widen()
                 self._write(self._collector.take())
 
     def _wait_due(self) -> bool:
@@ -256,6 +263,7 @@ class Receiver:
     def _write(self, waiting: Waiting) -> None:
         """Write one segment and finish its messages. Tries until it succeeds or the receiver closes."""
         messages = self._writing = waiting.messages
+        self._writing_size = waiting.size
         number = self.segments + 1
         retry = RETRY_FIRST
         while True:
@@ -280,9 +288,11 @@ class Receiver:
                 retry = min(retry * 2, RETRY_LAST)
                 continue
             break
-        self._writing = ()
+        self._writing, self._writing_size = (), 0
         self.failing = False
         self._resume("disk")
+        if self._collector.size <= MOST_IN_MEMORY // 2 * self.options.segment_bytes:
+            self._resume("memory")
         self.segments = number
         self.rows += len(messages)
         self._gauge.add(size)

@@ -167,18 +167,18 @@ def _watch(receiver: Receiver, stop: Event) -> None:
     before = receiver.rows
     while not stop.is_set() and receiver.error is None:
         gevent.wait([stop, receiver.finished], timeout=STATUS_INTERVAL, count=1)
-        connections, failures = receiver.subscriptions.connections, receiver.subscriptions.failures()
+        nsqds, failures = receiver.subscriptions.nsqds, receiver.subscriptions.failures()
         logger.info(
-            "%d rows in %d segments, %d of them since the last report; connections: %d",
+            "%d rows in %d segments, %d of them since the last report; connected nsqds: %d",
             receiver.rows,
             receiver.segments,
             receiver.rows - before,
-            connections,
+            nsqds,
         )
         before = receiver.rows
         for address, failure in failures.items():
             logger.warning("%s: not connected: %s", address, failure)
-        if not connections and not failures:
+        if not nsqds and not failures:
             topics = ", ".join(receiver.subscriptions.topics) or "any topic that matches"
             logger.warning("nothing to connect to: no nsqlookupd names an nsqd for %s", topics)
 

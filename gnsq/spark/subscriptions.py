@@ -1,11 +1,12 @@
-"""Subscriptions: one Consumer for each topic that a receiver reads; together they keep to one max_in_flight.
+"""Subscriptions: all topics that a receiver reads; together they keep to one max_in_flight.
 
-Owns the consumers and, for a pattern, the greenlet that asks nsqlookupd for topics. Topics that want more borrow from
-those that don't. What happens to messages is the receiver's business.
+Owns the consumers of each and, for a pattern, the greenlet that asks nsqlookupd for topics. Topics that want more
+borrow from those that don't. What happens to messages is the receiver's business.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from gnsq import Consumer, LookupdClient, Message
 from gnsq.errors import NSQHttpError
 from gnsq.spark.connecting import connection_keywords, http_keywords
 from gnsq.spark.options import ReadOptions
+from gnsq.spark.subscription import Subscription
 from gnsq.spark.topics import matching, shares
 
 __all__ = ["Subscriptions"]
@@ -27,7 +29,8 @@ logger = logging.getLogger(__name__)
 # Well below the segment's waiting time, else the tail of a burst sits in nsqd's buffer; the least that nsqd allows
 # unless its min-output-buffer-timeout says otherwise.
 OUTPUT_BUFFER_TIMEOUT_MS = 25
-# Seconds between changes of shares, and for which a topic that had all it may have counts as hungry.
+# Seconds between changes of shares, or of how many consumers there are, and for which a topic that had all it may have
+# counts as hungry.
 SHARING = 0.1
 HUNGRY = 2.0
 
@@ -63,13 +66,13 @@ class Subscriptions:
         self._take = take
         self._close_timeout = close_timeout
         self._keywords = connection_keywords(options)
-        self._consumers: dict[str, Consumer] = {}
+        self._subscriptions: dict[str, Subscription] = {}
         self._paused = False
         self._starting = Group()
         self._poller: gevent.Greenlet | None = None
         # Topic -> when it last had all it may have.
         self._hungry: dict[str, float] = {}
-        self._shared_at = 0.0
+        self._shared_at = self._widened_at = 0.0
         self._lookupds: list[LookupdClient] = []
         if options.topic_pattern:
             http = http_keywords(options)
@@ -81,14 +84,14 @@ class Subscriptions:
         if self._lookupds:
             self._poller = gevent.spawn(self._poll)
             self._poller.name = f"gnsq-topics-{self._options.source}"
-        self._start(list(self._consumers.values()))
+        self._start(self._consumers)
 
     def close(self) -> None:
         """Take no more messages; those that were delivered can still be answered. join() waits for the end."""
         if self._poller is not None:
             self._poller.kill()
         self._starting.kill()
-        for consumer in self._consumers.values():
+        for consumer in self._consumers:
             consumer.pause()
             consumer.close()
         for lookupd in self._lookupds:
@@ -96,32 +99,44 @@ class Subscriptions:
 
     def join(self, timeout: float) -> None:
         """Wait until all connections are closed, or for so many seconds."""
-        gevent.joinall([gevent.spawn(consumer.join, timeout) for consumer in self._consumers.values()])
+        gevent.joinall([gevent.spawn(consumer.join, timeout) for consumer in self._consumers])
 
     def pause(self) -> None:
         """Ask for no more messages, of topics that join later either."""
         self._paused = True
-        for consumer in self._consumers.values():
+        for consumer in self._consumers:
             consumer.pause()
 
     def resume(self) -> None:
         """Undo pause()."""
         self._paused = False
-        for consumer in self._consumers.values():
+        for consumer in self._consumers:
             consumer.resume()
+
+    @property
+    def _consumers(self) -> list[Consumer]:
+        return [consumer for subscription in self._subscriptions.values() for consumer in subscription.consumers]
 
     @property
     def ready_count(self) -> int:
         """Messages that nsqds may deliver before they wait for answers."""
-        return sum(consumer.total_ready_count for consumer in self._consumers.values())
+        return sum(subscription.ready_count for subscription in self._subscriptions.values())
+
+    def widen(self) -> None:
+        """Connect once more where nsqds let one connection deliver less than may be in flight. For who gets much."""
+        now = time.monotonic()
+        if not self._paused and now - self._widened_at >= SHARING:
+            self._widened_at = now
+            added = [subscription.widen() for subscription in self._subscriptions.values()]
+            self._start([consumer for consumer in added if consumer is not None])
 
     def is_starved(self) -> bool:
         """Say whether some nsqd has delivered nearly all it may, whatever the others have; topics of which that is so
         may have more from then on, if others don't need it."""
-        if len(self._consumers) == 1:
-            return any(consumer.is_starved for consumer in self._consumers.values())
+        starved = [topic for topic, subscription in self._subscriptions.items() if subscription.is_starved]
+        if len(self._subscriptions) == 1:
+            return bool(starved)
         now = time.monotonic()
-        starved = [topic for topic, consumer in self._consumers.items() if consumer.is_starved]
         self._hungry.update(dict.fromkeys(starved, now))
         if starved and now - self._shared_at >= SHARING:
             self._shared_at = now
@@ -131,29 +146,29 @@ class Subscriptions:
     @property
     def topics(self) -> list[str]:
         """What is subscribed to now."""
-        return sorted(self._consumers)
+        return sorted(self._subscriptions)
 
     @property
-    def connections(self) -> int:
-        """How many there are now."""
-        return sum(len(consumer.stats().connections) for consumer in self._consumers.values())
+    def nsqds(self) -> int:
+        """How many are connected now, each counted for each of its topics."""
+        return sum(len(subscription.nsqds) for subscription in self._subscriptions.values())
 
     def failures(self) -> dict[str, str]:
         """Say what keeps nsqds from being connected, by address."""
         return {
             address: text
-            for consumer in self._consumers.values()
-            for address, text in consumer.stats().failures.items()
+            for subscription in self._subscriptions.values()
+            for address, text in subscription.failures.items()
         }
 
     # --- topics
 
     def _add(self, topics: list[str]) -> list[Consumer]:
-        due = shares(self._options.max_in_flight, [*self._consumers, *topics])
-        added = {topic: self._consumer(topic, due[topic]) for topic in topics}
-        self._consumers |= added
+        due = shares(self._options.max_in_flight, [*self._subscriptions, *topics])
+        added = {topic: Subscription(functools.partial(self._consumer, topic), due[topic]) for topic in topics}
+        self._subscriptions |= added
         self._share_out()
-        return list(added.values())
+        return [consumer for subscription in added.values() for consumer in subscription.consumers]
 
     def _consumer(self, topic: str, max_in_flight: int) -> Consumer:
         consumer = _TopicConsumer(
@@ -178,17 +193,17 @@ class Subscriptions:
 
     def _share_out(self) -> None:
         """Let each have its share; what one is to give back to another, that other gets when it is answered."""
-        consumers, total = self._consumers, self._options.max_in_flight
+        all_, total = self._subscriptions, self._options.max_in_flight
         recent = time.monotonic() - HUNGRY
-        due = shares(total, consumers, {topic for topic, since in self._hungry.items() if since > recent})
+        due = shares(total, all_, {topic for topic, since in self._hungry.items() if since > recent})
         for topic, share in due.items():
-            if share < consumers[topic].max_in_flight:
-                consumers[topic].max_in_flight = share
-        spare = total - sum(max(consumer.max_in_flight, consumer.total_in_flight) for consumer in consumers.values())
+            if share < all_[topic].max_in_flight:
+                all_[topic].max_in_flight = share
+        spare = total - sum(max(each.max_in_flight, each.in_flight) for each in all_.values())
         for topic, share in due.items():
-            more = min(share - consumers[topic].max_in_flight, spare)
+            more = min(share - all_[topic].max_in_flight, spare)
             if more > 0:
-                consumers[topic].max_in_flight += more
+                all_[topic].max_in_flight += more
                 spare -= more
 
     def _start(self, consumers: list[Consumer]) -> None:
@@ -202,7 +217,7 @@ class Subscriptions:
                 self._start(self._resolve())
             except Exception:  # top of a greenlet: topics that are there go on, and the next round may do better
                 logger.exception("topics of %s not followed: internal error", self._options.source)
-            if not self._consumers and not is_told:
+            if not self._subscriptions and not is_told:
                 is_told = True
                 logger.warning(
                     "no topic matches topicPattern %r yet; looking again every %g s",
@@ -223,8 +238,8 @@ class Subscriptions:
                 complete = False
         found = matching(self._options, names)
         if complete:
-            self._drop([topic for topic in self._consumers if topic not in found])
-        new = [topic for topic in found if topic not in self._consumers]
+            self._drop([topic for topic in self._subscriptions if topic not in found])
+        new = [topic for topic in found if topic not in self._subscriptions]
         if new:
             logger.info("%s: reading topics %s", self._options.source, ", ".join(new))
         return self._add(new)
@@ -232,6 +247,7 @@ class Subscriptions:
     def _drop(self, vanished: list[str]) -> None:
         """End the consumers that have no connection left; nsqlookupd may forget a topic that nsqd still has."""
         for topic in vanished:
-            if not self._consumers[topic].stats().connections:
+            if not self._subscriptions[topic].nsqds:
                 logger.info("%s: topic %s is gone", self._options.source, topic)
-                self._consumers.pop(topic).close()
+                for consumer in self._subscriptions.pop(topic).consumers:
+                    consumer.close()

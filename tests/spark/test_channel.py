@@ -1,6 +1,6 @@
 import pytest
 
-from gnsq import LookupdClient
+from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.errors import NSQHttpError
 from gnsq.spark.channel import ChannelClient
 from gnsq.spark.drain import Depth
@@ -120,6 +120,24 @@ def test_several_topics_are_made_and_summed_up(fakensqd, hub, ask):
 
     assert hub.call(client.depth) == Depth(7, 0, 0)
     assert channel_stats(fakensqd, "a", "archive")["depth"] == 3
+
+
+def test_consumers_are_counted_where_nsqd_only_lists_them(fakensqd, hub, ask, monkeypatch):
+    publish(fakensqd, "clicks", numbered(3))
+    asked = ask((fakensqd.http_address,))
+    hub.call(asked.create)
+    stats = NsqdHTTPClient.stats
+
+    def of_1_1_0(client, *arguments):
+        answer = stats(client, *arguments)
+        [channel] = answer["topics"][0]["channels"]
+        del channel["client_count"]
+        channel["clients"] = [{}, {}]
+        return answer
+
+    monkeypatch.setattr(NsqdHTTPClient, "stats", of_1_1_0)
+
+    assert hub.call(asked.depth).consumers == 2
 
 
 def test_topics_of_a_pattern_are_found(fakecluster, hub, ask):

@@ -90,6 +90,33 @@ def test_nothing_is_finished_before_it_is_durable(fakensqd, receive, monkeypatch
     assert receiver.rows == 10
 
 
+def test_large_messages_wait_at_nsqd_and_not_in_memory(fakensqd, receive, monkeypatch):
+    go_on = threading.Event()
+    put = LocalStore.put
+
+    def slow(store, path, data):
+        assert go_on.wait(20)
+        put(store, path, data)
+
+    monkeypatch.setattr(LocalStore, "put", slow)
+    receiver = receive(segment_bytes=400_000, segment_time=0.01)
+    # More than all that was on its way.
+    for _ in range(8):
+        publish(fakensqd, "clicks", [b"x" * 100_000] * 40)
+    wait_for(lambda: channel_stats(fakensqd, "clicks", "archive"))
+
+    def is_held_up():
+        stats = channel_stats(fakensqd, "clicks", "archive")
+        return stats["in_flight_count"] > 32 and not any(client["ready_count"] for client in stats["clients"])
+
+    wait_for(is_held_up)
+    assert not receiver.is_paused
+    assert channel_stats(fakensqd, "clicks", "archive")["depth"] > 0
+    go_on.set()
+    wait_for(lambda: receiver.rows == 320)
+    assert is_empty(fakensqd, "clicks", "archive")
+
+
 def test_close_gives_back_what_is_not_durable(fakensqd, spool, hub, receive):
     receiver = receive(segment_time=30)
     publish(fakensqd, "clicks", numbered(20))
@@ -238,7 +265,7 @@ def test_spool_that_others_have_filled_is_left_alone(fakensqd, spool, hub, recei
 
     receiver = receive(max_spool_bytes=1000)
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive"))
-    wait_for(lambda: hub.call(lambda: receiver.subscriptions.connections) == 1)
+    wait_for(lambda: hub.call(lambda: receiver.subscriptions.nsqds) == 1)
     assert receiver.is_paused
     spool.prune({"before": 1})
 
@@ -257,6 +284,18 @@ def test_full_spool_pauses_and_a_pruned_one_resumes(fakensqd, spool, receive):
         wait_for(lambda before=before: receiver.rows > before)
 
     wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
+
+
+def test_what_much_comes_to_has_more_consumers(fakensqd, receive, hub):
+    receiver = receive(segment_time=30)
+
+    def more():
+        publish(fakensqd, "clicks", numbered(2000))
+        return receiver.subscriptions.ready_count == 10_000
+
+    wait_for(more)
+
+    assert channel_stats(fakensqd, "clicks", "archive")["client_count"] == 4
 
 
 def test_no_more_than_max_rows_are_taken(fakensqd, spool, hub, receive):

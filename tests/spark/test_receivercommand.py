@@ -116,7 +116,7 @@ def test_every_option_that_a_receiver_needs_has_its_flag():
     assert flags >= {"--lookupd-http-address", "--tls", "--tls-ca-file", "--auth-secret-file", "--max-in-flight"}
     assert "--auth-secret " not in text
     assert "--tls-key-password" not in text
-    assert "[default: 5000]" in text
+    assert "[default: 10000]" in text
 
 
 def test_options_come_from_the_environment_too(fakensqd, spool, tmp_path):
@@ -215,7 +215,7 @@ def test_rows_are_reported(fakensqd, watched, caplog):
     watched(nsqd_tcp_addresses=(fakensqd.tcp_address,))
     publish(fakensqd, "clicks", numbered(10))
 
-    wait_for(lambda: "10 rows in 1 segments, 10 of them since the last report; connections: 1" in caplog.text)
+    wait_for(lambda: "10 rows in 1 segments, 10 of them since the last report; connected nsqds: 1" in caplog.text)
 
 
 def test_nsqd_that_is_down_is_reported_again_and_again(watched, caplog):

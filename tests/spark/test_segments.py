@@ -80,7 +80,10 @@ def test_whatever_happens_to_a_segment_it_is_whole_or_refused(data):
     except (SegmentCorrupt, SpoolError):
         return
     assert sum(batch.num_rows for batch in batches) == 20
-    assert all(len(batch.to_pylist()) == batch.num_rows for batch in batches)
+    # Every value can be read; a time as its number, since Python knows no year beyond 9999.
+    for column in (column for batch in batches for column in batch.columns):
+        values = column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+        assert len(values.to_pylist()) == len(column)
 
 
 VERSIONED = {"gnsq.version": "1"}

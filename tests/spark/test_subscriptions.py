@@ -2,6 +2,7 @@ import time
 
 import pytest
 
+from fakensqd import FakeNsqd
 from gnsq import LookupdClient, NsqdHTTPClient, finish_all
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.subscriptions import Subscriptions
@@ -76,7 +77,7 @@ def test_topic_that_joins_a_paused_receiver_is_paused(fakecluster, subscribe, pa
     subscriptions = subscribe(received, **pattern)
     hub.call(subscriptions.pause)
     publish(nsqd, "click-a", [b"x"])
-    wait_for(lambda: hub.call(lambda: subscriptions.connections) == 1)
+    wait_for(lambda: hub.call(lambda: subscriptions.nsqds) == 1)
     assert ready_counts(nsqd, "click-a") == [0]
 
     hub.call(subscriptions.resume)
@@ -156,7 +157,7 @@ def test_failures_say_why_nothing_comes(subscribe):
     subscriptions = subscribe([], topic="a", nsqd_tcp_addresses=("127.0.0.1:1",))
 
     wait_for(lambda: "refused" in subscriptions.failures().get("127.0.0.1:1", ""))
-    assert subscriptions.connections == 0
+    assert subscriptions.nsqds == 0
 
 
 def test_silent_nsqd_holds_up_nobody(fakensqd, silent_address, subscribe, hub):
@@ -213,3 +214,76 @@ def test_what_was_borrowed_comes_back_when_it_is_answered(fakensqd, subscribe, h
     hub.call(finish_all, held[:95])
 
     wait_for(lambda: hub.call(subscriptions.is_starved) and ready_counts(fakensqd, "a", "b") == [50, 50])
+
+
+# --- more consumers
+
+
+@pytest.fixture
+def limited_nsqd():
+    """An nsqd that lets a connection have 10 messages in flight, with more of them than anybody takes."""
+    with FakeNsqd(max_rdy_count=10, threaded=True) as nsqd:
+        publish(nsqd, "a", numbered(200))
+        yield nsqd
+
+
+def widened(hub, subscriptions, nsqd, count):
+    """Ask for more consumers until there are so many, and see that then no more are added."""
+
+    def clients():
+        hub.call(subscriptions.widen)
+        return channel_stats(nsqd, "a", "archive")["client_count"]
+
+    wait_for(lambda: clients() == count)
+    for _ in range(3):
+        assert clients() == count
+
+
+def test_consumers_join_while_nsqd_lets_each_have_less_than_may_be_in_flight(limited_nsqd, subscribe, hub, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.subscriptions.SHARING", 0.0)
+    held = []
+    subscriptions = subscribe([], held, topic="a", nsqd_tcp_addresses=(limited_nsqd.tcp_address,), max_in_flight=40)
+    wait_for(lambda: len(held) == 10)
+
+    widened(hub, subscriptions, limited_nsqd, 4)
+    wait_for(lambda: len(held) == 40)
+
+    assert (subscriptions.ready_count, subscriptions.nsqds) == (40, 1)
+    assert hub.call(subscriptions.is_starved)
+    assert channel_stats(limited_nsqd, "a", "archive")["in_flight_count"] == 40
+
+
+def test_no_consumer_joins_where_one_gets_all_it_may_have(limited_nsqd, subscribe, hub, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.subscriptions.SHARING", 0.0)
+    held = []
+    subscriptions = subscribe([], held, topic="a", nsqd_tcp_addresses=(limited_nsqd.tcp_address,), max_in_flight=10)
+    wait_for(lambda: len(held) == 10)
+
+    widened(hub, subscriptions, limited_nsqd, 1)
+
+
+def test_there_is_an_end_to_the_consumers_that_join(limited_nsqd, subscribe, hub, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.subscriptions.SHARING", 0.0)
+    monkeypatch.setattr("gnsq.spark.subscription.MOST", 3)
+    held = []
+    subscriptions = subscribe([], held, topic="a", nsqd_tcp_addresses=(limited_nsqd.tcp_address,), max_in_flight=100)
+    wait_for(lambda: len(held) == 10)
+
+    widened(hub, subscriptions, limited_nsqd, 3)
+
+
+def test_consumer_that_joins_is_closed_with_the_others(limited_nsqd, subscribe, hub, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.subscriptions.SHARING", 0.0)
+    held = []
+    subscriptions = subscribe([], held, topic="a", nsqd_tcp_addresses=(limited_nsqd.tcp_address,), max_in_flight=20)
+    wait_for(lambda: len(held) == 10)
+    widened(hub, subscriptions, limited_nsqd, 2)
+
+    hub.call(subscriptions.pause)
+    hub.call(subscriptions.widen)
+    assert subscriptions.ready_count == 0
+    hub.call(finish_all, held)
+    hub.call(subscriptions.close)
+    hub.call(subscriptions.join, 20.0)
+
+    wait_for(lambda: channel_stats(limited_nsqd, "a", "archive")["client_count"] == 0)
