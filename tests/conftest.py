@@ -1,11 +1,49 @@
-"""How random tests run: reproducible where CI is set, new cases each time elsewhere."""
+"""How random tests run: reproducible where CI is set, new cases each time elsewhere; and what many tests need."""
 
 import os
+import resource
 from datetime import timedelta
 
+import pytest
 from hypothesis import settings
+
+from fakensqd.clock import ManualClock
+from gnsq import Consumer
 
 # The deadline is there to find what hangs, not what is slow: a machine may be busy.
 settings.register_profile("dev", deadline=timedelta(seconds=10), print_blob=True)
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture
+def clock():
+    """A clock that the test turns."""
+    return ManualClock()
+
+
+@pytest.fixture
+def consume(fakensqd):
+    """Start consumers that are closed at the end."""
+    made = []
+
+    def start(handler, address=None, **options):
+        consumer = Consumer("t", "c", address or fakensqd.tcp_address, message_handler=handler, **options)
+        consumer.start(block=False)
+        made.append(consumer)
+        return consumer
+
+    yield start
+    for consumer in made:
+        consumer.close()
+        consumer.join(10)
+
+
+@pytest.fixture
+def many_descriptors():
+    """Room for some thousand connections, both ends of which are in this process."""
+    wanted = 4096
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], wanted), max(before[1], wanted)))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -13,6 +13,7 @@ from gevent.server import StreamServer
 
 from gnsq import Message, NsqdHTTPClient, NsqdTCPClient
 from gnsq.errors import NSQConnectionClosed
+from gnsq.protocol.frames import RESPONSE, encode_frame
 
 LIMIT = 10.0
 
@@ -89,6 +90,18 @@ def peer(answer: Callable[[socket.socket], None]) -> Iterator[str]:
         yield f"127.0.0.1:{server.server_port}"
     finally:
         server.stop(timeout=0)
+
+
+def silent_nsqd() -> contextlib.AbstractContextManager[str]:
+    """Answer IDENTIFY and nothing else; gives the address."""
+
+    def answer(sock: socket.socket) -> None:
+        sock.recv(4096)
+        sock.sendall(encode_frame(RESPONSE, b"OK"))
+        while sock.recv(4096):
+            pass
+
+    return peer(answer)
 
 
 def refused_port() -> int:

@@ -4,6 +4,7 @@ import errno
 
 import gevent
 import pytest
+from gevent.event import Event
 
 from gnsq.clock import RealClock
 from gnsq.errors import (
@@ -379,11 +380,22 @@ def test_http_server_is_told_apart():
             Connection(host, int(port), ConnectionOptions(timeout=5)).open()
 
 
-def test_silent_server_is_a_timeout():
-    with peer(lambda sock: gevent.sleep(60)) as address:
+def test_silent_server_is_a_timeout(clock):
+    asked = Event()
+
+    def answer(sock):
+        sock.recv(1000)
+        asked.set()
+        gevent.sleep(60)
+
+    with peer(answer) as address:
         host, port = address.split(":")
-        with pytest.raises(NSQTimeout, match=r"no answer to IDENTIFY within 0.1 s"):
-            Connection(host, int(port), ConnectionOptions(timeout=0.1)).open()
+        opening = gevent.spawn(Connection(host, int(port), ConnectionOptions(timeout=5), clock).open)
+        wait_until(asked.is_set)
+        clock.advance(5.0)
+
+        with pytest.raises(NSQTimeout, match=r"no answer to IDENTIFY within 5 s"):
+            opening.get(timeout=10)
 
 
 def test_server_that_hangs_up_is_a_closed_connection():
@@ -478,7 +490,7 @@ def test_callers_own_timeout_stays_the_callers(connection):
 
 def test_reset_with_a_long_command_waiting_names_its_length(connection, transport):
     reply = connection.request(commands.publish("t", b"x" * 5000))
-    gevent.sleep(0)  # it is sent
+    wait_until(lambda: transport.sends)
 
     connection.abort(NSQSocketError(errno.ECONNRESET, "Connection reset by peer"))
 

@@ -29,13 +29,13 @@ if not child:
         gevent.sleep(0.2)
         assert not client.is_connected
         # It connects anew, and leaves its parent's connection alone.
-        print("child:", producer.publish("t", b"child", timeout=2).decode())
+        print("child:", producer.publish("t", b"child", timeout=10).decode())
         print("child:", producer.close())
         sys.stdout.flush()
     finally:
         os._exit(0)
 for _ in range(50):
-    producer.publish("t", b"parent", timeout=2)
+    producer.publish("t", b"parent", timeout=10)
     gevent.sleep(0.01)
 gevent.os.waitpid(child, 0)
 client.publish("t", b"client")
@@ -69,16 +69,15 @@ def test_all_that_was_confirmed_arrived_once(fakensqd):
     assert channel_stats(fakensqd, "t", "c")["message_count"] == 53
 
 
-# --- producers --------------------------------------------------------------------------------------------------------
-
-# What the scripts below have in common: children that publish and say what was confirmed.
-PRODUCING = """
-import os, sys, time, traceback
+# What the scripts below have in common: how to fork and to say something.
+FORKING = """
+import os, sys, traceback
 import gevent, gevent.os
-from gnsq import Producer
-from gnsq.errors import NSQException, NSQUnknown
 
-address = sys.argv[1]
+fork, reinit = {fork}, {reinit}
+if fork is gevent.os.fork:
+    # Else gevent misses a child that ends before it is first waited for; with this it reaps all.
+    gevent.get_hub().loop.install_sigchld()
 
 
 def in_child(function):
@@ -104,24 +103,37 @@ def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 
 
+def ended(child):
+    return (gevent.os.waitpid if fork is gevent.os.fork else os.waitpid)(child, 0)[1]
+"""
+
+FORKS = [pytest.param("gevent.os.fork", id="gevent.os.fork"), pytest.param("os.fork", id="os.fork")]
+
+
+def run_script(script, *words, fork, reinit=False):
+    """Give back the lines that a script said."""
+    command = [sys.executable, "-W", "error", "-c", f"{FORKING.format(fork=fork, reinit=reinit)}\n{script}", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stderr, done.returncode) == ("", 0)
+    return done.stdout.splitlines()
+
+
+# --- producers --------------------------------------------------------------------------------------------------------
+
+# What the scripts below have in common: children that publish and say what was confirmed.
+PRODUCING = """
+from gnsq import Producer
+from gnsq.errors import NSQException, NSQUnknown
+
+address = sys.argv[1]
+
+
 def publish(producer, name, count):
     for number in range(count):
         body = f"{name}-{number}"
         producer.publish("t", body.encode(), timeout=10)
         say(body)
-
-
-def ended(child):
-    return (gevent.os.waitpid if fork is gevent.os.fork else os.waitpid)(child, 0)[1]
 """
-
-# gevent misses a child that ends before it is first waited for, unless this has been called; and then it reaps all.
-WATCHING = """
-if fork is gevent.os.fork:
-    gevent.get_hub().loop.install_sigchld()
-"""
-
-FORKS = [pytest.param("gevent.os.fork", id="gevent.os.fork"), pytest.param("os.fork", id="os.fork")]
 
 
 @pytest.fixture
@@ -129,18 +141,7 @@ def produce(fakensqd):
     """Run a script; give back the lines that it said."""
 
     def run(script, fork, *, reinit=True):
-        done = subprocess.run(
-            [
-                sys.executable,
-                *("-W", "error", "-c", f"{PRODUCING}\nfork, reinit = {fork}, {reinit}\n{WATCHING}\n{script}"),
-                fakensqd.tcp_address,
-            ],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert (done.stderr, done.returncode) == ("", 0)
-        return done.stdout.splitlines()
+        return run_script(f"{PRODUCING}\n{script}", fakensqd.tcp_address, fork=fork, reinit=reinit)
 
     return run
 
@@ -206,7 +207,7 @@ results = [producer.publish_async("t", b"both-%d" % number) for number in range(
 
 
 def work():
-    gevent.sleep(0)
+    gevent.wait(results, timeout=10)
     wrong = [result for result in results if not isinstance(result.exception, NSQUnknown)]
     assert not wrong, wrong[0].exception
     assert "was forked and goes on with it" in str(results[-1].exception)
@@ -283,10 +284,8 @@ producer.close()
 
 # --- consumers --------------------------------------------------------------------------------------------------------
 
-# What the scripts below have in common: how to wait, and how a child ends.
+# What the scripts below have in common: how to wait.
 PRELUDE = """
-import os, signal, sys, traceback
-import gevent, gevent.os
 from gevent.event import Event
 from gnsq import Consumer
 
@@ -297,31 +296,6 @@ def wait_until(condition):
     with gevent.Timeout(10):
         while not condition():
             gevent.sleep(0.001)
-
-
-def in_child(function):
-    child = fork()
-    if not child:
-        status = 1
-        try:
-            function()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-    return child
-
-
-def say(*words):
-    # In one piece, whoever else writes.
-    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
-
-
-def ended(child):
-    return gevent.os.waitpid(child, 0)[1]
 """
 
 
@@ -334,18 +308,7 @@ def run(fakensqd):
             producer.multipublish("t", [b"x"] * 100)
         with FakeLookupd(threaded=True) as lookupd:
             lookupd.record()
-            done = subprocess.run(
-                [
-                    sys.executable,
-                    *("-W", "error", "-c", f"{PRELUDE}\nfork = {fork}\n{WATCHING}\n{script}"),
-                    *(fakensqd.tcp_address, lookupd.http_address),
-                ],
-                capture_output=True,
-                text=True,
-                timeout=40,
-            )
-        assert (done.stderr, done.returncode) == ("", 0)
-        return done.stdout.splitlines()
+            return run_script(f"{PRELUDE}\n{script}", fakensqd.tcp_address, lookupd.http_address, fork=fork)
 
     return run
 
@@ -426,7 +389,7 @@ def child():
         consumer.start()
     release.set()
     # Whatever was inherited has its turn, and lookups and reconnects are long due.
-    gevent.sleep(0.3)
+    gevent.sleep(0.1)
     living = [task for task in consumer._tasks if not task.dead]
     say("child", consumer.is_running, consumer.is_healthy, consumer.total_in_flight, len(done), len(before), living)
 """
@@ -440,7 +403,7 @@ def test_consumer_that_runs_across_a_fork_does_nothing_in_the_child(fakensqd, ru
 import logging
 logging.disable()
 child = in_child(child)
-gevent.sleep(0.2)
+gevent.sleep(0.1)  # lookups go on here
 say(ended(child))
 release.set()
 wait_until(lambda: len(done) == 100)

@@ -12,6 +12,7 @@ from gevent._hub_local import get_hub_if_exists
 
 from gnsq.doors import Door, door
 from gnsq.hubthread import HubThread
+from tests.helpers import wait_until
 
 LIMIT = 30.0
 
@@ -93,16 +94,18 @@ def test_call_lets_other_greenlets_of_the_callers_hub_run(hub):
 
 
 def test_call_that_is_interrupted_is_killed(hub):
-    ended = threading.Event()
+    begun, ended = threading.Event(), threading.Event()
 
     def work():
+        begun.set()
         try:
             gevent.sleep(LIMIT)
         finally:
             ended.set()
 
-    with gevent.Timeout(0.01, False):
-        hub.call(work)
+    calling = gevent.spawn(hub.call, work)
+    wait_until(begun.is_set)
+    calling.kill()
 
     assert ended.wait(LIMIT)
 
@@ -144,7 +147,7 @@ def test_soon_from_the_thread_itself_comes_later(hub):
         got = []
         hub.soon(got.append, 1)
         before = list(got)
-        gevent.sleep(0.01)
+        wait_until(lambda: got)
         return before, got
 
     assert hub.call(ask) == ([], [1])

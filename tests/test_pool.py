@@ -5,7 +5,6 @@ import pytest
 from gevent.event import Event
 
 from fakensqd import FakeNsqd, on
-from fakensqd.clock import ManualClock
 from fakensqd.faults import refuse
 from gnsq.clock import RealClock
 from gnsq.errors import NSQException, NSQInvalid, NSQSocketError
@@ -194,11 +193,6 @@ def test_connection_that_ends_at_once_counts_as_a_failure(made, monkeypatch):
 
 
 # --- by the clock -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

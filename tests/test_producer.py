@@ -12,8 +12,7 @@ from gnsq.errors import (
     NSQNotSent,
     NSQTimeout,
 )
-from gnsq.protocol.frames import RESPONSE, encode_frame
-from tests.helpers import bodies, peer, refused_port, wait_until
+from tests.helpers import bodies, peer, refused_port, silent_nsqd, wait_until
 
 
 @pytest.fixture
@@ -173,21 +172,9 @@ def _published(producer):
         return False
 
 
-def silent():
-    """Answers IDENTIFY and nothing else."""
-
-    def answer(sock):
-        sock.recv(4096)
-        sock.sendall(encode_frame(RESPONSE, b"OK"))
-        while sock.recv(4096):
-            pass
-
-    return peer(answer)
-
-
 def test_silent_nsqd_holds_nobody_past_the_deadline():
     with (
-        silent() as address,
+        silent_nsqd() as address,
         Producer(address, close_timeout=0.01) as producer,
         pytest.raises(NSQTimeout, match=r"publish not answered within 0.05 s; nsqd may have it"),
     ):
@@ -195,7 +182,7 @@ def test_silent_nsqd_holds_nobody_past_the_deadline():
 
 
 def test_close_fails_what_its_timeout_leaves():
-    with silent() as address:
+    with silent_nsqd() as address:
         producer = Producer(address, close_timeout=0.05)
         producer.start()
         reply = producer.publish("t", b"x", raise_error=False)

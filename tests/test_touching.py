@@ -6,7 +6,6 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from fakensqd.clock import ManualClock
 from gnsq.errors import NSQConnectionClosed
 from gnsq.message import Message
 from gnsq.nsqd.touching import Toucher
@@ -32,11 +31,6 @@ class Responder:
 
     def finish(self, message_id):
         self.answers.append(message_id)
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULT
 def test_job_is_a_part_of_the_script(name):
     runs = [step["run"] for step in JOBS[name]["steps"] if "run" in step]
 
-    assert runs == [f".ci/run {name}"]
+    assert runs[-1] == f".ci/run {name}"
+    assert not any(".ci/run" in run for run in runs[:-1])
     assert re.search(rf"\b{name}( \||\))", SCRIPT)
 
 
@@ -46,6 +47,14 @@ def test_each_value_of_a_matrix_is_used(name):
     (key,) = JOBS[name]["strategy"]["matrix"]
 
     assert f"${{{{ matrix.{key} }}}}" in str(JOBS[name])
+
+
+def test_programs_of_the_integration_job_are_those_of_the_composed_servers():
+    image = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["nsqd"]["image"]
+    *_, before = [step["run"] for step in JOBS["integration"]["steps"] if "run" in step][:-1]
+
+    assert f'docker create "{image.replace(":-1.3.0", "")}"' in before
+    assert before.rstrip().endswith('>> "$GITHUB_PATH"')
 
 
 @pytest.mark.parametrize("variable", ["PYSPARK", "PYTHON", "NSQ_VERSION"])

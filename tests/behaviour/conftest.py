@@ -8,7 +8,7 @@ import pytest
 
 from fakensqd import FakeNsqd
 from fakensqd.thread import Threaded
-from gnsq import NsqdHTTPClient
+from gnsq import NsqdHTTPClient, Producer
 
 
 def pytest_configure(config):
@@ -32,6 +32,18 @@ def _numbers(version):
 def nsqd(request):
     real = request.config.pluginmanager.hasplugin("integration.servers")
     return request.getfixturevalue("real_nsqd" if real else "fakensqd")
+
+
+@pytest.fixture
+def producer(nsqd):
+    with Producer(nsqd.tcp_address) as made:
+        yield made
+
+
+@pytest.fixture
+def http(nsqd):
+    with NsqdHTTPClient.from_url(nsqd.http_address) as client:
+        yield client
 
 
 @pytest.fixture

@@ -4,21 +4,10 @@ import time
 
 import pytest
 
-from gnsq import Consumer, NsqdHTTPClient, NsqdTCPClient, Producer
+from gnsq import Consumer, NsqdTCPClient
 from gnsq.errors import NSQBadMessage, NSQBadTopic, NSQHttpError, NSQInvalid, NSQMPubFailed
 from gnsq.protocol.frames import ERROR
 from tests.helpers import bodies, channel_stats, wait_until
-
-
-@pytest.fixture
-def producer(nsqd):
-    with Producer(nsqd.tcp_address) as made:
-        yield made
-
-
-@pytest.fixture
-def http(nsqd):
-    return NsqdHTTPClient.from_url(nsqd.http_address)
 
 
 @pytest.fixture

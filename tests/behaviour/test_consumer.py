@@ -1,17 +1,12 @@
 """What a consumer's policies come to with any nsqd."""
 
-import pytest
+import itertools
+
 from gevent.event import Event
 
 from gnsq import Consumer, Producer
 from gnsq.contrib.batch import BatchHandler
 from tests.helpers import channel_stats, wait_until
-
-
-@pytest.fixture
-def producer(nsqd):
-    with Producer(nsqd.tcp_address) as made:
-        yield made
 
 
 def clients(nsqd, topic):
@@ -77,6 +72,8 @@ def test_every_nsqd_is_found_with_one_message_in_flight(start_nsqd, topic):
 
 def test_failures_pause_all_messages_and_successes_bring_them_back(producer, nsqd, topic):
     phases, seen = [], []
+    # The first pause is long enough to be seen.
+    pauses = itertools.chain([2.0], itertools.repeat(0.05))
 
     def handle(consumer, message):
         seen.append(message.attempts)
@@ -90,8 +87,7 @@ def test_failures_pause_all_messages_and_successes_bring_them_back(producer, nsq
         message_handler=handle,
         max_in_flight=10,
         requeue_delay=0,
-        backoff_initial=0.05,
-        max_backoff_duration=0.2,
+        backoff_strategy=lambda failures: next(pauses),
     )
     consumer.on_backoff.connect(lambda _, phase, failures, duration: phases.append(phase), weak=False)
     with consumer:

@@ -2,17 +2,11 @@
 
 import pytest
 
-from gnsq import LookupdClient, NsqdHTTPClient, NsqdTCPClient
+from gnsq import LookupdClient, NsqdTCPClient
 from gnsq.errors import NSQHttpError
 from tests.helpers import LIMIT, bodies, channel_stats, wait_until
 
 MISSING = "no-such-topic"
-
-
-@pytest.fixture
-def http(nsqd):
-    with NsqdHTTPClient.from_url(nsqd.http_address) as client:
-        yield client
 
 
 @pytest.fixture

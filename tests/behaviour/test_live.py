@@ -5,24 +5,12 @@ from gevent.event import Event
 
 from fakensqd import FakeAuthServer, Grant
 from fakensqd.thread import Threaded
-from gnsq import Consumer, LookupdClient, NsqdHTTPClient, NsqdTCPClient, Producer
+from gnsq import Consumer, LookupdClient, NsqdHTTPClient, NsqdTCPClient
 from gnsq.addresses import parse_address
 from gnsq.errors import NSQErrorCode
 from tests.helpers import channel_stats, wait_until
 
 EAGER = {"reconnect_initial": 0.05, "reconnect_maximum": 0.2}
-
-
-@pytest.fixture
-def http(nsqd):
-    with NsqdHTTPClient.from_url(nsqd.http_address) as client:
-        yield client
-
-
-@pytest.fixture
-def producer(nsqd):
-    with Producer(nsqd.tcp_address) as made:
-        yield made
 
 
 @pytest.fixture

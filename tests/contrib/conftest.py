@@ -3,36 +3,13 @@
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.clock import ManualClock
-from gnsq import Consumer, Producer
+from gnsq import Producer
 
 
 @pytest.fixture
 def publish(fakensqd):
     with Producer(fakensqd.tcp_address) as producer:
         yield lambda *bodies: producer.multipublish("t", list(bodies))
-
-
-@pytest.fixture
-def consume(fakensqd):
-    """Start consumers that are closed at the end."""
-    made = []
-
-    def start(handler, address=None, **options):
-        consumer = Consumer("t", "c", address or fakensqd.tcp_address, message_handler=handler, **options)
-        consumer.start(block=False)
-        made.append(consumer)
-        return consumer
-
-    yield start
-    for consumer in made:
-        consumer.close()
-        consumer.join(10)
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

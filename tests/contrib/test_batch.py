@@ -240,7 +240,7 @@ def test_nothing_is_handled_where_no_message_fits(fakensqd, publish, consume, ba
     assert batches == []
 
 
-def test_batch_that_fails_is_requeued_whole_and_comes_again(fakensqd, publish, consume):
+def test_batch_that_fails_is_requeued_whole_and_comes_again(still_nsqd, still_publish, still_consume, clock):
     attempts, errors = [], []
 
     def handle(batch):
@@ -251,16 +251,17 @@ def test_batch_that_fails_is_requeued_whole_and_comes_again(fakensqd, publish, c
     def hear(error, messages, batch):
         errors.append((str(error), len(messages), len(batch)))
 
-    handler = BatchHandler(2, handle, handle_batch_error=hear, timeout=0.1)
-    consume(handler, max_in_flight=2, requeue_delay=0, backoff_initial=0.01)
+    handler = BatchHandler(2, handle, handle_batch_error=hear, timeout=0.1, clock=clock)
+    still_consume(handler, max_in_flight=2, requeue_delay=0, backoff_initial=0.01)
     with warnings.catch_warnings():
         # They come again one by one.
         warnings.simplefilter("ignore", RuntimeWarning)
-        publish(b"1", b"2")
-        wait_until(lambda: len(attempts) > 1 and settled(fakensqd))
+        still_publish(b"1", b"2")
+        clock.advance(5)
 
     assert attempts[0] == [1, 1]
     assert list(itertools.chain(*attempts[1:])) == [2, 2]
+    assert (still_nsqd.in_flight("t", "c"), still_nsqd.depth("t", "c")) == (0, 0)
     assert errors == [("database is down", 2, 2)]
 
 

@@ -22,8 +22,22 @@ OWN = {"topic": "t", "channel": "c"}
 class Source:
     """Has statistics that are set by hand."""
 
+    def __init__(self, now, **changes):
+        self.now = now
+        self.change(**changes)
+
+    def change(self, **changes):
+        self.now = replace(self.now, **changes)
+
+    def stats(self):
+        return self.now
+
+
+class Subscriber(Source):
+    """Has those of a consumer."""
+
     def __init__(self, **changes):
-        self.now = ConsumerStats(
+        now = ConsumerStats(
             topic="t",
             channel="c",
             state="running",
@@ -39,13 +53,7 @@ class Source:
             backoff_remaining=0.0,
             latency=Histogram((0.1, 1.0), (0, 0, 0), 0.0),
         )
-        self.change(**changes)
-
-    def change(self, **changes):
-        self.now = replace(self.now, **changes)
-
-    def stats(self):
-        return self.now
+        super().__init__(now, **changes)
 
 
 def connection(address, rdy=0, in_flight=0, **counts):
@@ -77,7 +85,7 @@ def finished(values):
 
 
 def test_each_nsqd_has_its_counters_and_gauges():
-    source = Source(
+    source = Subscriber(
         connections=(connection("a:1", rdy=50, in_flight=3, received=9, finished=5, requeued=1), connection("b:2")),
         counts=Counts(received=9, finished=5, requeued=1),
     )
@@ -95,7 +103,7 @@ def test_each_nsqd_has_its_counters_and_gauges():
 
 
 def test_consumer_has_its_own():
-    source = Source(
+    source = Subscriber(
         given_up=1,
         failed=2,
         waiting=3,
@@ -121,7 +129,7 @@ def test_consumer_has_its_own():
 
 
 def test_latency_is_a_histogram_with_cumulated_buckets():
-    source = Source(latency=Histogram((0.1, 1.0), (3, 2, 1), 4.5))
+    source = Subscriber(latency=Histogram((0.1, 1.0), (3, 2, 1), 4.5))
 
     values = scrape(StatsCollector(source))
 
@@ -133,7 +141,7 @@ def test_latency_is_a_histogram_with_cumulated_buckets():
 
 
 def test_counters_never_fall_when_connections_come_and_go():
-    source = Source(connections=(connection("a:1", finished=5),), counts=Counts(finished=5))
+    source = Subscriber(connections=(connection("a:1", finished=5),), counts=Counts(finished=5))
     collector = StatsCollector(source)
     assert finished(scrape(collector)) == {"a:1": 5, "closed": 0}
 
@@ -151,7 +159,7 @@ def test_counters_never_fall_when_connections_come_and_go():
 
 
 def test_connection_replaced_unnoticed_keeps_the_sum_exact():
-    source = Source(connections=(connection("a:1", finished=5),), counts=Counts(finished=5))
+    source = Subscriber(connections=(connection("a:1", finished=5),), counts=Counts(finished=5))
     collector = StatsCollector(source)
     scrape(collector)
 
@@ -161,8 +169,8 @@ def test_connection_replaced_unnoticed_keeps_the_sum_exact():
 
 
 def test_consumers_of_one_channel_are_added_up():
-    busy = Source(failed=2, backoff="waiting", backoff_failures=1, backoff_remaining=3.0, waiting=1)
-    other = Source(failed=3, backoff="waiting", backoff_failures=4, backoff_remaining=2.0, waiting=2)
+    busy = Subscriber(failed=2, backoff="waiting", backoff_failures=1, backoff_remaining=3.0, waiting=1)
+    other = Subscriber(failed=3, backoff="waiting", backoff_failures=4, backoff_remaining=2.0, waiting=2)
 
     values = scrape(StatsCollector(busy, other))
 
@@ -175,7 +183,7 @@ def test_consumers_of_one_channel_are_added_up():
 
 
 def test_removed_consumer_leaves_its_counters():
-    source = Source(counts=Counts(finished=1), latency=Histogram((0.1, 1.0), (1, 0, 0), 0.05))
+    source = Subscriber(counts=Counts(finished=1), latency=Histogram((0.1, 1.0), (1, 0, 0), 0.05))
     collector = StatsCollector(source)
     scrape(collector)
 
@@ -191,7 +199,7 @@ def test_removed_consumer_leaves_its_counters():
 
 
 def test_consumer_added_twice_counts_once():
-    source = Source(failed=2)
+    source = Subscriber(failed=2)
     collector = StatsCollector(source)
 
     collector.add(source)
@@ -236,11 +244,11 @@ def test_running_consumer_is_scraped_over_http(publish, consume):
 # --- producers --------------------------------------------------------------------------------------------------------
 
 
-class Publisher:
-    """Has statistics of a producer that are set by hand."""
+class Publisher(Source):
+    """Has those of a producer."""
 
     def __init__(self, **changes):
-        self.now = ProducerStats(
+        now = ProducerStats(
             state="running",
             confirmed=0,
             refused=0,
@@ -252,13 +260,7 @@ class Publisher:
             pending_bytes=0,
             latency=Histogram((0.1, 1.0), (0, 0, 0), 0.0),
         )
-        self.change(**changes)
-
-    def change(self, **changes):
-        self.now = replace(self.now, **changes)
-
-    def stats(self):
-        return self.now
+        super().__init__(now, **changes)
 
 
 def produced(name, **labels):
@@ -314,7 +316,7 @@ def test_producers_are_added_up_beside_consumers():
         StatsCollector(
             Publisher(confirmed=5, pending=1, connections=(link,)),
             Publisher(confirmed=7, pending=2, connections=(link,)),
-            Source(failed=2),
+            Subscriber(failed=2),
         )
     )
 
@@ -373,7 +375,7 @@ def test_missing_package_is_named_with_its_extra():
 
 
 def test_scrapes_at_once_count_once():
-    source = Source(failed=2)
+    source = Subscriber(failed=2)
     collector = StatsCollector(source)
 
     threads = [threading.Thread(target=collector.collect) for _ in range(8)]

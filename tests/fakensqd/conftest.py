@@ -3,11 +3,13 @@
 import ssl
 
 import pytest
+from gevent import socket
 from gevent.ssl import SSLContext
 
-from fakensqd import Certificates
+from fakensqd import Certificates, FakeNsqd
 from fakensqd.options import NsqdOptions
 from fakensqd.tls import server_context as make_server_context
+from gnsq.transport import TcpTransport
 from tests.fakensqd.wire import Client
 
 
@@ -16,6 +18,23 @@ def _clients_are_closed():
     yield
     while Client.opened:
         Client.opened.pop().socket.close()
+
+
+@pytest.fixture
+def nsqd(clock):
+    """In this hub, on the manual clock; nothing may have failed in it."""
+    with FakeNsqd(clock=clock) as nsqd:
+        yield nsqd
+    assert nsqd.errors == []
+
+
+@pytest.fixture
+def ends():
+    """Transports of server and client."""
+    ours, theirs = socket.socketpair()
+    yield TcpTransport(ours, "client"), TcpTransport(theirs, "server")
+    ours.close()
+    theirs.close()
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from gevent.event import AsyncResult, Event
 
 from fakensqd.clock import ManualClock, RealClock, run_within
 from gnsq.clock import RealClock as ClientClock
+from tests.helpers import wait_until
 
 
 def test_the_real_clock_calls_back_in_time():
@@ -27,7 +28,7 @@ def test_a_cancelled_timer_does_not_call():
 
     clock.call_later(0.0, lambda: calls.append("cancelled")).cancel()
     clock.call_later(0.0, lambda: calls.append("called"))
-    gevent.sleep(0.01)
+    wait_until(lambda: calls)
 
     assert calls == ["called"]
 

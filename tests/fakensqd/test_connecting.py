@@ -9,17 +9,12 @@ from gevent import socket
 from fakensqd import FakeLookupd, FakeNsqd
 from fakensqd.addresses import join_address
 from fakensqd.auth_client import AuthClient
-from fakensqd.clock import ManualClock, RealClock
+from fakensqd.clock import RealClock
 from fakensqd.connecting import connect
 from fakensqd.effects import AskAuth
 from fakensqd.options import NsqdOptions
 from tests.fakensqd.wire import request
 from tests.helpers import peer, refused_port, wait_until
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

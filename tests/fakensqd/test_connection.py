@@ -59,11 +59,6 @@ class Script:
 
 
 @pytest.fixture
-def clock():
-    return ManualClock()
-
-
-@pytest.fixture
 def pair(clock):
     """A connection that runs, its session, its client's socket, and errors."""
     ours, theirs = socket.socketpair()

@@ -5,7 +5,6 @@ import pytest
 
 import gnsq
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd, Scenario, faults, on
-from fakensqd.clock import ManualClock
 from fakensqd.faults import (
     corrupt,
     delay,
@@ -28,11 +27,6 @@ from tests.helpers import wait_until
 OK = (RESPONSE, b"OK")
 BEAT = (RESPONSE, b"_heartbeat_")
 PUB = commands.publish("t", b"body")
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

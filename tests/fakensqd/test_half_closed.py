@@ -5,7 +5,6 @@ import pytest
 from gevent import socket
 
 from fakensqd import FakeNsqd, on
-from fakensqd.clock import ManualClock
 from fakensqd.faults import delay, disconnect
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE
@@ -14,11 +13,6 @@ from tests.helpers import wait_until
 
 OK = (RESPONSE, b"OK")
 PUB = commands.publish("t", b"body")
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

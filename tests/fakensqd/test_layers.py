@@ -2,7 +2,6 @@
 
 import gevent
 import pytest
-from gevent import socket
 
 from fakensqd.clock import ManualClock, RealClock
 from fakensqd.effects import Failed, Secured, StartCompression, StartTLS
@@ -10,15 +9,6 @@ from fakensqd.layers import Layers
 from gnsq.errors import NSQConnectionClosed
 from gnsq.layers import CompressedTransport, TlsTransport
 from gnsq.protocol.compression import Deflate, Snappy
-from gnsq.transport import TcpTransport
-
-
-@pytest.fixture
-def ends():
-    ours, theirs = socket.socketpair()
-    yield TcpTransport(ours, "client"), TcpTransport(theirs, "server")
-    ours.close()
-    theirs.close()
 
 
 def exchange(one, other):

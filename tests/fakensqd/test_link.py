@@ -7,7 +7,7 @@ import gevent
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.clock import ManualClock, RealClock
+from fakensqd.clock import RealClock
 from fakensqd.faults.toxics import corrupt_bytes, latency, limit_bytes, reset, slice_bytes, stall
 from fakensqd.link import Link
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
@@ -17,11 +17,6 @@ from tests.fakensqd.wire import Client, request
 from tests.helpers import MemoryTransport, wait_until
 
 OK = (RESPONSE, b"OK")
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

@@ -3,25 +3,11 @@
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.clock import ManualClock
 from fakensqd.faults.toxics import corrupt_bytes, reset, slice_bytes, stall
 from gnsq import Consumer, Producer
 from gnsq.nsqd.connection import Connection
 from gnsq.options import ConnectionOptions
 from tests.helpers import wait_until
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
-@pytest.fixture
-def nsqd(clock):
-    with FakeNsqd(clock=clock) as nsqd:
-        yield nsqd
-    assert nsqd.errors == []
-
 
 LAYERS = [
     pytest.param({}, id="plain"),

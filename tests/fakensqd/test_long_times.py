@@ -4,25 +4,11 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from fakensqd import FakeNsqd
-from fakensqd.clock import ManualClock
 from gnsq import Consumer, Producer
 from gnsq.errors import NSQNoConnections, NSQTimeout
 from gnsq.nsqd.connection import Connection
 from gnsq.options import ConnectionOptions
 from tests.helpers import wait_until
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
-@pytest.fixture
-def nsqd(clock):
-    with FakeNsqd(clock=clock) as nsqd:
-        yield nsqd
-    assert nsqd.errors == []
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import pytest
 
 from fakensqd import FakeLookupd, FakeNsqd
-from fakensqd.clock import ManualClock
 from tests.fakensqd.wire import request
 from tests.helpers import peer, refused_port, wait_until
 
@@ -13,11 +12,6 @@ def lookupd():
     with FakeLookupd() as lookupd:
         yield lookupd
     assert lookupd.errors == []
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import pytest
 from gevent import socket
 
 from fakensqd import FakeLookupd, FakeNsqd, on
-from fakensqd.clock import ManualClock
 from fakensqd.effects import Close, Execute, Send, SendLater
 from fakensqd.faults import corrupt, delay, disconnect, drop, duplicate, error, inject, reorder, reset, time_out
 from fakensqd.faults.jsonform import decode_rules
@@ -35,11 +34,6 @@ class Nsqd(Client):
         while len(data) < count and (part := self.socket.recv(count - len(data))):
             data += part
         return data
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

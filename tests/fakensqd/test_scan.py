@@ -6,7 +6,6 @@ import pytest
 
 from fakensqd import FakeNsqd
 from fakensqd.channel import Message
-from fakensqd.clock import ManualClock
 from fakensqd.scan import last_listing, next_listing, next_scan, scan
 
 SCANS = [
@@ -33,11 +32,6 @@ LISTINGS = [(0.0, 0.0), (4.99, 0.0), (5.0, 5.0), (12.0, 10.0)]
 def test_listings(now, listed, since):
     assert last_listing(now + since, since) == pytest.approx(listed + since)
     assert next_listing(now + since, since) == pytest.approx(listed + 5.0 + since)
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

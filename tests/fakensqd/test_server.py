@@ -4,7 +4,6 @@ import gevent
 import pytest
 
 from fakensqd import FakeAuthServer, FakeNsqd, Grant
-from fakensqd.clock import ManualClock
 from gnsq.protocol import commands
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import MESSAGE, RESPONSE, decode_message
@@ -19,18 +18,6 @@ def body_and_attempts(frame):
     assert kind == MESSAGE
     _, attempts, _, body = decode_message(data)
     return body, attempts
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
-@pytest.fixture
-def nsqd(clock):
-    with FakeNsqd(clock=clock) as nsqd:
-        yield nsqd
-    assert nsqd.errors == []
 
 
 def test_a_message_all_the_way(nsqd):

@@ -7,7 +7,6 @@ import gevent.socket
 import pytest
 
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
-from fakensqd.clock import ManualClock
 from fakensqd.daemon import _reserved
 from fakensqd.faults.toxics import latency
 from gnsq import Consumer, LookupdClient, Producer
@@ -19,18 +18,6 @@ from tests.helpers import wait_until
 
 OK = (RESPONSE, b"OK")
 HEARTBEAT = (RESPONSE, b"_heartbeat_")
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
-@pytest.fixture
-def nsqd(clock):
-    with FakeNsqd(clock=clock) as nsqd:
-        yield nsqd
-    assert nsqd.errors == []
 
 
 def refuses(port):
@@ -210,9 +197,10 @@ def lookupd_topics(lookupd):
 
 
 def test_deaf_takes_connections_and_does_nothing_on_any(nsqd, clock):
+    nsqd.record()
     before = Client(nsqd.tcp_address)
     before.send(b"NOP\n")
-    wait_until(lambda: nsqd.sessions)
+    nsqd.wait_until(lambda nsqd: nsqd.transcript.commands(), ["NOP"])
 
     nsqd.deaf()
     nsqd.deaf()
@@ -242,6 +230,8 @@ def test_clear_does_not_make_it_hear(nsqd, clock):
 
 def test_a_deaf_nsqlookupd_times_our_client_out():
     with FakeLookupd() as lookupd:
+        # Loads what it needs, which is not to count.
+        assert LookupdClient.from_url(lookupd.http_address).topics() == {"topics": []}
         lookupd.deaf()
         with pytest.raises(NSQTimeout):
             LookupdClient.from_url(lookupd.http_address, timeout=0.5).topics()
@@ -253,7 +243,7 @@ def test_stop_while_deaf():
     with FakeNsqd() as nsqd:
         nsqd.deaf()
         asked = gevent.spawn(request, nsqd.http_address, "GET", "/ping")
-        gevent.sleep(0.01)
+        wait_until(lambda: nsqd._hearing.linkcount())
 
     with pytest.raises(OSError, match=r"closed|reset"):
         asked.get(timeout=10)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import gevent
 import pytest
-from gevent import socket
 from gevent.ssl import SSLContext
 
 from fakensqd import Certificates
@@ -16,16 +15,6 @@ from fakensqd.tls import handshake
 from fakensqd.tls import server_context as make_server_context
 from gnsq.errors import NSQSocketError
 from gnsq.layers import TlsTransport
-from gnsq.transport import TcpTransport
-
-
-@pytest.fixture
-def ends():
-    """Transports of server and client."""
-    ours, theirs = socket.socketpair()
-    yield TcpTransport(ours, "client"), TcpTransport(theirs, "server")
-    ours.close()
-    theirs.close()
 
 
 def client_context(*, files=None, maximum=None, ciphers=None):

@@ -4,7 +4,6 @@ import gevent
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.clock import ManualClock
 from gnsq import Producer
 from gnsq.errors import NSQErrorCode, NSQNoConnections, NSQNotSent, NSQUnknown
 from gnsq.nsqd.latency import Latency
@@ -12,11 +11,6 @@ from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.outcomes import Totals
 from gnsq.producer.strategies import RoundRobin
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

@@ -270,7 +270,7 @@ def test_publish_whose_turn_comes_too_late_is_not_sent(producer, fakensqd):
 
 
 def test_late_answer_harms_nobody(producer, fakensqd):
-    fakensqd.slow(0.1)
+    fakensqd.slow(0.3)
     with pytest.raises(NSQUnknownTimeout):
         producer.publish("t", b"1", timeout=0.05)
 

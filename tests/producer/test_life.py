@@ -24,24 +24,9 @@ from gnsq.errors import (
     NSQUnknownClosed,
 )
 from gnsq.producer.lifetime import Gate
-from gnsq.protocol.frames import RESPONSE, encode_frame
-from tests.helpers import bodies, peer, refused_port, wait_until
+from tests.helpers import bodies, peer, refused_port, silent_nsqd, wait_until
 
 LIMIT = 10.0
-
-
-@contextlib.contextmanager
-def silent():
-    """Answers IDENTIFY and nothing else."""
-
-    def answer(sock):
-        sock.recv(4096)
-        sock.sendall(encode_frame(RESPONSE, b"OK"))
-        while sock.recv(4096):
-            pass
-
-    with peer(answer) as address:
-        yield address
 
 
 @pytest.fixture
@@ -227,7 +212,7 @@ def test_several_flushes_at_once_all_wait_until_the_end(producer):
 
 
 def test_flush_ends_with_its_timeout():
-    with silent() as address, Producer(address, close_timeout=0.01) as producer:
+    with silent_nsqd() as address, Producer(address, close_timeout=0.01) as producer:
         producer.publish_async("t", b"x")
 
         assert not producer.flush(0.01)
@@ -241,7 +226,7 @@ def test_flush_of_a_producer_that_does_not_run_has_nothing_to_wait_for():
 
 
 def test_close_returns_what_was_not_confirmed():
-    with silent() as address:
+    with silent_nsqd() as address:
         producer = Producer(address)
         producer.start()
         producer.publish_async("sent", b"1")
@@ -284,13 +269,14 @@ def test_close_during_the_start_of_another_greenlet_closes_it(fakensqd):
 
 
 def test_close_whose_caller_is_interrupted_goes_on():
-    with silent() as address:
+    with silent_nsqd() as address:
         producer = Producer(address)
         producer.start()
         producer.publish_async("t", b"x")
 
-        with gevent.Timeout(0.01, False):
-            producer.close(timeout=0.1)
+        closing = gevent.spawn(producer.close, timeout=0.5)
+        wait_until(lambda: producer.stats().state == "closing")
+        closing.kill()
         interrupted = producer.stats().state
         producer.join(LIMIT)
 
@@ -299,7 +285,7 @@ def test_close_whose_caller_is_interrupted_goes_on():
 
 
 def test_close_refuses_publishes_while_it_waits():
-    with silent() as address:
+    with silent_nsqd() as address:
         producer = Producer(address)
         producer.start()
         producer.publish_async("t", b"x")
@@ -402,7 +388,7 @@ def test_close_of_a_producer_whose_thread_has_ended_ends_what_it_had(gone):
 
     made = []
     told = []
-    with silent() as address:
+    with silent_nsqd() as address:
         home = threading.Thread(target=live, args=(address,))
         home.start()
         wait_until(begun.is_set)
@@ -512,31 +498,45 @@ def test_close_by_a_signal_in_the_midst_of_publishing_loses_and_doubles_nothing(
     assert [int(body) for body in bodies(fakensqd, "t")] == list(range(int(confirmed)))
 
 
+@contextlib.contextmanager
+def closed_by_a_signal(producer, line, package=""):
+    """Interrupt what is inside in so many lines by a signal that closes the producer; gives the lines there were.
+
+    Args:
+        package: Only its lines count.
+    """
+    lines = []
+
+    def trace(frame, event, argument):
+        if not frame.f_globals.get("__name__", "").startswith(package):
+            return None
+        lines.append(frame.f_lineno)
+        if len(lines) == line:
+            signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: producer.close())
+    tracing = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield lines
+    finally:
+        sys.settrace(tracing)
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_close_by_a_signal_that_interrupts_the_start_in_any_line_takes_effect():
     address = f"127.0.0.1:{refused_port()}"
 
     def interrupted(line):
         """Start one, and close it in this line; whether it has so many."""
         producer = Producer(address)
-        lines = []
-
-        def trace(frame, event, argument):
-            if not frame.f_globals.get("__name__", "").startswith("gnsq.producer"):
-                return None
-            lines.append(frame.f_lineno)
-            if len(lines) == line:
-                signal.raise_signal(signal.SIGUSR1)
-            return trace
-
-        before = signal.signal(signal.SIGUSR1, lambda *_: producer.close())
-        tracing = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            with contextlib.suppress(NSQNotSentClosed), gevent.Timeout(LIMIT, AssertionError(f"line {line}")):
-                producer.start()
-        finally:
-            sys.settrace(tracing)
-            signal.signal(signal.SIGUSR1, before)
+        with (
+            closed_by_a_signal(producer, line, "gnsq.producer") as lines,
+            contextlib.suppress(NSQNotSentClosed),
+            gevent.Timeout(LIMIT, AssertionError(f"line {line}")),
+        ):
+            producer.start()
         # For the line behind the last.
         producer.close()
         producer.join(LIMIT)
@@ -557,24 +557,9 @@ def test_close_by_a_signal_that_interrupts_a_publish_in_any_line_leaves_it_confi
 ):
     producer = Producer(fakensqd.tcp_address, close_timeout=5, **options)
     producer.start()
-    lines = []
-
-    def trace(frame, event, argument):
-        lines.append(frame.f_lineno)
-        if len(lines) == line:
-            signal.raise_signal(signal.SIGUSR1)
-        return trace
-
-    before = signal.signal(signal.SIGUSR1, lambda *_: producer.close())
-    tracing = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        confirmed = [producer.publish("t", b"x", timeout=5)]
-    except NSQNotSentClosed:
-        confirmed = []
-    finally:
-        sys.settrace(tracing)
-        signal.signal(signal.SIGUSR1, before)
+    confirmed = []
+    with contextlib.suppress(NSQNotSentClosed), closed_by_a_signal(producer, line):
+        confirmed.append(producer.publish("t", b"x", timeout=5))
     # For a line behind the end of the publish.
     producer.close()
     producer.join(LIMIT)

@@ -310,8 +310,8 @@ def test_thread_that_is_left_by_a_timeout_while_it_waits_for_room_is_told_of_in_
     with Producer(f"127.0.0.1:{refused_port()}", threaded=True, max_pending_bytes=10, close_timeout=0) as producer:
         producer.publish_async("t", b"x" * 10)
 
-        with gevent.Timeout(0.05, False):
-            producer.publish_async("t", b"y" * 10, timeout=0.3)
+        with gevent.Timeout(0.2, False):
+            producer.publish_async("t", b"y" * 10, timeout=1.0)
 
         wait_until(lambda: "a publish to t failed, and who waited for it is gone" in caplog.text)
 
