@@ -253,23 +253,18 @@ def test_consumers_join_while_nsqd_lets_each_have_less_than_may_be_in_flight(lim
     assert channel_stats(limited_nsqd, "a", "archive")["in_flight_count"] == 40
 
 
-def test_no_consumer_joins_where_one_gets_all_it_may_have(limited_nsqd, subscribe, hub, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.subscriptions.SHARING", 0.0)
-    held = []
-    subscriptions = subscribe([], held, topic="a", nsqd_tcp_addresses=(limited_nsqd.tcp_address,), max_in_flight=10)
-    wait_for(lambda: len(held) == 10)
-
-    widened(hub, subscriptions, limited_nsqd, 1)
-
-
-def test_there_is_an_end_to_the_consumers_that_join(limited_nsqd, subscribe, hub, monkeypatch):
+@pytest.mark.parametrize(
+    ("max_in_flight", "consumers"),
+    [pytest.param(10, 1, id="one gets all it may have"), pytest.param(100, 3, id="there are as many as there may be")],
+)
+def test_no_consumer_joins_where(limited_nsqd, subscribe, hub, monkeypatch, max_in_flight, consumers):
     monkeypatch.setattr("gnsq.spark.subscriptions.SHARING", 0.0)
     monkeypatch.setattr("gnsq.spark.subscription.MOST", 3)
-    held = []
-    subscriptions = subscribe([], held, topic="a", nsqd_tcp_addresses=(limited_nsqd.tcp_address,), max_in_flight=100)
+    held, address = [], limited_nsqd.tcp_address
+    subscriptions = subscribe([], held, topic="a", nsqd_tcp_addresses=(address,), max_in_flight=max_in_flight)
     wait_for(lambda: len(held) == 10)
 
-    widened(hub, subscriptions, limited_nsqd, 3)
+    widened(hub, subscriptions, limited_nsqd, consumers)
 
 
 def test_consumer_that_joins_is_closed_with_the_others(limited_nsqd, subscribe, hub, monkeypatch):
