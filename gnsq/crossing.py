@@ -6,6 +6,7 @@ Knows threads and hubs only, and nothing of what is done.
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Generic, TypeVar
 
 from gevent._hub_local import get_hub_if_exists
@@ -20,6 +21,8 @@ T = TypeVar("T")
 
 # What stands for no limit, seconds: native locks and timers know no infinity.
 EVER = 1e9
+# A plain thread that waits looks so often, in seconds, whether a signal has come.
+LOOK = 1.0
 
 
 class Crossing(Generic[T]):
@@ -59,7 +62,7 @@ class Crossing(Generic[T]):
         """
         if not self.is_set:
             if get_hub_if_exists() is None:
-                self._done.acquire(timeout=min(max(timeout, 0.0), EVER))
+                self._wait_without_hub(timeout)
             else:
                 self._wait_in_hub(timeout)
         return self.is_set
@@ -85,6 +88,13 @@ class Crossing(Generic[T]):
             # The hub may have ended: then nobody waits.
             with contextlib.suppress(ValueError):
                 where.call(woken.set)
+
+    def _wait_without_hub(self, timeout: float) -> None:
+        # A signal that strikes between the interpreter's last look and the system call would be seen behind it only.
+        end = time.monotonic() + timeout
+        while not self._done.acquire(timeout=min(max(end - time.monotonic(), 0.0), LOOK)):
+            if time.monotonic() >= end:
+                return
 
     def _wait_in_hub(self, timeout: float) -> None:
         woken = Event()

@@ -187,7 +187,7 @@ from gnsq.crossing import Crossing
 main = threading.main_thread().ident
 
 def interrupt():
-    while sys._current_frames()[main].f_code is not Crossing.wait.__code__:
+    while sys._current_frames()[main].f_code is not Crossing._wait_without_hub.__code__:
         pass
     os.kill(os.getpid(), signal.SIGINT)
 
