@@ -75,7 +75,7 @@ def kill(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None
 
 @contextlib.contextmanager
 def _running(log: Path, name: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    home = Path(pyspark.__file__).parent
+    home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
     command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", *flags]
     environment = {
         **os.environ,

@@ -38,9 +38,9 @@ def test_a_machine_dies_and_nothing_is_lost(tmp_path):
             kill_machine(spark.workers[0])
             kill(*below)
 
+            wait_for(lambda: re.search("2 receivers of .*: 1 run: Spark has too few slots", log.read_text()), limit=90)
             before = len(written(tmp_path))
-            wait_for(lambda: len(written(tmp_path)) > before + 20_000, limit=90)
-            wait_for(lambda: re.search("2 receivers of .*: 1 run: Spark has too few slots", log.read_text()), limit=60)
+            wait_for(lambda: len(written(tmp_path)) > before + 5000, limit=60)
             bodies = publisher.stop()
             wait_for(lambda: is_empty(nsqd, "clicks", "archive") and set(written(tmp_path)) == set(bodies), limit=60)
             query.stdin.close()

@@ -2,7 +2,9 @@
 
 import gc
 import importlib.util
+import os
 import socket
+from pathlib import Path
 
 import pytest
 from pyarrow import fs
@@ -11,13 +13,29 @@ from gnsq.hubthread import HubThread
 from gnsq.spark.spool import Spool
 from tests.spark.s3server import s3_server
 
+# Without the second compiler Java starts a fifth faster, without a look at each class of Spark's another fifth.
+JAVA_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+
 
 @pytest.fixture(autouse=True, scope="session")
-def short_lived_java():
-    """Spark of tests ends in seconds: without Java's second compiler those that start it take a fifth less."""
+def short_lived_java(tmp_path_factory):
+    """Spark of tests ends in seconds, so all that it starts has to start fast: Java, its launcher, and Python."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
+            patch.setenv(variable, JAVA_FLAGS)
+        if "SPARK_HOME" not in os.environ:
+            patch.setenv("SPARK_HOME", str(home_without_python(tmp_path_factory.mktemp("spark-home"))))
         yield
+
+
+def home_without_python(home):
+    """The installed Spark less the zip of pyspark, from which each Python process that Spark starts would compile it
+    anew, for 0.6 s; so they take the installed one. Eight of them start for one query.
+    """
+    package = Path(importlib.util.find_spec("pyspark").origin).parent
+    for name in ("bin", "jars"):
+        (home / name).symlink_to(package / name)
+    return home
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Queries as processes of their own that tests kill parts of: running them, publishing meanwhile, and what came out."""
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -78,8 +79,14 @@ def written(folder):
         # One that is being overwritten is read the next time; its directory is gone for a moment, too.
         with contextlib.suppress(OSError):
             for path in mark.parent.glob("*.parquet"):
-                found += pq.ParquetFile(path).read(["body"]).column("body").to_pylist()
+                found += bodies_in(path)
     return found
+
+
+@functools.cache
+def bodies_in(path):
+    """The bodies in a file of Spark's, which has a name of its own and is never written again."""
+    return pq.ParquetFile(path).read(["body"]).column("body").to_pylist()
 
 
 def descendants(pid):

@@ -23,6 +23,8 @@ SETTINGS = {
     "spark.executor.memory": "512m",
     "spark.executor.cores": "2",
     "spark.sql.shuffle.partitions": "1",
+    # As that of the driver, which reads them from there.
+    "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", ""),
 }
 
 

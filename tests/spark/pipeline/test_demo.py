@@ -45,7 +45,7 @@ def test_lines_of_a_file_are_accounted_for(tmp_path):
 @pytest.mark.spark
 @pytest.mark.timeout(120)
 def test_interrupt_stops_it_cleanly(tmp_path):
-    with running(DEMO, TMPDIR=str(tmp_path)) as process:
+    with running([*DEMO, "--messages", "10000"], TMPDIR=str(tmp_path)) as process:
         wait_for(lambda: list(tmp_path.glob("gnsq-demo-*/*/archive/spool/*")), limit=60)
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=30)
