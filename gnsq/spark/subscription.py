@@ -7,11 +7,15 @@ join when much comes. Knows neither other topics nor what happens to messages.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from gnsq import Consumer
+from gnsq.errors import NSQSubFailed
 
 __all__ = ["Subscription"]
+
+logger = logging.getLogger(__name__)
 
 # Consumers of one topic, at most.
 MOST = 8
@@ -27,11 +31,13 @@ class Subscription:
 
     def __init__(self, make: Callable[[int], Consumer], max_in_flight: int) -> None:
         self._make = make
+        self._most = MOST
         self.consumers = [make(max_in_flight)]
 
     @property
     def max_in_flight(self) -> int:
-        """Messages, of all consumers; may be set. At least one each."""
+        """Messages, of all consumers; may be set. At least one each. For a moment there may be more in flight, when one
+        joins or it is lowered: what was delivered is not taken back."""
         return sum(consumer.max_in_flight for consumer in self.consumers)
 
     @max_in_flight.setter
@@ -63,17 +69,38 @@ class Subscription:
 
     @property
     def failures(self) -> dict[str, str]:
-        """What keeps nsqds from being connected, by address."""
-        return {address: text for consumer in self.consumers for address, text in consumer.stats().failures.items()}
+        """What keeps nsqds from being connected, by address; not of those that some consumer is connected to."""
+        connected = self.nsqds
+        return {
+            address: text
+            for consumer in self.consumers
+            for address, text in consumer.stats().failures.items()
+            if address not in connected
+        }
 
     def widen(self) -> Consumer | None:
-        """Add a consumer, to be started, if those that are there may have more in flight than their nsqds allow."""
-        allowed = [
-            sum(connection.max_rdy_count for connection in consumer.stats().connections) for consumer in self.consumers
-        ]
-        if not all(allowed) or sum(allowed) >= self.max_in_flight or len(allowed) == MOST:
+        """Add a consumer, to be started, if those that are there may have more in flight than their nsqds allow, and
+        each has about as much from some nsqd: with large messages, or in a topic with few, nothing is gained by it."""
+        self._give_up_refused()
+        connections = [consumer.stats().connections for consumer in self.consumers]
+        allowed = sum(each.max_rdy_count for some in connections for each in some)
+        used = all(any(each.in_flight * 2 >= each.max_rdy_count for each in some) for some in connections)
+        if not used or allowed >= self.max_in_flight or len(connections) >= self._most:
             return None
         limit = self.max_in_flight
         self.consumers.append(self._make(1))
         self.max_in_flight = limit
         return self.consumers[-1]
+
+    def _give_up_refused(self) -> None:
+        """Close a further consumer that nsqd refuses, and add none any more: the channel has all it may have."""
+        for consumer in self.consumers[1:]:
+            stats = consumer.stats()
+            refusals = [text for text in stats.failures.values() if text.startswith(NSQSubFailed.code)]
+            if refusals and not stats.connections:
+                logger.info("topic %s: no further connections, %s", consumer.topic, refusals[0])
+                limit = self.max_in_flight
+                self.consumers.remove(consumer)
+                self.max_in_flight = limit
+                self._most = len(self.consumers)
+                consumer.close()

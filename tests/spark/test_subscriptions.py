@@ -267,6 +267,35 @@ def test_no_consumer_joins_where(limited_nsqd, subscribe, hub, monkeypatch, max_
     widened(hub, subscriptions, limited_nsqd, consumers)
 
 
+def test_consumer_that_nsqd_refuses_is_given_up(subscribe, hub, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.subscriptions.SHARING", 0.0)
+    held = []
+    with FakeNsqd(max_rdy_count=10, max_channel_consumers=1, threaded=True) as nsqd:
+        publish(nsqd, "a", numbered(200))
+        subscriptions = subscribe([], held, topic="a", nsqd_tcp_addresses=(nsqd.tcp_address,), max_in_flight=40)
+        wait_for(lambda: len(held) == 10)
+        hub.call(subscriptions.widen)
+        [subscription] = subscriptions._subscriptions.values()
+        wait_for(lambda: any(consumer.stats().failures for consumer in subscription.consumers))
+        assert subscriptions.failures() == {}
+
+        widened(hub, subscriptions, nsqd, 1)
+
+        assert (len(subscription.consumers), subscription.max_in_flight) == (1, 40)
+
+
+def test_no_consumer_joins_for_few_messages_in_flight(limited_nsqd, subscribe, hub, monkeypatch):
+    monkeypatch.setattr("gnsq.spark.subscriptions.SHARING", 0.0)
+    publish(limited_nsqd, "few", [b"x"])
+    held, address = [], limited_nsqd.tcp_address
+    subscriptions = subscribe([], held, topic="a,few", nsqd_tcp_addresses=(address,), max_in_flight=100)
+    wait_for(lambda: len(held) == 11)
+
+    wait_for(lambda: hub.call(subscriptions.widen) or channel_stats(limited_nsqd, "a", "archive")["client_count"] == 5)
+
+    assert channel_stats(limited_nsqd, "few", "archive")["client_count"] == 1
+
+
 def test_consumer_that_joins_is_closed_with_the_others(limited_nsqd, subscribe, hub, monkeypatch):
     monkeypatch.setattr("gnsq.spark.subscriptions.SHARING", 0.0)
     held = []
