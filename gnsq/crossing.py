@@ -1,4 +1,5 @@
-"""Crossing: what a thread waits with for something that is done in another thread; Token: which of them may do it.
+"""Crossing: what a thread waits with for something that is done in another thread; Token: which of them may do it;
+Gate: what happens once, for all threads.
 
 Knows threads and hubs only, and nothing of what is done.
 """
@@ -15,7 +16,7 @@ from gevent.event import Event
 from gnsq.doors import Door, door
 from gnsq.natives import allocate_lock
 
-__all__ = ["EVER", "Crossing", "Token"]
+__all__ = ["EVER", "Crossing", "Gate", "Token"]
 
 T = TypeVar("T")
 
@@ -115,3 +116,31 @@ class Token:
     def claim(self) -> bool:
         """Say True to the first caller of all, False to each other; never waits."""
         return bool(self._lock.acquire(False))
+
+
+class Gate:
+    """Something that happens once, for any number of threads and greenlets to wait for."""
+
+    __slots__ = ("_waiting", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._waiting: dict[Crossing[None], None] = {}
+
+    def open(self) -> None:
+        """Let all go on, now and later; never waits."""
+        # In this order, while wait() goes the other way: one of the two sees the other.
+        self.is_open = True
+        for crossing in list(self._waiting):
+            crossing.set(None)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to timeout seconds, as Crossing.wait() does; say whether it is open."""
+        crossing: Crossing[None] = Crossing()
+        self._waiting[crossing] = None
+        try:
+            if not self.is_open:
+                crossing.wait(timeout)
+        finally:
+            del self._waiting[crossing]
+        return self.is_open

@@ -7,7 +7,7 @@ import gevent
 import pytest
 from gevent._hub_local import get_hub_if_exists
 
-from gnsq.crossing import Crossing, Token
+from gnsq.crossing import Crossing, Gate, Token
 from gnsq.hubthread import HubThread
 
 LIMIT = 30.0
@@ -286,3 +286,18 @@ def test_wait_without_an_end_is_one(with_hub):
     crossing.set(None)
 
     assert result()
+
+
+# --- gates ------------------------------------------------------------------------------------------------------------
+
+
+def test_gate_lets_those_go_on_who_wait_and_who_come_later():
+    gate = Gate()
+    waiting = gevent.spawn(gate.wait, LIMIT)
+    gevent.sleep(0)
+
+    assert not gate.wait(0)
+    gate.open()
+
+    assert waiting.get(timeout=LIMIT)
+    assert gate.wait(0)

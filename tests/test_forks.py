@@ -421,6 +421,43 @@ say("parent", len(done), consumer.is_running)
 
 
 @pytest.mark.parametrize("fork", FORKS)
+def test_consumer_on_a_thread_of_its_own_does_nothing_in_the_child_and_goes_on_in_the_parent(fakensqd, run, fork):
+    said = run(
+        """
+import threading
+begun, release, done = threading.Event(), threading.Event(), []
+
+
+def handle(consumer, message):
+    begun.set()
+    while not release.is_set():
+        gevent.sleep(0.001)
+    done.append(message)
+
+
+def child():
+    consumer.close(timeout=5)
+    consumer.join(5)
+    say("child", consumer.is_running, len(done))
+
+
+consumer = Consumer("t", "c", nsqd, message_handler=handle, max_in_flight=5, threaded=True)
+consumer.start(block=False)
+begun.wait(10)
+say(ended(in_child(child)))
+release.set()
+wait_until(lambda: len(done) == 100)
+consumer.close(timeout=10)
+say("parent", len(done), consumer.is_running)
+""",
+        fork,
+    )
+
+    assert said == ["child False 0", "0", "parent 100 False"]
+    assert fakensqd.transcript.commands("SUB") == ["SUB"]
+
+
+@pytest.mark.parametrize("fork", FORKS)
 def test_fork_inside_of_a_handler_leaves_the_message_to_the_parent(fakensqd, run, fork):
     said = run(
         """

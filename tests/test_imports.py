@@ -60,7 +60,7 @@ GNSQ = {
     "discovery": CLIENT,
     "util": [*CLIENT, "discovery"],
     "pool": CLIENT,
-    "consumer": [*CLIENT, "pool", "discovery", "signals"],
+    "consumer": [*CLIENT, "pool", "discovery", "signals", "hubthread"],
     "producer": [*CLIENT, "pool", "discovery", "signals", "hubthread"],
     "contrib": [*CLIENT, "consumer", "producer", "stats"],
     "deprecated": [*CLIENT, "consumer"],

@@ -7,6 +7,7 @@ connection. Beside that runs the flow (flow.py): who may send how many, asked of
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import logging
@@ -16,7 +17,6 @@ from typing import Any, Self
 
 import gevent
 from blinker import ANY
-from gevent.event import Event
 
 from gnsq.addresses import Addresses, joined, parse_addresses
 from gnsq.backofftimer import Phase
@@ -29,12 +29,14 @@ from gnsq.consumer.hooks import Hooks
 from gnsq.consumer.options import ConsumerOptions
 from gnsq.consumer.report import Totals, consumer_stats
 from gnsq.consumer.workers import Workers
+from gnsq.crossing import EVER, Gate, Token
 from gnsq.discovery import TopicNodes, parse_lookupds
 from gnsq.endless import run_endlessly
+from gnsq.hubthread import HubThread
 from gnsq.message import Handler, Message
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.forks import give_up_in_children
-from gnsq.nsqd.home import Home
+from gnsq.nsqd.home import Home, in_hub
 from gnsq.nsqd.opening import prepared
 from gnsq.options import ConnectionOptions
 from gnsq.pool import ConnectionPool, Life, ReconnectOptions
@@ -43,6 +45,9 @@ from gnsq.signals import notify
 from gnsq.stats import ConsumerStats
 
 __all__ = ["Consumer"]
+
+# What the end may take beyond the timeout of close() until a thread that waits for it goes on, seconds.
+CLOSE_GRACE = 5.0
 
 
 class Consumer(Hooks):
@@ -56,6 +61,8 @@ class Consumer(Hooks):
         name: Of the logger; default ``gnsq.consumer.TOPIC.CHANNEL``.
         message_handler: Called as handler(consumer, message=message), in a worker greenlet. Returns: the message is
             finished. Raises: it is requeued.
+        threaded: Run on a thread with a hub of its own, for the prompt and for programs that block natively. Handlers
+            run there, too: one that blocks natively holds up the others, and nsqd's heartbeats.
         options: Those of ConsumerOptions, ReconnectOptions and ConnectionOptions.
 
     Every delivery may be a duplicate: NSQ delivers at least once. Messages come in no order that can be relied on.
@@ -97,6 +104,7 @@ class Consumer(Hooks):
         backoff_on_requeue: bool = True,
         *,
         lookupd_options: Mapping[str, Any] | None = None,  # Any: each option's own type
+        threaded: bool = False,
         clock: Clock | None = None,
         **options: Any,  # Any: each option's own type, checked where they are taken apart
     ) -> None:
@@ -120,6 +128,7 @@ class Consumer(Hooks):
             backoff_on_requeue=bool(backoff_on_requeue),
         )
         self.name = name
+        self.threaded = threaded
         self.options = ConsumerOptions.take(options)
         reconnect = ReconnectOptions.take(options)
         self.conn_kwargs = options
@@ -160,9 +169,13 @@ class Consumer(Hooks):
         self._totals = Totals()
         self._tasks: list[gevent.Greenlet] = []
         self._state = Life.INIT
-        # Of the thread that started it.
+        # Of the thread that it runs on.
         self._home: Home | None = None
-        self._closed = Event()
+        self._hub_thread: HubThread | None = None
+        # The first caller of start() or close() gets it.
+        self._starting = Token()
+        self._close_requested = False
+        self._closed = Gate()
         self._closing: Closing | None = None
         self._nodes = TopicNodes(self.lookupds, topic)
         self._looked_up = False  # whether the last round of lookups had an answer
@@ -172,10 +185,11 @@ class Consumer(Hooks):
     def start(self, block: bool = True) -> None:
         """Connect and receive. Returns when every nsqd known so far has been tried once; with block, when closed.
 
-        An nsqd that is down is no error: it is tried again.
+        An nsqd that is down is no error: it is tried again. With threaded, a consumer that is still running when the
+        program ends is closed then, and the end waits for that up to close_timeout.
 
         Raises:
-            RuntimeError: If nothing is connected to on_message.
+            RuntimeError: If nothing is connected to on_message, or if the hub itself calls it with threaded.
         """
         overrides = any(map(self._overridden, ("handle_message", "handle_messages")))
         if not overrides and not list(self.on_message.receivers_for(self)):
@@ -183,15 +197,48 @@ class Consumer(Hooks):
         if self._state is Life.CLOSED:
             self.logger.warning("consumer of %s/%s was closed; make a new one", self.topic, self.channel)
             return
-        if self._state is Life.INIT:
-            self._state = Life.RUNNING
-            self._home = Home()
-            give_up_in_children(self)
-            self._connect_all()
-        else:
+        if self.threaded and in_hub():
+            raise RuntimeError("the hub itself can't wait for the consumer's thread; let a greenlet call start()")
+        if not self._starting.claim():
             self.logger.warning("consumer of %s/%s is running already", self.topic, self.channel)
+        elif self.threaded:
+            self._start_on_thread()
+        else:
+            self._start_here()
         if block:
             self.join()
+
+    def _start_here(self) -> None:
+        self._home = Home()
+        self._state = Life.RUNNING
+        give_up_in_children(self)
+        # In this order, while close() goes the other way: one of the two sees the other.
+        if self._close_requested:
+            self.close()
+        else:
+            self._connect_all()
+
+    def _start_on_thread(self) -> None:
+        try:
+            self._hub_thread = HubThread(f"gnsq-consumer-{self.topic}")
+            atexit.register(self._close_at_exit)
+            self._hub_thread.call(self._start_here)
+        except BaseException:
+            # Interrupted, or there is no thread to be had. It can't be started again.
+            if self._hub_thread is None:
+                self._end_unstarted()
+            else:
+                self._hub_thread.soon(gevent.spawn, self._abort_start)
+            raise
+
+    def _abort_start(self) -> None:
+        if self._state is Life.INIT:
+            self._end_unstarted()
+        else:
+            self.close()
+
+    def _close_at_exit(self) -> None:
+        self.close(self.options.close_timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """End in order: no new messages, what was delivered is worked off, what close_timeout leaves of it is requeued,
@@ -201,14 +248,14 @@ class Consumer(Hooks):
         thread, twice, and while it connects.
 
         Args:
-            timeout: Seconds, in place of close_timeout; the call then waits, but in another thread, as join() does.
+            timeout: Seconds, in place of close_timeout; the call then waits as join() does.
         """
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout {timeout} of close() must be at least 0 s")
-        if self._state is Life.INIT:
-            self._state = Life.CLOSED
-            self._pool.close(0)
-            self._closed.set()
+        if self._starting.claim():
+            self._end_unstarted()
+        # Another thread may be about to start it.
+        self._close_requested = True
         if self._state is Life.RUNNING and self._home is not None and self._home.elsewhere:
             self._home.call(self.close, timeout)
         elif self._state is Life.RUNNING:
@@ -218,7 +265,9 @@ class Consumer(Hooks):
             closer = gevent.spawn(self._close, self._closing)
             closer.name = f"gnsq-close-{self.topic}"
             self._tasks.append(closer)
-        if timeout is not None and not (self._home is not None and self._home.elsewhere):
+        if timeout is not None and self.threaded:
+            self.join(timeout + CLOSE_GRACE)
+        elif timeout is not None and not self._is_elsewhere:
             self.join()
 
     def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
@@ -227,10 +276,16 @@ class Consumer(Hooks):
         Called in a handler, it does not wait for handlers that wait likewise: it returns when nothing else is left.
 
         Raises:
-            RuntimeError: In another thread than the one that started the consumer.
+            RuntimeError: In another thread than the one that started the consumer, unless it is threaded.
         """
-        if self._home is not None and self._home.elsewhere:
-            raise RuntimeError("only the thread that started the consumer can wait for its end; others may close() it")
+        if self.threaded and (self._home is None or self._home.elsewhere):
+            self._join_thread(timeout)
+            return
+        if self._is_elsewhere:
+            raise RuntimeError(
+                "only the thread that started the consumer can wait for its end, unless it has threaded=True; "
+                "others may close() it"
+            )
         here = gevent.getcurrent()
         if here is gevent.get_hub() or here in self._tasks or self._pool.runs_in(here):
             # A signal handler of Python's own runs in whatever runs: it must not wait for what it holds up.
@@ -238,7 +293,11 @@ class Consumer(Hooks):
         if self._workers.is_one and self._closing is not None:
             self._closing.wait_for_others(timeout)
         else:
-            self._closed.wait(timeout)
+            self._closed.wait(EVER if timeout is None else timeout)
+
+    def _join_thread(self, timeout: float | None) -> None:
+        if not in_hub() and self._closed.wait(EVER if timeout is None else timeout) and self._hub_thread:
+            self._hub_thread.stop()
 
     def __enter__(self) -> Self:
         self.start(block=False)
@@ -267,13 +326,18 @@ class Consumer(Hooks):
         else:
             function(*arguments)
 
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether the consumer runs in another thread than the caller's."""
+        return self._home is not None and self._home.elsewhere
+
     def give_up(self, parent: int) -> None:
         """Do nothing more in this process, which was forked while the consumer ran: see nsqd.forks."""
         self._state = Life.CLOSED
         for task in self._tasks:
             task.kill(block=False)
         self._workers.kill()
-        self._closed.set()
+        self._end()
 
     # --- state
 
@@ -300,12 +364,12 @@ class Consumer(Hooks):
     @property
     def total_ready_count(self) -> int:
         """Sum of the RDY counts that were sent last."""
-        return sum(connection.ready_count for connection in self._pool.connections.values())
+        return sum(connection.ready_count for connection in list(self._pool.connections.values()))
 
     @property
     def total_in_flight(self) -> int:
         """Messages delivered and not yet answered."""
-        return sum(connection.in_flight for connection in self._pool.connections.values())
+        return sum(connection.in_flight for connection in list(self._pool.connections.values()))
 
     @property
     def is_starved(self) -> bool:
@@ -315,7 +379,7 @@ class Consumer(Hooks):
         """
         return any(
             connection.in_flight >= max(connection.ready_count * 0.85, 1)
-            for connection in self._pool.connections.values()
+            for connection in list(self._pool.connections.values())
         )
 
     @property
@@ -332,7 +396,7 @@ class Consumer(Hooks):
     def query_nsqd(self) -> None:
         """Connect to the given nsqds, in the background."""
         for address in self.nsqd_tcp_addresses:
-            self._pool.add(address, permanent=True)
+            self._at_home(functools.partial(self._pool.add, address, permanent=True))
 
     def query_lookupd(self) -> None:
         """Ask all nsqlookupds once, and connect to what they name."""
@@ -341,7 +405,7 @@ class Consumer(Hooks):
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
         """Connect to an nsqd, in the background; one that fails is left to the next round of lookups."""
-        self._pool.add(joined(address, port), permanent=False)
+        self._at_home(functools.partial(self._pool.add, joined(address, port), permanent=False))
 
     def redistribute_ready_state(self) -> None:
         """Share out RDY anew, soon."""
@@ -448,5 +512,21 @@ class Consumer(Hooks):
                 lookupd.close()
         finally:
             self._state = Life.CLOSED
-            self._closed.set()
-            notify(self.on_close, self)
+            try:
+                notify(self.on_close, self)
+            finally:
+                self._end()
+
+    def _end_unstarted(self) -> None:
+        self._state = Life.CLOSED
+        self._pool.close(0)
+        self._end()
+
+    def _end(self) -> None:
+        """Let those go on that wait for the end, and end the thread if the consumer has one."""
+        self._closed.open()
+        if self.threaded:
+            atexit.unregister(self._close_at_exit)
+        if self._hub_thread is not None:
+            # The last step: this greenlet is killed there, too.
+            self._hub_thread.stop()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import gevent
 from gevent._hub_local import get_hub_if_exists
 
-from gnsq.crossing import EVER, Crossing, Token
+from gnsq.crossing import EVER, Crossing, Gate, Token
 from gnsq.errors import (
     NSQConnectionClosed,
     NSQException,
@@ -37,40 +37,12 @@ from gnsq.signals import notify
 if TYPE_CHECKING:
     from gnsq.producer.producer import Producer
 
-__all__ = ["Gate", "Lifetime"]
+__all__ = ["Lifetime"]
 
 logger = logging.getLogger(__name__)
 
 # What may run below a signal's receiver or handler, and must not be held up.
 _OWN = ("gnsq.producer.", "gnsq.nsqd.", "gnsq.pool")
-
-
-class Gate:
-    """Something that happens once, for any number of threads and greenlets to wait for."""
-
-    __slots__ = ("_waiting", "is_open")
-
-    def __init__(self) -> None:
-        self.is_open = False
-        self._waiting: dict[Crossing[None], None] = {}
-
-    def open(self) -> None:
-        """Let all go on, now and later; never waits."""
-        # In this order, while wait() goes the other way: one of the two sees the other.
-        self.is_open = True
-        for crossing in list(self._waiting):
-            crossing.set(None)
-
-    def wait(self, timeout: float) -> bool:
-        """Wait up to timeout seconds, as Crossing.wait() does; say whether it is open."""
-        crossing: Crossing[None] = Crossing()
-        self._waiting[crossing] = None
-        try:
-            if not self.is_open:
-                crossing.wait(timeout)
-        finally:
-            del self._waiting[crossing]
-        return self.is_open
 
 
 class _Start:

@@ -221,7 +221,7 @@ def test_close_in_a_signal_handler(fakensqd, state):
     finally:
         signal.signal(signal.SIGUSR1, before)
 
-    assert consumer._closed.is_set()
+    assert consumer.stats().state == "closed"
 
 
 def test_deadline_holds_though_nsqd_is_silent(nsqd, clock, started):
@@ -229,10 +229,10 @@ def test_deadline_holds_though_nsqd_is_silent(nsqd, clock, started):
     nsqd.deaf()
     consumer.close()
     clock.advance(4.9)
-    assert not consumer._closed.is_set()
+    assert consumer.stats().state == "closing"
     clock.advance(0.1)
 
-    assert consumer._closed.is_set()
+    assert consumer.stats().state == "closed"
     nsqd.hearing()
 
 
@@ -263,7 +263,7 @@ def test_close_with_a_timeout_in_a_plain_signal_handler_does_not_wait(fakensqd):
     finally:
         signal.signal(signal.SIGUSR1, before)
 
-    assert consumer._closed.is_set()
+    assert consumer.stats().state == "closed"
 
 
 @pytest.mark.parametrize("action", ["pause", "max_in_flight"])

@@ -13,6 +13,7 @@ import gevent
 import pytest
 
 from gnsq import NsqdHTTPClient, Producer
+from gnsq.crossing import Gate
 from gnsq.discovery import LOOKUP_TIMEOUT
 from gnsq.errors import (
     NSQBadMessage,
@@ -23,7 +24,6 @@ from gnsq.errors import (
     NSQUnknown,
     NSQUnknownClosed,
 )
-from gnsq.producer.lifetime import Gate
 from tests.helpers import bodies, peer, refused_port, silent_nsqd, wait_until
 
 LIMIT = 10.0
@@ -341,18 +341,6 @@ def test_join_ends_with_its_timeout(producer):
     assert producer.is_running
 
 
-def test_gate_lets_those_go_on_who_wait_and_who_come_later():
-    gate = Gate()
-    waiting = gevent.spawn(gate.wait, LIMIT)
-    gevent.sleep(0)
-
-    assert not gate.wait(0)
-    gate.open()
-
-    assert waiting.get(timeout=LIMIT)
-    assert gate.wait(0)
-
-
 def test_rounds_of_start_and_close_leave_no_file_open(fakensqd):
     def files():
         return len(os.listdir("/proc/self/fd"))
@@ -440,6 +428,7 @@ SIGNALLED = """
 import os, signal, sys, threading, time
 import gevent
 from gnsq import NsqdHTTPClient, Producer
+from gnsq.crossing import Gate
 from gnsq.discovery import LOOKUP_TIMEOUT
 from gnsq.errors import NSQNotSentClosed
 

@@ -1,0 +1,283 @@
+"""Consumer(threaded=True): a consumer on a thread of its own, in programs whose threads block natively."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+
+import gevent
+import pytest
+
+from gnsq import Consumer, Producer
+from tests.helpers import wait_until
+
+LIMIT = 20.0
+
+
+def ignore(consumer, message):
+    pass
+
+
+def thread_names():
+    return [thread.name for thread in threading.enumerate()]
+
+
+class Native:
+    """A handler, and what it has handled, for threads that block natively."""
+
+    def __init__(self, count):
+        self.bodies = []
+        self.threads = set()
+        self.all_handled = threading.Event()
+        self._count = count
+
+    def __call__(self, consumer, message):
+        self.threads.add(threading.current_thread().name)
+        self.bodies.append(message.body)
+        if len(self.bodies) == self._count:
+            self.all_handled.set()
+
+
+@pytest.fixture
+def publish(fakensqd):
+    def publish(*bodies):
+        with Producer(fakensqd.tcp_address, threaded=True) as producer:
+            producer.multipublish("t", list(bodies))
+
+    return publish
+
+
+def test_messages_are_handled_while_the_caller_blocks_natively(fakensqd, publish):
+    handler = Native(count=20)
+    publish(*[b"%d" % number for number in range(20)])
+
+    with Consumer("t", "c", fakensqd.tcp_address, message_handler=handler, max_in_flight=5, threaded=True) as consumer:
+        assert handler.all_handled.wait(LIMIT)
+        assert consumer.is_running
+        assert consumer.is_healthy
+        assert consumer.stats().counts.received == 20
+
+    assert sorted(handler.bodies, key=int) == [b"%d" % number for number in range(20)]
+    assert handler.threads == {"gnsq-consumer-t"}
+    assert not consumer.is_running
+    assert "gnsq-consumer-t" not in thread_names()
+    assert fakensqd.depth("t", "c") == fakensqd.in_flight("t", "c") == 0
+
+
+def test_start_blocks_until_a_handler_closes_the_consumer(fakensqd, publish):
+    publish(b"last")
+    consumer = Consumer(
+        "t", "c", fakensqd.tcp_address, message_handler=lambda consumer, message: consumer.close(), threaded=True
+    )
+
+    consumer.start()
+
+    assert not consumer.is_running
+    assert fakensqd.in_flight("t", "c") == 0
+    assert "gnsq-consumer-t" not in thread_names()
+
+
+def test_greenlets_of_the_caller_run_while_it_waits(fakensqd):
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=ignore, threaded=True)
+    gevent.spawn_later(0, consumer.close)
+
+    consumer.start()
+
+    assert not consumer.is_running
+
+
+def test_any_thread_may_wait_for_the_end(fakensqd):
+    ended = []
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=ignore, threaded=True)
+    consumer.start(block=False)
+
+    def wait():
+        consumer.join()
+        ended.append(consumer.is_running)
+
+    waiting = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    consumer.join(timeout=0.01)
+    assert consumer.is_running
+    consumer.close()
+    wait_until(lambda: not any(thread.is_alive() for thread in waiting), LIMIT)
+
+    assert ended == [False] * 3
+
+
+def test_close_with_a_timeout_waits_and_requeues_the_rest(fakensqd, publish):
+    begun = threading.Event()
+
+    def handle(consumer, message):
+        begun.set()
+        gevent.sleep(LIMIT)
+
+    publish(b"slow")
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=handle, threaded=True)
+    consumer.start(block=False)
+    assert begun.wait(LIMIT)
+
+    consumer.close(timeout=0.05)
+
+    assert not consumer.is_running
+    fakensqd.wait_until(lambda nsqd: nsqd.depth("t", "c") == 1)
+    assert "gnsq-consumer-t" not in thread_names()
+
+
+def test_close_before_the_start_leaves_no_thread(fakensqd, caplog):
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=ignore, threaded=True)
+
+    consumer.close(timeout=1)
+    consumer.start()
+
+    assert "make a new one" in caplog.text
+    assert not consumer.is_running
+    assert "gnsq-consumer-t" not in thread_names()
+
+
+def test_second_start_warns(fakensqd, caplog):
+    with Consumer("t", "c", fakensqd.tcp_address, message_handler=ignore, threaded=True) as consumer:
+        consumer.start(block=False)
+
+        assert thread_names().count("gnsq-consumer-t") == 1
+    assert "running already" in caplog.text
+
+
+def test_on_close_is_sent_before_join_returns(fakensqd):
+    told = []
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=ignore, threaded=True)
+    consumer.on_close.connect(lambda consumer: told.append(threading.current_thread().name), weak=False)
+
+    with consumer:
+        pass
+
+    assert told == ["gnsq-consumer-t"]
+
+
+def test_nsqds_may_be_added_and_options_changed_from_other_threads(fakensqd, publish):
+    handler = Native(count=3)
+    consumer = Consumer("t", "c", [], ["127.0.0.1:1"], message_handler=handler, threaded=True)
+    with consumer:
+        host, port = fakensqd.tcp_address.split(":")
+        consumer.connect_to_nsqd(host, int(port))
+        consumer.max_in_flight = 3
+        consumer.pause()
+        consumer.resume()
+        publish(b"1", b"2", b"3")
+
+        assert handler.all_handled.wait(LIMIT)
+        wait_until(lambda: consumer.total_in_flight == 0, LIMIT)
+        assert consumer.total_ready_count == 3
+
+
+def test_hub_itself_cannot_start_it(fakensqd):
+    raised = []
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=ignore, threaded=True)
+
+    def start():
+        try:
+            consumer.start(block=False)
+        except RuntimeError as error:
+            raised.append(str(error))
+
+    gevent.get_hub().loop.run_callback(start)
+    wait_until(lambda: raised, LIMIT)
+    consumer.close()
+
+    assert "let a greenlet call start()" in raised[0]
+
+
+def test_interrupted_start_leaves_no_thread(fakensqd):
+    silent = fakensqd.tcp_address
+    fakensqd.deaf()
+    consumer = Consumer("t", "c", silent, message_handler=ignore, threaded=True)
+
+    with gevent.Timeout(0.05, False):
+        consumer.start()
+        pytest.fail("the start was not interrupted")
+    fakensqd.up()
+    consumer.join(LIMIT)
+
+    assert not consumer.is_running
+    wait_until(lambda: "gnsq-consumer-t" not in thread_names(), LIMIT)
+
+
+PROGRAM = """
+    import os, signal, sys, threading, time
+    from gnsq import Consumer
+
+    import gevent
+
+    begun = threading.Event()
+
+    def say(word):
+        os.write(1, f"{word}\\n".encode())  # in one piece: two threads say something
+
+    def handle(consumer, message):
+        say("begun")
+        begun.set()
+        gevent.sleep(0.2)
+        say("handled")
+
+    consumer = Consumer("t", "c", sys.argv[1], message_handler=handle, threaded=True)
+    consumer.on_close.connect(lambda consumer: say("closed"), weak=False)
+"""
+
+
+def run(program, address, **options):
+    child = [sys.executable, "-W", "error", "-c", textwrap.dedent(PROGRAM) + textwrap.dedent(program), address]
+    return subprocess.run(child, capture_output=True, text=True, timeout=60, check=False, **options)
+
+
+def test_end_of_the_program_closes_it_in_order(fakensqd, publish):
+    publish(b"x")
+
+    done = run("consumer.start(block=False); begun.wait()", fakensqd.tcp_address)
+
+    assert (done.stdout.split(), done.stderr, done.returncode) == (["begun", "handled", "closed"], "", 0)
+    assert fakensqd.depth("t", "c") == fakensqd.in_flight("t", "c") == 0
+
+
+def test_ctrl_c_ends_a_program_that_waits_in_start(fakensqd, publish):
+    publish(b"x")
+    program = """
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        main = threading.get_ident()
+        threading.Thread(target=lambda: (begun.wait(), os.kill(os.getpid(), signal.SIGINT))).start()
+        try:
+            consumer.start()
+        except KeyboardInterrupt:
+            say("interrupted")
+    """
+
+    done = run(program, fakensqd.tcp_address)
+
+    assert sorted(done.stdout.split()) == ["begun", "closed", "handled", "interrupted"], done.stderr
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert fakensqd.in_flight("t", "c") == 0
+
+
+def test_sigterm_handler_closes_a_program_that_waits_in_start(fakensqd, publish):
+    publish(b"x")
+    program = """
+        signal.signal(signal.SIGTERM, lambda number, frame: consumer.close(timeout=10))
+        threading.Thread(target=lambda: (begun.wait(), os.kill(os.getpid(), signal.SIGTERM))).start()
+        consumer.start()
+        say("end")
+    """
+
+    done = run(program, fakensqd.tcp_address)
+
+    assert (done.stdout.split(), done.stderr, done.returncode) == (["begun", "handled", "closed", "end"], "", 0)
+
+
+def test_it_works_in_a_monkey_patched_process(fakensqd, publish):
+    publish(b"x")
+    patched = "from gevent import monkey; monkey.patch_all()\n"
+    program = textwrap.dedent(PROGRAM) + "with consumer:\n    assert begun.wait(20)\n"
+
+    child = [sys.executable, "-c", patched + program, fakensqd.tcp_address]
+    done = subprocess.run(child, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.stdout.split(), done.returncode) == (["begun", "handled", "closed"], 0), done.stderr
