@@ -1,6 +1,7 @@
 import logging
 import os
 import pickle
+import re
 import time
 
 import pytest
@@ -59,6 +60,7 @@ DAMAGES = [
     pytest.param(lambda data: data[: len(data) // 2], id="truncated"),
     pytest.param(lambda data: b"", id="empty"),
     pytest.param(lambda data: b"x" * len(data), id="overwritten"),
+    pytest.param(lambda data: data.replace(b"body 1", b"body 3"), id="changed body"),
 ]
 
 
@@ -81,6 +83,20 @@ def test_damaged_segment_is_set_aside_and_its_messages_are_counted(spool, root, 
     [record] = caplog.records
     assert record.levelno == logging.ERROR
     assert "set aside as r1/000000000002-2.arrow.corrupt. Its 2 messages" in record.message
+
+
+def test_wrong_crc_is_told_with_the_file_and_what_to_do(spool, root, caplog):
+    spool.writer("r1").write(1, columns(1))
+    path = root / "r1" / "000000000001-1.arrow"
+    path.write_bytes(path.read_bytes().replace(b"body 1", b"body 3"))
+
+    assert bodies_of(spool) == []
+
+    assert re.search(
+        r"r1/000000000001-1\.arrow has CRC-32 [0-9a-f]{8}, it was written with [0-9a-f]{8}: .*; set aside as "
+        r"r1/000000000001-1\.arrow\.corrupt\. Its 1 messages .* rescue what can be read, then delete the file",
+        caplog.text,
+    )
 
 
 def test_damaged_segment_is_left_out_by_all_who_read_it(spool, root, caplog):
