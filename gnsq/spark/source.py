@@ -228,7 +228,9 @@ class NsqBatchReader(DataSourceReader):  # type: ignore[misc]  # as above
         options = self._options
         if not options.spool:
             parent = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
-            options = dataclasses.replace(options, spool=tempfile.mkdtemp(prefix="gnsq-spool-", dir=parent))
+            spool = tempfile.mkdtemp(prefix="gnsq-spool-", dir=parent)
+            os.chmod(spool, options.spool_permissions)
+            options = dataclasses.replace(options, spool=spool)
         return [SegmentsPartition(options.spool, share) for share in drain_channel(options)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
