@@ -124,6 +124,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
                 # Raised, it would end the query.
                 logger.warning("spool %s: no new offset: %s; trying again", planner.spool.location, error)
                 if not planner.is_draining:
+                    # Spark asks again within 10 ms.
+                    time.sleep(RETRY)
                     return start
                 # That would end it, too, as if all had been read.
                 if time.monotonic() >= patience:

@@ -77,15 +77,8 @@ def test_whatever_happens_to_a_segment_it_is_whole_or_refused(data):
         )
     )
 
-    try:
-        batches = decode_segment(pa.py_buffer(damaged), 20, "r1/1")
-    except (SegmentCorrupt, SpoolError):
-        return
-    assert sum(batch.num_rows for batch in batches) == 20
-    # Every value can be read; a time as its number, since Python knows no year beyond 9999.
-    for column in (column for batch in batches for column in batch.columns):
-        values = column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
-        assert len(values.to_pylist()) == len(column)
+    with contextlib.suppress(SegmentCorrupt):
+        assert rows_of(damaged, 20).equals(rows_of(segment, 20))
 
 
 VERSIONED = {"gnsq.version": "1"}
