@@ -118,7 +118,10 @@ def test_flipped_bit_of_a_segment_without_a_crc_raises_nothing_else():
 
     for damaged in flipped(segment):
         with contextlib.suppress(SegmentCorrupt, SpoolError):
-            rows_of(damaged, 2)
+            # Every value can be read; a time as its number, since Python knows no year beyond 9999.
+            for column in rows_of(damaged, 2).columns:
+                values = column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+                assert len(values.to_pylist()) == 2
 
 
 def test_segment_without_a_crc_is_read():
