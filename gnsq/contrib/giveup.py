@@ -91,8 +91,8 @@ class DirectoryGiveupHandler:
 
     Args:
         directory: Made if it does not exist.
-        mode: Permissions of a directory that is made, and without x of the files, whatever the umask is: bodies are
-            nobody else's business. 0o750, say, lets a group read them.
+        mode: Permissions of a directory that is made, and without x of the files, whatever the umask is. The default
+            lets no other user read the bodies; 0o750, say, lets a group do so.
 
     Raises:
         OSError: If the directory can't be made.
