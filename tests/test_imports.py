@@ -42,6 +42,7 @@ GNSQ = {
     "clock": [],
     "endless": ["clock"],
     "doors": [],
+    "localfiles": [],
     "natives": [],
     "crossing": ["doors", "natives"],
     "hubthread": ["crossing", "doors", "natives"],
@@ -62,7 +63,7 @@ GNSQ = {
     "pool": CLIENT,
     "consumer": [*CLIENT, "pool", "discovery", "signals", "hubthread"],
     "producer": [*CLIENT, "pool", "discovery", "signals", "hubthread"],
-    "contrib": [*CLIENT, "consumer", "producer", "stats"],
+    "contrib": [*CLIENT, "localfiles", "consumer", "producer", "stats"],
     "deprecated": [*CLIENT, "consumer"],
     "reader": ["deprecated"],
 }
@@ -151,7 +152,7 @@ def test_gnsq_never_imports_fakensqd():
 
 
 def test_spark_uses_public_names_of_gnsq():
-    public = {*gnsq.__all__, "errors", "hubthread", "options", "protocol", "spark"}
+    public = {*gnsq.__all__, "errors", "hubthread", "localfiles", "options", "protocol", "spark"}
     for path in files("gnsq/spark/**/*.py"):
         used = {name.split(".")[1] for name in imported(path) if name.startswith("gnsq.")}
         assert used <= public, path

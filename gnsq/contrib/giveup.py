@@ -19,6 +19,7 @@ import gevent
 
 from gnsq.addresses import parse_address
 from gnsq.errors import NSQException
+from gnsq.localfiles import PRIVATE, check_mode, make_directory, write_file
 from gnsq.nsqd import NsqdHTTPClient
 
 if TYPE_CHECKING:
@@ -90,14 +91,18 @@ class DirectoryGiveupHandler:
 
     Args:
         directory: Made if it does not exist.
+        mode: Permissions of a directory that is made, and without x of the files, whatever the umask is. The default
+            lets no other user read the bodies; 0o750, say, lets a group do so.
 
     Raises:
-        OSError: If it can't be made.
+        OSError: If the directory can't be made.
+        ValueError: If the mode does not let the owner read and write.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, mode: int = PRIVATE) -> None:
         self.directory = Path(directory)
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.mode = check_mode(mode)
+        make_directory(self.directory, self.mode)
 
     def format_message(self, consumer: Consumer, message: Message) -> bytes:
         """Say what the file holds; may be overridden."""
@@ -113,7 +118,11 @@ class DirectoryGiveupHandler:
         name = f"{consumer.topic}.{consumer.channel}.{message.timestamp}.{_file_name(message.id)}.json"
         data = self.format_message(consumer, message)
         with message.touching():
-            gevent.get_hub().threadpool.apply(_write_safely, (self.directory, name, data))
+            gevent.get_hub().threadpool.apply(self._write, (name, data))
+
+    def _write(self, name: str, data: bytes) -> None:
+        # Two may write the same message's file at once.
+        write_file(self.directory / name, self.directory / f".{uuid.uuid4().hex}.tmp", data, self.mode)
 
 
 class NsqdGiveupHandler:
@@ -214,26 +223,6 @@ def _record(message: Message) -> dict[str, object]:
 def _file_name(message_id: bytes) -> str:
     # nsqd's are hexadecimal digits; what another server makes up must not lead out of the directory.
     return message_id.decode() if message_id.isalnum() else message_id.hex()
-
-
-def _write_safely(directory: Path, name: str, data: bytes) -> None:
-    """Write a file so that it is whole and on the disk once it has its name."""
-    unfinished = directory / f".{uuid.uuid4().hex}.tmp"
-    try:
-        with open(unfinished, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(directory / name)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-    # The name, too, is safe only when its directory is.
-    opened = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _client(nsqd_class: Callable[..., Any], host: str) -> Any:  # Any: see NsqdGiveupHandler

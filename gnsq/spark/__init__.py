@@ -5,6 +5,7 @@ Importing this package loads neither Spark nor Arrow.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,13 +25,28 @@ def register(spark: SparkSession) -> None:
     try:
         from gnsq.spark.datasource import NsqDataSource  # loads pyspark and pyarrow
     except ImportError as error:
-        raise ImportError(f"gnsq.spark needs pyspark and pyarrow: pip install 'gnsq[spark]' ({error})") from error
+        raise _incomplete(error) from error
     spark.dataSource.register(NsqDataSource)
+
+
+def run_pipeline() -> None:
+    """Run the program ``gnsq-pipeline``; without its packages, say in one line what to install, and exit."""
+    try:
+        from gnsq.spark.pipeline.__main__ import main  # loads click
+    except ImportError as error:
+        sys.exit(str(error))
+    main()
 
 
 def __getattr__(name: str) -> object:
     if name == "ExecutorReceivers":
-        from gnsq.spark.executors import ExecutorReceivers  # loads pyspark and pyarrow
-
+        try:
+            from gnsq.spark.executors import ExecutorReceivers  # as above
+        except ImportError as error:
+            raise _incomplete(error) from error
         return ExecutorReceivers
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _incomplete(error: ImportError) -> ImportError:
+    return ImportError(f"gnsq.spark needs pyspark and pyarrow: pip install 'gnsq[spark]' ({error})")

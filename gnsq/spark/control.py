@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 
+from gnsq.localfiles import PRIVATE
 from gnsq.spark.errors import SpoolError
 from gnsq.spark.locations import redacted
 from gnsq.spark.store import open_store
@@ -25,14 +26,15 @@ class ReceiverControl:
 
     Args:
         location: The spool's.
+        mode: As Spool's.
 
     Raises:
         ValueError: If the location is empty or its scheme unknown.
     """
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, mode: int = PRIVATE) -> None:
         self._location = redacted(location)
-        self._store = open_store(location)
+        self._store = open_store(location, mode=mode)
         self._unreadable = False
 
     def name(self, run: str) -> None:

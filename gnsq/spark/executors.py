@@ -72,7 +72,7 @@ class ExecutorReceivers:
         self._count = options.receiver_count
         if not self._count:
             raise ValueError(f"option receivers {options.receivers!r} is none for executors: give executors:N")
-        self._control = ReceiverControl(options.spool)
+        self._control = ReceiverControl(options.spool, options.spool_permissions)
         self._group = f"gnsq-receivers-{uuid.uuid4().hex}"
         self._location = redacted(options.spool)
         # Named in the control file; and how many receivers it has, or had.

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from gnsq.localfiles import check_mode
 from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 
@@ -128,6 +129,11 @@ class ReadOptions(ConnectOptions):
     )
     spool: str = option("", "directory of the spool, a path or URI; required for readStream, one for each query")
     spool_owner: str = option("", "what tells this query from others, such as its checkpoint's URI")
+    spool_mode: str = option(
+        "0700",
+        "octal permissions of the spool's directories, without x of its files, whatever the umask is; 2770, say, where "
+        "receivers, driver and executors are several users of one group; on local and mounted file systems",
+    )
     receivers: str = option(
         "driver",
         "where messages are received: driver, external (gnsq.spark.receiver), or executors:N (N tasks of this "
@@ -176,6 +182,10 @@ class ReadOptions(ConnectOptions):
             assert_valid_channel_name(self.channel)
         except ValueError as error:
             raise ValueError(f"option channel: {error}") from error
+        try:
+            _ = self.spool_permissions
+        except ValueError as error:
+            raise ValueError(f"option spoolMode {self.spool_mode!r}: {error}") from None
         if self.receivers not in ("driver", "external") and not _EXECUTORS.fullmatch(self.receivers):
             raise ValueError(
                 f"option receivers {self.receivers!r} is none of driver, external, and executors:N with N of 1 or more"
@@ -212,6 +222,19 @@ class ReadOptions(ConnectOptions):
         """What is read, as text: ``TOPIC,TOPIC/CHANNEL``, in the order of names, or ``/PATTERN//CHANNEL``."""
         topics = f"/{self.topic_pattern}/" if self.topic_pattern else ",".join(sorted(self.topics))
         return f"{topics}/{self.channel}"
+
+    @property
+    def spool_permissions(self) -> int:
+        """What spool_mode says, as a number.
+
+        Raises:
+            ValueError: If it is not octal, or the owner may not read and write.
+        """
+        try:
+            mode = int(self.spool_mode, 8)
+        except ValueError:
+            raise ValueError("this is no octal number: give permissions such as 0700 or 2770") from None
+        return check_mode(mode)
 
     @property
     def receives_here(self) -> bool:

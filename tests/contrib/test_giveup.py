@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import os
+import stat
 
 import gevent
 import pytest
@@ -190,6 +191,26 @@ def test_file_that_can_not_be_written_raises_and_leaves_nothing(tmp_path, monkey
         handler(CONSUMER, message())
 
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("umask", [0, 0o077], ids=oct)
+@pytest.mark.parametrize(("options", "modes"), [({}, (0o700, 0o600)), ({"mode": 0o750}, (0o750, 0o640))], ids=str)
+def test_given_up_messages_are_private_unless_the_mode_says_otherwise(tmp_path, umask, options, modes):
+    before = os.umask(umask)
+    try:
+        DirectoryGiveupHandler(tmp_path / "given-up", **options)(CONSUMER, message())
+    finally:
+        os.umask(before)
+
+    [path] = (tmp_path / "given-up").iterdir()
+    assert tuple(stat.S_IMODE(each.stat().st_mode) for each in (path.parent, path)) == modes
+
+
+def test_mode_without_the_owner_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="mode 0077 is not usable"):
+        DirectoryGiveupHandler(tmp_path / "given-up", mode=0o077)
+
+    assert not (tmp_path / "given-up").exists()
 
 
 # --- nsqd

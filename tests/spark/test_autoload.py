@@ -24,3 +24,17 @@ def test_import_never_raises(missing):
     assert done.stdout == "False\n"
     assert "format nsq is not available" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("use", ["spark.register(None)", "spark.ExecutorReceivers"])
+def test_without_pyspark_the_extra_is_named(use):
+    code = (
+        "import sys; sys.modules['pyspark'] = None\n"
+        "from gnsq import spark\n"
+        f"try: {use}\n"
+        "except ImportError as error: print(error)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.startswith("gnsq.spark needs pyspark and pyarrow: pip install 'gnsq[spark]' (")

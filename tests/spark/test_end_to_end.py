@@ -5,6 +5,8 @@ import itertools
 import json
 import os
 import signal
+import stat
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 
-from tests.spark.helpers import channel_stats, columns, is_empty, numbered, publish, wait_for
+from tests.spark.helpers import channel_stats, columns, is_empty, numbered, publish, running, wait_for
 from tests.spark.queries import bodies_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
@@ -186,13 +188,31 @@ def test_damaged_segment_is_left_out_and_counted(source, run, spool, tmp_path):
     writer = spool.writer("r1")
     for number in (1, 2, 3):
         writer.write(number, columns(number))
-    next((tmp_path / "spool" / "r1").glob("*2-1.arrow")).write_bytes(b"damaged")
+    segment = next((tmp_path / "spool" / "r1").glob("*2-1.arrow"))
+    segment.write_bytes(segment.read_bytes().replace(b"body 2", b"body 6"))
 
     query = run(source(receivers="external", maxRowsPerBatch=1), availableNow=True)
 
     assert query.awaitTermination(60)
     assert sorted(written(tmp_path / "out")) == [b"body 1", b"body 3"]
     assert '"set_aside": 1' in query.lastProgress["sources"][0]["latestOffset"]
+
+
+def test_spool_is_as_its_mode_says_with_a_receiver_of_its_own(fakensqd, source, run, tmp_path):
+    publish(fakensqd, "clicks", numbered(100))
+    receiver = [sys.executable, "-m", "gnsq.spark.receiver", "--topic", "clicks", "--channel", "archive"]
+    receiver += ["--nsqd-tcp-address", fakensqd.tcp_address, "--spool", str(tmp_path / "spool"), "--spool-mode", "2770"]
+    before = os.umask(0o077)
+    try:
+        with running(receiver):
+            run(source(receivers="external", spoolMode="2770"))
+            wait_for(lambda: sorted(written(tmp_path / "out")) == numbered(100))
+    finally:
+        os.umask(before)
+
+    paths = [tmp_path / "spool", *(tmp_path / "spool").rglob("*")]
+    assert "owner.json" in {path.name for path in paths}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o2770, 0o660}
 
 
 def test_checkpoint_of_another_topic_is_refused_with_what_to_do(fakensqd, source, run, tmp_path):

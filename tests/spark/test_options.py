@@ -26,6 +26,15 @@ def test_values_get_their_types():
 
 
 @pytest.mark.parametrize(
+    ("text", "mode"), [(None, 0o700), ("0700", 0o700), ("770", 0o770), ("0660", 0o770), ("2750", 0o2750)]
+)
+def test_spool_mode_is_octal(text, mode):
+    options = ReadOptions.parse({**READ} if text is None else {**READ, "spoolMode": text})
+
+    assert options.spool_permissions == mode
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         pytest.param({"topic": ""}, "option topic is required", id="no topic"),
@@ -50,6 +59,10 @@ def test_values_get_their_types():
             r"option topicPattern '\(' is no regular expression",
             id="bad pattern",
         ),
+        pytest.param({"spoolMode": "rwx"}, "option spoolMode 'rwx': this is no octal number", id="no mode"),
+        pytest.param({"spoolMode": "0077"}, "option spoolMode '0077': mode 0077 is not usable: .*0700", id="no owner"),
+        # 0o770 as TOML and Python write it, turned into decimal.
+        pytest.param({"spoolMode": "504"}, "option spoolMode '504': mode 0504 is not usable", id="decimal mode"),
         pytest.param({"tls": "yes"}, "option tls 'yes' is neither true nor false", id="bool"),
         pytest.param({"compression": "zip"}, "option compression 'zip' is none of none, snappy, deflate", id="zip"),
         pytest.param({"compression": "snappy,deflate"}, "'snappy,deflate' is none of", id="both compressions"),

@@ -1,3 +1,5 @@
+import contextlib
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -75,18 +77,73 @@ def test_whatever_happens_to_a_segment_it_is_whole_or_refused(data):
         )
     )
 
-    try:
-        batches = decode_segment(pa.py_buffer(damaged), 20, "r1/1")
-    except (SegmentCorrupt, SpoolError):
-        return
-    assert sum(batch.num_rows for batch in batches) == 20
-    # Every value can be read; a time as its number, since Python knows no year beyond 9999.
-    for column in (column for batch in batches for column in batch.columns):
-        values = column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
-        assert len(values.to_pylist()) == len(column)
+    with contextlib.suppress(SegmentCorrupt):
+        assert rows_of(damaged, 20).equals(rows_of(segment, 20))
 
 
 VERSIONED = {"gnsq.version": "1"}
+
+
+def rows_of(segment, rows):
+    batches = decode_segment(pa.py_buffer(segment), rows, "r1/1")
+    return pa.Table.from_batches(batches, SCHEMA)
+
+
+def flipped(segment):
+    """The segment with each of its bits flipped, one at a time."""
+    for position in range(len(segment)):
+        for bit in range(8):
+            damaged = bytearray(segment)
+            damaged[position] ^= 1 << bit
+            yield damaged
+
+
+def test_flipped_bit_anywhere_is_found_or_changes_no_row():
+    segment = encode_segment(columns(1, 2)).to_pybytes()
+    whole = rows_of(segment, 2)
+
+    found = 0
+    for damaged in flipped(segment):
+        try:
+            assert rows_of(damaged, 2).equals(whole)
+        except SegmentCorrupt:
+            found += 1
+
+    # The others are in the key of the CRC, its length and its place: without the key there is nothing to compare.
+    assert found >= 8 * (len(segment) - len("gnsq.crc32") - 2)
+
+
+def test_flipped_bit_of_a_segment_without_a_crc_raises_nothing_else():
+    segment = arrow_file(SCHEMA.with_metadata(VERSIONED), *columns(1, 2)).to_pybytes()
+
+    for damaged in flipped(segment):
+        with contextlib.suppress(SegmentCorrupt, SpoolError):
+            # Every value can be read; a time as its number, since Python knows no year beyond 9999.
+            for column in rows_of(damaged, 2).columns:
+                values = column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+                assert len(values.to_pylist()) == 2
+
+
+def test_segment_without_a_crc_is_read():
+    [batch] = decode_segment(arrow_file(SCHEMA.with_metadata(VERSIONED), *columns(1, 2)), 2, "r1/1")
+
+    assert batch.column("body").to_pylist() == [b"body 1", b"body 2"]
+
+
+def test_changed_body_is_told_with_both_crcs():
+    segment = encode_segment(columns(1, 2)).to_pybytes()
+    written = pa.ipc.open_file(segment).schema.metadata[b"gnsq.crc32"].decode()
+
+    with pytest.raises(SegmentCorrupt, match=rf"r1/1 has CRC-32 [0-9a-f]{{8}}, it was written with {written}: "):
+        decode_segment(pa.py_buffer(segment.replace(b"body 1", b"body 3")), 2, "r1/1")
+
+
+def test_body_that_looks_like_the_crc_or_its_key_is_kept():
+    message = FakeMessage(1, b"gnsq.crc32" + b"0" * 64)
+
+    [batch] = decode_segment(encode_segment(segment_columns([message], [("clicks", 1)], 0)), 1, "r1/1")
+
+    assert batch.column("body").to_pylist() == [message.body]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 import gc
 import pickle
 import signal
+import stat
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from pyspark.sql.datasource import InputPartition
@@ -14,7 +17,7 @@ from gnsq.spark.datasource import COLUMNS, NsqDataSource
 from gnsq.spark.errors import SpoolError, SpoolInUse
 from gnsq.spark.offsets import Segment
 from gnsq.spark.receiver import COLLECT
-from gnsq.spark.source import SegmentsPartition
+from gnsq.spark.source import RETRY, SegmentsPartition
 from gnsq.spark.spool import Spool
 from tests.spark.helpers import channel_stats, columns, numbered, publish, running, wait_for
 
@@ -143,9 +146,12 @@ def test_failing_file_system_does_not_end_the_query(reader, monkeypatch, caplog)
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("gnsq.spark.spool.Spool.contents", fail)
+    began = time.monotonic()
 
     assert stream.latestOffset(start, NO_LIMIT) == start
     assert "Input/output error" in caplog.text
+    # Spark asks again at once, and each time is a line in the log.
+    assert time.monotonic() - began >= RETRY
 
 
 @pytest.mark.parametrize("once", [False, True], ids=["AvailableNow", "Once"])
@@ -365,9 +371,10 @@ def test_batch_without_a_spool_uses_sparks_local_directory(fakensqd, options, tm
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     publish(fakensqd, "clicks", [b"one"])
 
-    [partition] = NsqDataSource({**options, "spool": ""}).reader(schema()).partitions()
+    [partition] = NsqDataSource({**options, "spool": "", "spoolMode": "2770"}).reader(schema()).partitions()
 
     assert partition.location.startswith(str(tmp_path / "gnsq-spool-"))
+    assert stat.S_IMODE(Path(partition.location).stat().st_mode) == 0o2770
 
 
 def test_empty_batch_has_no_rows(options):

@@ -1,6 +1,9 @@
+import contextlib
 import logging
 import os
 import pickle
+import re
+import stat
 import time
 
 import pytest
@@ -46,6 +49,180 @@ def test_spool_pickles_as_its_location(spool):
     assert bodies_of(pickle.loads(pickle.dumps(spool))) == [b"body 1"]
 
 
+# --- permissions
+
+
+def modes_below(path):
+    return {each.relative_to(path).as_posix(): stat.S_IMODE(each.stat().st_mode) for each in [path, *path.rglob("*")]}
+
+
+@pytest.mark.parametrize("umask", [0, 0o077], ids=oct)
+@pytest.mark.parametrize(
+    ("mode", "of_directory", "of_file"), [((), 0o700, 0o600), ((0o2770,), 0o2770, 0o660)], ids=["default", "group"]
+)
+def test_spool_is_private_unless_its_mode_says_otherwise(tmp_path, umask, mode, of_directory, of_file):
+    before = os.umask(umask)
+    try:
+        spool = pickle.loads(pickle.dumps(Spool(str(tmp_path / "spool"), *mode)))
+        lock = spool.lock("checkpoint", "clicks/archive")
+        writer = spool.writer("r1")
+        writer.write(1, columns(1))
+        writer.close(1)
+        lock.release()
+    finally:
+        os.umask(before)
+
+    assert modes_below(tmp_path / "spool") == {
+        ".": of_directory,
+        "owner.json": of_file,
+        "r1": of_directory,
+        "r1/000000000001-1.arrow": of_file,
+        "r1/closed.json": of_file,
+    }
+
+
+def test_spool_of_an_earlier_version_is_used_as_it_is(tmp_path, caplog):
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool").chmod(0o755)
+    spool = Spool(str(tmp_path / "spool"))
+
+    spool.prepare()
+    spool.writer("r1").write(1, columns(1))
+
+    modes = modes_below(tmp_path / "spool")
+    assert (modes["."], modes["r1"]) == (0o755, 0o700)
+    assert caplog.records == []
+
+
+def test_spool_that_others_may_write_is_told_once(tmp_path, caplog):
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool").chmod(0o777)
+    spool = Spool(str(tmp_path / "spool"))
+
+    spool.prepare()
+    spool.lock("", "clicks/archive").release()
+
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert re.search(r"spool .*/spool has the permissions drwxrwxrwx: others may delete and replace", record.message)
+
+
+def test_spool_that_others_are_meant_to_write_is_not_told(tmp_path, caplog):
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool").chmod(0o2770)
+
+    Spool(str(tmp_path / "spool"), 0o770).prepare()
+
+    assert caplog.records == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
+def test_spool_of_another_user_is_told(tmp_path, caplog):
+    (tmp_path / "spool").mkdir()
+    os.chown(tmp_path / "spool", 54321, -1)
+
+    Spool(str(tmp_path / "spool")).prepare()
+
+    assert "belongs to another user, 54321: others may delete and replace messages" in caplog.text
+
+
+@pytest.fixture
+def unprivileged(tmp_path):
+    """Let permissions count: for root they do not."""
+    if os.geteuid() != 0:
+        yield
+        return
+    # A directory of pytest's is closed to others.
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(path.stat().st_mode | 0o011)
+    os.seteuid(54321)
+    yield
+    os.seteuid(0)
+
+
+def test_directory_that_may_not_be_read_tells_what_lets_users_share_a_spool(tmp_path, request):
+    (tmp_path / "spool" / "r1").mkdir(parents=True)
+    (tmp_path / "spool" / "r1" / "000000000001-1.arrow").touch()
+    (tmp_path / "spool").chmod(0o755)
+    (tmp_path / "spool" / "r1").chmod(0o000)
+    request.getfixturevalue("unprivileged")
+    spool = Spool(str(tmp_path / "spool"))
+
+    for use in (spool.contents, lambda: spool.read(Segment("r1", 1, 1, 1))):
+        with pytest.raises(PermissionError, match=r"are several users need one group and the option spoolMode"):
+            use()
+
+
+@contextlib.contextmanager
+def acting_as(user, group, *others):
+    groups = os.getgroups()
+    os.setgroups(others)
+    os.setegid(group)
+    os.seteuid(user)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may act as others")
+def test_users_of_one_group_share_a_spool(tmp_path):
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(path.stat().st_mode | 0o011)
+    (tmp_path / "spool").mkdir()
+    os.chown(tmp_path / "spool", 54321, 54320)
+    (tmp_path / "spool").chmod(0o2770)
+    receivers, readers = (Spool(str(tmp_path / "spool"), 0o2770) for _ in range(2))
+
+    with acting_as(54321, 54321, 54320):
+        # By the directory's bit the files belong to the group, although it is not the receiver's first.
+        receivers.prepare()
+        receivers.writer("r1").write(1, columns(1))
+    with acting_as(54322, 54320):
+        readers.lock("", "clicks/archive").release()
+        assert bodies_of(readers) == [b"body 1"]
+        readers.prune({"r1": 1})
+
+    assert readers.contents().present() == []
+
+
+def test_symlink_in_the_place_of_a_temporary_file_is_not_followed(spool, root):
+    writer = spool.writer("r1")
+    (root / "victim").write_bytes(b"mine")
+    (root / "r1" / ".tmp-000000000001-1.arrow").symlink_to(root / "victim")
+
+    writer.write(1, columns(1))
+
+    assert (root / "victim").read_bytes() == b"mine"
+    assert not (root / "r1" / "000000000001-1.arrow").is_symlink()
+    assert bodies_of(spool) == [b"body 1"]
+
+
+def test_symlink_in_the_place_of_the_owner_is_not_followed(spool, root):
+    (root / "victim").write_bytes(b"mine")
+    (root / "owner.json").symlink_to(root / "victim")
+
+    with pytest.raises(OSError, match="symbolic link"):
+        spool.lock("", "clicks/archive")
+
+    assert (root / "victim").read_bytes() == b"mine"
+
+
+def test_leftovers_behind_a_symlink_are_kept(spool, root, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / ".tmp-mine").touch()
+    (root / "r1").symlink_to(tmp_path / "elsewhere")
+
+    spool.remove_leftovers(older_than=-1)
+
+    assert (tmp_path / "elsewhere" / ".tmp-mine").exists()
+
+
+# --- segments and others
+
+
 def test_temporary_and_foreign_files_are_no_segments(spool, root):
     spool.writer("r1").write(1, columns(1))
     for name in (".tmp-000000000002-1.arrow", "notes.txt", "2-1.arrow"):
@@ -59,6 +236,7 @@ DAMAGES = [
     pytest.param(lambda data: data[: len(data) // 2], id="truncated"),
     pytest.param(lambda data: b"", id="empty"),
     pytest.param(lambda data: b"x" * len(data), id="overwritten"),
+    pytest.param(lambda data: data.replace(b"body 1", b"body 3"), id="changed body"),
 ]
 
 
@@ -81,6 +259,20 @@ def test_damaged_segment_is_set_aside_and_its_messages_are_counted(spool, root, 
     [record] = caplog.records
     assert record.levelno == logging.ERROR
     assert "set aside as r1/000000000002-2.arrow.corrupt. Its 2 messages" in record.message
+
+
+def test_wrong_crc_is_told_with_the_file_and_what_to_do(spool, root, caplog):
+    spool.writer("r1").write(1, columns(1))
+    path = root / "r1" / "000000000001-1.arrow"
+    path.write_bytes(path.read_bytes().replace(b"body 1", b"body 3"))
+
+    assert bodies_of(spool) == []
+
+    assert re.search(
+        r"r1/000000000001-1\.arrow has CRC-32 [0-9a-f]{8}, it was written with [0-9a-f]{8}: .*; set aside as "
+        r"r1/000000000001-1\.arrow\.corrupt\. Its 1 messages .* rescue what can be read, then delete the file",
+        caplog.text,
+    )
 
 
 def test_damaged_segment_is_left_out_by_all_who_read_it(spool, root, caplog):

@@ -7,4 +7,5 @@ from importlib.util import find_spec
 
 _missing = [name for name in ("click", "pyarrow", "pyspark", "rich") if find_spec(name) is None]
 if _missing:
-    raise ImportError(f"gnsq.spark.pipeline needs {', '.join(_missing)}: pip install 'gnsq[spark]'")
+    # With its name ``python -m`` shows this text alone, without a traceback.
+    raise ImportError(f"{__name__} needs {', '.join(_missing)}: pip install 'gnsq[spark]'", name=__name__)

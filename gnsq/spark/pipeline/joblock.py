@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from gnsq.localfiles import open_or_create
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.locations import redacted
 from gnsq.spark.store import LocalStore, open_store
@@ -39,7 +40,8 @@ class JobLock:
     """
 
     def __init__(self, work: Path, patience: float = PATIENCE) -> None:
-        self._file: IO[str] = open(work / _NAME, "a+", encoding="utf-8")  # noqa: SIM115  # open as long as it is locked
+        # Open as long as it is locked.
+        self._file: IO[str] = open(open_or_create(work / _NAME), "a+", encoding="utf-8")  # noqa: SIM115
         if not _wait_for_lock(self._file, patience):
             self._file.close()
             raise JobFailed(
@@ -70,7 +72,8 @@ class OutputLock:
     """
 
     def __init__(self, output: Path, claim: Mapping[str, str], patience: float = PATIENCE) -> None:
-        self._file: IO[str] = open(output / _OWNER, "a+", encoding="utf-8")  # noqa: SIM115  # as above
+        # As above.
+        self._file: IO[str] = open(open_or_create(output / _OWNER), "a+", encoding="utf-8")  # noqa: SIM115
         locked = _wait_for_lock(self._file, patience)
         self._file.seek(0)
         text = self._file.read()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.errors import NSQException
+from gnsq.localfiles import make_directory
 from gnsq.spark.channel import ChannelClient
 from gnsq.spark.connecting import connection_keywords, http_keywords
 from gnsq.spark.errors import JobFailed, SpoolInUse
@@ -90,9 +91,9 @@ def checkpoints(config: PipelineConfig) -> dict[str, Checkpoint | None]:
     return found
 
 
-def _check_writable(setting: str, path: str) -> None:
+def _check_writable(setting: str, path: str, mode: int | None = None) -> None:
     try:
-        Path(path).mkdir(parents=True, exist_ok=True)
+        make_directory(Path(path), mode)
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
@@ -103,11 +104,12 @@ def _check_writable(setting: str, path: str) -> None:
 
 def _check_spool(config: PipelineConfig, query: str) -> None:
     location, options = config.spool_of(query), config.read_options(query)
-    spool = Spool(location)
+    spool = Spool(location, options.spool_permissions)
     try:
         store = open_store(location)
         if isinstance(store, LocalStore):
-            _check_writable("spool", location)
+            _check_writable("spool", str(store.root), options.spool_permissions)
+            spool.prepare()
         # Whose it is; not claimed yet: the topic may be a mistake that is only seen later.
         found = found_owner(store)
         for name, value in (("owner", options.spool_owner), ("source", options.source)):

@@ -26,6 +26,16 @@ def test_job_that_has_not_said_who_it_is(tmp_path):
         assert running_job(tmp_path) == 0
 
 
+def test_lock_follows_no_symlink(tmp_path):
+    (tmp_path / "victim").write_text("mine")
+    for name, lock in (("job.json", JobLock), ("owner.json", lambda path: OutputLock(path, {}))):
+        (tmp_path / name).symlink_to(tmp_path / "victim")
+        with pytest.raises(OSError, match="symbolic link"):
+            lock(tmp_path)
+
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
 def test_output_belongs_to_one_job(tmp_path):
     ours, theirs = {"work": "/a", "topic": "clicks"}, {"work": "/b", "topic": "clicks"}
     with OutputLock(tmp_path, ours), pytest.raises(JobFailed, match=r'belongs to another job .*"/a"'):

@@ -2,10 +2,17 @@
 
 import importlib
 import importlib.util
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from gnsq.spark import pipeline
+
+SCRIPTS = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["scripts"]
 
 
 def test_missing_packages_are_named_with_the_extra(monkeypatch):
@@ -14,3 +21,33 @@ def test_missing_packages_are_named_with_the_extra(monkeypatch):
 
     with pytest.raises(ImportError, match=r"needs click, rich: pip install 'gnsq\[spark\]'"):
         importlib.reload(pipeline)
+
+
+def script(name):
+    """Run what an installed script of this name runs."""
+    module, _, function = SCRIPTS[name].partition(":")
+    return ["-c", f"from {module} import {function}; {function}()"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(script("gnsq-pipeline"), id="gnsq-pipeline"),
+        pytest.param(["-m", "gnsq.spark.pipeline"], id="module"),
+        pytest.param(["-m", "gnsq.spark.pipeline.demo"], id="demo"),
+    ],
+)
+def test_program_without_the_extra_says_in_one_line_what_to_install(tmp_path, arguments):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nfor name in ('click', 'pyarrow', 'pyspark', 'rich'):\n    sys.modules[name] = None\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+
+    done = subprocess.run(
+        [sys.executable, *arguments, "--help"], capture_output=True, text=True, timeout=30, check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert "gnsq.spark.pipeline needs click, pyarrow, pyspark, rich: pip install 'gnsq[spark]'" in line

@@ -1,11 +1,13 @@
 import json
 import logging
+import stat
 from dataclasses import replace
 
 import pytest
 
 from gnsq.spark.errors import JobFailed, SpoolInUse
 from gnsq.spark.offsets import encode_offset
+from gnsq.spark.pipeline.config import QUERIES
 from gnsq.spark.pipeline.preflight import (
     Survey,
     check_nsq,
@@ -32,6 +34,12 @@ def test_directories_are_made(config, tmp_path):
 
     assert (tmp_path / "output").is_dir()
     assert (tmp_path / "work" / "metrics" / "spool").is_dir()
+
+
+def test_spools_have_the_permissions_that_the_settings_say(tmp_path):
+    check_places(config_for(tmp_path, nsq={"spoolMode": "2770"}))
+
+    assert [stat.S_IMODE((tmp_path / f"work/{query}/spool").stat().st_mode) for query in QUERIES] == [0o2770] * 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+"""Files on local disks: durable, with the permissions that were asked for, and never through somebody's symlink."""
+
+import os
+import stat
+
+import pytest
+
+from gnsq.localfiles import check_mode, make_directory, open_or_create, write_file
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct)
+def umask(request):
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+# --- permissions
+
+
+@pytest.mark.parametrize(("mode", "of_file"), [(0o700, 0o600), (0o770, 0o660), (0o2755, 0o644)], ids=oct)
+def test_mode_is_as_asked_for_whatever_the_umask_is(tmp_path, umask, mode, of_file):
+    make_directory(tmp_path / "a", mode)
+    write_file(tmp_path / "a" / "one", tmp_path / "a" / ".tmp", b"1", mode)
+    os.close(open_or_create(tmp_path / "a" / "two", mode))
+
+    assert [mode_of(path) for path in (tmp_path / "a", tmp_path / "a" / "one", tmp_path / "a" / "two")] == [
+        *[mode, of_file, of_file]
+    ]
+
+
+def test_without_a_mode_the_umask_decides(tmp_path, umask):
+    make_directory(tmp_path / "a")
+    write_file(tmp_path / "one", tmp_path / ".tmp", b"1")
+
+    assert (mode_of(tmp_path / "a"), mode_of(tmp_path / "one")) == (0o777 & ~umask, 0o666 & ~umask)
+
+
+def test_what_exists_keeps_its_mode(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a").chmod(0o755)
+    (tmp_path / "one").touch()
+    (tmp_path / "one").chmod(0o644)
+
+    make_directory(tmp_path / "a", 0o700)
+    os.close(open_or_create(tmp_path / "one", 0o700))
+
+    assert (mode_of(tmp_path / "a"), mode_of(tmp_path / "one")) == (0o755, 0o644)
+
+
+def test_directory_keeps_the_group_bit_of_its_parent(tmp_path):
+    make_directory(tmp_path / "a", 0o2770)
+    make_directory(tmp_path / "a" / "b", 0o770)
+
+    assert mode_of(tmp_path / "a" / "b") == 0o2770
+
+
+@pytest.mark.parametrize(
+    ("given", "completed"), [(0o700, 0o700), (0o600, 0o700), (0o660, 0o770), (0o2640, 0o2750)], ids=oct
+)
+def test_all_that_may_read_may_search(given, completed):
+    assert check_mode(given) == completed
+
+
+@pytest.mark.parametrize("mode", [0, 0o077, 0o500, 0o1777, 0o4700, 700, 0o10700, -0o700])
+def test_mode_that_can_not_be_meant_is_refused(mode):
+    with pytest.raises(ValueError, match=r"not usable: give octal permissions .* such as 0700"):
+        check_mode(mode)
+
+
+# --- symlinks and leftovers
+
+
+@pytest.mark.parametrize("leads_to", ["file", "nothing"])
+def test_symlink_in_the_place_of_the_temporary_file_is_not_followed(tmp_path, leads_to):
+    victim = tmp_path / "victim"
+    if leads_to == "file":
+        victim.write_bytes(b"mine")
+    (tmp_path / ".tmp").symlink_to(victim)
+
+    write_file(tmp_path / "one", tmp_path / ".tmp", b"1")
+
+    assert (tmp_path / "one").read_bytes() == b"1"
+    assert not (tmp_path / "one").is_symlink()
+    assert victim.exists() == (leads_to == "file")
+    assert leads_to == "nothing" or victim.read_bytes() == b"mine"
+
+
+def test_leftover_of_a_killed_writer_is_replaced(tmp_path):
+    (tmp_path / ".tmp").write_bytes(b"much longer than what is written now")
+
+    write_file(tmp_path / "one", tmp_path / ".tmp", b"1", 0o700)
+
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("one", b"1")]
+
+
+def test_symlink_in_the_place_of_a_lock_file_is_refused(tmp_path):
+    (tmp_path / "victim").write_bytes(b"mine")
+    (tmp_path / "lock").symlink_to(tmp_path / "victim")
+
+    with pytest.raises(OSError, match="symbolic link"):
+        open_or_create(tmp_path / "lock")
+
+
+def test_file_in_the_place_of_a_directory_is_told(tmp_path):
+    (tmp_path / "a").touch()
+
+    with pytest.raises(FileExistsError):
+        make_directory(tmp_path / "a", 0o700)
