@@ -20,7 +20,7 @@ __all__ = ["LOOKUPD_FLAGS", "NSQD_FLAGS", "check_start", "default_node_id", "opt
 # What the program itself uses.
 _COMMON = [
     Flag("version", "bool", meaning="print the version and exit"),
-    Flag("config", "string", meaning="TOML file to read options from; flags go before it"),
+    Flag("config", "string", meaning="TOML file to read options from; a flag overrides it"),
     Flag("verbose", "bool"),
 ]
 _USED = frozenset({"version", "config", "log-level", "log-prefix"})
@@ -57,8 +57,10 @@ NSQD_FLAGS = (
     _option("auth-http-address", "list", "auth_http_addresses", config="auth_http_addresses"),
     _option("http-client-connect-timeout", "duration"),
     _option("http-client-request-timeout", "duration"),
-    # The default is the current directory.
-    _option("data-path", "string", default="."),
+    Flag(
+        *("data-path", "string", "data_path", "."),
+        meaning="existing directory where topics, channels and messages outlive this nsqd",
+    ),
     _option("mem-queue-size", "int"),
     # The default is made of the host's name.
     _option("node-id", "int", config="id"),

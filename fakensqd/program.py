@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fakensqd.goflags import Flag, FlagError, HelpWanted, Value, configured, parse, usage
@@ -51,10 +51,10 @@ def run(program: str, words: Sequence[str]) -> int:
     try:
         given = parse(flags, words)
     except HelpWanted:
-        sys.stderr.write(usage(program, flags))
+        sys.stderr.write(_usage(program, flags))
         return 0
     except FlagError as error:
-        sys.stderr.write(f"{error}\n{usage(program, flags)}")
+        sys.stderr.write(f"{error}\n{_usage(program, flags)}")
         return _BAD_FLAGS
     if given.get("version"):
         from fakensqd.options import NSQ_VERSION
@@ -66,6 +66,14 @@ def run(program: str, words: Sequence[str]) -> int:
 
 def _leave(*_: object) -> NoReturn:
     raise SystemExit(0)
+
+
+def _usage(program: str, flags: tuple[Flag, ...]) -> str:
+    """Say what flags there are, with the defaults that they have on this host."""
+    from fakensqd.flags import options_of
+
+    defaults = options_of(flags, {}, hostname=os.uname().nodename)
+    return usage(program, [replace(flag, default=defaults.get(flag.field, flag.default)) for flag in flags])
 
 
 def _serve(program: str, flags: tuple[Flag, ...], given: Mapping[str, Value]) -> int:

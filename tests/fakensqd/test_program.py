@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 from gevent import socket
 
 from fakensqd.addresses import split_address
+from fakensqd.flags import LOOKUPD_FLAGS, NSQD_FLAGS, options_of
+from fakensqd.goflags import parse
 from gnsq.protocol import commands
 from tests.fakensqd.programs import FREE_PORTS, LIMIT, command, program, run
 from tests.fakensqd.wire import Client, consumer, request
@@ -68,6 +71,17 @@ def test_help_of_a_daemon():
 
     assert result.returncode == 0
     assert "-lookupd-tcp-address value" in result.stderr
+
+
+@pytest.mark.parametrize(("name", "flags"), [("nsqd", NSQD_FLAGS), ("nsqlookupd", LOOKUPD_FLAGS)])
+def test_help_prints_defaults_that_the_flags_take_back(name, flags):
+    hostname = os.uname().nodename
+    printed = re.findall(r"^  -(\S+).*\n    \t.*\(default (.*)\)$", run(name, "--help").stderr, re.MULTILINE)
+    words = ["--" + flag + "=" + value.strip('"') for flag, value in printed]
+    expected = options_of(flags, {}, hostname=hostname)
+
+    assert {flag.name for flag in flags if flag.kind == "duration" and flag.field} < {flag for flag, _ in printed}
+    assert options_of(flags, parse(flags, words), hostname=hostname) == expected
 
 
 @pytest.mark.parametrize(
