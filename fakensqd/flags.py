@@ -15,7 +15,15 @@ from fakensqd.goflags import Flag, Value
 from fakensqd.options import LookupdOptions, NsqdOptions
 from gnsq.options import Options
 
-__all__ = ["LOOKUPD_FLAGS", "NSQD_FLAGS", "check_start", "default_node_id", "options_of", "without_meaning"]
+__all__ = [
+    "LOOKUPD_FLAGS",
+    "NSQD_FLAGS",
+    "check_start",
+    "default_node_id",
+    "faults_flags",
+    "options_of",
+    "without_meaning",
+]
 
 # What the program itself uses.
 _COMMON = [
@@ -119,6 +127,18 @@ LOOKUPD_FLAGS = (
 )
 
 
+def faults_flags(program: str) -> tuple[Flag, ...]:
+    """Give the flags that the real programs do not have."""
+    port = 4153 if program == "nsqd" else 4163
+    return (
+        Flag("faults-over-http", "bool", "faults_over_http", meaning="let /faults steer rules, toxics and states"),
+        Flag(
+            *("faults-http-address", "string", "faults_http_address", f"127.0.0.1:{port}"),
+            meaning="where /faults answers in every state; given, it implies --faults-over-http",
+        ),
+    )
+
+
 def options_of(flags: tuple[Flag, ...], values: Mapping[str, Value], *, hostname: str) -> dict[str, Value]:
     """Turn flags into keyword arguments of FakeNsqd or FakeLookupd, with the defaults of the real programs."""
     options = {
@@ -127,6 +147,8 @@ def options_of(flags: tuple[Flag, ...], values: Mapping[str, Value], *, hostname
         if flag.field and (flag.name in values or flag.default is not None)
     }
     found = {name: value for name, value in options.items() if value is not None}
+    if "faults-http-address" in values:
+        found.setdefault("faults_over_http", True)
     if "broadcast-address" not in values:
         found["broadcast_address"] = hostname
     if found.get("data_path") == "":

@@ -19,7 +19,7 @@ from fakensqd.goflags import Flag, FlagError, HelpWanted, Value, configured, par
 if TYPE_CHECKING:
     from fakensqd.daemon import Daemon
 
-__all__ = ["PROGRAMS", "run"]
+__all__ = ["PROGRAMS", "leave_on_signals", "run"]
 
 PROGRAMS = ("nsqd", "nsqlookupd")
 
@@ -45,9 +45,9 @@ class _Settings:
 
 def run(program: str, words: Sequence[str]) -> int:
     """Be nsqd or nsqlookupd until SIGINT or SIGTERM; give back the exit status."""
-    from fakensqd.flags import LOOKUPD_FLAGS, NSQD_FLAGS
+    from fakensqd.flags import LOOKUPD_FLAGS, NSQD_FLAGS, faults_flags
 
-    flags = NSQD_FLAGS if program == "nsqd" else LOOKUPD_FLAGS
+    flags = (*(NSQD_FLAGS if program == "nsqd" else LOOKUPD_FLAGS), *faults_flags(program))
     try:
         given = parse(flags, words)
     except HelpWanted:
@@ -62,6 +62,12 @@ def run(program: str, words: Sequence[str]) -> int:
         print(f"{program} v{NSQ_VERSION} (built w/go1.27.3)")
         return 0
     return _serve(program, flags, given)
+
+
+def leave_on_signals() -> None:
+    """End with status 0 on SIGINT and SIGTERM, until there is a daemon to be stopped."""
+    for number in _SIGNALS:
+        signal.signal(number, _leave)
 
 
 def _leave(*_: object) -> NoReturn:
@@ -79,9 +85,6 @@ def _usage(program: str, flags: tuple[Flag, ...]) -> str:
 def _serve(program: str, flags: tuple[Flag, ...], given: Mapping[str, Value]) -> int:
     from fakensqd import logs
 
-    for number in _SIGNALS:
-        # Until there is a daemon to be stopped.
-        signal.signal(number, _leave)
     prefix = f"[{program}] "
     try:
         settings = _settings(flags, given, prefix)
@@ -150,7 +153,12 @@ def _run_daemon(program: str, settings: _Settings) -> None:
     if settings.ignored:
         names = ", ".join(f"--{name}" for name in settings.ignored)
         logger.warning("accepted, and without a meaning in this emulator: %s", names)
-    listeners = {"TCP": daemon.tcp_address, "HTTP": daemon.http_address, "HTTPS": daemon.https_address}
+    listeners = {
+        "TCP": daemon.tcp_address,
+        "HTTP": daemon.http_address,
+        "HTTPS": daemon.https_address,
+        "FAULTS": daemon.faults_http_address,
+    }
     for kind, address in listeners.items():
         if address:
             logger.info("%s: listening on %s", kind, address)
@@ -169,6 +177,8 @@ def _listening_early(options: Mapping[str, Value]) -> dict[str, Any]:  # Any: op
     names = ["tcp_address", "http_address"]
     if options.get("tls_cert") and options.get("tls_key"):
         names.append("https_address")
+    if options.get("faults_over_http"):
+        names.append("faults_http_address")
     for name in names:
         address = str(options[name])
         if address or name == "tcp_address":
