@@ -219,7 +219,10 @@ class Daemon(Watched, ABC, metaclass=Threadable):
     # --- states -------------------------------------------------------------------------------------------------------
 
     def down(self) -> None:
-        """Go away until up(), or start(): connections are cut and the ports refuse. What it knows stays."""
+        """Go away until up(), or start(): connections are cut and the ports refuse. What it knows stays.
+
+        The port of ``/faults`` answers on.
+        """
         if not self.running:
             return
         self._cut()

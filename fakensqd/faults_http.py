@@ -84,9 +84,12 @@ class FaultsApplication:
         path: str = environ["PATH_INFO"]
         if self._application is not None and path != _ROOT and not path.startswith(f"{_ROOT}/"):
             return self._application(environ, start_response)
-        status, document = self._answer(Request(environ))
+        request = Request(environ)
+        status, document = self._answer(request)
         body = json.dumps(document).encode()
         headers = [JSON_TYPE, ("Content-Length", str(len(body)))]
+        if status is HTTPStatus.METHOD_NOT_ALLOWED:
+            headers.append(("Allow", ", ".join(self._routes[request.path])))
         start_response(f"{status.value} {status.phrase}", headers)
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 

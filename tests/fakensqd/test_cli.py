@@ -78,6 +78,30 @@ def test_a_cluster(number):
         assert process.stderr.read() == ""
 
 
+STRUCK_WHILE_IT_IMPORTS = """
+import os, signal, sys
+from fakensqd.__main__ import main
+
+class Striking:
+    def find_spec(self, name, *rest):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+module = sys.argv[1]
+sys.meta_path.insert(0, Striking())
+sys.argv[1:] = ["cluster", "--nsqds=1", "--lookupds=0"]
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["click", "fakensqd.cluster"])
+def test_a_cluster_that_is_interrupted_while_it_loads_ends_in_order(module):
+    words = [sys.executable, "-c", STRUCK_WHILE_IT_IMPORTS, module]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, check=False)
+
+    assert (result.returncode, "Traceback" in result.stderr) == (0, False)
+
+
 def test_a_cluster_without_nsqlookupds_names_its_nsqds_to_nsqadmin():
     with cluster("--nsqds=1", "--lookupds=0", "--faults-over-http") as process:
         nsqd = process.stdout.readline().split()

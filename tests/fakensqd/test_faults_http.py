@@ -138,6 +138,16 @@ def test_what_is_no_json_is_told(nsqd, body):
         assert json.loads(answer.read())["message"].startswith("the body is no JSON: ")
 
 
+def test_a_wrong_method_is_answered_with_the_right_ones(nsqd):
+    with contextlib.closing(http.client.HTTPConnection(nsqd.faults_http_address)) as connection:
+        host, _, port = nsqd.faults_http_address.rpartition(":")
+        connection.sock = gevent_socket.create_connection((host, int(port)), timeout=10)
+        connection.request("HEAD", "/faults/toxics")
+        answer = connection.getresponse()
+
+    assert (answer.status, answer.getheader("Allow")) == (405, "GET, POST, DELETE")
+
+
 def test_it_is_off_unless_wanted():
     with FakeNsqd(faults_http_address="127.0.0.1:0") as nsqd:
         assert nsqd.faults_http_address == ""
