@@ -114,8 +114,10 @@ def _bound(listener: socket.socket, address: tuple[str, int] | str) -> socket.so
     try:
         listener.bind(address)
         listener.listen(1024)
-    except OSError:
+    except OSError as error:
         listener.close()
+        # Which address it was, for who reads the error: Python leaves it out.
+        error.filename = address if isinstance(address, str) else join_address(*address)
         raise
     return listener
 

@@ -18,6 +18,12 @@ from fakensqd.watched import Added, rules_of
 
 __all__ = ["FakeCluster"]
 
+# Above base_port: the first ports of the two kinds, how far a daemon is above the one before, and its own ports.
+_NSQD_PORT, _LOOKUPD_PORT = 0, 10
+_PORT_STEP = 100
+_PORTS = {"tcp_address": 0, "http_address": 1, "faults_http_address": 3}
+_MAX_PORT = 65535
+
 
 class FakeCluster(metaclass=Threadable):
     """Fake nsqds and nsqlookupds, each nsqd registered with every nsqlookupd: start() or ``with``.
@@ -29,7 +35,13 @@ class FakeCluster(metaclass=Threadable):
         lookupds: How many.
         clock: What all of them ask for time; default: the machine's.
         record, seed, faults_over_http: For all of them, as FakeNsqd takes them.
+        base_port: Of nsqd 0, for TCP; HTTP has the next port, and ``/faults`` the third after. Each further nsqd is 100
+            ports higher, and the nsqlookupd of the same number 10 above the nsqd: with 4150, the first of both have
+            NSQ's usual ports. 0: all take free ones.
         options: For the nsqds, as FakeNsqd takes them; without addresses.
+
+    Raises:
+        ValueError: If there are not as many ports above base_port.
     """
 
     def __init__(
@@ -41,6 +53,7 @@ class FakeCluster(metaclass=Threadable):
         record: bool = False,
         seed: int | None = None,
         faults_over_http: bool = False,
+        base_port: int = 0,
         **options: Any,  # Any: of all types
     ) -> None:
         self.nsqds: list[FakeNsqd] = []
@@ -51,20 +64,42 @@ class FakeCluster(metaclass=Threadable):
             "seed": self.seed,
             "faults_over_http": faults_over_http,
         }
-        self.lookupds = [FakeLookupd(**self._common) for _ in range(lookupds)]
+        self._base_port = base_port
+        if base_port:
+            _check_ports(base_port, nsqds, lookupds)
+        self.lookupds = [
+            FakeLookupd(**self._common, **self._addresses(_LOOKUPD_PORT, number)) for number in range(lookupds)
+        ]
         self._count = nsqds
         self._options = options
         # Rules for nsqds, from before there were any.
         self._early: list[list[Rule]] = []
 
     def start(self) -> None:
-        """Start all, and wait until the nsqds are registered. Does nothing to those that run."""
+        """Start all, and wait until the nsqds are registered. Does nothing to those that run.
+
+        Raises:
+            OSError: If an address cannot be listened on; none of them runs then.
+        """
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
         for lookupd in self.lookupds:
             lookupd.start()
         addresses = tuple(lookupd.tcp_address for lookupd in self.lookupds)
         if not self.nsqds:
             self.nsqds = [
-                FakeNsqd(lookupd_tcp_addresses=addresses, node_id=number, **self._common, **self._options)
+                FakeNsqd(
+                    lookupd_tcp_addresses=addresses,
+                    node_id=number,
+                    **self._common,
+                    **self._addresses(_NSQD_PORT, number),
+                    **self._options,
+                )
                 for number in range(self._count)
             ]
             for rules in self._early:
@@ -73,6 +108,13 @@ class FakeCluster(metaclass=Threadable):
             nsqd.start()
         for nsqd in self.nsqds:
             nsqd.wait_registered()
+
+    def _addresses(self, offset: int, number: int) -> dict[str, Any]:  # Any: as **options
+        """Give the addresses of the daemon of a number, if they are fixed."""
+        if not self._base_port:
+            return {}
+        port = self._base_port + offset + _PORT_STEP * number
+        return {name: f"127.0.0.1:{port + distance}" for name, distance in _PORTS.items()}
 
     def stop(self) -> None:
         """Stop all, at once."""
@@ -136,3 +178,15 @@ class FakeCluster(metaclass=Threadable):
     def lookupd_http_addresses(self) -> list[str]:
         """``host:port`` of each nsqlookupd's HTTP API, what consumers ask."""
         return [lookupd.http_address for lookupd in self.lookupds]
+
+
+def _check_ports(base_port: int, nsqds: int, lookupds: int) -> None:
+    """Check that the last daemon's ports exist.
+
+    Raises:
+        ValueError: If they don't.
+    """
+    highest = max(_NSQD_PORT + _PORT_STEP * (nsqds - 1), _LOOKUPD_PORT + _PORT_STEP * (lookupds - 1) if lookupds else 0)
+    most = _MAX_PORT - highest - max(_PORTS.values())
+    if not 1 <= base_port <= most:
+        raise ValueError(f"base_port {base_port} must be from 1 to {most} with nsqds={nsqds}, lookupds={lookupds}")

@@ -73,6 +73,8 @@ class Daemon(Watched, ABC, metaclass=Threadable):
         self._http = HttpPort(http_address)
         self._https = HttpPort(https_address, context) if https_address and context is not None else None
         self._http_ports = [self._http] if self._https is None else [self._http, self._https]
+        # Answers while the daemon is down.
+        self._faults_port = HttpPort(self._faults_bind)
         self._context = context
         # A subclass whose sessions want to know sets it.
         self._ask_auth: Callable[[AskAuth], Answer] | None = None
@@ -127,19 +129,30 @@ class Daemon(Watched, ABC, metaclass=Threadable):
         try:
             for port in self._http_ports:
                 port.bind()
+            if not self._faults_port.is_serving:
+                self._faults_port.bind()
         except OSError:
             tcp_listener.close()
-            self._http.stop()
+            for port in self._http_ports:
+                port.stop()
             raise
         self._tcp_bind = bound_address(tcp_listener)
         self._tcp_server = StreamServer(tcp_listener, self._serve, spawn=Pool())
         self._tcp_server.start()
         for port in self._http_ports:
-            port.serve(self._heeding_states(self._watched_http(self._application(secure=port is self._https))))
+            application = self._heeding_states(self._watched_http(self._application(secure=port is self._https)))
+            port.serve(self._with_faults(application) if self._steered else application)
+        if not self._faults_port.is_serving and self._faults_bind:
+            self._faults_port.serve(self._with_faults(None))
         self._started()
 
     def stop(self) -> None:
         """Close everything at once: listeners, connections, greenlets. Does nothing if it is stopped."""
+        self._faults_port.stop()
+        self._cut()
+
+    def _cut(self) -> None:
+        """Close everything but the port of ``/faults``."""
         self._release_ports()
         if self._tcp_server is None:
             return
@@ -198,13 +211,21 @@ class Daemon(Watched, ABC, metaclass=Threadable):
         """The port of https_address; 0 without HTTPS."""
         return self._https.port if self._https is not None else 0
 
+    @property
+    def faults_http_address(self) -> str:
+        """``host:port`` of ``/faults``, which answers in every state; empty without ``faults_over_http``."""
+        return self._faults_port.address
+
     # --- states -------------------------------------------------------------------------------------------------------
 
     def down(self) -> None:
-        """Go away until up(), or start(): connections are cut and the ports refuse. What it knows stays."""
+        """Go away until up(), or start(): connections are cut and the ports refuse. What it knows stays.
+
+        The port of ``/faults`` answers on.
+        """
         if not self.running:
             return
-        self.stop()
+        self._cut()
         addresses = [self.tcp_address, *(port.address for port in self._http_ports)]
         self._reserved = [_reserved(address) for address in addresses if address and "/" not in address]
 
@@ -250,12 +271,22 @@ class Daemon(Watched, ABC, metaclass=Threadable):
             raise ValueError(f"seconds {seconds} must be 0 or more")
         self._conditions.slowness = seconds
 
+    def states(self) -> dict[str, bool | float]:
+        """Say which states it is in: nothing is, with down, deaf and slow false or 0."""
+        return {"down": not self.running, "deaf": self._hearing is not None, "slow": self._conditions.slowness}
+
     def _forget(self, *, keep_messages: bool) -> None:
         """Lose what does not outlive the process; a subclass knows what that is."""
 
     def _release_ports(self) -> None:
         while self._reserved:
             self._reserved.pop().close()
+
+    def _with_faults(self, application: Application | None) -> Application:
+        """Let ``/faults`` be answered in front of an application, in every state."""
+        from fakensqd.faults_http import FaultsApplication
+
+        return FaultsApplication(self, application)
 
     def _heeding_states(self, application: Application) -> Application:
         def answer(

@@ -15,12 +15,20 @@ from fakensqd.goflags import Flag, Value
 from fakensqd.options import LookupdOptions, NsqdOptions
 from gnsq.options import Options
 
-__all__ = ["LOOKUPD_FLAGS", "NSQD_FLAGS", "check_start", "default_node_id", "options_of", "without_meaning"]
+__all__ = [
+    "LOOKUPD_FLAGS",
+    "NSQD_FLAGS",
+    "check_start",
+    "default_node_id",
+    "faults_flags",
+    "options_of",
+    "without_meaning",
+]
 
 # What the program itself uses.
 _COMMON = [
     Flag("version", "bool", meaning="print the version and exit"),
-    Flag("config", "string", meaning="TOML file to read options from; flags go before it"),
+    Flag("config", "string", meaning="TOML file to read options from; a flag overrides it"),
     Flag("verbose", "bool"),
 ]
 _USED = frozenset({"version", "config", "log-level", "log-prefix"})
@@ -57,8 +65,10 @@ NSQD_FLAGS = (
     _option("auth-http-address", "list", "auth_http_addresses", config="auth_http_addresses"),
     _option("http-client-connect-timeout", "duration"),
     _option("http-client-request-timeout", "duration"),
-    # The default is the current directory.
-    _option("data-path", "string", default="."),
+    Flag(
+        *("data-path", "string", "data_path", "."),
+        meaning="existing directory where topics, channels and messages outlive this nsqd",
+    ),
     _option("mem-queue-size", "int"),
     # The default is made of the host's name.
     _option("node-id", "int", config="id"),
@@ -117,6 +127,18 @@ LOOKUPD_FLAGS = (
 )
 
 
+def faults_flags(program: str) -> tuple[Flag, ...]:
+    """Give the flags that the real programs do not have."""
+    port = 4153 if program == "nsqd" else 4163
+    return (
+        Flag("faults-over-http", "bool", "faults_over_http", meaning="let /faults steer rules, toxics and states"),
+        Flag(
+            *("faults-http-address", "string", "faults_http_address", f"127.0.0.1:{port}"),
+            meaning="where /faults answers in every state; given, it implies --faults-over-http",
+        ),
+    )
+
+
 def options_of(flags: tuple[Flag, ...], values: Mapping[str, Value], *, hostname: str) -> dict[str, Value]:
     """Turn flags into keyword arguments of FakeNsqd or FakeLookupd, with the defaults of the real programs."""
     options = {
@@ -125,6 +147,8 @@ def options_of(flags: tuple[Flag, ...], values: Mapping[str, Value], *, hostname
         if flag.field and (flag.name in values or flag.default is not None)
     }
     found = {name: value for name, value in options.items() if value is not None}
+    if "faults-http-address" in values:
+        found.setdefault("faults_over_http", True)
     if "broadcast-address" not in values:
         found["broadcast_address"] = hostname
     if found.get("data_path") == "":

@@ -10,7 +10,17 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Flag", "FlagError", "HelpWanted", "Value", "configured", "parse", "parse_duration", "usage"]
+__all__ = [
+    "Flag",
+    "FlagError",
+    "HelpWanted",
+    "Value",
+    "configured",
+    "encode_duration",
+    "parse",
+    "parse_duration",
+    "usage",
+]
 
 Value = str | bool | int | float | tuple[str, ...] | tuple[float, ...]
 
@@ -159,6 +169,23 @@ def parse_duration(text: str) -> float:
     return sign * nanoseconds / 1e9
 
 
+def encode_duration(seconds: float) -> str:
+    """Write a duration as Go does: ``1m30s``, ``250ms``. Source: time.Duration.String."""
+    nanoseconds = round(abs(seconds) * 1e9)
+    sign = "-" if seconds < 0 else ""
+    if 0 < nanoseconds < _UNITS_NS["s"]:
+        unit = next(unit for unit in ("ms", "\u00b5s", "ns") if nanoseconds >= _UNITS_NS[unit])
+        return f"{sign}{_decimal(nanoseconds, _UNITS_NS[unit])}{unit}"
+    minutes, rest = divmod(nanoseconds, _UNITS_NS["m"])
+    hours = f"{minutes // 60}h" if minutes >= 60 else ""
+    return f"{sign}{hours}{f'{minutes % 60}m' if minutes else ''}{_decimal(rest, _UNITS_NS['s'])}s"
+
+
+def _decimal(nanoseconds: int, unit: int) -> str:
+    whole, rest = divmod(nanoseconds, unit)
+    return f"{whole}.{rest:0{len(str(unit)) - 1}d}".rstrip("0").rstrip(".")
+
+
 def _boolean(text: str) -> bool:
     if text in _TRUE:
         return True
@@ -263,7 +290,20 @@ def usage(program: str, flags: Iterable[Flag]) -> str:
     """Say what flags there are, in the shape that Go gives it."""
     lines = [f"Usage of {program}:"]
     for flag in sorted(flags, key=lambda flag: flag.name):
-        kind = {"bool": "", "string": " string", "int": " int", "duration": " duration"}.get(flag.kind, " value")
-        default = "" if flag.default in (None, "", False, (), 0) else f" (default {flag.default})"
+        kind = "" if flag.boolean else f" {flag.kind}" if flag.kind in ("string", "int", "duration") else " value"
+        default = "" if flag.default in (None, "", False, (), 0) else f" (default {_shown_default(flag)})"
         lines += [f"  -{flag.name}{kind}", f"    \t{flag.meaning or 'accepted; no meaning here'}{default}"]
     return "\n".join(lines) + "\n"
+
+
+def _shown_default(flag: Flag) -> str:
+    """Write a default so that the flag takes it back; text stands in quotes."""
+    match flag.default:
+        case bool():
+            return str(flag.default).lower()
+        case str() if flag.kind == "string":
+            return _quoted(flag.default)
+        case float() if flag.kind == "duration":
+            return encode_duration(flag.default)
+        case _:
+            return str(flag.default)

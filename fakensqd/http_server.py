@@ -237,6 +237,11 @@ class HttpPort:
         """The port of address; -1 for a unix socket, 0 if there is none."""
         return self._bind[1]
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests are answered."""
+        return self._server is not None
+
     def bind(self) -> None:
         """Take the port, and answer nobody yet.
 

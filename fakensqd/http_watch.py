@@ -1,4 +1,4 @@
-"""HTTP under watch: requests are recorded, faults act on them, and ``/faults`` steers both if that is wanted.
+"""HTTP under watch: requests are recorded, and faults act on them.
 
 A shell around a WSGI function: it sleeps by the server's clock and breaks the sockets of requests.
 """
@@ -6,61 +6,37 @@ A shell around a WSGI function: it sleeps by the server's clock and breaks the s
 from __future__ import annotations
 
 import errno
-import json
 import socket
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from fakensqd.clock import Clock
 from fakensqd.effects import Close, Execute, HttpAnswer, Reset, Step, Wait
 from fakensqd.faults.match import Event, Point
-from fakensqd.faults.scenario import Rule
 from fakensqd.faults.watch import Watch
-from fakensqd.http_api import JSON_TYPE, HttpError, Request
+from fakensqd.http_api import HttpError, Request
 from fakensqd.http_server import SOCKET, Application
 from fakensqd.transcript import Entry
 from gnsq.protocol.commands import split_multipublish_body
 
-__all__ = ["Steering", "WatchedApplication"]
+__all__ = ["WatchedApplication"]
 
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}
 _PUBLISHING = ("/pub", "/mpub")
-# Of the number of a rule, at most.
-_DIGITS = 20
 _CLOSE = ("Connection", "close")
 
 
-class Steering(Protocol):
-    """What ``/faults`` asks of the server."""
-
-    def add_rules(self, rules: Sequence[Rule]) -> int:
-        """Add a sequence of rules; give back the number of the first."""
-
-    def remove_rules(self, number: int | None) -> bool:
-        """Remove the rules of that number, or all; say whether there were any."""
-
-    def numbered_rules(self) -> list[tuple[int, Rule]]:
-        """All, each with the number of its sequence."""
-
-
 class WatchedApplication:
-    """The WSGI function of a server whose requests are watched.
+    """The WSGI function of a server whose requests are watched."""
 
-    Args:
-        steering: Whom ``/faults`` steers; None: there is no such path.
-    """
-
-    def __init__(self, application: Application, watch: Watch, clock: Clock, steering: Steering | None) -> None:
+    def __init__(self, application: Application, watch: Watch, clock: Clock) -> None:
         self._application = application
         self._watch = watch
         self._clock = clock
-        self._steering = steering
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:  # Any: WSGI
         """Answer a request."""
-        if self._steering is not None and environ["PATH_INFO"] == "/faults":
-            return _answered(_steered(environ, self._steering), environ, start_response)
         if not self._watch.active:
             return self._application(environ, start_response)
         request = Request(environ)
@@ -175,41 +151,3 @@ def _set_reset(sock: Any) -> None:  # Any: gevent has no types
 
 def _broken_off() -> ConnectionResetError:
     return ConnectionResetError(errno.ECONNRESET, "a fault ends this connection")
-
-
-def _steered(environ: dict[str, Any], steering: Steering) -> HttpAnswer:
-    """Do what is asked of ``/faults``: GET lists, POST adds a rule or a list, DELETE removes those of an id or all."""
-    from fakensqd.faults.jsonform import decode_rules, encode_rule
-
-    request = Request(environ)
-    try:
-        match request.method:
-            case "GET":
-                rules = [{"id": number} | encode_rule(rule) for number, rule in steering.numbered_rules()]
-                return _json(200, {"rules": rules})
-            case "POST":
-                return _json(200, {"id": steering.add_rules(decode_rules(_document(request.read(-1))))})
-            case "DELETE":
-                number = _rule_number(request.query["id"]) if "id" in request.query else None
-                removed = steering.remove_rules(number) or number is None
-                return _json(200, {}) if removed else _json(404, {"message": f"no rule has the id {number}"})
-    except (ValueError, HttpError) as error:
-        return _json(400, {"message": str(error)})
-    return _json(405, {"message": "GET, POST or DELETE"})
-
-
-def _document(body: bytes) -> object:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"the body is no JSON: {error}") from None
-
-
-def _rule_number(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < _DIGITS):
-        raise ValueError(f"id is {text!r}, not the number of a rule")
-    return int(text)
-
-
-def _json(status: int, document: object) -> HttpAnswer:
-    return HttpAnswer(status, json.dumps(document).encode(), (JSON_TYPE,))

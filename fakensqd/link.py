@@ -41,13 +41,13 @@ class PlacedToxic:
         self.toxic = toxic
         self.number = number
         self.kept = kept
+        self.upstream = upstream
+        self.connection = connection
         self._link = link
-        self._upstream = upstream
-        self._connection = connection
 
     def meets(self, connection: int, *, upstream: bool) -> bool:
         """Whether it is for this direction of a connection."""
-        return self._upstream in (None, upstream) and self._connection in (None, connection)
+        return self.upstream in (None, upstream) and self.connection in (None, connection)
 
     def remove(self) -> None:
         """Take it off: what it holds goes on. Does nothing the second time."""
@@ -112,11 +112,15 @@ class Link:
             for transport in self._transports:
                 transport.detach(placed)
 
+    @property
+    def placed(self) -> list[PlacedToxic]:
+        """The toxics that clear() takes off, in order."""
+        return [placed for placed in self._placed if not placed.kept]
+
     def clear(self) -> None:
         """Take all toxics off."""
-        for placed in list(self._placed):
-            if not placed.kept:
-                self.remove(placed)
+        for placed in self.placed:
+            self.remove(placed)
 
     # --- for the server -----------------------------------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ class FakeLookupd(Daemon):
         clock: What to ask for time; default: the machine's.
         record: Keep a transcript.
         seed: Of what faults do sometimes; default: a random one.
-        faults_over_http: Let ``/faults`` steer faults: GET, POST and DELETE.
+        faults_over_http: Let ``/faults`` steer rules, toxics and states.
+        faults_http_address: Where ``/faults`` answers while it is down, too; port 0 takes a free one, "" is off.
         options: nsqlookupd's flags with underscores, see LookupdOptions; durations in seconds.
 
     Raises:
@@ -43,10 +44,13 @@ class FakeLookupd(Daemon):
         record: bool = False,
         seed: int | None = None,
         faults_over_http: bool = False,
+        faults_http_address: str = "127.0.0.1:0",
         **options: object,
     ) -> None:
         self.options = LookupdOptions.of("FakeLookupd", options)
-        self._watch_as(record=record, seed=seed, faults_over_http=faults_over_http)
+        self._watch_as(
+            record=record, seed=seed, faults_over_http=faults_over_http, faults_http_address=faults_http_address
+        )
         super().__init__(self.options.tcp_address, self.options.http_address, clock)
         self.hostname = socket.gethostname()
         self.registry = Registry()

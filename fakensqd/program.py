@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fakensqd.goflags import Flag, FlagError, HelpWanted, Value, configured, parse, usage
@@ -19,7 +19,7 @@ from fakensqd.goflags import Flag, FlagError, HelpWanted, Value, configured, par
 if TYPE_CHECKING:
     from fakensqd.daemon import Daemon
 
-__all__ = ["PROGRAMS", "run"]
+__all__ = ["PROGRAMS", "leave_on_signals", "run"]
 
 PROGRAMS = ("nsqd", "nsqlookupd")
 
@@ -45,16 +45,16 @@ class _Settings:
 
 def run(program: str, words: Sequence[str]) -> int:
     """Be nsqd or nsqlookupd until SIGINT or SIGTERM; give back the exit status."""
-    from fakensqd.flags import LOOKUPD_FLAGS, NSQD_FLAGS
+    from fakensqd.flags import LOOKUPD_FLAGS, NSQD_FLAGS, faults_flags
 
-    flags = NSQD_FLAGS if program == "nsqd" else LOOKUPD_FLAGS
+    flags = (*(NSQD_FLAGS if program == "nsqd" else LOOKUPD_FLAGS), *faults_flags(program))
     try:
         given = parse(flags, words)
     except HelpWanted:
-        sys.stderr.write(usage(program, flags))
+        sys.stderr.write(_usage(program, flags))
         return 0
     except FlagError as error:
-        sys.stderr.write(f"{error}\n{usage(program, flags)}")
+        sys.stderr.write(f"{error}\n{_usage(program, flags)}")
         return _BAD_FLAGS
     if given.get("version"):
         from fakensqd.options import NSQ_VERSION
@@ -64,16 +64,27 @@ def run(program: str, words: Sequence[str]) -> int:
     return _serve(program, flags, given)
 
 
+def leave_on_signals() -> None:
+    """End with status 0 on SIGINT and SIGTERM, until there is a daemon to be stopped."""
+    for number in _SIGNALS:
+        signal.signal(number, _leave)
+
+
 def _leave(*_: object) -> NoReturn:
     raise SystemExit(0)
+
+
+def _usage(program: str, flags: tuple[Flag, ...]) -> str:
+    """Say what flags there are, with the defaults that they have on this host."""
+    from fakensqd.flags import options_of
+
+    defaults = options_of(flags, {}, hostname=os.uname().nodename)
+    return usage(program, [replace(flag, default=defaults.get(flag.field, flag.default)) for flag in flags])
 
 
 def _serve(program: str, flags: tuple[Flag, ...], given: Mapping[str, Value]) -> int:
     from fakensqd import logs
 
-    for number in _SIGNALS:
-        # Until there is a daemon to be stopped.
-        signal.signal(number, _leave)
     prefix = f"[{program}] "
     try:
         settings = _settings(flags, given, prefix)
@@ -142,7 +153,12 @@ def _run_daemon(program: str, settings: _Settings) -> None:
     if settings.ignored:
         names = ", ".join(f"--{name}" for name in settings.ignored)
         logger.warning("accepted, and without a meaning in this emulator: %s", names)
-    listeners = {"TCP": daemon.tcp_address, "HTTP": daemon.http_address, "HTTPS": daemon.https_address}
+    listeners = {
+        "TCP": daemon.tcp_address,
+        "HTTP": daemon.http_address,
+        "HTTPS": daemon.https_address,
+        "FAULTS": daemon.faults_http_address,
+    }
     for kind, address in listeners.items():
         if address:
             logger.info("%s: listening on %s", kind, address)
@@ -161,6 +177,8 @@ def _listening_early(options: Mapping[str, Value]) -> dict[str, Any]:  # Any: op
     names = ["tcp_address", "http_address"]
     if options.get("tls_cert") and options.get("tls_key"):
         names.append("https_address")
+    if options.get("faults_over_http"):
+        names.append("faults_http_address")
     for name in names:
         address = str(options[name])
         if address or name == "tcp_address":

@@ -44,7 +44,8 @@ class FakeNsqd(Daemon):
         clock: What to ask for time; default: the machine's.
         record: Keep a transcript.
         seed: Of what faults do sometimes; default: a random one.
-        faults_over_http: Let ``/faults`` steer faults: GET, POST and DELETE.
+        faults_over_http: Let ``/faults`` steer rules, toxics and states.
+        faults_http_address: Where ``/faults`` answers while this nsqd is down, too; port 0 takes a free one, "" is off.
         options: nsqd's flags with underscores, see NsqdOptions; durations in seconds.
 
     Raises:
@@ -60,10 +61,13 @@ class FakeNsqd(Daemon):
         record: bool = False,
         seed: int | None = None,
         faults_over_http: bool = False,
+        faults_http_address: str = "127.0.0.1:0",
         **options: object,
     ) -> None:
         self.options = NsqdOptions.of("FakeNsqd", options)
-        self._watch_as(record=record, seed=seed, faults_over_http=faults_over_http)
+        self._watch_as(
+            record=record, seed=seed, faults_over_http=faults_over_http, faults_http_address=faults_http_address
+        )
         super().__init__(
             self.options.tcp_address,
             self.options.http_address,
@@ -141,14 +145,18 @@ class FakeNsqd(Daemon):
             data_path.unlock()
             raise
 
-    def stop(self) -> None:
-        """Close everything at once: listeners, connections, greenlets. Does nothing if it is stopped."""
+    def states(self) -> dict[str, bool | float]:
+        """Say which states it is in."""
+        return super().states() | {"pause_heartbeats": not self._heartbeats}
+
+    def _cut(self) -> None:
+        """Close everything but the port of ``/faults``."""
         was_running = self.running
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._peers.clear()
-        super().stop()
+        super()._cut()
         if self._logger_level is not None:
             _logger.setLevel(self._logger_level)
             self._logger_level = None

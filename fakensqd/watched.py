@@ -69,11 +69,15 @@ class Watched:
     commands: Sequence[str] = NSQD_COMMANDS
     header = 8
 
-    def _watch_as(self, *, record: bool, seed: int | None, faults_over_http: bool) -> None:
+    def _watch_as(
+        self, *, record: bool, seed: int | None, faults_over_http: bool, faults_http_address: str = ""
+    ) -> None:
         """Begin, before anything else does."""
         self.seed = random.randrange(2**32) if seed is None else seed
         self._watch = Watch(Plan(self.seed), Transcript() if record else None)
         self._steered = faults_over_http
+        # Where the port of ``/faults`` is; empty without one.
+        self._faults_bind = faults_http_address if faults_over_http else ""
         self._numbers: dict[ConnectionSession, int] = {}
         self._added: list[Rule] = []
         self._sequences: dict[int, list[Rule]] = {}
@@ -227,7 +231,7 @@ class Watched:
                 session.attach(ConnectionTap(self._watch, number, session, self.header))
 
     def _watched_http(self, application: Application) -> Application:
-        return WatchedApplication(application, self._watch, self.clock, self if self._steered else None)
+        return WatchedApplication(application, self._watch, self.clock)
 
 
 def rules_of(

@@ -1,17 +1,23 @@
 """The README's examples run, and its tables say what the code says."""
 
 import importlib
+import inspect
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import prometheus_client
 import pytest
 
 from fakensqd import Certificates, FakeAuthServer, FakeNsqd, Grant
+from fakensqd.faults.actions import ACTIONS
+from fakensqd.faults.toxics import TOXICS
+from fakensqd.faults_http import STATES
 from fakensqd.thread import Threaded
 from gnsq import NsqdHTTPClient, options
 from tests.helpers import channel_stats, wait_until
@@ -134,6 +140,66 @@ def test_faults_example_passes(fakensqd):
 def test_links_example_runs():
     code = TEXT.split("### Bad links, broken daemons, other times\n")[1]
     exec(re.search(r"```python\n(.*?)```", code, re.DOTALL)[1], {})
+
+
+CURL = re.compile(r"^curl .*$", re.MULTILINE)
+FAULTS = TEXT.split("### Faults for tests in other languages\n")[1].split("\n## ")[0]
+
+
+def curl(line, address):
+    """What such a command of the README sends: its method and its path, and the answer."""
+    words = shlex.split(line, comments=True)[1:]
+    options = {words.pop(index): words.pop(index) for index in (words.index(o) for o in ("-X", "-d") if o in words)}
+    (url,) = words
+    path = url.removeprefix("127.0.0.1:4153")
+    method = options.get("-X", "POST" if "-d" in options else "GET")
+    data = options["-d"].encode() if "-d" in options else None
+    with urllib.request.urlopen(urllib.request.Request(f"http://{address}{path}", data, method=method)) as answer:
+        return method, path.partition("?")[0], json.load(answer)
+
+
+def test_each_fault_over_http_has_an_example_that_works():
+    done = []
+    with FakeNsqd(threaded=True, faults_over_http=True) as nsqd:
+        for line in CURL.findall(FAULTS):
+            method, path, answer = curl(line, nsqd.faults_http_address)
+            done.append((method, path))
+            if path == "/faults/state":
+                assert json.dumps(answer) in line
+
+    assert {path.removeprefix("/faults/") for _, path in done} == {"/faults", "toxics", "state", *STATES}
+    assert {method for method, path in done if path == "/faults/toxics"} == {"GET", "POST", "DELETE"}
+    assert [name for name in TOXICS if f'"toxic": "{name}"' not in FAULTS] == []
+
+
+def documented(heading):
+    """Names in the first column of a table, with the arguments in the second; those in brackets with a star."""
+    rows = re.search(rf"^\| {heading} \|.*\n\|---\|---\|\n((?:\|.*\n)+)", FAULTS, re.MULTILINE)[1]
+    found = {}
+    for row in rows.splitlines():
+        names, arguments = row.strip("| ").split(" | ")
+        given = re.findall(r"(\[?)`(\w+)`", re.sub(r"(: |; `)[^;[]*", "", arguments))
+        for name in re.findall(r"`(\w+)`", names):
+            found[name] = {argument + "*" * bool(bracket) for bracket, argument in given}
+    return found
+
+
+def arguments_of(function):
+    parameters = inspect.signature(function).parameters
+    given = {name + "*" * (parameter.default is not parameter.empty) for name, parameter in parameters.items()}
+    return given - {"self"}
+
+
+@pytest.mark.parametrize(
+    ("heading", "functions"),
+    [
+        ("action", ACTIONS),
+        ("toxic", TOXICS),
+        ("state", {name: getattr(FakeNsqd, name) for name in STATES}),
+    ],
+)
+def test_arguments_over_http_are_documented_as_they_are(heading, functions):
+    assert documented(heading) == {name: arguments_of(function) for name, function in functions.items()}
 
 
 def test_emulator_example_runs(capsys):

@@ -1,24 +1,29 @@
-"""Rules as JSON, for clients in another process or language: the same matchers, times and actions, by the same names.
+"""Rules, toxics and states as JSON, for clients in another process or language: the same arguments by the same names.
 
-Pure. ``{"on": "reply", "kind": "PUB", "topic": "orders", "times": {"nth": 3}, "actions": [{"action": "disconnect"}]}``.
-Bytes are text, or ``{"base64": "..."}``.
+Pure. ``{"on": "reply", "kind": "PUB", "topic": "orders", "times": {"nth": 3}, "actions": [{"action": "disconnect"}]}``,
+``{"toxic": "latency", "seconds": 0.2, "upstream": true}``. Bytes are text, or ``{"base64": "..."}``.
 """
 
 from __future__ import annotations
 
 import binascii
+import dataclasses
 import inspect
 import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fakensqd.faults.actions import ACTIONS, Action
 from fakensqd.faults.match import Match, on
 from fakensqd.faults.scenario import Rule
+from fakensqd.faults.toxics import TOXICS, Toxic
 from fakensqd.transcript import decode_bytes, encode_bytes
 
-__all__ = ["decode_rules", "encode_rule"]
+if TYPE_CHECKING:
+    from fakensqd.link import PlacedToxic
+
+__all__ = ["decode_rules", "decode_state", "decode_toxic", "encode_rule", "encode_toxic"]
 
 _Object = Mapping[str, Any]  # Any: JSON
 
@@ -59,6 +64,26 @@ def _status(value: Any) -> int:
 def _number(value: Any) -> float:
     _check(type(value) in (int, float) and 0 <= value < math.inf)
     return float(value)
+
+
+def _whole(value: Any) -> int:
+    _check(type(value) is int and value >= 0)
+    return int(value)
+
+
+def _rate(value: Any) -> float:
+    _check(_number(value) >= 1)
+    return float(value)
+
+
+def _share(value: Any) -> float:
+    _check(_number(value) <= 1)
+    return float(value)
+
+
+def _places(value: Any) -> tuple[int, ...]:
+    _check(isinstance(value, list))
+    return tuple(map(_whole, value))
 
 
 def _bytes(value: Any) -> bytes:
@@ -112,6 +137,22 @@ _PARAMETERS: dict[str, _Field] = {
     "status": (_status, "a whole number from 100 to 599"),
     "body": (_bytes, _BYTES),
 }
+_WHOLE: _Field = (_whole, "a whole number, 0 or more")
+_TOXIC_PARAMETERS: dict[str, _Field] = {
+    "seconds": _SECONDS,
+    "jitter": _SECONDS,
+    "bytes_per_second": (_rate, "a number, 1 or more"),
+    "after": _WHOLE,
+    "size": _COUNT,
+    "variation": _WHOLE,
+    "delay": _SECONDS,
+    "count": _WHOLE,
+    "share": (_share, "a number from 0 to 1"),
+    "at": (_places, "a list of whole numbers, 0 or more"),
+}
+# Which bytes a toxic is for.
+_PLACEMENT: dict[str, _Field] = {"upstream": _FLAG, "connection": _COUNT}
+_STATE_PARAMETERS: dict[str, _Field] = {"seconds": _SECONDS, "keep_messages": _FLAG}
 _RULE = ("on", "times", "actions", "optional", "name")
 
 
@@ -164,21 +205,56 @@ def _decode_action(document: object) -> Action:
     name = document.get("action") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(name, str) or name not in ACTIONS:
         raise ValueError(f"an action is {_shown(name or document)}, not one of {', '.join(ACTIONS)}")
-    parameters = inspect.signature(ACTIONS[name]).parameters
-    _check_names(document, f"action {name}", ("action", *parameters))
+    return ACTIONS[name](**_arguments(document, f"action {name}", ACTIONS[name], _PARAMETERS, ("action",)))
+
+
+def decode_toxic(document: object) -> tuple[Toxic, dict[str, Any]]:  # Any: of all types
+    """Read a toxic; give it back with the arguments of Link.add().
+
+    Raises:
+        ValueError: If it is none; the text says which field has which value, and what is allowed.
+    """
+    name = document.get("toxic") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not isinstance(name, str) or name not in TOXICS:
+        raise ValueError(f"a toxic is {_shown(name or document)}, not one of {', '.join(TOXICS)}")
+    arguments = _arguments(document, f"toxic {name}", TOXICS[name], _TOXIC_PARAMETERS, ("toxic", *_PLACEMENT))
+    placement = {key: _read(document, key, field) for key, field in _PLACEMENT.items() if key in document}
+    return TOXICS[name](**arguments), placement
+
+
+def decode_state(name: str, document: object, change: Callable[..., object]) -> dict[str, Any]:  # Any: of all types
+    """Read the arguments of the method that brings a state about.
+
+    Raises:
+        ValueError: If it takes others; the text says which field has which value, and what is allowed.
+    """
+    if not isinstance(document, dict):
+        raise ValueError(f"the arguments of {name} are {_shown(document)}, not an object")
+    return _arguments(document, name, change, _STATE_PARAMETERS)
+
+
+def _arguments(
+    document: _Object,
+    owner: str,
+    called: Callable[..., object],
+    fields: Mapping[str, _Field],
+    others: Sequence[str] = (),
+) -> dict[str, Any]:  # Any: of all types
+    """Read the arguments of what is called by the name that its owner ends in."""
+    parameters = inspect.signature(called).parameters
+    _check_names(document, owner, (*others, *parameters))
     missing = [key for key, value in parameters.items() if value.default is value.empty and key not in document]
     if missing:
-        raise ValueError(f"action {name} has no {missing[0]}, which must be {_PARAMETERS[missing[0]][1]}")
-    return ACTIONS[name](
-        **{key: _read(document, key, _PARAMETERS[key], f"{name}.") for key in document if key != "action"}
-    )
+        raise ValueError(f"{owner} has no {missing[0]}, which must be {fields[missing[0]][1]}")
+    where = f"{owner.rpartition(' ')[2]}."
+    return {key: _read(document, key, fields[key], where) for key in parameters if key in document}
 
 
 def _check_names(document: _Object, owner: str, known: Sequence[str]) -> None:
     unknown = sorted(set(document) - set(known))
     if unknown:
         given = ", ".join(f"{name} ({_shown(document[name])})" for name in unknown)
-        raise ValueError(f"{owner} has no {given}; it has {', '.join(known)}")
+        raise ValueError(f"{owner} has no {given}; it has {', '.join(known) or 'no arguments'}")
 
 
 def _read(document: _Object, name: str, field: _Field, where: str = "") -> Any:  # Any: each field has its own type
@@ -218,3 +294,15 @@ def _encoded_action(action: object) -> Mapping[str, object]:
     return {"action": action.name} | {
         name: encode_bytes(value) if isinstance(value, bytes) else value for name, value in arguments
     }
+
+
+def encode_toxic(placed: PlacedToxic) -> dict[str, object]:
+    """Describe a toxic on a link, as decode_toxic() reads it; one of the caller's own by its text only."""
+    described: dict[str, object] = {"id": placed.number}
+    name = next((name for name, make in TOXICS.items() if type(placed.toxic) is make), None)
+    if name is None:
+        described["toxic"] = repr(placed.toxic)
+    else:
+        described |= {"toxic": name} | dataclasses.asdict(placed.toxic)  # type: ignore[call-overload]  # those all are
+    where = {"upstream": placed.upstream, "connection": placed.connection}
+    return described | {key: value for key, value in where.items() if value is not None}

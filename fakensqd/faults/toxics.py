@@ -7,7 +7,7 @@ frozen setting; begin() makes its state for one direction of one connection. How
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from random import Random
 
@@ -15,6 +15,7 @@ from fakensqd.faults.passage import Deliver, Effect, End, Reset, State, Toxic
 
 __all__ = [
     "Deliver",
+    "TOXICS",
     "Effect",
     "End",
     "Reset",
@@ -271,3 +272,13 @@ slice_bytes = _SliceBytes
 limit_bytes = _LimitBytes
 reset = _ResetAfter
 corrupt_bytes = _CorruptBytes
+
+TOXICS: dict[str, Callable[..., Toxic]] = {
+    "latency": latency,
+    "bandwidth": bandwidth,
+    "slice_bytes": slice_bytes,
+    "stall": stall,
+    "limit_bytes": limit_bytes,
+    "reset": reset,
+    "corrupt_bytes": corrupt_bytes,
+}

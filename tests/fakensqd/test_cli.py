@@ -1,9 +1,15 @@
 """The command line for people."""
 
+import contextlib
+import json
 import signal
+import socket
 import subprocess
 import sys
 
+import pytest
+
+import gnsq
 from tests.fakensqd.programs import LIMIT, command, run
 from tests.fakensqd.wire import request
 
@@ -17,6 +23,13 @@ def test_help():
         assert f"\n  {name} " in result.stdout
 
 
+def test_version():
+    result = run("--version")
+
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == f"fakensqd {gnsq.__version__}, emulates nsqd and nsqlookupd 1.3.0\n"
+
+
 def test_no_words_and_wrong_words():
     assert run().returncode in (0, 2)
     assert "No such command 'nsq'" in run("nsq").stderr
@@ -28,21 +41,111 @@ def test_a_daemon_behind_an_option():
     assert (result.returncode, result.stdout) == (0, "nsqd v1.3.0 (built w/go1.27.3)\n")
 
 
-def test_a_cluster():
-    process = subprocess.Popen(
-        command("cluster", "--nsqds", "3", "--lookupds", "2"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+@contextlib.contextmanager
+def cluster(*words):
+    process = subprocess.Popen(command("cluster", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        lines = [process.stdout.readline().split() for _ in range(5)]
-        assert [line[0] for line in lines] == ["nsqlookupd"] * 2 + ["nsqd"] * 3
-        for line in lines[:2]:
-            assert len(request(line[4], "GET", "/nodes")["producers"]) == 3
-        assert "SIGTERM" in process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(LIMIT) == 0
+        yield process
     finally:
         process.kill()
         process.communicate()
+
+
+def free_base_port(*offsets):
+    """A port such that those so far above it are free, too."""
+    for base in range(20000, 30000, 17):
+        with contextlib.ExitStack() as stack:
+            try:
+                for offset in offsets:
+                    stack.enter_context(socket.create_server(("127.0.0.1", base + offset)))
+            except OSError:
+                continue
+            return base
+    raise AssertionError("no free ports from 20000 to 30000")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_cluster(number):
+    with cluster("--nsqds", "3", "--lookupds", "2") as process:
+        lines = [process.stdout.readline().split() for _ in range(6)]
+        assert [line[0] for line in lines] == ["nsqlookupd"] * 2 + ["nsqd"] * 3 + ["nsqadmin"]
+        for line in lines[:2]:
+            assert len(request(line[4], "GET", "/nodes")["producers"]) == 3
+        assert lines[5][1:] == [f"--lookupd-http-address={line[4]}" for line in lines[:2]]
+        assert "SIGTERM" in process.stderr.readline()
+        process.send_signal(number)
+        assert process.wait(LIMIT) == 0
+        assert process.stderr.read() == ""
+
+
+STRUCK_WHILE_IT_IMPORTS = """
+import os, signal, sys
+from fakensqd.__main__ import main
+
+class Striking:
+    def find_spec(self, name, *rest):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+module = sys.argv[1]
+sys.meta_path.insert(0, Striking())
+sys.argv[1:] = ["cluster", "--nsqds=1", "--lookupds=0"]
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["click", "fakensqd.cluster"])
+def test_a_cluster_that_is_interrupted_while_it_loads_ends_in_order(module):
+    words = [sys.executable, "-c", STRUCK_WHILE_IT_IMPORTS, module]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, check=False)
+
+    assert (result.returncode, "Traceback" in result.stderr) == (0, False)
+
+
+def test_a_cluster_without_nsqlookupds_names_its_nsqds_to_nsqadmin():
+    with cluster("--nsqds=1", "--lookupds=0", "--faults-over-http") as process:
+        nsqd = process.stdout.readline().split()
+
+        assert process.stdout.readline() == f"nsqadmin --nsqd-http-address={nsqd[4]}\n"
+        assert request(nsqd[6], "POST", "/faults/down")["down"]
+
+
+def test_a_cluster_on_fixed_ports_as_json():
+    base = free_base_port(0, 1, 3, 10, 11, 13, 100, 101, 103)
+    with cluster(f"--base-port={base}", "--json", "--faults-over-http") as process:
+        described = json.loads(process.stdout.readline())
+
+        def addresses(first):
+            names = {"tcp_address": 0, "http_address": 1, "faults_http_address": 3}
+            return {name: f"127.0.0.1:{first + offset}" for name, offset in names.items()}
+
+        assert described == {
+            "nsqds": [addresses(base), addresses(base + 100)],
+            "nsqlookupds": [addresses(base + 10)],
+            "nsqadmin": f"nsqadmin --lookupd-http-address=127.0.0.1:{base + 11}",
+            "pid": process.pid,
+        }
+        for address in (base + 3, base + 13, base + 103):
+            assert request(f"127.0.0.1:{address}", "GET", "/faults") == {"rules": []}
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(LIMIT), process.stdout.read(), process.stderr.read()) == (0, "", "")
+
+
+def test_a_cluster_whose_port_is_in_use_says_which_and_what_to_do():
+    base = free_base_port(0, 1, 10, 11, 100, 101)
+    with socket.create_server(("127.0.0.1", base + 101)):
+        result = run("cluster", f"--base-port={base}")
+
+    address = f"127.0.0.1:{base + 101}"
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == f"Error: cannot listen on {address}: Address already in use; give another --base-port\n"
+
+
+def test_a_cluster_whose_ports_do_not_exist_says_which_would():
+    result = run("cluster", "--base-port=65000", "--nsqds=9")
+
+    assert result.returncode == 2
+    assert "--base-port: base_port 65000 must be from 1 to 64732 with nsqds=9, lookupds=1\n" in result.stderr
 
 
 def test_without_click_it_says_what_to_install():

@@ -25,3 +25,25 @@ def test_it_can_be_started_again():
     with cluster:
         assert cluster.nsqd_tcp_addresses == addresses
         assert len(request(cluster.lookupd_http_addresses[0], "GET", "/nodes")["producers"]) == 2
+
+
+def test_what_cannot_listen_leaves_nothing_running():
+    with FakeCluster() as other:
+        cluster = FakeCluster(tcp_address=other.nsqd_tcp_addresses[0])
+        with pytest.raises(OSError, match=f"Address already in use: '{other.nsqd_tcp_addresses[0]}'"):
+            cluster.start()
+
+    assert not any(daemon.running for daemon in (*cluster.nsqds, *cluster.lookupds))
+
+
+PORTS = [
+    pytest.param(65433, 2, 1, "base_port 65433 must be from 1 to 65432 with nsqds=2, lookupds=1", id="nsqds"),
+    pytest.param(65433, 1, 2, "base_port 65433 must be from 1 to 65422 with nsqds=1, lookupds=2", id="nsqlookupds"),
+    pytest.param(-1, 1, 0, "base_port -1 must be from 1 to 65532 with nsqds=1, lookupds=0", id="negative"),
+]
+
+
+@pytest.mark.parametrize(("base_port", "nsqds", "lookupds", "text"), PORTS)
+def test_ports_that_do_not_exist_are_refused(base_port, nsqds, lookupds, text):
+    with pytest.raises(ValueError, match=text):
+        FakeCluster(nsqds, lookupds, base_port=base_port)

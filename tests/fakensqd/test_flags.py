@@ -6,7 +6,15 @@ import re
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.flags import LOOKUPD_FLAGS, NSQD_FLAGS, check_start, default_node_id, options_of, without_meaning
+from fakensqd.flags import (
+    LOOKUPD_FLAGS,
+    NSQD_FLAGS,
+    check_start,
+    default_node_id,
+    faults_flags,
+    options_of,
+    without_meaning,
+)
 from fakensqd.goflags import parse
 from fakensqd.options import LookupdOptions, NsqdOptions
 
@@ -37,6 +45,24 @@ def test_flags_make_options():
 
     assert (made.tcp_address, made.lookupd_tcp_addresses, made.msg_timeout) == ("127.0.0.1:0", ("a:1", "b:2"), 60.0)
     assert (made.node_id, made.broadcast_address, made.snappy, made.data_path) == (7, "b", False, "d")
+
+
+@pytest.mark.parametrize(
+    ("words", "on", "address"),
+    [
+        ([], None, "127.0.0.1:4153"),
+        (["--faults-over-http"], True, "127.0.0.1:4153"),
+        (["--faults-http-address=127.0.0.1:0"], True, "127.0.0.1:0"),
+        (["--faults-http-address="], True, ""),
+        (["--faults-http-address=127.0.0.1:0", "--faults-over-http=false"], False, "127.0.0.1:0"),
+    ],
+    ids=str,
+)
+def test_faults_over_http_are_asked_for(words, on, address):
+    flags = (*NSQD_FLAGS, *faults_flags("nsqd"))
+    options = options_of(flags, parse(flags, words), hostname="h")
+
+    assert (options.get("faults_over_http"), options["faults_http_address"]) == (on, address)
 
 
 def test_no_data_path_is_the_current_directory():

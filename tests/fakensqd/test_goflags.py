@@ -2,7 +2,7 @@
 
 import pytest
 
-from fakensqd.goflags import Flag, FlagError, HelpWanted, configured, parse, parse_duration, usage
+from fakensqd.goflags import Flag, FlagError, HelpWanted, configured, encode_duration, parse, parse_duration, usage
 
 FLAGS = (
     Flag("name", "string", meaning="what it is called", default="x"),
@@ -119,6 +119,19 @@ def test_what_is_no_duration(text):
         parse_duration(text)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *[(0, "0s"), (60.0, "1m0s"), (900.0, "15m0s"), (3600.0, "1h0m0s"), (90061.5, "25h1m1.5s"), (30, "30s")],
+        *[(0.25, "250ms"), (0.025, "25ms"), (0.0015, "1.5ms"), (1e-6, "1µs"), (7e-9, "7ns"), (1.05, "1.05s")],
+        *[(-90.0, "-1m30s"), (-0.5, "-500ms")],
+    ],
+)
+def test_a_duration_is_written_as_go_does_and_read_back(seconds, text):
+    assert encode_duration(seconds) == text
+    assert parse_duration(text) == seconds
+
+
 def test_a_configuration_file():
     document = {
         "name": "a",
@@ -157,6 +170,7 @@ def test_usage_names_every_flag():
     text = usage("nsqd", FLAGS)
 
     assert text.startswith("Usage of nsqd:\n  -count int\n    \taccepted; no meaning here\n")
-    assert "  -name string\n    \twhat it is called (default x)\n" in text
-    assert "  -snappy\n    \toffer snappy (default True)\n" in text
+    assert '  -name string\n    \twhat it is called (default "x")\n' in text
+    assert "  -snappy\n    \toffer snappy (default true)\n" in text
+    assert "  -tls-required\n" in text
     assert text.count("\n  -") == len(FLAGS)

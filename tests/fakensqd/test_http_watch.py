@@ -1,27 +1,21 @@
-"""Faults and records of HTTP, and faults steered over it."""
+"""Faults and records of HTTP."""
 
-import contextlib
 import http.client
-import json
-import subprocess
-import sys
 
 import gevent
 import pytest
-from gevent import socket as gevent_socket
 
 from fakensqd import FakeLookupd, FakeNsqd, on
 from fakensqd.faults import answer, corrupt, delay, disconnect, drop, reset
-from fakensqd.thread import Threaded
 from gnsq.errors import NSQSocketError
 from gnsq.protocol import commands
-from tests.fakensqd.wire import Client, request
+from tests.fakensqd.wire import request
 from tests.helpers import wait_until
 
 
 @pytest.fixture
 def nsqd(clock):
-    with FakeNsqd(clock=clock, record=True, faults_over_http=True) as nsqd:
+    with FakeNsqd(clock=clock, record=True) as nsqd:
         yield nsqd
     assert nsqd.errors == []
 
@@ -126,133 +120,3 @@ def test_lookupd_answers_with_an_error():
         assert request(lookupd.http_address, "GET", "/lookup?topic=u") == {"message": "TOPIC_NOT_FOUND"}
         assert request(lookupd.http_address, "GET", "/lookup?topic=t") == {"message": "INTERNAL_ERROR"}
         assert lookupd.unfired() == []
-
-
-# --- steering ---------------------------------------------------------------------------------------------------------
-
-
-def faults(nsqd, method="GET", document=None, query=""):
-    data = None if document is None else json.dumps(document).encode()
-    return request(nsqd.http_address, method, f"/faults{query}", data)
-
-
-RULE = {
-    "on": "reply",
-    "kind": "PUB",
-    "topic": "t",
-    "body": "x",
-    "times": {"nth": 2, "after": 0},
-    "actions": [{"action": "corrupt", "part": "body", "to": "NO"}, {"action": "inject", "frame": "heartbeat"}],
-    "optional": True,
-}
-
-
-def test_a_rule_is_added_listed_and_removed(nsqd):
-    assert faults(nsqd, "POST", RULE) == {"id": 1}
-    client = Client(nsqd.tcp_address)
-    client.send(commands.publish("t", b"x") * 2)
-
-    assert [client.frame()[1] for _ in range(3)] == [b"OK", b"_heartbeat_", b"NO"]
-    (rule,) = faults(nsqd)["rules"]
-    assert (rule["id"], rule["fired"], rule["armed"], rule["times"]) == (1, 1, False, "nth(2)")
-    assert faults(nsqd, "DELETE", query="?id=1") == {}
-    assert faults(nsqd) == {"rules": []}
-
-
-def test_a_list_is_a_scenario(nsqd):
-    drops = [{"on": "command", "kind": kind, "actions": [{"action": "drop"}]} for kind in ("PUB", "NOP")]
-    faults(nsqd, "POST", drops)
-
-    assert [(rule["id"], rule["armed"]) for rule in faults(nsqd)["rules"]] == [(1, True), (1, False)]
-    assert faults(nsqd, "DELETE") == {}
-    assert faults(nsqd)["rules"] == []
-
-
-DROP = {"on": "reply", "actions": [{"action": "drop"}]}
-
-
-def act(name, **parameters):
-    return {"on": "reply", "actions": [{"action": name, **parameters}]}
-
-
-WRONG = [
-    pytest.param("POST", "x", "", "a rule is 'x', not an object", id="no object"),
-    pytest.param("POST", {"on": "x"}, "", "on is 'x', not one of command, reply, frame, connect, http", id="on"),
-    pytest.param("POST", {"on": "reply", "foo": 1}, "", "a rule has no foo", id="key"),
-    pytest.param("POST", {"on": "reply"}, "", "actions is None, not a list of one action at least", id="no action"),
-    pytest.param("POST", {"on": "reply", "times": {"foo": 1}}, "", "times is {'foo': 1}, not one of nth", id="times"),
-    pytest.param(
-        "POST",
-        {"on": "reply", "actions": [{"action": "x"}]},
-        "",
-        "an action is 'x', not one of error, drop",
-        id="action",
-    ),
-    pytest.param("POST", act("drop", x=1), "", "action drop has no x (1)", id="argument"),
-    pytest.param("POST", [], "", "the list is empty; it must have one rule at least", id="no rules"),
-    pytest.param("POST", {"on": []}, "", "on is [], not one of command", id="no point"),
-    pytest.param("POST", DROP | {"on": "http", "executed": 1}, "", "executed is 1, not true or false", id="executed"),
-    pytest.param("POST", DROP | {"kind": 1}, "", "kind is 1, not text", id="kind"),
-    pytest.param("POST", DROP | {"kind": "FOO"}, "", "kind is 'FOO', not one of IDENTIFY", id="no command"),
-    pytest.param("POST", DROP | {"on": "http", "kind": "x"}, "", "kind is 'x', not a path", id="no path"),
-    pytest.param("POST", DROP | {"connection": "1"}, "", "connection is '1', not a whole number", id="connection"),
-    pytest.param("POST", DROP | {"connection": True}, "", "connection is True, not a whole", id="no number"),
-    pytest.param("POST", DROP | {"body": {"base64": 1}}, "", "body is {'base64': 1}, not text, or", id="body"),
-    pytest.param("POST", DROP | {"body": {"x": 1}}, "", "body is {'x': 1}, not text, or", id="no base64"),
-    pytest.param("POST", DROP | {"optional": 1}, "", "optional is 1, not true or false", id="optional"),
-    pytest.param("POST", DROP | {"name": 1}, "", "name is 1, not text", id="name"),
-    pytest.param("POST", DROP | {"actions": {}}, "", "actions is {}, not a list", id="actions"),
-    pytest.param("POST", DROP | {"actions": [1]}, "", "an action is 1, not one of error", id="no object as action"),
-    pytest.param("POST", DROP | {"times": {"nth": "3"}}, "", "times.nth is '3', not a whole number", id="nth"),
-    pytest.param("POST", DROP | {"times": {"sometimes": 2}}, "", "a chance is from 0 to 1", id="chance"),
-    pytest.param("POST", DROP | {"times": "never"}, "", "times is {'never': True}, not one of", id="never"),
-    pytest.param("POST", DROP | {"on": "connect", "topic": "t"}, "", "on connect has no topic ('t')", id="matcher"),
-    pytest.param("POST", act("delay"), "", "action delay has no seconds, which must be a number", id="missing"),
-    pytest.param("POST", act("delay", seconds="x"), "", "delay.seconds is 'x', not a number", id="seconds"),
-    pytest.param("POST", act("inject", frame="x"), "", "inject.frame is 'x', not \"heartbeat\"", id="frame"),
-    pytest.param("POST", act("corrupt", part="size", to=2**31), "", "a number of 32 bits", id="to"),
-    pytest.param("POST", act("corrupt", part="size", to=1.5), "", "corrupt.to is 1.5, not a whole", id="no to"),
-    pytest.param("POST", act("answer", status=7) | {"on": "http"}, "", "answer.status is 7, not", id="status"),
-    pytest.param("DELETE", None, "?id=9", "no rule has the id 9", id="no such id"),
-    pytest.param("DELETE", None, "?id=x", "id is 'x', not the number of a rule", id="no id"),
-    pytest.param("PUT", None, "", "GET, POST or DELETE", id="method"),
-]
-
-
-@pytest.mark.parametrize(("method", "document", "query", "text"), WRONG)
-def test_what_cannot_be_steered_is_told(nsqd, method, document, query, text):
-    assert text in faults(nsqd, method, document, query)["message"]
-
-
-@pytest.mark.parametrize("body", [b"[" * 100_000, b"{", b"\xff"], ids=["too deep", "cut", "no text"])
-def test_what_is_no_json_is_told(nsqd, body):
-    with contextlib.closing(http.client.HTTPConnection(nsqd.http_address)) as connection:
-        connection.sock = gevent_socket.create_connection(("127.0.0.1", nsqd.http_port), timeout=10)
-        connection.request("POST", "/faults", body)
-        answer = connection.getresponse()
-
-        assert answer.status == 400
-        assert json.loads(answer.read())["message"].startswith("the body is no JSON: ")
-
-
-def test_it_is_off_unless_wanted():
-    with FakeNsqd() as nsqd:
-        assert faults(nsqd) == {"message": "NOT_FOUND"}
-
-
-def test_another_process_steers():
-    code = (
-        "import json, sys, urllib.request\n"
-        "rule = {'on': 'command', 'kind': 'PUB', 'actions': [{'action': 'error', 'code': 'E_PUB_FAILED'}]}\n"
-        "url = 'http://%s/faults' % sys.argv[1]\n"
-        "print(json.load(urllib.request.urlopen(url, json.dumps(rule).encode(), timeout=10)))\n"
-    )
-    with Threaded(FakeNsqd(faults_over_http=True)) as nsqd:
-        done = subprocess.run(
-            [sys.executable, "-c", code, nsqd.http_address], capture_output=True, text=True, check=True, timeout=30
-        )
-        client = Client(nsqd.tcp_address)
-        client.send(commands.publish("t", b"x"))
-
-        assert done.stdout == "{'id': 1}\n"
-        assert client.frame()[1] == b"E_PUB_FAILED PUB failed exiting"

@@ -101,6 +101,13 @@ def test_with_toxics_and_states(nothing_left):
         Client.opened.clear()
 
 
+def test_while_it_is_down_and_steered_over_http(nothing_left):
+    for _ in range(50):
+        with FakeNsqd(threaded=True, faults_over_http=True) as nsqd:
+            request(nsqd.faults_http_address, "POST", "/faults/restart")
+            assert request(nsqd.faults_http_address, "POST", "/faults/down")["down"]
+
+
 @pytest.mark.parametrize("threaded", [False, True], ids=["in the hub", "on a thread"])
 def test_clusters(nothing_left, threaded):
     for _ in range(50):

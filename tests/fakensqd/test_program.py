@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 from gevent import socket
 
 from fakensqd.addresses import split_address
+from fakensqd.flags import LOOKUPD_FLAGS, NSQD_FLAGS, faults_flags, options_of
+from fakensqd.goflags import parse
 from gnsq.protocol import commands
 from tests.fakensqd.programs import FREE_PORTS, LIMIT, command, program, run
 from tests.fakensqd.wire import Client, consumer, request
@@ -70,6 +73,18 @@ def test_help_of_a_daemon():
     assert "-lookupd-tcp-address value" in result.stderr
 
 
+@pytest.mark.parametrize(("name", "flags"), [("nsqd", NSQD_FLAGS), ("nsqlookupd", LOOKUPD_FLAGS)])
+def test_help_prints_defaults_that_the_flags_take_back(name, flags):
+    flags = (*flags, *faults_flags(name))
+    hostname = os.uname().nodename
+    printed = re.findall(r"^  -(\S+).*\n    \t.*\(default (.*)\)$", run(name, "--help").stderr, re.MULTILINE)
+    words = ["--" + flag + "=" + value.strip('"') for flag, value in printed]
+    expected = options_of(flags, {}, hostname=hostname) | {"faults_over_http": True}
+
+    assert {flag.name for flag in flags if flag.kind == "duration" and flag.field} < {flag for flag, _ in printed}
+    assert options_of(flags, parse(flags, words), hostname=hostname) == expected
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -86,6 +101,7 @@ def test_help_of_a_daemon():
         (["--data-path=none"], "failed to instantiate nsqd - failed to lock data-path: open none: no such file"),
         (["--config=none"], "failed to load config file none - [Errno 2] No such file or directory: 'none'"),
         (["--http-address=192.0.2.1:1"], "failed to instantiate nsqd - listen (192.0.2.1:1) failed - Cannot assign"),
+        (["--faults-http-address=192.0.2.1:1"], "failed to instantiate nsqd - listen (192.0.2.1:1) failed - Cannot"),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -144,6 +160,44 @@ def test_flags_reach_the_server(tmp_path, tls_options):
             assert sock.recv(100).startswith(b"HTTP/1.0 400 Bad Request\r\n")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_port_in_use_is_fatal_in_one_line(name, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = run(name, *flags(name, tmp_path), f"--tcp-address={address}")
+
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert (
+        f"FATAL: failed to instantiate {name} - listen ({address}) failed - Address already in use\n" in result.stderr
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_faults_are_steered_over_http_even_while_it_is_down(name, tmp_path):
+    with program(name, *flags(name, tmp_path), "--faults-http-address=127.0.0.1:0", listeners=3) as server:
+        assert list(server.addresses) == ["TCP", "HTTP", "FAULTS"]
+        faults = server.addresses["FAULTS"]
+        assert request(server.addresses["HTTP"], "GET", "/faults") == {"rules": []}
+
+        assert request(faults, "POST", "/faults/down")["down"]
+        with pytest.raises(ConnectionRefusedError):
+            request(server.addresses["HTTP"], "GET", "/ping")
+        assert not request(faults, "POST", "/faults/up")["down"]
+
+        assert request(server.addresses["HTTP"], "GET", "/ping") == "OK"
+        assert request(faults, "POST", "/faults/down")["down"]
+        assert server.stop(signal.SIGTERM) == 0
+
+
+def test_without_a_flag_there_is_no_faults_port(tmp_path):
+    with program("nsqd", *flags("nsqd", tmp_path)) as server:
+        assert request(server.addresses["HTTP"], "GET", "/faults") == {"message": "NOT_FOUND"}
+        assert server.stop(signal.SIGTERM) == 0
+
+    assert list(server.addresses) == ["TCP", "HTTP"]
+    assert b"FAULTS" not in b"".join(server.lines)
+
+
 def test_flags_without_a_meaning_are_named_once(tmp_path):
     with program("nsqd", *flags("nsqd", tmp_path), "--verbose", "--sync-every=1", "--sync-every=2") as server:
         told = [line for line in server.lines if b"WARNING" in line]
@@ -158,7 +212,16 @@ def test_a_program_loads_only_what_it_needs():
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )
 
-    late = {"auth", "auth_client", "lookup_peer", "tls", "faults.actions", "faults.jsonform", "faults.toxics"}
+    late = {
+        "auth",
+        "auth_client",
+        "lookup_peer",
+        "tls",
+        "faults.actions",
+        "faults.jsonform",
+        "faults.toxics",
+        "faults_http",
+    }
     assert not {*(f"fakensqd.{name}" for name in late), "gnsq.layers", "cryptography", "click", "requests"} & loaded
 
 

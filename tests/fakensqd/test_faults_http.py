@@ -1,0 +1,429 @@
+"""``/faults``: rules, toxics and states over HTTP."""
+
+import contextlib
+import http.client
+import json
+import subprocess
+import sys
+
+import gevent
+import pytest
+from gevent import socket as gevent_socket
+
+from fakensqd import FakeLookupd, FakeNsqd
+from fakensqd.faults.toxics import stall
+from fakensqd.thread import Threaded
+from gnsq.protocol import commands
+from tests.fakensqd.wire import Client, consumer, request
+from tests.helpers import wait_until
+
+HEARTBEAT = (0, b"_heartbeat_")
+
+
+@pytest.fixture
+def nsqd(clock):
+    with FakeNsqd(clock=clock, faults_over_http=True) as nsqd:
+        yield nsqd
+    assert nsqd.errors == []
+
+
+def faults(daemon, method="GET", document=None, query="", path="", *, over="faults_http_address"):
+    """Ask ``/faults`` of a daemon, at its port for that; nothing is sent without a document."""
+    data = None if document is None else json.dumps(document).encode()
+    return request(getattr(daemon, over), method, f"/faults{path}{query}", data)
+
+
+def state(daemon, name, **arguments):
+    return faults(daemon, "POST", arguments, path=f"/{name}")
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+RULE = {
+    "on": "reply",
+    "kind": "PUB",
+    "topic": "t",
+    "body": "x",
+    "times": {"nth": 2, "after": 0},
+    "actions": [{"action": "corrupt", "part": "body", "to": "NO"}, {"action": "inject", "frame": "heartbeat"}],
+    "optional": True,
+}
+
+
+def test_a_rule_is_added_listed_and_removed(nsqd):
+    assert faults(nsqd, "POST", RULE) == {"id": 1}
+    client = Client(nsqd.tcp_address)
+    client.send(commands.publish("t", b"x") * 2)
+
+    assert [client.frame()[1] for _ in range(3)] == [b"OK", b"_heartbeat_", b"NO"]
+    (rule,) = faults(nsqd)["rules"]
+    assert (rule["id"], rule["fired"], rule["armed"], rule["times"]) == (1, 1, False, "nth(2)")
+    assert faults(nsqd, "DELETE", query="?id=1") == {}
+    assert faults(nsqd) == {"rules": []}
+
+
+def test_a_list_is_a_scenario(nsqd):
+    drops = [{"on": "command", "kind": kind, "actions": [{"action": "drop"}]} for kind in ("PUB", "NOP")]
+    faults(nsqd, "POST", drops)
+
+    assert [(rule["id"], rule["armed"]) for rule in faults(nsqd)["rules"]] == [(1, True), (1, False)]
+    assert faults(nsqd, "DELETE") == {}
+    assert faults(nsqd)["rules"] == []
+
+
+DROP = {"on": "reply", "actions": [{"action": "drop"}]}
+
+
+def act(name, **parameters):
+    return {"on": "reply", "actions": [{"action": name, **parameters}]}
+
+
+WRONG = [
+    pytest.param("POST", "x", "", "a rule is 'x', not an object", id="no object"),
+    pytest.param("POST", {"on": "x"}, "", "on is 'x', not one of command, reply, frame, connect, http", id="on"),
+    pytest.param("POST", {"on": "reply", "foo": 1}, "", "a rule has no foo", id="key"),
+    pytest.param("POST", {"on": "reply"}, "", "actions is None, not a list of one action at least", id="no action"),
+    pytest.param("POST", {"on": "reply", "times": {"foo": 1}}, "", "times is {'foo': 1}, not one of nth", id="times"),
+    pytest.param(
+        "POST",
+        {"on": "reply", "actions": [{"action": "x"}]},
+        "",
+        "an action is 'x', not one of error, drop",
+        id="action",
+    ),
+    pytest.param("POST", act("drop", x=1), "", "action drop has no x (1)", id="argument"),
+    pytest.param("POST", [], "", "the list is empty; it must have one rule at least", id="no rules"),
+    pytest.param("POST", {"on": []}, "", "on is [], not one of command", id="no point"),
+    pytest.param("POST", DROP | {"on": "http", "executed": 1}, "", "executed is 1, not true or false", id="executed"),
+    pytest.param("POST", DROP | {"kind": 1}, "", "kind is 1, not text", id="kind"),
+    pytest.param("POST", DROP | {"kind": "FOO"}, "", "kind is 'FOO', not one of IDENTIFY", id="no command"),
+    pytest.param("POST", DROP | {"on": "http", "kind": "x"}, "", "kind is 'x', not a path", id="no path"),
+    pytest.param("POST", DROP | {"connection": "1"}, "", "connection is '1', not a whole number", id="connection"),
+    pytest.param("POST", DROP | {"connection": True}, "", "connection is True, not a whole", id="no number"),
+    pytest.param("POST", DROP | {"body": {"base64": 1}}, "", "body is {'base64': 1}, not text, or", id="body"),
+    pytest.param("POST", DROP | {"body": {"x": 1}}, "", "body is {'x': 1}, not text, or", id="no base64"),
+    pytest.param("POST", DROP | {"optional": 1}, "", "optional is 1, not true or false", id="optional"),
+    pytest.param("POST", DROP | {"name": 1}, "", "name is 1, not text", id="name"),
+    pytest.param("POST", DROP | {"actions": {}}, "", "actions is {}, not a list", id="actions"),
+    pytest.param("POST", DROP | {"actions": [1]}, "", "an action is 1, not one of error", id="no object as action"),
+    pytest.param("POST", DROP | {"times": {"nth": "3"}}, "", "times.nth is '3', not a whole number", id="nth"),
+    pytest.param("POST", DROP | {"times": {"sometimes": 2}}, "", "a chance is from 0 to 1", id="chance"),
+    pytest.param("POST", DROP | {"times": "never"}, "", "times is {'never': True}, not one of", id="never"),
+    pytest.param("POST", DROP | {"on": "connect", "topic": "t"}, "", "on connect has no topic ('t')", id="matcher"),
+    pytest.param("POST", act("delay"), "", "action delay has no seconds, which must be a number", id="missing"),
+    pytest.param("POST", act("delay", seconds="x"), "", "delay.seconds is 'x', not a number", id="seconds"),
+    pytest.param("POST", act("inject", frame="x"), "", "inject.frame is 'x', not \"heartbeat\"", id="frame"),
+    pytest.param("POST", act("corrupt", part="size", to=2**31), "", "a number of 32 bits", id="to"),
+    pytest.param("POST", act("corrupt", part="size", to=1.5), "", "corrupt.to is 1.5, not a whole", id="no to"),
+    pytest.param("POST", act("answer", status=7) | {"on": "http"}, "", "answer.status is 7, not", id="status"),
+    pytest.param("DELETE", None, "?id=9", "no rule has the id 9", id="no such id"),
+    pytest.param("DELETE", None, "?id=x", "id is 'x', not the number of a rule", id="no id"),
+    pytest.param("PUT", None, "", "GET, POST or DELETE", id="method"),
+]
+
+
+@pytest.mark.parametrize(("method", "document", "query", "text"), WRONG)
+def test_what_cannot_be_steered_is_told(nsqd, method, document, query, text):
+    assert text in faults(nsqd, method, document, query)["message"]
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"{", b"\xff"], ids=["too deep", "cut", "no text"])
+def test_what_is_no_json_is_told(nsqd, body):
+    with contextlib.closing(http.client.HTTPConnection(nsqd.http_address)) as connection:
+        connection.sock = gevent_socket.create_connection(("127.0.0.1", nsqd.http_port), timeout=10)
+        connection.request("POST", "/faults", body)
+        answer = connection.getresponse()
+
+        assert answer.status == 400
+        assert json.loads(answer.read())["message"].startswith("the body is no JSON: ")
+
+
+def test_a_wrong_method_is_answered_with_the_right_ones(nsqd):
+    with contextlib.closing(http.client.HTTPConnection(nsqd.faults_http_address)) as connection:
+        host, _, port = nsqd.faults_http_address.rpartition(":")
+        connection.sock = gevent_socket.create_connection((host, int(port)), timeout=10)
+        connection.request("HEAD", "/faults/toxics")
+        answer = connection.getresponse()
+
+    assert (answer.status, answer.getheader("Allow")) == (405, "GET, POST, DELETE")
+
+
+def test_it_is_off_unless_wanted():
+    with FakeNsqd(faults_http_address="127.0.0.1:0") as nsqd:
+        assert nsqd.faults_http_address == ""
+        assert faults(nsqd, over="http_address") == {"message": "NOT_FOUND"}
+
+
+def test_it_is_on_the_http_port_too_and_nothing_else_is_on_its_own(nsqd):
+    assert faults(nsqd, over="http_address") == {"rules": []}
+    assert request(nsqd.http_address, "GET", "/ping") == "OK"
+    assert request(nsqd.faults_http_address, "GET", "/ping")["message"].startswith("there is no /ping; FakeNsqd has /f")
+
+
+def test_a_daemon_that_starts_again_has_the_same_port():
+    nsqd = FakeNsqd(faults_over_http=True)
+    with nsqd:
+        address = nsqd.faults_http_address
+    with pytest.raises(ConnectionRefusedError):
+        faults(nsqd)
+    with nsqd:
+        assert nsqd.faults_http_address == address
+        assert faults(nsqd) == {"rules": []}
+
+
+def test_a_port_in_use_is_named_and_nothing_is_left_open():
+    with FakeNsqd(faults_over_http=True) as one:
+        two = FakeNsqd(faults_over_http=True, faults_http_address=one.faults_http_address)
+        with pytest.raises(OSError, match=f"Address already in use: '{one.faults_http_address}'"):
+            two.start()
+        for address in (two.tcp_address, two.http_address):
+            with pytest.raises(ConnectionRefusedError):
+                request(address, "GET", "/ping")
+
+
+def test_another_process_steers():
+    code = (
+        "import json, sys, urllib.request\n"
+        "rule = {'on': 'command', 'kind': 'PUB', 'actions': [{'action': 'error', 'code': 'E_PUB_FAILED'}]}\n"
+        "url = 'http://%s/faults' % sys.argv[1]\n"
+        "print(json.load(urllib.request.urlopen(url, json.dumps(rule).encode(), timeout=10)))\n"
+    )
+    with Threaded(FakeNsqd(faults_over_http=True)) as nsqd:
+        done = subprocess.run(
+            [sys.executable, "-c", code, nsqd.http_address], capture_output=True, text=True, check=True, timeout=30
+        )
+        client = Client(nsqd.tcp_address)
+        client.send(commands.publish("t", b"x"))
+
+        assert done.stdout == "{'id': 1}\n"
+        assert client.frame()[1] == b"E_PUB_FAILED PUB failed exiting"
+
+
+# --- toxics -----------------------------------------------------------------------------------------------------------
+
+TOXICS = [
+    pytest.param({"toxic": "latency", "seconds": 0.5}, {"seconds": 0.5, "jitter": 0.0}, id="latency"),
+    pytest.param({"toxic": "bandwidth", "bytes_per_second": 9}, {"bytes_per_second": 9.0}, id="bandwidth"),
+    pytest.param({"toxic": "slice_bytes"}, {"size": 1, "variation": 0, "delay": 0.0}, id="slice_bytes"),
+    pytest.param({"toxic": "stall", "after": 5, "connection": 7}, {"after": 5, "connection": 7}, id="stall"),
+    pytest.param({"toxic": "limit_bytes", "count": 0}, {"count": 0}, id="limit_bytes"),
+    pytest.param({"toxic": "reset", "upstream": True}, {"after": 0, "upstream": True}, id="reset"),
+    pytest.param({"toxic": "corrupt_bytes", "at": [1, 2]}, {"share": 0.0, "at": [1, 2]}, id="corrupt_bytes"),
+]
+
+
+@pytest.mark.parametrize(("document", "shown"), TOXICS)
+def test_a_toxic_is_added_listed_and_removed(nsqd, document, shown):
+    assert faults(nsqd, "POST", document, path="/toxics") == {"id": 1}
+
+    assert faults(nsqd, path="/toxics") == {"toxics": [{"id": 1, "toxic": document["toxic"], **shown}]}
+    assert faults(nsqd, "DELETE", path="/toxics", query="?id=1") == {}
+    assert faults(nsqd, path="/toxics") == {"toxics": []}
+
+
+def test_a_toxic_meets_connections_that_are_open(nsqd, clock):
+    client = Client(nsqd.tcp_address)
+    faults(nsqd, "POST", {"toxic": "latency", "seconds": 2, "upstream": True}, path="/toxics")
+    client.send(commands.publish("t", b"x"))
+
+    clock.advance(1.9)
+    assert nsqd.depth("t") == 0
+    clock.advance(0.1)
+    assert client.frame() == (0, b"OK")
+
+
+def test_all_toxics_are_removed_and_what_they_held_goes_on(nsqd):
+    for _ in range(2):
+        faults(nsqd, "POST", {"toxic": "stall"}, path="/toxics")
+    client = Client(nsqd.tcp_address)
+    client.send(commands.publish("t", b"x"))
+
+    assert faults(nsqd, "DELETE", path="/toxics") == {}
+    assert client.frame() == (0, b"OK")
+    assert faults(nsqd, "DELETE", path="/toxics") == {}
+
+
+class OwnToxic:
+    def begin(self, chance):
+        return stall().begin(chance)
+
+    def __repr__(self):
+        return "OwnToxic()"
+
+
+def test_a_toxic_of_the_callers_own_is_listed_and_that_of_deaf_is_not(nsqd):
+    nsqd.deaf()
+    nsqd.link.add(OwnToxic())
+
+    assert faults(nsqd, path="/toxics", over="http_address") == {"toxics": [{"id": 2, "toxic": "OwnToxic()"}]}
+    faults(nsqd, "DELETE", path="/toxics")
+    assert nsqd.states()["deaf"]
+
+
+WRONG_TOXICS = [
+    pytest.param("x", "a toxic is 'x', not one of latency, bandwidth, slice_bytes, stall", id="no object"),
+    pytest.param({}, "a toxic is {}, not one of latency", id="no name"),
+    pytest.param({"toxic": "lag"}, "a toxic is 'lag', not one of latency", id="name"),
+    pytest.param({"toxic": "latency"}, "toxic latency has no seconds, which must be a number of seconds", id="missing"),
+    pytest.param(
+        {"toxic": "latency", "seconds": -1}, "latency.seconds is -1, not a number of seconds, 0 or more", id="negative"
+    ),
+    pytest.param(
+        {"toxic": "latency", "second": 1},
+        "toxic latency has no second (1); it has toxic, upstream, connection, seconds, jitter",
+        id="misspelt",
+    ),
+    pytest.param({"toxic": "stall", "upstream": "yes"}, "upstream is 'yes', not true or false", id="upstream"),
+    pytest.param({"toxic": "stall", "connection": 0}, "connection is 0, not a whole number from 1", id="connection"),
+    pytest.param({"toxic": "stall", "after": 1.5}, "stall.after is 1.5, not a whole number, 0 or more", id="after"),
+    pytest.param(
+        {"toxic": "bandwidth", "bytes_per_second": 0.5}, "bytes_per_second is 0.5, not a number, 1 or", id="rate"
+    ),
+    pytest.param({"toxic": "slice_bytes", "size": 0}, "slice_bytes.size is 0, not a whole number from 1", id="size"),
+    pytest.param({"toxic": "slice_bytes", "variation": 1}, "variation 1 must be within 0 to 0", id="variation"),
+    pytest.param({"toxic": "corrupt_bytes", "share": 2}, "share is 2, not a number from 0 to 1", id="share"),
+    pytest.param({"toxic": "corrupt_bytes", "at": [-1]}, "at is [-1], not a list of whole numbers, 0 or", id="at"),
+]
+
+
+@pytest.mark.parametrize(("document", "text"), WRONG_TOXICS)
+def test_what_is_no_toxic_is_told(nsqd, document, text):
+    assert text in faults(nsqd, "POST", document, path="/toxics")["message"]
+    assert faults(nsqd, path="/toxics") == {"toxics": []}
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+USUAL = {"down": False, "deaf": False, "slow": 0.0, "pause_heartbeats": False}
+
+
+def test_a_daemon_that_is_down_is_steered_on_the_port_of_faults(nsqd):
+    client = Client(nsqd.tcp_address)
+    addresses = nsqd.tcp_address, nsqd.http_address
+
+    assert state(nsqd, "down") == USUAL | {"down": True}
+    assert client.ended()
+    for address in addresses:
+        with pytest.raises(ConnectionRefusedError):
+            request(address, "GET", "/ping")
+    assert faults(nsqd, path="/state")["down"]
+    assert faults(nsqd) == {"rules": []}
+
+    assert state(nsqd, "up") == USUAL
+    assert (nsqd.tcp_address, nsqd.http_address) == addresses
+    assert request(nsqd.http_address, "GET", "/ping") == "OK"
+
+
+@pytest.mark.parametrize(("arguments", "depth"), [({}, 1), ({"keep_messages": False}, 0)], ids=["kept", "lost"])
+def test_a_restart(nsqd, arguments, depth):
+    client = Client(nsqd.tcp_address)
+    client.send(commands.publish("t", b"x"))
+    client.frame()
+
+    assert state(nsqd, "restart", **arguments) == USUAL
+    assert client.ended()
+    assert nsqd.depth("t") == depth
+
+
+@pytest.mark.parametrize("over", ["http_address", "faults_http_address"])
+def test_a_deaf_daemon_is_steered_on_both_ports(nsqd, over):
+    assert faults(nsqd, "POST", path="/deaf", over=over) == USUAL | {"deaf": True}
+    client = Client(nsqd.tcp_address)
+    client.send(commands.publish("t", b"x"))
+    pinging = gevent.spawn(request, nsqd.http_address, "GET", "/ping")
+    wait_until(lambda: nsqd._hearing.linkcount())
+
+    assert faults(nsqd, "POST", path="/hearing", over=over) == USUAL
+    assert (client.frame(), pinging.get(timeout=10)) == ((0, b"OK"), "OK")
+
+
+def test_heartbeats_are_paused_and_resumed(nsqd, clock):
+    client = consumer(nsqd.tcp_address)
+    assert state(nsqd, "pause_heartbeats") == USUAL | {"pause_heartbeats": True}
+    clock.advance(35.0)
+
+    assert state(nsqd, "resume_heartbeats") == USUAL
+    assert client.frame() == HEARTBEAT
+
+
+def test_a_slow_daemon_is_steered_at_once(nsqd, clock):
+    client = Client(nsqd.tcp_address)
+    assert state(nsqd, "slow", seconds=3) == USUAL | {"slow": 3.0}
+    client.send(commands.publish("t", b"x"))
+    clock.advance(2.9)
+    assert nsqd.depth("t") == 0
+
+    assert faults(nsqd, "POST", {"seconds": 0}, path="/slow", over="http_address") == USUAL
+    clock.advance(0.1)
+    assert client.frame() == (0, b"OK")
+
+
+def test_states_of_nsqlookupd():
+    with FakeLookupd(faults_over_http=True) as lookupd:
+        assert state(lookupd, "down") == {"down": True, "deaf": False, "slow": 0.0}
+        assert state(lookupd, "restart") == {"down": False, "deaf": False, "slow": 0.0}
+        told = state(lookupd, "pause_heartbeats")["message"]
+
+    assert told.startswith(
+        "there is no /faults/pause_heartbeats; FakeLookupd has /faults, /faults/toxics, /faults/state"
+    )
+    assert "heartbeats" not in told.partition(";")[2]
+
+
+WRONG_STATES = [
+    pytest.param(
+        "POST", "/slow", None, "slow has no seconds, which must be a number of seconds, 0 or more", id="missing"
+    ),
+    pytest.param("POST", "/slow", {"seconds": "2"}, "slow.seconds is '2', not a number of seconds, 0 or", id="seconds"),
+    pytest.param("POST", "/slow", [2], "the arguments of slow are [2], not an object", id="no object"),
+    pytest.param("POST", "/slow?seconds=2", None, "query has no seconds; it is empty: arguments are JSON", id="query"),
+    pytest.param("POST", "/down", {"for": 2}, "down has no for (2); it has no arguments", id="no arguments"),
+    pytest.param("POST", "/restart", {"keep_messages": 1}, "restart.keep_messages is 1, not true or false", id="flag"),
+    pytest.param("GET", "/down", None, "/faults/down takes POST, not GET", id="method"),
+    pytest.param("POST", "/state", {"down": True}, "/faults/state takes GET, not POST", id="state"),
+    pytest.param("POST", "/dwon", None, "there is no /faults/dwon; FakeNsqd has /faults, ", id="path"),
+    pytest.param("DELETE", "/toxics?ID=1", None, "the query has no ID; it has an id at most", id="misspelt id"),
+    pytest.param("DELETE", "/toxics?id=7", None, "no toxic has the id 7", id="no such toxic"),
+    pytest.param("DELETE", "/toxics?id=-1", None, "id is '-1', not the number of a toxic", id="no number"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "document", "text"), WRONG_STATES)
+def test_what_is_no_state_is_told(nsqd, method, path, document, text):
+    assert text in faults(nsqd, method, document, path=path)["message"]
+    assert nsqd.states() == USUAL
+
+
+@pytest.mark.parametrize("name", ["down", "restart"])
+def test_what_would_end_its_own_connection_is_sent_to_the_port_that_stays(nsqd, name):
+    told = faults(nsqd, "POST", path=f"/{name}", over="http_address")["message"]
+
+    where = f"http://{nsqd.faults_http_address}/faults/{name}"
+    assert told == f"{name} would end this connection, too; POST it to {where}, which stays up"
+    assert nsqd.states() == USUAL
+
+
+def test_without_a_port_of_its_own_all_but_what_ends_the_connection_works():
+    with FakeNsqd(faults_over_http=True, faults_http_address="") as nsqd:
+        assert nsqd.faults_http_address == ""
+        assert faults(nsqd, "POST", path="/deaf", over="http_address")["deaf"]
+        told = faults(nsqd, "POST", path="/down", over="http_address")["message"]
+
+    assert told == "down would end this connection, too; POST it to the port of faults_http_address, which stays up"
+
+
+def test_a_port_that_somebody_else_took_meanwhile_is_told(nsqd):
+    state(nsqd, "down")
+    nsqd._release_ports()
+    with contextlib.closing(gevent_socket.create_server(("127.0.0.1", nsqd.tcp_port))):
+        assert state(nsqd, "up")["message"].startswith("[Errno 98] Address already in use: ")
+
+    assert state(nsqd, "up") == USUAL
+
+
+def test_what_stops_while_down_lets_go_of_its_port():
+    with FakeNsqd(faults_over_http=True) as nsqd:
+        state(nsqd, "down")
+
+    with pytest.raises(ConnectionRefusedError):
+        faults(nsqd)
