@@ -358,11 +358,11 @@ def test_our_close_waits_no_longer_than_its_timeout(nsqd, clock):
     client.close()
     clock.advance(29.0)
     assert nsqd.link.connections == 1
-    assert not client._closed.is_set()
+    assert client.stats().state == "closing"
     clock.advance(1.0)
     client.join(10)
 
-    assert client._closed.is_set()
+    assert client.stats().state == "closed"
 
 
 def test_on_a_thread_states_are_the_same():
