@@ -367,10 +367,6 @@ class Message:
             signal.send(self, **keywords)
 
 
-# What on_message receivers and message_handler look like.
-Handler = Callable[..., object]
-
-
 def read_messages(
     messages: list[Message], responder: Responder, received: float, data: bytes, start: int, max_size: int
 ) -> int:

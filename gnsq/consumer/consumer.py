@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
 import gevent
-from blinker import ANY
 from gevent.event import Event
 
 from gnsq.addresses import Addresses, joined, parse_addresses
@@ -25,13 +24,13 @@ from gnsq.consumer.attributes import OptionAttribute
 from gnsq.consumer.closing import Closing
 from gnsq.consumer.flow import Flow
 from gnsq.consumer.handling import Handling
-from gnsq.consumer.hooks import Hooks
+from gnsq.consumer.hooks import Handler, Hooks, check_handler
 from gnsq.consumer.options import ConsumerOptions
 from gnsq.consumer.report import Totals, consumer_stats
 from gnsq.consumer.workers import Workers
 from gnsq.discovery import TopicNodes, parse_lookupds
 from gnsq.endless import run_endlessly
-from gnsq.message import Handler, Message
+from gnsq.message import Message
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.forks import give_up_in_children
 from gnsq.nsqd.home import Home
@@ -68,7 +67,9 @@ class Consumer(Hooks):
 
     Raises:
         ValueError: If there is no address at all, or a name, address or option is not valid.
-        TypeError: If an address or option has the wrong type, or an option does not exist.
+        TypeError: If an address or option has the wrong type, or an option does not exist; if message_handler, or an
+            override of handle_message() or handle_messages(), is a coroutine function or a generator function, or
+            message_handler can't be called as above. So does connecting to on_message or on_giving_up.
     """
 
     max_tries = OptionAttribute()
@@ -126,9 +127,8 @@ class Consumer(Hooks):
         self.logger = logging.getLogger(name or f"gnsq.consumer.{topic}.{channel}")
         super().__init__()
         if message_handler is not None:
-            if not callable(message_handler):
-                raise TypeError(f"message_handler must be callable, not {message_handler!r}")
-            self.on_message.connect(message_handler, sender=ANY, weak=False)
+            check_handler(message_handler, "message_handler")
+            self.on_message.connect(message_handler, weak=False)
         self._clock = clock if clock is not None else RealClock()
         self._pool = ConnectionPool(
             prepared(ConnectionOptions.of("Consumer", options, ConsumerOptions, ReconnectOptions)),
@@ -179,11 +179,21 @@ class Consumer(Hooks):
         """
         overrides = any(map(self._overridden, ("handle_message", "handle_messages")))
         if not overrides and not list(self.on_message.receivers_for(self)):
-            raise RuntimeError("consumer has no handler: give message_handler or connect one to on_message")
+            raise RuntimeError(
+                "consumer has no handler: give message_handler or connect one to on_message"
+                + self.on_message.collected_hint()
+            )
         if self._state is Life.CLOSED:
             self.logger.warning("consumer of %s/%s was closed; make a new one", self.topic, self.channel)
             return
         if self._state is Life.INIT:
+            if self.on_giving_up.collected is not None and not list(self.on_giving_up.receivers_for(self)):
+                self.logger.warning(
+                    "%s/%s: messages that are given up are finished, and nobody gets them%s",
+                    self.topic,
+                    self.channel,
+                    self.on_giving_up.collected_hint(),
+                )
             self._state = Life.RUNNING
             self._home = Home()
             give_up_in_children(self)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import gevent
 
 from gnsq.clock import Clock
+from gnsq.consumer.hooks import check_ran, handler_name
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQRequeueMessage, NSQTimeout
 from gnsq.message import Message, enable_async_all
 from gnsq.repeats import Repeats
@@ -42,6 +43,7 @@ class Handling:
         self.given_up = 0
         self._consumer = consumer
         self._clock = clock
+        self._warned_of_false = False
         # Limits of calls to a subclass's handle_messages() that run.
         self._limits: set[gevent.Timeout] = set()
         self._logger = consumer.logger
@@ -60,15 +62,18 @@ class Handling:
                 self._repeats.log(
                     logging.ERROR,
                     "unhandled",
-                    "message %s: no handler is connected to on_message any more; requeued",
+                    "message %s: no handler is connected to on_message any more; requeued%s",
                     message.id,
+                    self._consumer.on_message.collected_hint(),
                 )
                 message.requeue(UNHANDLED_DELAY, backoff=False)
                 return True
             try:
                 if options.handler_timeout is None:
                     for receiver in self.receivers:
-                        receiver(self._consumer, message=message)
+                        result = receiver(self._consumer, message=message)
+                        if result is not None:
+                            self._check_result(receiver, result, message)
                 else:
                     self._call_within(options.handler_timeout, message)
             except BaseException as error:  # noqa: BLE001  # a handler may raise anything; what is ours to raise is
@@ -85,7 +90,7 @@ class Handling:
         taken for asynchronous."""
         with self._reporting(message):
             try:
-                function(message)
+                check_ran(type(self._consumer).handle_message, function(message))
             except BaseException as error:  # noqa: BLE001  # as in handle()
                 self._ended_by(message, error)
             else:
@@ -109,12 +114,12 @@ class Handling:
             try:
                 # The list is the subclass's to change.
                 if options.handler_timeout is None:
-                    function(due[:])
+                    check_ran(function, function(due[:]))
                 else:
                     with self._time_limit(options.handler_timeout) as limit:
                         self._limits.add(limit)
                         try:
-                            function(due[:])
+                            check_ran(function, function(due[:]))
                         finally:
                             self._limits.discard(limit)
             except BaseException as error:  # noqa: BLE001  # as in handle()
@@ -172,7 +177,26 @@ class Handling:
     def _call_within(self, limit: float, message: Message) -> None:
         with self._time_limit(limit):
             for receiver in self.receivers:
-                receiver(self._consumer, message=message)
+                self._check_result(receiver, receiver(self._consumer, message=message), message)
+
+    def _check_result(self, handler: object, result: object, message: Message) -> None:
+        """Look at what a handler returned: all finishes its message but what shows that the handler has not run.
+
+        Raises:
+            TypeError: If it is a coroutine or generator; it is closed.
+        """
+        if result is not False:
+            check_ran(handler, result)
+        elif not self._warned_of_false:
+            self._warned_of_false = True
+            self._logger.warning(
+                "%s/%s: message %s: handler %s returned False, and its message is finished as with any other result; "
+                "raise an exception or call message.requeue() to have it delivered again (this is logged once)",
+                self._consumer.topic,
+                self._consumer.channel,
+                message.id,
+                handler_name(handler),
+            )
 
     @contextlib.contextmanager
     def _time_limit(self, limit: float) -> Iterator[gevent.Timeout]:

@@ -12,6 +12,7 @@ import gevent
 from gevent.pool import Pool
 
 from gnsq.clock import Clock, RealClock
+from gnsq.consumer.hooks import check_ran, check_runs
 from gnsq.errors import NSQException, NSQRequeueMessage
 from gnsq.repeats import Repeats
 
@@ -63,7 +64,7 @@ class BatchHandler:
         clock: Replaceable time; should be the consumer's.
 
     Raises:
-        TypeError: If there is no handle_batch.
+        TypeError: If there is no handle_batch, or it is a coroutine function or a generator function.
         ValueError: If batch_size, or spawn as a number, is below 1.
     """
 
@@ -85,6 +86,7 @@ class BatchHandler:
             raise ValueError(f"spawn {spawn} is below 1 batch at once")
         if handle_batch is None and type(self).handle_batch is BatchHandler.handle_batch:
             raise TypeError("handle_batch is missing: give it, or override it")
+        check_runs(type(self).handle_batch if handle_batch is None else handle_batch, "handle_batch")
         self.batch_size = batch_size
         self.timeout = timeout
         self.spawn: Spawn = Pool(spawn).spawn if isinstance(spawn, int) else spawn
@@ -196,7 +198,7 @@ class BatchHandler:
         if not batch:
             return
         try:
-            self.handle_batch(batch)
+            check_ran(self._handle_batch or type(self).handle_batch, self.handle_batch(batch))
         except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # may raise anything
             self._log(error, "handle_batch raised, %d messages are requeued", len(taken))
             self._tell(self.handle_batch_error, error, taken, batch)

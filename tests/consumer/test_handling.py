@@ -374,7 +374,7 @@ def test_close_takes_no_negative_timeout(nsqd):
 
 
 def test_close_of_a_consumer_that_never_started_closes_what_was_connected_by_hand(nsqd, clock):
-    consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=print, clock=clock)
+    consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: None, clock=clock)
     host, port = nsqd.tcp_address.split(":")
     consumer.connect_to_nsqd(host, int(port))
     clock.advance(0.0)
