@@ -43,6 +43,9 @@ from gnsq.stats import ConsumerStats
 
 __all__ = ["Consumer"]
 
+# Seconds between looks for handlers that have outlived their messages.
+WATCH = 10.0
+
 
 class Consumer(Hooks):
     """Receive the messages of one channel.
@@ -143,6 +146,7 @@ class Consumer(Hooks):
             self._pool.connections,
             self._clock,
             unanswered=self._unanswered,
+            on_lapsed=lambda messages: self._handling.lapsed(messages, self._workers.running),
             untried=lambda: self._pool.untried,
             on_phase=self._handle_backoff,
         )
@@ -154,7 +158,7 @@ class Consumer(Hooks):
             functools.partial(self._handling.handle_all, self.handle_messages)
             if self._overridden("handle_messages")
             else None,
-            self._handling.dropped,
+            lambda message: self._handling.dropped(message, self._workers.running),
             self._clock,
         )
         self._totals = Totals()
@@ -337,6 +341,11 @@ class Consumer(Hooks):
         """Tell how things are at this moment, and what was counted since the start. Costs 10 us a connection."""
         return consumer_stats(self, self._state, self._totals, self._pool, self._flow, self._workers, self._handling)
 
+    def note_failure(self, message: Message, error: BaseException) -> None:
+        """Remember why a message failed, for the log line that tells when it is given up. For code that requeues
+        messages itself, as BatchHandler does; what handlers raise is remembered without it."""
+        self._handling.note_failure(message, error)
+
     # --- connections
 
     def query_nsqd(self) -> None:
@@ -360,6 +369,7 @@ class Consumer(Hooks):
     def _connect_all(self) -> None:
         self.query_nsqd()
         self._spawn("flow", self._flow.run)
+        self._spawn("watch", self._watch)
         if self.lookupds:
             self.query_lookupd()
             if self._state is not Life.RUNNING:
@@ -371,6 +381,12 @@ class Consumer(Hooks):
         greenlet = gevent.spawn(run_endlessly, f"the consumer's greenlet for {name}", loop, self.logger, self._clock)
         greenlet.name = f"gnsq-{name}-{self.topic}"
         self._tasks.append(greenlet)
+
+    def _watch(self) -> None:
+        while True:
+            self._clock.sleep(WATCH)
+            self._handling.log_overdue(self._workers.running)
+            self._handling.log_rest()
 
     def _poll_lookupds(self) -> None:
         while True:
@@ -427,7 +443,10 @@ class Consumer(Hooks):
             connection.answers.on_finish = functools.partial(self._finished, connection) if wanted else None
 
     def _finished(self, connection: Connection, message_id: bytes) -> None:
-        self._flow.succeeded()
+        if self._handling.is_given_up(connection.address, message_id):
+            self._flow.neither(connection)
+        else:
+            self._flow.succeeded()
         self._tell(self.handle_finish, connection, message_id)
 
     def _requeued(self, connection: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
@@ -454,6 +473,7 @@ class Consumer(Hooks):
             gevent.killall([task for task in self._tasks if task is not gevent.getcurrent()])
             self._flow.stop()
             closing.run()
+            self._handling.log_rest(at_once=True)
             for lookupd in self.lookupds:
                 lookupd.close()
         finally:

@@ -190,6 +190,7 @@ class BatchHandler:
                 item = self.handle_message(message)
             except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # may raise anything
                 self._log(error, "message %s: handle_message raised, message is requeued", message.id)
+                self._note_failure([message], error)
                 self._tell(self.handle_message_error, error, message)
                 self._requeue([message], self._backs_off(error))
             else:
@@ -201,10 +202,16 @@ class BatchHandler:
             check_ran(self._handle_batch or type(self).handle_batch, self.handle_batch(batch))
         except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # may raise anything
             self._log(error, "handle_batch raised, %d messages are requeued", len(taken))
+            self._note_failure(taken, error)
             self._tell(self.handle_batch_error, error, taken, batch)
             self._requeue(taken, self._backs_off(error))
         else:
             self.finish_messages(taken)
+
+    def _note_failure(self, messages: Sequence[Message], error: BaseException) -> None:
+        if self._consumer is not None:
+            for message in messages:
+                self._consumer.note_failure(message, error)
 
     def _tell(self, callback: Callable[..., object], *arguments: object) -> None:
         try:
