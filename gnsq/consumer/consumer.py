@@ -399,6 +399,7 @@ class Consumer(Hooks):
         connection.on_response = functools.partial(self._tell, self.handle_response)
         connection.on_error = functools.partial(self._tell, self.handle_error)
         connection.answers.latency = self._workers.latency
+        connection.answers.requeue_after = lambda attempts: self.options.requeue_after(attempts)  # they may be replaced
         connection.answers.on_requeue = functools.partial(self._requeued, connection)
         self._listen_for_finishes([connection])
 

@@ -46,8 +46,8 @@ class BatchHandler:
     it again. A batch that runs longer than that is the caller's to keep, with ``message.touching()``.
 
     ``handle_message``, ``handle_batch``, ``handle_message_error`` and ``handle_batch_error`` may be given or
-    overridden. They may answer messages themselves; the others are finished or requeued as said below. What they
-    raise is logged.
+    overridden. They may answer messages themselves; the others are finished or requeued as said below: after the
+    consumer's delay for the message's attempts, as if a handler had raised. What they raise is logged.
 
     Args:
         batch_size: Messages of a full batch.
@@ -255,9 +255,8 @@ class BatchHandler:
         for message in messages:
             if message.has_responded():
                 continue
-            delay = 0 if self._consumer is None else self._consumer.options.requeue_after(message.attempts)
             try:
-                message.requeue(delay, backoff)
+                message.requeue(backoff=backoff)
             except NSQException as error:
                 logger.info("message %s: not requeued: %s", message.id, error)
 
