@@ -313,7 +313,7 @@ class Handling:
         self._given_up[message.nsqd, message.id] = message
         for receiver in wanted:
             try:
-                check_ran(receiver, receiver(consumer, message=message))
+                self._check_result(receiver, receiver(consumer, message=message), message)
             except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # the message is not lost: it is requeued
                 self._handler_failed(message, error, f"give-up handler {handler_name(receiver)}")
                 return
