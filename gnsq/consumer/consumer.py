@@ -146,11 +146,11 @@ class Consumer(Hooks):
             self._pool.connections,
             self._clock,
             unanswered=self._unanswered,
-            on_lapsed=lambda messages: self._handling.lapsed(messages, self._workers.running),
+            on_lapsed=lambda messages: self._handling.lapsed(messages),
             untried=lambda: self._pool.untried,
             on_phase=self._handle_backoff,
         )
-        self._handling = Handling(self, self._clock)
+        self._handling = Handling(self, self._clock, running=lambda: self._workers.running, unanswered=self._unanswered)
         self._workers = Workers(
             f"gnsq-worker-{topic}",
             lambda: self.concurrency,
@@ -158,7 +158,7 @@ class Consumer(Hooks):
             functools.partial(self._handling.handle_all, self.handle_messages)
             if self._overridden("handle_messages")
             else None,
-            lambda message: self._handling.dropped(message, self._workers.running),
+            self._handling.dropped,
             self._clock,
         )
         self._totals = Totals()
@@ -385,7 +385,7 @@ class Consumer(Hooks):
     def _watch(self) -> None:
         while True:
             self._clock.sleep(WATCH)
-            self._handling.log_overdue(self._workers.running)
+            self._handling.log_overdue()
             self._handling.log_rest()
 
     def _poll_lookupds(self) -> None:

@@ -50,6 +50,10 @@ UNHANDLED_DELAY = 1000
 class Handling:
     """Calls a consumer's handlers and answers messages.
 
+    Args:
+        running: Gives the messages whose handlers run.
+        unanswered: Gives these and the asynchronous ones.
+
     Attributes:
         receivers: Who is called with each message; looked up once for each chunk.
         failed: Handlers that raised, NSQRequeueMessage aside.
@@ -58,7 +62,14 @@ class Handling:
         async_timed_out: Asynchronous messages that nsqd took back because nobody had answered them.
     """
 
-    def __init__(self, consumer: Consumer, clock: Clock) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        clock: Clock,
+        *,
+        running: Callable[[], list[Running]],
+        unanswered: Callable[[], list[Message]],
+    ) -> None:
         self.receivers: tuple[Callable[..., object], ...] = ()
         self.failed = 0
         self.given_up = 0
@@ -66,6 +77,8 @@ class Handling:
         self.async_timed_out = 0
         self._consumer = consumer
         self._clock = clock
+        self._running = running
+        self._unanswered = unanswered
         self._warned_of_false = False
         # Why messages failed, by where they come from; the oldest go first.
         self._failures: OrderedDict[tuple[str | None, bytes], str] = OrderedDict()
@@ -199,9 +212,9 @@ class Handling:
 
     # --- what timed out
 
-    def lapsed(self, messages: list[Message], running: list[Running]) -> None:
+    def lapsed(self, messages: list[Message]) -> None:
         """Count messages that nsqd has just taken back, and tell of them."""
-        handled = {id(run.message) for run in running}
+        handled = {id(run.message) for run in self._running()}
         unanswered = [message for message in messages if id(message) not in handled]
         self.handlers_timed_out += len(messages) - len(unanswered)
         self.async_timed_out += len(unanswered)
@@ -209,7 +222,7 @@ class Handling:
             self._remember(
                 message, "timed out while its handler ran" if id(message) in handled else "timed out unanswered"
             )
-        self.log_overdue(running)
+        self.log_overdue()
         for message in unanswered:
             self._repeats.log(
                 logging.WARNING,
@@ -221,15 +234,15 @@ class Handling:
                 self._clock.monotonic() - message.received,
             )
 
-    def overdue(self, running: list[Running]) -> list[Running]:
+    def overdue(self) -> list[Running]:
         """List handlers that run although their message has timed out, the one that runs for longest first."""
-        late = [run for run in running if run.message.time_left == 0 and not run.message.has_responded()]
+        late = [run for run in self._running() if run.message.time_left == 0 and not run.message.has_responded()]
         return sorted(late, key=lambda run: run.began)
 
-    def log_overdue(self, running: list[Running]) -> None:
+    def log_overdue(self) -> None:
         """Tell of handlers that have outlived their messages, once in INTERVAL while there are any."""
         now = self._clock.monotonic()
-        late = self.overdue(running) if now >= self._overdue_due else []
+        late = self.overdue() if now >= self._overdue_due else []
         if not late:
             return
         self._overdue_due = now + INTERVAL
@@ -245,14 +258,15 @@ class Handling:
             f" ({len(late) - 1} more handlers likewise)" if len(late) > 1 else "",
         )
 
-    def dropped(self, message: Message, running: list[Running]) -> None:
+    def dropped(self, message: Message) -> None:
         """Tell that a message timed out while it waited for a worker."""
         now = self._clock.monotonic()
-        slow = [run for run in self.overdue(running) if _is_slow(run, now)]
+        slow = [run for run in self.overdue() if _is_slow(run, now)]
         cause = _WAITED_HINT
         if slow:
+            workers = {run.worker for run in self._running()}
             cause = (
-                f"{len(slow)} of the {len({run.worker for run in running})} handlers that run have outlived their "
+                f"{len(slow)} of the {len(workers)} handlers that run have outlived their "
                 f"messages, the longest has run for {now - slow[0].began:.1f} s; {_OVERDUE_HINT}"
             )
         self._repeats.log(
@@ -328,10 +342,18 @@ class Handling:
             "handed to " + ", ".join(map(handler_name, wanted))
             if wanted
             else "nobody has it: nothing is connected to on_giving_up" + consumer.on_giving_up.collected_hint(),
-            self._failures.pop((message.nsqd, message.id), "not seen here"),
+            self._failures.pop((message.nsqd, message.id), None) or self._unseen_failure(message),
             burst=GIVEN_UP_LINES,
         )
         message.settle()
+
+    def _unseen_failure(self, message: Message) -> str:
+        """Say why a message failed of which no failure is known: perhaps an earlier delivery is still being handled."""
+        is_here = any(
+            other.id == message.id and other.nsqd == message.nsqd and other is not message
+            for other in self._unanswered()
+        )
+        return "timed out, and is still unanswered here" if is_here else "not seen here"
 
     def is_given_up(self, nsqd: str, message_id: bytes) -> bool:
         """Whether a message is one that was given up: its end is neither success nor failure."""

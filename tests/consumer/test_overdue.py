@@ -5,6 +5,8 @@ import logging
 import pytest
 from gevent.event import Event
 
+from fakensqd import on
+from fakensqd.faults import time_out
 from gnsq import Consumer
 from gnsq.contrib.batch import BatchHandler
 
@@ -143,6 +145,27 @@ def test_what_an_override_leaves_is_told_likewise(nsqd, publish, clock, started,
     clock.advance(70.0)
 
     assert len(warnings(caplog, "nobody has answered it")) == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["handler", "asynchronous"])
+def test_message_whose_first_delivery_is_still_here_says_so_when_it_is_given_up(
+    nsqd, publish, clock, started, forever, caplog, is_async
+):
+    def handle(consumer, message):
+        if is_async:
+            message.enable_async()
+            held.append(message)
+        else:
+            forever.wait()
+
+    held = []
+    started(handle, nsqd, max_tries=1, max_in_flight=2)
+    with nsqd.add(on.frame("message"), time_out()):  # before this side takes its time for over
+        publish(nsqd, b"1")
+        clock.advance(1.0)
+
+    (line,) = warnings(caplog, "given up")
+    assert line.endswith("last error: timed out, and is still unanswered here")
 
 
 def test_message_that_timed_out_here_says_so_when_it_is_given_up(nsqd, publish, clock, started, forever, caplog):
