@@ -30,7 +30,11 @@ class Repeats:
         self._kinds: dict[str, tuple[float, int, int]] = {}
 
     def log(self, level: int, kind: str, text: str, *arguments: object, exc_info: bool = False, burst: int = 1) -> None:
-        """Log a line of some kind, or count it."""
+        """Log a line of some kind, or count it.
+
+        Args:
+            burst: Lines of this kind in one INTERVAL.
+        """
         due, said, unsaid = self._kinds.get(kind, (0.0, 0, 0))
         now = self._now()
         if kind not in self._kinds or now >= due:
@@ -43,6 +47,11 @@ class Repeats:
         if unsaid:
             text, arguments = text + " (and %d like it since the last such line)", (*arguments, unsaid)
         self._logger.log(level, text, *arguments, exc_info=exc_info)
+
+    def is_due(self, kind: str, *, burst: int = 1) -> bool:
+        """Whether a line of some kind would be logged now: one that costs much to put together is left out else."""
+        due, said, _ = self._kinds.get(kind, (0.0, 0, 0))
+        return said < burst or self._now() >= due
 
     def log_rest(self, level: int, kind: str, text: str, *arguments: object, at_once: bool = False) -> None:
         """Log how many lines of a kind were not said, when their interval is over and if there are any.

@@ -146,7 +146,7 @@ class Consumer(Hooks):
             self._pool.connections,
             self._clock,
             unanswered=self._unanswered,
-            on_lapsed=lambda messages: self._handling.lapsed(messages),
+            on_timed_out=lambda messages: self._handling.timed_out(messages),
             untried=lambda: self._pool.untried,
             on_phase=self._handle_backoff,
         )

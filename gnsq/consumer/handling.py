@@ -212,7 +212,7 @@ class Handling:
 
     # --- what timed out
 
-    def lapsed(self, messages: list[Message]) -> None:
+    def timed_out(self, messages: list[Message]) -> None:
         """Count messages that nsqd has just taken back, and tell of them."""
         handled = {id(run.message) for run in self._running()}
         unanswered = [message for message in messages if id(message) not in handled]
@@ -227,9 +227,9 @@ class Handling:
             self._repeats.log(
                 logging.WARNING,
                 "unanswered",
-                "%s/%s: message %s of %s: nobody has answered it in the %.1f s since its delivery: its handler called "
-                "enable_async(), its timeout is over, and nsqd delivers it again; call finish() or requeue() whatever "
-                "happens, keep it with touching(), or ask for a longer msg_timeout",
+                "%s/%s: message %s of %s: nobody has answered it in the %.1f s since its delivery: its handler has "
+                "returned and left the answer for later, its timeout is over, and nsqd delivers it again; call "
+                "finish() or requeue() whatever happens, keep it with touching(), or ask for a longer msg_timeout",
                 *self._names(message),
                 self._clock.monotonic() - message.received,
             )
@@ -260,22 +260,26 @@ class Handling:
 
     def dropped(self, message: Message) -> None:
         """Tell that a message timed out while it waited for a worker."""
-        now = self._clock.monotonic()
-        slow = [run for run in self.overdue() if _is_slow(run, now)]
-        cause = _WAITED_HINT
-        if slow:
-            workers = {run.worker for run in self._running()}
-            cause = (
-                f"{len(slow)} of the {len(workers)} handlers that run have outlived their "
-                f"messages, the longest has run for {now - slow[0].began:.1f} s; {_OVERDUE_HINT}"
-            )
         self._repeats.log(
             logging.WARNING,
             "dropped",
             "message %s: not handled, it waited for a handler until its timeout was over and nsqd delivers it again: "
             "%s",
             message.id,
-            cause,
+            # Many may be dropped at once, and looking through all handlers for each would take seconds.
+            self._cause_of_wait() if self._repeats.is_due("dropped") else _WAITED_HINT,
+        )
+
+    def _cause_of_wait(self) -> str:
+        """Say why no handler was free, and what to do."""
+        now = self._clock.monotonic()
+        slow = [run for run in self.overdue() if _is_slow(run, now)]
+        if not slow:
+            return _WAITED_HINT
+        workers = {run.worker for run in self._running()}
+        return (
+            f"{len(slow)} of the {len(workers)} handlers that run have outlived their messages, the longest has run "
+            f"for {now - slow[0].began:.1f} s; {_OVERDUE_HINT}"
         )
 
     def _names(self, message: Message) -> tuple[str, str, bytes, str | None]:
@@ -349,7 +353,7 @@ class Handling:
 
     def _unseen_failure(self, message: Message) -> str:
         """Say why a message failed of which no failure is known: perhaps an earlier delivery is still being handled."""
-        is_here = any(
+        is_here = self._repeats.is_due("given up", burst=GIVEN_UP_LINES) and any(
             other.id == message.id and other.nsqd == message.nsqd and other is not message
             for other in self._unanswered()
         )

@@ -116,7 +116,9 @@ _FAMILIES = {
         _Family("gauge", "consumer_max_in_flight", _CONSUMER, "Messages that may be in flight."),
         _Family("gauge", "consumer_messages_waiting", _CONSUMER, "Messages in flight that no handler has yet."),
         _Family("gauge", "consumer_handlers_running", _CONSUMER, "Handlers that run."),
-        _Family("gauge", "consumer_handlers_overdue", _CONSUMER, "Those whose message has timed out."),
+        _Family(
+            "gauge", "consumer_handlers_overdue", _CONSUMER, "Handlers that run although their message has timed out."
+        ),
         _Family("gauge", "consumer_backoff_state", (*_CONSUMER, "state"), "Consumers in this state of backoff."),
         _Family("gauge", "consumer_backoff_failures", _CONSUMER, "Failures in a row, less successes since.", max),
         _Family("gauge", "consumer_backoff_remaining_seconds", _CONSUMER, "Until a message is tried again.", max),
