@@ -31,6 +31,9 @@ class Reader(Consumer):
         async: Whether every message is asynchronous, for the handler to answer when it likes. A keyword of Python
             now, so it is given as ``**{"async": True}``.
         args, options: Consumer's.
+
+    ``message.requeue()`` without a delay takes that of the consumer, as with Consumer; ``message.requeue(0)`` is the
+    way of before.
     """
 
     def __init__(self, *args: Any, max_concurrency: int = 0, **options: Any) -> None:  # Any: Consumer's

@@ -37,7 +37,11 @@ def _nothing() -> None:
 
 
 class Responder(Protocol):
-    """Who carries a message's answers to nsqd. All of it may be asked and called from any OS thread."""
+    """Who carries a message's answers to nsqd. All of it may be asked and called from any OS thread.
+
+    One with ``requeue_after(attempts)`` says after how many milliseconds a message comes again that is requeued without
+    a delay; without, it comes again at once.
+    """
 
     @property
     def nsqd(self) -> str:
@@ -109,7 +113,7 @@ class Message:
     """
 
     __slots__ = (
-        *("__weakref__", "_async", "_noted", "_open", "_responder", "_signals", "_touched"),
+        *("__weakref__", "_async", "_noted", "_open", "_responder", "_settled", "_signals", "_touched"),
         *("attempts", "body", "id", "lapsed", "received", "timestamp"),
     )
 
@@ -191,7 +195,7 @@ class Message:
         try:
             del self._open
         except AttributeError:
-            raise NSQException("already responded") from None
+            raise self._refusal() from None
         if self._noted:
             self._release()
         if self._responder is not None:
@@ -199,17 +203,22 @@ class Message:
         if self._signals is not None:
             self._send("on_finish")
 
-    def requeue(self, time_ms: int = 0, backoff: bool = True) -> None:
+    def requeue(self, time_ms: int | None = None, backoff: bool = True) -> None:
         """Give the message back to nsqd (REQ), to be delivered again after time_ms milliseconds.
 
         Args:
-            time_ms: 0 or more; nsqd cuts it to its max-req-timeout (1 h).
+            time_ms: 0 or more; nsqd cuts it to its max-req-timeout (1 h). Default: for a message that a Consumer
+                delivered, the delay that it computes from the attempts when a handler raises (its requeue_delay, or
+                requeue_initial and so on); else 0.
             backoff: Whether this counts as a failure.
 
         Raises:
             ValueError, TypeError: If time_ms is negative or no int; the message is still to be answered.
             NSQException: As finish().
         """
+        if time_ms is None:
+            requeue_after = getattr(self._responder, "requeue_after", None)
+            time_ms = 0 if requeue_after is None else requeue_after(self.attempts)
         if not isinstance(time_ms, int):
             raise TypeError(f"requeue delay must be an int of milliseconds, not {time_ms!r}")
         if time_ms < 0:
@@ -217,7 +226,7 @@ class Message:
         try:
             del self._open
         except AttributeError:
-            raise NSQException("already responded") from None
+            raise self._refusal() from None
         if self._noted:
             self._release()
         if self._responder is not None:
@@ -235,7 +244,7 @@ class Message:
             NSQException: As finish().
         """
         if self.has_responded():
-            raise NSQException("already responded")
+            raise self._refusal()
         if self._responder is not None:
             self._responder.touch(self.id)
             self._touched = self._responder.now()
@@ -311,6 +320,7 @@ class Message:
             del self._open
         except AttributeError:
             return True
+        self._settled = True
         if self._noted:
             self._release()
         if self._responder is not None:
@@ -325,6 +335,15 @@ class Message:
             self._async = self._noted = True
             if self._responder is not None:
                 self._responder.hold(self)
+
+    def _refusal(self) -> NSQException:
+        """Build the error of a second answer."""
+        if hasattr(self, "_settled"):
+            return NSQException(
+                "already responded: the return of its handler finished it; a handler whose message is answered later "
+                "calls message.enable_async() before it returns"
+            )
+        return NSQException("already responded")
 
     def _release(self) -> None:
         if self._responder is not None:
@@ -365,10 +384,6 @@ class Message:
         signal = self._signals.get(name) if self._signals else None
         if signal is not None:
             signal.send(self, **keywords)
-
-
-# What on_message receivers and message_handler look like.
-Handler = Callable[..., object]
 
 
 def read_messages(

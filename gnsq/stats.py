@@ -111,6 +111,9 @@ class ConsumerStats:
         backoff_remaining: Seconds until the next probe; 0 unless waiting.
         latency: From the delivery of each message to its answer.
         failures: Why nsqds have no connection, by address.
+        handlers_overdue: Handlers that run although nsqd has taken their message back.
+        handlers_timed_out: Messages that nsqd took back while their handler ran.
+        async_timed_out: Asynchronous messages that nsqd took back because nobody had answered them.
     """
 
     topic: str
@@ -128,6 +131,9 @@ class ConsumerStats:
     backoff_remaining: float
     latency: Histogram
     failures: dict[str, str] = field(default_factory=dict)
+    handlers_overdue: int = 0
+    handlers_timed_out: int = 0
+    async_timed_out: int = 0
 
     @property
     def in_flight(self) -> int:

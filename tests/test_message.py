@@ -87,12 +87,45 @@ def test_requeue_reaches_the_responder(message, responder):
     assert responder.calls == [("requeue", ID, 250, False)]
 
 
+def test_requeue_without_a_delay_takes_that_of_the_responder(responder):
+    responder.requeue_after = lambda attempts: attempts * 1000
+    for attempts in (1, 3):
+        Message(1, attempts, ID, b"x", responder).requeue()
+    Message(1, 3, ID, b"x", responder).requeue(0)
+
+    assert [delay for _, _, delay, _ in responder.calls] == [1000, 3000, 0]
+
+
+def test_requeue_without_a_delay_is_at_once_where_the_responder_has_none(message, responder):
+    message.requeue(backoff=False)
+
+    assert responder.calls == [("requeue", ID, 0, False)]
+
+
+def test_bare_message_is_requeued_at_once():
+    got = []
+    message = Message(1, 42, ID, b"x")
+    message.on_requeue.connect(lambda sender, timeout, backoff: got.append((timeout, backoff)), weak=False)
+
+    message.requeue()
+
+    assert got == [(0, True)]
+
+
+@pytest.mark.parametrize("second", [Message.finish, Message.requeue, Message.touch])
+def test_second_answer_says_that_the_return_of_the_handler_was_the_first(message, second):
+    message.settle()
+
+    with pytest.raises(NSQException, match=r"already responded: the return of its handler .*enable_async\(\)"):
+        second(message)
+
+
 @pytest.mark.parametrize("first", [Message.finish, Message.requeue])
 @pytest.mark.parametrize("second", [Message.finish, Message.requeue, Message.touch])
 def test_second_answer_raises(message, responder, first, second):
     first(message)
 
-    with pytest.raises(NSQException, match="already responded"):
+    with pytest.raises(NSQException, match=r"already responded$"):
         second(message)
     assert len(responder.calls) == 1
 

@@ -1,6 +1,7 @@
 """Consumer: receives the messages of one channel. See consumer.py for what lies where."""
 
 from gnsq.consumer.consumer import Consumer
+from gnsq.consumer.hooks import Handler
 from gnsq.consumer.options import ConsumerOptions
 
-__all__ = ["Consumer", "ConsumerOptions"]
+__all__ = ["Consumer", "ConsumerOptions", "Handler"]

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
 import gevent
-from blinker import ANY
 
 from gnsq.addresses import Addresses, joined, parse_addresses
 from gnsq.backofftimer import Phase
@@ -25,7 +24,7 @@ from gnsq.consumer.attributes import OptionAttribute
 from gnsq.consumer.closing import Closing
 from gnsq.consumer.flow import Flow
 from gnsq.consumer.handling import Handling
-from gnsq.consumer.hooks import Hooks
+from gnsq.consumer.hooks import Handler, Hooks, check_handler
 from gnsq.consumer.options import ConsumerOptions
 from gnsq.consumer.report import Totals, consumer_stats
 from gnsq.consumer.workers import Workers
@@ -33,7 +32,7 @@ from gnsq.crossing import EVER, Gate, Token
 from gnsq.discovery import TopicNodes, parse_lookupds
 from gnsq.endless import run_endlessly
 from gnsq.hubthread import HubThread
-from gnsq.message import Handler, Message
+from gnsq.message import Message
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.forks import give_up_in_children
 from gnsq.nsqd.home import Home, in_hub
@@ -48,6 +47,8 @@ __all__ = ["Consumer"]
 
 # What the end may take beyond the timeout of close() until a thread that waits for it goes on, seconds.
 CLOSE_GRACE = 5.0
+# Seconds between looks for handlers that have outlived their messages.
+WATCH = 10.0
 
 
 class Consumer(Hooks):
@@ -75,7 +76,9 @@ class Consumer(Hooks):
 
     Raises:
         ValueError: If there is no address at all, or a name, address or option is not valid.
-        TypeError: If an address or option has the wrong type, or an option does not exist.
+        TypeError: If an address or option has the wrong type, or an option does not exist; if message_handler, or an
+            override of handle_message() or handle_messages(), is a coroutine function or a generator function, or
+            message_handler can't be called as above. So does connecting to on_message or on_giving_up.
     """
 
     max_tries = OptionAttribute()
@@ -135,9 +138,8 @@ class Consumer(Hooks):
         self.logger = logging.getLogger(name or f"gnsq.consumer.{topic}.{channel}")
         super().__init__()
         if message_handler is not None:
-            if not callable(message_handler):
-                raise TypeError(f"message_handler must be callable, not {message_handler!r}")
-            self.on_message.connect(message_handler, sender=ANY, weak=False)
+            check_handler(message_handler, "message_handler")
+            self.on_message.connect(message_handler, weak=False)
         self._clock = clock if clock is not None else RealClock()
         self._pool = ConnectionPool(
             prepared(ConnectionOptions.of("Consumer", options, ConsumerOptions, ReconnectOptions)),
@@ -152,10 +154,11 @@ class Consumer(Hooks):
             self._pool.connections,
             self._clock,
             unanswered=self._unanswered,
+            on_timed_out=lambda messages: self._handling.timed_out(messages),
             untried=lambda: self._pool.untried,
             on_phase=self._handle_backoff,
         )
-        self._handling = Handling(self, self._clock)
+        self._handling = Handling(self, self._clock, running=lambda: self._workers.running, unanswered=self._unanswered)
         self._workers = Workers(
             f"gnsq-worker-{topic}",
             lambda: self.concurrency,
@@ -193,7 +196,10 @@ class Consumer(Hooks):
         """
         overrides = any(map(self._overridden, ("handle_message", "handle_messages")))
         if not overrides and not list(self.on_message.receivers_for(self)):
-            raise RuntimeError("consumer has no handler: give message_handler or connect one to on_message")
+            raise RuntimeError(
+                "consumer has no handler: give message_handler or connect one to on_message"
+                + self.on_message.collected_hint()
+            )
         if self._state is Life.CLOSED:
             self.logger.warning("consumer of %s/%s was closed; make a new one", self.topic, self.channel)
             return
@@ -201,12 +207,23 @@ class Consumer(Hooks):
             raise RuntimeError("the hub itself can't wait for the consumer's thread; let a greenlet call start()")
         if not self._starting.claim():
             self.logger.warning("consumer of %s/%s is running already", self.topic, self.channel)
-        elif self.threaded:
-            self._start_on_thread()
         else:
-            self._start_here()
+            self._warn_of_collected_receivers()
+            if self.threaded:
+                self._start_on_thread()
+            else:
+                self._start_here()
         if block:
             self.join()
+
+    def _warn_of_collected_receivers(self) -> None:
+        if self.on_giving_up.collected is not None and not list(self.on_giving_up.receivers_for(self)):
+            self.logger.warning(
+                "%s/%s: messages that are given up are finished, and nobody gets them%s",
+                self.topic,
+                self.channel,
+                self.on_giving_up.collected_hint(),
+            )
 
     def _start_here(self) -> None:
         self._home = Home()
@@ -391,6 +408,11 @@ class Consumer(Hooks):
         """Tell how things are at this moment, and what was counted since the start. Costs 10 us a connection."""
         return consumer_stats(self, self._state, self._totals, self._pool, self._flow, self._workers, self._handling)
 
+    def note_failure(self, message: Message, error: BaseException) -> None:
+        """Remember why a message failed, for the log line that tells when it is given up. For code that requeues
+        messages itself, as BatchHandler does; what handlers raise is remembered without it."""
+        self._handling.note_failure(message, error)
+
     # --- connections
 
     def query_nsqd(self) -> None:
@@ -414,6 +436,7 @@ class Consumer(Hooks):
     def _connect_all(self) -> None:
         self.query_nsqd()
         self._spawn("flow", self._flow.run)
+        self._spawn("watch", self._watch)
         if self.lookupds:
             self.query_lookupd()
             if self._state is not Life.RUNNING:
@@ -426,6 +449,12 @@ class Consumer(Hooks):
         greenlet.name = f"gnsq-{name}-{self.topic}"
         self._tasks.append(greenlet)
 
+    def _watch(self) -> None:
+        while True:
+            self._clock.sleep(WATCH)
+            self._handling.log_overdue()
+            self._handling.log_rest()
+
     def _poll_lookupds(self) -> None:
         while True:
             spread = 1 + self.options.lookupd_poll_jitter * (random.random() - 0.5)
@@ -437,6 +466,7 @@ class Consumer(Hooks):
         connection.on_response = functools.partial(self._tell, self.handle_response)
         connection.on_error = functools.partial(self._tell, self.handle_error)
         connection.answers.latency = self._workers.latency
+        connection.answers.requeue_after = lambda attempts: self.options.requeue_after(attempts)  # they may be replaced
         connection.answers.on_requeue = functools.partial(self._requeued, connection)
         self._listen_for_finishes([connection])
 
@@ -481,7 +511,10 @@ class Consumer(Hooks):
             connection.answers.on_finish = functools.partial(self._finished, connection) if wanted else None
 
     def _finished(self, connection: Connection, message_id: bytes) -> None:
-        self._flow.succeeded()
+        if self._handling.is_given_up(connection.address, message_id):
+            self._flow.neither(connection)
+        else:
+            self._flow.succeeded()
         self._tell(self.handle_finish, connection, message_id)
 
     def _requeued(self, connection: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
@@ -508,6 +541,7 @@ class Consumer(Hooks):
             gevent.killall([task for task in self._tasks if task is not gevent.getcurrent()])
             self._flow.stop()
             closing.run()
+            self._handling.log_rest(at_once=True)
             for lookupd in self.lookupds:
                 lookupd.close()
         finally:

@@ -39,6 +39,7 @@ class Flow:
         options: The timeouts; max_in_flight to begin with.
         connections: Those that are open, by address; kept up to date by others.
         unanswered: Gives messages that were delivered and that handlers or others still have.
+        on_timed_out: Called with those of them that nsqd has just taken back.
         untried: Gives how many connections may soon be there besides.
         clock: Replaceable time.
         on_phase: Called with (phase, failures, seconds) when a pause begins ("start"), another follows ("continue")
@@ -52,6 +53,7 @@ class Flow:
         clock: Clock,
         *,
         unanswered: Callable[[], Iterable[Message]],
+        on_timed_out: Callable[[list[Message]], None],
         untried: Callable[[], int],
         on_phase: Callable[[str, int, float], None],
     ) -> None:
@@ -61,6 +63,7 @@ class Flow:
         self._connections = connections
         self._clock = clock
         self._unanswered = unanswered
+        self._on_timed_out = on_timed_out
         self._untried = untried
         self._on_phase = on_phase
         # How long a message that is tried may take to come, seconds.
@@ -269,9 +272,13 @@ class Flow:
             self._sweep_due = now + max(SWEEP, min((timeout or 0.0) for timeout in timeouts) / SWEEPS)
 
     def _lapse(self) -> None:
+        timed_out = []
         for message in self._unanswered():
-            if message.time_left == 0:
+            if message.time_left == 0 and not message.lapsed and not message.has_responded():
                 message.lapse()
+                timed_out.append(message)
+        if timed_out:
+            self._on_timed_out(timed_out)
         # Those that were held when they had lapsed, or when another thread was answering them: nobody else lets go.
         for connection in self._connections.values():
             held = connection.answers.held

@@ -54,6 +54,9 @@ def consumer_stats(
         backoff_failures=flow.backoff.failures,
         backoff_remaining=flow.backoff_remaining,
         latency=workers.latency.histogram(),
+        handlers_overdue=len(handling.overdue()),
+        handlers_timed_out=handling.handlers_timed_out,
+        async_timed_out=handling.async_timed_out,
         failures={address: str(error) for address, error in pool.failures().items()},
     )
 

@@ -6,8 +6,10 @@ what is delivered, and what has timed out meanwhile is dropped.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import gevent
 
@@ -15,12 +17,25 @@ from gnsq.clock import Clock
 from gnsq.message import Message
 from gnsq.nsqd.latency import Latency
 
-__all__ = ["Workers"]
+__all__ = ["Running", "Workers"]
 
 # A worker ends behind the message with which it has worked for so many seconds; another goes on.
 SLICE = 0.002
 # Handlers that take less, in seconds, are quick: too little to tell their latencies apart.
 QUICK = 0.0005
+
+
+class Running(NamedTuple):
+    """A message whose handler runs.
+
+    Attributes:
+        began: When the handler was called; monotonic seconds, at most SLICE too early.
+        worker: The greenlet in which it runs.
+    """
+
+    message: Message
+    began: float
+    worker: gevent.Greenlet
 
 
 class Workers:
@@ -60,6 +75,8 @@ class Workers:
         self._clock = clock
         # Each worker with the messages that it handles; before the first, None.
         self._workers: dict[gevent.Greenlet, list[Message | None]] = {}
+        # When each has begun. It takes messages for SLICE only, so a handler that runs for longer was called then.
+        self._began: dict[gevent.Greenlet, float] = {}
         # The one that is on its way.
         self._due: gevent.Greenlet | None = None
 
@@ -70,6 +87,16 @@ class Workers:
     def handled_now(self) -> list[Message]:
         """Messages whose handlers run."""
         return [message for cell in list(self._workers.values()) for message in cell if message is not None]
+
+    @property
+    def running(self) -> list[Running]:
+        """Messages whose handlers run, with what is known of those."""
+        return [
+            Running(message, self._began.get(worker, math.inf), worker)
+            for worker, cell in list(self._workers.items())
+            for message in cell
+            if message is not None
+        ]
 
     @property
     def busy(self) -> int:
@@ -168,10 +195,14 @@ class Workers:
     def _begin(self) -> list[Message | None]:
         self._due = None
         self._drop_timed_out()
-        return self._workers[gevent.getcurrent()]
+        worker = gevent.getcurrent()
+        self._began[worker] = self._clock.monotonic()
+        return self._workers[worker]
 
     def _end(self) -> None:
-        del self._workers[gevent.getcurrent()]
+        worker = gevent.getcurrent()
+        del self._workers[worker]
+        self._began.pop(worker, None)
         if self.inbox and self._may_wake():
             self._add(gevent.spawn_later(0, self._run))
 
@@ -180,6 +211,7 @@ class Workers:
         between a message and its handler."""
         if self._due is worker:
             self._due = None
+        self._began.pop(worker, None)
         cell = self._workers.pop(worker, None)
         if cell is None:
             return

@@ -12,6 +12,7 @@ import gevent
 from gevent.pool import Pool
 
 from gnsq.clock import Clock, RealClock
+from gnsq.consumer.hooks import check_ran, check_runs
 from gnsq.errors import NSQException, NSQRequeueMessage
 from gnsq.repeats import Repeats
 
@@ -45,8 +46,8 @@ class BatchHandler:
     it again. A batch that runs longer than that is the caller's to keep, with ``message.touching()``.
 
     ``handle_message``, ``handle_batch``, ``handle_message_error`` and ``handle_batch_error`` may be given or
-    overridden. They may answer messages themselves; the others are finished or requeued as said below. What they
-    raise is logged.
+    overridden. They may answer messages themselves; the others are finished or requeued as said below: after the
+    consumer's delay for the message's attempts, as if a handler had raised. What they raise is logged.
 
     Args:
         batch_size: Messages of a full batch.
@@ -63,7 +64,7 @@ class BatchHandler:
         clock: Replaceable time; should be the consumer's.
 
     Raises:
-        TypeError: If there is no handle_batch.
+        TypeError: If there is no handle_batch, or it is a coroutine function or a generator function.
         ValueError: If batch_size, or spawn as a number, is below 1.
     """
 
@@ -85,6 +86,7 @@ class BatchHandler:
             raise ValueError(f"spawn {spawn} is below 1 batch at once")
         if handle_batch is None and type(self).handle_batch is BatchHandler.handle_batch:
             raise TypeError("handle_batch is missing: give it, or override it")
+        check_runs(type(self).handle_batch if handle_batch is None else handle_batch, "handle_batch")
         self.batch_size = batch_size
         self.timeout = timeout
         self.spawn: Spawn = Pool(spawn).spawn if isinstance(spawn, int) else spawn
@@ -188,6 +190,7 @@ class BatchHandler:
                 item = self.handle_message(message)
             except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # may raise anything
                 self._log(error, "message %s: handle_message raised, message is requeued", message.id)
+                self._note_failure([message], error)
                 self._tell(self.handle_message_error, error, message)
                 self._requeue([message], self._backs_off(error))
             else:
@@ -196,13 +199,19 @@ class BatchHandler:
         if not batch:
             return
         try:
-            self.handle_batch(batch)
+            check_ran(self._handle_batch or type(self).handle_batch, self.handle_batch(batch))
         except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # may raise anything
             self._log(error, "handle_batch raised, %d messages are requeued", len(taken))
+            self._note_failure(taken, error)
             self._tell(self.handle_batch_error, error, taken, batch)
             self._requeue(taken, self._backs_off(error))
         else:
             self.finish_messages(taken)
+
+    def _note_failure(self, messages: Sequence[Message], error: BaseException) -> None:
+        if self._consumer is not None:
+            for message in messages:
+                self._consumer.note_failure(message, error)
 
     def _tell(self, callback: Callable[..., object], *arguments: object) -> None:
         try:
@@ -246,9 +255,8 @@ class BatchHandler:
         for message in messages:
             if message.has_responded():
                 continue
-            delay = 0 if self._consumer is None else self._consumer.options.requeue_after(message.attempts)
             try:
-                message.requeue(delay, backoff)
+                message.requeue(backoff=backoff)
             except NSQException as error:
                 logger.info("message %s: not requeued: %s", message.id, error)
 

@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 from weakref import WeakKeyDictionary
 
 import gevent
@@ -30,6 +30,7 @@ from gevent._hub_local import get_hub_if_exists
 from gevent.event import AsyncResult
 
 from gnsq.addresses import parse_address
+from gnsq.consumer.hooks import HandlerT, check_handler
 from gnsq.contrib.envelope import unwrap, wrap
 from gnsq.crossing import Crossing
 from gnsq.errors import NSQRequeueMessage
@@ -65,8 +66,8 @@ _opened: WeakKeyDictionary[Message, dict[str, str]] = WeakKeyDictionary()
 
 
 def traced(
-    handler: Callable[..., object], *, envelope: bool = False, tracer_provider: trace.TracerProvider | None = None
-) -> Callable[..., object]:
+    handler: HandlerT, *, envelope: bool = False, tracer_provider: trace.TracerProvider | None = None
+) -> HandlerT:
     """Wrap a handler so that each call is a span of kind CONSUMER, ``process TOPIC``.
 
         consumer = Consumer("clicks", "archive", address, message_handler=traced(handle))
@@ -82,7 +83,12 @@ def traced(
             handling's, in the same trace, and linked to as the conventions want it; its baggage is there in the
             handler. A message that comes without an envelope is handled as if this were off.
         tracer_provider: Default: the global one, whenever it is set.
+
+    Raises:
+        TypeError: If it could not handle a message, as for a Consumer.
     """
+    check_handler(handler, "traced handler")
+    handle: Callable[..., object] = handler  # what it returns is the consumer's to look at
     tracer = trace.get_tracer("gnsq", VERSION, tracer_provider, SCHEMA_URL)
 
     @functools.wraps(handler)
@@ -90,7 +96,7 @@ def traced(
         headers = _open(message) if envelope else None
         if not _is_on(tracer_provider):
             # Nobody looks, so nothing is put together: 0.8 us a message, and not 4.8.
-            return handler(consumer, message=message)
+            return handle(consumer, message=message)
         with (
             _sent_with(headers) if headers else contextlib.nullcontext(()) as links,
             tracer.start_as_current_span(
@@ -103,7 +109,7 @@ def traced(
             ) as span,
         ):
             try:
-                return handler(consumer, message=message)
+                return handle(consumer, message=message)
             except NSQRequeueMessage:
                 span.add_event("messaging.nsq.requeue")
                 raise
@@ -111,7 +117,7 @@ def traced(
                 _record(span, error)
                 raise
 
-    return traced_handler
+    return cast("HandlerT", traced_handler)  # called as the handler is, which wraps() can't say
 
 
 class TracedProducer:

@@ -102,6 +102,12 @@ _FAMILIES = {
         *[_Family("counter", f"consumer_messages_{name}", _CONNECTION, text) for name, text in _COUNTS.items()],
         _Family("counter", "consumer_messages_given_up", _CONSUMER, "Messages delivered more often than max_tries."),
         _Family("counter", "consumer_handler_failures", _CONSUMER, "Handlers that raised."),
+        _Family(
+            "counter", "consumer_handlers_timed_out", _CONSUMER, "Messages that timed out while their handler ran."
+        ),
+        _Family(
+            "counter", "consumer_async_timed_out", _CONSUMER, "Asynchronous messages that nobody answered in time."
+        ),
         _Family("histogram", _LATENCY, _CONSUMER, "From a message's delivery to its answer."),
         _Family("gauge", "consumer_messages_in_flight", _CONNECTION, "Messages delivered and not yet answered."),
         _Family("gauge", "consumer_rdy", _CONNECTION, "RDY sent last."),
@@ -110,6 +116,9 @@ _FAMILIES = {
         _Family("gauge", "consumer_max_in_flight", _CONSUMER, "Messages that may be in flight."),
         _Family("gauge", "consumer_messages_waiting", _CONSUMER, "Messages in flight that no handler has yet."),
         _Family("gauge", "consumer_handlers_running", _CONSUMER, "Handlers that run."),
+        _Family(
+            "gauge", "consumer_handlers_overdue", _CONSUMER, "Handlers that run although their message has timed out."
+        ),
         _Family("gauge", "consumer_backoff_state", (*_CONSUMER, "state"), "Consumers in this state of backoff."),
         _Family("gauge", "consumer_backoff_failures", _CONSUMER, "Failures in a row, less successes since.", max),
         _Family("gauge", "consumer_backoff_remaining_seconds", _CONSUMER, "Until a message is tried again.", max),
@@ -137,6 +146,9 @@ def _consumer_samples(stats: ConsumerStats) -> Iterator[_Sample]:
     for name, value in {
         "messages_given_up": stats.given_up,
         "handler_failures": stats.failed,
+        "handlers_timed_out": stats.handlers_timed_out,
+        "async_timed_out": stats.async_timed_out,
+        "handlers_overdue": stats.handlers_overdue,
         "connections": len(stats.connections),
         "unreachable_nsqds": len(stats.failures),
         "max_in_flight": stats.max_in_flight,

@@ -8,6 +8,9 @@
         ...
         message.finish()
 
+A message that failed is given back with ``message.requeue()``: it comes again after the consumer's delay for its
+attempts, as if a handler had raised, and ``requeue(0)`` at once.
+
 A queue can be given to the ``imap_unordered()`` of a gevent Pool, too. When the consumer closes, it waits for what was
 delivered until its close_timeout is over, so go on answering.
 """

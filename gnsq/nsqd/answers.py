@@ -45,6 +45,8 @@ class Answers:
         max_msg_timeout: Seconds behind its delivery that touches can keep a message; None if nsqd did not say.
         drained: Set by the answer to the last message in flight.
         on_answered: Called behind each FIN and REQ; None: nobody asks.
+        requeue_after: Asked, with the attempts, for the delay in ms of a message requeued without one; None: 0. In any
+            thread.
         on_finish, on_requeue: Called with (id[, timeout in ms, backoff]) behind FIN and REQ; None: nobody asks.
         held: Messages that are answered later, outside of a handler.
         latency: Of messages from their arrival to their answer.
@@ -68,6 +70,7 @@ class Answers:
         self.on_answered: Callable[[], object] | None = None
         self.on_finish: Callable[[bytes], object] | None = None
         self.on_requeue: Callable[[bytes, int, bool], object] | None = None
+        self.requeue_after: Callable[[int], int] | None = None
         self.held: set[Message] = set()
         self.latency = Latency()
         self.received = 0

@@ -132,7 +132,9 @@ def test_identity_of_a_secret_is_told_and_shown(start_nsqd, topic):
     auths = []
     with Threaded(FakeAuthServer({"secret": [Grant(), Grant(topic="^other$")]}, identity="billing")) as server:
         nsqd = start_nsqd(auth_http_address=server.http_address)
-        consumer = Consumer(topic, "c", nsqd.tcp_address, auth_secret=b"secret", message_handler=lambda c, m: None)
+        consumer = Consumer(
+            topic, "c", nsqd.tcp_address, auth_secret=b"secret", message_handler=lambda _, message: None
+        )
         consumer.on_auth.connect(lambda sender, conn, response: auths.append(response), weak=False)
         with consumer:
             wait_until(lambda: auths)

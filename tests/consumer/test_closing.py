@@ -166,7 +166,7 @@ def test_two_handlers_that_both_wait_for_the_end_do_not_wait_for_each_other(nsqd
 
 def test_close_twice_is_close_once(nsqd, clock, started):
     closed = []
-    consumer = started(print, nsqd)
+    consumer = started(lambda _, message: None, nsqd)
     consumer.on_close.connect(closed.append, weak=False)
     consumer.close()
     consumer.close()
@@ -177,7 +177,7 @@ def test_close_twice_is_close_once(nsqd, clock, started):
 
 
 def test_close_before_start_ends_it_for_good(nsqd, caplog):
-    consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=print)
+    consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: None)
     consumer.close()
     consumer.join(1)
     consumer.start()
@@ -187,7 +187,7 @@ def test_close_before_start_ends_it_for_good(nsqd, caplog):
 
 def test_close_while_it_connects_ends_the_attempt(nsqd, clock):
     nsqd.deaf()
-    consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=print, clock=clock)
+    consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: None, clock=clock)
     starting = gevent.spawn(consumer.start)
     clock.advance(1.0)
     consumer.close()
@@ -225,7 +225,7 @@ def test_close_in_a_signal_handler(fakensqd, state):
 
 
 def test_deadline_holds_though_nsqd_is_silent(nsqd, clock, started):
-    consumer = started(print, nsqd, close_timeout=5.0)
+    consumer = started(lambda _, message: None, nsqd, close_timeout=5.0)
     nsqd.deaf()
     consumer.close()
     clock.advance(4.9)
@@ -254,7 +254,7 @@ def test_message_that_comes_behind_the_deadline_is_requeued_too(nsqd, clock, pub
 
 
 def test_close_with_a_timeout_in_a_plain_signal_handler_does_not_wait(fakensqd):
-    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=print)
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=lambda _, message: None)
     before = signal.signal(signal.SIGUSR1, lambda *_: consumer.close(timeout=5))
     try:
         killer = gevent.spawn(lambda: os.kill(os.getpid(), signal.SIGUSR1))

@@ -282,7 +282,7 @@ def test_with_statement_starts_and_closes(fakensqd, publish):
 
 
 def test_closed_consumer_is_not_started_again(fakensqd, caplog):
-    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=print)
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=lambda _, message: None)
     consumer.close()
     consumer.start()
 
@@ -345,7 +345,7 @@ def test_lost_connection_comes_back(fakensqd, publish, consume):
 
 def test_unreachable_nsqd_is_logged_and_no_error(caplog):
     port = refused_port()
-    with Consumer("t", "c", f"127.0.0.1:{port}", message_handler=print) as consumer:
+    with Consumer("t", "c", f"127.0.0.1:{port}", message_handler=lambda _, message: None) as consumer:
         assert consumer.is_running
 
     assert f"127.0.0.1:{port}: not connected: " in caplog.text
@@ -407,7 +407,7 @@ def test_message_that_timed_out_is_an_error_event(fakensqd, publish, consume):
 
 def test_response_signal_hears_close_wait(fakensqd):
     heard = []
-    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=print)
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=lambda _, message: None)
     consumer.on_response.connect(lambda sender, response: heard.append(response), weak=False)
     with consumer:
         pass
@@ -487,7 +487,7 @@ def test_message_without_a_handler_is_given_back_not_finished(fakensqd, publish,
 
 def test_handler_connected_for_another_sender_does_not_count(fakensqd):
     consumer = Consumer("t", "c", fakensqd.tcp_address)
-    consumer.on_message.connect(print, sender=object())
+    consumer.on_message.connect(lambda _, message: None, sender=object(), weak=False)
 
     with pytest.raises(RuntimeError, match="consumer has no handler"):
         consumer.start()
@@ -549,7 +549,7 @@ def test_close_while_nsqlookupd_is_silent_leaves_nothing_running(fakensqd):
         release.wait(10)
 
     with peer(answer) as address:
-        consumer = Consumer("t", "c", fakensqd.tcp_address, address, message_handler=print)
+        consumer = Consumer("t", "c", fakensqd.tcp_address, address, message_handler=lambda _, message: None)
         starting = gevent.spawn(consumer.start, block=False)
         asked.wait(5)
         consumer.close()

@@ -46,6 +46,60 @@ def test_failed_message_comes_again_later_each_time(nsqd, clock, publish, starte
     assert times == list(enumerate(expected, 1))
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        pytest.param({}, [0, 1, 5, 21, 85], id="default"),
+        pytest.param({"requeue_delay": 0}, [0, 0, 0, 0, 0], id="explicit 0"),
+        pytest.param({"requeue_delay": 500}, [0, 0.5, 1, 1.5, 2], id="explicit ms"),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True], ids=["in the handler", "later"])
+def test_message_requeued_without_a_delay_comes_again_as_one_that_failed(
+    nsqd, clock, publish, started, options, expected, is_async
+):
+    times = []
+
+    def handle(consumer, message):
+        times.append(round(clock.monotonic(), 3))
+        if is_async:
+            message.enable_async()
+            gevent.spawn(message.requeue)
+        else:
+            message.requeue()
+
+    started(handle, nsqd, max_backoff_duration=0, **options)
+    publish(nsqd, b"x")
+    clock.advance(200.0)
+
+    assert times == expected
+
+
+def test_message_requeued_with_0_comes_again_at_once(nsqd, clock, publish, started):
+    times = []
+
+    def handle(consumer, message):
+        times.append(clock.monotonic())
+        message.requeue(0, backoff=False)
+
+    started(handle, nsqd, max_tries=3)
+    publish(nsqd, b"x")
+    clock.advance(0.5)
+
+    assert len(times) == 3
+
+
+def test_delay_of_a_requeue_follows_options_that_are_set_while_it_runs(nsqd, clock, publish, started):
+    requeued = []
+    consumer = started(lambda _, message: message.requeue(backoff=False), nsqd, requeue_delay=100)
+    consumer.on_requeue.connect(lambda _, message_id, timeout: requeued.append(timeout), weak=False)
+    publish(nsqd, b"x")
+    consumer.requeue_delay = 250
+    clock.advance(0.2)
+
+    assert requeued == [100, 250]
+
+
 def test_requeue_delay_may_be_set_while_it_runs(nsqd, clock, publish, started):
     times, handle = failing(clock)
     consumer = started(handle, nsqd, max_backoff_duration=0)
@@ -374,7 +428,7 @@ def test_close_takes_no_negative_timeout(nsqd):
 
 
 def test_close_of_a_consumer_that_never_started_closes_what_was_connected_by_hand(nsqd, clock):
-    consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=print, clock=clock)
+    consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: None, clock=clock)
     host, port = nsqd.tcp_address.split(":")
     consumer.connect_to_nsqd(host, int(port))
     clock.advance(0.0)

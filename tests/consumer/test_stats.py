@@ -80,7 +80,7 @@ def test_quantile_beyond_the_last_bound_is_unknown():
 
 def test_failing_nsqds_are_named(nsqd, clock, started):
     nsqd.down()
-    consumer = started(print, nsqd)
+    consumer = started(lambda _, message: None, nsqd)
 
     assert "Connection refused" in consumer.stats().failures[nsqd.tcp_address]
     assert not consumer.is_healthy
@@ -93,7 +93,7 @@ def test_failing_nsqds_are_named(nsqd, clock, started):
 def test_consumer_is_healthy_while_nsqlookupd_knows_no_nsqd_of_its_topic():
     with FakeCluster(nsqds=1, lookupds=1, threaded=True) as cluster:
         addresses = [lookupd.http_address for lookupd in cluster.lookupds]
-        consumer = Consumer("t", "c", lookupd_http_addresses=addresses, message_handler=print)
+        consumer = Consumer("t", "c", lookupd_http_addresses=addresses, message_handler=lambda _, message: None)
         assert not consumer.is_healthy
         with consumer:
             assert consumer.is_healthy
@@ -101,7 +101,7 @@ def test_consumer_is_healthy_while_nsqlookupd_knows_no_nsqd_of_its_topic():
 
 
 def test_consumer_without_an_answer_of_nsqlookupd_is_not_healthy():
-    with Consumer("t", "c", lookupd_http_addresses="127.0.0.1:1", message_handler=print) as consumer:
+    with Consumer("t", "c", lookupd_http_addresses="127.0.0.1:1", message_handler=lambda _, message: None) as consumer:
         assert not consumer.is_healthy
 
 
@@ -112,7 +112,11 @@ def test_consumer_whose_nsqds_all_fail_is_not_healthy_though_nsqlookupd_answers(
         client = LookupdClient.from_url(lookupd.http_address)
         wait_until(lambda: client.lookup("t")["producers"])
         consumer = Consumer(
-            "t", "c", nsqd.tcp_address, lookupd_http_addresses=lookupd.http_address, message_handler=print
+            "t",
+            "c",
+            nsqd.tcp_address,
+            lookupd_http_addresses=lookupd.http_address,
+            message_handler=lambda _, message: None,
         )
         nsqd.down()
         with consumer:

@@ -108,6 +108,9 @@ def test_consumer_has_its_own():
         failed=2,
         waiting=3,
         handling=4,
+        handlers_overdue=2,
+        handlers_timed_out=6,
+        async_timed_out=7,
         backoff="waiting",
         backoff_failures=5,
         backoff_remaining=1.5,
@@ -120,6 +123,9 @@ def test_consumer_has_its_own():
     assert values[key("handler_failures_total")] == 2
     assert values[key("messages_waiting")] == 3
     assert values[key("handlers_running")] == 4
+    assert values[key("handlers_overdue")] == 2
+    assert values[key("handlers_timed_out_total")] == 6
+    assert values[key("async_timed_out_total")] == 7
     assert values[key("max_in_flight")] == 100
     assert values[key("unreachable_nsqds")] == 1
     assert values[key("backoff_failures")] == 5

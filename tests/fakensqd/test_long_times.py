@@ -79,7 +79,7 @@ def test_an_hour_of_deferral(nsqd, clock, consume):
 
 
 def test_minutes_of_backoff_between_reconnects(nsqd, clock, consume):
-    client = consume(print, reconnect_jitter=0)
+    client = consume(lambda _, message: None, reconnect_jitter=0)
     nsqd.down()
     wait_until(lambda: not client._pool.connections)
     # 8, 16, 32, 64, 128 and again 128 s, the longest.

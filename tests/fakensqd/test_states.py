@@ -351,7 +351,9 @@ def test_slow_takes_seconds(nsqd):
 
 
 def test_our_close_waits_no_longer_than_its_timeout(nsqd, clock):
-    client = Consumer("t", "c", nsqd.tcp_address, message_handler=print, clock=clock, close_timeout=30.0)
+    client = Consumer(
+        "t", "c", nsqd.tcp_address, message_handler=lambda _, message: None, clock=clock, close_timeout=30.0
+    )
     client.start(block=False)
     nsqd.deaf()
 

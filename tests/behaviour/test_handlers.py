@@ -1,0 +1,95 @@
+"""What becomes of messages whose handlers fail, hang or do not run, with any nsqd."""
+
+import logging
+
+import pytest
+from gevent.event import Event
+
+from gnsq import Consumer
+from tests.helpers import channel_stats, wait_until
+
+
+@pytest.fixture
+def consume(nsqd, topic):
+    """Start consumers of the topic, which are closed at the end."""
+    made = []
+
+    def start(handler, **options):
+        consumer = Consumer(topic, "c", nsqd.tcp_address, message_handler=handler, **options)
+        made.append(consumer)
+        consumer.start(block=False)
+        return consumer
+
+    yield start
+    for consumer in made:
+        consumer.close(timeout=1.0)
+
+
+def warnings(caplog, text):
+    return [record.message for record in caplog.records if record.levelno == logging.WARNING and text in record.message]
+
+
+def test_what_a_handler_should_have_run_is_requeued_not_finished(producer, nsqd, topic, consume):
+    async def later():
+        pass
+
+    consumer = consume(lambda _, message: later(), max_backoff_duration=0, requeue_delay=60_000)
+    producer.publish(topic, b"x")
+    wait_until(lambda: consumer.stats().counts.requeued)
+
+    wait_until(lambda: channel_stats(nsqd, topic, "c")["deferred_count"] == 1)
+    assert consumer.stats().counts.finished == 0
+
+
+def test_message_requeued_without_a_delay_is_deferred_by_nsqd(producer, nsqd, topic, consume):
+    consume(lambda _, message: message.requeue(backoff=False), requeue_initial=60.0)
+    producer.publish(topic, b"x")
+
+    wait_until(lambda: channel_stats(nsqd, topic, "c")["deferred_count"] == 1)
+
+
+def test_message_that_is_given_up_leaves_a_line(producer, nsqd, topic, consume, caplog):
+    kept = []
+
+    def handle(consumer, message):
+        raise ValueError("not a number")
+
+    consumer = consume(handle, max_tries=2, requeue_delay=0, max_backoff_duration=0)
+    consumer.on_giving_up.connect(lambda _, message: kept.append(message), weak=False)
+    producer.publish(topic, b"x")
+    wait_until(lambda: consumer.stats().counts.finished)
+
+    (message,) = kept
+    (line,) = warnings(caplog, "given up")
+    assert line.startswith(f"{topic}/c: message {message.id!r} of {nsqd.tcp_address}: given up, delivered 3 times")
+    assert line.endswith("last error: ValueError: not a number")
+    assert channel_stats(nsqd, topic, "c")["depth"] == 0
+
+
+def test_handler_that_outlives_its_message_is_told_of_and_counted(producer, nsqd, topic, consume, caplog):
+    release = Event()
+    attempts = []
+
+    def handle(consumer, message):
+        attempts.append(message.attempts)
+        if message.attempts == 1:
+            release.wait()
+
+    consumer = consume(handle, max_in_flight=2, msg_timeout=1.0)
+    producer.publish(topic, b"x")
+    wait_until(lambda: consumer.stats().handlers_timed_out)
+
+    assert consumer.stats().handlers_overdue == 1
+    (line,) = warnings(caplog, "its handler has run")
+    assert f"{__file__}:" in line
+    wait_until(lambda: attempts == [1, 2])
+    release.set()
+    wait_until(lambda: consumer.stats().handlers_overdue == 0)
+
+
+def test_asynchronous_message_that_nobody_answers_is_told_of_and_counted(producer, nsqd, topic, consume, caplog):
+    consumer = consume(lambda _, message: message.enable_async(), msg_timeout=1.0, max_tries=0)
+    producer.publish(topic, b"x")
+    wait_until(lambda: consumer.stats().async_timed_out)
+
+    assert len(warnings(caplog, "nobody has answered it")) == 1

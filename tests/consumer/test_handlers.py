@@ -1,0 +1,363 @@
+"""Handlers that could not handle a message: refused when they are given, or a failure when they have been called."""
+
+import asyncio
+import functools
+import gc
+import re
+import subprocess
+import sys
+import warnings
+from unittest.mock import MagicMock, Mock, create_autospec
+
+import pytest
+
+from gnsq import Consumer
+from gnsq.contrib.batch import BatchHandler
+from tests.helpers import wait_until
+
+
+async def coroutine(consumer, message):
+    pass
+
+
+def generator(consumer, message):
+    yield
+
+
+async def asynchronous_generator(consumer, message):
+    yield
+
+
+class Callable:
+    async def __call__(self, consumer, message):
+        pass
+
+    async def method(self, consumer, message):
+        pass
+
+    @staticmethod
+    async def static(consumer, message):
+        pass
+
+
+class Plain:
+    def __call__(self, consumer, message):
+        pass
+
+    def method(self, consumer, message):
+        pass
+
+    @classmethod
+    def of_class(cls, consumer, message):
+        pass
+
+
+def with_more(consumer, message, more=None):
+    pass
+
+
+def any_keywords(*arguments, **keywords):
+    pass
+
+
+NOT_RUN = [
+    pytest.param(coroutine, "coroutine is a coroutine function", id="async def"),
+    pytest.param(generator, "generator is a generator function", id="generator"),
+    pytest.param(asynchronous_generator, "is an asynchronous generator function", id="async generator"),
+    pytest.param(functools.partial(coroutine), "coroutine is a coroutine function", id="partial"),
+    pytest.param(
+        functools.partial(functools.partial(generator), more=1), "generator function", id="partial of partial"
+    ),
+    pytest.param(Callable(), "Callable is a coroutine function", id="callable object"),
+    pytest.param(functools.partial(Callable()), "Callable is a coroutine function", id="partial of callable object"),
+    pytest.param(Callable().method, "Callable.method is a coroutine function", id="method"),
+    pytest.param(Callable.static, "Callable.static is a coroutine function", id="static method"),
+]
+NOT_CALLABLE_SO = [
+    pytest.param(lambda c, m: None, "missing a required argument: 'm'", id="another name"),
+    pytest.param(lambda message: None, "multiple values for argument 'message'", id="message only"),
+    pytest.param(lambda consumer: None, "unexpected keyword argument 'message'", id="consumer only"),
+    pytest.param(lambda consumer, message, more: None, "missing a required argument: 'more'", id="a third parameter"),
+    pytest.param(lambda consumer, message, /: None, "'message'.*positional only", id="positional only"),
+    pytest.param(print, "unexpected keyword argument 'message'", id="builtin"),
+    pytest.param(5, "must be callable, not 5", id="no function"),
+]
+RIGHT = [
+    pytest.param(with_more, id="function"),
+    pytest.param(functools.partial(with_more, more=1), id="partial"),
+    pytest.param(Plain(), id="callable object"),
+    pytest.param(Plain().method, id="method"),
+    pytest.param(Plain.of_class, id="class method"),
+    pytest.param(any_keywords, id="any keywords"),
+    pytest.param(lambda _, message, **rest: None, id="lambda"),
+    pytest.param(lambda c, /, *, message: None, id="keyword only"),
+    pytest.param(Mock(), id="Mock"),
+    pytest.param(MagicMock(), id="MagicMock"),
+    pytest.param(create_autospec(with_more), id="autospec"),
+    pytest.param(dict, id="class"),
+]
+
+
+def make(**options):
+    return Consumer("t", "c", "127.0.0.1:4150", **options)
+
+
+@pytest.mark.parametrize(("handler", "text"), [*NOT_RUN, *NOT_CALLABLE_SO])
+def test_message_handler_that_could_not_handle_is_refused(handler, text):
+    with pytest.raises(TypeError, match=f"message_handler .*{text}"):
+        make(message_handler=handler)
+
+
+@pytest.mark.parametrize("weak", [True, False], ids=["weak", "strong"])
+@pytest.mark.parametrize("signal", ["on_message", "on_giving_up"])
+@pytest.mark.parametrize(("handler", "text"), [*NOT_RUN, *NOT_CALLABLE_SO])
+def test_receiver_that_could_not_handle_is_refused(handler, text, signal, weak):
+    consumer = make()
+
+    with pytest.raises(TypeError, match=f"receiver of {signal} .*{text}"):
+        getattr(consumer, signal).connect(handler, weak=weak)
+    assert not getattr(consumer, signal).receivers
+
+
+@pytest.mark.parametrize("handler", RIGHT)
+def test_handler_that_can_be_called_is_taken(handler):
+    consumer = make(message_handler=handler)
+    consumer.on_giving_up.connect(handler, weak=False)
+
+    assert list(consumer.on_message.receivers_for(consumer)) == [handler]
+    assert list(consumer.on_giving_up.receivers_for(consumer)) == [handler]
+
+
+def test_refusal_says_what_to_write():
+    with pytest.raises(TypeError, match=r"\(c, m\) can't be called as .*define it as def handler\(consumer, message\)"):
+        make(message_handler=lambda c, m: None)
+    with pytest.raises(TypeError, match="give a plain function"):
+        make(message_handler=coroutine)
+
+
+def test_signature_of_a_wrapped_function_counts_and_the_refusal_says_so():
+    @functools.wraps(lambda body: None)
+    def handle(consumer, message):
+        pass
+
+    with pytest.raises(TypeError, match="signature of what it wraps: without __wrapped__"):
+        make(message_handler=handle)
+    del handle.__wrapped__
+    make(message_handler=handle)
+
+
+def test_handler_without_a_signature_is_taken():
+    class Unknown:
+        @property
+        def __signature__(self):
+            raise ValueError("no signature")
+
+        def __call__(self, *arguments, **keywords):
+            pass
+
+    make(message_handler=Unknown())
+
+
+def test_receivers_are_connected_as_by_blinker():
+    consumer = make()
+    other = make()
+
+    @consumer.on_message.connect
+    def every(consumer, message):
+        pass
+
+    @consumer.on_message.connect_via(other)
+    def others(consumer, message):
+        pass
+
+    assert consumer.on_message.connect(with_more, sender=other, weak=False) is with_more
+    assert list(consumer.on_message.receivers_for(consumer)) == [every]
+    assert set(consumer.on_message.receivers_for(other)) == {every, others, with_more}
+    consumer.on_message.disconnect(every)
+    with consumer.on_message.connected_to(with_more):
+        assert list(consumer.on_message.receivers_for(consumer)) == [with_more]
+    assert list(consumer.on_message.receivers_for(consumer)) == []
+
+
+@pytest.mark.parametrize("name", ["handle_message", "handle_messages"])
+@pytest.mark.parametrize(("function", "kind"), [(coroutine, "coroutine"), (generator, "generator")])
+def test_override_that_would_not_run_is_refused(name, function, kind):
+    kind_of = type("Mine", (Consumer,), {name: function})
+
+    with pytest.raises(TypeError, match=f"override {function.__name__} is a {kind} function"):
+        kind_of("t", "c", "127.0.0.1:4150")
+
+
+@pytest.mark.parametrize("function", [coroutine, generator])
+def test_batch_that_would_not_run_is_refused(function):
+    with pytest.raises(TypeError, match=f"handle_batch {function.__name__} is a .* function"):
+        BatchHandler(10, function)
+    with pytest.raises(TypeError, match=f"handle_batch {function.__name__} is a .* function"):
+        type("Mine", (BatchHandler,), {"handle_batch": function})(10)
+
+
+@pytest.mark.parametrize("options", [{}, {"handler_timeout": 5.0}], ids=["unlimited", "limited"])
+@pytest.mark.parametrize("function", [coroutine, generator, asynchronous_generator])
+def test_handler_that_returns_what_it_should_have_run_has_failed(nsqd, clock, publish, started, function, options):
+    returned, errors = [], []
+
+    def handle(consumer, message):
+        returned.append(function(consumer, message))
+        return returned[-1]
+
+    consumer = started(handle, nsqd, max_backoff_duration=0, **options)
+    consumer.on_exception.connect(lambda sender, message, error: errors.append(error), weak=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # "was never awaited"
+        publish(nsqd, b"x")
+        clock.advance(0.0)
+        gc.collect()
+
+    (error,) = errors
+    assert isinstance(error, TypeError)
+    assert re.search(r"handle returned an? .*(coroutine|generator), of which nothing is run; give a plain", str(error))
+    assert consumer.stats().failed == 1
+    assert nsqd.broker.topics["t"].channels["c"].deferred_count == 1
+
+
+def test_what_an_override_should_have_run_is_a_failure(nsqd, clock, publish, started):
+    class One(Consumer):
+        def handle_message(self, conn, message):
+            return coroutine(self, message)
+
+    class All(Consumer):
+        def handle_messages(self, messages):
+            return coroutine(self, messages)
+
+    for kind in (One, All):
+        consumer = started(None, nsqd, kind=kind, max_backoff_duration=0, max_tries=0)
+        publish(nsqd, b"x")
+        clock.advance(0.0)
+        consumer.pause()
+
+        assert consumer.stats().failed == 1
+        assert consumer.stats().counts.requeued == 1
+
+
+def test_batch_that_returns_what_it_should_have_run_is_requeued(nsqd, clock, publish, started, caplog):
+    batches = BatchHandler(1, lambda batch: coroutine(None, batch), clock=clock)
+    consumer = started(batches, nsqd, max_backoff_duration=0)
+    publish(nsqd, b"x")
+    wait_until(lambda: consumer.stats().counts.requeued == 1)
+
+    assert "returned a coroutine, of which nothing is run" in caplog.text
+
+
+@pytest.mark.parametrize("options", [{}, {"handler_timeout": 5.0}], ids=["unlimited", "limited"])
+def test_returning_false_finishes_and_is_told_once(nsqd, clock, publish, started, caplog, options):
+    consumer = started(lambda _, message: False, nsqd, **options)
+    publish(nsqd, b"1")
+    publish(nsqd, b"2")
+    clock.advance(1.0)
+
+    (line,) = [record for record in caplog.records if "returned False" in record.message]
+    assert line.levelname == "WARNING"
+    assert line.message.startswith("t/c: message ")
+    assert "is finished as with any other result; raise an exception or call message.requeue()" in line.message
+    assert consumer.stats().counts.finished == 2
+
+
+@pytest.mark.parametrize("result", [None, True, 0, "", [], object(), asyncio], ids=str)
+def test_any_other_result_finishes_without_a_word(nsqd, clock, publish, started, caplog, result):
+    consumer = started(lambda _, message: result, nsqd)
+    publish(nsqd, b"x")
+    clock.advance(1.0)
+
+    assert consumer.stats().counts.finished == 1
+    assert [record for record in caplog.records if record.levelname != "INFO"] == []
+
+
+def test_lambda_that_was_collected_is_named_at_the_start():
+    consumer = make()
+    consumer.on_message.connect(lambda _, message: None)
+    gc.collect()
+
+    with pytest.raises(
+        RuntimeError, match=r"no handler: .*<lambda>, connected to on_message.*a lambda needs weak=False"
+    ):
+        consumer.start()
+
+
+def test_receiver_that_was_disconnected_is_not_taken_for_collected():
+    consumer = make()
+
+    def handle(consumer, message):
+        pass
+
+    consumer.on_message.connect(handle)
+    consumer.on_message.disconnect(handle)
+    del handle
+    gc.collect()
+
+    assert consumer.on_message.collected is None
+
+
+def test_give_up_handler_that_was_collected_is_told_at_the_start(nsqd, started, caplog, clock):
+    class Mine(Consumer):
+        def start(self, block=True):
+            self.on_giving_up.connect(Plain().method)
+            gc.collect()
+            super().start(block)
+
+    started(lambda _, message: None, nsqd, kind=Mine)
+
+    (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "t/c: messages that are given up are finished, and nobody gets them; Plain.method, connected" in line.message
+    assert "needs weak=False" in line.message
+
+
+SNIPPET = """
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from gnsq import Consumer, Message
+from gnsq.consumer import Handler
+from gnsq.contrib.batch import BatchHandler
+from gnsq.contrib.giveup import DirectoryGiveupHandler, NsqdGiveupHandler, ProducerGiveupHandler
+from gnsq.contrib.queue import ChannelHandler, QueueHandler
+
+async def coroutine(consumer: Consumer, message: Message) -> None: ...
+def generator(consumer: Consumer, message: Message) -> Iterator[None]: yield
+def false(consumer: Consumer, message: Message) -> bool: return False
+def renamed(c: Consumer, m: Message) -> None: ...
+def message_only(message: Message) -> None: ...
+
+def plain(consumer: Consumer, message: Message) -> None: ...
+def keyword_only(consumer: Consumer, /, *, message: Message, more: int = 0) -> None: ...
+def anything(*arguments: object, **keywords: object) -> None: ...
+def unannotated(consumer, message): ...
+class Object:
+    def __call__(self, consumer: Consumer, message: Message) -> None: ...
+    def method(self, consumer: Consumer, message: Message) -> None: ...
+
+def give(handler: Handler) -> None:
+    consumer = Consumer("t", "c", "nsqd", message_handler=handler)
+    consumer.on_message.connect(handler)
+    consumer.on_giving_up.connect(handler, weak=False)
+"""
+WRONG_NAMES = ["coroutine", "generator", "false", "renamed", "message_only"]
+RIGHT_NAMES = [
+    *("plain", "keyword_only", "anything", "unannotated", "Object()", "Object().method", "partial(plain)"),
+    *("lambda _, message: message.finish()", "BatchHandler(1, print)", "QueueHandler()", "ChannelHandler()"),
+    *("DirectoryGiveupHandler('x')", "NsqdGiveupHandler('t')"),
+]
+USES = ["give({0})", "Consumer('t', 'c', message_handler={0})", "Consumer('t', 'c').on_message.connect({0})"]
+
+
+def test_types_refuse_the_wrong_handlers_and_take_the_right_ones(tmp_path):
+    pytest.importorskip("mypy")
+    wrong = [use.format(name) for name in WRONG_NAMES for use in USES]
+    right = [use.format(name) for name in RIGHT_NAMES for use in USES]
+    (tmp_path / "program.py").write_text("\n".join([*SNIPPET.splitlines(), *right, *wrong]) + "\n")
+    first = len(SNIPPET.splitlines()) + len(right) + 1
+
+    options = ["--config-file=", "--follow-imports=silent", f"--cache-dir={tmp_path / 'cache'}"]
+    command = [sys.executable, "-m", "mypy", *options, tmp_path / "program.py"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+    lines = [int(number) for number in re.findall(r"program\.py:(\d+): error", found)]
+    assert sorted(set(lines)) == list(range(first, first + len(wrong))), found

@@ -1,0 +1,186 @@
+"""Handlers that outlive their messages, asynchronous messages that nobody answers: counted, and told with causes."""
+
+import logging
+
+import pytest
+from gevent.event import Event
+
+from fakensqd import on
+from fakensqd.faults import time_out
+from gnsq import Consumer
+from gnsq.contrib.batch import BatchHandler
+
+
+@pytest.fixture
+def forever():
+    made = Event()
+    yield made
+    made.set()
+
+
+def warnings(caplog, text):
+    return [record.message for record in caplog.records if record.levelno == logging.WARNING and text in record.message]
+
+
+def test_handler_that_outlives_its_message_is_named_with_its_line(nsqd, publish, clock, started, forever, caplog):
+    def wait_for_the_end():
+        forever.wait()
+
+    def handle(consumer, message):
+        ids.append(message.id)
+        wait_for_the_end()
+
+    ids = []
+    consumer = started(handle, nsqd)
+    publish(nsqd, b"x")
+    clock.advance(59.0)
+    assert consumer.stats().handlers_overdue == 0
+    clock.advance(8.0)
+
+    (line,) = warnings(caplog, "its handler has run")
+    assert line.startswith(f"t/c: message {ids[0]!r} of {nsqd.tcp_address}: its handler has run for 6")
+    assert f"{__file__}:" in line
+    assert "in test_handler_that_outlives_its_message_is_named_with_its_line.<locals>.handle (innermost: " in line
+    assert "wait_for_the_end)" in line
+    assert "its timeout is over, and nsqd delivers it again" in line
+    assert "touching()" in line
+    assert "handler_timeout" in line
+    assert "longer msg_timeout" in line
+    stats = consumer.stats()
+    assert (stats.handlers_overdue, stats.handlers_timed_out, stats.async_timed_out) == (1, 1, 0)
+    forever.set()
+    clock.advance(1.0)
+    assert consumer.stats().handlers_overdue == 0
+    assert consumer.stats().handlers_timed_out == 1
+
+
+def test_it_is_told_once_a_minute_for_all_handlers(nsqd, publish, clock, started, forever, caplog):
+    consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=3, max_tries=1)
+    publish(nsqd, b"1", b"2", b"3")
+    publish(nsqd, b"4")
+    for _ in range(30):
+        clock.advance(10.0)
+
+    lines = warnings(caplog, "its handler has run")
+    assert 4 <= len(lines) <= 5
+    assert "(2 more handlers likewise)" in lines[-1]
+    assert consumer.stats().handlers_overdue == 3
+
+
+def test_handler_that_keeps_its_message_is_not_overdue(nsqd, publish, clock, started, caplog):
+    def handle(consumer, message):
+        with message.touching():
+            clock.sleep(200.0)
+
+    consumer = started(handle, nsqd)
+    publish(nsqd, b"x")
+    clock.advance(210.0)
+
+    assert warnings(caplog, "its handler") == []
+    assert consumer.stats().counts.finished == 1
+
+
+def test_message_dropped_for_a_handler_that_hangs_names_that_handler(nsqd, publish, clock, started, forever, caplog):
+    started(lambda _, message: forever.wait(), nsqd, max_tries=0)
+    publish(nsqd, b"x")
+    for _ in range(30):
+        clock.advance(10.0)
+
+    (line, *_) = warnings(caplog, "not handled, it waited for a handler")
+    assert "1 of the 1 handlers that run have outlived their messages, the longest has run for" in line
+    assert "handler_timeout" in line
+    assert "lower max_in_flight" not in line
+
+
+def test_message_dropped_in_a_long_queue_is_told_to_shorten_it(nsqd, publish, clock, started, caplog):
+    started(lambda _, message: clock.sleep(40.0), nsqd, max_in_flight=3, concurrency=1)
+    publish(nsqd, b"0")
+    publish(nsqd, b"1", b"2", b"3")
+    clock.advance(100.0)
+
+    (line, *_) = warnings(caplog, "not handled, it waited for a handler")
+    assert "lower max_in_flight, raise concurrency, or ask for a longer msg_timeout" in line
+    assert "outlived" not in line
+
+
+def test_handler_whose_message_waited_long_is_told_to_shorten_the_queue(nsqd, publish, clock, started, caplog):
+    started(lambda _, message: clock.sleep(50.0), nsqd, max_in_flight=2, concurrency=1)
+    publish(nsqd, b"0")
+    publish(nsqd, b"1", b"2")
+    clock.advance(95.0)
+
+    (line,) = warnings(caplog, "its handler has run")
+    assert "lower max_in_flight" in line
+
+
+def test_asynchronous_message_that_nobody_answers_is_named(nsqd, publish, clock, started, caplog):
+    held = []
+
+    def handle(consumer, message):
+        message.enable_async()
+        held.append(message)
+
+    consumer = started(handle, nsqd, max_tries=0)
+    publish(nsqd, b"x")
+    clock.advance(70.0)
+
+    (line,) = warnings(caplog, "nobody has answered it")
+    assert line.startswith(f"t/c: message {held[0].id!r} of {nsqd.tcp_address}: nobody has answered it in the 6")
+    assert "call finish() or requeue() whatever happens" in line
+    assert consumer.stats().async_timed_out == 1
+    for _ in range(30):
+        clock.advance(10.0)
+    assert 4 <= len(warnings(caplog, "nobody has answered it")) <= 6
+    assert consumer.stats().async_timed_out >= 4
+    assert consumer.stats().handlers_timed_out == 0
+
+
+def test_what_an_override_leaves_is_told_likewise(nsqd, publish, clock, started, caplog):
+    class Forgetful(Consumer):
+        def handle_messages(self, messages):
+            pass
+
+    started(None, nsqd, kind=Forgetful, max_in_flight=3)
+    publish(nsqd, b"1", b"2")
+    clock.advance(70.0)
+
+    assert len(warnings(caplog, "nobody has answered it")) == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["handler", "asynchronous"])
+def test_message_whose_first_delivery_is_still_here_says_so_when_it_is_given_up(
+    nsqd, publish, clock, started, forever, caplog, is_async
+):
+    def handle(consumer, message):
+        if is_async:
+            message.enable_async()
+            held.append(message)
+        else:
+            forever.wait()
+
+    held = []
+    started(handle, nsqd, max_tries=1, max_in_flight=2)
+    with nsqd.add(on.frame("message"), time_out()):  # before this side takes its time for over
+        publish(nsqd, b"1")
+        clock.advance(1.0)
+
+    (line,) = warnings(caplog, "given up")
+    assert line.endswith("last error: timed out, and is still unanswered here")
+
+
+def test_message_that_timed_out_here_says_so_when_it_is_given_up(nsqd, publish, clock, started, forever, caplog):
+    started(lambda _, message: forever.wait(), nsqd, max_tries=1, max_in_flight=1, concurrency=2)
+    publish(nsqd, b"x")
+    clock.advance(130.0)
+
+    (line,) = warnings(caplog, "given up")
+    assert line.endswith("last error: timed out while its handler ran")
+
+
+def test_hung_batch_is_an_asynchronous_message_that_nobody_answers(nsqd, publish, clock, started, forever, caplog):
+    consumer = started(BatchHandler(1, lambda batch: forever.wait(), clock=clock), nsqd, max_tries=0)
+    publish(nsqd, b"x")
+    clock.advance(70.0)
+
+    assert len(warnings(caplog, "nobody has answered it")) == 1
+    assert consumer.stats().async_timed_out == 1
