@@ -39,8 +39,10 @@ from gnsq.nsqd.opening import prepared
 from gnsq.options import ConnectionOptions
 from gnsq.pool import ConnectionPool, Life, ReconnectOptions
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.repeats import Owner
 from gnsq.signals import notify
 from gnsq.stats import ConsumerStats
+from gnsq.texts import counted
 
 __all__ = ["Consumer"]
 
@@ -53,7 +55,7 @@ class Consumer(Hooks):
         nsqd_tcp_addresses: ``host:port``, or a list, tuple or set of them.
         lookupd_http_addresses: URL or ``host[:port]``, or a list or tuple of them.
         lookupd_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, for asking them.
-        name: Of the logger; default ``gnsq.consumer.TOPIC.CHANNEL``.
+        name: Of the logger, and in log lines; default ``gnsq.consumer.TOPIC.CHANNEL``, and ``TOPIC/CHANNEL``.
         message_handler: Called as handler(consumer, message=message), in a worker greenlet. Returns: the message is
             finished. Raises: it is requeued.
         options: Those of ConsumerOptions, ReconnectOptions and ConnectionOptions.
@@ -130,6 +132,7 @@ class Consumer(Hooks):
                 raise TypeError(f"message_handler must be callable, not {message_handler!r}")
             self.on_message.connect(message_handler, sender=ANY, weak=False)
         self._clock = clock if clock is not None else RealClock()
+        self.log_owner = Owner(name or f"{topic}/{channel}", self._clock.monotonic)
         self._pool = ConnectionPool(
             prepared(ConnectionOptions.of("Consumer", options, ConsumerOptions, ReconnectOptions)),
             reconnect,
@@ -137,6 +140,7 @@ class Consumer(Hooks):
             prepare=self._prepare,
             setup=self._setup,
             on_lost=self._lost,
+            owner=self.log_owner,
         )
         self._flow = Flow(
             self.options,
@@ -145,6 +149,7 @@ class Consumer(Hooks):
             unanswered=self._unanswered,
             untried=lambda: self._pool.untried,
             on_phase=self._handle_backoff,
+            owner=self.log_owner,
         )
         self._handling = Handling(self, self._clock)
         self._workers = Workers(
@@ -167,6 +172,14 @@ class Consumer(Hooks):
         self._nodes = TopicNodes(self.lookupds, topic)
         self._looked_up = False  # whether the last round of lookups had an answer
 
+    def __repr__(self) -> str:
+        name = f" {self.name}" if self.name else ""
+        connections = len(self._pool.connections)
+        return (
+            f"<{type(self).__name__}{name} {self.topic}/{self.channel} {self._state.value}, "
+            f"{counted(connections, 'connection')}, {counted(self.total_in_flight, 'message')} in flight>"
+        )
+
     # --- life
 
     def start(self, block: bool = True) -> None:
@@ -181,7 +194,7 @@ class Consumer(Hooks):
         if not overrides and not list(self.on_message.receivers_for(self)):
             raise RuntimeError("consumer has no handler: give message_handler or connect one to on_message")
         if self._state is Life.CLOSED:
-            self.logger.warning("consumer of %s/%s was closed; make a new one", self.topic, self.channel)
+            self.logger.warning("%s: consumer was closed; make a new one", self.log_owner.label)
             return
         if self._state is Life.INIT:
             self._state = Life.RUNNING
@@ -189,7 +202,7 @@ class Consumer(Hooks):
             give_up_in_children(self)
             self._connect_all()
         else:
-            self.logger.warning("consumer of %s/%s is running already", self.topic, self.channel)
+            self.logger.warning("%s: consumer is running already", self.log_owner.label)
         if block:
             self.join()
 
@@ -214,7 +227,7 @@ class Consumer(Hooks):
         elif self._state is Life.RUNNING:
             self._state = Life.CLOSING
             limit = self.options.close_timeout if timeout is None else timeout
-            self._closing = Closing(limit, self._workers, self._pool, self._clock)
+            self._closing = Closing(limit, self._workers, self._pool, self._clock, self.log_owner.label, self.logger)
             closer = gevent.spawn(self._close, self._closing)
             closer.name = f"gnsq-close-{self.topic}"
             self._tasks.append(closer)
@@ -358,7 +371,8 @@ class Consumer(Hooks):
         self._pool.wait_tried()
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
-        greenlet = gevent.spawn(run_endlessly, f"the consumer's greenlet for {name}", loop, self.logger, self._clock)
+        what = f"the greenlet for {name} of consumer {self.log_owner.label}"
+        greenlet = gevent.spawn(run_endlessly, what, loop, self.logger, self._clock)
         greenlet.name = f"gnsq-{name}-{self.topic}"
         self._tasks.append(greenlet)
 
@@ -430,11 +444,11 @@ class Consumer(Hooks):
     def _handle_backoff(self, phase: str, failures: int, duration: float) -> None:
         self._listen_for_finishes(self._pool.connections.values())
         if phase == "end":
-            self.logger.info("%s/%s: messages are handled again, as many as before", self.topic, self.channel)
+            self.logger.info("%s: messages are handled again, as many as before", self.log_owner.label)
         else:
             level = logging.WARNING if phase == "start" else logging.INFO
-            text = "%s/%s: failures in a row: %d; no messages for %.1f s, then one to try"
-            self.logger.log(level, text, self.topic, self.channel, failures, duration)
+            text = "%s: failures in a row: %d; no messages for %.1f s, then one to try"
+            self.logger.log(level, text, self.log_owner.label, failures, duration)
         notify(self.on_backoff, self, phase=phase, failures=failures, duration=duration)
 
     # --- end

@@ -37,6 +37,7 @@ from gnsq.producer.stalls import Stalls
 from gnsq.producer.strategies import Strategy
 from gnsq.producer.telling import Telling
 from gnsq.producer.vigil import Vigil
+from gnsq.repeats import Owner
 
 __all__ = ["Dispatcher"]
 
@@ -49,6 +50,7 @@ class Dispatcher:
     Args:
         nsqds: Tells how many nsqds there are.
         why_none: Says why there is no connection, given how long that was waited for in words.
+        owner: Producer that log lines name.
 
     Attributes:
         links: Those that take publishes.
@@ -73,6 +75,7 @@ class Dispatcher:
         *,
         nsqds: Callable[[], int],
         why_none: Callable[[str], NSQException],
+        owner: Owner | None = None,
     ) -> None:
         self.links: list[Link] = []
         self.aside: list[Link] = []
@@ -97,7 +100,8 @@ class Dispatcher:
         self._outside: deque[Publish] = deque()
         self._waiting: deque[Publish] = deque()
         self._returned: list[Publish] = []
-        self._telling = Telling(self, totals, latency, clock)
+        self._owner = owner if owner is not None else Owner("", clock.monotonic)
+        self._telling = Telling(self, totals, latency, clock, self._owner)
         self.settle: Callable[[Publish], None] = self._telling.settle
         self._stalls = Stalls(options.stalled_after)
         self._vigil = Vigil()
@@ -385,9 +389,17 @@ class Dispatcher:
         for link in self.aside:
             if link not in before:
                 text = "%s: has not answered for %g s; publishes go to other nsqds"
-                logger.warning(text, link.address, self._options.stalled_after)
+                self._log_link(logging.WARNING, link, text, self._options.stalled_after)
             for publish in link.withdraw(_publishes(link.unsent)):
                 publish.not_executed(NSQNotSentTimeout(f"{link.address}: nsqd does not read"))
+        for link in before:
+            if link not in self.aside:
+                self._log_link(logging.INFO, link, "%s: is published to again")
+
+    def _log_link(self, level: int, link: Link, text: str, *arguments: object) -> None:
+        # Together for all connections to an nsqd.
+        kind = f"{link.address} {text}"
+        self._owner.repeats(logger).log(level, kind, text, self._owner.at(link.address), *arguments)
 
     # --- the end
 

@@ -396,14 +396,14 @@ producer.publish_async("t", b"x")
 def test_program_whose_publishes_have_no_answer_ends_with_close_timeout_and_says_so():
     said = run(UNANSWERED, f"127.0.0.1:{refused_port()}", "threaded")
 
-    assert " ".join(said).startswith("closed with 1 publishes not confirmed, the first of them to ")
+    assert " ".join(said).startswith("producer-1: closed with 1 publish not confirmed, the first of them to t: ")
     assert "Connection refused" in " ".join(said)
 
 
 def test_program_that_leaves_publishes_in_its_own_hub_is_told():
     said = run(UNANSWERED, f"127.0.0.1:{refused_port()}", "")
 
-    assert " ".join(said) == "the program ends with 1 publishes not confirmed: close() waits for them"
+    assert " ".join(said) == "producer-1: the program ends with 1 publish not confirmed: close() waits for them"
 
 
 @pytest.mark.parametrize("threaded", ["", "threaded"])
