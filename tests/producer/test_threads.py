@@ -381,6 +381,34 @@ def test_program_left_without_close_ends_when_all_is_confirmed(fakensqd, script)
     assert bodies(fakensqd, "t") == [b"first", *[b"%d" % number for number in range(1000)]]
 
 
+PATCHED_LATE = """
+import sys, warnings
+from gnsq import Consumer, Producer
+
+producer = Producer(sys.argv[1], threaded=sys.argv[2] == "threaded")
+producer.publish("t", b"before")
+consumer = Consumer("t", "c", sys.argv[1], message_handler=lambda consumer, message: print(message.body.decode()))
+consumer.start(block=False)
+from gevent import monkey
+
+warnings.simplefilter("ignore")  # gevent's own, that this is late
+monkey.patch_all()
+producer.publish("t", b"after")
+if sys.argv[3] == "closed":
+    producer.close()
+    consumer.close()
+    consumer.join()
+"""
+
+
+@pytest.mark.parametrize("end", ["closed", "left"])
+@pytest.mark.parametrize("threaded", ["", "threaded"])
+def test_program_that_patches_late_ends_without_a_word(fakensqd, threaded, end):
+    run(PATCHED_LATE, fakensqd.tcp_address, threaded, end)
+
+    assert fakensqd.transcript.published("t") == [b"before", b"after"]
+
+
 UNANSWERED = """
 import logging, sys, time
 from gnsq import Producer
