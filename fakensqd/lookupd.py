@@ -17,6 +17,7 @@ from fakensqd.lookupd_http import lookupd_application
 from fakensqd.lookupd_session import LookupdSession
 from fakensqd.options import NSQ_VERSION, LookupdOptions
 from fakensqd.registry import Registry
+from gnsq.options import parameters_of
 
 __all__ = ["FakeLookupd"]
 
@@ -45,7 +46,9 @@ class FakeLookupd(Daemon):
         faults_over_http: bool = False,
         **options: object,
     ) -> None:
-        self.options = LookupdOptions.of("FakeLookupd", options)
+        self.options = LookupdOptions.of(
+            "FakeLookupd", options, parameters=(*parameters_of(FakeLookupd.__init__), "threaded")
+        )
         self._watch_as(record=record, seed=seed, faults_over_http=faults_over_http)
         super().__init__(self.options.tcp_address, self.options.http_address, clock)
         self.hostname = socket.gethostname()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 __all__ = ["counted", "nearest", "without_address"]
@@ -20,6 +19,8 @@ def counted(number: int, noun: str, plural: str | None = None, *, spec: str = ""
 
 def nearest(unknown: Iterable[str], known: Iterable[str], what: str = "known are") -> str:
     """End a text that refuses names: say which ones were probably meant, then all that are known."""
+    import difflib  # 2 ms, for an error that ends most programs
+
     names = list(known)
     by_lower = {name.lower(): name for name in names}
     meant = [by_lower[close] for name in unknown for close in difflib.get_close_matches(name.lower(), by_lower, 1)]

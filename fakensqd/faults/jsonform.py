@@ -17,6 +17,7 @@ from fakensqd.faults.actions import ACTIONS, Action
 from fakensqd.faults.match import Match, on
 from fakensqd.faults.scenario import Rule
 from fakensqd.transcript import decode_bytes, encode_bytes
+from gnsq.texts import nearest
 
 __all__ = ["decode_rules", "encode_rule"]
 
@@ -178,7 +179,7 @@ def _check_names(document: _Object, owner: str, known: Sequence[str]) -> None:
     unknown = sorted(set(document) - set(known))
     if unknown:
         given = ", ".join(f"{name} ({_shown(document[name])})" for name in unknown)
-        raise ValueError(f"{owner} has no {given}; it has {', '.join(known)}")
+        raise ValueError(f"{owner} has no {given}{nearest(unknown, known, 'it has')}")
 
 
 def _read(document: _Object, name: str, field: _Field, where: str = "") -> Any:  # Any: each field has its own type

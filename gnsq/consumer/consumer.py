@@ -36,7 +36,7 @@ from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.forks import give_up_in_children
 from gnsq.nsqd.home import Home
 from gnsq.nsqd.opening import prepared
-from gnsq.options import ConnectionOptions
+from gnsq.options import ConnectionOptions, parameters_of
 from gnsq.pool import ConnectionPool, Life, ReconnectOptions
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.repeats import Owner
@@ -134,7 +134,15 @@ class Consumer(Hooks):
         self._clock = clock if clock is not None else RealClock()
         self.log_owner = Owner(name or f"{topic}/{channel}", self._clock.monotonic)
         self._pool = ConnectionPool(
-            prepared(ConnectionOptions.of("Consumer", options, ConsumerOptions, ReconnectOptions)),
+            prepared(
+                ConnectionOptions.of(
+                    "Consumer",
+                    options,
+                    ConsumerOptions,
+                    ReconnectOptions,
+                    parameters=parameters_of(Consumer.__init__),
+                )
+            ),
             reconnect,
             self._clock,
             prepare=self._prepare,

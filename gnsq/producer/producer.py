@@ -24,7 +24,7 @@ from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.home import GRACE, here, in_hub
 from gnsq.nsqd.latency import Latency
 from gnsq.nsqd.opening import prepared
-from gnsq.options import ConnectionOptions
+from gnsq.options import ConnectionOptions, parameters_of
 from gnsq.pool import Life, ReconnectOptions
 from gnsq.producer.httplinks import check_no_tcp, wanted_clients
 from gnsq.producer.lifetime import Lifetime
@@ -121,7 +121,11 @@ class Producer:
         options.setdefault("reconnect_maximum", max(longest, 0.1))
         self.reconnect = ReconnectOptions.take(options)
         self.conn_kwargs = options
-        self.connection_options = prepared(ConnectionOptions.of("Producer", options, ProducerOptions, ReconnectOptions))
+        self.connection_options = prepared(
+            ConnectionOptions.of(
+                "Producer", options, ProducerOptions, ReconnectOptions, parameters=parameters_of(Producer.__init__)
+            )
+        )
         self.on_response = Signal()
         self.on_error = Signal()
         self.on_auth = Signal()
