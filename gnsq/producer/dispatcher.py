@@ -38,6 +38,7 @@ from gnsq.producer.strategies import Strategy
 from gnsq.producer.telling import Telling
 from gnsq.producer.vigil import Vigil
 from gnsq.repeats import Owner
+from gnsq.texts import counted
 
 __all__ = ["Dispatcher"]
 
@@ -175,7 +176,8 @@ class Dispatcher:
 
     @property
     def _taken_room(self) -> str:
-        return f"{self.pending_bytes} bytes have no answer, max_pending_bytes is {self._max_pending_bytes}"
+        taken = counted(self.pending_bytes, "byte has", "bytes have")
+        return f"{taken} no answer, max_pending_bytes is {self._max_pending_bytes}"
 
     def _has_room(self, publish: Publish) -> bool:
         # What is longer than the bound goes alone, or never would.

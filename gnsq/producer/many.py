@@ -52,7 +52,7 @@ class NSQManyFailed(NSQException):
         what = "from message" if failed[0].messages else "the iterable, behind message" if first else "the iterable, at"
         number = first - 1 if first and not failed[0].messages else first
         super().__init__(
-            f"{sum(chunk.messages for chunk in failed)} messages not confirmed, {confirmed} confirmed; "
+            f"{counted(sum(chunk.messages for chunk in failed), 'message')} not confirmed, {confirmed} confirmed; "
             f"first failure, {what} {number}: {error if failed[0].messages else repr(error)}"
         )
         self.chunks = chunks
