@@ -77,7 +77,7 @@ def wait_all(events: Iterable[Event], limit: float, clock: Clock) -> None:
 class _Keeper:
     """What the pool knows of one address."""
 
-    __slots__ = ("excused", "failures", "greenlet", "last_failure", "permanent", "released", "tried", "woken")
+    __slots__ = ("excused", "failures", "greenlet", "last_failure", "permanent", "released", "stable", "tried", "woken")
 
     def __init__(self, permanent: bool) -> None:
         self.permanent = permanent
@@ -87,6 +87,8 @@ class _Keeper:
         self.woken = Event()
         # In a row.
         self.failures = 0
+        # When the last connection that was stable was opened: failures since then are another story.
+        self.stable = -math.inf
         # When a loss was blameless last.
         self.excused = -math.inf
         self.last_failure: NSQException | None = None
@@ -272,6 +274,7 @@ class ConnectionPool:
             "closed by this side" if error is None else without_address(error, address),
             then,
             exc_info=bug,
+            since=keeper.stable,
         )
 
     def _is_lost_blameless(self, address: str, connection: Connection, keeper: _Keeper) -> bool:
@@ -279,7 +282,7 @@ class ConnectionPool:
         opened = self._clock.monotonic()
         connection.wait_closed()
         if self._clock.monotonic() - opened >= STABLE:
-            keeper.failures = 0
+            keeper.failures, keeper.stable = 0, opened
         keeper.last_failure = connection.error
         self.connections.pop(address, None)
         self._on_lost(connection)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 
 __all__ = ["Owner", "Repeats"]
@@ -30,12 +31,22 @@ class Repeats:
         self._kinds: dict[str, tuple[float, int]] = {}
 
     def log(
-        self, level: int, kind: str, text: str, *arguments: object, exc_info: bool | BaseException | None = False
+        self,
+        level: int,
+        kind: str,
+        text: str,
+        *arguments: object,
+        exc_info: bool | BaseException | None = False,
+        since: float = -math.inf,
     ) -> None:
-        """Log a line of some kind, or count it."""
+        """Log a line of some kind, or count it.
+
+        Args:
+            since: What was said before this time, by now(), is another story: this line is the first of a new one.
+        """
         due, unsaid = self._kinds.get(kind, (0.0, 0))
         now = self._now()
-        if kind in self._kinds and now < due:
+        if kind in self._kinds and now < due and due - INTERVAL >= since:
             self._kinds[kind] = (due, unsaid + 1)
             self._logger.debug(text, *arguments, exc_info=exc_info)
             return

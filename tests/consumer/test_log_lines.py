@@ -28,6 +28,21 @@ def test_lost_connection_of_a_consumer_is_one_line_that_names_it(nsqd, clock, st
     ]
 
 
+def test_loss_of_a_connection_that_was_stable_is_told_however_soon_after_another(nsqd, clock, started, lines):
+    started(print, nsqd, reconnect_jitter=0)
+    for lasted in (1.0, 1.0, 12.0):
+        clock.advance(lasted)
+        nsqd.link.cut()
+        clock.advance(8.0 if lasted < 10.0 else 0.0)
+        clock.advance(8.0)
+
+    said = f"{nsqd.tcp_address}: t/c: connection lost: nsqd closed the connection; trying again in"
+    assert lines(logging.WARNING) == [
+        f"{said} 8.0 s",
+        f"{said} 8.0 s (and 1 like it since the last such line)",
+    ]
+
+
 def test_name_of_a_consumer_stands_for_topic_and_channel(nsqd, clock, started, lines):
     started(print, nsqd, name="billing")
     nsqd.link.cut()
