@@ -12,9 +12,11 @@ from fakensqd.faults.action import Action, Change
 from fakensqd.faults.match import Match, Point
 from fakensqd.faults.scenario import Rule, Scenario
 from fakensqd.lookupd import FakeLookupd
+from fakensqd.options import NsqdOptions
 from fakensqd.server import FakeNsqd
 from fakensqd.thread import Threadable
 from fakensqd.watched import Added, rules_of
+from gnsq.options import parameters_of
 
 __all__ = ["FakeCluster"]
 
@@ -70,6 +72,8 @@ class FakeCluster(metaclass=Threadable):
         self.lookupds = [
             FakeLookupd(**self._common, **self._addresses(_LOOKUPD_PORT, number)) for number in range(lookupds)
         ]
+        # Refused here, not by start().
+        NsqdOptions.of("FakeCluster", options, parameters=(*parameters_of(FakeCluster.__init__), "threaded"))
         self._count = nsqds
         self._options = options
         # Rules for nsqds, from before there were any.

@@ -27,6 +27,7 @@ from fakensqd.disk import (
     encode_stored,
 )
 from gnsq.protocol.names import is_ephemeral
+from gnsq.texts import counted
 
 __all__ = ["DataPath", "DataPathError"]
 
@@ -179,7 +180,7 @@ class DataPath:
             logger.error("messages in %s.damaged are not read: %s", name, error)
             return
         if torn:
-            logger.warning("the last %d bytes of %s are not whole, and not read", torn, name)
+            logger.warning("%s: the end is not whole, and not read: %s", name, counted(torn, "byte"))
         for queue in queues:
             # The file may be of another time than nsqd.dat: what it names is made.
             topic = broker.ensure_topic(queue.topic)

@@ -20,6 +20,7 @@ from fakensqd.channel import Message
 from fakensqd.options import NSQ_VERSION
 from gnsq.protocol.frames import decode_message, encode_message
 from gnsq.protocol.names import valid_channel_name, valid_topic_name
+from gnsq.texts import counted
 
 __all__ = [
     "ChannelRecord",
@@ -147,7 +148,7 @@ def decode_messages(data: bytes) -> tuple[list[Queue], int]:
             break
         content = data[start : start + size]
         if zlib.crc32(content) != checksum:
-            raise DiskError(f"the checksum of {size} bytes of messages is wrong")
+            raise DiskError(f"the checksum of {counted(size, 'byte')} of messages is wrong")
         # What has the right checksum was written by _record().
         reader = _Reader(content, 0)
         document = json.loads(reader.sized())

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from gnsq.texts import counted
+
 __all__ = ["BOOL", "INT", "INT32", "STRING", "FieldType", "decode", "encode", "list_of", "object_of"]
 
 
@@ -72,7 +74,7 @@ def decode(body: bytes, fields: Mapping[str, FieldType]) -> dict[str, object]:
             parse_constant=_refuse,
         )
     except RecursionError:
-        raise ValueError(f"JSON body of {len(body)} bytes is nested too deeply") from None
+        raise ValueError(f"JSON body of {counted(len(body), 'byte')} is nested too deeply") from None
     if pairs is None:
         return {}
     if not isinstance(pairs, _Pairs):

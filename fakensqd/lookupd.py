@@ -17,6 +17,7 @@ from fakensqd.lookupd_http import lookupd_application
 from fakensqd.lookupd_session import LookupdSession
 from fakensqd.options import NSQ_VERSION, LookupdOptions
 from fakensqd.registry import Registry
+from gnsq.options import parameters_of
 
 __all__ = ["FakeLookupd"]
 
@@ -47,7 +48,9 @@ class FakeLookupd(Daemon):
         faults_http_address: str = "127.0.0.1:0",
         **options: object,
     ) -> None:
-        self.options = LookupdOptions.of("FakeLookupd", options)
+        self.options = LookupdOptions.of(
+            "FakeLookupd", options, parameters=(*parameters_of(FakeLookupd.__init__), "threaded")
+        )
         self._watch_as(
             record=record, seed=seed, faults_over_http=faults_over_http, faults_http_address=faults_http_address
         )

@@ -22,6 +22,7 @@ from fakensqd.nsqd_http import nsqd_application, tls_required_application
 from fakensqd.options import NsqdOptions, TlsRequired
 from fakensqd.scan import last_listing, next_listing, next_scan
 from fakensqd.session import Session
+from gnsq.options import parameters_of
 from gnsq.protocol.names import is_ephemeral
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class FakeNsqd(Daemon):
         faults_http_address: str = "127.0.0.1:0",
         **options: object,
     ) -> None:
-        self.options = NsqdOptions.of("FakeNsqd", options)
+        self.options = NsqdOptions.of("FakeNsqd", options, parameters=(*parameters_of(FakeNsqd.__init__), "threaded"))
         self._watch_as(
             record=record, seed=seed, faults_over_http=faults_over_http, faults_http_address=faults_http_address
         )

@@ -20,6 +20,8 @@ from gevent._hub_local import get_hub_if_exists
 from gevent.event import Event
 from gevent.pool import Group
 
+from gnsq.texts import counted
+
 __all__ = ["Forwarder", "Server", "Threadable", "Threaded"]
 
 _Value = TypeVar("_Value")
@@ -182,7 +184,7 @@ class Threaded:
             self._calls.kill()
             left = self._left_over(watchers)
             if left > 0:
-                outcome = RuntimeError(f"{left} watchers of the hub are left over after the server was stopped")
+                outcome = RuntimeError(f"{counted(left, 'watcher')} of the hub left over after the server was stopped")
         except BaseException as error:  # noqa: BLE001  # raised by stop(), in the caller
             outcome = error
         finally:

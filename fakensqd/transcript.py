@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
+from gnsq.texts import counted
+
 __all__ = ["Entry", "Transcript", "decode_bytes", "encode_bytes"]
 
 _SHOWN = 60
@@ -193,7 +195,7 @@ class Transcript:
         entries = list(self._entries)
         shown = entries if last is None else entries[max(0, len(entries) - last) :]
         before = self.dropped + len(entries) - len(shown)
-        lines = [f"({before} entries before)"] if before else []
+        lines = [f"({counted(before, 'entry', 'entries')} before)"] if before else []
         return "\n".join([*lines, *map(str, shown)])
 
     __str__ = text

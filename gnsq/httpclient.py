@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -32,7 +32,7 @@ from gnsq.http.values import (
     mapped_retries,
     mapped_timeout,
 )
-from gnsq.options import USER_AGENT, Options, option
+from gnsq.options import USER_AGENT, Options, option, parameters_of
 
 if TYPE_CHECKING:
     import ssl
@@ -81,8 +81,16 @@ class HttpOptions(Options):
     ssl_context: ssl.SSLContext | None = option(None, "an `ssl.SSLContext` in place of the five before")
 
     @classmethod
-    def from_keywords(cls, owner: str, values: Mapping[str, Any]) -> HttpOptions:  # Any: each has its own type
+    def from_keywords(
+        cls,
+        owner: str,
+        values: Mapping[str, Any],  # Any: each has its own type
+        parameters: Iterable[str] = (),
+    ) -> HttpOptions:
         """Make options from keyword arguments, those of gnsq 1.0 (which were urllib3's) among them.
+
+        Args:
+            parameters: As Options.of().
 
         Raises:
             TypeError: If a name is not an option (the text lists those that are), or a value has the wrong type.
@@ -98,7 +106,7 @@ class HttpOptions(Options):
         for name in ("ca_certs", "cert_file", "key_file"):
             if isinstance(known.get(name), os.PathLike):
                 known[name] = os.fspath(known[name])
-        return cls.of(owner, known)
+        return cls.of(owner, known, parameters=parameters)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -183,7 +191,7 @@ class HTTPClient:
         self._scheme = checked_scheme(scheme)
         self._path = checked_path(path)
         self.useragent = useragent
-        self.options = HttpOptions.from_keywords(type(self).__name__, options)
+        self.options = HttpOptions.from_keywords(type(self).__name__, options, parameters_of(HTTPClient.__init__))
         context = _context(self.options) if self._scheme == "https" else None
         self._calls = Calls(
             self.address, self.options, _headers(useragent, self.options), self.options.proxies, context

@@ -16,12 +16,11 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 import gevent
-from gevent import monkey
 from gevent.event import Event
 
 from gnsq.crossing import EVER, Crossing
 from gnsq.doors import Door, door
-from gnsq.natives import get_ident, start_new_thread
+from gnsq.natives import get_ident, start_named_thread
 
 __all__ = ["HubThread"]
 
@@ -164,12 +163,7 @@ class HubThread:
         return RuntimeError(f"thread {self.name} was stopped")
 
     def _start(self, started: Crossing[None]) -> None:
-        if monkey.is_module_patched("threading"):
-            start_new_thread(self._run, (started,))
-        else:
-            # Known to the threading module, so that the records it logs name it and no dummy stays behind.
-            self._thread = threading.Thread(target=self._run, args=(started,), name=self.name, daemon=True)
-            self._thread.start()
+        self._thread = start_named_thread(self.name, self._run, started)
 
     # --- in the thread
 

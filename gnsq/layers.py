@@ -16,6 +16,7 @@ from gnsq.breath import Breath
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import Codec
+from gnsq.texts import nearest
 from gnsq.tls import make_context
 from gnsq.transport import READ_SIZE, Transport
 
@@ -217,7 +218,7 @@ def client_context(options: ConnectionOptions) -> ssl.SSLContext:
     given: Mapping[str, Any] = options.tls_options or {}  # Any: each has its own type, which ssl checks
     unknown = sorted(set(given) - set(_TLS_OPTIONS))
     if unknown:
-        raise TypeError(f"tls_options has no {', '.join(unknown)}; it takes {', '.join(_TLS_OPTIONS)}")
+        raise TypeError(f"tls_options has no {', '.join(unknown)}{nearest(unknown, _TLS_OPTIONS, 'it takes')}")
     check_hostname = given.get("check_hostname", True)
     if not isinstance(check_hostname, bool):
         raise TypeError(f"check_hostname of tls_options must be bool, not {check_hostname!r}")

@@ -18,6 +18,7 @@ from blinker import Signal
 
 from gnsq.errors import NSQException
 from gnsq.protocol.frames import MESSAGE, MESSAGE_FRAME, decode_message
+from gnsq.texts import counted
 
 __all__ = ["Message", "Responder", "enable_async_all", "finish_all", "read_messages"]
 
@@ -142,7 +143,7 @@ class Message:
         self._signals: dict[str, Signal] | None = None
 
     def __repr__(self) -> str:
-        return f"<Message {self.id!r} attempts={self.attempts} of {len(self.body)} bytes>"
+        return f"<Message {self.id!r} attempts={self.attempts} of {counted(len(self.body), 'byte')}>"
 
     # --- facts
 

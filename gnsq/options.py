@@ -8,14 +8,25 @@ from __future__ import annotations
 import dataclasses
 import math
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from gnsq.texts import nearest
 
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["ConnectionOptions", "Options", "USER_AGENT", "VERSION", "check_bounds", "option", "option_rows"]
+__all__ = [
+    "ConnectionOptions",
+    "Options",
+    "USER_AGENT",
+    "VERSION",
+    "check_bounds",
+    "option",
+    "option_rows",
+    "parameters_of",
+]
 
 VERSION = "2.0.0.dev0"
 USER_AGENT = f"gnsq/{VERSION}"
@@ -50,21 +61,29 @@ class Options:
             _check_field(field, getattr(self, field.name))
 
     @classmethod
-    def of(cls: type[_Options], owner: str, values: Mapping[str, object], *beside: type[Options]) -> _Options:
+    def of(
+        cls: type[_Options],
+        owner: str,
+        values: Mapping[str, object],
+        *beside: type[Options],
+        parameters: Iterable[str] = (),
+    ) -> _Options:
         """Make options from keyword arguments of a public constructor.
 
         Args:
             beside: Other options of the same owner, which were taken from the arguments before.
+            parameters: Names of the owner's parameters that are no options: one may be misspelt, too.
 
         Raises:
-            TypeError: If a name is not an option; the text lists those that are.
+            TypeError: If a name is not an option; the text has the one that was probably meant, and all that are.
             ValueError: If a value is out of bounds.
         """
         names = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(values) - names)
         if unknown:
-            known = sorted(names.union(*({field.name for field in dataclasses.fields(other)} for other in beside)))
-            raise TypeError(f"{owner} has no option {', '.join(unknown)}; options are {', '.join(known)}")
+            names.update(*({field.name for field in dataclasses.fields(other)} for other in beside), parameters)
+            text = f"{owner} has no option {', '.join(unknown)}{nearest(unknown, sorted(names), 'options are')}"
+            raise TypeError(text)
         return cls(**values)  # __post_init__ checks the values
 
     @classmethod
@@ -97,6 +116,8 @@ def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> N
         return
     bounds = f"at least {low}" if high is None else f"within {low} to {high}"
     also = "".join(f" or {number}" for number in special)
+    if bounds + also == "at least 1" and unit not in ("s", "ms"):
+        unit = unit.removesuffix("s")
     raise ValueError(f"{subject} {value} must be {bounds}{also} {unit}".rstrip())
 
 
@@ -119,6 +140,12 @@ def _check_type(field: dataclasses.Field[Any], value: object) -> None:
     if (isinstance(value, bool) and "bool" not in names) or not any(isinstance(value, _TYPES[name]) for name in names):
         shown = repr(value) if field.repr else f"a {type(value).__name__}"
         raise TypeError(f"{field.name} must be {' or '.join(names)}, not {shown}")
+
+
+def parameters_of(function: Callable[..., object]) -> tuple[str, ...]:
+    """List the names of a constructor's own parameters, self and ``**options`` aside."""
+    code = getattr(function, "__code__", None)  # None: somebody has put an object in its place
+    return () if code is None else code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
 
 
 def option_rows(options: type[Options]) -> list[tuple[str, str, str, str]]:

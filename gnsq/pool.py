@@ -21,9 +21,10 @@ from gnsq.addresses import parse_address
 from gnsq.backofftimer import growing_delay
 from gnsq.clock import Clock
 from gnsq.errors import NSQException
-from gnsq.nsqd.connection import Connection
+from gnsq.nsqd.connection import Connection, InternalError
 from gnsq.options import ConnectionOptions, Options, option
-from gnsq.repeats import Repeats
+from gnsq.repeats import Owner
+from gnsq.texts import without_address
 
 __all__ = ["ConnectionPool", "Life", "ReconnectOptions", "wait_all"]
 
@@ -76,7 +77,7 @@ def wait_all(events: Iterable[Event], limit: float, clock: Clock) -> None:
 class _Keeper:
     """What the pool knows of one address."""
 
-    __slots__ = ("excused", "failures", "greenlet", "last_failure", "permanent", "released", "tried", "woken")
+    __slots__ = ("excused", "failures", "greenlet", "last_failure", "permanent", "released", "stable", "tried", "woken")
 
     def __init__(self, permanent: bool) -> None:
         self.permanent = permanent
@@ -86,6 +87,8 @@ class _Keeper:
         self.woken = Event()
         # In a row.
         self.failures = 0
+        # When the last connection that was stable was opened: failures since then are another story.
+        self.stable = -math.inf
         # When a loss was blameless last.
         self.excused = -math.inf
         self.last_failure: NSQException | None = None
@@ -103,6 +106,7 @@ class ConnectionPool:
         blameless: Asked, behind on_lost, whether the nsqd had no part in such a loss. If so it is no failure: the
             connection is opened again at once, also to an address that is not permanent; but after the second one
             within reconnect_initial seconds only when as much time has passed.
+        owner: Consumer or Producer that log lines name; pools that have one together are rate-limited together.
     """
 
     def __init__(
@@ -115,6 +119,7 @@ class ConnectionPool:
         setup: Callable[[Connection], None],
         on_lost: Callable[[Connection], object] = lambda connection: None,
         blameless: Callable[[Connection], bool] = lambda connection: False,
+        owner: Owner | None = None,
     ) -> None:
         self.connections: dict[str, Connection] = {}
         self._options = options
@@ -124,7 +129,7 @@ class ConnectionPool:
         self._setup = setup
         self._on_lost = on_lost
         self._blameless = blameless
-        self._repeats = Repeats(logger, clock.monotonic)
+        self._owner = owner if owner is not None else Owner("", clock.monotonic)
         self._keepers: dict[str, _Keeper] = {}
         # Of addresses that are not permanent, and not tried now: why they have no connection.
         self._past_failures: dict[str, NSQException] = {}
@@ -231,12 +236,17 @@ class ConnectionPool:
                 excused = connection is not None and self._is_lost_blameless(address, connection, keeper)
                 # Before `released` is read: what release() sets from here on ends the wait.
                 keeper.woken.clear()
-                if self._over or keeper.released or not (keeper.permanent or excused):
+                if self._over:
                     return
-                wait = self._wait_excused(keeper) if excused else self._wait_failed(keeper)
+                wait: float | None = None
+                if not keeper.released and (keeper.permanent or excused):
+                    wait = self._wait_excused(keeper) if excused else self._wait_failed(keeper)
+                # Excused: whose publish it was has been told.
+                level = logging.INFO if excused or keeper.released else logging.WARNING
+                self._log_failure(keeper, address, wait, level, was_open=connection is not None)
+                if wait is None:
+                    return
                 if wait > 0:
-                    # Excused: whose publish it was has been told.
-                    self._log_failure(keeper, address, wait, logging.DEBUG if excused else logging.WARNING)
                     self._clock.wait(keeper.woken, wait)
         finally:
             keeper.tried.set()
@@ -245,18 +255,34 @@ class ConnectionPool:
                 if keeper.last_failure is not None and not keeper.permanent:
                     self._past_failures[address] = keeper.last_failure
 
-    def _log_failure(self, keeper: _Keeper, address: str, wait: float, level: int) -> None:
-        # Once a minute for each kind of failure: an nsqd may be down for days.
+    def _log_failure(self, keeper: _Keeper, address: str, wait: float | None, level: int, *, was_open: bool) -> None:
+        """Say why there is no connection, and what is next. Once a minute for each kind of failure: an nsqd may be down
+        for days."""
         error = keeper.last_failure
-        text = "%s: not connected: %s; trying again in %.1f s"
-        self._repeats.log(level, f"{address} {type(error).__name__}", text, address, error, wait)
+        bug = error.__cause__ if isinstance(error, InternalError) else None
+        what = "connection lost" if was_open else "not connected"
+        if wait is not None:
+            then = f"trying again in {wait:.1f} s" if wait > 0 else "trying again at once"
+        else:
+            then = "not tried again" if keeper.released else "not tried again until an nsqlookupd names it"
+        self._owner.repeats(logger).log(
+            logging.ERROR if bug else level,
+            f"{address} {what} {type(error).__name__}",
+            "%s: %s: %s; %s",
+            self._owner.at(address),
+            what,
+            "closed by this side" if error is None else without_address(error, address),
+            then,
+            exc_info=bug,
+            since=keeper.stable,
+        )
 
     def _is_lost_blameless(self, address: str, connection: Connection, keeper: _Keeper) -> bool:
         """Wait until a connection is lost; whether that is no failure."""
         opened = self._clock.monotonic()
         connection.wait_closed()
         if self._clock.monotonic() - opened >= STABLE:
-            keeper.failures = 0
+            keeper.failures, keeper.stable = 0, opened
         keeper.last_failure = connection.error
         self.connections.pop(address, None)
         self._on_lost(connection)
@@ -274,29 +300,30 @@ class ConnectionPool:
 
     def _try_open(self, address: str, keeper: _Keeper) -> Connection | None:
         host, port = parse_address(address)
-        connection = Connection(host, port, self._options, self._clock)
+        connection = Connection(host, port, self._options, self._clock, owner=self._owner)
         self._prepare(connection)
         self._opening.add(connection)
         try:
             connection.open()
             self.connections[address] = connection
             self._setup(connection)
-        except NSQException as error:
-            connection.abort(error)
+        except Exception as error:  # noqa: BLE001  # a bug is logged with what is next
+            connection.abort(_failure(error))
             self.connections.pop(address, None)
-            keeper.last_failure = error
-            if not self._closing and not keeper.permanent:
-                logger.warning("%s: not connected: %s", address, error)
-            return None
-        except Exception as error:
-            # A bug, ours or a callback's, must not end the trying.
-            logger.exception("%s: internal error while connecting", address)
-            keeper.last_failure = NSQException(f"internal error: {error!r}")
-            connection.abort(keeper.last_failure)
-            self.connections.pop(address, None)
+            # What ended it first, if that was before: setup may only have seen that it is closed.
+            keeper.last_failure = connection.error or _failure(error)
             return None
         finally:
             self._opening.discard(connection)
         keeper.last_failure = None
         self._past_failures.pop(address, None)
         return connection
+
+
+def _failure(error: Exception) -> NSQException:
+    """Name what has kept a connection from being opened; a bug, ours or a callback's, must not end the trying."""
+    if isinstance(error, NSQException):
+        return error
+    failure = InternalError(f"internal error while connecting: {error!r}")
+    failure.__cause__ = error
+    return failure

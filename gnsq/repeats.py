@@ -1,14 +1,17 @@
-"""Repeats: log lines that would come once a message, cut down to what a person can read."""
+"""Log lines of one owner: which Consumer or Producer they are of, and how often those of one kind are said."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 
-__all__ = ["Repeats"]
+__all__ = ["Owner", "Repeats"]
 
 # Seconds in which lines of one kind are one line.
 INTERVAL = 60.0
+# Kinds that are remembered; then those whose interval is over are forgotten, with their number.
+MAX_KINDS = 1000
 
 
 class Repeats:
@@ -29,20 +32,32 @@ class Repeats:
         # By kind: when it may be said again, how often it was said in this interval, and how often not.
         self._kinds: dict[str, tuple[float, int, int]] = {}
 
-    def log(self, level: int, kind: str, text: str, *arguments: object, exc_info: bool = False, burst: int = 1) -> None:
+    def log(
+        self,
+        level: int,
+        kind: str,
+        text: str,
+        *arguments: object,
+        exc_info: bool | BaseException | None = False,
+        burst: int = 1,
+        since: float = -math.inf,
+    ) -> None:
         """Log a line of some kind, or count it.
 
         Args:
             burst: Lines of this kind in one INTERVAL.
+            since: What was said before this time, by now(), is another story: this line is the first of a new one.
         """
         due, said, unsaid = self._kinds.get(kind, (0.0, 0, 0))
         now = self._now()
-        if kind not in self._kinds or now >= due:
+        if kind not in self._kinds or now >= due or due - INTERVAL < since:
             due, said = now + INTERVAL, 0
         if said >= burst:
             self._kinds[kind] = (due, said, unsaid + 1)
             self._logger.debug(text, *arguments, exc_info=exc_info)
             return
+        if len(self._kinds) >= MAX_KINDS:
+            self._kinds = {known: entry for known, entry in self._kinds.items() if now < entry[0]}
         self._kinds[kind] = (due, said + 1, 0)
         if unsaid:
             text, arguments = text + " (and %d like it since the last such line)", (*arguments, unsaid)
@@ -64,3 +79,29 @@ class Repeats:
         if unsaid and (at_once or self._now() >= due):
             self._kinds[kind] = (due, said, 0)
             self._logger.log(level, text, unsaid, *arguments)
+
+
+class Owner:
+    """The Consumer or Producer that log lines are of; handed to all that it makes, which log on its behalf.
+
+    Args:
+        label: Its name in log lines; empty: none is named.
+        now: Tells monotonic seconds, for the rate limits.
+    """
+
+    __slots__ = ("_now", "_repeats", "label")
+
+    def __init__(self, label: str, now: Callable[[], float]) -> None:
+        self.label = label
+        self._now = now
+        self._repeats: dict[str, Repeats] = {}
+
+    def at(self, address: str) -> str:
+        """Write how a line about a peer begins: its address, then the owner."""
+        return f"{address}: {self.label}" if self.label else address
+
+    def repeats(self, logger: logging.Logger) -> Repeats:
+        """Give the rate limit of a module's lines: one for all that the owner has of a kind, such as connections."""
+        if logger.name not in self._repeats:
+            self._repeats[logger.name] = Repeats(logger, self._now)
+        return self._repeats[logger.name]

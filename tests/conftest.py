@@ -1,5 +1,6 @@
 """How random tests run: reproducible where CI is set, new cases each time elsewhere; and what many tests need."""
 
+import logging
 import os
 import resource
 from datetime import timedelta
@@ -37,6 +38,18 @@ def consume(fakensqd):
     for consumer in made:
         consumer.close()
         consumer.join(10)
+
+
+@pytest.fixture
+def lines(caplog):
+    """Give what gnsq has logged, from some level on."""
+    caplog.set_level(logging.INFO, "gnsq")
+
+    def told(level=logging.INFO):
+        records = [record for record in caplog.records if record.levelno >= level and record.name.startswith("gnsq")]
+        return [record.getMessage() for record in records]
+
+    return told
 
 
 @pytest.fixture

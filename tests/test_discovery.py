@@ -150,7 +150,9 @@ NODES = {"channels": [], "producers": []}
 
 @pytest.mark.parametrize("kind", [Consumer, Producer])
 def test_clients_ask_with_the_options_that_they_were_given(kind):
-    given = {"message_handler": print, "topic": "t", "channel": "c"} if kind is Consumer else {}
+    given = (
+        {"message_handler": lambda consumer, message: None, "topic": "t", "channel": "c"} if kind is Consumer else {}
+    )
 
     with http_peer(lambda asked, sock: reply(json.dumps(NODES).encode(), "200 OK", JSON)) as peer:
         client = kind(lookupd_http_addresses=peer.address, lookupd_options={"auth": ("user", "secret")}, **given)

@@ -329,7 +329,9 @@ def test_connection_class_is_gone_and_says_so(client):
 
 @pytest.mark.parametrize("client", [HTTPClient, NsqdHTTPClient, LookupdClient])
 def test_unknown_option_names_those_that_there_are(client):
-    with pytest.raises(TypeError, match=rf"{client.__name__} has no option tmeout; options are auth, .*timeout"):
+    with pytest.raises(
+        TypeError, match=rf"{client.__name__} has no option tmeout; did you mean timeout\? options are auth"
+    ):
         client("h", 1, tmeout=1)
 
 

@@ -368,7 +368,7 @@ def test_threads_and_greenlets_lose_no_wake_up(patch):
 
 
 def test_thread_of_a_patched_process_is_not_the_threading_modules(monkeypatch):
-    monkeypatch.setattr("gnsq.hubthread.monkey.is_module_patched", lambda name: True)
+    monkeypatch.setattr("gnsq.natives.monkey.is_module_patched", lambda name: True)
     before = threading.enumerate()
 
     with HubThread("test") as hub:

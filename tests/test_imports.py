@@ -11,7 +11,7 @@ import gnsq
 
 ROOT = Path(__file__).parent.parent
 
-CORE = ["errors", "options"]
+CORE = ["errors", "options", "texts"]
 PURE = [*CORE, "protocol"]
 THREADS = ["natives", "doors", "crossing", "hubthread"]
 SMALL = [
@@ -33,7 +33,7 @@ CLIENT = [*BELOW, "http", "httpclient", "nsqd", "lookupd"]
 # Module (or package): what of gnsq it may import. Source: the house plan, "Who may import whom".
 GNSQ = {
     "errors": [],
-    "options": ["errors"],
+    "options": ["errors", "texts"],
     "protocol": PURE,
     "message": PURE,
     "addresses": PURE,
@@ -51,6 +51,7 @@ GNSQ = {
     "states": [],
     "stats": [],
     "transport": [*PURE, "addresses", "clock"],
+    "texts": [],
     "tls": [],
     "breath": [],
     "layers": [*PURE, "breath", "tls", "transport"],
@@ -83,6 +84,7 @@ PURE_MODULES = [
     "gnsq/http/values.py",
     "gnsq/rdy.py",
     "gnsq/stats.py",
+    "gnsq/texts.py",
     *[
         f"gnsq/spark/{name}.py"
         for name in ["collector", "drain", "failures", "gauge", "locations", "offsets", "options", "rowkey", "topics"]
@@ -152,7 +154,7 @@ def test_gnsq_never_imports_fakensqd():
 
 
 def test_spark_uses_public_names_of_gnsq():
-    public = {*gnsq.__all__, "errors", "hubthread", "localfiles", "options", "protocol", "spark"}
+    public = {*gnsq.__all__, "errors", "hubthread", "localfiles", "options", "protocol", "spark", "texts"}
     for path in files("gnsq/spark/**/*.py"):
         used = {name.split(".")[1] for name in imported(path) if name.startswith("gnsq.")}
         assert used <= public, path
@@ -169,7 +171,7 @@ def test_emulator_uses_the_shared_protocol_only():
     for path in files("fakensqd/**/*.py"):
         used = {name for name in imported(path) if name.startswith("gnsq.")}
         assert {name.split(".")[1] for name in used} <= {
-            *["protocol", "errors", "options", "clock", "transport", "layers"]
+            *["protocol", "errors", "options", "texts", "clock", "transport", "layers"]
         }, path
 
 

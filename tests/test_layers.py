@@ -288,8 +288,11 @@ def test_unusable_dictionary_names_the_file(given, words):
 
 
 def test_unknown_key_lists_those_there_are():
-    with pytest.raises(TypeError, match=r"tls_options has no cafile; it takes keyfile, certfile, cert_reqs, ca_certs"):
-        client_context(ConnectionOptions(tls_v1=True, tls_options={"cafile": "x"}))
+    with pytest.raises(
+        TypeError,
+        match=r"tls_options has no xyz; it takes keyfile, certfile, cert_reqs, ca_certs",
+    ):
+        client_context(ConnectionOptions(tls_v1=True, tls_options={"xyz": "x"}))
 
 
 # --- compression

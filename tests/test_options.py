@@ -4,7 +4,10 @@ import ssl
 
 import pytest
 
+from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
+from gnsq import Consumer, LookupdClient, NsqdHTTPClient, NsqdTCPClient, Producer
 from gnsq.consumer import ConsumerOptions
+from gnsq.layers import client_context
 from gnsq.options import ConnectionOptions, option_rows
 
 
@@ -42,8 +45,53 @@ def test_not_a_number_is_a_type_error(value):
 
 
 def test_unknown_option_lists_those_there_are():
-    with pytest.raises(TypeError, match=r"Consumer has no option hartbeat; options are address_resolver, auth_secret"):
-        ConnectionOptions.of("Consumer", {"hartbeat": 1})
+    with pytest.raises(TypeError, match=r"Consumer has no option xyz; options are address_resolver, auth_secret"):
+        ConnectionOptions.of("Consumer", {"xyz": 1})
+
+
+MISSPELT = [
+    pytest.param(lambda: Consumer("t", "c", "a", max_inflight=1), "Consumer", "max_in_flight", id="Consumer"),
+    pytest.param(lambda: Consumer("t", "c", "a", hartbeat_interval=1), "Consumer", "heartbeat_interval", id="TCP"),
+    pytest.param(
+        lambda: Consumer("t", "c", "a", lookupd_http_address="b"), "Consumer", "lookupd_http_addresses", id="parameter"
+    ),
+    pytest.param(lambda: Producer("a", batch_mesages=1), "Producer", "batch_messages", id="Producer"),
+    pytest.param(lambda: Producer("a", thread=True), "Producer", "threaded", id="Producer's parameter"),
+    pytest.param(lambda: NsqdTCPClient("a", tls=True), "NsqdTCPClient", "tls_v1", id="NsqdTCPClient"),
+    pytest.param(lambda: NsqdHTTPClient("a", 1, tmeout=1), "NsqdHTTPClient", "timeout", id="NsqdHTTPClient"),
+    pytest.param(lambda: LookupdClient("a", 1, ca_cert="x"), "LookupdClient", "ca_certs", id="LookupdClient"),
+    pytest.param(lambda: LookupdClient("a", 1, user_agent="x"), "LookupdClient", "useragent", id="its parameter"),
+    pytest.param(lambda: Producer(nsqd_http_addresses="a", http_options={"header": {}}), "", "headers", id="HTTP"),
+    pytest.param(
+        lambda: Consumer("t", "c", lookupd_http_addresses="a", lookupd_options={"ca_cert": "x"}),
+        "LookupdClient",
+        "ca_certs",
+        id="lookupd_options",
+    ),
+    pytest.param(
+        lambda: client_context(ConnectionOptions(tls_v1=True, tls_options={"ca_cert": "x"})),
+        "tls_options",
+        "ca_certs",
+        id="tls_options",
+    ),
+    pytest.param(lambda: FakeNsqd(max_msgsize=1), "FakeNsqd", "max_msg_size", id="FakeNsqd"),
+    pytest.param(lambda: FakeNsqd(thread=True), "FakeNsqd", "threaded", id="its parameter"),
+    pytest.param(lambda: FakeLookupd(tcp_adress="x"), "FakeLookupd", "tcp_address", id="FakeLookupd"),
+    pytest.param(lambda: FakeCluster(max_msgsize=1), "FakeCluster", "max_msg_size", id="FakeCluster"),
+]
+
+
+@pytest.mark.parametrize(("make", "owner", "meant"), MISSPELT)
+def test_misspelt_option_is_told_the_one_that_was_meant_before_the_list(make, owner, meant):
+    with pytest.raises(TypeError, match=rf"{owner} has no .*; did you mean {meant}\? (options are|it takes) "):
+        make()
+
+
+def test_bound_of_1_is_singular():
+    with pytest.raises(ValueError, match=r"max_in_flight 0 must be at least 1 message$"):
+        ConsumerOptions(max_in_flight=0)
+    with pytest.raises(ValueError, match=r"requeue_initial -1 must be at least 0 s$"):
+        ConsumerOptions(requeue_initial=-1)
 
 
 def test_take_removes_its_own():

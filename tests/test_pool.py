@@ -1,5 +1,7 @@
 """The pool keeps connections open, and gives up on nothing that is permanent."""
 
+import logging
+
 import gevent
 import pytest
 from gevent.event import Event
@@ -11,6 +13,7 @@ from gnsq.errors import NSQException, NSQInvalid, NSQSocketError
 from gnsq.options import ConnectionOptions
 from gnsq.pool import ConnectionPool, ReconnectOptions
 from gnsq.protocol.frames import RESPONSE, encode_frame
+from gnsq.repeats import Owner
 from tests.helpers import peer, refused_port, wait_until
 
 
@@ -190,6 +193,28 @@ def test_connection_that_ends_at_once_counts_as_a_failure(made, monkeypatch):
 
     assert failures[:3] == [1, 2, 3]
     assert log.events.count("setup") >= 3
+
+
+def test_bug_in_a_callback_is_one_line_with_its_traceback(fakensqd, caplog):
+    def fail(connection):
+        raise ZeroDivisionError
+
+    pool = ConnectionPool(
+        ConnectionOptions(timeout=2),
+        ReconnectOptions(reconnect_initial=60),
+        RealClock(),
+        prepare=lambda connection: None,
+        setup=fail,
+        owner=Owner("t/c", RealClock().monotonic),
+    )
+    pool.add(fakensqd.tcp_address, permanent=True)
+    pool.wait_tried()
+    pool.close(1)
+
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.levelno == logging.ERROR
+    assert ": t/c: not connected: internal error while connecting: ZeroDivisionError(); trying" in record.getMessage()
+    assert "raise ZeroDivisionError" in record.exc_text
 
 
 # --- by the clock -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from fakensqd.faults.toxics import TOXICS
 from fakensqd.faults_http import STATES
 from fakensqd.thread import Threaded
 from gnsq import NsqdHTTPClient, options
-from tests.helpers import channel_stats, wait_until
+from tests.helpers import bodies, channel_stats, wait_until
 
 README = Path(__file__).parent.parent / "README.md"
 TEXT = README.read_text()
@@ -55,6 +55,15 @@ def test_tuned_producer_example_publishes(fakensqd):
 
     assert producer.publish("clicks", b"1") == b"OK"
     assert producer.close() == []
+
+
+def test_threaded_producer_example_publishes(fakensqd, capsys):
+    section = TEXT.split("\n## Publish\n")[1]
+
+    run(re.findall(r"```python\n(.*?)```", section, re.DOTALL)[2], fakensqd)
+
+    assert capsys.readouterr().out == "nsqd says b'OK'\n"
+    assert bodies(fakensqd, "clicks") == [b'{"page": "/"}', b'{"page": "/a"}']
 
 
 def test_consume_example_consumes_until_it_closes(fakensqd, capsys):

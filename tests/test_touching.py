@@ -49,7 +49,7 @@ def start(message, clock):
     touchers = []
 
     def started(interval=20.0):
-        toucher = Toucher(message, interval, clock)
+        toucher = Toucher(message, interval, clock, "host:4150: topic/channel")
         touchers.append(toucher)
         toucher.start()
         gevent.sleep(0)
@@ -164,7 +164,7 @@ def test_at_the_longest_timeout_it_warns_once_and_stops(start, clock, responder,
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("gnsq.nsqd.touching", logging.WARNING)
     assert "nsqd takes it back and delivers it again" in record.message
-    assert "host:4150" in record.message
+    assert record.message.startswith("host:4150: topic/channel: message ")
 
 
 def test_block_that_ends_before_the_longest_timeout_is_not_warned_of(start, clock, caplog):
@@ -193,7 +193,7 @@ def test_stop_ends_it_at_once_and_may_be_repeated(start, clock, responder):
 def test_nothing_is_touched_behind_stop_even_when_the_sleep_has_ended(message, clock, responder):
     woken = Event()
     clock.sleep = lambda seconds: woken.wait()
-    toucher = Toucher(message, 20.0, clock)
+    toucher = Toucher(message, 20.0, clock, "host:4150: topic/channel")
     toucher.start()
     gevent.sleep(0)
 
@@ -205,7 +205,7 @@ def test_nothing_is_touched_behind_stop_even_when_the_sleep_has_ended(message, c
 
 
 def test_stop_before_start_starts_nothing(message, clock, responder):
-    toucher = Toucher(message, 20.0, clock)
+    toucher = Toucher(message, 20.0, clock, "host:4150: topic/channel")
 
     toucher.stop()
     toucher.start()

@@ -19,6 +19,7 @@ from fakensqd.faults.match import Match, on
 from fakensqd.faults.scenario import Rule
 from fakensqd.faults.toxics import TOXICS, Toxic
 from fakensqd.transcript import decode_bytes, encode_bytes
+from gnsq.texts import nearest
 
 if TYPE_CHECKING:
     from fakensqd.link import PlacedToxic
@@ -254,7 +255,7 @@ def _check_names(document: _Object, owner: str, known: Sequence[str]) -> None:
     unknown = sorted(set(document) - set(known))
     if unknown:
         given = ", ".join(f"{name} ({_shown(document[name])})" for name in unknown)
-        raise ValueError(f"{owner} has no {given}; it has {', '.join(known) or 'no arguments'}")
+        raise ValueError(f"{owner} has no {given}{nearest(unknown, known, 'it has')}")
 
 
 def _read(document: _Object, name: str, field: _Field, where: str = "") -> Any:  # Any: each field has its own type

@@ -13,6 +13,7 @@ from gnsq.consumer.workers import Workers
 from gnsq.errors import NSQException
 from gnsq.message import Message
 from gnsq.pool import ConnectionPool
+from gnsq.texts import counted
 
 __all__ = ["Closing"]
 
@@ -29,19 +30,37 @@ class Closing:
 
     Args:
         timeout: Seconds for what was delivered.
+        label: Of the consumer, in log lines.
+        log: Where to say that it begins and ends.
     """
 
-    def __init__(self, timeout: float, workers: Workers, pool: ConnectionPool, clock: Clock) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        workers: Workers,
+        pool: ConnectionPool,
+        clock: Clock,
+        label: str,
+        log: logging.Logger,
+    ) -> None:
         self._timeout = timeout
         self._workers = workers
         self._pool = pool
         self._clock = clock
+        self._label = label
+        self._log = log
+        self._requeued = 0
         self._over = Event()
         # Handlers that wait for the end, and so can't be waited for.
         self._waiting_handlers = 0
 
     def run(self) -> None:
         """Close the connections when nothing is in flight any more, or the time is over and the rest was requeued."""
+        connections = list(self._pool.connections.values())
+        in_flight = sum(connection.in_flight for connection in connections)
+        text = "%s: closing, with up to %g s for %s in flight on %s"
+        what = counted(in_flight, "message"), counted(len(connections), "connection")
+        self._log.info(text, self._label, self._timeout, *what)
         closer = gevent.spawn(self._pool.close, self._timeout + LAST_WORDS)
         closer.rawlink(lambda _: self._over.set())
         try:
@@ -55,6 +74,15 @@ class Closing:
             self._workers.inbox.clear()
             self._over.set()
             closer.kill()  # cuts the connections that are still open
+            self._log_end(sum(connection.in_flight for connection in connections))
+
+    def _log_end(self, lost: int) -> None:
+        left = []
+        if self._requeued:
+            left.append(f"{counted(self._requeued, 'message')} requeued")
+        if lost:
+            left.append(f"{counted(lost, 'message')} not answered, which nsqd delivers again")
+        self._log.info("%s: closed; %s", self._label, " and ".join(left) or "nothing was left")
 
     def wait_for_others(self, timeout: float | None) -> None:
         """Wait in a handler until only handlers that do so are left, or the timeout (seconds) ends."""
@@ -83,13 +111,15 @@ class Closing:
         left = [message for message in dict.fromkeys(rest) if not message.has_responded()]
         if left:
             logger.warning(
-                "%d messages were not answered within %s s of close(), %d of them by handlers that still run; "
-                "requeued, so that they are delivered again at once",
-                len(left),
+                "%s: %s not answered within %s s of close(), %d of them by handlers that still run; requeued, to be "
+                "delivered again at once",
+                self._label,
+                counted(len(left), "message was", "messages were"),
                 self._timeout,
                 sum(not message.has_responded() for message in running),
             )
         for message in left:
             with contextlib.suppress(NSQException):
                 message.requeue(0, backoff=False)
+                self._requeued += 1
         return bool(left)

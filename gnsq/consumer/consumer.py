@@ -37,11 +37,13 @@ from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.forks import give_up_in_children
 from gnsq.nsqd.home import Home, in_hub
 from gnsq.nsqd.opening import prepared
-from gnsq.options import ConnectionOptions
+from gnsq.options import ConnectionOptions, parameters_of
 from gnsq.pool import ConnectionPool, Life, ReconnectOptions
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.repeats import Owner
 from gnsq.signals import notify
 from gnsq.stats import ConsumerStats
+from gnsq.texts import counted
 
 __all__ = ["Consumer"]
 
@@ -59,7 +61,7 @@ class Consumer(Hooks):
         nsqd_tcp_addresses: ``host:port``, or a list, tuple or set of them.
         lookupd_http_addresses: URL or ``host[:port]``, or a list or tuple of them.
         lookupd_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, for asking them.
-        name: Of the logger; default ``gnsq.consumer.TOPIC.CHANNEL``.
+        name: Of the logger, and in log lines; default ``gnsq.consumer.TOPIC.CHANNEL``, and ``TOPIC/CHANNEL``.
         message_handler: Called as handler(consumer, message=message), in a worker greenlet. Returns: the message is
             finished. Raises: it is requeued.
         threaded: Run on a thread with a hub of its own, for the prompt and for programs that block natively. Handlers
@@ -141,13 +143,23 @@ class Consumer(Hooks):
             check_handler(message_handler, "message_handler")
             self.on_message.connect(message_handler, weak=False)
         self._clock = clock if clock is not None else RealClock()
+        self.log_owner = Owner(name or f"{topic}/{channel}", self._clock.monotonic)
         self._pool = ConnectionPool(
-            prepared(ConnectionOptions.of("Consumer", options, ConsumerOptions, ReconnectOptions)),
+            prepared(
+                ConnectionOptions.of(
+                    "Consumer",
+                    options,
+                    ConsumerOptions,
+                    ReconnectOptions,
+                    parameters=parameters_of(Consumer.__init__),
+                )
+            ),
             reconnect,
             self._clock,
             prepare=self._prepare,
             setup=self._setup,
             on_lost=self._lost,
+            owner=self.log_owner,
         )
         self._flow = Flow(
             self.options,
@@ -157,6 +169,7 @@ class Consumer(Hooks):
             on_timed_out=lambda messages: self._handling.timed_out(messages),
             untried=lambda: self._pool.untried,
             on_phase=self._handle_backoff,
+            owner=self.log_owner,
         )
         self._handling = Handling(self, self._clock, running=lambda: self._workers.running, unanswered=self._unanswered)
         self._workers = Workers(
@@ -183,6 +196,14 @@ class Consumer(Hooks):
         self._nodes = TopicNodes(self.lookupds, topic)
         self._looked_up = False  # whether the last round of lookups had an answer
 
+    def __repr__(self) -> str:
+        name = f" {self.name}" if self.name else ""
+        connections = len(self._pool.connections)
+        return (
+            f"<{type(self).__name__}{name} {self.topic}/{self.channel} {self._state.value}, "
+            f"{counted(connections, 'connection')}, {counted(self.total_in_flight, 'message')} in flight>"
+        )
+
     # --- life
 
     def start(self, block: bool = True) -> None:
@@ -201,12 +222,12 @@ class Consumer(Hooks):
                 + self.on_message.collected_hint()
             )
         if self._state is Life.CLOSED:
-            self.logger.warning("consumer of %s/%s was closed; make a new one", self.topic, self.channel)
+            self.logger.warning("%s: consumer was closed; make a new one", self.log_owner.label)
             return
         if self.threaded and in_hub():
             raise RuntimeError("the hub itself can't wait for the consumer's thread; let a greenlet call start()")
         if not self._starting.claim():
-            self.logger.warning("consumer of %s/%s is running already", self.topic, self.channel)
+            self.logger.warning("%s: consumer is running already", self.log_owner.label)
         else:
             self._warn_of_collected_receivers()
             if self.threaded:
@@ -219,9 +240,8 @@ class Consumer(Hooks):
     def _warn_of_collected_receivers(self) -> None:
         if self.on_giving_up.collected is not None and not list(self.on_giving_up.receivers_for(self)):
             self.logger.warning(
-                "%s/%s: messages that are given up are finished, and nobody gets them%s",
-                self.topic,
-                self.channel,
+                "%s: messages that are given up are finished, and nobody gets them%s",
+                self.log_owner.label,
                 self.on_giving_up.collected_hint(),
             )
 
@@ -278,7 +298,7 @@ class Consumer(Hooks):
         elif self._state is Life.RUNNING:
             self._state = Life.CLOSING
             limit = self.options.close_timeout if timeout is None else timeout
-            self._closing = Closing(limit, self._workers, self._pool, self._clock)
+            self._closing = Closing(limit, self._workers, self._pool, self._clock, self.log_owner.label, self.logger)
             closer = gevent.spawn(self._close, self._closing)
             closer.name = f"gnsq-close-{self.topic}"
             self._tasks.append(closer)
@@ -445,7 +465,8 @@ class Consumer(Hooks):
         self._pool.wait_tried()
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
-        greenlet = gevent.spawn(run_endlessly, f"the consumer's greenlet for {name}", loop, self.logger, self._clock)
+        what = f"the greenlet for {name} of consumer {self.log_owner.label}"
+        greenlet = gevent.spawn(run_endlessly, what, loop, self.logger, self._clock)
         greenlet.name = f"gnsq-{name}-{self.topic}"
         self._tasks.append(greenlet)
 
@@ -527,11 +548,11 @@ class Consumer(Hooks):
     def _handle_backoff(self, phase: str, failures: int, duration: float) -> None:
         self._listen_for_finishes(self._pool.connections.values())
         if phase == "end":
-            self.logger.info("%s/%s: messages are handled again, as many as before", self.topic, self.channel)
+            self.logger.info("%s: messages are handled again, as many as before", self.log_owner.label)
         else:
             level = logging.WARNING if phase == "start" else logging.INFO
-            text = "%s/%s: failures in a row: %d; no messages for %.1f s, then one to try"
-            self.logger.log(level, text, self.topic, self.channel, failures, duration)
+            text = "%s: failures in a row: %d; no messages for %.1f s, then one to try"
+            self.logger.log(level, text, self.log_owner.label, failures, duration)
         notify(self.on_backoff, self, phase=phase, failures=failures, duration=duration)
 
     # --- end

@@ -19,6 +19,7 @@ from gnsq.consumer.options import ConsumerOptions
 from gnsq.message import Message
 from gnsq.nsqd.connection import Connection
 from gnsq.rdy import GRACE, RdyPolicy
+from gnsq.repeats import Owner
 
 __all__ = ["Flow"]
 
@@ -30,6 +31,8 @@ SWEEP = 1.0
 SWEEPS = 10
 # A moment that is nearer than this, in seconds, has come: what is left may be rounding.
 TICK = 1e-6
+
+_BAD_STRATEGY = "backoff_strategy raised, or gave no number of seconds"
 
 
 class Flow:
@@ -44,6 +47,7 @@ class Flow:
         clock: Replaceable time.
         on_phase: Called with (phase, failures, seconds) when a pause begins ("start"), another follows ("continue")
             or there is none any more ("end").
+        owner: Consumer that log lines name.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Flow:
         on_timed_out: Callable[[list[Message]], None],
         untried: Callable[[], int],
         on_phase: Callable[[str, int, float], None],
+        owner: Owner,
     ) -> None:
         rng = random.Random()
         self.backoff = options.backoff(rng)
@@ -66,6 +71,7 @@ class Flow:
         self._on_timed_out = on_timed_out
         self._untried = untried
         self._on_phase = on_phase
+        self._label = owner.label
         # How long a message that is tried may take to come, seconds.
         self._patience = options.low_ready_idle_timeout
         # Whose message came for a probe, and is not answered yet.
@@ -155,7 +161,7 @@ class Flow:
         try:
             paused = not self._stopped and self.backoff.failed(self._clock.monotonic())
         except Exception:  # a user's backoff_strategy may raise anything
-            logger.exception("backoff_strategy raised, or gave no number of seconds; not paused for this failure")
+            logger.exception("%s: %s; not paused for this failure", self._label, _BAD_STRATEGY)
             paused = False
         if paused:
             self._paused_for_failures("start" if started else "continue")
@@ -168,7 +174,10 @@ class Flow:
         try:
             news = not self._stopped and self.backoff.succeeded(self._clock.monotonic())
         except Exception:  # as in failed()
-            logger.exception("backoff_strategy raised, or gave no number of seconds; no more pauses for these failures")
+            logger.exception(
+                "%s: backoff_strategy raised, or gave no number of seconds; no more pauses for these failures",
+                self._label,
+            )
             news = self.backoff.end()
         if news and self.backoff.phase is Phase.WAITING:
             self._paused_for_failures("continue")

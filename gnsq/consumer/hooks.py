@@ -18,6 +18,7 @@ from gnsq.errors import NSQErrorCode
 from gnsq.message import Message
 from gnsq.nsqd.connection import Connection
 from gnsq.pool import ConnectionPool
+from gnsq.repeats import Owner
 from gnsq.signals import notify
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ class Hooks:
     logger: logging.Logger
     _pool: ConnectionPool
     _handling: Handling
+    log_owner: Owner
 
     def __init__(self) -> None:
         self.on_message = HandlerSignal("on_message")
@@ -254,4 +256,6 @@ class Hooks:
         try:
             function(*arguments)
         except Exception:  # a subclass may raise anything
-            self.logger.exception("%s of a subclass raised", getattr(function, "__name__", function))
+            self.logger.exception(
+                "%s: %s of a subclass raised", self.log_owner.label, getattr(function, "__name__", function)
+            )

@@ -15,6 +15,7 @@ from gnsq.clock import Clock, RealClock
 from gnsq.consumer.hooks import check_ran, check_runs
 from gnsq.errors import NSQException, NSQRequeueMessage
 from gnsq.repeats import Repeats
+from gnsq.texts import counted
 
 if TYPE_CHECKING:
     from gnsq.consumer import Consumer
@@ -201,7 +202,7 @@ class BatchHandler:
         try:
             check_ran(self._handle_batch or type(self).handle_batch, self.handle_batch(batch))
         except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # may raise anything
-            self._log(error, "handle_batch raised, %d messages are requeued", len(taken))
+            self._log(error, "handle_batch raised, %s requeued", counted(len(taken), "message is", "messages are"))
             self._note_failure(taken, error)
             self._tell(self.handle_batch_error, error, taken, batch)
             self._requeue(taken, self._backs_off(error))

@@ -26,6 +26,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
+from gnsq.texts import counted
+
 __all__ = ["MAX_HEADERS_SIZE", "unwrap", "wrap"]
 
 # Bytes: what a size of two bytes can say. W3C's baggage may take 8192, its tracestate 512.
@@ -96,7 +98,7 @@ def _decode_headers(data: bytes) -> dict[str, str]:
         end = start + _SIZE.unpack_from(data, end)[0]
         texts.append(data[start:end].decode())
     if end != len(data):
-        raise ValueError(f"headers end at {end} of {len(data)} bytes")
+        raise ValueError(f"headers end at {end} of {counted(len(data), 'byte')}")
     headers = dict(zip(texts[::2], texts[1::2], strict=True))
     if len(headers) * 2 != len(texts):
         raise ValueError("a header comes twice")

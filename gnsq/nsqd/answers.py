@@ -21,8 +21,9 @@ from gnsq.nsqd.home import Home
 from gnsq.nsqd.latency import Latency
 from gnsq.nsqd.touching import Toucher
 from gnsq.protocol import commands
-from gnsq.repeats import Repeats
+from gnsq.repeats import Owner
 from gnsq.stats import Counts
+from gnsq.texts import without_address
 
 __all__ = ["Answers"]
 
@@ -37,6 +38,7 @@ class Answers:
         send: Queues a command; raises NSQConnectionClosed where the connection is closed.
         check: Raises NSQConnectionClosed where the connection is closed; called in any thread.
         clock: Replaceable time.
+        owner: Consumer or Producer that log lines name.
         finish: Queues the FIN of a message; default: by send.
 
     Attributes:
@@ -59,6 +61,7 @@ class Answers:
         send: Callable[[bytes], None],
         check: Callable[[], None],
         clock: Clock,
+        owner: Owner | None = None,
         *,
         finish: Callable[[bytes], None] | None = None,
     ) -> None:
@@ -85,7 +88,9 @@ class Answers:
         self._finished = 0
         self._requeued = 0
         self._touched = 0
-        self._repeats = Repeats(logger, clock.monotonic)
+        owner = owner if owner is not None else Owner("", clock.monotonic)
+        self._subject = owner.at(nsqd)
+        self._repeats = owner.repeats(logger)
 
     @property
     def elsewhere(self) -> bool:
@@ -106,8 +111,8 @@ class Answers:
             error.code,
             "%s: %s: its timeout was over before it was answered, nsqd delivers it again; let fewer messages be in "
             "flight, ask for a longer msg_timeout, or call touch()",
-            self.nsqd,
-            error,
+            self._subject,
+            without_address(error, self.nsqd),
         )
 
     def arrived(self, count: int) -> None:
@@ -216,7 +221,7 @@ class Answers:
 
     def keep_touching(self, message: Message, interval: float) -> Callable[[], None]:
         """Touch a message every interval seconds; returns what stops it."""
-        toucher = Toucher(message, interval, self._clock)
+        toucher = Toucher(message, interval, self._clock, self._subject)
         if not self._home.elsewhere:
             toucher.start()
             return toucher.stop

@@ -38,9 +38,11 @@ from gnsq.protocol import commands
 from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, OK, RESPONSE, FrameDecoder
 from gnsq.protocol.handshake import Identity, explained, handshake
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.repeats import Owner
+from gnsq.texts import counted, without_address
 from gnsq.transport import READ_SIZE, TcpTransport, Transport
 
-__all__ = ["Connection", "ConnectionState"]
+__all__ = ["Connection", "ConnectionState", "InternalError"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,13 +62,18 @@ class ConnectionState(enum.Enum):
     CLOSED = "closed"
 
 
+class InternalError(NSQException):
+    """A bug, ours or a callback's, ended a connection; its cause is what was raised."""
+
+
 class Connection:
-    """One connection; opened once, closed once.
+    """One connection; opened once, closed once. Why it was lost it leaves to its owner to log: that knows what is next.
 
     Args:
         host, port: Where nsqd listens.
         options: What IDENTIFY asks for, and the time limits.
         clock: Replaceable time.
+        owner: Consumer or Producer that log lines name.
 
     Attributes:
         on_messages: Called with (connection, messages) for each chunk that held some.
@@ -80,7 +87,13 @@ class Connection:
     """
 
     def __init__(
-        self, host: str, port: int, options: ConnectionOptions | None = None, clock: Clock | None = None
+        self,
+        host: str,
+        port: int,
+        options: ConnectionOptions | None = None,
+        clock: Clock | None = None,
+        *,
+        owner: Owner | None = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -97,12 +110,14 @@ class Connection:
         self.on_error: Callable[[Connection, NSQErrorCode], None] | None = None
         self.on_closed: Callable[[Connection], None] | None = None
         self._clock = clock if clock is not None else RealClock()
+        self._owner = owner if owner is not None else Owner("", self._clock.monotonic)
+        self._subject = self._owner.at(self.address)
         self._layers: Layers | None = None
         self._outbox = Outbox(self._clock.monotonic, self._check_open)
         self.requests = self._outbox.requests
         self.submit = self._outbox.submit
         self.answers = Answers(
-            self.address, self._outbox.put, self._check_open, self._clock, finish=self._outbox.finish
+            self.address, self._outbox.put, self._check_open, self._clock, self._owner, finish=self._outbox.finish
         )
         self._stalls: StallWatch | None = None
         self._closed = Event()
@@ -160,8 +175,9 @@ class Connection:
             greenlet.name = f"gnsq-{name}-{self.address}"
             self._greenlets.append(greenlet)
         for warning in self.identity.warnings:
-            logger.warning("%s: %s", self.address, warning)
-        logger.info("%s: connected, %s", self.address, self.identity.summary)
+            text = "%s: %s"
+            self._owner.repeats(logger).log(logging.WARNING, f"{self.address} {warning}", text, self._subject, warning)
+        logger.info("%s: connected, %s", self._subject, self.identity.summary)
         return self.identity
 
     def subscribe(self, topic: str, channel: str) -> None:
@@ -180,7 +196,7 @@ class Connection:
         if self.state is not ConnectionState.CONNECTED:
             raise lost(self.address, self.error)
         self._enter(ConnectionState.SUBSCRIBED)
-        logger.info("%s: subscribed to %s/%s", self.address, topic, channel)
+        logger.info("%s: subscribed to %s/%s", self._subject, topic, channel)
 
     def close(self, timeout: float) -> None:
         """End in order: no new messages (CLS), wait until what is in flight is answered and what waits for a reply
@@ -214,9 +230,10 @@ class Connection:
         except gevent.Timeout as expired:
             if expired is not deadline:
                 raise
-            logger.warning("%s: not closed in order within %s s, %d in flight", self.address, timeout, self.in_flight)
+            text = "%s: not closed in order within %s s, %s in flight"
+            logger.warning(text, self._subject, timeout, counted(self.in_flight, "message"))
         except NSQException as error:
-            logger.info("%s: lost while closing: %s", self.address, error)
+            self._log_end(error)
         finally:
             self.abort()
 
@@ -338,18 +355,25 @@ class Connection:
         try:
             loop()
         except NSQException as error:
-            if self.state is not ConnectionState.CLOSED:
-                # What nsqd has refused is told to whoever asked for it.
-                expected = self.state is ConnectionState.CLOSING or isinstance(error, NSQErrorCode)
-                level = logging.INFO if expected else logging.WARNING
-                logger.log(level, "%s: %s", self.address, error)
+            self._log_end(error)
             self.abort(error)
-        except Exception as error:  # top of a greenlet: a bug here must not leave anyone waiting
-            logger.exception("%s: internal error, connection closed", self.address)
-            self.abort(NSQException(f"internal error: {error!r}"))
+        except Exception as error:  # noqa: BLE001  # top of a greenlet: a bug here must not leave anyone waiting
+            failure = InternalError(f"internal error: {error!r}")
+            failure.__cause__ = error
+            self._log_end(failure)
+            self.abort(failure)
         except BaseException:
             self.abort()
             raise
+
+    def _log_end(self, error: NSQException) -> None:
+        """Say why the connection was lost while it closed: then nobody else does."""
+        if self.state is not ConnectionState.CLOSING:
+            return
+        bug = error.__cause__ if isinstance(error, InternalError) else None
+        level = logging.ERROR if bug else logging.INFO
+        text = "%s: lost while closing: %s"
+        logger.log(level, text, self._subject, without_address(error, self.address), exc_info=bug)
 
     def _read_loop(self) -> None:
         transport, decoder = self._opened

@@ -24,6 +24,7 @@ from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import Codec, require_snappy
 from gnsq.protocol.frames import ERROR, Frame, FrameDecoder
 from gnsq.protocol.handshake import ReadFrame, StartCompression, StartTLS, Step, Write, explained
+from gnsq.texts import counted
 from gnsq.transport import READ_SIZE, Transport, connect, limited
 
 __all__ = ["Layers", "prepared"]
@@ -171,7 +172,9 @@ class Layers:
     def _start_tls(self) -> None:
         rest = self.decoder.detach()
         if rest:
-            raise NSQProtocolError(f"{len(rest)} bytes came in clear text where TLS was to begin: {rest[:40]!r}")
+            raise NSQProtocolError(
+                f"{counted(len(rest), 'byte')} came in clear text where TLS was to begin: {rest[:40]!r}"
+            )
         from gnsq.layers import TlsTransport, client_context
 
         context = self._options.tls_context or client_context(self._options)

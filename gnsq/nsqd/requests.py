@@ -16,6 +16,7 @@ from gevent.event import AsyncResult, Event
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQSocketError
 from gnsq.nsqd.proven import Claim, Proven
 from gnsq.protocol.frames import OK, RESPONSE, encode_frame
+from gnsq.texts import without_address
 
 __all__ = ["Call", "Request", "Requests", "lost"]
 
@@ -253,7 +254,7 @@ def lost(address: str, error: NSQException | None, longest: int = 0) -> NSQConne
         error: What ended the connection, None if we closed it.
         longest: Size of the longest command that waits for an answer.
     """
-    text = f"{address}: {error or 'connection was closed'}"
+    text = f"{address}: {without_address(error or 'connection was closed', address)}"
     if isinstance(error, NSQErrorCode):
         text = f"{address}: nsqd refused a command before this one and closed the connection ({error}); "
         text += "this one was not executed"

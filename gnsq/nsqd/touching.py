@@ -29,10 +29,12 @@ class Toucher:
     Args:
         interval: Seconds between two touches. One comes earlier than that when half of the time left has passed.
         clock: What to sleep by.
+        subject: How log lines begin: which nsqd has delivered the message, and to which consumer.
     """
 
-    def __init__(self, message: Message, interval: float, clock: Clock) -> None:
+    def __init__(self, message: Message, interval: float, clock: Clock, subject: str) -> None:
         self._message = message
+        self._subject = subject
         self._interval = interval
         self._clock = clock
         self._greenlet: gevent.Greenlet | None = None
@@ -62,9 +64,9 @@ class Toucher:
             self._touch_on()
         except NSQException as error:
             # Answered in this very moment, or the connection is gone; both are told elsewhere.
-            logger.debug("message %s: not touched any more: %s", self._message.id, error)
+            logger.debug("%s: message %s: not touched any more: %s", self._subject, self._message.id, error)
         except Exception:  # top of a greenlet: a receiver of on_touch may raise anything
-            logger.exception("message %s: not touched any more", self._message.id)
+            logger.exception("%s: message %s: not touched any more", self._subject, self._message.id)
 
     def _touch_on(self) -> None:
         message = self._message
@@ -76,11 +78,11 @@ class Toucher:
                 return
             if message.touchable_for == 0:
                 logger.warning(
-                    "message %s: TOUCH can't keep it any longer, max_msg_timeout has passed since its delivery by %s: "
+                    "%s: message %s: TOUCH can't keep it any longer, max_msg_timeout has passed since its delivery: "
                     "nsqd takes it back and delivers it again, while the work on it still goes on here; the answer to "
                     "this delivery will fail",
+                    self._subject,
                     message.id,
-                    message.nsqd,
                 )
                 return
             message.touch()

@@ -37,6 +37,8 @@ from gnsq.producer.stalls import Stalls
 from gnsq.producer.strategies import Strategy
 from gnsq.producer.telling import Telling
 from gnsq.producer.vigil import Vigil
+from gnsq.repeats import Owner
+from gnsq.texts import counted
 
 __all__ = ["Dispatcher"]
 
@@ -49,6 +51,7 @@ class Dispatcher:
     Args:
         nsqds: Tells how many nsqds there are.
         why_none: Says why there is no connection, given how long that was waited for in words.
+        owner: Producer that log lines name.
 
     Attributes:
         links: Those that take publishes.
@@ -73,6 +76,7 @@ class Dispatcher:
         *,
         nsqds: Callable[[], int],
         why_none: Callable[[str], NSQException],
+        owner: Owner | None = None,
     ) -> None:
         self.links: list[Link] = []
         self.aside: list[Link] = []
@@ -97,7 +101,8 @@ class Dispatcher:
         self._outside: deque[Publish] = deque()
         self._waiting: deque[Publish] = deque()
         self._returned: list[Publish] = []
-        self._telling = Telling(self, totals, latency, clock)
+        self._owner = owner if owner is not None else Owner("", clock.monotonic)
+        self._telling = Telling(self, totals, latency, clock, self._owner)
         self.settle: Callable[[Publish], None] = self._telling.settle
         self._stalls = Stalls(options.stalled_after)
         self._vigil = Vigil()
@@ -171,7 +176,8 @@ class Dispatcher:
 
     @property
     def _taken_room(self) -> str:
-        return f"{self.pending_bytes} bytes have no answer, max_pending_bytes is {self._max_pending_bytes}"
+        taken = counted(self.pending_bytes, "byte has", "bytes have")
+        return f"{taken} no answer, max_pending_bytes is {self._max_pending_bytes}"
 
     def _has_room(self, publish: Publish) -> bool:
         # What is longer than the bound goes alone, or never would.
@@ -385,9 +391,17 @@ class Dispatcher:
         for link in self.aside:
             if link not in before:
                 text = "%s: has not answered for %g s; publishes go to other nsqds"
-                logger.warning(text, link.address, self._options.stalled_after)
+                self._log_link(logging.WARNING, link, text, self._options.stalled_after)
             for publish in link.withdraw(_publishes(link.unsent)):
                 publish.not_executed(NSQNotSentTimeout(f"{link.address}: nsqd does not read"))
+        for link in before:
+            if link not in self.aside:
+                self._log_link(logging.INFO, link, "%s: is published to again")
+
+    def _log_link(self, level: int, link: Link, text: str, *arguments: object) -> None:
+        # Together for all connections to an nsqd.
+        kind = f"{link.address} {text}"
+        self._owner.repeats(logger).log(level, kind, text, self._owner.at(link.address), *arguments)
 
     # --- the end
 

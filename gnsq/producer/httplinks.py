@@ -146,6 +146,7 @@ class HttpLink:
     Args:
         at_once: Requests.
         longest: Seconds that one may take.
+        subject: How log lines begin: the nsqd's address, and the producer.
 
     Attributes:
         trusted: Whether nothing speaks against the nsqd; set by whoever has tried it.
@@ -154,9 +155,18 @@ class HttpLink:
     """
 
     def __init__(
-        self, address: str, client: NsqdHTTPClient, at_once: int, longest: float, clock: Clock, heard: Heard
+        self,
+        address: str,
+        client: NsqdHTTPClient,
+        at_once: int,
+        longest: float,
+        clock: Clock,
+        *,
+        heard: Heard,
+        subject: str,
     ) -> None:
         self.address = address
+        self._subject = subject
         self.client = client
         self.confirmed = 0
         self.submit: Callable[[Publish], None] = self._submit
@@ -261,7 +271,7 @@ class HttpLink:
             self._failed(publish, error, doubts, overdue=limit < self._longest)
         except Exception as error:
             # A bug must not end the greenlet, nor leave anybody waiting.
-            logger.exception("%s: internal error while publishing", self.address)
+            logger.exception("%s: internal error while publishing", self._subject)
             publish.lost(NSQException(f"{self.address}: internal error: {error!r}"))
         else:
             self.proven = True

@@ -14,11 +14,14 @@ from gevent.event import Event
 
 from gnsq.clock import Clock
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQHttpError
+from gnsq.nsqd.connection import InternalError
 from gnsq.nsqd.forks import give_up_in_children
 from gnsq.pool import STABLE, ReconnectOptions, wait_all
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.httplinks import HttpClients, HttpLink
 from gnsq.producer.httpoutcomes import answers
+from gnsq.repeats import Owner
+from gnsq.texts import without_address
 
 __all__ = ["HttpPool"]
 
@@ -57,6 +60,7 @@ class HttpPool:
     Args:
         at_once: Requests to each nsqd.
         responded, refused: Called with each answer to a publish: nsqd's data, or its error.
+        owner: Producer that log lines name.
     """
 
     def __init__(
@@ -69,12 +73,14 @@ class HttpPool:
         at_once: int,
         responded: Callable[[bytes], None],
         refused: Callable[[NSQErrorCode], None],
+        owner: Owner,
     ) -> None:
         self._clients = clients
         self._reconnect = reconnect
         self._clock = clock
         self._dispatcher = dispatcher
         self._at_once = at_once
+        self._owner = owner
         self.responded = responded
         self.refused = refused
         self._kept: dict[str, _Kept] = {}
@@ -92,7 +98,13 @@ class HttpPool:
             kept.released = False
             return
         link = HttpLink(
-            address, self._clients.client(address), self._at_once, self._clients.longest, self._clock, heard=self
+            address,
+            self._clients.client(address),
+            self._at_once,
+            self._clients.longest,
+            self._clock,
+            heard=self,
+            subject=self._owner.at(address),
         )
         self._links.add(link)
         kept = self._kept[address] = _Kept(link)
@@ -156,14 +168,15 @@ class HttpPool:
 
     def _keep(self, kept: _Kept) -> None:
         while not kept.released and not self._closing:
-            if self._ping(kept):
+            answered = self._ping(kept)
+            if answered:
                 self._use(kept)
             kept.failures += 1
             # Before `released` is read: what release() sets from here on ends the wait.
             kept.woken.clear()
             wait = 0.0 if kept.released else self._wait(kept)
+            self._log_failure(kept, wait, was_used=answered)
             if wait > 0:
-                logger.warning("%s: trying again in %.1f s", kept.link.address, wait)
                 self._clock.wait(kept.woken, wait)
         self._kept.pop(kept.link.address, None)
         kept.link.finish()
@@ -178,11 +191,9 @@ class HttpPool:
         except NSQHttpError as error:
             if not answers(error):
                 failure = error
-                logger.warning("%s: does not answer: %s", link.address, error)
-        except Exception as error:
-            # A bug must not end the trying.
-            logger.exception("%s: internal error while pinging", link.address)
-            failure = NSQException(f"internal error: {error!r}")
+        except Exception as error:  # noqa: BLE001  # a bug must not end the trying
+            failure = InternalError(f"internal error while pinging: {error!r}")
+            failure.__cause__ = error
         kept.last_failure = failure
         if failure is not None:
             kept.tried.set()
@@ -195,13 +206,30 @@ class HttpPool:
         kept.doubt = None
         link.trusted, link.proven = True, False
         since = self._clock.monotonic()
-        logger.info("%s: answers, and is published to over HTTP", link.address)
+        logger.info("%s: answers, and is published to over HTTP", self._owner.at(link.address))
         self._dispatcher.add(link)
         kept.tried.set()
         kept.doubted.wait()  # until a publish fails, whenever that is
         if link.proven or self._clock.monotonic() - since >= STABLE:
             kept.failures = 0
-        logger.warning("%s: not published to until it answers: %s", link.address, kept.doubt)
+
+    def _log_failure(self, kept: _Kept, wait: float, *, was_used: bool) -> None:
+        """Say why an nsqd is not used, and what is next. Once a minute for each kind of failure: an nsqd may be down
+        for days."""
+        error, address = kept.last_failure, kept.link.address
+        what = "not published to until it answers" if was_used else "does not answer"
+        then = f"trying again in {wait:.1f} s" if wait > 0 else "trying again at once"
+        bug = error.__cause__ if isinstance(error, InternalError) else None
+        self._owner.repeats(logger).log(
+            logging.ERROR if bug else logging.WARNING,
+            f"{address} {what} {type(error).__name__}",
+            "%s: %s: %s; %s",
+            self._owner.at(address),
+            what,
+            without_address(error, address),
+            "not tried again" if kept.released else then,
+            exc_info=bug,
+        )
 
     def _wait(self, kept: _Kept) -> float:
         """Seconds until the next try."""

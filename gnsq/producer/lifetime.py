@@ -33,6 +33,7 @@ from gnsq.pool import Life
 from gnsq.producer.publish import Unconfirmed
 from gnsq.producer.running import Running
 from gnsq.signals import notify
+from gnsq.texts import counted
 
 if TYPE_CHECKING:
     from gnsq.producer.producer import Producer
@@ -116,7 +117,7 @@ class Lifetime:
             start.done.open()
 
     def _begin_in_thread(self) -> Running:
-        hub_thread = HubThread("gnsq-producer")
+        hub_thread = HubThread(f"gnsq-{self._producer.log_owner.label}")
         try:
             running = hub_thread.call(self._begin)
         except BaseException:
@@ -147,10 +148,17 @@ class Lifetime:
         if not _must_not_wait():
             return self._close(timeout)
         if get_hub_if_exists() is not None:
-            gevent.spawn(_quietly, self._close, timeout)
+            gevent.spawn(self._quietly, self._close, timeout)
         else:
-            start_new_thread(_quietly, (self._close, timeout))
+            start_new_thread(self._quietly, (self._close, timeout))
         return []
+
+    def _quietly(self, close: Callable[[float], object], timeout: float) -> None:
+        """Close where nobody waits for the result."""
+        try:
+            close(timeout)
+        except NSQException as error:
+            logger.warning("%s: not closed: %s", self._producer.log_owner.label, error)
 
     def join(self, timeout: float | None) -> None:
         """Wait until it has closed, or the timeout (seconds) ends; not at all where it was not started."""
@@ -161,10 +169,11 @@ class Lifetime:
         """Close a producer that has a thread of its own; of another one, say what is lost."""
         running = self.running
         if self._producer.threaded:
-            _quietly(self.close, self._producer.options.close_timeout)
+            self._quietly(self.close, self._producer.options.close_timeout)
         elif running is not None and running.dispatcher.pending:
             count = running.dispatcher.pending
-            logger.warning("the program ends with %d publishes not confirmed: close() waits for them", count)
+            text = "%s: the program ends with %s not confirmed: close() waits for them"
+            logger.warning(text, self._producer.log_owner.label, counted(count, "publish", "publishes"))
 
     def _close(self, timeout: float) -> list[Unconfirmed]:
         while True:
@@ -192,6 +201,8 @@ class Lifetime:
         self.state = Life.CLOSING
         # Only says so: may be called in any thread.
         running.dispatcher.refuse_more()
+        pending = counted(running.dispatcher.pending, "publish", "publishes")
+        logger.info("%s: closing, with up to %g s for %s pending", self._producer.log_owner.label, timeout, pending)
         ended: Crossing[list[Unconfirmed]] = Crossing()
         if running.home.elsewhere:
             try:
@@ -213,10 +224,7 @@ class Lifetime:
     def _end_running(self, running: Running, timeout: float, ended: Crossing[list[Unconfirmed]]) -> None:
         try:
             unconfirmed = running.close(timeout)
-            if unconfirmed:
-                first = unconfirmed[0]
-                text = "closed with %d publishes not confirmed, the first of them to %s: %s"
-                logger.warning(text, len(unconfirmed), first.topic, first.error)
+            self._log_end(unconfirmed)
             self._finish()
             ended.set(unconfirmed)
         except BaseException as error:  # noqa: BLE001  # it is raised where close() waits
@@ -226,11 +234,22 @@ class Lifetime:
             if self._hub_thread is not None:
                 self._hub_thread.stop()
 
+    def _log_end(self, unconfirmed: list[Unconfirmed]) -> None:
+        if not unconfirmed:
+            logger.info("%s: closed; nothing was left", self._producer.log_owner.label)
+            return
+        first = unconfirmed[0]
+        text = "%s: closed with %s not confirmed, the first of them to %s: %s"
+        what = counted(len(unconfirmed), "publish", "publishes")
+        logger.warning(text, self._producer.log_owner.label, what, first.topic, first.error)
+
     def _bury(self, running: Running) -> list[Unconfirmed]:
         """Close a producer whose thread has ended, and its hub with it."""
         error = NSQUnknownClosed("the thread that started the producer has ended; nsqd may have it")
         try:
-            return running.bury(error)
+            unconfirmed = running.bury(error)
+            self._log_end(unconfirmed)
+            return unconfirmed
         finally:
             self._finish()
 
@@ -259,14 +278,6 @@ class Lifetime:
         _unended.discard(self)
         if running is not None:
             running.give_up(parent)
-
-
-def _quietly(close: Callable[[float], object], timeout: float) -> None:
-    """Close where nobody waits for the result."""
-    try:
-        close(timeout)
-    except NSQException as error:
-        logger.warning("not closed: %s", error)
 
 
 def _must_not_wait() -> bool:

@@ -10,6 +10,7 @@ from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import Publish
 from gnsq.protocol import commands
 from gnsq.protocol.names import MAX_NAME_LENGTH, assert_valid_topic_name
+from gnsq.texts import counted
 
 __all__ = ["Making", "check_timeout"]
 
@@ -93,7 +94,9 @@ class Making:
         together = 4 * (len(sizes) + 1) + sum(sizes)
         limit = self._max_body_size
         if limit is not None and together > limit:
-            raise ValueError(f"multipublish of {len(sizes)} messages is {together} bytes, max_body_size is {limit}")
+            raise ValueError(
+                f"multipublish of {counted(len(sizes), 'message')} is {together} bytes, max_body_size is {limit}"
+            )
         now = self._now()
         publish = Publish(topic, command, max(sizes), now, now + timeout)
         publish.together, publish.messages = together, len(sizes)

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from gnsq.errors import NSQException, NSQNotSentClosed
 from gnsq.producer.options import ProducerOptions
+from gnsq.texts import counted
 
 __all__ = ["Chunk", "NSQManyFailed", "Publishing", "publish_chunks"]
 
@@ -51,7 +52,7 @@ class NSQManyFailed(NSQException):
         what = "from message" if failed[0].messages else "the iterable, behind message" if first else "the iterable, at"
         number = first - 1 if first and not failed[0].messages else first
         super().__init__(
-            f"{sum(chunk.messages for chunk in failed)} messages not confirmed, {confirmed} confirmed; "
+            f"{counted(sum(chunk.messages for chunk in failed), 'message')} not confirmed, {confirmed} confirmed; "
             f"first failure, {what} {number}: {error if failed[0].messages else repr(error)}"
         )
         self.chunks = chunks
@@ -85,11 +86,13 @@ def publish_chunks(
     options: ProducerOptions,
     *,
     raise_error: bool,
+    label: str,
 ) -> list[Chunk]:
     """Publish messages.
 
     Args:
         begin: Publishes a chunk.
+        label: Of the producer, in log lines.
 
     Raises:
         NSQManyFailed: If a chunk failed; nothing more was begun then. Whatever raise_error says, if messages has
@@ -115,7 +118,8 @@ def publish_chunks(
     except BaseException:
         # Killed, or a gevent.Timeout.
         if many.under_way:
-            logger.warning("publish_many was left with %d messages under way: nobody is told of them", many.under_way)
+            text = "%s: publish_many was left with %s under way: nobody is told what becomes of them"
+            logger.warning(text, label, counted(many.under_way, "message"))
         raise
     if cause is not None or many.is_over or (many.has_failed and raise_error):
         raise NSQManyFailed(many.chunks) from cause

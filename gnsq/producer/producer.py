@@ -6,6 +6,7 @@ its start and end are lifetime.py's, connections and greenlets running.py's.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sized
 from concurrent.futures import Future
@@ -23,7 +24,7 @@ from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.home import GRACE, here, in_hub
 from gnsq.nsqd.latency import Latency
 from gnsq.nsqd.opening import prepared
-from gnsq.options import ConnectionOptions
+from gnsq.options import ConnectionOptions, parameters_of
 from gnsq.pool import Life, ReconnectOptions
 from gnsq.producer.httplinks import check_no_tcp, wanted_clients
 from gnsq.producer.lifetime import Lifetime
@@ -37,10 +38,15 @@ from gnsq.producer.running import Running
 from gnsq.producer.strategies import make_strategy
 from gnsq.producer.threads import Handed, begin, publish_and_wait
 from gnsq.protocol.frames import OK
+from gnsq.repeats import Owner
 from gnsq.signals import notify
 from gnsq.stats import ProducerStats
+from gnsq.texts import counted
 
 __all__ = ["Producer"]
+
+# For the names of those that were given none, as threading.Thread has them.
+_numbers = itertools.count(1)
 
 
 class Producer:
@@ -57,6 +63,7 @@ class Producer:
         http: Publish over HTTP to what they know, too, by its ``http_port``; nsqd_http_addresses says so already.
         http_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, in place of ConnectionOptions.
         threaded: Run on a thread with a hub of its own, for programs that block natively.
+        name: For log lines; default ``producer-1`` and so on, in the order in which producers are made.
         options: Those of ProducerOptions, ReconnectOptions and ConnectionOptions.
 
     Every publish ends, by its deadline, in exactly one way. It returns: nsqd has confirmed it. It raises NSQErrorCode:
@@ -87,6 +94,7 @@ class Producer:
         http: bool = False,
         http_options: Mapping[str, Any] | None = None,  # Any: each option's own type
         threaded: bool = False,
+        name: str | None = None,
         clock: Clock | None = None,
         **options: Any,  # Any: each option's own type, checked where they are taken apart
     ) -> None:
@@ -113,16 +121,33 @@ class Producer:
         options.setdefault("reconnect_maximum", max(longest, 0.1))
         self.reconnect = ReconnectOptions.take(options)
         self.conn_kwargs = options
-        self.connection_options = prepared(ConnectionOptions.of("Producer", options, ProducerOptions, ReconnectOptions))
+        self.connection_options = prepared(
+            ConnectionOptions.of(
+                "Producer", options, ProducerOptions, ReconnectOptions, parameters=parameters_of(Producer.__init__)
+            )
+        )
         self.on_response = Signal()
         self.on_error = Signal()
         self.on_auth = Signal()
         self.on_close = Signal()
         self.clock = clock if clock is not None else RealClock()
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name of a producer must be a str, not {name!r}")
+        self.name = name if name is not None else f"producer-{next(_numbers)}"
+        self.log_owner = Owner(self.name, self.clock.monotonic)
         self.totals = Totals()
         self.latency = Latency()
         self._making = Making(self.options, self.connection_options.max_name_length, self.clock.monotonic)
         self._life = Lifetime(self, self._begin)
+
+    def __repr__(self) -> str:
+        running = self._life.running
+        connections = 0 if running is None else len(running.dispatcher.links) + len(running.dispatcher.aside)
+        pending = 0 if running is None else running.dispatcher.pending
+        return (
+            f"<{type(self).__name__} {self.name} {self._life.state.value}, {counted(connections, 'connection')}, "
+            f"{counted(pending, 'publish', 'publishes')} pending>"
+        )
 
     # --- life
 
@@ -135,7 +160,7 @@ class Producer:
             NSQException: If it was closed.
         """
         if self._life.state is Life.RUNNING:
-            self.logger.warning("producer is running already")
+            self.logger.warning("%s: producer is running already", self.name)
             return
         running = self._life.started(EVER)
         running.home.wait_for(EVER, running.wait_tried)
@@ -364,7 +389,7 @@ class Producer:
             begun = self._begun(publish, block=True)
             return Handed(begun, publish.limit) if isinstance(begun, Future) else begun
 
-        return publish_chunks(begin_chunk, messages, self.options, raise_error=raise_error)
+        return publish_chunks(begin_chunk, messages, self.options, raise_error=raise_error, label=self.log_owner.label)
 
     # --- one publish
 

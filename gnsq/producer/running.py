@@ -30,6 +30,7 @@ from gnsq.producer.links import TcpLink
 from gnsq.producer.outcomes import is_about_the_nsqd
 from gnsq.producer.publish import Publish, Unconfirmed
 from gnsq.producer.strategies import make_strategy
+from gnsq.texts import without_address
 
 if TYPE_CHECKING:
     from gnsq.producer.producer import Producer
@@ -70,6 +71,7 @@ class Running:
             producer.latency,
             nsqds=lambda: len(self._addresses),
             why_none=self.why_none,
+            owner=producer.log_owner,
         )
         self._batches = Batches(self.dispatcher, options, self._clock) if options.batch_messages else None
         self._addresses: set[str] = set()
@@ -91,6 +93,7 @@ class Running:
                 prepare=self._prepare,
                 setup=self._setup,
                 blameless=_is_blameless,
+                owner=producer.log_owner,
             )
             for _ in range(self._options.connections_per_nsqd)
         ]
@@ -105,6 +108,7 @@ class Running:
             at_once=self._options.http_requests_at_once,
             responded=lambda data: self._tell(producer.handle_response, None, data),
             refused=lambda error: self._tell(producer.handle_error, None, error),
+            owner=producer.log_owner,
         )
 
     # --- life
@@ -213,7 +217,8 @@ class Running:
         return [publish for publish in self.dispatcher.undone() if not publish.done]
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
-        greenlet = gevent.spawn(run_endlessly, f"the producer's greenlet for {name}", loop, logger, self._clock)
+        what = f"the greenlet for {name} of {self._producer.log_owner.label}"
+        greenlet = gevent.spawn(run_endlessly, what, loop, logger, self._clock)
         greenlet.name = f"gnsq-producer-{name}"
         self._tasks.append(greenlet)
 
@@ -229,7 +234,7 @@ class Running:
 
     def why_none(self, limit: str) -> NSQException:
         """Say why there is no connection."""
-        tried = [f"{address}: {error}" for address, error in sorted(self.failures().items())]
+        tried = [f"{address}: {without_address(error, address)}" for address, error in sorted(self.failures().items())]
         trying = self._addresses - set(self.failures())
         tried += [f"{address}: still connecting" for address in sorted(trying)]
         if not tried:
@@ -255,7 +260,7 @@ class Running:
         # Each as soon as it is named: a silent nsqlookupd holds up nobody.
         _, gone = self._nodes.ask(self._add_named)
         for address in gone - set(self._producer.addresses):
-            logger.info("%s: no nsqlookupd names it any more", address)
+            logger.info("%s: no nsqlookupd names it any more", self._producer.log_owner.at(address))
             self._addresses.discard(address)
             for pool in self._pools:
                 pool.release(address)
@@ -264,7 +269,8 @@ class Running:
         try:
             self.add(address)
         except ValueError as error:
-            logger.warning("%s: can't be published to, though an nsqlookupd names it: %s", address, error)
+            text = "%s: can't be published to, though an nsqlookupd names it: %s"
+            logger.warning(text, self._producer.log_owner.at(address), error)
 
     # --- connections
 
@@ -295,7 +301,8 @@ class Running:
         try:
             function(*arguments)
         except Exception:  # a subclass may raise anything
-            logger.exception("%s of a subclass raised", getattr(function, "__name__", function))
+            name = getattr(function, "__name__", function)
+            logger.exception("%s: %s of a subclass raised", self._producer.log_owner.label, name)
         finally:
             receiving.discard(here)
 

@@ -17,7 +17,7 @@ from gnsq.errors import NSQException
 from gnsq.nsqd.latency import Latency
 from gnsq.producer.outcomes import Totals
 from gnsq.producer.publish import Publish
-from gnsq.repeats import Repeats
+from gnsq.repeats import Owner
 
 __all__ = ["Telling"]
 
@@ -49,7 +49,7 @@ class Telling:
         is_due: Whether something has ended that was not told yet.
     """
 
-    def __init__(self, account: _Account, totals: Totals, latency: Latency, clock: Clock) -> None:
+    def __init__(self, account: _Account, totals: Totals, latency: Latency, clock: Clock, owner: Owner) -> None:
         self.told = Event()
         self.is_due = False
         self._account = account
@@ -58,7 +58,7 @@ class Telling:
         self._now = clock.monotonic
         self._ended: deque[Publish] = deque()
         self._run_callback = gevent.get_hub().loop.run_callback
-        self._repeats = Repeats(logger, clock.monotonic)
+        self._owner = owner
 
     def settle(self, publish: Publish) -> None:
         """Tell, soon, those who wait for a publish that it is done."""
@@ -131,5 +131,6 @@ class Telling:
         if publish.on_room is not None and not publish.room:
             publish.on_room()
         if publish.waiter is None and publish.result is None and publish.on_done is None:
-            text = "a publish to %s failed, and who waited for it is gone: %s"
-            self._repeats.log(logging.WARNING, "unheard", text, publish.topic, error)
+            text = "%s: a publish to %s failed, and who waited for it is gone: %s"
+            label = self._owner.label
+            self._owner.repeats(logger).log(logging.WARNING, "unheard", text, label, publish.topic, error)

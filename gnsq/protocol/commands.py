@@ -16,6 +16,7 @@ from typing import Final
 
 from gnsq.protocol.frames import MESSAGE_ID_SIZE
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.texts import counted
 
 __all__ = [
     "BODY_COMMANDS",
@@ -350,7 +351,7 @@ def split_multipublish_body(body: bytes) -> Sequence[bytes]:
     decoder.feed(body)
     count = decoder.take_size()
     if count is None or count < 0:
-        raise ValueError(f"MPUB body of {len(body)} bytes has no message count")
+        raise ValueError(f"MPUB body of {counted(len(body), 'byte')} has no message count")
     messages: list[bytes] = []
     for index in range(count):
         size = decoder.take_size()
@@ -359,5 +360,5 @@ def split_multipublish_body(body: bytes) -> Sequence[bytes]:
             raise ValueError(f"MPUB body of {len(body)} bytes ends inside message {index} of {count}")
         messages.append(message)
     if decoder.buffered:
-        raise ValueError(f"MPUB body has {decoder.buffered} bytes behind its {count} messages")
+        raise ValueError(f"MPUB body has {counted(decoder.buffered, 'byte')} behind its {counted(count, 'message')}")
     return messages

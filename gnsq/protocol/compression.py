@@ -10,6 +10,7 @@ import zlib
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gnsq.errors import NSQProtocolError
+from gnsq.texts import counted
 
 if TYPE_CHECKING:
     import snappy
@@ -73,7 +74,7 @@ class Deflate:
             raise NSQProtocolError(f"what came is no deflate stream: {error}") from error
         surplus = surplus or decompressor.unused_data
         if surplus:
-            raise NSQProtocolError(f"{len(surplus)} bytes behind the end of the deflate stream")
+            raise NSQProtocolError(f"{counted(len(surplus), 'byte')} behind the end of the deflate stream")
         self._tail = decompressor.unconsumed_tail
         return result
 

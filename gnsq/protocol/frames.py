@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gnsq.errors import NSQFrameError
+from gnsq.texts import counted
 
 __all__ = [
     "CLOSE_WAIT",
@@ -86,7 +87,9 @@ def decode_message(data: bytes) -> tuple[int, int, bytes, bytes]:
     try:
         timestamp, attempts, message_id = MESSAGE_HEADER.unpack_from(data)
     except struct.error:
-        raise NSQFrameError(f"message frame of {len(data)} bytes, at least {MESSAGE_HEADER.size} wanted") from None
+        raise NSQFrameError(
+            f"message frame of {counted(len(data), 'byte')}, at least {MESSAGE_HEADER.size} wanted"
+        ) from None
     return timestamp, attempts, message_id, data[MESSAGE_HEADER.size :]
 
 

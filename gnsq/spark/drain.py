@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from gnsq.texts import counted
+
 __all__ = ["Depth", "Drain", "End", "Look", "Nudge", "Outcome", "Unattended"]
 
 # nsqd moves a message from queue to in flight, and from topic to channel, with an instant in which it is in neither:
@@ -161,7 +163,11 @@ class Drain:
                 Outcome.FAILED,
                 f"no nsqd was reached for {seconds}, so nobody knows what there is to read: check addresses and topic",
             )
-        left = f"{self._waiting} messages wait there" if self._waiting else "the channel is not known to be empty"
+        left = (
+            f"{counted(self._waiting, 'message waits', 'messages wait')} there"
+            if self._waiting
+            else "the channel is not known to be empty"
+        )
         return End(Outcome.LEFT, f"nothing has come for {seconds}, though {left}")
 
 

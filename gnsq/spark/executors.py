@@ -20,6 +20,7 @@ from gnsq.spark.failures import essence
 from gnsq.spark.locations import redacted
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receivertask import receive
+from gnsq.texts import counted
 
 __all__ = ["ExecutorReceivers", "TooFewSlots"]
 
@@ -143,7 +144,7 @@ class ExecutorReceivers:
         _started.remove(self)
 
     def _said(self, what: str) -> str:
-        return f"{self._count} receivers of {self._options.source}: {what}"
+        return f"{counted(self._count, 'receiver')} of {self._options.source}: {what}"
 
     # --- slots
 
@@ -153,9 +154,9 @@ class ExecutorReceivers:
         while (slots := self._slots()) <= self._count:
             if time.monotonic() >= deadline:
                 raise TooFewSlots(
-                    f"receivers={self._options.receivers} holds {self._count} slots for good, and Spark has {slots} "
-                    "(cores of its executors / spark.task.cpus, without those of other queries' receivers): at least "
-                    f"{self._count + 1} are needed. Give Spark more cores, ask for fewer receivers, or run "
+                    f"receivers={self._options.receivers} holds {counted(self._count, 'slot')} for good, and Spark has "
+                    f"{slots} (cores of its executors / spark.task.cpus, without those of other queries' receivers): "
+                    f"at least {self._count + 1} are needed. Give Spark more cores, ask for fewer receivers, or run "
                     "python -m gnsq.spark.receiver outside of Spark with receivers=external"
                 )
             time.sleep(0.2)
@@ -232,7 +233,7 @@ class ExecutorReceivers:
 
         def run() -> None:
             try:
-                self._context.setJobGroup(self._group, self._said(f"{count} tasks"))
+                self._context.setJobGroup(self._group, self._said(counted(count, "task")))
                 task = partial(receive, self._options, self._run)
                 # Of one job, since Spark spreads the tasks of one over executors.
                 self._context.parallelize(range(count), count).foreachPartition(task)

@@ -7,7 +7,6 @@ as users write it. What connections make of them is connecting.py's.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any, Self
 from gnsq.localfiles import check_mode
 from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.texts import nearest
 
 __all__ = ["ConnectOptions", "ReadOptions", "WriteOptions", "option_rows", "ordered_fields", "shown", "spark_name"]
 
@@ -330,10 +330,8 @@ def _any_https(addresses: tuple[str, ...]) -> bool:
 
 
 def _unknown(name: str, fields: Mapping[str, dataclasses.Field[Any]]) -> str:
-    near = difflib.get_close_matches(name.lower(), fields, n=1)
-    meant = f" (did you mean {spark_name(fields[near[0]])}?)" if near else ""
-    names = ", ".join(spark_name(each) for each in fields.values())
-    return f"option {name!r} is unknown to the format nsq{meant}; options are {names}"
+    names = [spark_name(each) for each in fields.values()]
+    return f"option {name!r} is unknown to the format nsq{nearest([name], names, 'options are')}"
 
 
 def _check_topic(name: str) -> None:

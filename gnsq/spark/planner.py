@@ -21,6 +21,7 @@ from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import Receiver
 from gnsq.spark.spool import Contents, Spool
 from gnsq.spark.spoollock import SpoolLock
+from gnsq.texts import counted
 
 __all__ = ["Planner", "drain_channel"]
 
@@ -200,7 +201,7 @@ class Planner:
         gaps = missing(contents.present(), start, end)
         if gaps:
             raise SpoolIncomplete(
-                f"spool {self.spool.location} lacks {len(gaps)} segments of this batch, first {gaps[0]}: "
+                f"spool {self.spool.location} lacks {counted(len(gaps), 'segment')} of this batch, first {gaps[0]}: "
                 "was the spool deleted, or is the checkpoint another query's? Bring the spool back, or start with a "
                 "new checkpoint, without the messages that were in it"
             )
@@ -251,8 +252,8 @@ class Planner:
             if self._is_full():
                 raise SpoolError(
                     f"channel {options.source} holds more than maxSpoolBytes {options.max_spool_bytes}: give maxRows "
-                    f"to take a part, or a larger maxSpoolBytes. {receiver.rows} rows were received, which nsqd has no "
-                    f"more: they are in the spool {self.spool.location}, for spark.readStream to read"
+                    f"to take a part, or a larger maxSpoolBytes. {counted(receiver.rows, 'row was', 'rows were')} "
+                    f"received and finished at nsqd: the spool {self.spool.location} keeps them for spark.readStream"
                 )
         self.stop()
         own = [segment for segment in self.spool.contents().segments if segment.receiver == receiver.id]
@@ -308,10 +309,10 @@ class Planner:
         )
         if due and self._nudge.is_in_vain:
             logger.warning(
-                "spool %s: %d bytes were read and can't be deleted, receivers may be waiting for room; trying again, "
+                "spool %s: %s read and can't be deleted, receivers may be waiting for room; trying again, "
                 "ever more slowly",
                 self.spool.location,
-                read,
+                counted(read, "byte was", "bytes were"),
             )
         return due
 

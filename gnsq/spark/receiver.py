@@ -24,6 +24,7 @@ from gnsq.spark.gauge import SpoolGauge
 from gnsq.spark.offhub import OffHub
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.subscriptions import Subscriptions
+from gnsq.texts import counted
 
 if TYPE_CHECKING:
     # pyarrow is loaded by who makes a Spool: the command line says so if it is missing.
@@ -156,7 +157,8 @@ class Receiver:
         if not self.hangs:
             self._close_writer()
         self._off_hub.close()
-        logger.info("receiver %s: closed, %d rows in %d segments", self.id, self.rows, self.segments)
+        what = counted(self.rows, "row"), counted(self.segments, "segment")
+        logger.info("receiver %s: closed, %s in %s", self.id, *what)
 
     def _close_writer(self) -> None:
         assert self._writer is not None  # start() has made it
@@ -274,11 +276,11 @@ class Receiver:
                 self.failing = True
                 self._pause("disk")
                 logger.error(
-                    "spool %s: segment %d of %d messages not written: %s. No message is finished until this succeeds; "
+                    "spool %s: segment %d of %s not written: %s. No message is finished until this succeeds; "
                     "free space or repair the file system. Next try in %.1f s",
                     self._spool.location,
                     number,
-                    len(messages),
+                    counted(len(messages), "message"),
                     error,
                     retry,
                 )
@@ -323,10 +325,10 @@ class Receiver:
         if lost:
             self.unanswered += lost
             logger.warning(
-                "%d of %d messages of a durable segment not finished, their connection is gone: nsqd delivers them "
+                "%d of %s of a durable segment not finished, their connection is gone: nsqd delivers them "
                 "again, and they will be in the spool twice",
                 lost,
-                len(messages),
+                counted(len(messages), "message"),
             )
 
     def _requeue_writing(self) -> None:
@@ -343,10 +345,9 @@ class Receiver:
                 lost += 1
         if lost:
             logger.info(
-                "%d of %d messages not given back, their connection is gone: nsqd delivers them again when their "
-                "timeout ends",
+                "%d of %s not given back, their connection is gone: nsqd delivers them again when their timeout ends",
                 lost,
-                len(messages),
+                counted(len(messages), "message"),
             )
 
     # --- backpressure

@@ -23,6 +23,7 @@ from gnsq.spark.locations import redacted
 from gnsq.spark.options import ReadOptions, ordered_fields, shown, spark_name
 from gnsq.spark.receiver import Receiver, collect_rarely
 from gnsq.spark.spool import Spool
+from gnsq.texts import counted
 
 __all__ = ["main"]
 
@@ -130,7 +131,7 @@ def _run(verbose: bool, **values: Any) -> None:  # Any: as above
     receiver.close()
     for handler in signals:
         handler.cancel()
-    total = f"{receiver.rows} rows in {receiver.segments} segments"
+    total = f"{counted(receiver.rows, 'row')} in {counted(receiver.segments, 'segment')}"
     if receiver.error is not None:
         raise click.ClickException(
             f"nothing can be written any more: {receiver.error!r}; its traceback is in the log. {total} are in the "
@@ -169,9 +170,9 @@ def _watch(receiver: Receiver, stop: Event) -> None:
         gevent.wait([stop, receiver.finished], timeout=STATUS_INTERVAL, count=1)
         nsqds, failures = receiver.subscriptions.nsqds, receiver.subscriptions.failures()
         logger.info(
-            "%d rows in %d segments, %d of them since the last report; connected nsqds: %d",
-            receiver.rows,
-            receiver.segments,
+            "%s in %s, %d of them since the last report; connected nsqds: %d",
+            counted(receiver.rows, "row"),
+            counted(receiver.segments, "segment"),
             receiver.rows - before,
             nsqds,
         )

@@ -7,6 +7,8 @@ the same order again: a shuffle without a sort does not promise that.)
 
 from __future__ import annotations
 
+from gnsq.texts import counted
+
 __all__ = ["join", "split"]
 
 _SEPARATOR = b"\0"
@@ -25,5 +27,7 @@ def split(body: bytes) -> tuple[bytes, str]:
     """
     original, separator, key = body.rpartition(_SEPARATOR)
     if not separator or key.count(b"/") != 3:
-        raise ValueError(f"body of {len(body)} bytes has no row key: was it published with the option rowKey?")
+        raise ValueError(
+            f"body of {counted(len(body), 'byte')} has no row key: was it published with the option rowKey?"
+        )
     return original, key.decode()

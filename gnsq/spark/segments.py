@@ -11,6 +11,7 @@ from pyarrow import ipc
 
 from gnsq import Message
 from gnsq.spark.errors import SegmentCorrupt, SpoolError
+from gnsq.texts import counted
 
 __all__ = ["SCHEMA", "VERSION", "decode_segment", "encode_segment", "segment_columns"]
 
@@ -141,7 +142,7 @@ def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: as abo
         raise SegmentCorrupt(f"{name} is not a segment: {error}") from error
     found = sum(batch.num_rows for batch in batches)
     if found != rows:
-        raise SegmentCorrupt(f"{name} has {found} rows, its name says {rows}")
+        raise SegmentCorrupt(f"{name} has {counted(found, 'row')}, its name says {rows}")
     return batches
 
 

@@ -22,6 +22,7 @@ from gnsq.spark import rowkey
 from gnsq.spark.connecting import connection_keywords
 from gnsq.spark.errors import RowsNotPublished
 from gnsq.spark.options import WriteOptions
+from gnsq.texts import counted
 
 __all__ = ["COLUMNS", "NsqBatchWriter", "NsqStreamWriter", "Place", "Published", "check_columns", "publish"]
 
@@ -94,13 +95,13 @@ class _Pending:
     def name(self, partition: int) -> str:
         """Say which rows these are."""
         if self.count == 1:
-            return f"row {self.first} of partition {partition}, topic {self.topic!r}, {self.size} bytes"
+            return f"row {self.first} of partition {partition}, topic {self.topic!r}, {counted(self.size, 'byte')}"
         rows = f"rows {self.first} to {self.last}"
         if self.count != self.last - self.first + 1:
             rows = f"{self.count} of the {rows}"
         return (
             f"{rows} of partition {partition}, topic {self.topic!r}, the longest of them row {self.largest} with "
-            f"{self.size} bytes"
+            f"{counted(self.size, 'byte')}"
         )
 
 

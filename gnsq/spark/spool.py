@@ -29,6 +29,7 @@ from gnsq.spark.offsets import Segment, Vector
 from gnsq.spark.segments import decode_segment, encode_segment
 from gnsq.spark.spoollock import SpoolLock, found_owner
 from gnsq.spark.store import LocalStore, Store, open_store
+from gnsq.texts import counted
 
 __all__ = ["Contents", "Spool", "SpoolWriter"]
 
@@ -212,12 +213,12 @@ class Spool:
         """Rename a segment that can't be read, so that it is kept but asked for no more."""
         if self._store.rename(segment.path, segment.path + _CORRUPT):
             logger.error(
-                "spool %s: %s; set aside as %s. Its %d messages were finished at nsqd and are missing in the query's "
-                "results: rescue what can be read, then delete the file",
+                "spool %s: %s; set aside as %s. Its %s finished at nsqd and will be missing in the "
+                "query's results: rescue what can be read, then delete the file",
                 self.location,
                 error,
                 segment.path + _CORRUPT,
-                segment.rows,
+                counted(segment.rows, "message was", "messages were"),
             )
 
     def _list(self) -> list[tuple[str, int]]:

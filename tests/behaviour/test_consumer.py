@@ -6,7 +6,7 @@ from gevent.event import Event
 
 from gnsq import Consumer, Producer
 from gnsq.contrib.batch import BatchHandler
-from tests.helpers import channel_stats, wait_until
+from tests.helpers import LIMIT, channel_stats, wait_until
 
 
 def clients(nsqd, topic):
@@ -131,3 +131,20 @@ def test_batches_are_worked_off_when_messages_run_out(producer, nsqd, topic):
 
     assert max(map(len, batches)) <= 40
     assert channel_stats(nsqd, topic, "c")["in_flight_count"] == 0
+
+
+def test_log_lines_name_their_consumer_or_producer_from_connecting_to_the_end(nsqd, topic, lines):
+    got = Event()
+    consumer = Consumer(topic, "c", nsqd.tcp_address, message_handler=lambda consumer, message: got.set())
+    with Producer(nsqd.tcp_address, name="orders") as producer:
+        producer.publish(topic, b"x")
+        consumer.start(block=False)
+        assert got.wait(LIMIT)
+        consumer.close()
+        consumer.join(LIMIT)
+
+    told = lines()
+    for owner in (f"{topic}/c", "orders"):
+        assert any(line.startswith(f"{nsqd.tcp_address}: {owner}: connected, nsqd ") for line in told)
+        assert any(line.startswith(f"{owner}: closing, with up to 30 s for ") for line in told)
+        assert f"{owner}: closed; nothing was left" in told

@@ -348,7 +348,7 @@ def test_unreachable_nsqd_is_logged_and_no_error(caplog):
     with Consumer("t", "c", f"127.0.0.1:{port}", message_handler=lambda _, message: None) as consumer:
         assert consumer.is_running
 
-    assert f"127.0.0.1:{port}: not connected: " in caplog.text
+    assert f"127.0.0.1:{port}: t/c: not connected: can't connect: " in caplog.text
     assert "; trying again in" in caplog.text
 
 

@@ -424,5 +424,5 @@ def test_bug_in_the_flow_is_logged_and_it_goes_on(nsqd, clock, started, monkeypa
     consumer._spawn("flow", consumer._flow.run)
     clock.advance(2.0)
 
-    assert "internal error in the consumer's greenlet for flow; it goes on in 1 s" in caplog.text
+    assert "internal error in the greenlet for flow of consumer t/c; it goes on in 1 s" in caplog.text
     assert not consumer._tasks[-1].dead

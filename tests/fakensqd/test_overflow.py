@@ -181,7 +181,7 @@ def test_a_file_whose_end_is_missing_gives_what_is_whole(nsqd, tmp_path, caplog)
 
     with FakeNsqd(data_path=str(tmp_path / "data")) as again:
         assert depths(again) == (1, 1)
-    assert "are not whole, and not read" in caplog.text
+    assert "the end is not whole, and not read: " in caplog.text
 
 
 def test_a_directory_that_is_not_ours_is_left_alone(tmp_path):

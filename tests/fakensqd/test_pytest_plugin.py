@@ -89,7 +89,7 @@ def test_a_leaked_greenlet_fails_the_test(outcomes):
     )
 
     assert found == {"passed": 1, "errors": 1}
-    assert "1 watchers of the hub are left over" in output
+    assert "1 watcher of the hub left over after" in output
 
 
 PUBLISH = """

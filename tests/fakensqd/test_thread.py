@@ -154,7 +154,7 @@ def test_what_is_left_over_is_told():
     threaded = Threaded(Leaking())
     threaded.start()
 
-    with pytest.raises(RuntimeError, match="1 watchers of the hub are left over"):
+    with pytest.raises(RuntimeError, match="1 watcher of the hub left over after"):
         threaded.stop()
 
 

@@ -342,7 +342,7 @@ def test_bug_while_publishing_leaves_nobody_waiting(producer, monkeypatch, caplo
 def test_bug_while_pinging_does_not_end_the_trying(fakensqd, monkeypatch, caplog):
     monkeypatch.setattr(NsqdHTTPClient, "request", None)
     with Producer(nsqd_http_addresses=fakensqd.http_address, reconnect_initial=0.01) as producer:
-        assert "internal error: TypeError" in producer.stats().failures[fakensqd.http_address]
+        assert "internal error while pinging: TypeError" in producer.stats().failures[fakensqd.http_address]
         monkeypatch.undo()
 
         assert producer.publish("t", b"x", timeout=5) == b"OK"

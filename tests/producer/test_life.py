@@ -72,7 +72,7 @@ def test_tries_again_soon_and_each_time_later_than_before(caplog):
     first, second = [float(wait) for wait in re.findall(r"trying again in ([\d.]+) s", caplog.text)][:2]
     assert 0 < first <= 0.1 <= second <= 0.2
     # The others are at DEBUG: an nsqd may be down for days.
-    assert [record.levelno for record in caplog.records if "trying again" in record.msg].count(logging.WARNING) == 1
+    assert [record.levelno for record in caplog.records if "trying again" in record.message].count(logging.WARNING) == 1
 
 
 def test_first_publishes_of_many_greenlets_start_one_producer(fakensqd):

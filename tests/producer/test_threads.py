@@ -381,6 +381,34 @@ def test_program_left_without_close_ends_when_all_is_confirmed(fakensqd, script)
     assert bodies(fakensqd, "t") == [b"first", *[b"%d" % number for number in range(1000)]]
 
 
+PATCHED_LATE = """
+import sys, warnings
+from gnsq import Consumer, Producer
+
+producer = Producer(sys.argv[1], threaded=sys.argv[2] == "threaded")
+producer.publish("t", b"before")
+consumer = Consumer("t", "c", sys.argv[1], message_handler=lambda consumer, message: print(message.body.decode()))
+consumer.start(block=False)
+from gevent import monkey
+
+warnings.simplefilter("ignore")  # gevent's own, that this is late
+monkey.patch_all()
+producer.publish("t", b"after")
+if sys.argv[3] == "closed":
+    producer.close()
+    consumer.close()
+    consumer.join()
+"""
+
+
+@pytest.mark.parametrize("end", ["closed", "left"])
+@pytest.mark.parametrize("threaded", ["", "threaded"])
+def test_program_that_patches_late_ends_without_a_word(fakensqd, threaded, end):
+    run(PATCHED_LATE, fakensqd.tcp_address, threaded, end)
+
+    assert fakensqd.transcript.published("t") == [b"before", b"after"]
+
+
 UNANSWERED = """
 import logging, sys, time
 from gnsq import Producer
@@ -396,14 +424,14 @@ producer.publish_async("t", b"x")
 def test_program_whose_publishes_have_no_answer_ends_with_close_timeout_and_says_so():
     said = run(UNANSWERED, f"127.0.0.1:{refused_port()}", "threaded")
 
-    assert " ".join(said).startswith("closed with 1 publishes not confirmed, the first of them to ")
+    assert " ".join(said).startswith("producer-1: closed with 1 publish not confirmed, the first of them to t: ")
     assert "Connection refused" in " ".join(said)
 
 
 def test_program_that_leaves_publishes_in_its_own_hub_is_told():
     said = run(UNANSWERED, f"127.0.0.1:{refused_port()}", "")
 
-    assert " ".join(said) == "the program ends with 1 publishes not confirmed: close() waits for them"
+    assert " ".join(said) == "producer-1: the program ends with 1 publish not confirmed: close() waits for them"
 
 
 @pytest.mark.parametrize("threaded", ["", "threaded"])

@@ -45,7 +45,7 @@ def test_spool_mode_is_octal(text, mode):
         pytest.param({"maxRows": "ten"}, "option maxRows 'ten' is not a whole number", id="no number"),
         pytest.param({"segmentTime": "fast"}, "option segmentTime 'fast' is not a number", id="no float"),
         pytest.param({"segmentTime": "nan"}, "option segmentTime nan must be at least 0.001 s", id="nan"),
-        pytest.param({"maxInFlight": "0"}, "option maxInFlight 0 must be at least 1 messages", id="too small"),
+        pytest.param({"maxInFlight": "0"}, "option maxInFlight 0 must be at least 1 message", id="too small"),
         pytest.param({"segmentBytes": "9999999999"}, "segmentBytes 9999999999 must be within 1 to", id="too big"),
         pytest.param({"maxRowPerBatch": "1"}, r"'maxRowPerBatch' is unknown.*mean maxRowsPerBatch\?", id="unknown"),
         pytest.param({"topic": "a,b c"}, "option topic: .*b c", id="bad topic of a list"),
@@ -99,7 +99,7 @@ def test_bad_read_option_is_named(changes, words):
         pytest.param(
             {"batchBytes": "5242881", "nsqdTcpAddresses": "a:1"}, "batchBytes 5242881 must be within 1 to", id="body"
         ),
-        pytest.param({"batchRows": "0", "nsqdTcpAddresses": "a:1"}, "batchRows 0 must be at least 1 rows", id="bound"),
+        pytest.param({"batchRows": "0", "nsqdTcpAddresses": "a:1"}, "batchRows 0 must be at least 1 row", id="bound"),
     ],
 )
 def test_bad_write_option_is_named(given, words):

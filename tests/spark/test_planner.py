@@ -237,7 +237,7 @@ def test_pruned_batch_is_an_error(fakensqd, planner):
     end = stream.latest({}, None, None)
     stream.commit(end)
 
-    with pytest.raises(SpoolIncomplete, match=r"lacks 1 segments .*new checkpoint"):
+    with pytest.raises(SpoolIncomplete, match=r"lacks 1 segment .*new checkpoint"):
         stream.shares({}, end)
 
 
@@ -598,7 +598,7 @@ def test_new_checkpoint_on_an_old_spool(planner, spool):
     assert read(stream, {}, end) == [b"body 2", b"body 3"]
     stream.stop()
     spool.prune({"r1": 2})
-    with pytest.raises(SpoolIncomplete, match="lacks 1 segments"):
+    with pytest.raises(SpoolIncomplete, match="lacks 1 segment"):
         planner(receivers="external").shares({}, end)
 
 
@@ -637,7 +637,7 @@ def test_earlier_segments_are_no_part_of_a_batch(fakensqd, options, spool):
 def test_batch_larger_than_the_spool_is_an_error_and_kept(fakensqd, options, spool):
     publish(fakensqd, "clicks", numbered(1000))
 
-    with pytest.raises(SpoolError, match=r"more than maxSpoolBytes 1: give maxRows .*readStream to read"):
+    with pytest.raises(SpoolError, match=r"more than maxSpoolBytes 1: give maxRows .*keeps them for spark.readStream"):
         drain_channel(options(max_spool_bytes=1, segment_rows=100, max_in_flight=100))
 
     assert 0 < len(bodies_of(spool)) < 1000

@@ -37,7 +37,7 @@ def test_command_receives_and_stops_in_order(fakensqd, spool, tmp_path, number):
         _, errors = process.communicate(timeout=20)
 
     assert process.returncode == 0
-    assert re.search(r"stopped in order: 100 rows in \d+ segments", errors)
+    assert re.search(r"stopped in order: 100 rows in \d+ segments?", errors)
     assert "Traceback" not in errors
     [receiver] = [path for path in (tmp_path / "spool").iterdir() if path.is_dir()]
     assert (receiver / "closed.json").exists()
@@ -215,7 +215,7 @@ def test_rows_are_reported(fakensqd, watched, caplog):
     watched(nsqd_tcp_addresses=(fakensqd.tcp_address,))
     publish(fakensqd, "clicks", numbered(10))
 
-    wait_for(lambda: "10 rows in 1 segments, 10 of them since the last report; connected nsqds: 1" in caplog.text)
+    wait_for(lambda: "10 rows in 1 segment, 10 of them since the last report; connected nsqds: 1" in caplog.text)
 
 
 def test_nsqd_that_is_down_is_reported_again_and_again(watched, caplog):

@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from gnsq.spark.pipeline.exchange import exchange, finish_exchange
 from gnsq.spark.pipeline.files import batch_of, sync
 from gnsq.spark.pipeline.hours import closed_hours, mergeable
+from gnsq.texts import counted
 
 __all__ = ["Compaction", "Compactor"]
 
@@ -138,7 +139,7 @@ class Compaction:
         expected = sum(source.rows for source in sources)
         written = pq.read_metadata(target).num_rows
         if written != expected:
-            raise ValueError(f"{target} has {written} rows, {expected} were due")
+            raise ValueError(f"{target} has {counted(written, 'row')}, {expected} were due")
         sync(target)
         return new
 

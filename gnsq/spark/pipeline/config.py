@@ -6,8 +6,7 @@ Checks only: connects to nothing, writes nothing. loading.py reads it from where
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from urllib.parse import urlsplit
@@ -17,8 +16,9 @@ from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_na
 from gnsq.spark.locations import below, redacted
 from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
 from gnsq.spark.pipeline.schema import EventSchema
+from gnsq.texts import nearest
 
-__all__ = ["PipelineConfig", "QUERIES", "nearest"]
+__all__ = ["PipelineConfig", "QUERIES"]
 
 QUERIES = ("archive", "metrics")
 # Seconds.
@@ -203,7 +203,7 @@ class PipelineConfig:
                 raise ValueError(f"setting nsq: {name} is the job's own: use {_OWN_OPTIONS[plain]}")
             if plain not in known:
                 usable = [known[each] for each in sorted(known) if each not in _OWN_OPTIONS]
-                raise ValueError(f"setting nsq: option {name} is unknown{nearest(name, usable)}")
+                raise ValueError(f"setting nsq: option {name} is unknown{nearest([name], usable)}")
         try:
             source, sink = self.read_options("archive"), WriteOptions.parse(self.sink_options(self.metrics_to))
         except ValueError as error:
@@ -338,13 +338,6 @@ def _plain(name: str) -> str:
 def option_names(kind: type[ReadOptions] | type[WriteOptions]) -> dict[str, str]:
     """Map the options of the format, without case and underscores, to how Spark's users write them."""
     return {_plain(field.name): spark_name(field) for field in dataclasses.fields(kind)}
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Say which known name was probably meant, else all of them."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
 
 
 def _checked(name: str, check: object, value: str) -> None:

@@ -24,6 +24,7 @@ from gnsq.spark.pipeline.account import Account, count_rows, drain_topic, sum_hi
 from gnsq.spark.pipeline.clicks import generate, read_lines
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.stopping import StopRequest
+from gnsq.texts import counted
 
 __all__ = ["main"]
 
@@ -176,7 +177,10 @@ def _show(console: Console, account: Account, windows: int, rows: int) -> None:
     table.add_row("published, confirmed by nsqd", f"{account.published:,}")
     table.add_row("archived as Parquet, by hour", f"{account.archived:,}")
     table.add_row("dead-lettered, with the reason", f"{account.dead_lettered:,}")
-    table.add_row(f"aggregated in {windows:,} windows and pages ({rows:,} rows read back)", f"{account.aggregated:,}")
+    table.add_row(
+        f"aggregated in {windows:,} windows and pages ({counted(rows, 'row', spec=',')} read back)",
+        f"{account.aggregated:,}",
+    )
     table.add_row("late, set apart", f"{account.late:,}")
     console.print(table)
     for text, agrees in account.checks():

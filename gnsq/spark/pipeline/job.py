@@ -29,6 +29,7 @@ from gnsq.spark.pipeline.metrics import MetricsBatches
 from gnsq.spark.pipeline.preflight import checkpoints
 from gnsq.spark.pipeline.report import Batch, Silence, Summary
 from gnsq.spark.pipeline.status import depth_of, spool_state
+from gnsq.texts import counted
 
 __all__ = ["Job"]
 
@@ -184,8 +185,8 @@ class Job:
                     or "was nsqd connected, as the log tells, or does another consumer hold them?"
                 )
                 raise JobFailed(
-                    f"query {query} has ended with {left:,} messages left at nsqd: it has read {read:,} of {due:,}, "
-                    f"then nothing came for idleTimeout: {trouble}"
+                    f"query {query} has ended with {counted(left, 'message', spec=',')} left at nsqd: it has "
+                    f"read {read:,} of {due:,}, then nothing came for idleTimeout: {trouble}"
                 )
 
     def unread(self) -> str:
@@ -232,9 +233,9 @@ class Job:
                 batch = _batch(name, progress)
                 if batch.dropped:
                     logger.error(
-                        "query %s, batch %d: Spark has dropped %d rows as late, since the driver's clock was set back "
-                        "by more than the setting deduplicate; they are missing in the results",
-                        *(name, batch_id, batch.dropped),
+                        "query %s, batch %d: Spark has dropped %s as late, since the driver's clock was set back "
+                        "by more than the setting deduplicate; the results lack what was dropped",
+                        *(name, batch_id, counted(batch.dropped, "row")),
                     )
                 self._summary.add(batch)
                 self._troubles[name] = batch.trouble

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from gnsq.spark.pipeline.config import PipelineConfig, nearest
+from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.texts import nearest
 
 __all__ = ["load_config", "setting_options"]
 
@@ -62,7 +63,7 @@ def load_config(path: str | None, overrides: Mapping[str, object]) -> PipelineCo
     fields = {field.name: field for field in dataclasses.fields(PipelineConfig)}
     for name in values:
         if name not in fields:
-            raise ValueError(f"configuration {path}: setting {name} is unknown{nearest(name, fields)}")
+            raise ValueError(f"configuration {path}: setting {name} is unknown{nearest([name], fields)}")
     for name, value in overrides.items():
         if value in (None, (), {}):
             continue

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gnsq.texts import counted
+
 __all__ = ["Batch", "Silence", "Summary", "batch_line", "summary_lines"]
 
 
@@ -67,7 +69,7 @@ class Silence:
         if self._is_asked and source and "waiting" not in source:
             return "no rows, and what waits at nsqd is not known: nsqd or nsqlookupd does not answer"
         if source.get("waiting"):
-            return f"{source['waiting']:,} messages wait at nsqd, and none comes"
+            return counted(source["waiting"], "message waits", "messages wait", spec=",") + " at nsqd, and none comes"
         return ""
 
 
@@ -96,7 +98,7 @@ class Summary:
 def batch_line(batch: Batch) -> str:
     """Write a batch as one line."""
     rate = batch.rows / batch.seconds if batch.seconds else 0.0
-    parts = [f"{batch.query:8} batch {batch.batch_id:6}: {batch.rows:9,} rows, {rate:9,.0f} rows/s"]
+    parts = [f"{batch.query:8} batch {batch.batch_id:6}: {counted(batch.rows, 'row', spec='9,')}, {rate:9,.0f} rows/s"]
     backlog = [
         f"{number:,} {place}"
         for number, place in ((batch.waiting, "at nsqd"), (batch.spooled, "in the spool"))
@@ -115,17 +117,20 @@ def summary_lines(summary: Summary, queries: Iterable[str]) -> list[str]:
     """Write the summary; what did not happen is left out, but for the rows."""
     lines = []
     for query in queries:
-        line = f"{query:8} {summary.rows.get(query, 0):,} rows in {summary.batches.get(query, 0):,} batches"
+        batches = counted(summary.batches.get(query, 0), "batch", "batches", spec=",")
+        line = f"{query:8} {counted(summary.rows.get(query, 0), 'row', spec=',')} in {batches}"
         if summary.duplicates.get(query):
-            line += f", {summary.duplicates[query]:,} duplicates left out"
+            line += f", {counted(summary.duplicates[query], 'duplicate', spec=',')} left out"
         segments, rows = summary.set_aside.get(query, (0, 0))
         if segments:
-            line += f", {segments:,} segments with {rows:,} rows set aside as unreadable"
+            aside = counted(segments, "segment", spec=","), counted(rows, "row", spec=",")
+            line += f", {aside[0]} with {aside[1]} set aside as unreadable"
         lines.append(line)
+    files = counted(summary.compacted_files, "file", spec=",")
     others = [
-        (summary.dead_letters, f"{summary.dead_letters:,} dead letters"),
+        (summary.dead_letters, f"{counted(summary.dead_letters, 'dead letter', spec=',')}"),
         (summary.late, f"{summary.late:,} late"),
-        (summary.compactions, f"{summary.compactions:,} compactions of {summary.compacted_files:,} files"),
+        (summary.compactions, f"{counted(summary.compactions, 'compaction', spec=',')} of {files}"),
     ]
     told = [text for number, text in others if number] + [f"{summary.seconds:,.0f} s"]
     return [*lines, f"{'both':8} {', '.join(told)}"]

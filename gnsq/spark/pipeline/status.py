@@ -15,6 +15,7 @@ from gnsq.spark.pipeline.checkpoint import Checkpoint, open_location, read_check
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.joblock import running_job
 from gnsq.spark.spool import Spool
+from gnsq.texts import counted
 
 __all__ = ["SpoolState", "depth_of", "spool_state", "status_lines"]
 
@@ -98,7 +99,7 @@ def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
             yield f"         spool {redacted(config.spool_of(query))}: {error}"
         if config.nsqd_http_addresses or config.lookupd_http_addresses:
             try:
-                yield f"         nsqd {depth_of(config, query):,} messages waiting or in flight"
+                yield f"         nsqd {counted(depth_of(config, query), 'message', spec=',')} waiting or in flight"
             except (NSQException, ValueError) as error:
                 yield f"         nsqd unknown: {error}"
 
@@ -123,11 +124,12 @@ def _age(time: dt.datetime, now: dt.datetime) -> str:
 
 
 def _spool(state: SpoolState, now: dt.datetime) -> str:
-    parts = [f"{state.rows:,} rows, {state.size:,} bytes waiting"]
+    parts = [f"{counted(state.rows, 'row', spec=',')}, {counted(state.size, 'byte', spec=',')} waiting"]
     if state.oldest is not None:
         parts.append(f"the oldest for {_age(state.oldest, now)}")
     if state.set_aside:
-        parts.append(f"{state.set_aside:,} segments with {state.rows_set_aside:,} rows set aside as unreadable")
+        segments, rows = counted(state.set_aside, "segment", spec=","), counted(state.rows_set_aside, "row", spec=",")
+        parts.append(f"{segments} with {rows} set aside as unreadable")
     if state.receivers:
-        parts.append(f"{state.receivers} receivers not closed")
+        parts.append(f"{counted(state.receivers, 'receiver')} not closed")
     return ", ".join(parts)

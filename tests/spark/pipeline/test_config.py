@@ -124,7 +124,7 @@ def test_secrets_are_not_shown():
         pytest.param({"archive_channel": "a b"}, "setting archive_channel: ", id="bad channel"),
         pytest.param({"archive_channel": "metrics"}, "each would get half", id="same channel"),
         pytest.param({"watermark_delay": -1.0}, "watermark_delay -1.0 must be within 0 to 31536000 s", id="bound"),
-        pytest.param({"max_rows_per_batch": 0}, "max_rows_per_batch 0 must be at least 1 rows", id="zero"),
+        pytest.param({"max_rows_per_batch": 0}, "max_rows_per_batch 0 must be at least 1 row", id="zero"),
         pytest.param({"compact_files": 1}, "compact_files 1 must be at least 2 or 0 files", id="one file"),
         pytest.param({"window_length": 0}, "window_length 0 must be within 1 to 86400 s", id="window"),
         pytest.param({"key_field": "host"}, "setting key_field 'host' is none of fields: user, page", id="key"),

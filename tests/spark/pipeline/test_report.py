@@ -30,8 +30,8 @@ def test_summary_adds_up():
         summary.add(batch)
 
     assert summary_lines(summary, ("archive", "metrics")) == [
-        "archive  1,500 rows in 2 batches, 10 duplicates left out, 1 segments with 500 rows set aside as unreadable",
-        "metrics  1,500 rows in 1 batches",
+        "archive  1,500 rows in 2 batches, 10 duplicates left out, 1 segment with 500 rows set aside as unreadable",
+        "metrics  1,500 rows in 1 batch",
         "both     5 dead letters, 3 late, 2 compactions of 40 files, 61 s",
     ]
 

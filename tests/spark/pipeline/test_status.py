@@ -42,7 +42,7 @@ def test_where_a_query_stands(fakensqd, config, tmp_path):
         "(0:59:55 ago)",
     ]
     assert lines[2].startswith("         spool 4 rows, ")
-    assert lines[2].endswith(" bytes waiting, the oldest for 0:02:00, 1 receivers not closed")
+    assert lines[2].endswith(" bytes waiting, the oldest for 0:02:00, 1 receiver not closed")
     assert f"{size:,}" not in lines[2]
     assert lines[3:] == [
         "         nsqd 3 messages waiting or in flight",
@@ -85,7 +85,7 @@ def test_segments_set_aside_are_counted(config):
 
     assert (state.rows, state.set_aside, state.rows_set_aside) == (4, 1, 2)
     assert spool_state(config, "metrics", None) == SpoolState()
-    assert "1 segments with 2 rows set aside as unreadable" in "\n".join(status_lines(config, NOW))
+    assert "1 segment with 2 rows set aside as unreadable" in "\n".join(status_lines(config, NOW))
 
 
 def test_bad_places_and_files_are_told(tmp_path):

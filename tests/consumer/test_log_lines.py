@@ -1,0 +1,162 @@
+"""Log lines of a consumer: each says whose it is, one event is one line, and an address stands once in it."""
+
+import logging
+from fnmatch import fnmatchcase
+
+import pytest
+from gevent.event import Event
+
+from fakensqd import FakeNsqd
+from fakensqd.faults import error, on
+from gnsq import Consumer, Producer
+from tests.helpers import refused_port, wait_until
+
+
+@pytest.fixture
+def nsqd(clock):
+    with FakeNsqd(clock=clock) as made:
+        yield made
+
+
+def test_lost_connection_of_a_consumer_is_one_line_that_names_it(nsqd, clock, started, lines):
+    started(lambda consumer, message: None, nsqd, reconnect_jitter=0)
+    nsqd.link.cut()
+    clock.advance(0.0)
+
+    assert lines(logging.WARNING) == [
+        f"{nsqd.tcp_address}: t/c: connection lost: nsqd closed the connection; trying again in 8.0 s"
+    ]
+
+
+def test_loss_of_a_connection_that_was_stable_is_told_however_soon_after_another(nsqd, clock, started, lines):
+    started(lambda consumer, message: None, nsqd, reconnect_jitter=0)
+    for lasted in (1.0, 1.0, 12.0):
+        clock.advance(lasted)
+        nsqd.link.cut()
+        clock.advance(8.0 if lasted < 10.0 else 0.0)
+        clock.advance(8.0)
+
+    said = f"{nsqd.tcp_address}: t/c: connection lost: nsqd closed the connection; trying again in"
+    assert lines(logging.WARNING) == [
+        f"{said} 8.0 s",
+        f"{said} 8.0 s (and 1 like it since the last such line)",
+    ]
+
+
+def test_name_of_a_consumer_stands_for_topic_and_channel(nsqd, clock, started, lines):
+    started(lambda consumer, message: None, nsqd, name="billing")
+    nsqd.link.cut()
+    clock.advance(0.0)
+
+    (line,) = lines(logging.WARNING)
+    assert line.startswith(f"{nsqd.tcp_address}: billing: connection lost: ")
+
+
+def test_refused_subscription_is_one_line(fakensqd, lines):
+    with (
+        fakensqd.add(on.command("SUB").always(), error("E_BAD_CHANNEL")),
+        Consumer("t", "c", fakensqd.tcp_address, message_handler=lambda consumer, message: None),
+    ):
+        (line,) = [line for line in lines() if "E_BAD_CHANNEL" in line]
+
+    assert fnmatchcase(line, f"{fakensqd.tcp_address}: t/c: not connected: E_BAD_CHANNEL*; trying again in * s")
+
+
+def test_address_of_nsqlookupd_that_fails_is_left_to_the_next_round(lines):
+    address = f"127.0.0.1:{refused_port()}"
+    with Consumer("t", "c", "127.0.0.1:1", message_handler=lambda consumer, message: None) as consumer:
+        consumer.connect_to_nsqd(*address.split(":"))
+        wait_until(lambda: any(address in line for line in lines()))
+
+    (line,) = [line for line in lines() if address in line]
+    assert line.endswith("; not tried again until an nsqlookupd names it")
+
+
+def test_bug_where_messages_are_taken_in_is_one_line_with_its_traceback(fakensqd, caplog):
+    class Broken(Consumer):
+        def _receive(self, connection, messages):
+            raise ZeroDivisionError
+
+    with Broken("t", "c", fakensqd.tcp_address, message_handler=lambda consumer, message: None, reconnect_initial=60):
+        with Producer(fakensqd.tcp_address) as producer:
+            producer.publish("t", b"x")
+        wait_until(lambda: [record for record in caplog.records if record.levelno >= logging.WARNING])
+
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert ": t/c: connection lost: internal error: ZeroDivisionError(); trying again in" in record.getMessage()
+    assert "raise ZeroDivisionError" in record.exc_text
+
+
+def test_messages_that_nsqd_has_taken_back_are_told_by_consumer_not_by_connection(clock, lines):
+    with FakeNsqd(clock=clock) as one, FakeNsqd(clock=clock) as two:
+        consumer = Consumer("t", "c", [one.tcp_address, two.tcp_address], clock=clock, max_in_flight=10)
+        held = []
+        consumer.on_message.connect(lambda _, message: (message.enable_async(), held.append(message)), weak=False)
+        consumer.start(block=False)
+        clock.advance(2.0)
+        for nsqd in (one, two):
+            with Producer(nsqd.tcp_address, clock=clock) as producer:
+                producer.publish("t", b"x")
+        clock.advance(0.0)
+        assert len(held) == 2
+        clock.advance(70.0)
+        for message in held:
+            message.finish()
+        clock.advance(0.0)
+        consumer.close()
+        clock.advance(1.0)
+
+    (line,) = [line for line in lines(logging.WARNING) if "its timeout was over" in line]
+    assert ": t/c: E_FIN_FAILED" in line
+
+
+def test_orderly_close_of_a_consumer_says_that_it_begins_and_ends(nsqd, clock, publish, started, lines):
+    def handle(consumer, message):
+        clock.sleep(1.0)
+
+    consumer = started(handle, nsqd, max_in_flight=2)
+    publish(nsqd, b"1")
+    consumer.close()
+    clock.advance(5.0)
+
+    assert lines()[-2:] == [
+        "t/c: closing, with up to 30 s for 1 message in flight on 1 connection",
+        "t/c: closed; nothing was left",
+    ]
+
+
+def test_close_that_leaves_messages_says_how_many_were_requeued(nsqd, clock, publish, started, lines):
+    forever = Event()
+    consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=2, close_timeout=5.0)
+    publish(nsqd, b"1")
+    publish(nsqd, b"2")
+    consumer.close()
+    clock.advance(10.0)
+    forever.set()
+
+    assert lines()[-1] == "t/c: closed; 2 messages requeued"
+
+
+def test_close_whose_connection_breaks_says_how_many_messages_nsqd_delivers_again(nsqd, clock, publish, started, lines):
+    forever = Event()
+    consumer = started(lambda _, message: forever.wait(), nsqd, close_timeout=5.0)
+    publish(nsqd, b"1")
+    consumer.close()
+    clock.advance(1.0)
+    nsqd.link.cut()
+    clock.advance(10.0)
+    forever.set()
+
+    assert lines(logging.WARNING) == []
+    assert lines()[-2:] == [
+        f"{nsqd.tcp_address}: t/c: lost while closing: nsqd closed the connection",
+        "t/c: closed; 1 message not answered, which nsqd delivers again",
+    ]
+
+
+def test_repr_of_a_consumer_says_how_it_is(nsqd, clock, publish, started):
+    consumer = started(lambda _, message: message.enable_async(), nsqd)
+    publish(nsqd, b"1")
+
+    assert repr(consumer) == "<Consumer t/c running, 1 connection, 1 message in flight>"
+    assert repr(Consumer("t", "c", "a", name="n")) == "<Consumer n t/c init, 0 connections, 0 messages in flight>"

@@ -1,0 +1,141 @@
+"""Log lines of a producer: each says whose it is, one event is one line, and an address stands once in it."""
+
+import logging
+import re
+import threading
+from fnmatch import fnmatchcase
+
+import pytest
+
+from fakensqd import FakeNsqd
+from fakensqd.faults import answer, error, on
+from fakensqd.faults.toxics import stall
+from gnsq import Producer
+from tests.helpers import refused_port, wait_until
+
+
+def test_lost_connections_of_a_producer_to_one_nsqd_are_one_line_that_names_it(nsqd, clock, lines):
+    with Producer(nsqd.tcp_address, clock=clock, name="orders", connections_per_nsqd=4, reconnect_jitter=0):
+        nsqd.link.cut()
+        clock.advance(0.0)
+
+    assert lines(logging.WARNING) == [
+        f"{nsqd.tcp_address}: orders: connection lost: nsqd closed the connection; trying again in 0.1 s"
+    ]
+
+
+def test_connection_that_is_lost_for_what_was_published_is_one_line_that_warns_nobody(fakensqd, lines):
+    with (
+        Producer(fakensqd.tcp_address, name="orders") as producer,
+        fakensqd.add(on.command("PUB"), error("E_BAD_TOPIC")),
+    ):
+        with pytest.raises(Exception, match="E_BAD_TOPIC"):
+            producer.publish("t", b"x")
+        wait_until(lambda: len(producer.stats().connections) == 1)
+
+    assert lines(logging.WARNING) == []
+    assert len([line for line in lines() if "connection lost: E_BAD_TOPIC" in line]) == 1
+
+
+def test_nsqd_that_can_not_be_reached_has_its_address_in_the_line_once(lines):
+    address = f"127.0.0.1:{refused_port()}"
+    with Producer(address, name="orders"):
+        (line,) = lines(logging.WARNING)
+
+    assert line.count(address) == 1
+    assert fnmatchcase(
+        line, f"{address}: orders: not connected: can't connect: Connection refused; trying again in * s"
+    )
+
+
+def test_what_does_not_speak_nsqds_protocol_has_its_address_in_the_line_once(fakensqd, lines):
+    address = fakensqd.http_address
+    with Producer(address, name="orders"):
+        (line,) = lines(logging.WARNING)
+
+    assert line.count(address) == 1
+    assert line.startswith(f"{address}: orders: not connected: does not speak nsqd's TCP protocol: ")
+
+
+def test_option_that_nsqd_does_not_offer_is_one_warning_for_all_connections_to_it(lines):
+    with (
+        FakeNsqd(snappy=False) as nsqd,
+        Producer(nsqd.tcp_address, name="orders", snappy=True, connections_per_nsqd=3),
+    ):
+        assert lines(logging.WARNING) == [
+            f"{nsqd.tcp_address}: orders: snappy was asked for and nsqd does not offer it; going on without compression"
+        ]
+
+
+def test_stalled_nsqd_is_told_with_its_producer_and_again_when_it_answers(clock, lines):
+    with FakeNsqd(clock=clock) as one, FakeNsqd(clock=clock) as two:
+        addresses = [one.tcp_address, two.tcp_address]
+        with Producer(addresses, clock=clock, name="orders", strategy="primary") as producer:
+            with one.link.add(stall()):
+                result = producer.publish_async("t", b"x", timeout=300)
+                clock.advance(20.0)
+            assert lines(logging.WARNING) == [
+                f"{one.tcp_address}: orders: has not answered for 5 s; publishes go to other nsqds"
+            ]
+            clock.advance(20.0)
+            result.get(timeout=1)
+
+        assert f"{one.tcp_address}: orders: is published to again" in lines()
+
+
+def test_nsqd_that_fails_over_http_is_one_line_with_what_is_next(fakensqd, lines):
+    with Producer(nsqd_http_addresses=fakensqd.http_address, name="orders") as producer:
+        with fakensqd.add(on.http("/pub"), answer(502)), pytest.raises(Exception, match="502"):
+            producer.publish("t", b"x", timeout=5)
+        producer.publish("t", b"x", timeout=5)
+
+    (line,) = lines(logging.WARNING)
+    assert line.startswith(f"{fakensqd.http_address}: orders: not published to until it answers: POST /pub: ")
+    assert line.endswith("; trying again at once")
+    assert line.count(fakensqd.http_address) == 1
+
+
+def test_orderly_close_of_a_producer_says_that_it_begins_and_ends(fakensqd, lines):
+    with Producer(fakensqd.tcp_address, name="orders") as producer:
+        producer.publish_async("t", b"x")
+
+    assert lines()[-2:] == [
+        "orders: closing, with up to 30 s for 1 publish pending",
+        "orders: closed; nothing was left",
+    ]
+
+
+def test_close_that_leaves_publishes_says_how_many(lines):
+    address = f"127.0.0.1:{refused_port()}"
+    with Producer(address, name="orders", close_timeout=0) as producer:
+        producer.publish_async("t", b"x")
+
+    assert lines()[-2] == "orders: closing, with up to 0 s for 1 publish pending"
+    assert lines()[-1].startswith("orders: closed with 1 publish not confirmed, the first of them to t: ")
+
+
+def test_repr_of_a_producer_says_how_it_is(fakensqd):
+    producer = Producer(fakensqd.tcp_address, name="orders")
+    assert repr(producer) == "<Producer orders init, 0 connections, 0 publishes pending>"
+    with producer:
+        producer.publish_async("t", b"x")
+        assert repr(producer) == "<Producer orders running, 1 connection, 1 publish pending>"
+
+    assert repr(producer) == "<Producer orders closed, 0 connections, 0 publishes pending>"
+
+
+def test_producers_without_a_name_are_told_apart():
+    one, two = Producer("a"), Producer("a")
+
+    assert re.fullmatch(r"producer-\d+", one.name)
+    assert one.name != two.name
+
+
+def test_name_of_a_producer_is_a_str():
+    with pytest.raises(TypeError, match=r"name of a producer must be a str, not 5"):
+        Producer("a", name=5)
+
+
+def test_thread_of_a_producer_has_its_name(fakensqd):
+    with Producer(fakensqd.tcp_address, name="orders", threaded=True):
+        assert "gnsq-orders" in [thread.name for thread in threading.enumerate()]
