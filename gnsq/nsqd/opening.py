@@ -63,6 +63,7 @@ class Layers:
         decoder: Takes what it receives.
         on_frame: Called with (type, data) for each frame that a handshake reads.
         due: What is waited for: where time runs out, the text says so.
+        encrypted: Whether TLS is on.
     """
 
     def __init__(self, host: str, port: int, options: ConnectionOptions, transport: Transport | None = None) -> None:
@@ -70,6 +71,7 @@ class Layers:
         self.decoder = FrameDecoder(options.max_frame_size)
         self.on_frame: Callable[[int, bytes], None] | None = None
         self.due = "connection"
+        self.encrypted = False
         self._breath = Breath()
         self._host = host
         self._port = port
@@ -190,6 +192,7 @@ class Layers:
             if refusal is None:
                 raise
             raise refusal from error
+        self.encrypted = True
 
     @property
     def _peer(self) -> str:

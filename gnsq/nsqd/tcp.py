@@ -45,6 +45,10 @@ logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
+_IDENTIFY = b"IDENTIFY\n"
+# Bytes: with the size of its body.
+_IDENTIFY_HEAD = len(_IDENTIFY) + 4
+
 
 @functools.total_ordering
 class NsqdTCPClient(Verbs):
@@ -248,6 +252,7 @@ class NsqdTCPClient(Verbs):
         """
         if self.options.auth_secret is None:
             raise ValueError("AUTH needs a secret: give auth_secret")
+        self._check_may_send(b"AUTH")
         answer = dict(self._perform(handshake.authentication(self.options.auth_secret), "AUTH"))
         self.on_auth.send(self, response=answer)
         return answer
@@ -377,14 +382,27 @@ class NsqdTCPClient(Verbs):
         """Send bytes.
 
         Raises:
+            NSQException: If TLS was asked for and is not on: only IDENTIFY may be sent then.
             NSQTimeout: If nsqd does not read them within options.timeout; the connection is closed.
             NSQSocketError: If the connection is closed or breaks.
         """
+        self._check_may_send(data)
         stream = self._connected.transport
         assert stream is not None  # it is connected
         # Beside the one who reads, touching() and answers from other threads send, too.
         with self._closing(), self._limited("nsqd has not read what was sent"), self._sending:
             stream.sendall(data)
+
+    def _check_may_send(self, data: bytes) -> None:
+        """Refuse everything but the magic and one IDENTIFY while TLS is asked for and not on."""
+        if self._connected.encrypted or not self.options.wants_tls or data == commands.MAGIC_V2:
+            return
+        if data.startswith(_IDENTIFY) and len(data) == _IDENTIFY_HEAD + int.from_bytes(data[len(_IDENTIFY) :][:4]):
+            return
+        raise NSQException(
+            f"{self.nsqd}: TLS was asked for (tls_v1 or tls_context) and is not on yet; nothing was sent: call "
+            "identify() first, which begins TLS"
+        )
 
     # --- what a Message asks, see message.Responder
 
