@@ -1,6 +1,7 @@
 """Connection against a peer made of lists: replies in order, heartbeats, errors, the end."""
 
 import errno
+import logging
 
 import gevent
 import pytest
@@ -585,7 +586,22 @@ def test_long_error_is_cut(connection, transport):
 
     with pytest.raises(NSQInvalid) as caught:
         reply.get(timeout=1)
-    assert len(str(caught.value)) < 20_000
+    assert len(str(caught.value)) < 300
+    assert len(caught.value.text) < 20_000
+
+
+def test_peer_can_not_forge_log_lines(caplog):
+    caplog.set_level(logging.INFO)
+    transport = MemoryTransport(encode_frame(RESPONSE, b'{"version":"1\\n\\u001b[2J"}'))
+    connection = Connection("nsqd", 4150)
+    connection.open(transport)
+
+    transport.feed(encode_frame(ERROR, b"E_REQ_FAILED x\nroot: \x1b[2J") + encode_frame(ERROR, b"E_INVALID \x07\r\n"))
+
+    assert connection.wait_closed(1)
+    assert len(caplog.messages) == 3
+    assert all(message.isprintable() for message in caplog.messages)
+    assert str(connection.error).isprintable()
 
 
 def test_messages_in_front_of_an_unknown_frame_type_count(connection, transport):

@@ -11,7 +11,7 @@ import json
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from gnsq.errors import NSQBadBody, NSQErrorCode, NSQException, NSQInvalid, NSQProtocolError, make_error
+from gnsq.errors import NSQBadBody, NSQErrorCode, NSQException, NSQInvalid, NSQProtocolError, make_error, printable
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.compression import DEFAULT_DEFLATE_LEVEL, Codec, Deflate, Snappy, require_snappy
@@ -107,7 +107,7 @@ class Identity:
             layers.append(self.compression.name)
         if self.auth:
             layers.append("AUTH")
-        return ", ".join([f"nsqd {self.version or 'without negotiation'}", *layers])
+        return ", ".join([f"nsqd {printable(self.version or '') or 'without negotiation'}", *layers])
 
 
 Step = Write | ReadFrame | StartTLS | StartCompression
@@ -202,8 +202,9 @@ def _identity(data: bytes, options: ConnectionOptions) -> Identity:
     if answer is None:
         raise NSQProtocolError(f"answer {data[:80]!r} to IDENTIFY is neither OK nor a JSON object")
     max_rdy_count = answer.get("max_rdy_count", DEFAULT_MAX_RDY_COUNT)
-    if not isinstance(max_rdy_count, int) or max_rdy_count < 0:
-        raise NSQProtocolError(f"max_rdy_count {max_rdy_count!r} in the answer to IDENTIFY is no count")
+    if not isinstance(max_rdy_count, int) or isinstance(max_rdy_count, bool) or not 0 <= max_rdy_count < 2**63:
+        shown = printable(repr(max_rdy_count))
+        raise NSQProtocolError(f"max_rdy_count {shown} in the answer to IDENTIFY is no count")
     version = answer.get("version")
     return Identity(
         version=None if version is None else str(version),
@@ -262,13 +263,12 @@ def _warnings(answer: Mapping[str, object], options: ConnectionOptions) -> Itera
 def explained(error: NSQErrorCode) -> NSQErrorCode:
     """Add to nsqd's words what to do, where it is known; the texts are nsqd 1.3.0's."""
     if isinstance(error, NSQBadBody) and error.text.startswith("IDENTIFY") and error.text.endswith("is invalid"):
-        error.text += (
-            " (nsqd's flags --max-heartbeat-interval, --max-output-buffer-size, --min-output-buffer-timeout, "
-            "--max-output-buffer-timeout and --max-msg-timeout set the limits of these options)"
+        error.advice = (
+            "nsqd's flags --max-heartbeat-interval, --max-output-buffer-size, --min-output-buffer-timeout, "
+            "--max-output-buffer-timeout and --max-msg-timeout set the limits of these options"
         )
     elif isinstance(error, NSQInvalid) and "TLS required" in error.text:
-        error.text += " (nsqd runs with --tls-required: give tls_v1=True)"
-    error.args = (error.text,)
+        error.advice = "nsqd runs with --tls-required: give tls_v1=True"
     return error
 
 

@@ -244,11 +244,24 @@ def test_deeply_nested_answer_breaks_the_protocol():
         pytest.param((RESPONSE, b"[]"), "neither OK nor a JSON object", id="list"),
         pytest.param((RESPONSE, b'{"max_rdy_count":"1"}'), "max_rdy_count '1'", id="count is no integer"),
         pytest.param((RESPONSE, b'{"max_rdy_count":-1}'), "max_rdy_count -1", id="negative count"),
+        pytest.param((RESPONSE, b'{"max_rdy_count":true}'), "max_rdy_count True", id="count is a bool"),
+        pytest.param((RESPONSE, b'{"max_rdy_count":1%s}' % (b"0" * 4000)), r"0\.\.\. in the answer", id="huge count"),
+        pytest.param(
+            (RESPONSE, b'{"max_rdy_count":1%s}' % (b"0" * 5000)), "neither OK nor", id="count of 5,001 digits"
+        ),
     ],
 )
 def test_other_answers_break_the_protocol(frame, words):
     with pytest.raises(NSQProtocolError, match=words):
         run([frame])
+
+
+def test_version_is_cleaned_for_the_log_and_kept_in_the_identity():
+    version = "1.3.0\n\x1b[2Jforged" + "x" * 1000
+    _, identity = run([answer(version=version)])
+
+    assert identity.summary == f"nsqd {('1.3.0  [2Jforged' + 'x' * 1000)[:200]}..."
+    assert identity.version == identity.answer["version"] == version
 
 
 def test_options_travel_in_milliseconds():
