@@ -571,18 +571,35 @@ def test_long_answer_in_the_handshake_is_refused():
         Connection("nsqd", 4150).open(transport)
 
 
-def test_long_frames_are_read_behind_the_handshake(connection, transport):
-    reply = connection.request(commands.NOP)
+def test_long_answer_is_refused_before_sub(connection, transport):
+    reply = connection.request(commands.publish("t", b"x"))
 
-    transport.feed(encode_frame(RESPONSE, b"x" * 100_000))
+    transport.feed((65537).to_bytes(4, "big"))
 
-    assert len(reply.get(timeout=1)) == 100_000
+    with pytest.raises(NSQConnectionClosed, match=r"frame size 65537 .* is not within 4 to 65536"):
+        reply.get(timeout=1)
+
+
+def test_long_frames_are_read_after_sub(connection, transport, held):
+    for start in range(0, len(LONG), 50_000):
+        transport.feed(LONG[start : start + 50_000])
+
+    wait_until(lambda: len(held) == 3)
+    assert [(len(message.body), message.id, message.attempts) for message in held] == [
+        (4, ID, 1),
+        (1_000_000, ID, 1),
+        (4, ID, 1),
+    ]
+    assert connection.in_flight == 3
+
+
+LONG = message_frame(bytes(1_000_000)) + message_frame()
 
 
 def test_long_error_is_cut(connection, transport):
     reply = connection.request(commands.NOP)
 
-    transport.feed(encode_frame(ERROR, b"E_INVALID " + b"x" * 1_000_000))
+    transport.feed(encode_frame(ERROR, b"E_INVALID " + b"x" * 60_000))
 
     with pytest.raises(NSQInvalid) as caught:
         reply.get(timeout=1)

@@ -179,6 +179,9 @@ class Connection:
             raise NSQProtocolError(f"{self.address}: answer {answer[:80]!r} to SUB, OK was due")
         if self.state is not ConnectionState.CONNECTED:
             raise lost(self.address, self.error)
+        assert self._layers is not None  # open() has made them
+        # Before RDY, which lets nsqd send messages.
+        self._layers.take_messages()
         self._enter(ConnectionState.SUBSCRIBED)
         logger.info("%s: subscribed to %s/%s", self.address, topic, channel)
 

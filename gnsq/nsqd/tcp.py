@@ -387,11 +387,13 @@ class NsqdTCPClient(Verbs):
             NSQSocketError: If the connection is closed or breaks.
         """
         self._check_may_send(data)
-        stream = self._connected.transport
-        assert stream is not None  # it is connected
+        layers = self._connected
+        assert layers.transport is not None  # it is connected
         # Beside the one who reads, touching() and answers from other threads send, too.
         with self._closing(), self._limited("nsqd has not read what was sent"), self._sending:
-            stream.sendall(data)
+            layers.transport.sendall(data)
+        if data.startswith(b"SUB "):
+            layers.take_messages()
 
     def _check_may_send(self, data: bytes) -> None:
         """Refuse everything but the magic and one IDENTIFY while TLS is asked for and not on."""
