@@ -395,6 +395,8 @@ class Consumer(Hooks):
         self._listen_for_finishes([connection])
         self._flow.received(connection, len(messages))
         self._workers.put(messages)
+        if connection.answers.in_flight > connection.in_flight_limit:
+            self._flow.check_in_flight(connection)
 
     @functools.cached_property
     def _handle(self) -> Callable[[Message], bool]:
