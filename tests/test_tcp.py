@@ -9,8 +9,16 @@ import pytest
 
 import gnsq
 from gnsq import NsqdTCPClient, states
-from gnsq.errors import NSQConnectionClosed, NSQException, NSQFrameError, NSQInvalid, NSQSocketError, NSQTimeout
-from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame
+from gnsq.errors import (
+    NSQConnectionClosed,
+    NSQException,
+    NSQFrameError,
+    NSQInvalid,
+    NSQProtocolError,
+    NSQSocketError,
+    NSQTimeout,
+)
+from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
 from tests.helpers import peer, refused_port, wait_until
 
 
@@ -209,6 +217,17 @@ def test_short_message_closes(opened):
         with pytest.raises(NSQFrameError, match="message frame of 5 bytes"):
             client.read_response()
         assert not client.is_connected
+
+
+@pytest.mark.parametrize("act", ["finish", "requeue", "touch"])
+def test_message_id_that_no_nsqd_gives_is_the_peers_fault(opened, act):
+    with scripted(encode_frame(MESSAGE, encode_message(1, 1, b"id with\nline end", b"x"))) as address:
+        client = opened(address)
+        client.identify()
+        _, message = client.read_response()
+
+        with pytest.raises(NSQProtocolError, match=r"message id b'id with\\nline end' is not 16 bytes without"):
+            getattr(message, act)()
 
 
 def test_silence_is_a_timeout_and_leaves_the_connection(opened):
