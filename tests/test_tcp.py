@@ -115,6 +115,36 @@ def test_check_ok_wants_the_expected(client):
         client.check_ok(b"CLOSE_WAIT")
 
 
+def test_check_ok_answers_heartbeats_and_goes_on(opened):
+    beat, answered = encode_frame(RESPONSE, HEARTBEAT), []
+
+    def answer(sock):
+        sock.recv(4)
+        sock.sendall(beat + beat)
+        answered.append(sock.recv(4))
+        answered.append(sock.recv(4))
+        sock.sendall(encode_frame(RESPONSE, b"OK") + beat)
+        answered.append(sock.recv(4))
+
+    with peer(answer) as address:
+        client = opened(address, timeout=5)
+        client.check_ok()
+        client.check_ok(HEARTBEAT)
+        wait_until(lambda: len(answered) == 3)
+
+    assert answered == [b"NOP\n"] * 3
+
+
+def test_check_ok_does_not_wait_for_ever_while_heartbeats_come(opened):
+    def answer(sock):
+        while True:
+            sock.sendall(encode_frame(RESPONSE, HEARTBEAT))
+            gevent.sleep(0.05)
+
+    with peer(answer) as address, pytest.raises(NSQTimeout, match=r"no answer b'OK' within 0.2 s"):
+        opened(address, timeout=0.2).check_ok()
+
+
 def test_closed_client_is_not_opened_again(client):
     client.connect()
     client.close_stream()

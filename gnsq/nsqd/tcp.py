@@ -299,13 +299,17 @@ class NsqdTCPClient(Verbs):
         raise NSQFrameError(f"{self.nsqd}: frame type {frame_type} is not one of 0, 1, 2")
 
     def check_ok(self, expected: bytes = OK) -> None:
-        """Read one frame, which must be the expected response.
+        """Read the expected response; heartbeats that come before it are answered.
 
         Raises:
             NSQErrorCode: What nsqd said instead.
+            NSQTimeout: If it did not come within options.timeout.
             NSQException: If it is something else.
         """
-        frame_type, data = self.read_response()
+        with self._limited(f"no answer {expected!r}"):
+            frame_type, data = self.read_response()
+            while frame_type == RESPONSE and data == HEARTBEAT != expected:
+                frame_type, data = self.read_response()
         if isinstance(data, NSQErrorCode):
             raise data
         if frame_type != RESPONSE or data != expected:
