@@ -38,6 +38,7 @@ from gnsq.nsqd.home import Home
 from gnsq.nsqd.opening import prepared
 from gnsq.options import ConnectionOptions
 from gnsq.pool import ConnectionPool, Life, ReconnectOptions
+from gnsq.protocol.handshake import max_req_timeout
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.signals import notify
 from gnsq.stats import ConsumerStats
@@ -130,6 +131,8 @@ class Consumer(Hooks):
                 raise TypeError(f"message_handler must be callable, not {message_handler!r}")
             self.on_message.connect(message_handler, sender=ANY, weak=False)
         self._clock = clock if clock is not None else RealClock()
+        # What nsqds before 1.1.0 have refused a REQ with, in milliseconds, by address.
+        self._max_req_timeouts: dict[str, int] = {}
         self._pool = ConnectionPool(
             prepared(ConnectionOptions.of("Consumer", options, ConsumerOptions, ReconnectOptions)),
             reconnect,
@@ -373,6 +376,7 @@ class Consumer(Hooks):
         connection.on_response = functools.partial(self._tell, self.handle_response)
         connection.on_error = functools.partial(self._tell, self.handle_error)
         connection.answers.latency = self._workers.latency
+        connection.answers.max_req_timeout = self._max_req_timeouts.get(connection.address)
         connection.answers.on_requeue = functools.partial(self._requeued, connection)
         self._listen_for_finishes([connection])
 
@@ -383,6 +387,9 @@ class Consumer(Hooks):
         self._flow.join(connection)
 
     def _lost(self, connection: Connection) -> None:
+        limit = max_req_timeout(connection.error)
+        if limit is not None:
+            self._max_req_timeouts[connection.address] = limit
         self._totals.add(connection)
         self._workers.forget(connection.address)
         self._flow.leave(connection)

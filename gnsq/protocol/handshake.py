@@ -8,6 +8,7 @@ the layer that begins there. Source: the V2 specification, IDENTIFY and AUTH; ns
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -29,6 +30,7 @@ __all__ = [
     "explained",
     "handshake",
     "identification",
+    "max_req_timeout",
     "upgrade",
 ]
 
@@ -36,6 +38,7 @@ __all__ = [
 DEFAULT_MAX_RDY_COUNT = 2500
 # What nsqd 1.3.0 takes by default (--min-output-buffer-timeout); below, each message costs it a flush of its own.
 LOW_OUTPUT_BUFFER_TIMEOUT = 25
+_REQ_REFUSED = re.compile(r"REQ timeout [0-9]+ out of range 0-([0-9]{1,19})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +272,20 @@ def explained(error: NSQErrorCode) -> NSQErrorCode:
         )
     elif isinstance(error, NSQInvalid) and "TLS required" in error.text:
         error.advice = "nsqd runs with --tls-required: give tls_v1=True"
+    elif (limit := max_req_timeout(error)) is not None:
+        error.advice = (
+            f"requeue with at most {limit} ms, nsqd's --max-req-timeout; nsqd from 1.1.0 on cuts more to that"
+        )
     return error
+
+
+def max_req_timeout(error: NSQException | None) -> int | None:
+    """Read from the refusal of a REQ the longest delay that nsqd takes, in milliseconds; None from all other errors.
+
+    Source: nsqd protocol_v2.go REQ, before 1.1.0; it tells nanoseconds.
+    """
+    found = _REQ_REFUSED.fullmatch(error.text) if isinstance(error, NSQInvalid) else None
+    return None if found is None else int(found[1]) // 1_000_000
 
 
 def _seconds(milliseconds: object) -> float | None:

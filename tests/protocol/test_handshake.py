@@ -17,6 +17,7 @@ from gnsq.protocol.handshake import (
     authentication,
     explained,
     handshake,
+    max_req_timeout,
     upgrade,
 )
 
@@ -229,6 +230,34 @@ def test_refusal_without_tls_says_what_to_do():
     assert str(error) == (
         "E_INVALID cannot SUB in current state (TLS required) (nsqd runs with --tls-required: give tls_v1=True)"
     )
+
+
+# Source: nsqd 0.2.21 to 1.0.0, protocol_v2.go REQ; it writes a time.Duration, nanoseconds.
+REQ_REFUSED = "REQ timeout 3600001000000 out of range 0-3600000000000"
+
+
+def test_refused_requeue_tells_the_limit_and_what_to_do():
+    error = explained(NSQInvalid(REQ_REFUSED))
+
+    assert max_req_timeout(error) == 3_600_000
+    assert str(error) == (
+        f"E_INVALID {REQ_REFUSED} (requeue with at most 3600000 ms, nsqd's --max-req-timeout; nsqd from 1.1.0 on cuts "
+        "more to that)"
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(None, id="none"),
+        pytest.param(NSQBadBody(REQ_REFUSED), id="another code"),
+        pytest.param(NSQInvalid("DPUB timeout 3600001 out of range 0-3600000"), id="another command"),
+        pytest.param(NSQInvalid(REQ_REFUSED + "0" * 5000), id="thousands of digits"),
+        pytest.param(NSQInvalid("REQ timeout -1 out of range 0-x"), id="no number"),
+    ],
+)
+def test_other_errors_tell_no_limit_of_requeue(error):
+    assert max_req_timeout(error) is None
 
 
 def test_deeply_nested_answer_breaks_the_protocol():
