@@ -140,23 +140,28 @@ class NSQFrameError(NSQProtocolError):
 class NSQErrorCode(NSQException):
     """nsqd answered with an error frame.
 
+    ``str(error)`` is fit for a log line: without control characters, and cut. ``args`` holds what nsqd sent, as bytes.
+
     Attributes:
         code: The first word of the frame, such as ``E_BAD_TOPIC``.
-        text: The words behind it, as nsqd wrote them.
-        fatal: Whether nsqd closes the connection behind it.
+        text: The words after it, as nsqd wrote them.
+        advice: What to do, where that is known; str(error) has it after nsqd's words.
+        fatal: Whether nsqd closes the connection after it.
     """
 
     code = ""
+    advice = ""
     fatal = True
 
     def __init__(self, text: str | bytes = "", code: str | None = None) -> None:
         self.text = text.decode("utf-8", "backslashreplace") if isinstance(text, bytes) else text
         if code is not None:
             self.code = code
-        super().__init__(self.text)
+        super().__init__(text)
 
     def __str__(self) -> str:
-        return f"{self.code} {self.text}".strip() or "error frame that says nothing"
+        words = printable(f"{self.code} {self.text}") or "error frame that says nothing"
+        return f"{words} ({self.advice})" if self.advice else words
 
     @property
     def message_id(self) -> bytes | None:
@@ -292,11 +297,31 @@ for _code, _class in reversed(ERROR_CODES.items()):
     _class.code = _code.decode()
 
 
+# Characters of a server's text that a log line or an error's text shows.
+MAX_SHOWN = 200
+
+
 def make_error(data: bytes) -> NSQErrorCode:
     """Build the exception for the data of an error frame: ``CODE text``.
 
     A code that is not in ERROR_CODES gives a plain, fatal NSQErrorCode with that code. What is longer than any text of
-    nsqd's is cut: it ends up in logs.
+    nsqd's is cut.
     """
     code, _, text = data[:MAX_TEXT].partition(b" ")
-    return ERROR_CODES.get(code, NSQErrorCode)(text, code.decode("utf-8", "backslashreplace"))
+    error = ERROR_CODES.get(code, NSQErrorCode)(text, code.decode("utf-8", "backslashreplace"))
+    # As in 1.0: the code stands in for words that are not there.
+    error.args = (text or code,)
+    return error
+
+
+def printable(text: str | bytes) -> str:
+    """Make a server's text fit for a log line.
+
+    Control characters, line ends, terminal escapes and lone surrogates become spaces; bytes that are not UTF-8 are
+    escaped; of a long text the first MAX_SHOWN characters are left.
+    """
+    if isinstance(text, bytes):
+        # Four bytes are the longest character; one more shows that something was cut.
+        text = text[: 4 * (MAX_SHOWN + 1)].decode("utf-8", "backslashreplace")
+    shown = "".join(character if character.isprintable() else " " for character in text[:MAX_SHOWN]).strip()
+    return shown if len(text) <= MAX_SHOWN else f"{shown}..."

@@ -209,7 +209,10 @@ class ConnectionOptions(Options):
         64, "of topics and channels; the oldest servers take 32", unit="characters", minimum=1, maximum=64
     )
     max_frame_size: int = option(
-        256 * 1024 * 1024, "a frame that announces more ends the connection", unit="bytes", minimum=64
+        256 * 1024 * 1024,
+        "a frame that announces more ends the connection; before SUB, and for producers, 65536 at most",
+        unit="bytes",
+        minimum=64,
     )
     address_resolver: Callable[[str, int], tuple[str, int]] | None = option(
         None, "called with host and port before connecting; returns those to connect to (TLS checks the original host)"

@@ -188,3 +188,17 @@ def test_lapsed_message_that_is_answered_elsewhere_is_counted_once(fakensqd):
 
         assert consumer.total_in_flight == 0
         assert (consumer.stats().counts.timed_out, consumer.stats().latency.count) == (0, 5)
+
+
+def test_delay_above_what_nsqd_takes_is_cut_and_told_once(answers, sent, caplog):
+    asked = []
+    answers.on_requeue = lambda message_id, timeout, backoff: asked.append(timeout)
+    answers.max_req_timeout = 3_600_000
+
+    for delay in (3_600_000, 3_600_001, 7_200_000):
+        answers.requeue(ID, delay, False)
+
+    assert [data for data, _ in sent] == [b"REQ %s 3600000\n" % ID] * 3
+    assert asked == [3_600_000] * 3
+    (text,) = caplog.messages
+    assert text.startswith("nsqd:4150: requeued with a delay of 3600000 ms in place of 3600001 ms: nsqd before 1.1.0")

@@ -1,6 +1,7 @@
 """Connection against a peer made of lists: replies in order, heartbeats, errors, the end."""
 
 import errno
+import logging
 
 import gevent
 import pytest
@@ -570,22 +571,54 @@ def test_long_answer_in_the_handshake_is_refused():
         Connection("nsqd", 4150).open(transport)
 
 
-def test_long_frames_are_read_behind_the_handshake(connection, transport):
-    reply = connection.request(commands.NOP)
+def test_long_answer_is_refused_before_sub(connection, transport):
+    reply = connection.request(commands.publish("t", b"x"))
 
-    transport.feed(encode_frame(RESPONSE, b"x" * 100_000))
+    transport.feed((65537).to_bytes(4, "big"))
 
-    assert len(reply.get(timeout=1)) == 100_000
+    with pytest.raises(NSQConnectionClosed, match=r"frame size 65537 .* is not within 4 to 65536"):
+        reply.get(timeout=1)
+
+
+def test_long_frames_are_read_after_sub(connection, transport, held):
+    for start in range(0, len(LONG), 50_000):
+        transport.feed(LONG[start : start + 50_000])
+
+    wait_until(lambda: len(held) == 3)
+    assert [(len(message.body), message.id, message.attempts) for message in held] == [
+        (4, ID, 1),
+        (1_000_000, ID, 1),
+        (4, ID, 1),
+    ]
+    assert connection.in_flight == 3
+
+
+LONG = message_frame(bytes(1_000_000)) + message_frame()
 
 
 def test_long_error_is_cut(connection, transport):
     reply = connection.request(commands.NOP)
 
-    transport.feed(encode_frame(ERROR, b"E_INVALID " + b"x" * 1_000_000))
+    transport.feed(encode_frame(ERROR, b"E_INVALID " + b"x" * 60_000))
 
     with pytest.raises(NSQInvalid) as caught:
         reply.get(timeout=1)
-    assert len(str(caught.value)) < 20_000
+    assert len(str(caught.value)) < 300
+    assert len(caught.value.text) < 20_000
+
+
+def test_peer_can_not_forge_log_lines(caplog):
+    caplog.set_level(logging.INFO)
+    transport = MemoryTransport(encode_frame(RESPONSE, b'{"version":"1\\n\\u001b[2J"}'))
+    connection = Connection("nsqd", 4150)
+    connection.open(transport)
+
+    transport.feed(encode_frame(ERROR, b"E_REQ_FAILED x\nroot: \x1b[2J") + encode_frame(ERROR, b"E_INVALID \x07\r\n"))
+
+    assert connection.wait_closed(1)
+    assert len(caplog.messages) == 3
+    assert all(message.isprintable() for message in caplog.messages)
+    assert str(connection.error).isprintable()
 
 
 def test_messages_in_front_of_an_unknown_frame_type_count(connection, transport):

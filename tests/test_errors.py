@@ -1,9 +1,12 @@
 """One class for each E_ code, and what it knows."""
 
+import copy
+import pickle
+
 import pytest
 
 from gnsq import errors
-from gnsq.errors import ERROR_CODES, NSQErrorCode, NSQException, make_error
+from gnsq.errors import ERROR_CODES, MAX_SHOWN, NSQErrorCode, NSQException, make_error, printable
 
 # Source: nsqd protocol_v2.go; only these three leave the connection open.
 NOT_FATAL = {b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED", b"E_FINISH_FAILED", b"E_REQUEUE_FAILED"}
@@ -32,6 +35,49 @@ def test_unknown_code_is_a_plain_fatal_error():
     error = make_error(b"E_NEW thing")
 
     assert (type(error), error.code, error.fatal) == (NSQErrorCode, "E_NEW", True)
+
+
+HOSTILE = [
+    pytest.param(b"E_INVALID a\r\nERROR forged", "E_INVALID a  ERROR forged", id="line ends"),
+    pytest.param(b"E_INVALID \x1b[31mred\x07\x00", "E_INVALID  [31mred", id="terminal escapes"),
+    pytest.param(b"E_INVALID \xc2\x9b31m\xe2\x80\xae", "E_INVALID  31m", id="C1 control and direction of writing"),
+    pytest.param(b"E_INVALID \xff", "E_INVALID \\xff", id="no UTF-8"),
+    pytest.param(b"E_\x1b[2J x", "E_ [2J x", id="code"),
+    pytest.param(b"\n", "error frame that says nothing", id="nothing but a line end"),
+    pytest.param(b"E_INVALID " + b"x" * 1_000_000, "E_INVALID " + "x" * (MAX_SHOWN - 10) + "...", id="long"),
+]
+
+
+@pytest.mark.parametrize(("data", "shown"), HOSTILE)
+def test_text_of_an_error_is_fit_for_a_log_line(data, shown):
+    assert str(make_error(data)) == shown
+
+
+def test_arguments_of_an_error_are_what_nsqd_sent():
+    assert make_error(b"E_INVALID a\nb\x1b\xff").args == (b"a\nb\x1b\xff",)
+    assert make_error(b"E_BAD_PROTOCOL").args == (b"E_BAD_PROTOCOL",)
+
+
+def test_error_can_be_copied_and_pickled():
+    error = make_error(b"E_NEW a\nb")
+    error.advice = "do this"
+
+    for made in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert (str(made), made.text, made.args, made.code) == ("E_NEW a b (do this)", "a\nb", (b"a\nb",), "E_NEW")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param("1.3.0", "1.3.0", id="as it is"),
+        pytest.param("\ud800x", "x", id="lone surrogate"),
+        pytest.param("é" * MAX_SHOWN, "é" * MAX_SHOWN, id="at the limit"),
+        pytest.param("𝄞".encode() * (MAX_SHOWN + 1), "𝄞" * MAX_SHOWN + "...", id="bytes above the limit"),
+        pytest.param("𝄞".encode() * MAX_SHOWN, "𝄞" * MAX_SHOWN, id="bytes at the limit"),
+    ],
+)
+def test_text_of_a_server_is_cut_and_cleaned(text, shown):
+    assert printable(text) == shown
 
 
 def test_text_that_is_not_utf8_is_kept_readable():

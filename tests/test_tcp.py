@@ -7,10 +7,19 @@ import gevent
 import gevent.event
 import pytest
 
+import gnsq
 from gnsq import NsqdTCPClient, states
-from gnsq.errors import NSQConnectionClosed, NSQException, NSQFrameError, NSQInvalid, NSQSocketError, NSQTimeout
-from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame
-from tests.helpers import peer, refused_port
+from gnsq.errors import (
+    NSQConnectionClosed,
+    NSQException,
+    NSQFrameError,
+    NSQInvalid,
+    NSQProtocolError,
+    NSQSocketError,
+    NSQTimeout,
+)
+from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
+from tests.helpers import peer, refused_port, wait_until
 
 
 @pytest.fixture
@@ -104,6 +113,36 @@ def test_check_ok_wants_the_expected(client):
 
     with pytest.raises(NSQException, match="b'OK', b'CLOSE_WAIT' was due"):
         client.check_ok(b"CLOSE_WAIT")
+
+
+def test_check_ok_answers_heartbeats_and_goes_on(opened):
+    beat, answered = encode_frame(RESPONSE, HEARTBEAT), []
+
+    def answer(sock):
+        sock.recv(4)
+        sock.sendall(beat + beat)
+        answered.append(sock.recv(4))
+        answered.append(sock.recv(4))
+        sock.sendall(encode_frame(RESPONSE, b"OK") + beat)
+        answered.append(sock.recv(4))
+
+    with peer(answer) as address:
+        client = opened(address, timeout=5)
+        client.check_ok()
+        client.check_ok(HEARTBEAT)
+        wait_until(lambda: len(answered) == 3)
+
+    assert answered == [b"NOP\n"] * 3
+
+
+def test_check_ok_does_not_wait_for_ever_while_heartbeats_come(opened):
+    def answer(sock):
+        while True:
+            sock.sendall(encode_frame(RESPONSE, HEARTBEAT))
+            gevent.sleep(0.05)
+
+    with peer(answer) as address, pytest.raises(NSQTimeout, match=r"no answer b'OK' within 0.2 s"):
+        opened(address, timeout=0.2).check_ok()
 
 
 def test_closed_client_is_not_opened_again(client):
@@ -208,6 +247,17 @@ def test_short_message_closes(opened):
         with pytest.raises(NSQFrameError, match="message frame of 5 bytes"):
             client.read_response()
         assert not client.is_connected
+
+
+@pytest.mark.parametrize("act", ["finish", "requeue", "touch"])
+def test_message_id_that_no_nsqd_gives_is_the_peers_fault(opened, act):
+    with scripted(encode_frame(MESSAGE, encode_message(1, 1, b"id with\nline end", b"x"))) as address:
+        client = opened(address)
+        client.identify()
+        _, message = client.read_response()
+
+        with pytest.raises(NSQProtocolError, match=r"message id b'id with\\nline end' is not 16 bytes without"):
+            getattr(message, act)()
 
 
 def test_silence_is_a_timeout_and_leaves_the_connection(opened):
@@ -412,3 +462,93 @@ def test_peer_that_does_not_read_is_a_timeout_and_closes(opened):
             client.publish("t", b"x" * 50_000_000)
 
         assert not client.is_connected
+
+
+# --- TLS was asked for
+
+
+@pytest.fixture
+def nsqd_without_tls():
+    """The address of an nsqd that does not offer TLS, and what each of its connections received."""
+    received = []
+
+    def answer(sock):
+        received.append(bytearray())
+        got = received[-1]
+        while data := sock.recv(4096):
+            got += data
+            if data.startswith((b"  V2IDENTIFY", b"IDENTIFY")):
+                sock.sendall(encode_frame(RESPONSE, b'{"version":"1.3.0","tls_v1":false,"auth_required":true}'))
+
+    with peer(answer) as address:
+        yield address, received
+
+
+def holds_only_identify(sent):
+    return sent.startswith(b"  V2IDENTIFY\n") and len(sent) == 17 + int.from_bytes(sent[13:17])
+
+
+IN_CLEAR = [
+    pytest.param(lambda client: client.publish("t", b"secret"), id="publish"),
+    pytest.param(lambda client: client.publish("t", b"secret", defer=1), id="deferred publish"),
+    pytest.param(lambda client: client.multipublish("t", [b"secret"]), id="multipublish"),
+    pytest.param(lambda client: client.auth(), id="auth"),
+    pytest.param(lambda client: client.subscribe("t", "c"), id="subscribe"),
+    pytest.param(lambda client: client.ready(1), id="ready"),
+    pytest.param(lambda client: client.finish(b"0123456789abcdef"), id="finish"),
+    pytest.param(lambda client: client.requeue(b"0123456789abcdef"), id="requeue"),
+    pytest.param(lambda client: client.touch(b"0123456789abcdef"), id="touch"),
+    pytest.param(lambda client: client.nop(), id="nop"),
+    pytest.param(lambda client: client.close(), id="close"),
+    pytest.param(lambda client: client.send(b"PUB t\n\0\0\0\6secret"), id="bytes"),
+    pytest.param(lambda client: client.send(b"IDENTIFY\n\0\0\0\2{}PUB t\n\0\0\0\6secret"), id="bytes behind IDENTIFY"),
+    pytest.param(lambda client: client.send(b"IDENTIFY"), id="bytes like IDENTIFY"),
+]
+
+
+@pytest.mark.parametrize("act", IN_CLEAR)
+def test_nothing_but_identify_is_sent_in_clear_where_tls_was_asked_for(nsqd_without_tls, opened, act):
+    address, received = nsqd_without_tls
+    client = opened(address, tls_v1=True, auth_secret=b"secret")
+
+    with pytest.raises(
+        NSQException, match=rf"{address}: TLS was asked for .* nothing was sent: call identify\(\) first"
+    ):
+        act(client)
+
+    # The connection can still be used as it should be, and refuses what has no TLS.
+    with pytest.raises(NSQException, match="does not offer it"):
+        client.identify()
+    assert [holds_only_identify(got) for got in received] == [True]
+
+
+def test_heartbeat_in_clear_is_not_answered_where_tls_was_asked_for(opened):
+    with peer(lambda sock: (sock.recv(4), sock.sendall(encode_frame(RESPONSE, HEARTBEAT)))) as address:
+        client = opened(address, tls_v1=True)
+
+        with pytest.raises(NSQException, match=r"nothing was sent: call identify\(\) first"):
+            client.read_response()
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(lambda address: gnsq.Producer(address, tls_v1=True, auth_secret=b"secret"), id="Producer"),
+        pytest.param(
+            lambda address: gnsq.Consumer(
+                "t", "c", address, tls_v1=True, auth_secret=b"secret", message_handler=lambda consumer, message: None
+            ),
+            id="Consumer",
+        ),
+    ],
+)
+def test_producer_and_consumer_send_only_identify_to_an_nsqd_without_tls(nsqd_without_tls, start):
+    address, received = nsqd_without_tls
+
+    with start(address) as client:
+        if isinstance(client, gnsq.Producer):
+            with pytest.raises(gnsq.errors.NSQNotSent):
+                client.publish("t", b"secret", timeout=0.2)
+        wait_until(lambda: received and received[0])
+
+    assert all(holds_only_identify(got) for got in received if got)

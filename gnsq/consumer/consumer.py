@@ -39,6 +39,7 @@ from gnsq.nsqd.home import Home, in_hub
 from gnsq.nsqd.opening import prepared
 from gnsq.options import ConnectionOptions, parameters_of
 from gnsq.pool import ConnectionPool, Life, ReconnectOptions
+from gnsq.protocol.handshake import max_req_timeout
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.repeats import Owner
 from gnsq.signals import notify
@@ -144,6 +145,8 @@ class Consumer(Hooks):
             self.on_message.connect(message_handler, weak=False)
         self._clock = clock if clock is not None else RealClock()
         self.log_owner = Owner(name or f"{topic}/{channel}", self._clock.monotonic)
+        # What nsqds before 1.1.0 have refused a REQ with, in milliseconds, by address.
+        self._max_req_timeouts: dict[str, int] = {}
         self._pool = ConnectionPool(
             prepared(
                 ConnectionOptions.of(
@@ -488,6 +491,7 @@ class Consumer(Hooks):
         connection.on_error = functools.partial(self._tell, self.handle_error)
         connection.answers.latency = self._workers.latency
         connection.answers.requeue_after = lambda attempts: self.options.requeue_after(attempts)  # they may be replaced
+        connection.answers.max_req_timeout = self._max_req_timeouts.get(connection.address)
         connection.answers.on_requeue = functools.partial(self._requeued, connection)
         self._listen_for_finishes([connection])
 
@@ -498,6 +502,9 @@ class Consumer(Hooks):
         self._flow.join(connection)
 
     def _lost(self, connection: Connection) -> None:
+        limit = max_req_timeout(connection.error)
+        if limit is not None:
+            self._max_req_timeouts[connection.address] = limit
         self._totals.add(connection)
         self._workers.forget(connection.address)
         self._flow.leave(connection)
@@ -510,6 +517,8 @@ class Consumer(Hooks):
         self._listen_for_finishes([connection])
         self._flow.received(connection, len(messages))
         self._workers.put(messages)
+        if connection.answers.in_flight > connection.in_flight_limit:
+            self._flow.check_in_flight(connection)
 
     @functools.cached_property
     def _handle(self) -> Callable[[Message], bool]:

@@ -16,8 +16,9 @@ from gevent.event import Event
 from gnsq.backofftimer import Phase
 from gnsq.clock import Clock
 from gnsq.consumer.options import ConsumerOptions
+from gnsq.errors import NSQProtocolError
 from gnsq.message import Message
-from gnsq.nsqd.connection import Connection
+from gnsq.nsqd.connection import IN_FLIGHT_MARGIN, Connection
 from gnsq.rdy import GRACE, RdyPolicy
 from gnsq.repeats import Owner
 
@@ -152,6 +153,20 @@ class Flow:
             self._share_out()
         elif news or self._sweep_due is None:
             self.ask()
+
+    def check_in_flight(self, connection: Connection) -> None:
+        """Refuse an nsqd that has more messages in flight than it may; those that have timed out do not count.
+
+        Raises:
+            NSQProtocolError: If there are more than connection.in_flight_limit.
+        """
+        self._lapse()
+        if connection.in_flight > connection.in_flight_limit:
+            raise NSQProtocolError(
+                f"{connection.in_flight} messages of this nsqd are in flight, the highest RDY it was sent is "
+                f"{connection.highest_ready_count}, and up to {IN_FLIGHT_MARGIN} more are allowed: it does not keep to "
+                "RDY"
+            )
 
     # --- what becomes of messages
 

@@ -10,12 +10,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from gnsq.errors import NSQHttpError
+from gnsq.errors import MAX_SHOWN, NSQHttpError, printable
 
 __all__ = ["Answer", "Words", "error_words", "is_unknown_path", "result_of"]
 
-# Bytes of a body, and characters of a text, that go into an error's text.
-_SHOWN = 200
 _REDIRECTS = {"GET": {301, 302, 303, 307, 308}}
 # Others would be turned into a GET, or leave open whether the method stays.
 _REDIRECTS_OF_OTHERS = {307, 308}
@@ -60,18 +58,19 @@ def result_of(call: str, answer: Answer) -> Any:  # Any: whatever JSON the serve
     """
     if answer.status != 200:
         words = error_words(answer.body)
-        text = words.text or _plain_text(answer) or _printable(answer.reason)
+        text = words.text or _plain_text(answer) or printable(answer.reason)
         raise _refusal(call, answer, answer.status, text, words.https_port)
     if not answer.is_json:
         return answer.body
     try:
         data = _parsed(answer.body)
     except ValueError as error:
-        raise NSQHttpError(f"{call}: body is not JSON: {answer.body[:_SHOWN]!r}", answer.status, answer.body) from error
+        shown = answer.body[:MAX_SHOWN]
+        raise NSQHttpError(f"{call}: body is not JSON: {shown!r}", answer.status, answer.body) from error
     if not _is_envelope(data):
         return data
     if data["status_code"] != 200:
-        raise _refusal(call, answer, data["status_code"], _printable(str(data.get("status_txt", ""))), None)
+        raise _refusal(call, answer, data["status_code"], printable(str(data.get("status_txt", ""))), None)
     inner = data.get("data")
     # Where new servers send text or nothing.
     return inner.encode() if isinstance(inner, str) else b"" if inner is None else inner
@@ -87,7 +86,7 @@ def error_words(body: bytes) -> Words:
         return Words()
     text = data.get("message") or data.get("status_txt") or ""
     port = data.get("https_port")
-    return Words(_printable(str(text)), port if isinstance(port, int) and not isinstance(port, bool) else None)
+    return Words(printable(str(text)), port if isinstance(port, int) and not isinstance(port, bool) else None)
 
 
 def is_unknown_path(error: NSQHttpError) -> bool:
@@ -143,9 +142,4 @@ def _plain_text(answer: Answer) -> str:
     # Go's answer to plain HTTP on a TLS port has no type.
     if answer.content_type and not answer.content_type.lower().startswith("text/plain"):
         return ""
-    return _printable(answer.body[:_SHOWN].decode("utf-8", "replace"))
-
-
-def _printable(text: str) -> str:
-    """Keep what a server says from forging lines in a log."""
-    return "".join(character if character.isprintable() else " " for character in text[:_SHOWN]).strip()
+    return printable(answer.body)

@@ -45,6 +45,7 @@ class Answers:
         in_flight: Messages delivered and not yet answered.
         msg_timeout: Seconds until nsqd takes an unanswered message back; None if it did not say and was not told.
         max_msg_timeout: Seconds behind its delivery that touches can keep a message; None if nsqd did not say.
+        max_req_timeout: Milliseconds; the longest delay that nsqd takes in REQ. None while that is not known.
         drained: Set by the answer to the last message in flight.
         on_answered: Called behind each FIN and REQ; None: nobody asks.
         requeue_after: Asked, with the attempts, for the delay in ms of a message requeued without one; None: 0. In any
@@ -69,6 +70,7 @@ class Answers:
         self.in_flight = 0
         self.msg_timeout: float | None = None
         self.max_msg_timeout: float | None = None
+        self.max_req_timeout: int | None = None
         self.drained = Event()
         self.on_answered: Callable[[], object] | None = None
         self.on_finish: Callable[[bytes], object] | None = None
@@ -158,15 +160,29 @@ class Answers:
                 self.on_finish(message_id)
 
     def requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
-        """Send REQ, timeout in milliseconds; a message of this connection is no longer in flight."""
+        """Send REQ, timeout in milliseconds, cut to max_req_timeout; the message is no longer in flight."""
         if self._home.elsewhere:
             self._call_home(self.requeue, message_id, timeout, backoff)
             return
+        if self.max_req_timeout is not None and timeout > self.max_req_timeout:
+            self._log_cut(timeout)
+            timeout = self.max_req_timeout
         self._send(commands.requeue(message_id, timeout))
         self._requeued += 1
         self._answered()
         if self.on_requeue is not None:
             self.on_requeue(message_id, timeout, backoff)
+
+    def _log_cut(self, timeout: int) -> None:
+        self._repeats.log(
+            logging.WARNING,
+            "cut",
+            "%s: requeued with a delay of %d ms in place of %d ms: nsqd before 1.1.0 closes the connection for more "
+            "than its --max-req-timeout; raise it, or requeue with a shorter delay",
+            self.nsqd,
+            self.max_req_timeout,
+            timeout,
+        )
 
     def touch(self, message_id: bytes) -> None:
         """Send TOUCH."""

@@ -48,6 +48,9 @@ logger = logging.getLogger(__name__)
 
 # Seconds in which the event loop comes round and the reader has its turn.
 ROUND = 0.01
+# An nsqd that has so many more messages in flight than the highest RDY it was sent does not keep to RDY. Some more may
+# be right: nsqd counts anew when a message times out or its channel is emptied, we when that is seen.
+IN_FLIGHT_MARGIN = 2500
 # How long the reader may look for nsqd's reason after a send has failed, seconds.
 LAST_WORDS = 1.0
 
@@ -84,6 +87,8 @@ class Connection:
         requests: What has no answer yet.
         submit: Queues a request; raises NSQConnectionClosed if the connection is closed.
         answers: What is in flight, and who is told of FIN and REQ.
+        ready_count, highest_ready_count: The RDY that was sent last, and the highest one.
+        in_flight_limit: The highest RDY and IN_FLIGHT_MARGIN together.
     """
 
     def __init__(
@@ -102,7 +107,8 @@ class Connection:
         self.state = ConnectionState.INIT
         self.identity = Identity()
         self.error: NSQException | None = None
-        self.ready_count = 0
+        self.ready_count = self.highest_ready_count = 0
+        self.in_flight_limit = IN_FLIGHT_MARGIN
         self.last_message = 0.0
         self.on_messages: Callable[[Connection, list[Message]], None] | None = None
         self.on_response: Callable[[Connection, bytes], None] | None = None
@@ -195,6 +201,9 @@ class Connection:
             raise NSQProtocolError(f"{self.address}: answer {answer[:80]!r} to SUB, OK was due")
         if self.state is not ConnectionState.CONNECTED:
             raise lost(self.address, self.error)
+        assert self._layers is not None  # open() has made them
+        # Before RDY, which lets nsqd send messages.
+        self._layers.take_messages()
         self._enter(ConnectionState.SUBSCRIBED)
         logger.info("%s: subscribed to %s/%s", self._subject, topic, channel)
 
@@ -347,6 +356,9 @@ class Connection:
             raise ValueError(f"RDY {count} exceeds max_rdy_count {self.identity.max_rdy_count} of {self.address}")
         self.send(commands.ready(count))
         self.ready_count = count
+        if count > self.highest_ready_count:
+            self.highest_ready_count = count
+            self.in_flight_limit = count + IN_FLIGHT_MARGIN
 
     # --- loops
 

@@ -31,7 +31,8 @@ __all__ = ["Layers", "prepared"]
 
 _Result = TypeVar("_Result")
 
-# Bytes of an answer in a handshake; nsqd's have less than 1 KiB. It is read as JSON, which takes many times its size.
+# Bytes of an answer; nsqd's have less than 1 KiB, an error that quotes a name 17. One of a handshake is read as JSON,
+# which takes many times its size.
 MAX_ANSWER = 64 * 1024
 
 
@@ -64,13 +65,16 @@ class Layers:
         decoder: Takes what it receives.
         on_frame: Called with (type, data) for each frame that a handshake reads.
         due: What is waited for: where time runs out, the text says so.
+        encrypted: Whether TLS is on.
     """
 
     def __init__(self, host: str, port: int, options: ConnectionOptions, transport: Transport | None = None) -> None:
         self.transport = transport
-        self.decoder = FrameDecoder(options.max_frame_size)
+        # Raised by take_messages().
+        self.decoder = FrameDecoder(min(MAX_ANSWER, options.max_frame_size))
         self.on_frame: Callable[[int, bytes], None] | None = None
         self.due = "connection"
+        self.encrypted = False
         self._breath = Breath()
         self._host = host
         self._port = port
@@ -131,6 +135,10 @@ class Layers:
                     self._breath()
                     if self.on_frame is not None:
                         self.on_frame(*answer)
+
+    def take_messages(self) -> None:
+        """Take frames of up to max_frame_size from now on. Before SUB none is longer than an answer."""
+        self.decoder.limit(self._options.max_frame_size)
 
     def read_frame(self) -> Frame:
         """Wait for one frame.
@@ -193,6 +201,7 @@ class Layers:
             if refusal is None:
                 raise
             raise refusal from error
+        self.encrypted = True
 
     @property
     def _peer(self) -> str:

@@ -45,6 +45,10 @@ logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
+_IDENTIFY = b"IDENTIFY\n"
+# Bytes: with the size of its body.
+_IDENTIFY_HEAD = len(_IDENTIFY) + 4
+
 
 @functools.total_ordering
 class NsqdTCPClient(Verbs):
@@ -248,6 +252,7 @@ class NsqdTCPClient(Verbs):
         """
         if self.options.auth_secret is None:
             raise ValueError("AUTH needs a secret: give auth_secret")
+        self._check_may_send(b"AUTH")
         answer = dict(self._perform(handshake.authentication(self.options.auth_secret), "AUTH"))
         self.on_auth.send(self, response=answer)
         return answer
@@ -294,13 +299,17 @@ class NsqdTCPClient(Verbs):
         raise NSQFrameError(f"{self.nsqd}: frame type {frame_type} is not one of 0, 1, 2")
 
     def check_ok(self, expected: bytes = OK) -> None:
-        """Read one frame, which must be the expected response.
+        """Read the expected response; heartbeats that come before it are answered.
 
         Raises:
             NSQErrorCode: What nsqd said instead.
+            NSQTimeout: If it did not come within options.timeout.
             NSQException: If it is something else.
         """
-        frame_type, data = self.read_response()
+        with self._limited(f"no answer {expected!r}"):
+            frame_type, data = self.read_response()
+            while frame_type == RESPONSE and data == HEARTBEAT != expected:
+                frame_type, data = self.read_response()
         if isinstance(data, NSQErrorCode):
             raise data
         if frame_type != RESPONSE or data != expected:
@@ -377,14 +386,29 @@ class NsqdTCPClient(Verbs):
         """Send bytes.
 
         Raises:
+            NSQException: If TLS was asked for and is not on: only IDENTIFY may be sent then.
             NSQTimeout: If nsqd does not read them within options.timeout; the connection is closed.
             NSQSocketError: If the connection is closed or breaks.
         """
-        stream = self._connected.transport
-        assert stream is not None  # it is connected
+        self._check_may_send(data)
+        layers = self._connected
+        assert layers.transport is not None  # it is connected
         # Beside the one who reads, touching() and answers from other threads send, too.
         with self._closing(), self._limited("nsqd has not read what was sent"), self._sending:
-            stream.sendall(data)
+            layers.transport.sendall(data)
+        if data.startswith(b"SUB "):
+            layers.take_messages()
+
+    def _check_may_send(self, data: bytes) -> None:
+        """Refuse everything but the magic and one IDENTIFY while TLS is asked for and not on."""
+        if self._connected.encrypted or not self.options.wants_tls or data == commands.MAGIC_V2:
+            return
+        if data.startswith(_IDENTIFY) and len(data) == _IDENTIFY_HEAD + int.from_bytes(data[len(_IDENTIFY) :][:4]):
+            return
+        raise NSQException(
+            f"{self.nsqd}: TLS was asked for (tls_v1 or tls_context) and is not on yet; nothing was sent: call "
+            "identify() first, which begins TLS"
+        )
 
     # --- what a Message asks, see message.Responder
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gnsq.errors import NSQProtocolError
 from gnsq.protocol.frames import MESSAGE_ID_SIZE
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.texts import counted
@@ -220,13 +221,17 @@ def _checked_body(body: bytes) -> bytes:
 _FORBIDDEN_IN_ID = re.compile(rb"[ \r\n]")
 
 
+class _InvalidId(NSQProtocolError, ValueError):
+    """A message id that no command can hold: the caller's mistake, or a broken nsqd's, in a message that it sent."""
+
+
 def _checked_id(message_id: bytes | str) -> bytes:
     data = message_id.encode() if isinstance(message_id, str) else message_id
     # nsqd's own ids are hex digits: the short way for the hot path.
     if len(data) == MESSAGE_ID_SIZE and data.isalnum():
         return data
     if len(data) != MESSAGE_ID_SIZE or _FORBIDDEN_IN_ID.search(data):
-        raise ValueError(f"message id {data!r} is not {MESSAGE_ID_SIZE} bytes without space or newline")
+        raise _InvalidId(f"message id {data!r} is not {MESSAGE_ID_SIZE} bytes without space or newline")
     return data
 
 

@@ -24,8 +24,12 @@ _RAW: Final = -zlib.MAX_WBITS
 
 _STREAM_IDENTIFIER: Final = b"\xff\x06\x00\x00sNaPpY"
 _CHUNK_HEADER: Final = 4
-# Of a chunk's body: checksum and at most 64 KiB, or what snappy makes of them at its worst.
-_MAX_CHUNK: Final = 4 + 32 + 65536 + 65536 // 6
+_CHECKSUM: Final = 4
+# Bytes that a chunk can hold.
+_MAX_CONTENT: Final = 65536
+# Of a chunk's body: checksum and content, or what snappy makes of it at its worst.
+_MAX_CHUNK: Final = _CHECKSUM + 32 + _MAX_CONTENT + _MAX_CONTENT // 6
+_COMPRESSED, _UNCOMPRESSED = 0x00, 0x01
 _FIRST_SKIPPABLE, _LAST_SKIPPABLE = 0x80, 0xFE
 
 
@@ -102,9 +106,8 @@ class Snappy:
         return compressed
 
     def decompress(self, data: bytes, limit: int) -> bytes:
-        # limit: snappy's best is 22 to 1, so what a read can turn into is bounded anyhow.
         self._buffer += data
-        chunks = self._whole_chunks()
+        chunks = self._whole_chunks(limit)
         if not chunks:
             return b""
         try:
@@ -113,13 +116,15 @@ class Snappy:
             raise NSQProtocolError(f"what came is no snappy stream: {error}") from error
         return result
 
-    def _whole_chunks(self) -> bytes:
-        """Take the whole chunks off the buffer.
+    def _whole_chunks(self, limit: int) -> bytes:
+        """Take whole chunks off the buffer that hold limit bytes together, or one that holds more.
 
-        The library would do it, but it waits for up to 16 MiB of a chunk that is not legal or means nothing.
+        The library would do it, but it waits for up to 16 MiB of a chunk that is not legal or means nothing, and gives
+        all content at once.
         """
         buffer = self._buffer
         taken = bytearray()
+        total = 0
         position = min(self._skip, len(buffer))
         self._skip -= position
         while len(buffer) - position >= _CHUNK_HEADER:
@@ -136,11 +141,38 @@ class Snappy:
                 raise NSQProtocolError(f"snappy chunk of {size} bytes, the longest that is legal has {_MAX_CHUNK}")
             if stop > len(buffer):
                 break
+            content = position + _CHUNK_HEADER + _CHECKSUM
+            size = 0
+            if kind == _UNCOMPRESSED:
+                size = stop - content
+            elif kind == _COMPRESSED and content + 1 < stop:
+                # Two bytes at most, mostly: written out, this is half of what small chunks cost.
+                size, more = buffer[content], buffer[content + 1]
+                if size >= 0x80:
+                    size = size - 0x80 + (more << 7) if more < 0x80 else _announced_size(buffer[content : content + 5])
+                if size > _MAX_CONTENT:
+                    # The library may reserve them before it sees that they do not come.
+                    raise NSQProtocolError(
+                        f"what came is no snappy stream: a chunk announces {size} bytes, the most is {_MAX_CONTENT}"
+                    )
+            if total and total + size > limit:
+                break
+            total += size
             self._identified = True
             taken += buffer[position:stop]
             position = stop
         del buffer[:position]
         return bytes(taken)
+
+
+def _announced_size(head: bytearray) -> int:
+    """Read how many bytes a compressed chunk says it holds: seven bits a byte, the lowest first, the last below 128."""
+    size = 0
+    for index, byte in enumerate(head):
+        size |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            break
+    return size
 
 
 def require_snappy() -> snappy:

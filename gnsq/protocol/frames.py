@@ -7,6 +7,7 @@ Format"; nsq internal/protocol/protocol.go SendFramedResponse; nsqd message.go.
 from __future__ import annotations
 
 import enum
+import io
 import struct
 from collections.abc import Callable
 from typing import Final
@@ -22,6 +23,7 @@ __all__ = [
     "FrameDecoder",
     "FrameType",
     "HEARTBEAT",
+    "LARGE_FRAME_SIZE",
     "MESSAGE",
     "MESSAGE_FRAME",
     "MESSAGE_HEADER",
@@ -55,9 +57,12 @@ DEFAULT_MAX_FRAME_SIZE: Final = 256 * 1024 * 1024
 _HEADER = struct.Struct(">ii")
 _SIZE = struct.Struct(">i")
 
+# Bytes. Twice what is read at once: so a frame that comes in pieces is held once, and not copied when it is whole.
+LARGE_FRAME_SIZE = 128 * 1024
+
 Frame = tuple[int, bytes]
 # Reads message frames, see FrameDecoder.feed().
-ReadMessages = Callable[[bytes, int, int], int]
+ReadMessages = Callable[[bytes, int, int, bytes | None], int]
 
 
 class FrameType(enum.IntEnum):
@@ -98,13 +103,18 @@ class FrameDecoder:
 
     Args:
         max_frame_size: Bytes; a frame that announces more is an error.
+        large_frame_size: Bytes; one that is longer and comes in pieces is put together apart from the stream.
     """
 
-    __slots__ = ("_max_size", "_tail", "_wanted", "failure")
+    __slots__ = ("_large", "_large_size", "_max_size", "_tail", "_wanted", "failure")
 
-    def __init__(self, max_frame_size: int = DEFAULT_MAX_FRAME_SIZE) -> None:
+    def __init__(self, max_frame_size: int = DEFAULT_MAX_FRAME_SIZE, large_frame_size: int = LARGE_FRAME_SIZE) -> None:
         self._max_size = max_frame_size
+        # Not before the headers are whole.
+        self._large_size = max(large_frame_size, MESSAGE_FRAME.size)
         self._tail = bytearray()
+        # The bytes of a large frame after those that the tail holds, its headers. Its value is not copied.
+        self._large: io.BytesIO | None = None
         self._wanted = 0
         # The error that ended the stream, once what came before it has been given out by feed().
         self.failure: NSQFrameError | None = None
@@ -116,22 +126,38 @@ class FrameDecoder:
         of it, it is raised.
 
         Args:
-            read_messages: Called as read_messages(data, start, max_size) where a whole message frame begins: takes it
-                and the whole ones behind it that are in order, and gives where it stopped. What it takes is not given
-                back. It may raise an NSQFrameError, for the first frame only. That is left in ``failure``, and so is
-                what is to be said of a frame of unknown type.
+            read_messages: Called as read_messages(data, start, max_size, None) where a whole message frame begins:
+                takes it and the whole ones behind it that are in order, and gives where it stopped. What it takes is
+                not given back. It may raise an NSQFrameError, for the first frame only. That is left in ``failure``,
+                and so is what is to be said of a frame of unknown type. Called as read_messages(headers, 0, max_size,
+                body) with a large message that came in pieces.
 
         Raises:
             NSQFrameError: If a size is below 4 or above max_frame_size.
         """
-        if self._tail:
+        frames: list[Frame] = []
+        is_first = True
+        if self._large is not None:
+            missing = self._missing_of_large
+            self._large.write(data[:missing])
+            if len(data) < missing:
+                return frames
+            headers, rest = self._end_large()
+            frame_type = _HEADER.unpack_from(headers)[1]
+            data, is_first = data[missing:], False
+            if read_messages is None or frame_type in (RESPONSE, ERROR):
+                frames.append((frame_type, headers[8:] + rest))
+            elif len(headers) == MESSAGE_FRAME.size:
+                read_messages(headers, 0, self._max_size, rest)
+            else:
+                data, is_first = headers + rest + data, True
+        elif self._tail:
             self._tail += data
             if len(self._tail) < self._wanted:
                 self._check_partial()
-                return []
+                return frames
             data = bytes(self._tail)
             self._tail.clear()
-        frames: list[Frame] = []
         append = frames.append
         unpack = _HEADER.unpack_from
         start, end = 0, len(data)
@@ -152,16 +178,19 @@ class FrameDecoder:
                 self.failure = NSQFrameError(f"frame type {frame_type} is not one of 0, 1, 2")
                 break
             try:
-                start = read_messages(data, start, self._max_size)
+                start = read_messages(data, start, self._max_size, None)
             except NSQFrameError as error:
                 self.failure = error
                 break
         if start < end:
             self._tail += data[start:]
+            if self._wanted > self._large_size:
+                self._begin_large(read_messages is not None)
+                return frames
             try:
                 self._check_partial()
             except NSQFrameError as error:
-                if not start:
+                if is_first and not start:
                     raise
                 self.failure = error
         return frames
@@ -174,12 +203,23 @@ class FrameDecoder:
         Raises:
             NSQFrameError: As in feed().
         """
+        if self._large is not None:
+            missing = self._missing_of_large
+            self._large.write(data[:missing])
+            if len(data) < missing:
+                return None
+            headers, rest = self._end_large()
+            self._tail += data[missing:]
+            return _HEADER.unpack_from(headers)[1], headers[8:] + rest
         self._tail += data
         self._check_partial()
         if len(self._tail) < 8:
             return None
         size, frame_type = _HEADER.unpack_from(self._tail)
         if len(self._tail) < 4 + size:
+            if 4 + size > self._large_size:
+                self._wanted = 4 + size
+                self._begin_large(False)
             return None
         frame = (frame_type, bytes(self._tail[8 : 4 + size]))
         del self._tail[: 4 + size]
@@ -187,9 +227,37 @@ class FrameDecoder:
         self._wanted = 0
         return frame
 
+    @property
+    def _missing_of_large(self) -> int:
+        assert self._large is not None  # asked by the caller
+        return self._wanted - len(self._tail) - self._large.tell()
+
+    def _begin_large(self, splits_messages: bool) -> None:
+        """Keep apart what comes after the headers of a frame, once they are all here."""
+        frame_type = _HEADER.unpack_from(self._tail)[1]
+        size = MESSAGE_FRAME.size if splits_messages and frame_type == MESSAGE else _HEADER.size
+        if len(self._tail) < size:
+            self._wanted = size
+            return
+        self._large = io.BytesIO()
+        self._large.write(self._tail[size:])
+        del self._tail[size:]
+
+    def _end_large(self) -> tuple[bytes, bytes]:
+        """Take a large frame that is whole: its headers, and the bytes after them."""
+        assert self._large is not None  # asked by the caller
+        headers, rest = bytes(self._tail), self._large.getvalue()
+        self._tail.clear()
+        self._large = None
+        self._wanted = 0
+        return headers, rest
+
     def detach(self) -> bytes:
         """Give back, and forget, the bytes that are not yet a frame."""
         rest = bytes(self._tail)
+        if self._large is not None:
+            rest += self._large.getvalue()
+            self._large = None
         self._tail.clear()
         return rest
 
@@ -201,7 +269,7 @@ class FrameDecoder:
     @property
     def pending(self) -> int:
         """Bytes held of a frame that is not whole yet."""
-        return len(self._tail)
+        return len(self._tail) + (0 if self._large is None else self._large.tell())
 
     def _check_partial(self) -> None:
         """Refuse a bad size as soon as its four bytes are here: a wrong server may never send an eighth."""

@@ -8,10 +8,11 @@ the layer that begins there. Source: the V2 specification, IDENTIFY and AUTH; ns
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from gnsq.errors import NSQBadBody, NSQErrorCode, NSQException, NSQInvalid, NSQProtocolError, make_error
+from gnsq.errors import NSQBadBody, NSQErrorCode, NSQException, NSQInvalid, NSQProtocolError, make_error, printable
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.compression import DEFAULT_DEFLATE_LEVEL, Codec, Deflate, Snappy, require_snappy
@@ -29,6 +30,7 @@ __all__ = [
     "explained",
     "handshake",
     "identification",
+    "max_req_timeout",
     "upgrade",
 ]
 
@@ -36,6 +38,7 @@ __all__ = [
 DEFAULT_MAX_RDY_COUNT = 2500
 # What nsqd 1.3.0 takes by default (--min-output-buffer-timeout); below, each message costs it a flush of its own.
 LOW_OUTPUT_BUFFER_TIMEOUT = 25
+_REQ_REFUSED = re.compile(r"REQ timeout [0-9]+ out of range 0-([0-9]{1,19})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ class Identity:
             layers.append(self.compression.name)
         if self.auth:
             layers.append("AUTH")
-        return ", ".join([f"nsqd {self.version or 'without negotiation'}", *layers])
+        return ", ".join([f"nsqd {printable(self.version or '') or 'without negotiation'}", *layers])
 
 
 Step = Write | ReadFrame | StartTLS | StartCompression
@@ -202,8 +205,9 @@ def _identity(data: bytes, options: ConnectionOptions) -> Identity:
     if answer is None:
         raise NSQProtocolError(f"answer {data[:80]!r} to IDENTIFY is neither OK nor a JSON object")
     max_rdy_count = answer.get("max_rdy_count", DEFAULT_MAX_RDY_COUNT)
-    if not isinstance(max_rdy_count, int) or max_rdy_count < 0:
-        raise NSQProtocolError(f"max_rdy_count {max_rdy_count!r} in the answer to IDENTIFY is no count")
+    if not isinstance(max_rdy_count, int) or isinstance(max_rdy_count, bool) or not 0 <= max_rdy_count < 2**63:
+        shown = printable(repr(max_rdy_count))
+        raise NSQProtocolError(f"max_rdy_count {shown} in the answer to IDENTIFY is no count")
     version = answer.get("version")
     return Identity(
         version=None if version is None else str(version),
@@ -262,14 +266,26 @@ def _warnings(answer: Mapping[str, object], options: ConnectionOptions) -> Itera
 def explained(error: NSQErrorCode) -> NSQErrorCode:
     """Add to nsqd's words what to do, where it is known; the texts are nsqd 1.3.0's."""
     if isinstance(error, NSQBadBody) and error.text.startswith("IDENTIFY") and error.text.endswith("is invalid"):
-        error.text += (
-            " (nsqd's flags --max-heartbeat-interval, --max-output-buffer-size, --min-output-buffer-timeout, "
-            "--max-output-buffer-timeout and --max-msg-timeout set the limits of these options)"
+        error.advice = (
+            "nsqd's flags --max-heartbeat-interval, --max-output-buffer-size, --min-output-buffer-timeout, "
+            "--max-output-buffer-timeout and --max-msg-timeout set the limits of these options"
         )
     elif isinstance(error, NSQInvalid) and "TLS required" in error.text:
-        error.text += " (nsqd runs with --tls-required: give tls_v1=True)"
-    error.args = (error.text,)
+        error.advice = "nsqd runs with --tls-required: give tls_v1=True"
+    elif (limit := max_req_timeout(error)) is not None:
+        error.advice = (
+            f"requeue with at most {limit} ms, nsqd's --max-req-timeout; nsqd from 1.1.0 on cuts more to that"
+        )
     return error
+
+
+def max_req_timeout(error: NSQException | None) -> int | None:
+    """Read from the refusal of a REQ the longest delay that nsqd takes, in milliseconds; None from all other errors.
+
+    Source: nsqd protocol_v2.go REQ, before 1.1.0; it tells nanoseconds.
+    """
+    found = _REQ_REFUSED.fullmatch(error.text) if isinstance(error, NSQInvalid) else None
+    return None if found is None else int(found[1]) // 1_000_000
 
 
 def _seconds(milliseconds: object) -> float | None:

@@ -20,7 +20,7 @@ from gnsq.errors import (
 )
 from gnsq.protocol.frames import ERROR, RESPONSE
 from gnsq.transport import TcpTransport
-from tests.helpers import channel_stats, wait_until
+from tests.helpers import bodies, channel_stats, wait_until
 
 BODIES = [b"small", b"x" * 500_000, *[b"%d" % number for number in range(200)]]
 
@@ -254,4 +254,19 @@ def test_layers_may_be_begun_by_hand(start_nsqd, server_certificate, tls, topic)
     client.publish(topic, b"x")
 
     client.check_ok()
+    client.close_stream()
+
+
+def test_nothing_is_published_before_tls_is_on(start_nsqd, server_certificate, tls, topic):
+    nsqd = start_nsqd(**server_certificate)
+    client = NsqdTCPClient(*parse_address(nsqd.tcp_address), timeout=10, **tls)
+    client.connect()
+
+    with pytest.raises(NSQException, match=r"nothing was sent: call identify\(\) first"):
+        client.publish(topic, b"in clear")
+    client.identify()
+    client.publish(topic, b"in TLS")
+    client.check_ok()
+
+    assert bodies(nsqd, topic) == [b"in TLS"]
     client.close_stream()

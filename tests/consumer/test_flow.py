@@ -7,6 +7,9 @@ import pytest
 
 from fakensqd import FakeNsqd
 from fakensqd.faults.toxics import latency, slice_bytes
+from gnsq import Consumer
+from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
+from tests.helpers import peer, wait_until
 
 # A higher RDY may still be at work for so long; only then is it granted elsewhere.
 GRACE = 1.1
@@ -426,3 +429,65 @@ def test_bug_in_the_flow_is_logged_and_it_goes_on(nsqd, clock, started, monkeypa
 
     assert "internal error in the greenlet for flow of consumer t/c; it goes on in 1 s" in caplog.text
     assert not consumer._tasks[-1].dead
+
+
+# --- an nsqd that does not keep to RDY --------------------------------------------------------------------------------
+
+
+def flooding_nsqd(count):
+    """An nsqd that sends one message when it is sent RDY 1, and the rest of so many for RDY 10; gives its address."""
+    frames = [encode_frame(MESSAGE, encode_message(1, 1, b"%016d" % number, b"x")) for number in range(count)]
+    answers = {
+        b"IDENTIFY": encode_frame(RESPONSE, b'{"version":"1.3.0","max_rdy_count":2500,"msg_timeout":60000}'),
+        b"SUB t c\n": encode_frame(RESPONSE, b"OK"),
+        b"RDY 1\n": frames[0],
+        b"RDY 10\n": b"".join(frames[1:]),
+    }
+
+    def answer(sock):
+        while data := sock.recv(4096):
+            for command, reply in answers.items():
+                if command in data:
+                    sock.sendall(reply)
+
+    return peer(answer)
+
+
+@pytest.mark.parametrize(
+    ("count", "is_refused"), [pytest.param(2510, False, id="at the limit"), pytest.param(2511, True, id="above")]
+)
+def test_nsqd_with_far_more_in_flight_than_rdy_is_disconnected(count, is_refused, caplog):
+    with (
+        flooding_nsqd(count) as address,
+        Consumer(
+            "t",
+            "c",
+            address,
+            message_handler=lambda consumer, message: message.enable_async(),
+            max_in_flight=10,
+            close_timeout=0.1,
+        ) as consumer,
+    ):
+        wait_until(lambda: "does not keep to RDY" in caplog.text if is_refused else consumer.total_in_flight == count)
+
+        assert [connection.in_flight for connection in consumer.stats().connections] == ([] if is_refused else [count])
+    text = (
+        f"{address}: 2511 messages of this nsqd are in flight, the highest RDY it was sent is 10, and up to 2500 more "
+        "are allowed: it does not keep to RDY"
+    )
+    assert (text in caplog.messages) is is_refused
+
+
+def test_messages_that_nsqd_has_taken_back_do_not_count(make, clock, publish, started):
+    # They time out between two looks at what is in flight.
+    (nsqd,) = make(max_rdy_count=6000, msg_timeout=1.5)
+    consumer = started(
+        lambda consumer, message: message.enable_async(), nsqd, max_in_flight=6000, max_tries=0, close_timeout=1.0
+    )
+    publish(nsqd, *numbered(6000))
+    assert consumer.total_in_flight == 6000
+
+    clock.advance(1.5)
+
+    (connection,) = consumer.stats().connections
+    assert (connection.counts.received, connection.counts.timed_out, connection.in_flight) == (12000, 6000, 6000)

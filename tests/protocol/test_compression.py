@@ -85,6 +85,24 @@ def test_deflate_bomb_comes_in_pieces():
     assert sum(sizes) == 50_000_000
 
 
+def test_snappy_bomb_comes_in_pieces():
+    data, receiver = Snappy().compress(bytes(1_000_000)), Snappy()
+
+    sizes = [len(receiver.decompress(data, LIMIT))]
+    while size := len(receiver.decompress(b"", LIMIT)):
+        sizes.append(size)
+
+    assert len(data) < 65536
+    assert max(sizes) == LIMIT
+    assert sum(sizes) == 1_000_000
+
+
+def test_small_snappy_chunks_are_read_together():
+    sender, receiver = Snappy(), Snappy()
+
+    assert receiver.decompress(b"".join(sender.compress(b"x" * 10) for _ in range(100)), LIMIT) == b"x" * 1000
+
+
 @pytest.mark.parametrize(
     ("codec", "data", "words"),
     [
@@ -99,9 +117,12 @@ def test_deflate_bomb_comes_in_pieces():
         pytest.param(
             Snappy,
             IDENTIFIER + b"\x00\x0d\x00\x00abcd\xff\xff\xff\xff\x0fxxxx",
-            "no snappy stream",
+            "no snappy stream: a chunk announces 4294967295 bytes, the most is 65536",
             id="snappy, 4 GB announced inside",
         ),
+        pytest.param(Snappy, IDENTIFIER + b"\x00\x05\x00\x00abcd\xff", "no snappy stream", id="snappy, size cut short"),
+        pytest.param(Snappy, IDENTIFIER + b"\x00\x02\x00\x00ab", "no snappy stream", id="snappy, no checksum"),
+        pytest.param(Snappy, IDENTIFIER + b"\x01\x02\x00\x00ab", "no snappy stream", id="snappy, short and as it is"),
     ],
 )
 def test_what_no_peer_sends_breaks_the_protocol(codec, data, words):

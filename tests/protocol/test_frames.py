@@ -1,8 +1,12 @@
 """Frames from chunks of every size, and what is not a frame."""
 
+import functools
+import tracemalloc
+
 import pytest
 
 from gnsq.errors import NSQFrameError
+from gnsq.message import read_messages
 from gnsq.protocol.frames import (
     ERROR,
     MESSAGE,
@@ -132,6 +136,63 @@ def test_large_frame_in_small_pieces():
     got = [item for start in range(0, len(frame), 999) for item in decoder.feed(frame[start : start + 999])]
 
     assert got == [(MESSAGE, bytes(1_000_000))]
+
+
+LARGE = 8 * 1024 * 1024
+HEAD = encode_frame(MESSAGE, encode_message(1, 2, b"0123456789abcdef", bytes(LARGE)))[:40]
+
+
+def take_whole(decoder):
+    frames = [decoder.take_one(HEAD), *(decoder.take_one(bytes(65536)) for _ in range(LARGE // 65536))]
+    return next(frame[1] for frame in frames if frame is not None)
+
+
+def feed_whole(decoder):
+    messages = []
+    reading = functools.partial(read_messages, messages, None, 0.0)
+    for chunk in [HEAD, *[bytes(65536)] * (LARGE // 65536)]:
+        decoder.feed(chunk, reading)
+    return messages[0].body
+
+
+@pytest.mark.parametrize("read", [pytest.param(take_whole, id="take_one"), pytest.param(feed_whole, id="feed")])
+def test_large_frame_is_held_once(read):
+    tracemalloc.start()
+    try:
+        data = read(FrameDecoder())
+        held, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert LARGE <= len(data) <= held
+    # What a growing buffer has too much, and the chunk that came.
+    assert most < 1.3 * LARGE
+
+
+MESSAGE_DATA = encode_message(1, 2, b"0123456789abcdef", b"x" * 100)
+
+
+def test_large_frame_that_take_one_has_begun_is_read_by_feed():
+    decoder, messages = FrameDecoder(large_frame_size=50), []
+    frame = encode_frame(MESSAGE, MESSAGE_DATA)
+
+    assert decoder.take_one(frame[:60]) is None
+    others = decoder.feed(frame[60:] + frame[:60], functools.partial(read_messages, messages, None, 0.0))
+
+    assert others == []
+    assert [message.body for message in messages] == [b"x" * 100]
+    # The other way round.
+    assert decoder.take_one(frame[60:] + b"next") == (MESSAGE, MESSAGE_DATA)
+    assert decoder.detach() == b"next"
+
+
+def test_large_frame_of_unknown_type_is_left_in_failure():
+    decoder, messages = FrameDecoder(large_frame_size=50), []
+    reading = functools.partial(read_messages, messages, None, 0.0)
+    frame = encode_frame(7, b"x" * 100)
+
+    assert decoder.feed(frame[:60], reading) == decoder.feed(frame[60:], reading) == []
+    assert "frame type 7 is not one of" in str(decoder.failure)
 
 
 def test_message_is_undone_by_decode():

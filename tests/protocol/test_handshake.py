@@ -17,6 +17,7 @@ from gnsq.protocol.handshake import (
     authentication,
     explained,
     handshake,
+    max_req_timeout,
     upgrade,
 )
 
@@ -231,6 +232,34 @@ def test_refusal_without_tls_says_what_to_do():
     )
 
 
+# Source: nsqd 0.2.21 to 1.0.0, protocol_v2.go REQ; it writes a time.Duration, nanoseconds.
+REQ_REFUSED = "REQ timeout 3600001000000 out of range 0-3600000000000"
+
+
+def test_refused_requeue_tells_the_limit_and_what_to_do():
+    error = explained(NSQInvalid(REQ_REFUSED))
+
+    assert max_req_timeout(error) == 3_600_000
+    assert str(error) == (
+        f"E_INVALID {REQ_REFUSED} (requeue with at most 3600000 ms, nsqd's --max-req-timeout; nsqd from 1.1.0 on cuts "
+        "more to that)"
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(None, id="none"),
+        pytest.param(NSQBadBody(REQ_REFUSED), id="another code"),
+        pytest.param(NSQInvalid("DPUB timeout 3600001 out of range 0-3600000"), id="another command"),
+        pytest.param(NSQInvalid(REQ_REFUSED + "0" * 5000), id="thousands of digits"),
+        pytest.param(NSQInvalid("REQ timeout -1 out of range 0-x"), id="no number"),
+    ],
+)
+def test_other_errors_tell_no_limit_of_requeue(error):
+    assert max_req_timeout(error) is None
+
+
 def test_deeply_nested_answer_breaks_the_protocol():
     with pytest.raises(NSQProtocolError, match="neither OK nor a JSON object"):
         run([(RESPONSE, b"[" * 100_000)])
@@ -244,11 +273,24 @@ def test_deeply_nested_answer_breaks_the_protocol():
         pytest.param((RESPONSE, b"[]"), "neither OK nor a JSON object", id="list"),
         pytest.param((RESPONSE, b'{"max_rdy_count":"1"}'), "max_rdy_count '1'", id="count is no integer"),
         pytest.param((RESPONSE, b'{"max_rdy_count":-1}'), "max_rdy_count -1", id="negative count"),
+        pytest.param((RESPONSE, b'{"max_rdy_count":true}'), "max_rdy_count True", id="count is a bool"),
+        pytest.param((RESPONSE, b'{"max_rdy_count":1%s}' % (b"0" * 4000)), r"0\.\.\. in the answer", id="huge count"),
+        pytest.param(
+            (RESPONSE, b'{"max_rdy_count":1%s}' % (b"0" * 5000)), "neither OK nor", id="count of 5,001 digits"
+        ),
     ],
 )
 def test_other_answers_break_the_protocol(frame, words):
     with pytest.raises(NSQProtocolError, match=words):
         run([frame])
+
+
+def test_version_is_cleaned_for_the_log_and_kept_in_the_identity():
+    version = "1.3.0\n\x1b[2Jforged" + "x" * 1000
+    _, identity = run([answer(version=version)])
+
+    assert identity.summary == f"nsqd {('1.3.0  [2Jforged' + 'x' * 1000)[:200]}..."
+    assert identity.version == identity.answer["version"] == version
 
 
 def test_options_travel_in_milliseconds():
