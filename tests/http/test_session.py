@@ -54,7 +54,7 @@ def wrapped(error):
         pytest.param(requests.ConnectionError(socket.gaierror(-2, "Name unknown")), "Name unknown", False, id="name"),
         pytest.param(
             requests.ConnectionError(ConnectionResetError(104, "Reset by peer")),
-            "Reset by peer (nsqd's",
+            "Reset by peer (is it nsqd's TCP port",
             False,
             id="reset",
         ),
