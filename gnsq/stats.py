@@ -111,6 +111,8 @@ class ConsumerStats:
         backoff_remaining: Seconds until the next probe; 0 unless waiting.
         latency: From the delivery of each message to its answer.
         failures: Why nsqds have no connection, by address.
+        lookupd_failures: Why the last answers of nsqlookupds could not be used, by address.
+        not_ready: Why no nsqd is connected and subscribed to; empty if one is.
     """
 
     topic: str
@@ -128,6 +130,8 @@ class ConsumerStats:
     backoff_remaining: float
     latency: Histogram
     failures: dict[str, str] = field(default_factory=dict)
+    lookupd_failures: dict[str, str] = field(default_factory=dict)
+    not_ready: str = ""
 
     @property
     def in_flight(self) -> int:
@@ -174,6 +178,8 @@ class ProducerStats:
         latency: From publish() to nsqd's OK.
         connections: Those that are open now.
         failures: Why nsqds have no connection, by address.
+        lookupd_failures: Why the last answers of nsqlookupds could not be used, by address.
+        not_ready: Why nothing can be published at this moment; empty if it can.
     """
 
     state: str
@@ -188,3 +194,5 @@ class ProducerStats:
     latency: Histogram
     connections: tuple[LinkStats, ...] = ()
     failures: dict[str, str] = field(default_factory=dict)
+    lookupd_failures: dict[str, str] = field(default_factory=dict)
+    not_ready: str = ""

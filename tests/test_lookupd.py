@@ -97,6 +97,13 @@ def test_old_server_that_does_not_know_the_topic(status):
     [
         pytest.param(wrapped(None, 500, "INVALID_REQUEST"), 500, "http error <500> INVALID_REQUEST", id="inside 200"),
         pytest.param(reply(b'{"message":"TOPIC_NOT_FOUND"}', "404 Not Found", JSON), 404, "TOPIC_NOT_FOUND", id="404"),
+        pytest.param(
+            reply(b'{"message":"NOT_FOUND"}', "404 Not Found", JSON), 404, "is it nsqd's HTTP port .4151.", id="nsqd"
+        ),
+        pytest.param(
+            wrapped(None, 404, "NOT_FOUND", "404 Not Found"), 404, "in place of nsqlookupd's .4161.", id="old nsqd"
+        ),
+        pytest.param(reply(b"404 page not found", "404 Not Found"), 404, "is it nsqd's HTTP port", id="oldest nsqd"),
         pytest.param(reply(b"OK"), 200, "answer is not nsqlookupd's: b'OK'|answer is not nsqlookupd's", id="text"),
         pytest.param(reply(b"[1]", "200 OK", JSON), 200, "answer is not nsqlookupd's", id="list"),
         pytest.param(wrapped(None), 200, "answer is not nsqlookupd's", id="nothing"),

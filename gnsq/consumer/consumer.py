@@ -32,13 +32,14 @@ from gnsq.consumer.workers import Workers
 from gnsq.discovery import TopicNodes, parse_lookupds
 from gnsq.endless import run_endlessly
 from gnsq.message import Handler, Message
-from gnsq.nsqd.connection import Connection
+from gnsq.nsqd.connection import Connection, ConnectionState
 from gnsq.nsqd.forks import give_up_in_children
 from gnsq.nsqd.home import Home
 from gnsq.nsqd.opening import prepared
 from gnsq.options import ConnectionOptions
 from gnsq.pool import ConnectionPool, Life, ReconnectOptions
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.repeats import Repeats
 from gnsq.signals import notify
 from gnsq.stats import ConsumerStats
 
@@ -164,8 +165,9 @@ class Consumer(Hooks):
         self._home: Home | None = None
         self._closed = Event()
         self._closing: Closing | None = None
-        self._nodes = TopicNodes(self.lookupds, topic)
+        self._nodes = TopicNodes(self.lookupds, topic, self.options.max_nsqds)
         self._looked_up = False  # whether the last round of lookups had an answer
+        self._repeats = Repeats(self.logger, self._clock.monotonic)
 
     # --- life
 
@@ -283,9 +285,21 @@ class Consumer(Hooks):
         return self._state is Life.RUNNING
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it runs and is subscribed to some nsqd; for a readiness probe. stats().not_ready says why not."""
+        connections = list(self._pool.connections.values())
+        return self.is_running and any(connection.state is ConnectionState.SUBSCRIBED for connection in connections)
+
+    @property
     def is_healthy(self) -> bool:
-        """Whether it runs and receives: some nsqd is connected, or there is none, as nsqlookupd says. For a probe."""
-        return self.is_running and (bool(self._pool.connections) or (self._looked_up and not self._pool.failures()))
+        """Whether it runs and can receive; for a liveness probe, and so also True while no nsqd has the topic.
+
+        It needs a connected nsqd, or an nsqlookupd that names none. It is False while something else than nsqlookupd
+        answers at an address of lookupd_http_addresses, and always did. stats() says why: failures, lookupd_failures.
+        """
+        if not self.is_running or self._nodes.report.wrong:
+            return False
+        return bool(self._pool.connections) or (self._looked_up and not self._pool.failures())
 
     @property
     def max_in_flight(self) -> int:
@@ -325,7 +339,9 @@ class Consumer(Hooks):
 
     def stats(self) -> ConsumerStats:
         """Tell how things are at this moment, and what was counted since the start. Costs 10 us a connection."""
-        return consumer_stats(self, self._state, self._totals, self._pool, self._flow, self._workers, self._handling)
+        return consumer_stats(
+            self, self._state, self._totals, self._pool, self._flow, self._workers, self._handling, self._nodes
+        )
 
     # --- connections
 
@@ -336,8 +352,17 @@ class Consumer(Hooks):
 
     def query_lookupd(self) -> None:
         """Ask all nsqlookupds once, and connect to what they name."""
-        self._looked_up = self._nodes.ask(lambda address: self._pool.add(address, permanent=False))
+        kept = self._pool.connections.keys() - self.nsqd_tcp_addresses
+        self._looked_up = self._nodes.ask(lambda address: self._pool.add(address, permanent=False), kept)
         self._pool.forget_but(self._nodes.known)
+        if not self._pool.connections:
+            self._log_empty_round()
+
+    def _log_empty_round(self) -> None:
+        line = self._nodes.report.empty_line(self.lookupds, self.topic, self.options.lookupd_poll_interval)
+        if line is not None:
+            # Once a minute, however short the interval.
+            self._repeats.log(line[0], f"empty round {line[0]}", "%s", line[1])
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
         """Connect to an nsqd, in the background; one that fails is left to the next round of lookups."""

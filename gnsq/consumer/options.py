@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gnsq.backofftimer import Backoff, growing_delay
+from gnsq.discovery import MAX_NSQDS
 from gnsq.options import Options, option
 
 __all__ = ["ConsumerOptions"]
@@ -23,6 +24,9 @@ class ConsumerOptions(Options):
     )
     lookupd_poll_interval: float = option(60, "between rounds of asking all nsqlookupds", unit="s", minimum=0.001)
     lookupd_poll_jitter: float = option(0.3, "share of the interval that is random", minimum=0, maximum=1)
+    max_nsqds: int = option(
+        MAX_NSQDS, "that nsqlookupds may name for the topic; more are left out, with a warning", unit="nsqds", minimum=1
+    )
     low_ready_idle_timeout: float = option(
         10,
         "without a message until an nsqd must give RDY to others: all but 1 to those that have more, all of it where "

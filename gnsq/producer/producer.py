@@ -210,6 +210,12 @@ class Producer:
         """Whether it was started and not closed."""
         return self._life.state is Life.RUNNING
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it runs and some nsqd takes publishes; for a readiness probe. stats().not_ready says why not."""
+        running = self._life.running
+        return self.is_running and running is not None and not running.why_not_ready()
+
     def stats(self) -> ProducerStats:
         """Tell how things are at this moment, and what was counted since the start."""
         return producer_stats(self._life.state.value, self.totals, self.latency, self._life.running)
