@@ -168,6 +168,9 @@ class Consumer(Hooks):
         self._nodes = TopicNodes(self.lookupds, topic, self.options.max_nsqds)
         self._looked_up = False  # whether the last round of lookups had an answer
         self._repeats = Repeats(self.logger, self._clock.monotonic)
+        # nsqds whose connection was lost, and when.
+        self._lost_nsqds: dict[str, float] = {}
+        self._nsqd_lost = Event()
 
     # --- life
 
@@ -352,17 +355,29 @@ class Consumer(Hooks):
 
     def query_lookupd(self) -> None:
         """Ask all nsqlookupds once, and connect to what they name."""
-        kept = self._pool.connections.keys() - self.nsqd_tcp_addresses
-        self._looked_up = self._nodes.ask(lambda address: self._pool.add(address, permanent=False), kept)
+        before = self._nodes.known
+
+        def add(address: str) -> None:
+            self._pool.add(address, permanent=False)
+            if address not in before:
+                # Announced anew: it need not wait as long as its failures say.
+                self._pool.retry(address)
+
+        self._looked_up = self._nodes.ask(add, self._pool.connections.keys() - self.nsqd_tcp_addresses)
         self._pool.forget_but(self._nodes.known)
         if not self._pool.connections:
             self._log_empty_round()
 
     def _log_empty_round(self) -> None:
-        line = self._nodes.report.empty_line(self.lookupds, self.topic, self.options.lookupd_poll_interval)
+        line = self._nodes.report.empty_line(self.lookupds, self.topic, self._poll_interval)
         if line is not None:
             # Once a minute, however short the interval.
             self._repeats.log(line[0], f"empty round {line[0]}", "%s", line[1])
+
+    @property
+    def _poll_interval(self) -> float:
+        """Seconds between two rounds, without jitter."""
+        return self.options.poll_interval(self._clock.monotonic() - since for since in self._lost_nsqds.values())
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
         """Connect to an nsqd, in the background; one that fails is left to the next round of lookups."""
@@ -390,7 +405,10 @@ class Consumer(Hooks):
     def _poll_lookupds(self) -> None:
         while True:
             spread = 1 + self.options.lookupd_poll_jitter * (random.random() - 0.5)
-            self._clock.sleep(self.options.lookupd_poll_interval * spread)
+            asked = self._clock.monotonic()
+            while (left := asked + self._poll_interval * spread - self._clock.monotonic()) > 0:
+                self._nsqd_lost.clear()
+                self._clock.wait(self._nsqd_lost, left)
             self.query_lookupd()
 
     def _prepare(self, connection: Connection) -> None:
@@ -405,12 +423,17 @@ class Consumer(Hooks):
         if connection.identity.auth:
             self._tell(self.handle_auth, connection, dict(connection.identity.auth))
         connection.subscribe(self.topic, self.channel)
+        self._lost_nsqds.pop(connection.address, None)
         self._flow.join(connection)
 
     def _lost(self, connection: Connection) -> None:
         self._totals.add(connection)
         self._workers.forget(connection.address)
         self._flow.leave(connection)
+        if len(self._lost_nsqds) >= self.options.max_nsqds:
+            del self._lost_nsqds[next(iter(self._lost_nsqds))]
+        self._lost_nsqds[connection.address] = self._clock.monotonic()
+        self._nsqd_lost.set()
 
     # --- messages
 

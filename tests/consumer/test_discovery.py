@@ -10,12 +10,15 @@ import pytest
 from fakensqd import FakeLookupd, FakeNsqd, on
 from fakensqd.faults import answer, refuse
 from gnsq import Consumer, LookupdClient
+from gnsq.consumer.options import ConsumerOptions
 from gnsq.discovery import TopicNodes
 from tests.helpers import refused_port, wait_until
 
 INTERVAL = 60.0
 # A round that comes at its latest, with the default jitter.
 LATEST = INTERVAL * 1.15
+# Between rounds while an nsqd is lost.
+LOST_INTERVAL = 25.0
 
 
 class Rounds:
@@ -389,13 +392,75 @@ def test_found_nsqd_comes_back_by_polling(lookupd, nsqd, rounds, started):
     rounds.turn(1)
     nsqd.up()
     nsqd.wait_registered()
-    rounds.turn(53)
+    rounds.turn(18)
     assert connected(nsqd) == [0]
 
     rounds.turn(1)
 
+    assert rounds.times == [0.0, LOST_INTERVAL]
     assert connected(nsqd) == [1]
     assert consumer.stats().failures == {}
+
+
+def test_nsqd_that_was_lost_for_long_is_tried_within_30_s_of_being_announced_anew(lookupd, nsqd, rounds, started):
+    registered(nsqd, lookupd)
+    started(lookupds=[lookupd])
+    nsqd.down()
+    rounds.turn(7200, step=5)
+    nsqd.up()
+    nsqd.wait_registered()
+
+    rounds.turn(29)
+
+    assert connected(nsqd) == [1]
+
+
+def test_given_nsqd_that_was_lost_for_long_is_tried_within_30_s_of_being_announced_anew(lookupd, nsqd, rounds, started):
+    registered(nsqd, lookupd)
+    started([nsqd], [lookupd], reconnect_maximum=3000)
+    nsqd.down()
+    rounds.turn(7200, step=5)
+    nsqd.up()
+    nsqd.wait_registered()
+
+    rounds.turn(29)
+
+    assert connected(nsqd) == [1]
+
+
+def test_rounds_come_at_the_interval_again_once_the_lost_nsqd_is_back(lookupd, nsqd, rounds, started):
+    registered(nsqd, lookupd)
+    started(lookupds=[lookupd], lookupd_poll_jitter=0)
+    nsqd.down()
+    rounds.turn(40)
+    nsqd.up()
+    nsqd.wait_registered()
+    rounds.turn(130)
+
+    assert gaps(rounds.times) == [25.0, 25.0, 60.0, 60.0]
+
+
+@pytest.mark.parametrize(
+    ("losses", "seconds"),
+    [
+        pytest.param([], 60, id="none"),
+        pytest.param([0], 25, id="now"),
+        pytest.param([86_399], 25, id="a day ago"),
+        pytest.param([86_400, 90_000], 60, id="longer ago"),
+        pytest.param([90_000, 1], 25, id="another one"),
+    ],
+)
+def test_lost_nsqd_is_looked_for_more_often_for_a_day(losses, seconds):
+    assert ConsumerOptions().poll_interval(losses) == seconds
+
+
+def test_shorter_interval_stays_when_an_nsqd_is_lost(lookupd, nsqd, rounds, started):
+    registered(nsqd, lookupd)
+    started(lookupds=[lookupd], lookupd_poll_jitter=0, lookupd_poll_interval=10)
+    nsqd.down()
+    rounds.turn(30)
+
+    assert rounds.times == [0.0, 10.0, 20.0, 30.0]
 
 
 def test_found_nsqd_comes_back_by_polling_though_no_nsqlookupd_answers(lookupd, nsqd, rounds, started):
