@@ -167,7 +167,10 @@ class Running:
         unconfirmed = self.dispatcher.close()
         for connection in list(self._links):
             if connection.requests:
-                # What it still owes nobody waits for any more: its time is over.
+                # What it still owes nobody waits for any more: its time is over. Released first, or the pool, which
+                # does not know of the close yet, would log that it tries again.
+                for pool in self._pools:
+                    pool.release(connection.address)
                 connection.abort()
         for task in self._tasks:
             task.kill(block=False)

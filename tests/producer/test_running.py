@@ -183,6 +183,26 @@ def test_address_that_is_none_is_refused(producer):
 # --- close ------------------------------------------------------------------------------------------------------------
 
 
+def test_close_with_an_unanswered_publish_does_not_log_that_it_connects_again(caplog):
+    hold = Event()
+
+    def answer(sock):
+        sock.recv(4096)
+        sock.sendall(encode_frame(RESPONSE, b"OK"))
+        hold.wait()
+
+    with peer(answer) as address:
+        producer = Producer(address)
+        producer.start()
+        wait_until(lambda: producer.is_ready)
+        producer.publish_async("t", b"x")
+
+        producer.close(timeout=0.05)
+        hold.set()
+
+    assert "trying again" not in caplog.text
+
+
 def test_connections_that_part_slowly_do_so_together():
     hold = Event()
 
