@@ -381,8 +381,9 @@ def _ask_one(lookupd: LookupdClient, question: _Question) -> bool:
     try:
         answer = question.ask(lookupd)
     except NSQHttpError as error:
-        logger.warning("%s: %s failed: %s", address, what, error)
-        report.note(address, str(error), is_other=error.status == 200 or is_unknown_path(error))
+        text = _without_address(error, address)
+        logger.warning("%s: %s failed: %s", address, what, text)
+        report.note(address, text, is_other=error.status == 200 or is_unknown_path(error))
         return False
     try:
         producers = _producers(answer)
@@ -400,6 +401,12 @@ def _ask_one(lookupd: LookupdClient, question: _Question) -> bool:
         logger.warning("%s: %s: %s", address, what, failure)
     report.note(address, failure if unusable else None)
     return not unusable
+
+
+def _without_address(error: NSQHttpError, address: str) -> str:
+    """Cut off what was asked and where, which stands before the text wherever it is shown."""
+    text = str(error)
+    return text.partition(": ")[2] if text.startswith(f"GET {address}") else text
 
 
 def _producers(answer: Answer) -> list[Any]:  # Any: whatever JSON the server sends

@@ -331,6 +331,21 @@ def test_address_of_something_else_is_told_from_an_nsqlookupd_that_fails(answer,
     assert (bool(known.report.failures), bool(known.report.wrong)) == (failing, wrong)
 
 
+def test_address_stands_once_in_the_log_and_not_in_the_text_of_a_failure(caplog):
+    with http_peer(lambda asked, sock: reply(b"404 page not found", "404 Not Found")) as peer:
+        (lookupd,) = parse_lookupds(peer.address)
+        known = TopicNodes([lookupd], "t")
+        known.ask(lambda address: None)
+        lookupd.close()
+
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        f"http://{peer.address}/: lookup of topic t failed: http error <404> 404 page"
+    )
+    assert record.getMessage().count(peer.address) == 1
+    assert known.report.failures[f"http://{peer.address}/"].startswith("http error <404> 404 page not found")
+
+
 def test_nsqlookupd_that_answered_once_is_only_failing_while_a_proxy_answers_for_it():
     lookupd = of()
     known = TopicNodes([lookupd], "t")
