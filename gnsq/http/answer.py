@@ -13,7 +13,7 @@ from typing import Any
 
 from gnsq.errors import NSQHttpError
 
-__all__ = ["Answer", "Words", "error_words", "is_unknown_path", "result_of", "shown"]
+__all__ = ["Answer", "Words", "error_words", "is_unknown_path", "printable", "result_of", "shown"]
 
 # Bytes of a body, and characters of a text, that go into an error's text.
 _SHOWN = 200
@@ -64,7 +64,7 @@ def result_of(call: str, answer: Answer) -> Any:  # Any: whatever JSON the serve
     """
     if answer.status != 200:
         words = error_words(answer.body)
-        text = words.text or _plain_text(answer) or _printable(answer.reason)
+        text = words.text or _plain_text(answer) or printable(answer.reason)
         raise _refusal(call, answer, answer.status, text, words.https_port)
     if not answer.is_json:
         return answer.body
@@ -191,16 +191,16 @@ _ADVICE = {
 
 
 def _text(value: object) -> str:
-    return _printable(value if isinstance(value, str) else shown(value))
+    return printable(value if isinstance(value, str) else shown(value))
 
 
 def _plain_text(answer: Answer) -> str:
     # Go's answer to plain HTTP on a TLS port has no type.
     if answer.content_type and not answer.content_type.lower().startswith("text/plain"):
         return ""
-    return _printable(answer.body[:_SHOWN].decode("utf-8", "replace"))
+    return printable(answer.body[:_SHOWN].decode("utf-8", "replace"))
 
 
-def _printable(text: str) -> str:
-    """Keep what a server says from forging lines in a log."""
+def printable(text: str) -> str:
+    """Cut what a server says, and keep it from forging lines in a log."""
     return "".join(character if character.isprintable() else " " for character in text[:_SHOWN]).strip()

@@ -19,7 +19,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 
 from gnsq.errors import NSQHttpError
-from gnsq.http.answer import Answer, shown
+from gnsq.http.answer import Answer, printable, shown
 from gnsq.http.exchange import NoAnswer, Request, Watch
 
 __all__ = ["Session"]
@@ -242,8 +242,8 @@ def _explained(causes: list[BaseException]) -> tuple[str, bool]:
             return f"{cause.strerror or cause} (is it {_TCP_PORTS}?)", False
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror, False
-    # The first line: some repeat what the server sent.
-    return str(causes[-1]).partition("\n")[0] or type(causes[-1]).__name__, False
+    # The first line, cleaned: some repeat what the server sent.
+    return printable(str(causes[-1]).partition("\n")[0]) or type(causes[-1]).__name__, False
 
 
 def _tls_advice(text: str) -> str:

@@ -71,6 +71,12 @@ def test_failures_are_explained(error, words, final):
     assert (failure.final, failure.sent, failure.reused) == (final, False, False)
 
 
+def test_what_a_server_sent_is_cut_and_printable_in_the_text():
+    failure = _no_answer(http.client.UnknownProtocol("HTTP/\x1b[0m" + "1" * 1000), Watch())
+
+    assert str(failure) == "HTTP/ [0m" + "1" * 191
+
+
 def test_what_is_sent_over_a_kept_connection_is_known():
     watch = Watch()
     watch.sending(None)
