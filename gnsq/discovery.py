@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds for one nsqlookupd to answer; a silent one must not hold up a round.
 LOOKUP_TIMEOUT = 5.0
+# Bytes of an answer. To parse JSON holds the hub: 16 MB of empty lists for 1.6 s with 390 MB, 64 MB for 8.8 s, 1.5 GB.
+MAX_ANSWER_SIZE = 16 * 1024 * 1024
 # nsqds that are taken from all answers together, unless an option says otherwise.
 MAX_NSQDS = 1000
 # nsqds of an answer that are looked at before other greenlets have their turn: 1 to 2 ms.
@@ -48,7 +50,7 @@ def parse_lookupds(addresses: Addresses, http: Mapping[str, Any] | None = None) 
     """Turn what a constructor was given into clients.
 
     Args:
-        http: Options of HttpOptions; without a timeout, LOOKUP_TIMEOUT holds.
+        http: Options of HttpOptions; LOOKUP_TIMEOUT and MAX_ANSWER_SIZE hold where they say nothing else.
 
     Raises:
         TypeError, ValueError: As LookupdClient.from_url().
@@ -63,7 +65,7 @@ def parse_lookupds(addresses: Addresses, http: Mapping[str, Any] | None = None) 
             raise TypeError(f"lookupd address must be a str such as 'http://host:4161', not {item!r}")
     if http is not None and not isinstance(http, Mapping):
         raise TypeError(f"lookupd_options must be a dict, not a {type(http).__name__}")
-    options = {"timeout": LOOKUP_TIMEOUT, **(http or {})}
+    options = {"timeout": LOOKUP_TIMEOUT, "max_response_size": MAX_ANSWER_SIZE, **(http or {})}
     return [LookupdClient.from_url(item, **options) for item in items]
 
 

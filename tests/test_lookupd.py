@@ -163,8 +163,9 @@ def test_discovery_reads_both_shapes():
     assert (sorted(found), answered) == (["new-host:4150", "old-host:4150"], 3)
 
 
-def test_discovery_has_a_short_timeout_and_takes_options():
+def test_discovery_has_a_short_timeout_and_a_bound_on_answers_and_takes_options():
     (first,) = parse_lookupds("a:1")
-    (second,) = parse_lookupds("https://a:1", {"timeout": 1, "retries": 0})
+    (second,) = parse_lookupds("https://a:1", {"timeout": 1, "retries": 0, "max_response_size": 9})
 
-    assert (first.options.timeout, second.options.timeout, second.options.retries) == (5.0, 1, 0)
+    assert (first.options.timeout, first.options.max_response_size) == (5.0, 16 * 1024 * 1024)
+    assert (second.options.timeout, second.options.retries, second.options.max_response_size) == (1, 0, 9)

@@ -53,7 +53,8 @@ class Consumer(Hooks):
         topic, channel: What to subscribe to.
         nsqd_tcp_addresses: ``host:port``, or a list, tuple or set of them.
         lookupd_http_addresses: URL or ``host[:port]``, or a list or tuple of them.
-        lookupd_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, for asking them.
+        lookupd_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, for asking them. Its ``timeout`` is 5 s
+            by default, and its ``max_response_size`` 16 MiB.
         name: Of the logger; default ``gnsq.consumer.TOPIC.CHANNEL``.
         message_handler: Called as handler(consumer, message=message), in a worker greenlet. Returns: the message is
             finished. Raises: it is requeued.

@@ -53,7 +53,8 @@ class Producer:
             (reconnect_maximum has no such bound).
         lookupd_http_addresses: URL or ``host[:port]``, or a list or tuple of them: all nsqds that they know are
             published to.
-        lookupd_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, for asking them.
+        lookupd_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, for asking them. Its ``timeout`` is 5 s
+            by default, and its ``max_response_size`` 16 MiB.
         http: Publish over HTTP to what they know, too, by its ``http_port``; nsqd_http_addresses says so already.
         http_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, in place of ConnectionOptions.
         threaded: Run on a thread with a hub of its own, for programs that block natively.
