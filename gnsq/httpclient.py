@@ -16,7 +16,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from gnsq.addresses import joined
 from gnsq.errors import NSQHttpError
-from gnsq.http.answer import Answer, is_unknown_path, result_of
+from gnsq.http.answer import Answer, is_unknown_path, result_of, shown
 from gnsq.http.calls import Attempt, Calls
 from gnsq.http.exchange import Request
 from gnsq.http.values import (
@@ -354,7 +354,7 @@ class HTTPClient:
         except ValueError:
             target, here = urlsplit(""), False
         if not here:
-            there = f"{target.scheme}://{target.hostname}" if target.hostname else "nowhere"
+            there = shown(f"{target.scheme}://{target.hostname}") if target.hostname else "nowhere"
             raise NSQHttpError(
                 f"{request}: http error <{answer.status}> redirects to {there}, which is not this address: "
                 "give the client that one if it is right",

@@ -9,13 +9,16 @@ from importlib import import_module
 from typing import Any
 
 from gnsq.errors import NSQHttpError
-from gnsq.http.answer import error_words
+from gnsq.http.answer import error_words, is_unknown_path, shown
 from gnsq.httpclient import HTTPClient
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 
-__all__ = ["LookupdClient"]
+__all__ = ["LookupdClient", "is_unknown_topic"]
 
 Answer = dict[str, Any]
+
+# What nsqlookupd says of a topic that it does not know; servers before 0.2.29 call the argument invalid.
+_UNKNOWN_TOPIC = {"TOPIC_NOT_FOUND", "INVALID_ARG_TOPIC"}
 
 
 class LookupdClient(HTTPClient):
@@ -38,14 +41,14 @@ class LookupdClient(HTTPClient):
         """Ask which nsqds have a topic: ``{"channels": [...], "producers": [...]}``.
 
         Raises:
-            NSQHttpError: With status 404 if no nsqd has it.
+            NSQHttpError: With status 404 if no nsqd has it: is_unknown_topic() tells that from another server's 404.
         """
         assert_valid_topic_name(topic)
         try:
             return self._ask("lookup", topic=topic)
         except NSQHttpError as error:
-            # What old servers say of a topic that they don't know; its name is valid, as we have seen.
-            if error_words(error.body).text != "INVALID_ARG_TOPIC":
+            # The name is valid, as we have seen.
+            if error.status == 404 or not is_unknown_topic(error):
                 raise
             raise NSQHttpError(f"{error} (no nsqd has that topic)", 404, error.body) from error
 
@@ -115,14 +118,26 @@ class LookupdClient(HTTPClient):
         return self._ask("debug")
 
     def _ask(self, path: str, **params: str) -> Answer:
-        answer = self.request("GET", path, params)
+        try:
+            answer = self.request("GET", path, params)
+        except NSQHttpError as error:
+            if not is_unknown_path(error):
+                raise
+            hint = "nsqlookupd knows this path; is it nsqd's HTTP port (4151) in place of nsqlookupd's (4161)?"
+            raise NSQHttpError(f"{error} ({hint})", error.status, error.body) from error
         if not isinstance(answer, dict):
-            raise NSQHttpError(f"GET {self.address}{path}: answer is not nsqlookupd's: {str(answer)[:80]!r}", 200)
+            raise NSQHttpError(f"GET {self.address}{path}: answer is not nsqlookupd's: {shown(answer)}", 200)
         return answer
 
     def _tell(self, path: str, old_path: str, **params: str) -> bytes:
         answer: bytes = self.request("POST", path, params, old_path=old_path)
         return answer
+
+
+def is_unknown_topic(error: NSQHttpError) -> bool:
+    """Whether an nsqlookupd has answered lookup() that it does not know the topic. It says so in its own words; the 404
+    of nsqd, or of another server that does not know the path, has others."""
+    return error.status is not None and error_words(error.body).text in _UNKNOWN_TOPIC
 
 
 def _check_node(node: object) -> None:

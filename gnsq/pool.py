@@ -171,6 +171,12 @@ class ConnectionPool:
             keeper.released = True
             keeper.woken.set()
 
+    def retry(self, address: str) -> None:
+        """End the wait for the next try of an address, if it waits."""
+        keeper = self._keepers.get(address)
+        if keeper is not None:
+            keeper.woken.set()
+
     def runs_in(self, greenlet: gevent.Greenlet) -> bool:
         """Whether a greenlet does the work of the pool or of its connections."""
         return any(keeper.greenlet is greenlet for keeper in self._keepers.values()) or any(

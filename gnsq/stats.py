@@ -114,6 +114,8 @@ class ConsumerStats:
         handlers_overdue: Handlers that run although nsqd has taken their message back.
         handlers_timed_out: Messages that nsqd took back while their handler ran.
         async_timed_out: Asynchronous messages that nsqd took back because nobody had answered them.
+        lookupd_failures: Why the last answers of nsqlookupds could not be used, by address.
+        not_ready: Why no nsqd is connected and subscribed to; empty if one is.
     """
 
     topic: str
@@ -134,6 +136,8 @@ class ConsumerStats:
     handlers_overdue: int = 0
     handlers_timed_out: int = 0
     async_timed_out: int = 0
+    lookupd_failures: dict[str, str] = field(default_factory=dict)
+    not_ready: str = ""
 
     @property
     def in_flight(self) -> int:
@@ -180,6 +184,8 @@ class ProducerStats:
         latency: From publish() to nsqd's OK.
         connections: Those that are open now.
         failures: Why nsqds have no connection, by address.
+        lookupd_failures: Why the last answers of nsqlookupds could not be used, by address.
+        not_ready: Why nothing can be published at this moment; empty if it can.
     """
 
     state: str
@@ -194,3 +200,5 @@ class ProducerStats:
     latency: Histogram
     connections: tuple[LinkStats, ...] = ()
     failures: dict[str, str] = field(default_factory=dict)
+    lookupd_failures: dict[str, str] = field(default_factory=dict)
+    not_ready: str = ""

@@ -1,6 +1,7 @@
 """What several nsqlookupds say together."""
 
 import json
+import logging
 
 import gevent
 import pytest
@@ -51,6 +52,10 @@ def nodes(*lookupds, **options):
 def of(*nsqds):
     """One that knows these."""
     return Lookupd({"producers": list(nsqds)})
+
+
+NOT_KNOWN = NSQHttpError("TOPIC_NOT_FOUND", 404, b'{"message":"TOPIC_NOT_FOUND"}')
+NSQDS_404 = NSQHttpError("NOT_FOUND", 404, b'{"message":"NOT_FOUND"}')
 
 
 both = pytest.mark.parametrize("ask", [lookup, nodes])
@@ -104,7 +109,7 @@ def test_one_that_is_silent_holds_up_nobody():
 
 
 def test_unknown_topic_is_an_answer():
-    assert lookup(Lookupd(NSQHttpError("TOPIC_NOT_FOUND", 404))) == (set(), 1)
+    assert lookup(Lookupd(NOT_KNOWN)) == (set(), 1)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +182,232 @@ def test_bad_options_for_nsqlookupd_are_refused(kind, options, words):
 
     with pytest.raises(TypeError, match=words):
         kind(lookupd_http_addresses="host", lookupd_options=options, **given)
+
+
+# --- hostile answers --------------------------------------------------------------------------------------------------
+
+
+@both
+def test_nsqds_that_make_no_sense_are_one_line_with_their_number(ask, caplog):
+    producers = [0, {"broadcast_address": "x" * 1_000_000, "tcp_port": 10**90}, [[[[[[]]]]]]] * 10_000
+
+    assert ask(Lookupd({"producers": producers})) == (set(), 0)
+
+    (record,) = caplog.records
+    assert "can't use 30000 of 30000 nsqds, such as 0: it is no object" in record.getMessage()
+    assert len(record.getMessage()) < 400
+
+
+def test_nonsense_is_shown_cut_however_deep_it_is(caplog):
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    for answer in ({"producers": [deep]}, {"producers": {"a": deep}}, deep):
+        assert lookup(Lookupd(answer)) == (set(), 0)
+
+    assert [len(record.getMessage()) < 400 for record in caplog.records] == [True] * 3
+
+
+def test_others_have_their_turn_while_a_long_answer_is_read():
+    turns, end = [], Event()
+
+    def count():
+        while not end.is_set():
+            turns.append(1)
+            gevent.sleep(0)
+
+    counting = gevent.spawn(count)
+
+    lookup(Lookupd({"producers": [0] * 20_000}))
+
+    end.set()
+    counting.join()
+    assert len(turns) >= 40
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        pytest.param("/tmp/evil.sock", id="unix socket"),
+        pytest.param("x" * 256, id="too long"),
+        pytest.param("a\nERROR forged", id="line feed"),
+        pytest.param("\ud800", id="half of a surrogate pair"),
+        pytest.param("a b", id="space"),
+        pytest.param("user:secret@host", id="user"),
+        pytest.param("host/path", id="path"),
+        pytest.param("[::1]", id="brackets"),
+        pytest.param("", id="empty"),
+        pytest.param(["a"], id="a list"),
+    ],
+)
+@both
+def test_broadcast_address_must_be_a_host(ask, host):
+    assert ask(of(nsqd(host), nsqd("good"))) == ({"good:4150"}, 0)
+
+
+def test_unix_socket_is_refused_with_the_reason(caplog):
+    lookup(of(nsqd("/run/evil.sock")))
+
+    assert "path of a unix socket, which only configuration may name" in caplog.text
+
+
+@pytest.mark.parametrize("port", [0, 65536, 10**90, True, 1.0, None, "4150"])
+def test_port_must_be_a_port(port):
+    assert lookup(of(nsqd("a", port))) == (set(), 0)
+
+
+def test_no_more_nsqds_than_the_limit_are_known_and_those_that_were_stay(caplog):
+    lookupd = of(*[nsqd(f"old{number}") for number in range(8)])
+    known = TopicNodes([lookupd], "t", max_nsqds=10)
+    known.ask(lambda address: None)
+    before = known.known
+
+    lookupd.answer["producers"] = [nsqd(f"new{number}") for number in range(10_000)] + lookupd.answer["producers"]
+    found = []
+    known.ask(found.append)
+
+    assert known.known == {*before, "new0:4150", "new1:4150"}
+    assert set(found) == known.known
+    (record,) = caplog.records
+    assert "left out 9998 of 10008 nsqds: there are 10 already, the option max_nsqds" in record.getMessage()
+
+
+def test_nsqds_that_are_still_connected_count_for_the_limit():
+    known = TopicNodes([of(nsqd("a"), nsqd("b"))], "t", max_nsqds=3)
+
+    known.ask(lambda address: None, kept={"x:1", "y:1"})
+
+    assert known.known == {"a:4150"}
+
+
+def test_limit_holds_for_all_nsqlookupds_together():
+    known = TopicNodes([of(nsqd("a"), nsqd("b")), of(nsqd("a"), nsqd("c"))], "t", max_nsqds=2)
+
+    known.ask(lambda address: None)
+
+    assert len(known.known) == 2
+
+
+def test_limit_of_nodes_holds_over_rounds():
+    lookupd = of(nsqd("a"), nsqd("b"), nsqd("c"))
+    known = Nodes([lookupd], max_nsqds=2)
+    told = [known.ask()]
+
+    lookupd.answer = {"producers": [nsqd("x"), nsqd("y"), nsqd("z")]}
+    told += [known.ask() for _ in range(3)]
+
+    assert told == [
+        ({"a:4150", "b:4150"}, set()),
+        (set(), set()),
+        (set(), {"a:4150", "b:4150"}),
+        ({"x:4150", "y:4150"}, set()),
+    ]
+
+
+# --- what is no nsqlookupd --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "failing", "wrong"),
+    [
+        pytest.param({"producers": []}, False, False, id="nsqlookupd"),
+        pytest.param(NOT_KNOWN, False, False, id="unknown topic"),
+        pytest.param(NSQDS_404, True, True, id="nsqd"),
+        pytest.param(NSQHttpError("x", 404, b"404 page not found"), True, True, id="old nsqd"),
+        pytest.param(NSQHttpError("x", 405), True, True, id="method not allowed"),
+        pytest.param(NSQHttpError("not JSON", 200), True, True, id="something with another answer"),
+        pytest.param({}, True, True, id="no producers"),
+        pytest.param([1], True, True, id="a list"),
+        pytest.param({"producers": [0]}, True, False, id="nsqd that makes no sense"),
+        pytest.param(NSQHttpError("x", 500), True, False, id="fails"),
+        pytest.param(NSQHttpError("x", 401), True, False, id="login"),
+        pytest.param(NSQHttpError("no answer"), True, False, id="down"),
+    ],
+)
+def test_address_of_something_else_is_told_from_an_nsqlookupd_that_fails(answer, failing, wrong):
+    known = TopicNodes([Lookupd(answer)], "t")
+
+    known.ask(lambda address: None)
+
+    assert (bool(known.report.failures), bool(known.report.wrong)) == (failing, wrong)
+
+
+def test_address_stands_once_in_the_log_and_not_in_the_text_of_a_failure(caplog):
+    with http_peer(lambda asked, sock: reply(b"404 page not found", "404 Not Found")) as peer:
+        (lookupd,) = parse_lookupds(peer.address)
+        known = TopicNodes([lookupd], "t")
+        known.ask(lambda address: None)
+        lookupd.close()
+
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        f"http://{peer.address}/: lookup of topic t failed: http error <404> 404 page"
+    )
+    assert record.getMessage().count(peer.address) == 1
+    assert known.report.failures[f"http://{peer.address}/"].startswith("http error <404> 404 page not found")
+
+
+def test_nsqlookupd_that_answered_once_is_only_failing_while_a_proxy_answers_for_it():
+    lookupd = of()
+    known = TopicNodes([lookupd], "t")
+    known.ask(lambda address: None)
+
+    lookupd.answer = NSQHttpError("x", 404, b"<html>")
+    known.ask(lambda address: None)
+
+    assert list(known.report.failures) == ["http://lookupd/"]
+    assert known.report.wrong == set()
+
+
+def test_address_is_not_wrong_any_more_once_an_nsqlookupd_answers_there():
+    lookupd = Lookupd(NSQDS_404)
+    known = Nodes([lookupd])
+    known.ask()
+    lookupd.answer = NSQHttpError("no answer")
+    known.ask()
+    assert known.report.wrong == {"http://lookupd/"}
+
+    lookupd.answer = {"producers": []}
+    known.ask()
+
+    assert (known.report.wrong, known.report.failures) == (set(), {})
+
+
+@pytest.mark.parametrize(
+    ("answers", "topic", "line"),
+    [
+        pytest.param([NOT_KNOWN], "t", "topic t: the nsqlookupd knows no nsqd with it yet", id="one"),
+        pytest.param([NOT_KNOWN] * 2, "t", "topic t: none of 2 nsqlookupds knows an nsqd with it yet", id="two"),
+        pytest.param(
+            [NOT_KNOWN, NSQDS_404],
+            "t",
+            "topic t: none of 2 nsqlookupds (1 failed) knows an nsqd with it yet",
+            id="failed",
+        ),
+        pytest.param([NOT_KNOWN] * 2, "", "none of 2 nsqlookupds knows an nsqd yet", id="no topic"),
+    ],
+)
+def test_rounds_without_any_nsqd_are_told_and_from_the_third_on_as_a_warning(answers, topic, line):
+    lookupds = [Lookupd(answer) for answer in answers]
+    for number, lookupd in enumerate(lookupds):
+        lookupd.address = f"http://lookupd{number}/"
+    known = TopicNodes(lookupds, "t")
+    lines = []
+    for _ in range(4):
+        known.ask(lambda address: None)
+        lines.append(known.report.empty_line(lookupds, topic, 60.0))
+
+    text = f"{line}; asking again in 60 s"
+    assert lines == [(logging.INFO, text)] * 2 + [(logging.WARNING, text)] * 2
+
+
+@pytest.mark.parametrize("answer", [{"producers": [nsqd("a")]}, NSQHttpError("no answer")], ids=["known", "no answer"])
+def test_no_such_line_while_an_nsqd_is_known_or_nobody_answers(answer):
+    known = TopicNodes([Lookupd(answer)], "t")
+    known.ask(lambda address: None)
+
+    assert known.report.empty_line([Lookupd(answer)], "t", 60.0) is None
 
 
 # --- nsqds over rounds ------------------------------------------------------------------------------------------------

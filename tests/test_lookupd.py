@@ -97,6 +97,13 @@ def test_old_server_that_does_not_know_the_topic(status):
     [
         pytest.param(wrapped(None, 500, "INVALID_REQUEST"), 500, "http error <500> INVALID_REQUEST", id="inside 200"),
         pytest.param(reply(b'{"message":"TOPIC_NOT_FOUND"}', "404 Not Found", JSON), 404, "TOPIC_NOT_FOUND", id="404"),
+        pytest.param(
+            reply(b'{"message":"NOT_FOUND"}', "404 Not Found", JSON), 404, "is it nsqd's HTTP port .4151.", id="nsqd"
+        ),
+        pytest.param(
+            wrapped(None, 404, "NOT_FOUND", "404 Not Found"), 404, "in place of nsqlookupd's .4161.", id="old nsqd"
+        ),
+        pytest.param(reply(b"404 page not found", "404 Not Found"), 404, "is it nsqd's HTTP port", id="oldest nsqd"),
         pytest.param(reply(b"OK"), 200, "answer is not nsqlookupd's: b'OK'|answer is not nsqlookupd's", id="text"),
         pytest.param(reply(b"[1]", "200 OK", JSON), 200, "answer is not nsqlookupd's", id="list"),
         pytest.param(wrapped(None), 200, "answer is not nsqlookupd's", id="nothing"),
@@ -156,8 +163,9 @@ def test_discovery_reads_both_shapes():
     assert (sorted(found), answered) == (["new-host:4150", "old-host:4150"], 3)
 
 
-def test_discovery_has_a_short_timeout_and_takes_options():
+def test_discovery_has_a_short_timeout_and_a_bound_on_answers_and_takes_options():
     (first,) = parse_lookupds("a:1")
-    (second,) = parse_lookupds("https://a:1", {"timeout": 1, "retries": 0})
+    (second,) = parse_lookupds("https://a:1", {"timeout": 1, "retries": 0, "max_response_size": 9})
 
-    assert (first.options.timeout, second.options.timeout, second.options.retries) == (5.0, 1, 0)
+    assert (first.options.timeout, first.options.max_response_size) == (5.0, 16 * 1024 * 1024)
+    assert (second.options.timeout, second.options.retries, second.options.max_response_size) == (1, 0, 9)

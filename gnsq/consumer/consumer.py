@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
 import gevent
+from gevent.event import Event
 
 from gnsq.addresses import Addresses, joined, parse_addresses
 from gnsq.backofftimer import Phase
@@ -33,7 +34,7 @@ from gnsq.discovery import TopicNodes, parse_lookupds
 from gnsq.endless import run_endlessly
 from gnsq.hubthread import HubThread
 from gnsq.message import Message
-from gnsq.nsqd.connection import Connection
+from gnsq.nsqd.connection import Connection, ConnectionState
 from gnsq.nsqd.forks import give_up_in_children
 from gnsq.nsqd.home import Home, in_hub
 from gnsq.nsqd.opening import prepared
@@ -61,7 +62,8 @@ class Consumer(Hooks):
         topic, channel: What to subscribe to.
         nsqd_tcp_addresses: ``host:port``, or a list, tuple or set of them.
         lookupd_http_addresses: URL or ``host[:port]``, or a list or tuple of them.
-        lookupd_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, for asking them.
+        lookupd_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, for asking them. Its ``timeout`` is 5 s
+            by default, and its ``max_response_size`` 16 MiB.
         name: Of the logger, and in log lines; default ``gnsq.consumer.TOPIC.CHANNEL``, and ``TOPIC/CHANNEL``.
         message_handler: Called as handler(consumer, message=message), in a worker greenlet. Returns: the message is
             finished. Raises: it is requeued.
@@ -196,8 +198,11 @@ class Consumer(Hooks):
         self._close_requested = False
         self._closed = Gate()
         self._closing: Closing | None = None
-        self._nodes = TopicNodes(self.lookupds, topic)
+        self._nodes = TopicNodes(self.lookupds, topic, self.options.max_nsqds, self.log_owner)
         self._looked_up = False  # whether the last round of lookups had an answer
+        # nsqds whose connection was lost, and when.
+        self._lost_nsqds: dict[str, float] = {}
+        self._nsqd_lost = Event()
 
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""
@@ -387,9 +392,21 @@ class Consumer(Hooks):
         return self._state is Life.RUNNING
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it runs and is subscribed to some nsqd; for a readiness probe. stats().not_ready says why not."""
+        connections = list(self._pool.connections.values())
+        return self.is_running and any(connection.state is ConnectionState.SUBSCRIBED for connection in connections)
+
+    @property
     def is_healthy(self) -> bool:
-        """Whether it runs and receives: some nsqd is connected, or there is none, as nsqlookupd says. For a probe."""
-        return self.is_running and (bool(self._pool.connections) or (self._looked_up and not self._pool.failures()))
+        """Whether it runs and can receive; for a liveness probe, and so also True while no nsqd has the topic.
+
+        It needs a connected nsqd, or an nsqlookupd that names none. It is False while something else than nsqlookupd
+        answers at an address of lookupd_http_addresses, and always did. stats() says why: failures, lookupd_failures.
+        """
+        if not self.is_running or self._nodes.report.wrong:
+            return False
+        return bool(self._pool.connections) or (self._looked_up and not self._pool.failures())
 
     @property
     def max_in_flight(self) -> int:
@@ -429,7 +446,9 @@ class Consumer(Hooks):
 
     def stats(self) -> ConsumerStats:
         """Tell how things are at this moment, and what was counted since the start. Costs 10 us a connection."""
-        return consumer_stats(self, self._state, self._totals, self._pool, self._flow, self._workers, self._handling)
+        return consumer_stats(
+            self, self._state, self._totals, self._pool, self._flow, self._workers, self._handling, self._nodes
+        )
 
     def note_failure(self, message: Message, error: BaseException) -> None:
         """Remember why a message failed, for the log line that tells when it is given up. For code that requeues
@@ -445,8 +464,30 @@ class Consumer(Hooks):
 
     def query_lookupd(self) -> None:
         """Ask all nsqlookupds once, and connect to what they name."""
-        self._looked_up = self._nodes.ask(lambda address: self._pool.add(address, permanent=False))
+        before = self._nodes.known
+
+        def add(address: str) -> None:
+            self._pool.add(address, permanent=False)
+            if address not in before:
+                # Announced anew: it need not wait as long as its failures say.
+                self._pool.retry(address)
+
+        self._looked_up = self._nodes.ask(add, self._pool.connections.keys() - self.nsqd_tcp_addresses)
         self._pool.forget_but(self._nodes.known)
+        if not self._pool.connections:
+            self._log_empty_round()
+
+    def _log_empty_round(self) -> None:
+        line = self._nodes.report.empty_line(self.lookupds, self.topic, self._poll_interval)
+        if line is not None:
+            # Once a minute, however short the interval.
+            repeats = self.log_owner.repeats(self.logger)
+            repeats.log(line[0], f"empty round {line[0]}", "%s: %s", self.log_owner.label, line[1])
+
+    @property
+    def _poll_interval(self) -> float:
+        """Seconds between two rounds, without jitter."""
+        return self.options.poll_interval(self._clock.monotonic() - since for since in self._lost_nsqds.values())
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
         """Connect to an nsqd, in the background; one that fails is left to the next round of lookups."""
@@ -482,7 +523,10 @@ class Consumer(Hooks):
     def _poll_lookupds(self) -> None:
         while True:
             spread = 1 + self.options.lookupd_poll_jitter * (random.random() - 0.5)
-            self._clock.sleep(self.options.lookupd_poll_interval * spread)
+            asked = self._clock.monotonic()
+            while (left := asked + self._poll_interval * spread - self._clock.monotonic()) > 0:
+                self._nsqd_lost.clear()
+                self._clock.wait(self._nsqd_lost, left)
             self.query_lookupd()
 
     def _prepare(self, connection: Connection) -> None:
@@ -499,6 +543,7 @@ class Consumer(Hooks):
         if connection.identity.auth:
             self._tell(self.handle_auth, connection, dict(connection.identity.auth))
         connection.subscribe(self.topic, self.channel)
+        self._lost_nsqds.pop(connection.address, None)
         self._flow.join(connection)
 
     def _lost(self, connection: Connection) -> None:
@@ -508,6 +553,10 @@ class Consumer(Hooks):
         self._totals.add(connection)
         self._workers.forget(connection.address)
         self._flow.leave(connection)
+        if len(self._lost_nsqds) >= self.options.max_nsqds:
+            del self._lost_nsqds[next(iter(self._lost_nsqds))]
+        self._lost_nsqds[connection.address] = self._clock.monotonic()
+        self._nsqd_lost.set()
 
     # --- messages
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gnsq.backofftimer import Backoff, growing_delay
+from gnsq.discovery import MAX_NSQDS
 from gnsq.options import Options, option
 
 __all__ = ["ConsumerOptions"]
+
+# Seconds between two rounds at most, while an nsqd is lost that was connected; with the default jitter less than 30.
+LOST_POLL_INTERVAL = 25.0
+# Seconds for which a lost nsqd is looked for so often: one that was replaced does not come back.
+LOST_FOR = 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +27,16 @@ class ConsumerOptions(Options):
     requeue_delay: float | None = option(
         None, "until a failed message comes again; default: grows with its attempts", unit="ms", minimum=0
     )
-    lookupd_poll_interval: float = option(60, "between rounds of asking all nsqlookupds", unit="s", minimum=0.001)
+    lookupd_poll_interval: float = option(
+        60,
+        "between rounds of asking all nsqlookupds; 25 at most while an nsqd that was connected is lost",
+        unit="s",
+        minimum=0.001,
+    )
     lookupd_poll_jitter: float = option(0.3, "share of the interval that is random", minimum=0, maximum=1)
+    max_nsqds: int = option(
+        MAX_NSQDS, "that nsqlookupds may name for the topic; more are left out, with a warning", unit="nsqds", minimum=1
+    )
     low_ready_idle_timeout: float = option(
         10,
         "without a message until an nsqd must give RDY to others: all but 1 to those that have more, all of it where "
@@ -54,6 +68,15 @@ class ConsumerOptions(Options):
         super().__post_init__()
         if self.backoff_strategy is not None and not callable(self.backoff_strategy):
             raise TypeError(f"backoff_strategy must be callable, not {self.backoff_strategy!r}")
+
+    def poll_interval(self, losses: Iterable[float]) -> float:
+        """Say how many seconds are between two rounds of asking nsqlookupds, without jitter.
+
+        Args:
+            losses: Seconds since each nsqd was lost that has not come back.
+        """
+        is_any_looked_for = any(seconds < LOST_FOR for seconds in losses)
+        return min(self.lookupd_poll_interval, LOST_POLL_INTERVAL) if is_any_looked_for else self.lookupd_poll_interval
 
     def requeue_after(self, attempts: int) -> int:
         """Say after how many milliseconds a message that failed on this attempt is to come again."""

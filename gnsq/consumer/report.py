@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gnsq.consumer.flow import Flow
 from gnsq.consumer.handling import Handling
 from gnsq.consumer.workers import Workers
+from gnsq.discovery import TopicNodes
 from gnsq.nsqd.connection import Connection
 from gnsq.pool import ConnectionPool, Life
 from gnsq.stats import ConnectionStats, ConsumerStats, Counts
@@ -36,8 +37,10 @@ def consumer_stats(
     flow: Flow,
     workers: Workers,
     handling: Handling,
+    nodes: TopicNodes,
 ) -> ConsumerStats:
     """Put together the statistics of a consumer."""
+    failures = {address: str(error) for address, error in pool.failures().items()}
     connections = tuple(map(connection_stats, list(pool.connections.values())))
     return ConsumerStats(
         topic=consumer.topic,
@@ -57,8 +60,23 @@ def consumer_stats(
         handlers_overdue=len(handling.overdue()),
         handlers_timed_out=handling.handlers_timed_out,
         async_timed_out=handling.async_timed_out,
-        failures={address: str(error) for address, error in pool.failures().items()},
+        failures=failures,
+        lookupd_failures=dict(nodes.report.failures),
+        not_ready=_why_not_ready(consumer, state, failures, nodes),
     )
+
+
+def _why_not_ready(consumer: Consumer, state: Life, failures: dict[str, str], nodes: TopicNodes) -> str:
+    if consumer.is_ready:
+        return ""
+    if state is not Life.RUNNING:
+        return "not started" if state is Life.INIT else state.value
+    reasons = [f"{address}: {text}" for address, text in failures.items()]
+    connecting = sorted((consumer.nsqd_tcp_addresses | nodes.known) - failures.keys())
+    reasons += [f"{address}: still connecting" for address in connecting]
+    if not nodes.known:
+        reasons += nodes.report.explanations(consumer.lookupds, consumer.topic)
+    return "; ".join(reasons)
 
 
 def connection_stats(connection: Connection) -> ConnectionStats:

@@ -113,6 +113,7 @@ _FAMILIES = {
         _Family("gauge", "consumer_rdy", _CONNECTION, "RDY sent last."),
         _Family("gauge", "consumer_connections", _CONSUMER, "Connections that are open."),
         _Family("gauge", "consumer_unreachable_nsqds", _CONSUMER, "Known nsqds that have no connection."),
+        _Family("gauge", "consumer_failing_lookupds", _CONSUMER, "nsqlookupds whose last answer could not be used."),
         _Family("gauge", "consumer_max_in_flight", _CONSUMER, "Messages that may be in flight."),
         _Family("gauge", "consumer_messages_waiting", _CONSUMER, "Messages in flight that no handler has yet."),
         _Family("gauge", "consumer_handlers_running", _CONSUMER, "Handlers that run."),
@@ -129,6 +130,7 @@ _FAMILIES = {
         _Family("gauge", "producer_connections", (), "Connections that are open."),
         _Family("gauge", "producer_stalled_connections", (), "Those that owe an answer for too long."),
         _Family("gauge", "producer_unreachable_nsqds", (), "Known nsqds that have no connection."),
+        _Family("gauge", "producer_failing_lookupds", (), "nsqlookupds whose last answer could not be used."),
         _Family("counter", "producer_nsqd_messages_confirmed", _NSQD, "Messages that this nsqd has taken."),
         _Family("gauge", "producer_nsqd_pending", _NSQD, "Publishes that this nsqd has not answered."),
     ]
@@ -151,6 +153,7 @@ def _consumer_samples(stats: ConsumerStats) -> Iterator[_Sample]:
         "handlers_overdue": stats.handlers_overdue,
         "connections": len(stats.connections),
         "unreachable_nsqds": len(stats.failures),
+        "failing_lookupds": len(stats.lookupd_failures),
         "max_in_flight": stats.max_in_flight,
         "messages_waiting": stats.waiting,
         "handlers_running": stats.handling,
@@ -183,6 +186,7 @@ def _producer_samples(stats: ProducerStats) -> Iterator[_Sample]:
         "connections": len(stats.connections),
         "stalled_connections": sum(connection.stalled for connection in stats.connections),
         "unreachable_nsqds": len(stats.failures),
+        "failing_lookupds": len(stats.lookupd_failures),
     }.items():
         yield _Sample(_Key(f"producer_{name}", ()), value)
     yield from _histogram_samples(_PUBLISH_LATENCY, (), stats.latency)

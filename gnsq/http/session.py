@@ -19,7 +19,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 
 from gnsq.errors import NSQHttpError
-from gnsq.http.answer import Answer
+from gnsq.http.answer import Answer, printable, shown
 from gnsq.http.exchange import NoAnswer, Request, Watch
 
 __all__ = ["Session"]
@@ -33,6 +33,7 @@ _FAILURES = (
     ValueError,
 )
 _CHUNK = 64 * 1024
+_TCP_PORTS = "nsqd's TCP port, 4150, in place of 4151, or nsqlookupd's, 4160, in place of 4161"
 
 
 class Session:
@@ -167,7 +168,7 @@ def _read(request: Request, response: requests.Response, max_size: int) -> Answe
     encoding = headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise NSQHttpError(
-            f"{request}: answer is encoded as {encoding!r}, which was not asked for", response.status_code
+            f"{request}: answer is encoded as {shown(encoding)}, which was not asked for", response.status_code
         )
     announced = headers.get("Content-Length", "")
     too_large = NSQHttpError(
@@ -233,16 +234,16 @@ def _explained(causes: list[BaseException]) -> tuple[str, bool]:
         if isinstance(cause, ssl.SSLError):
             return f"TLS failed: {cause.strerror or cause}{_tls_advice(str(cause))}", True
         if isinstance(cause, http.client.BadStatusLine) and not isinstance(cause, ConnectionError):
-            return "answer is not HTTP (is it nsqd's TCP port, 4150, in place of 4151; or does it want https?)", True
+            return f"answer is not HTTP (is it {_TCP_PORTS}; or does it want https?)", True
     for cause in reversed(causes):
         if isinstance(cause, TimeoutError):
             return "timed out", False
         if isinstance(cause, ConnectionResetError):
-            return f"{cause.strerror or cause} (nsqd's TCP port, 4150, does that; its HTTP port is 4151)", False
+            return f"{cause.strerror or cause} (is it {_TCP_PORTS}?)", False
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror, False
-    # The first line: some repeat what the server sent.
-    return str(causes[-1]).partition("\n")[0] or type(causes[-1]).__name__, False
+    # The first line, cleaned: some repeat what the server sent.
+    return printable(str(causes[-1]).partition("\n")[0]) or type(causes[-1]).__name__, False
 
 
 def _tls_advice(text: str) -> str:

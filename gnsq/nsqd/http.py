@@ -77,7 +77,8 @@ class NsqdHTTPClient(HTTPClient):
 
         Args:
             messages: Each as publish() takes it; by lines, so without newlines, unless binary.
-            binary: Send them with their sizes; they may hold anything then.
+            binary: Send them with their sizes; they may hold anything then. Servers before 0.2.22 refuse that, and
+                0.2.22 itself takes what it gets for lines.
             timeout: As in publish().
 
         Raises:

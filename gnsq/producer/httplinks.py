@@ -6,6 +6,7 @@ Owns its client and the greenlets that wait for answers. When the nsqd is tried 
 from __future__ import annotations
 
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
@@ -15,12 +16,12 @@ import gevent
 
 from gnsq.addresses import Addresses, joined
 from gnsq.clock import Clock
-from gnsq.errors import NSQErrorCode, NSQException, NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable
+from gnsq.errors import NSQErrorCode, NSQException, NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable, NSQInvalid
 from gnsq.httpclient import HttpOptions
 from gnsq.nsqd.http import NsqdHTTPClient
 from gnsq.nsqd.requests import Request
 from gnsq.options import ConnectionOptions
-from gnsq.producer.httpoutcomes import is_turned_away, refusal
+from gnsq.producer.httpoutcomes import is_turned_away, refusal, too_old
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.outcomes import is_about_the_nsqd
 from gnsq.producer.publish import Publish, Where
@@ -35,6 +36,9 @@ CONNECT_TIMEOUT = 5.0
 # So long before the deadline of a publish its request is given up, seconds: what it knows (was anything sent?) is to
 # come before the deadline.
 EARLY = 0.01
+# Longest wait for nsqd's version, seconds.
+INFO_TIMEOUT = 5.0
+_VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 
 
 class HttpClients:
@@ -181,6 +185,8 @@ class HttpLink:
         self._sent: dict[Publish, None] = {}
         # How often it was doubted: what was begun before says nothing about now.
         self._doubts = 0
+        # nsqd's version, once it was asked for; empty if it does not say. Another one may answer after a doubt.
+        self._version: tuple[int, ...] | None = None
 
     # --- what the dispatcher sees
 
@@ -267,6 +273,10 @@ class HttpLink:
         except NSQHttpUnreachable as error:
             self._doubt(doubts, error)
             publish.not_executed(error)
+        except NSQInvalid as error:
+            # Another try there ends like this one.
+            self._heard.refused(error)
+            publish.refused(error)
         except NSQHttpError as error:
             self._failed(publish, error, doubts, overdue=limit < self._longest)
         except Exception as error:
@@ -279,13 +289,44 @@ class HttpLink:
             publish.answered(OK)
 
     def _request(self, publish: Publish, limit: float) -> None:
+        """Send a publish, and wait for OK.
+
+        Raises:
+            NSQHttpError: If it does not come.
+            NSQInvalid: If nsqd is too old for it. Nothing was sent.
+        """
         client, bodies = self.client, publish.bodies
+        if publish.together or publish.defer:
+            ends = self._clock.monotonic() + limit
+            self._refuse_if_too_old(publish, limit)
+            limit = max(ends - self._clock.monotonic(), EARLY / 2)
         if publish.together:
             data = client.multipublish(publish.topic, bodies, binary=True, timeout=limit)
         else:
             data = client.publish(publish.topic, bodies[0], publish.defer or None, timeout=limit)
         if data != OK:
             raise NSQHttpError(f"{client.address}: answer {data!r:.80} to a publish, OK was due", 200)
+
+    def _refuse_if_too_old(self, publish: Publish, limit: float) -> None:
+        """Refuse what this nsqd would not do, or would take for something else; asks for its version, once."""
+        if self._version is None:
+            self._version = self._ask_version(limit)
+        what = too_old(self._version, multi=bool(publish.together), deferred=bool(publish.defer))
+        if what:
+            version = ".".join(map(str, self._version))
+            raise NSQInvalid(f"{self.client.address}: nsqd {version} is too old: {what}", "E_INVALID")
+
+    def _ask_version(self, limit: float) -> tuple[int, ...]:
+        try:
+            info = self.client.request("GET", "info", timeout=min(limit, INFO_TIMEOUT))
+        except NSQHttpUnreachable:
+            raise
+        except NSQHttpError as error:
+            # A proxy may let nothing but publishes through.
+            logger.debug("%s: does not tell its version: %s", self.address, error)
+            return ()
+        found = _VERSION.match(str(info.get("version"))) if isinstance(info, dict) else None
+        return tuple(map(int, found.groups())) if found else ()
 
     def _failed(self, publish: Publish, error: NSQHttpError, doubts: int, *, overdue: bool) -> None:
         """End a publish that has another answer than OK, or none though it was sent.
@@ -312,6 +353,7 @@ class HttpLink:
     def _doubt(self, doubts: int, error: NSQException) -> None:
         if self.trusted and doubts == self._doubts:
             self.trusted = False
+            self._version = None
             self._doubts += 1
             self._heard.doubted(self, error)
 

@@ -18,7 +18,7 @@ from gnsq.errors import (
 )
 from gnsq.http.answer import error_words
 
-__all__ = ["answers", "is_turned_away", "refusal"]
+__all__ = ["answers", "is_turned_away", "refusal", "too_old"]
 
 # nsqd's words, and what it says over TCP.
 _CODES: dict[str, type[NSQErrorCode]] = {
@@ -66,6 +66,23 @@ def is_turned_away(error: NSQHttpError) -> bool:
     wrong is the address, not the publish."""
     status = error.status
     return status is not None and (300 <= status < 400 or status in _TURNED_AWAY) and not _is_nsqds(error)
+
+
+def too_old(version: tuple[int, ...], *, multi: bool = False, deferred: bool = False) -> str:
+    """Say what an nsqd of this version can't do of a publish over HTTP, and what helps; empty if it can.
+
+    Args:
+        version: Three numbers; empty if it is not known, which is taken for new enough.
+        multi, deferred: What is published.
+
+    Source: nsqd http.go. 0.2.21 does not know /mpub, and 0.2.22 takes a binary body for lines; before 0.3.6 defer is
+    ignored.
+    """
+    if multi and version and version < (0, 2, 23):
+        return "binary /mpub came with 0.2.23; publish one by one, or over TCP"
+    if deferred and version and version < (0, 3, 6):
+        return "deferred messages came with 0.3.6"
+    return ""
 
 
 def answers(error: NSQHttpError) -> bool:

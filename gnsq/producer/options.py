@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gnsq.discovery import MAX_NSQDS
 from gnsq.options import Options, option
 
 __all__ = ["ProducerOptions"]
@@ -49,4 +50,7 @@ class ProducerOptions(Options):
     )
     lookupd_poll_interval: float = option(60.0, "between rounds of asking all nsqlookupds", unit="s", minimum=0.01)
     lookupd_poll_jitter: float = option(0.3, "share of the interval that is random", minimum=0, maximum=1)
+    max_nsqds: int = option(
+        MAX_NSQDS, "that nsqlookupds may name; more are left out, with a warning", unit="nsqds", minimum=1
+    )
     close_timeout: float = option(30.0, "for what has no answer yet when close() is called", unit="s", minimum=0)

@@ -59,7 +59,8 @@ class Producer:
             (reconnect_maximum has no such bound).
         lookupd_http_addresses: URL or ``host[:port]``, or a list or tuple of them: all nsqds that they know are
             published to.
-        lookupd_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, for asking them.
+        lookupd_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, for asking them. Its ``timeout`` is 5 s
+            by default, and its ``max_response_size`` 16 MiB.
         http: Publish over HTTP to what they know, too, by its ``http_port``; nsqd_http_addresses says so already.
         http_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, in place of ConnectionOptions.
         threaded: Run on a thread with a hub of its own, for programs that block natively.
@@ -234,6 +235,12 @@ class Producer:
     def is_running(self) -> bool:
         """Whether it was started and not closed."""
         return self._life.state is Life.RUNNING
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it runs and some nsqd takes publishes; for a readiness probe. stats().not_ready says why not."""
+        running = self._life.running
+        return self.is_running and running is not None and not running.why_not_ready()
 
     def stats(self) -> ProducerStats:
         """Tell how things are at this moment, and what was counted since the start."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gnsq.pool import Life
 from gnsq.stats import LinkStats, ProducerStats
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ def producer_stats(state: str, totals: Totals, latency: Latency, running: Runnin
     dispatcher = None if running is None else running.dispatcher
     links = [] if dispatcher is None else [(link, False) for link in dispatcher.links]
     links += [] if dispatcher is None else [(link, True) for link in dispatcher.aside]
+    not_ready = "not started" if state == Life.INIT.value else state
+    if running is not None and state == Life.RUNNING.value:
+        not_ready = running.why_not_ready()
     return ProducerStats(
         state=state,
         confirmed=totals.confirmed,
@@ -32,4 +36,6 @@ def producer_stats(state: str, totals: Totals, latency: Latency, running: Runnin
         latency=latency.histogram(),
         connections=tuple(LinkStats(link.address, link.pending, link.confirmed, stalled) for link, stalled in links),
         failures={} if running is None else {address: str(error) for address, error in running.failures().items()},
+        lookupd_failures={} if running is None else running.lookup_failures,
+        not_ready=not_ready,
     )

@@ -77,7 +77,8 @@ class Running:
         self._addresses: set[str] = set()
         self._links: dict[Connection, TcpLink] = {}
         self._pools = self._tcp_pools() if producer.http_clients is None else [self._http_pool(producer.http_clients)]
-        self._nodes = Nodes(producer.lookupds, "tcp_port" if producer.http_clients is None else "http_port")
+        port = "tcp_port" if producer.http_clients is None else "http_port"
+        self._nodes = Nodes(producer.lookupds, port, options.max_nsqds, producer.log_owner)
         # Set when any nsqd is known, and when all nsqlookupds were asked once, if there are any.
         self._known, self._asked = Event(), Event()
         self._tasks: list[gevent.Greenlet] = []
@@ -168,7 +169,10 @@ class Running:
         unconfirmed = self.dispatcher.close()
         for connection in list(self._links):
             if connection.requests:
-                # What it still owes nobody waits for any more: its time is over.
+                # What it still owes nobody waits for any more: its time is over. Released first, or the pool, which
+                # does not know of the close yet, would log that it tries again.
+                for pool in self._pools:
+                    pool.release(connection.address)
                 connection.abort()
         for task in self._tasks:
             task.kill(block=False)
@@ -232,15 +236,23 @@ class Running:
         connected = {link.address for link in list(self._links.values())}
         return {address: error for address, error in failures.items() if address not in connected}
 
+    @property
+    def lookup_failures(self) -> dict[str, str]:
+        """Why the last answers of nsqlookupds could not be used, by address."""
+        return dict(self._nodes.report.failures)
+
+    def why_not_ready(self) -> str:
+        """Say why nothing can be published at this moment; empty if it can."""
+        if self.dispatcher.links or self.dispatcher.aside:
+            return ""
+        failures = self.failures()
+        reasons = [f"{address}: {without_address(error, address)}" for address, error in sorted(failures.items())]
+        reasons += [f"{address}: still connecting" for address in sorted(self._addresses - set(failures))]
+        return "; ".join(reasons or self._nodes.report.explanations(self._producer.lookupds))
+
     def why_none(self, limit: str) -> NSQException:
-        """Say why there is no connection."""
-        tried = [f"{address}: {without_address(error, address)}" for address, error in sorted(self.failures().items())]
-        trying = self._addresses - set(self.failures())
-        tried += [f"{address}: still connecting" for address in sorted(trying)]
-        if not tried:
-            lookupds = ", ".join(lookupd.address for lookupd in self._producer.lookupds)
-            tried = [f"{lookupds}: no nsqd there" if self._asked.is_set() else f"{lookupds}: not answered yet"]
-        return NSQNoConnections(f"no connection to any nsqd {limit}; tried {'; '.join(tried)}")
+        """Make the error that says why there is no connection."""
+        return NSQNoConnections(f"no connection to any nsqd {limit}; tried {self.why_not_ready()}")
 
     def _poll_nodes(self) -> None:
         options = self._options
@@ -253,7 +265,13 @@ class Running:
             # Without any nsqd as often as one that is down is tried: at the start of everything it may be late.
             failures = 0 if self._addresses else failures + 1
             longest = options.lookupd_poll_interval * (1 - options.lookupd_poll_jitter * random.random())
-            self._clock.sleep(min(self._producer.reconnect.delay(failures), longest) if failures else longest)
+            wait = min(self._producer.reconnect.delay(failures), longest) if failures else longest
+            line = self._nodes.report.empty_line(self._producer.lookupds, "", wait) if failures else None
+            if line is not None:
+                # Once a minute, however soon they are asked again.
+                owner = self._producer.log_owner
+                owner.repeats(logger).log(line[0], f"empty round {line[0]}", "%s: %s", owner.label, line[1])
+            self._clock.sleep(wait)
             self._ask_nodes()
 
     def _ask_nodes(self) -> None:

@@ -1,10 +1,11 @@
 """What a consumer's policies come to with any nsqd."""
 
 import itertools
+import logging
 
 from gevent.event import Event
 
-from gnsq import Consumer, Producer
+from gnsq import Consumer, NsqdHTTPClient, Producer
 from gnsq.contrib.batch import BatchHandler
 from tests.helpers import LIMIT, channel_stats, wait_until
 
@@ -68,6 +69,48 @@ def test_every_nsqd_is_found_with_one_message_in_flight(start_nsqd, topic):
         wait_until(lambda: len(seen) == 12)
 
     assert {nsqd.tcp_address for nsqd in nsqds} == set(seen)
+
+
+def test_topic_that_no_nsqlookupd_knows_leaves_the_consumer_healthy_and_not_ready(lookupd, topic, caplog):
+    caplog.set_level(logging.INFO)
+    options = {"lookupd_http_addresses": lookupd.http_address, "message_handler": print, "lookupd_poll_interval": 0.05}
+
+    with Consumer(topic, "c", **options) as consumer:
+        wait_until(lambda: "WARNING" in told(caplog, f"topic {topic}: the nsqlookupd knows no nsqd with it yet"))
+
+        assert (consumer.is_healthy, consumer.is_ready) == (True, False)
+        assert consumer.stats().not_ready == f"http://{lookupd.http_address}/: no nsqd with topic {topic} there"
+
+    assert told(caplog, f"topic {topic}: the nsqlookupd knows no nsqd with it yet") == ["INFO", "WARNING"]
+
+
+def test_nsqds_http_port_in_place_of_nsqlookupds_is_told(nsqd, topic, caplog):
+    hint = "is it nsqd's HTTP port (4151) in place of nsqlookupd's (4161)?"
+
+    with Consumer(
+        topic, "c", lookupd_http_addresses=nsqd.http_address, message_handler=lambda consumer, message: None
+    ) as consumer:
+        assert (consumer.is_healthy, consumer.is_ready) == (False, False)
+        assert hint in consumer.stats().lookupd_failures[f"http://{nsqd.http_address}/"]
+
+    assert told(caplog, hint) == ["WARNING"]
+
+
+def test_consumer_is_ready_once_nsqlookupd_has_named_an_nsqd(start_nsqd, lookupd, topic):
+    nsqd = start_nsqd(lookupd_tcp_address=lookupd.tcp_address, broadcast_address="127.0.0.1")
+    options = {"lookupd_http_addresses": lookupd.http_address, "message_handler": print, "lookupd_poll_interval": 0.05}
+
+    with Consumer(topic, "c", **options) as consumer:
+        before = consumer.is_ready
+        NsqdHTTPClient.from_url(nsqd.http_address).create_topic(topic)
+        wait_until(lambda: consumer.is_ready)
+
+        assert (before, consumer.is_healthy, consumer.stats().not_ready) == (False, True, "")
+
+
+def told(caplog, text):
+    """Levels of the log lines that hold a text."""
+    return [record.levelname for record in caplog.records if text in record.getMessage()]
 
 
 def test_failures_pause_all_messages_and_successes_bring_them_back(producer, nsqd, topic):

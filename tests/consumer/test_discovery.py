@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 
 import gevent
 import pytest
@@ -9,12 +10,15 @@ import pytest
 from fakensqd import FakeLookupd, FakeNsqd, on
 from fakensqd.faults import answer, refuse
 from gnsq import Consumer, LookupdClient
+from gnsq.consumer.options import ConsumerOptions
 from gnsq.discovery import TopicNodes
 from tests.helpers import refused_port, wait_until
 
 INTERVAL = 60.0
 # A round that comes at its latest, with the default jitter.
 LATEST = INTERVAL * 1.15
+# Between rounds while an nsqd is lost.
+LOST_INTERVAL = 25.0
 
 
 class Rounds:
@@ -264,6 +268,91 @@ def test_silent_nsqlookupd_holds_up_neither_the_others_nor_the_next_round(
     lookupd.hearing()
 
 
+# --- probes -----------------------------------------------------------------------------------------------------------
+
+
+def empty_lines(caplog):
+    """Lines that say that no nsqd is known: level and text."""
+    return [
+        (record.levelname, record.getMessage()) for record in caplog.records if "asking again" in record.getMessage()
+    ]
+
+
+def test_topic_that_nobody_has_is_told_and_the_consumer_is_healthy_but_not_ready(
+    lookupd, other_lookupd, rounds, started, caplog
+):
+    caplog.set_level(logging.INFO)
+    consumer = started(lookupds=[lookupd, other_lookupd], lookupd_poll_jitter=0)
+    rounds.turn(120)
+
+    text = "t/c: topic t: none of 2 nsqlookupds knows an nsqd with it yet; asking again in 60 s"
+    assert empty_lines(caplog) == [("INFO", text), ("INFO", text), ("WARNING", text)]
+    assert (consumer.is_healthy, consumer.is_ready) == (True, False)
+    reasons = [f"http://{each.http_address}/: no nsqd with topic t there" for each in (lookupd, other_lookupd)]
+    assert sorted(consumer.stats().not_ready.split("; ")) == sorted(reasons)
+
+
+def test_rounds_without_any_nsqd_are_told_once_a_minute_however_short_the_interval(lookupd, rounds, started, caplog):
+    caplog.set_level(logging.INFO)
+    started(lookupds=[lookupd], lookupd_poll_interval=1, lookupd_poll_jitter=0)
+    rounds.turn(59)
+
+    assert [level for level, _ in empty_lines(caplog)] == ["INFO", "WARNING"]
+
+
+def test_consumer_is_ready_as_long_as_an_nsqd_is_connected(lookupd, nsqd, rounds, started, caplog):
+    caplog.set_level(logging.INFO)
+    registered(nsqd, lookupd)
+    consumer = started(lookupds=[lookupd])
+    assert (consumer.is_ready, consumer.stats().not_ready) == (True, "")
+    assert empty_lines(caplog) == []
+
+    nsqd.down()
+    rounds.turn(1)
+
+    assert not consumer.is_ready
+    assert nsqd.tcp_address in consumer.stats().not_ready
+
+
+def test_consumer_that_does_not_run_is_not_ready(nsqd, clock):
+    consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=lambda consumer, message: None, clock=clock)
+    before = (consumer.is_ready, consumer.stats().not_ready)
+    consumer.close()
+
+    assert before == (False, "not started")
+    assert (consumer.is_ready, consumer.stats().not_ready) == (False, "closed")
+
+
+def test_nsqds_http_port_in_place_of_nsqlookupds_is_told_and_not_healthy(lookupd, nsqd, started, caplog):
+    consumer = started([], [nsqd])
+
+    hint = "is it nsqd's HTTP port (4151) in place of nsqlookupd's (4161)?"
+    assert [record.levelname for record in caplog.records if hint in record.getMessage()] == ["WARNING"]
+    assert (consumer.is_healthy, consumer.is_ready) == (False, False)
+    stats = consumer.stats()
+    assert list(stats.lookupd_failures) == [f"http://{nsqd.http_address}/"]
+    assert hint in stats.not_ready
+
+
+def test_consumer_with_a_wrong_nsqlookupd_is_not_healthy_though_it_is_connected(lookupd, nsqds, started):
+    nsqd, other, _ = nsqds
+    registered(nsqd, lookupd)
+    consumer = started([], [lookupd, other])
+
+    assert (consumer.is_ready, consumer.is_healthy) == (True, False)
+    assert list(consumer.stats().lookupd_failures) == [f"http://{other.http_address}/"]
+
+
+def test_consumer_connects_to_no_more_nsqds_than_the_option_says(lookupd, nsqds, started, caplog):
+    for nsqd in nsqds:
+        registered(nsqd, lookupd)
+    consumer = started(lookupds=[lookupd], max_nsqds=2)
+
+    assert sorted(connected(*nsqds)) == [0, 1, 1]
+    assert len(consumer.stats().connections) == 2
+    assert "left out 1 of 3 nsqds" in caplog.text
+
+
 # --- nsqds that come and go -------------------------------------------------------------------------------------------
 
 
@@ -303,13 +392,75 @@ def test_found_nsqd_comes_back_by_polling(lookupd, nsqd, rounds, started):
     rounds.turn(1)
     nsqd.up()
     nsqd.wait_registered()
-    rounds.turn(53)
+    rounds.turn(18)
     assert connected(nsqd) == [0]
 
     rounds.turn(1)
 
+    assert rounds.times == [0.0, LOST_INTERVAL]
     assert connected(nsqd) == [1]
     assert consumer.stats().failures == {}
+
+
+def test_nsqd_that_was_lost_for_long_is_tried_within_30_s_of_being_announced_anew(lookupd, nsqd, rounds, started):
+    registered(nsqd, lookupd)
+    started(lookupds=[lookupd])
+    nsqd.down()
+    rounds.turn(7200, step=5)
+    nsqd.up()
+    nsqd.wait_registered()
+
+    rounds.turn(29)
+
+    assert connected(nsqd) == [1]
+
+
+def test_given_nsqd_that_was_lost_for_long_is_tried_within_30_s_of_being_announced_anew(lookupd, nsqd, rounds, started):
+    registered(nsqd, lookupd)
+    started([nsqd], [lookupd], reconnect_maximum=3000)
+    nsqd.down()
+    rounds.turn(7200, step=5)
+    nsqd.up()
+    nsqd.wait_registered()
+
+    rounds.turn(29)
+
+    assert connected(nsqd) == [1]
+
+
+def test_rounds_come_at_the_interval_again_once_the_lost_nsqd_is_back(lookupd, nsqd, rounds, started):
+    registered(nsqd, lookupd)
+    started(lookupds=[lookupd], lookupd_poll_jitter=0)
+    nsqd.down()
+    rounds.turn(40)
+    nsqd.up()
+    nsqd.wait_registered()
+    rounds.turn(130)
+
+    assert gaps(rounds.times) == [25.0, 25.0, 60.0, 60.0]
+
+
+@pytest.mark.parametrize(
+    ("losses", "seconds"),
+    [
+        pytest.param([], 60, id="none"),
+        pytest.param([0], 25, id="now"),
+        pytest.param([86_399], 25, id="a day ago"),
+        pytest.param([86_400, 90_000], 60, id="longer ago"),
+        pytest.param([90_000, 1], 25, id="another one"),
+    ],
+)
+def test_lost_nsqd_is_looked_for_more_often_for_a_day(losses, seconds):
+    assert ConsumerOptions().poll_interval(losses) == seconds
+
+
+def test_shorter_interval_stays_when_an_nsqd_is_lost(lookupd, nsqd, rounds, started):
+    registered(nsqd, lookupd)
+    started(lookupds=[lookupd], lookupd_poll_jitter=0, lookupd_poll_interval=10)
+    nsqd.down()
+    rounds.turn(30)
+
+    assert rounds.times == [0.0, 10.0, 20.0, 30.0]
 
 
 def test_found_nsqd_comes_back_by_polling_though_no_nsqlookupd_answers(lookupd, nsqd, rounds, started):

@@ -115,6 +115,7 @@ def test_consumer_has_its_own():
         backoff_failures=5,
         backoff_remaining=1.5,
         failures={"c:3": "refused"},
+        lookupd_failures={"d:4": "NOT_FOUND"},
     )
 
     values = scrape(StatsCollector(source))
@@ -128,6 +129,7 @@ def test_consumer_has_its_own():
     assert values[key("async_timed_out_total")] == 7
     assert values[key("max_in_flight")] == 100
     assert values[key("unreachable_nsqds")] == 1
+    assert values[key("failing_lookupds")] == 1
     assert values[key("backoff_failures")] == 5
     assert values[key("backoff_remaining_seconds")] == 1.5
     states = {state: values[key("backoff_state", state=state)] for state in ("off", "waiting", "probing")}
@@ -293,14 +295,15 @@ def test_producer_has_counters_of_outcomes_and_gauges():
         pending_bytes=8,
         connections=(LinkStats("a:1", 2, 5, False), LinkStats("b:2", 3, 1, True), LinkStats("a:1", 4, 0, False)),
         failures={"c:3": "refused"},
+        lookupd_failures={"d:4": "NOT_FOUND", "e:5": "NOT_FOUND"},
     )
 
     values = scrape(StatsCollector(producer))
 
     outcomes = ("confirmed", "refused", "not_sent", "unknown", "sent_again", "repeated")
     assert [values[produced(f"messages_{name}_total")] for name in outcomes] == [6, 1, 2, 3, 4, 5]
-    gauges = ("pending", "pending_bytes", "connections", "stalled_connections", "unreachable_nsqds")
-    assert [values[produced(name)] for name in gauges] == [7, 8, 3, 1, 1]
+    gauges = ("pending", "pending_bytes", "connections", "stalled_connections", "unreachable_nsqds", "failing_lookupds")
+    assert [values[produced(name)] for name in gauges] == [7, 8, 3, 1, 1, 2]
     assert confirmed(values) == {"a:1": 5, "b:2": 1, "closed": 0}
     assert [values[produced("nsqd_pending", nsqd=nsqd)] for nsqd in ("a:1", "b:2")] == [6, 3]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gnsq.errors import NSQHttpError
-from gnsq.http.answer import Answer, is_unknown_path, result_of
+from gnsq.http.answer import Answer, is_unknown_path, result_of, shown
 
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
@@ -85,6 +85,68 @@ def test_what_is_called_json_and_is_none(body):
         result(200, JSON, body)
 
     assert (caught.value.status, caught.value.body) == (200, body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(rb'["\ud800"]', id="first half"),
+        pytest.param(rb'["\uDc00"]', id="second half"),
+        pytest.param(rb'{"\udfff":1}', id="in a key"),
+        pytest.param(rb'{"status_code":200,"status_txt":"OK","data":"\ud800"}', id="envelope of text"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused(body):
+    with pytest.raises(NSQHttpError, match=r"body is not JSON \(half of a surrogate pair\)"):
+        result(200, JSON, body)
+
+
+def test_surrogates_in_utf_8_are_refused():
+    with pytest.raises(NSQHttpError, match="body is not JSON"):
+        result(200, JSON, b'["\xed\xa0\x80"]')
+
+
+def test_whole_surrogate_pairs_are_characters():
+    assert result(200, JSON, rb'["\ud83d\ude00", "\ud7ff"]') == ["\U0001f600", "\ud7ff"]
+
+
+@pytest.mark.parametrize(
+    "number", ["9" * 101, "-" + "1" * 100_000, "0." + "1" * 5000], ids=["101", "100000", "fraction"]
+)
+@pytest.mark.parametrize("status", [200, 500])
+def test_long_numbers_are_refused(number, status):
+    with pytest.raises(NSQHttpError) as caught:
+        result(status, JSON, b'{"message":%s,"https_port":1}' % number.encode())
+
+    assert len(str(caught.value)) < 400
+    assert ("digits, at most 100 are taken" in str(caught.value)) is (status == 200)
+
+
+def test_numbers_and_texts_of_many_digits_are_taken():
+    assert result(200, JSON, b'[%s,"%s"]' % (b"9" * 100, b"9" * 5000)) == [10**100 - 1, "9" * 5000]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        pytest.param("a\n\ud800\x1b", r"'a\n\ud800\x1b'", id="unprintable"),
+        pytest.param(b"ab", "b'ab'", id="bytes"),
+        pytest.param({"a": 1}, "{'a': 1}", id="object"),
+        pytest.param([0] * 1_000_000, "[0, 0, 0, 0, 0, 0, ...]", id="long"),
+    ],
+)
+def test_values_are_shown_printable(value, text):
+    assert shown(value) == text
+
+
+def test_deep_and_long_values_are_shown_cut():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    assert shown(deep) == "[[[...]]]"
+    assert len(shown({"a" * 1000: "b" * 1000})) <= 200
+    assert len(shown("a" * 1000)) <= 202
 
 
 @pytest.mark.parametrize(

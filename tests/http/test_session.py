@@ -54,7 +54,7 @@ def wrapped(error):
         pytest.param(requests.ConnectionError(socket.gaierror(-2, "Name unknown")), "Name unknown", False, id="name"),
         pytest.param(
             requests.ConnectionError(ConnectionResetError(104, "Reset by peer")),
-            "Reset by peer (nsqd's",
+            "Reset by peer (is it nsqd's TCP port",
             False,
             id="reset",
         ),
@@ -69,6 +69,12 @@ def test_failures_are_explained(error, words, final):
     assert words in str(failure)
     assert "\n" not in str(failure)
     assert (failure.final, failure.sent, failure.reused) == (final, False, False)
+
+
+def test_what_a_server_sent_is_cut_and_printable_in_the_text():
+    failure = _no_answer(http.client.UnknownProtocol("HTTP/\x1b[0m" + "1" * 1000), Watch())
+
+    assert str(failure) == "HTTP/ [0m" + "1" * 191 + "..."
 
 
 def test_what_is_sent_over_a_kept_connection_is_known():

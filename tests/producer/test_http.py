@@ -1,5 +1,7 @@
 """Publishing over HTTP: the same ends as over TCP, where TCP is closed off."""
 
+import json
+
 import gevent
 import pytest
 
@@ -8,6 +10,7 @@ from gnsq import NsqdHTTPClient, Producer
 from gnsq.errors import (
     NSQBadMessage,
     NSQHttpError,
+    NSQInvalid,
     NSQNotSentTimeout,
     NSQPubFailed,
     NSQUnknownClosed,
@@ -391,3 +394,94 @@ def test_addresses_of_a_set_are_sorted_and_each_is_used_once():
     producer = Producer(nsqd_http_addresses={"b", "a", "http://a:4151"})
 
     assert producer.addresses == ["a:4151", "b:4151"]
+
+
+# --- old servers
+
+
+def old_nsqd(version):
+    """Answers as nsqd of this version does to what a Producer asks over HTTP."""
+
+    def serve(request, sock):
+        if request.path == "/info":
+            info = {"status_code": 200, "status_txt": "OK", "data": {"version": version}}
+            return reply(json.dumps(info).encode(), content_type=JSON)
+        if request.path in ("/pub", "/mpub") and version == "0.2.21":
+            return reply(b"404 page not found\n", "404 Not Found")
+        return reply()
+
+    return http_peer(serve)
+
+
+@pytest.mark.parametrize("version", ["0.2.21", "0.2.22"])
+def test_multipublish_to_an_nsqd_without_binary_mpub_is_refused_at_once_and_says_why(version, caplog):
+    with old_nsqd(version) as peer, Producer(nsqd_http_addresses=peer.address) as producer:
+        for _ in range(2):
+            with pytest.raises(
+                NSQInvalid, match=rf"nsqd {version} is too old: binary /mpub came with 0\.2\.23; publish"
+            ):
+                producer.multipublish("t", [b"1\n", b"2"])
+        assert producer.publish("t", b"x") == b"OK"
+
+        assert producer.stats().refused == 4
+    assert [line for line in peer.lines if "mpub" in line] == []
+    assert peer.lines.count("GET /info") == 1
+    assert caplog.text == ""
+
+
+def test_batches_to_an_nsqd_without_binary_mpub_are_published_one_by_one():
+    with old_nsqd("0.2.22") as peer, Producer(nsqd_http_addresses=peer.address, batch_messages=2) as producer:
+        results = [producer.publish_async("t", b"x") for _ in range(2)]
+
+        assert [result.get(timeout=10) for result in results] == [b"OK"] * 2
+    assert peer.lines.count("POST /pub") == 2
+    assert "POST /mpub" not in peer.lines
+
+
+def test_deferred_publish_to_an_nsqd_that_would_ignore_that_is_refused():
+    with (
+        old_nsqd("0.3.5") as peer,
+        Producer(nsqd_http_addresses=peer.address) as producer,
+        pytest.raises(NSQInvalid, match=r"nsqd 0\.3\.5 is too old: deferred messages came with 0\.3\.6"),
+    ):
+        producer.publish("t", b"x", defer=1000)
+
+    assert "POST /pub" not in peer.lines
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        pytest.param(reply(b"", "403 Forbidden"), id="proxy"),
+        pytest.param(reply(b'{"version":"tip"}', "200 OK", JSON), id="no numbers"),
+        pytest.param(reply(b'{"version":["0.2.21"]}', "200 OK", JSON), id="no text"),
+        pytest.param(reply(b'{"version":"0.2.23"}', "200 OK", JSON), id="new enough"),
+        pytest.param(reply(b"OK"), id="something else"),
+        pytest.param(None, id="no answer"),
+    ],
+)
+def test_multipublish_goes_to_an_nsqd_that_is_new_enough_or_does_not_tell(info):
+    def serve(request, sock):
+        return info if request.path == "/info" else reply()
+
+    with http_peer(serve) as peer, Producer(nsqd_http_addresses=peer.address) as producer:
+        assert producer.multipublish("t", [b"1", b"2"]) == b"OK"
+
+
+def test_version_is_asked_for_again_after_the_nsqd_was_doubted():
+    version, exiting = ["0.2.21"], []
+
+    def serve(request, sock):
+        if request.path == "/info":
+            return reply(json.dumps({"version": version[0]}).encode(), content_type=JSON)
+        return reply(EXITING, "503 Service Unavailable", JSON) if request.path == "/pub" and exiting else reply()
+
+    with http_peer(serve) as peer, Producer(nsqd_http_addresses=peer.address, reconnect_initial=0.01) as producer:
+        with pytest.raises(NSQInvalid):
+            producer.multipublish("t", [b"1"])
+        exiting.append(True)
+        with pytest.raises(NSQPubFailed):
+            producer.publish("t", b"x")
+        version[0] = "1.3.0"
+
+        assert producer.multipublish("t", [b"1"]) == b"OK"

@@ -12,7 +12,7 @@ from gnsq.errors import (
     NSQMPubFailed,
     NSQPubFailed,
 )
-from gnsq.producer.httpoutcomes import answers, is_turned_away, refusal
+from gnsq.producer.httpoutcomes import answers, is_turned_away, refusal, too_old
 
 EXITING = b'{"message":"EXITING"}'
 
@@ -70,3 +70,21 @@ def test_what_is_wrong_with_a_request_is_a_refusal_by_its_status(status):
 )
 def test_nsqd_that_is_unwell_answers_a_ping_and_others_do_not(status, body, up):
     assert answers(NSQHttpError("x", status, body)) is up
+
+
+@pytest.mark.parametrize(
+    ("version", "multi", "deferred", "words"),
+    [
+        pytest.param((0, 2, 22), True, False, "binary /mpub came with 0.2.23", id="no binary mpub"),
+        pytest.param((0, 2, 23), True, False, "", id="first binary mpub"),
+        pytest.param((0, 3, 5), False, True, "deferred messages came with 0.3.6", id="no defer"),
+        pytest.param((0, 3, 6), False, True, "", id="first defer"),
+        pytest.param((0, 2, 16), False, False, "", id="plain publish"),
+        pytest.param((), True, True, "", id="unknown"),
+    ],
+)
+def test_what_an_nsqd_is_too_old_for(version, multi, deferred, words):
+    found = too_old(version, multi=multi, deferred=deferred)
+
+    assert found.startswith(words)
+    assert bool(found) is bool(words)

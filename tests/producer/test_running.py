@@ -93,6 +93,61 @@ def test_nsqd_that_nsqlookupd_learns_of_late_is_found_soon(fakensqd):
         assert producer.publish("t", b"x", timeout=LIMIT) == b"OK"
 
 
+def test_producer_without_any_nsqd_is_not_ready_and_says_so(caplog):
+    caplog.set_level(logging.INFO)
+    with (
+        http_peer(lambda request, sock: reply(b'{"producers":[]}', content_type=JSON)) as asked,
+        Producer(lookupd_http_addresses=asked.address, lookupd_poll_interval=0.01) as producer,
+    ):
+        wait_until(lambda: "WARNING" in told(caplog, "the nsqlookupd knows no nsqd yet"))
+
+        assert not producer.is_ready
+        assert producer.stats().not_ready == f"http://{asked.address}/: no nsqd there"
+    assert told(caplog, "the nsqlookupd knows no nsqd yet") == ["INFO", "WARNING"]
+    assert producer.stats().not_ready == "closed"
+
+
+def told(caplog, text):
+    """Levels of the log lines that hold a text."""
+    return [record.levelname for record in caplog.records if text in record.getMessage()]
+
+
+@pytest.mark.parametrize("http", [True, False], ids=["http", "tcp"])
+def test_producer_is_ready_once_an_nsqd_is_connected(fakensqd, http):
+    addresses = {"nsqd_http_addresses": fakensqd.http_address} if http else {"nsqd_tcp_addresses": fakensqd.tcp_address}
+    producer = Producer(**addresses)
+    before = (producer.is_ready, producer.stats().not_ready)
+
+    with producer:
+        wait_until(lambda: producer.is_ready)
+
+        assert producer.stats().not_ready == ""
+    assert before == (False, "not started")
+    assert not producer.is_ready
+
+
+def test_nsqds_http_port_in_place_of_nsqlookupds_is_told(fakensqd):
+    with Producer(lookupd_http_addresses=fakensqd.http_address) as producer:
+        hint = r"is it nsqd's HTTP port \(4151\) in place of nsqlookupd's \(4161\)\?"
+        with pytest.raises(NSQNoConnections, match=hint):
+            producer.publish("t", b"x", timeout=0.5)
+
+        assert list(producer.stats().lookupd_failures) == [f"http://{fakensqd.http_address}/"]
+        assert not producer.is_ready
+
+
+def test_no_more_nsqds_are_published_to_than_the_option_says(caplog):
+    nsqds = [{"broadcast_address": "127.0.0.1", "tcp_port": port} for port in range(1, 100)]
+    answer = reply(json.dumps({"producers": nsqds}).encode(), content_type=JSON)
+    with (
+        http_peer(lambda request, sock: answer) as asked,
+        Producer(lookupd_http_addresses=asked.address, max_nsqds=3) as producer,
+    ):
+        wait_until(lambda: len(producer.stats().failures) == 3)
+
+    assert "left out 96 of 99 nsqds" in caplog.text
+
+
 @pytest.mark.parametrize("http", [True, False], ids=["http", "tcp"])
 def test_name_that_can_not_be_published_to_does_not_end_the_lookups(http, caplog):
     nonsense = {"broadcast_address": "my host", "http_port": 4151, "tcp_port": 4150}
@@ -126,6 +181,26 @@ def test_address_that_is_none_is_refused(producer):
 
 
 # --- close ------------------------------------------------------------------------------------------------------------
+
+
+def test_close_with_an_unanswered_publish_does_not_log_that_it_connects_again(caplog):
+    hold = Event()
+
+    def answer(sock):
+        sock.recv(4096)
+        sock.sendall(encode_frame(RESPONSE, b"OK"))
+        hold.wait()
+
+    with peer(answer) as address:
+        producer = Producer(address)
+        producer.start()
+        wait_until(lambda: producer.is_ready)
+        producer.publish_async("t", b"x")
+
+        producer.close(timeout=0.05)
+        hold.set()
+
+    assert "trying again" not in caplog.text
 
 
 def test_connections_that_part_slowly_do_so_together():
