@@ -16,12 +16,11 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 import gevent
-from gevent import monkey
 from gevent.event import Event
 
 from gnsq.crossing import EVER, Crossing
 from gnsq.doors import Door, door
-from gnsq.natives import get_ident, start_new_thread
+from gnsq.natives import get_ident, start_thread
 
 __all__ = ["HubThread"]
 
@@ -56,9 +55,10 @@ class HubThread:
         self._stop: Event
         # What others wait for: all of it is settled when the thread ends.
         self._awaited: dict[Crossing[Any], None] = {}  # Any: what is called gives anything
+        # None in a monkey-patched process.
         self._thread: threading.Thread | None = None
         with self._awaiting() as started:
-            self._start(started)
+            self._thread = start_thread(self._run, started, name=self.name)
             started.wait(EVER)
         started.result()
 
@@ -162,14 +162,6 @@ class HubThread:
 
     def _ended(self) -> RuntimeError:
         return RuntimeError(f"thread {self.name} was stopped")
-
-    def _start(self, started: Crossing[None]) -> None:
-        if monkey.is_module_patched("threading"):
-            start_new_thread(self._run, (started,))
-        else:
-            # Known to the threading module, so that the records it logs name it and no dummy stays behind.
-            self._thread = threading.Thread(target=self._run, args=(started,), name=self.name, daemon=True)
-            self._thread.start()
 
     # --- in the thread
 

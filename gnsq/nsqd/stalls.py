@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 import traceback
 import weakref
 from typing import Any
 
 import gevent
 from gevent import monkey
+
+from gnsq.natives import start_thread
 
 __all__ = ["StallWatch"]
 
@@ -31,7 +32,6 @@ BEAT = 0.25
 _allocate_lock: Any = monkey.get_original("_thread", "allocate_lock")
 _get_ident: Any = monkey.get_original("_thread", "get_ident")
 _get_native_id: Any = monkey.get_original("_thread", "get_native_id")
-_start_new_thread: Any = monkey.get_original("_thread", "start_new_thread")
 _monotonic: Any = monkey.get_original("time", "monotonic")
 _here: Any = monkey.get_original("_thread", "_local")()
 
@@ -89,11 +89,7 @@ class StallWatch:
         self._stop = _allocate_lock()
         self._stop.acquire()
         try:
-            if monkey.is_module_patched("threading"):
-                _start_new_thread(self._run, (self._stop,))
-            else:
-                # Known to the threading module, so that the records it logs name it and no dummy stays behind.
-                threading.Thread(target=self._run, args=(self._stop,), name="gnsq-stalls", daemon=True).start()
+            start_thread(self._run, self._stop, name="gnsq-stalls")
         except RuntimeError as error:
             logger.debug("hub of thread %d is not watched: %s", self._native_id, error)
 

@@ -1,4 +1,4 @@
-"""A server on a thread of its own: from plain threads, and from another hub."""
+"""A server on a thread of its own: from plain threads, and from another hub. Runs in patched processes, too."""
 
 import socket
 import threading
@@ -12,26 +12,30 @@ from fakensqd import FakeCluster, FakeLookupd, FakeNsqd, thread
 from fakensqd.clock import ManualClock
 from fakensqd.faults.toxics import corrupt_bytes
 from fakensqd.thread import Threaded
+from gnsq.crossing import Crossing
+from gnsq.natives import get_ident, start_thread
 from tests.helpers import wait_until
+
+
+def start_plain_thread(function):
+    """Run a function on a native thread without a hub; give back how it ends."""
+    outcome = Crossing()
+
+    def work():
+        try:
+            outcome.set(function())
+        except Exception as error:  # noqa: BLE001  # raised by result()
+            outcome.set_exception(error)
+
+    start_thread(work)
+    return outcome
 
 
 def in_plain_thread(function):
     """Run a function on a thread without a hub; give back what it returns, or raise."""
-    outcome = []
-
-    def work():
-        try:
-            outcome.append((function(), None))
-        except Exception as error:  # noqa: BLE001  # raised below
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(timeout=30)
-    ((value, error),) = outcome
-    if error is not None:
-        raise error
-    return value
+    outcome = start_plain_thread(function)
+    assert outcome.wait(30)
+    return outcome.result()
 
 
 def get(address, target, data=None):
@@ -52,7 +56,7 @@ def test_blocking_code_is_served():
 def test_a_plain_thread_gets_no_hub():
     def use():
         with Threaded(FakeNsqd()) as nsqd:
-            get(nsqd.http_address, "/ping")
+            assert nsqd.depth("t") == 0
         return get_hub_if_exists()
 
     assert in_plain_thread(use) is None
@@ -101,7 +105,7 @@ def test_errors_are_raised_in_the_caller():
 def test_code_of_the_caller_runs_beside_the_server():
     threaded = Threaded(FakeNsqd())
     with threaded:
-        assert threaded.call(threading.get_ident) != threading.get_ident()
+        assert threaded.call(get_ident) != get_ident()
         assert threaded.call(max, 1, 2) == 2
 
     with pytest.raises(RuntimeError, match="does not run"):
@@ -265,10 +269,9 @@ def test_a_stop_ends_the_calls_of_others(in_hub):
         gevent.get_hub().destroy(destroy_loop=True)
 
     with threaded:
-        other = threading.Thread(target=ask_in_hub if in_hub else ask)
-        other.start()
+        ended = start_plain_thread(ask_in_hub if in_hub else ask)
         assert begun.wait(10)
-    other.join(10)
+    assert ended.wait(10)
 
     assert len(told) == 1
 
