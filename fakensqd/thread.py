@@ -108,10 +108,12 @@ class Threaded:
         Raises:
             RuntimeError: If the thread does not run, or is stopped meanwhile.
         """
+        __tracebackhide__ = True
         crossing: Crossing[_Value] = Crossing()
         running: list[gevent.Greenlet] = []
 
         def work() -> None:
+            __tracebackhide__ = True
             try:
                 crossing.set(function(*args, **kwargs))
             except BaseException as error:  # noqa: BLE001  # it is the caller's, and raised there
@@ -251,7 +253,12 @@ class Forwarder:
 
     def _wrapped(self, value: Any) -> Any:  # Any: as __getattr__()
         if callable(value) and not isinstance(value, type):
-            return lambda *args, **kwargs: self._wrapped(self._call(value, *args, **kwargs))
+
+            def call_there(*args: Any, **kwargs: Any) -> Any:  # Any: as above
+                __tracebackhide__ = True
+                return self._wrapped(self._call(value, *args, **kwargs))
+
+            return call_there
         if isinstance(value, (list, tuple)):
             return type(value)(self._wrapped(item) for item in value)
         if isinstance(value, dict):
@@ -271,6 +278,7 @@ def _result(crossing: Crossing[_Value], deed: str = "", limit: float = EVER) -> 
     Raises:
         TimeoutError: If the deed has not been done within the limit, in seconds.
     """
+    __tracebackhide__ = True
     if not crossing.wait(limit):  # EVER: as long as the call takes
         raise TimeoutError(f"the server's thread did not {deed} within {limit:g} s")
     return crossing.result()

@@ -77,6 +77,7 @@ class Crossing(Generic[T]):
         Raises:
             RuntimeError: If nothing was given yet.
         """
+        __tracebackhide__ = True
         if not self.is_set:
             raise RuntimeError("nothing was given yet")
         if self._error is not None:

@@ -170,6 +170,13 @@ def test_a_failure_shows_the_transcript(nsqd):
         nsqd.wait_until(lambda nsqd: nsqd.transcript.published("t"), [b"a"], limit=0.05)
 
 
+def test_limit_is_named_timeout_too(nsqd):
+    with pytest.raises(AssertionError, match=r"not so within 0.05 s"):
+        nsqd.wait_until(lambda nsqd: nsqd.depth("t"), 1, timeout=0.05)
+    with pytest.raises(TypeError, match=r"limit=1 and timeout=2 mean the same: give one of them"):
+        nsqd.wait_until(lambda nsqd: nsqd.depth("t"), 1, limit=1, timeout=2)
+
+
 def test_what_is_true_is_enough():
     assert wait_for(lambda: [1], limit=1.0) == [1]
 
