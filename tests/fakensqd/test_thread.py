@@ -2,13 +2,14 @@
 
 import socket
 import threading
+import urllib.error
 import urllib.request
 
 import gevent
 import pytest
 from gevent._hub_local import get_hub_if_exists
 
-from fakensqd import FakeCluster, FakeLookupd, FakeNsqd, thread
+from fakensqd import FakeAuthServer, FakeCluster, FakeLookupd, FakeNsqd, Grant, thread
 from fakensqd.clock import ManualClock
 from fakensqd.faults.toxics import corrupt_bytes
 from fakensqd.thread import Threaded
@@ -200,11 +201,22 @@ def test_a_server_may_be_made_for_a_thread():
     assert (nsqd.running, nsqd.errors) == (False, [])
 
 
-@pytest.mark.parametrize("make", [FakeNsqd, FakeLookupd, lambda **options: FakeCluster(**options)])
+@pytest.mark.parametrize("make", [FakeNsqd, FakeLookupd, FakeAuthServer, FakeCluster])
 def test_as_a_context_every_server_is_the_same_on_a_thread(make):
     for threaded in (False, True):
         with make(threaded=threaded) as server:
             assert server.errors == []
+
+
+def test_an_auth_server_on_a_thread_answers():
+    with FakeAuthServer({"s": [Grant("t")]}, threaded=True) as auth:
+        auth.set_grants("other", 401)
+
+        assert b'"topic": "t"' in get(auth.http_address, "/auth?secret=s")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            get(auth.http_address, "/auth?secret=other")
+
+        assert [query.secret for query in auth.queries] == ["s", "other"]
 
 
 def test_what_is_called_over_there_takes_toxics():
