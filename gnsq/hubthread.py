@@ -6,11 +6,13 @@ such a thread does not run meanwhile, heartbeats stay unanswered, and nsqd hangs
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
@@ -57,6 +59,7 @@ class HubThread:
         self._awaited: dict[Crossing[Any], None] = {}  # Any: what is called gives anything
         # None in a monkey-patched process.
         self._thread: threading.Thread | None = None
+        _running.add(self)
         with self._awaiting() as started:
             self._thread = start_thread(self._run, started, name=self.name)
             started.wait(EVER)
@@ -210,3 +213,18 @@ def _greenlets_of(hub: Any) -> list[gevent.Greenlet]:  # Any: as above
     # Not isinstance(): it asks the objects, and some answer with an error.
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), gevent.Greenlet)]
     return [greenlet for greenlet in found if greenlet.parent is hub and not greenlet.dead]
+
+
+# Those that may still run.
+_running: weakref.WeakSet[HubThread] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Wait for all threads before the interpreter ends.
+
+    Up to Python 3.13 it ends a thread that asks for the GIL meanwhile, and unwinds its stack. greenlet's destructors
+    run there without the GIL, and the process crashes.
+    """
+    for hub_thread in list(_running):
+        hub_thread.stop()
