@@ -7,6 +7,7 @@ blocking it.
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABCMeta
 from collections import deque
@@ -205,11 +206,16 @@ class Threaded:
                 self._stopped.set_exception(outcome)
 
     def _left_over(self, before: int) -> int:
-        """Count what still waits in the hub; a name that is being resolved on another thread gets time to end."""
-        deadline = time.monotonic() + _SETTLING
+        """Count what still waits in the hub.
+
+        A name that is being resolved on another thread gets time to end, thousands of connections as long as they end.
+        """
+        fewest = math.inf
         while True:
             gevent.sleep(0)
             left: int = self._hub.loop.activecnt - before
+            if left < fewest:
+                fewest, deadline = left, time.monotonic() + _SETTLING
             if left <= 0 or time.monotonic() > deadline:
                 return left
             gevent.sleep(0.001)
