@@ -31,7 +31,7 @@ import urllib.request
 
 import pytest
 
-from fakensqd import FakeAuthServer, FakeNsqd, Grant
+from fakensqd import FakeNsqd
 
 
 def post(address, target):
