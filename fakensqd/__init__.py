@@ -48,6 +48,11 @@ _MODULES = {
 }
 
 
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     """Load a public name. Source: PEP 562."""
     from importlib import import_module

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 
 from fakensqd.auth import Grant
 from fakensqd.http_server import HttpPort
+from fakensqd.thread import Threadable
 
 __all__ = ["AuthAnswer", "AuthQuery", "FakeAuthServer"]
 
@@ -52,7 +53,7 @@ class AuthQuery:
 _UNKNOWN = {"message": "NOT_AUTHORIZED"}
 
 
-class FakeAuthServer:
+class FakeAuthServer(metaclass=Threadable):
     """Answers ``GET /auth``, in the hub of the caller: start() or ``with``.
 
     Args:

@@ -51,13 +51,18 @@ class Certificates:
         """Path of the CA's certificate: what trusts it trusts all of these."""
         return self._ca
 
-    def server(self, names: Iterable[str] = ("localhost", "127.0.0.1"), *, expired: bool = False) -> CertificateFiles:
+    def server(
+        self, names: str | Iterable[str] = ("localhost", "127.0.0.1"), *, expired: bool = False
+    ) -> CertificateFiles:
         """Make a server's certificate for some host names and IP addresses.
+
+        Args:
+            names: A str is one name.
 
         Raises:
             ValueError: If there is no name.
         """
-        alternatives = list(names)
+        alternatives = [names] if isinstance(names, str) else list(names)
         if not alternatives:
             raise ValueError("a server's certificate needs at least 1 name")
         return self._signed("server", alternatives[0], alternatives, expired=expired)

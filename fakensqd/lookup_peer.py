@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from gevent import socket
 from gevent.event import Event
-from gevent.queue import SimpleQueue
+from gevent.queue import Queue
 
 from fakensqd import gojson
 from fakensqd.addresses import split_address
@@ -63,7 +63,7 @@ class LookupPeer:
         self._http_address: tuple[str, int] | None = None
         self._tried = Event()
         # Commands to send; None ends the greenlet.
-        self._commands: SimpleQueue[bytes | None] = SimpleQueue()
+        self._commands: Queue[bytes | None] = Queue()
 
     def register(self, topic: str, channel: str | None) -> None:
         """Say that a topic or channel exists."""

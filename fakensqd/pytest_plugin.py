@@ -105,8 +105,14 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Put seed and transcript into the report of a failed test."""
+    if call.when != "call" or call.excinfo is None:
+        return (yield)
+    sections = [(name, tell()) for name, tell in item.stash.get(_REPORTS, [])]
+    shown = getattr(call.excinfo.value, "transcript", "")  # that of wait_until()
+    if isinstance(shown, str) and shown and any(shown.splitlines()[-1] in text for _, text in sections):
+        call.excinfo.value.transcript = ""  # type: ignore[attr-defined]  # it is fakensqd.waiting.NotAnswered
     report = yield
-    if report.when == "call" and report.failed:
+    if report.failed:
         item.stash[_FAILED] = True
-        report.sections += [(name, tell()) for name, tell in item.stash.get(_REPORTS, [])]
+        report.sections += sections
     return report

@@ -1,25 +1,26 @@
 """Run a server on an OS thread of its own, with a hub of its own.
 
 So that plain threads, asyncio, subprocesses and blocking code find a server that answers while they wait. Owns the
-thread and its hub. Monkey-patches nothing; callers in a gevent hub wait without blocking it.
+thread and its hub. Native in monkey-patched processes, too, and patches nothing; callers in a gevent hub wait without
+blocking it.
 """
 
 from __future__ import annotations
 
-import threading
+import math
 import time
 from abc import ABCMeta
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 import gevent
-from gevent._hub_local import get_hub_if_exists
 from gevent.event import Event
 from gevent.pool import Group
 
+from gnsq.crossing import EVER, Crossing
+from gnsq.natives import start_thread
 from gnsq.texts import counted
 
 __all__ = ["Forwarder", "Server", "Threadable", "Threaded"]
@@ -57,13 +58,14 @@ class Threaded:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._thread: threading.Thread | None = None
+        self._running = False
         self._hub: Any = None  # Any: gevent has no types
-        self._stop: Event | None = None
+        self._stop: Event
+        self._stopped: Crossing[None]
         self._due: deque[Callable[[], object]] = deque()
         self._keeper: Any = None  # Any: as above
         # What callers on other threads wait for.
-        self._awaited: dict[Future[Any], None] = {}  # Any: what is called gives anything
+        self._awaited: dict[Crossing[Any], None] = {}  # Any: what is called gives anything
 
     def start(self) -> Any:  # Any: the forwarder has the attributes of the server
         """Start the server and give back what forwards to it.
@@ -72,14 +74,18 @@ class Threaded:
             Exception: What the server's start() raises.
             TimeoutError: If it has not started within half a minute.
         """
-        started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._main, args=(started,), name="fakensqd", daemon=True)
-        self._thread.start()
+        started: Crossing[None] = Crossing()
+        self._stopped = Crossing()
+        self._running = True
+        # Without a name: a program that a test imports may patch the process.
+        start_thread(self._main, started)
         try:
             _result(started, "start", _PATIENCE)
-        except BaseException:
-            started.cancel()  # if it starts all the same, it stops at once
-            self._thread = None
+        except BaseException as error:
+            self._running = False
+            # If it starts all the same, it stops at once.
+            if not started.set_exception(error):
+                self._soon(self._stop.set)
             raise
         return Forwarder(self.call, self._server)
 
@@ -90,15 +96,11 @@ class Threaded:
             RuntimeError: If a greenlet or watcher is left over.
             TimeoutError: If it has not stopped within half a minute.
         """
-        thread, self._thread = self._thread, None
-        if thread is None or self._stop is None:
+        if not self._running:
             return
+        self._running = False
         self._soon(self._stop.set)
-        try:
-            _result(self._stopped, "stop", _PATIENCE)
-        finally:
-            # It has nothing left to do.
-            thread.join(_SETTLING)
+        _result(self._stopped, "stop", _PATIENCE)
 
     def call(self, function: Callable[..., _Value], *args: Any, **kwargs: Any) -> _Value:  # Any: the function's own
         """Call something on the server's thread, in a greenlet, and give back what it returns or raise what it raises.
@@ -108,36 +110,41 @@ class Threaded:
         Raises:
             RuntimeError: If the thread does not run, or is stopped meanwhile.
         """
-        future: Future[_Value] = Future()
+        __tracebackhide__ = True
+        crossing: Crossing[_Value] = Crossing()
         running: list[gevent.Greenlet] = []
 
         def work() -> None:
+            __tracebackhide__ = True
             try:
-                future.set_result(function(*args, **kwargs))
+                crossing.set(function(*args, **kwargs))
             except BaseException as error:  # noqa: BLE001  # it is the caller's, and raised there
-                future.set_exception(_stopped() if isinstance(error, gevent.GreenletExit) else error)
+                crossing.set_exception(_stopped() if isinstance(error, gevent.GreenletExit) else error)
 
         def begin() -> None:
             running.append(self._calls.spawn(work))
 
         # Noted before the thread is looked at: who stops it meanwhile finds the call.
-        self._awaited[future] = None
+        self._awaited[crossing] = None
         try:
-            if self._thread is None:
+            if not self._running or not self._soon(begin):
                 raise RuntimeError("the server's thread does not run")
-            self._soon(begin)
-            return _result(future)
+            return _result(crossing)
         except BaseException:
-            if self._thread is not None and not future.done():
+            if self._running and not crossing.is_set:
                 self._soon(lambda: running[0].kill(block=False))
             raise
         finally:
-            del self._awaited[future]
+            del self._awaited[crossing]
 
-    def _soon(self, function: Callable[[], object]) -> None:
-        """Call a function in the server's hub."""
+    def _soon(self, function: Callable[[], object]) -> bool:
+        """Call a function in the server's hub; say whether the hub is still there."""
         self._due.append(function)
-        self._keeper.send()
+        try:
+            self._keeper.send()
+        except ValueError:  # gevent's word for a loop that was destroyed
+            return False
+        return True
 
     def _take_in(self) -> None:
         while self._due:
@@ -145,7 +152,7 @@ class Threaded:
 
     def __getattr__(self, name: str) -> Any:  # Any: whatever the server has
         """Read an attribute of the server: over there while it runs, else here."""
-        if self._thread is None:
+        if not self._running:
             return getattr(self._server, name)
         return getattr(Forwarder(self.call, self._server), name)
 
@@ -160,9 +167,8 @@ class Threaded:
     ) -> None:
         self.stop()
 
-    def _main(self, started: Future[None]) -> None:
+    def _main(self, started: Crossing[None]) -> None:
         self._hub = gevent.get_hub()
-        self._stopped: Future[None] = Future()
         self._stop = Event()
         self._calls = Group()
         # Takes in what other threads want done, and keeps the loop alive while nothing else waits. The loop's
@@ -177,8 +183,7 @@ class Threaded:
             except BaseException as error:  # noqa: BLE001  # raised by start(), in the caller
                 started.set_exception(error)
                 return
-            if started.set_running_or_notify_cancel():
-                started.set_result(None)
+            if started.set(None):
                 self._stop.wait()  # until stop(), whenever that is
             self._server.stop()
             self._calls.kill()
@@ -194,20 +199,24 @@ class Threaded:
             if not self._hub.dead:
                 # gevent leaves it suspended, and what is so when its thread ends is never freed: 10 KiB each time.
                 self._hub.throw()
-            for future in list(self._awaited):
-                if not future.done():
-                    future.set_exception(_stopped())  # it came too late to be begun
+            for crossing in list(self._awaited):
+                crossing.set_exception(_stopped())  # it came too late to be begun
             if outcome is None:
-                self._stopped.set_result(None)
+                self._stopped.set(None)
             else:
                 self._stopped.set_exception(outcome)
 
     def _left_over(self, before: int) -> int:
-        """Count what still waits in the hub; a name that is being resolved on another thread gets time to end."""
-        deadline = time.monotonic() + _SETTLING
+        """Count what still waits in the hub.
+
+        A name that is being resolved on another thread gets time to end, thousands of connections as long as they end.
+        """
+        fewest = math.inf
         while True:
             gevent.sleep(0)
             left: int = self._hub.loop.activecnt - before
+            if left < fewest:
+                fewest, deadline = left, time.monotonic() + _SETTLING
             if left <= 0 or time.monotonic() > deadline:
                 return left
             gevent.sleep(0.001)
@@ -251,7 +260,12 @@ class Forwarder:
 
     def _wrapped(self, value: Any) -> Any:  # Any: as __getattr__()
         if callable(value) and not isinstance(value, type):
-            return lambda *args, **kwargs: self._wrapped(self._call(value, *args, **kwargs))
+
+            def call_there(*args: Any, **kwargs: Any) -> Any:  # Any: as above
+                __tracebackhide__ = True
+                return self._wrapped(self._call(value, *args, **kwargs))
+
+            return call_there
         if isinstance(value, (list, tuple)):
             return type(value)(self._wrapped(item) for item in value)
         if isinstance(value, dict):
@@ -265,32 +279,13 @@ def _stopped() -> RuntimeError:
     return RuntimeError("the server's thread was stopped meanwhile")
 
 
-def _result(future: Future[_Value], deed: str = "", limit: float | None = None) -> _Value:
+def _result(crossing: Crossing[_Value], deed: str = "", limit: float = EVER) -> _Value:
     """Wait for a result, without blocking the hub of this thread if it has one.
 
     Raises:
         TimeoutError: If the deed has not been done within the limit, in seconds.
     """
-    hub = get_hub_if_exists()
-    if hub is None:
-        done = threading.Event()
-        future.add_done_callback(lambda _: done.set())
-        in_time = done.wait(limit)  # without a limit: as long as the call takes
-    else:
-        in_time = _wait_in_hub(hub, future, limit)
-    if not in_time:
+    __tracebackhide__ = True
+    if not crossing.wait(limit):  # EVER: as long as the call takes
         raise TimeoutError(f"the server's thread did not {deed} within {limit:g} s")
-    return future.result(timeout=0)
-
-
-def _wait_in_hub(hub: Any, future: Future[Any], limit: float | None) -> bool:  # Any: gevent has no types
-    done = Event()
-    # A watcher of this hub's own: with nothing else to wait for, its loop would end (LoopExit).
-    keeper = hub.loop.async_()
-    keeper.start(done.set)
-    try:
-        future.add_done_callback(lambda _: keeper.send())
-        return bool(done.wait(limit))  # without a limit: as long as the call takes
-    finally:
-        keeper.stop()
-        keeper.close()
+    return crossing.result()

@@ -156,7 +156,7 @@ class Transcript:
         return [entry.name for entry in self._entries if entry.kind == "command" and name in (None, entry.name)]
 
     def errors(self) -> list[str]:
-        """Error replies, as they were sent."""
+        """Error frames as they were sent, those of faults among them."""
         return [
             f"{entry.name} {entry.detail}".rstrip()
             for entry in self._entries

@@ -14,12 +14,27 @@ from gevent.event import Event
 
 from fakensqd.transcript import Transcript
 
-__all__ = ["difference", "wait_for"]
+__all__ = ["NotAnswered", "difference", "wait_for"]
 
 _Value = TypeVar("_Value")
 # What no transcript tells of (depths, timeouts) is looked at so often.
 _PACE = 0.005
 _SHOWN = 40
+
+
+class NotAnswered(AssertionError):
+    """A question was not answered as expected within its limit.
+
+    Attributes:
+        transcript: The end of what happened, shown below the text; empty where it is shown elsewhere.
+    """
+
+    def __init__(self, text: str, transcript: str = "") -> None:
+        super().__init__(text)
+        self.transcript = transcript
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, [super().__str__(), self.transcript]))
 
 
 def wait_for(
@@ -33,8 +48,9 @@ def wait_for(
         transcript: Looked at whenever something is recorded, and shown in a failure.
 
     Raises:
-        AssertionError: If it has not come so far within the limit.
+        NotAnswered: If it has not come so far within the limit.
     """
+    __tracebackhide__ = True
     deadline = time.monotonic() + limit
     happened = Event()
     nearest: _Value | None = None
@@ -56,8 +72,8 @@ def wait_for(
     finally:
         if transcript is not None:
             transcript.on_entry = before
-    told = f"\n{transcript.text(_SHOWN)}" if transcript is not None else ""
-    raise AssertionError(f"not so within {limit:g} s: {difference(expected, nearest)}{told}")
+    text = f"not so within {limit:g} s: {difference(expected, nearest)}"
+    raise NotAnswered(text, transcript.text(_SHOWN) if transcript is not None else "")
 
 
 def difference(expected: object, nearest: object) -> str:

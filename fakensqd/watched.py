@@ -27,6 +27,8 @@ from fakensqd.waiting import wait_for
 __all__ = ["Added", "Watched", "rules_of"]
 
 _Value = TypeVar("_Value")
+# How long wait_until() waits, seconds.
+_LIMIT = 10.0
 # How much of a transcript goes into the report of a failure.
 _REPORTED = 200
 
@@ -95,6 +97,7 @@ class Watched:
             name: What the transcript calls it.
 
         Raises:
+            TypeError: If the arguments are in another order.
             ValueError: If it can't be done there, or not on this server.
         """
         rules = rules_of(match, actions, optional=optional, name=name)
@@ -169,18 +172,31 @@ class Watched:
             )
         return self._watch.transcript
 
-    def wait_until(self, question: Callable[[Any], _Value], expected: object = True, *, limit: float = 10.0) -> _Value:
+    def wait_until(
+        self,
+        question: Callable[[Any], _Value],
+        expected: object = True,
+        *,
+        limit: float | None = None,
+        timeout: float | None = None,
+    ) -> _Value:
         """Wait until this server answers a question as expected: ``wait_until(lambda nsqd: nsqd.depth("t"), 3)``.
 
         Args:
             question: Is given this server, on its thread.
             expected: A value; True: anything that is true.
-            limit: Seconds of real time.
+            limit: Seconds of real time; default: 10.
+            timeout: Another name of limit.
 
         Raises:
             AssertionError: If it has not by then; says what was expected, what came nearest, and what happened.
+            TypeError: If both limit and timeout are given.
         """
-        return wait_for(lambda: question(self), expected, limit=limit, transcript=self._watch.transcript)
+        __tracebackhide__ = True
+        if limit is not None and timeout is not None:
+            raise TypeError(f"limit={limit!r} and timeout={timeout!r} mean the same: give one of them")
+        seconds = limit if limit is not None else timeout if timeout is not None else _LIMIT
+        return wait_for(lambda: question(self), expected, limit=seconds, transcript=self._watch.transcript)
 
     def report(self) -> str:
         """Tell the seed and the end of the transcript, for the report of a failed test."""
@@ -240,10 +256,10 @@ def rules_of(
     """Give the rules that add() was given.
 
     Raises:
-        TypeError: If there are actions beside a scenario, or none beside a match.
+        TypeError: If there are actions beside a scenario, none beside a match, or they are in another order.
         ValueError: If an action can't be done there.
     """
-    if isinstance(match, Match):
+    if not isinstance(match, Scenario):
         return [Rule(match, *actions, optional=optional, name=name)]
     if actions:
         raise TypeError("a scenario has its own actions")

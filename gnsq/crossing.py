@@ -44,17 +44,21 @@ class Crossing(Generic[T]):
         # A thread with a hub waits for this.
         self._waiter: tuple[Door, Event] | None = None
 
-    def set(self, value: T) -> None:
-        """Give the value, from any thread, never waiting. Ignored if something was given before."""
-        if self._given.claim():
-            self._value = value
-            self._finish()
+    def set(self, value: T) -> bool:
+        """Give the value, from any thread, never waiting. Ignored, and False, if something was given before."""
+        if not self._given.claim():
+            return False
+        self._value = value
+        self._finish()
+        return True
 
-    def set_exception(self, error: BaseException) -> None:
+    def set_exception(self, error: BaseException) -> bool:
         """Give an error for result() to raise; otherwise as set()."""
-        if self._given.claim():
-            self._error = error
-            self._finish()
+        if not self._given.claim():
+            return False
+        self._error = error
+        self._finish()
+        return True
 
     def wait(self, timeout: float) -> bool:
         """Wait up to timeout seconds, one thread at a time; say whether something was given.
@@ -74,6 +78,7 @@ class Crossing(Generic[T]):
         Raises:
             RuntimeError: If nothing was given yet.
         """
+        __tracebackhide__ = True
         if not self.is_set:
             raise RuntimeError("nothing was given yet")
         if self._error is not None:

@@ -6,11 +6,13 @@ such a thread does not run meanwhile, heartbeats stay unanswered, and nsqd hangs
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
@@ -20,7 +22,7 @@ from gevent.event import Event
 
 from gnsq.crossing import EVER, Crossing
 from gnsq.doors import Door, door
-from gnsq.natives import get_ident, start_named_thread
+from gnsq.natives import get_ident, start_thread
 
 __all__ = ["HubThread"]
 
@@ -55,9 +57,11 @@ class HubThread:
         self._stop: Event
         # What others wait for: all of it is settled when the thread ends.
         self._awaited: dict[Crossing[Any], None] = {}  # Any: what is called gives anything
+        # None in a monkey-patched process.
         self._thread: threading.Thread | None = None
+        _running.add(self)
         with self._awaiting() as started:
-            self._start(started)
+            self._thread = start_thread(self._run, started, name=self.name)
             started.wait(EVER)
         started.result()
 
@@ -162,9 +166,6 @@ class HubThread:
     def _ended(self) -> RuntimeError:
         return RuntimeError(f"thread {self.name} was stopped")
 
-    def _start(self, started: Crossing[None]) -> None:
-        self._thread = start_named_thread(self.name, self._run, started)
-
     # --- in the thread
 
     def _run(self, started: Crossing[None]) -> None:
@@ -212,3 +213,18 @@ def _greenlets_of(hub: Any) -> list[gevent.Greenlet]:  # Any: as above
     # Not isinstance(): it asks the objects, and some answer with an error.
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), gevent.Greenlet)]
     return [greenlet for greenlet in found if greenlet.parent is hub and not greenlet.dead]
+
+
+# Those that may still run.
+_running: weakref.WeakSet[HubThread] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Wait for all threads before the interpreter ends.
+
+    Up to Python 3.13 it ends a thread that asks for the GIL meanwhile, and unwinds its stack. greenlet's destructors
+    run there without the GIL, and the process crashes.
+    """
+    for hub_thread in list(_running):
+        hub_thread.stop()

@@ -544,7 +544,11 @@ print([os.waitpid(child, 0)[1] for child in children], producer.publish("t", b"p
 
 def test_children_of_a_plain_program_resolve_names_and_publish(fakensqd):
     done = subprocess.run(
-        [sys.executable, "-c", RESOLVING, fakensqd.tcp_address], capture_output=True, text=True, timeout=40
+        # Since Python 3.12 a process of several threads is warned when it forks.
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", RESOLVING, fakensqd.tcp_address],
+        capture_output=True,
+        text=True,
+        timeout=40,
     )
 
     assert (done.stderr, done.stdout) == ("", "[0, 0, 0, 0] b'OK'\n")

@@ -367,13 +367,28 @@ def test_threads_and_greenlets_lose_no_wake_up(patch):
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
-def test_thread_of_a_patched_process_is_not_the_threading_modules(monkeypatch):
-    monkeypatch.setattr("gnsq.natives.monkey.is_module_patched", lambda name: True)
-    before = threading.enumerate()
+PATCHED_LATE = """
+import threading
+from gevent import monkey
+from gnsq.hubthread import HubThread
+from gnsq.natives import get_ident
 
-    with HubThread("test") as hub:
-        assert hub.call(lambda: hub.is_here)
+with HubThread("early") as early:
+    early.call(int)
+    monkey.patch_all()
+    before = threading.enumerate()
+    with HubThread("late") as late:
+        assert len({get_ident(), early.call(get_ident), late.call(get_ident)}) == 3
+        assert late.call(lambda: early.call(int)) == 0
         assert threading.enumerate() == before
+print("done")
+"""
+
+
+def test_threads_are_native_before_and_after_a_late_patch():
+    done = subprocess.run([sys.executable, "-c", PATCHED_LATE], capture_output=True, text=True, timeout=60)
+
+    assert (done.stdout, done.stderr) == ("done\n", "")
 
 
 FORKED = """

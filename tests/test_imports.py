@@ -167,11 +167,11 @@ def test_pyspark_is_imported_below_spark_only():
         assert not {name for name in imported(path) if name.split(".")[0] in ("pyspark", "pyarrow")}, path
 
 
-def test_emulator_uses_the_shared_protocol_only():
+def test_emulator_uses_the_shared_protocol_and_threads_only():
     for path in files("fakensqd/**/*.py"):
         used = {name for name in imported(path) if name.startswith("gnsq.")}
         assert {name.split(".")[1] for name in used} <= {
-            *["protocol", "errors", "options", "texts", "clock", "transport", "layers"]
+            *["protocol", "errors", "options", "texts", "clock", "transport", "layers", "crossing", "natives"]
         }, path
 
 

@@ -253,18 +253,6 @@ def test_no_thread_to_be_had_is_no_error(monkeypatch):
     StallWatch.acquire().release()
 
 
-def test_where_threads_are_greenlets_a_native_one_is_started(monkeypatch):
-    started = []
-    monkeypatch.setattr("gnsq.natives.monkey.is_module_patched", lambda name: True)
-    monkeypatch.setattr("gnsq.natives.start_new_thread", lambda function, arguments: started.append(function))
-
-    watch = StallWatch.acquire()
-    watch.release()
-
-    assert started == [watch._run]
-    assert watchers() == []
-
-
 # --- in a process of its own
 
 PREAMBLE = """

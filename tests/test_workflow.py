@@ -36,7 +36,7 @@ def test_matrices_have_what_is_supported():
     matrices = {name: job["strategy"]["matrix"] for name, job in JOBS.items() if "strategy" in job}
 
     assert matrices == {
-        "test": {"python": ["3.11", "3.12", "3.13", "3.14"]},
+        "test": {"python": ["3.11", "3.12", "3.13"]},
         "integration": {"nsq": ["1.3.0", "1.2.1", "1.1.0"]},
         "spark": {"pyspark": ["4.3", "4.2"]},
     }

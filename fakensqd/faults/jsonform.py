@@ -255,7 +255,8 @@ def _check_names(document: _Object, owner: str, known: Sequence[str]) -> None:
     unknown = sorted(set(document) - set(known))
     if unknown:
         given = ", ".join(f"{name} ({_shown(document[name])})" for name in unknown)
-        raise ValueError(f"{owner} has no {given}{nearest(unknown, known, 'it has')}")
+        allowed = nearest(unknown, known, "it has") if known else "; it has no arguments"
+        raise ValueError(f"{owner} has no {given}{allowed}")
 
 
 def _read(document: _Object, name: str, field: _Field, where: str = "") -> Any:  # Any: each field has its own type

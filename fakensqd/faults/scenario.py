@@ -31,11 +31,14 @@ class Rule:
         nearest: What did not fit of the event that came closest, and that event.
 
     Raises:
-        TypeError: If there is no action.
+        TypeError: If there is no action, or the arguments are in another order.
         ValueError: If one of the actions cannot be done there.
     """
 
     def __init__(self, match: Match, *actions: Action | Change, optional: bool = False, name: str = "") -> None:
+        if not isinstance(match, Match) or not all(map(callable, actions)):
+            given = ", ".join(map(_name, (match, *actions)))
+            raise TypeError(f"({given}): a condition comes first, as on.reply('PUB'), and actions after it, as drop()")
         if not actions:
             raise TypeError(f"{match}: a rule needs an action")
         for action in actions:
@@ -180,8 +183,8 @@ def _arm(sequence: list[Rule], now: float) -> None:
             return
 
 
-def _name(action: Action | Change) -> str:
-    return str(action) if isinstance(action, Action) else getattr(action, "__name__", repr(action))
+def _name(action: object) -> str:
+    return str(action) if isinstance(action, (Action, Match)) else str(getattr(action, "__name__", repr(action)))
 
 
 def _event_text(event: Event) -> str:

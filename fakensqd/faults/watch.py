@@ -14,12 +14,14 @@ from fakensqd.faults.match import Event, Point
 from fakensqd.faults.scenario import Plan
 from fakensqd.transcript import Entry, Transcript
 from gnsq.protocol.commands import Command, split_multipublish_body
-from gnsq.protocol.frames import HEARTBEAT
+from gnsq.protocol.frames import ERROR, HEARTBEAT
 
 __all__ = ["Client", "ConnectionTap", "Watch"]
 
 _EXECUTE: tuple[Step, ...] = (Execute(),)
 _OPEN: tuple[Step, ...] = (Open(),)
+# The second word of a frame that is an error.
+_ERROR_TYPE = ERROR.to_bytes(4, "big")
 _NAMES_CHANNEL = frozenset([b"SUB", b"REGISTER", b"UNREGISTER"])
 _NAMES_TOPIC = frozenset([b"PUB", b"MPUB", b"DPUB"]) | _NAMES_CHANNEL
 _NAMES_MESSAGE = frozenset([b"FIN", b"REQ", b"TOUCH"])
@@ -105,7 +107,10 @@ class ConnectionTap:
         """Take note of a command that has come."""
         event = self._event = self._command_event(command, now)
         self._entry = self._watch.note(self._entry_of(event, "command", event.kind, detail=_details(command)))
-        return self._watch.change(event, _EXECUTE)
+        changed = self._watch.change(event, _EXECUTE)
+        if changed is not _EXECUTE:
+            self._note_replies(event, changed)
+        return changed
 
     def executed(self, command: Command, refusal: bytes | None) -> None:
         """Take note that it has been executed, or how it has been refused."""
@@ -117,13 +122,7 @@ class ConnectionTap:
         event = self._event
         event.point, event.now, event.client_id = Point.REPLY, now, self._client.names[0]
         changed = self._watch.change(event, steps)
-        if self._watch.transcript is not None:
-            for step in changed:
-                data = getattr(step, "data", None)
-                if data is not None:
-                    said = data[self._header :]
-                    code, _, rest = (b"", b"", said) if said[:1] == b"{" else said.partition(b" ")
-                    self._watch.note(self._entry_of(event, "reply", _text(code), bare=True, detail=_text(rest)))
+        self._note_replies(event, changed)
         return changed
 
     def message(self, message: Message, frame: bytes, now: float) -> Sequence[Step]:
@@ -152,11 +151,25 @@ class ConnectionTap:
                 if data is not None:
                     # What was injected is a heartbeat, or it is shown as it is.
                     own = event.kind == "message" and data[8:] != HEARTBEAT
-                    if own or event.kind == "heartbeat":
+                    if data[4:8] == _ERROR_TYPE:
+                        self._note_reply(event, data)
+                    elif own or event.kind == "heartbeat":
                         self._watch.note(self._entry_of(event, event.kind, event.kind))
                     else:
                         self._watch.note(self._entry_of(event, "heartbeat", "heartbeat", bare=True))
         return changed
+
+    def _note_replies(self, event: Event, steps: Sequence[Step]) -> None:
+        if self._watch.transcript is not None:
+            for step in steps:
+                data = getattr(step, "data", None)
+                if data is not None:
+                    self._note_reply(event, data)
+
+    def _note_reply(self, event: Event, data: bytes) -> None:
+        said = data[self._header :]
+        code, _, rest = (b"", b"", said) if said[:1] == b"{" else said.partition(b" ")
+        self._watch.note(self._entry_of(event, "reply", _text(code), bare=True, detail=_text(rest)))
 
     def _command_event(self, command: Command, now: float) -> Event:
         client_id, topic, channel = self._client.names

@@ -16,7 +16,7 @@ from typing import Any
 import gevent
 from gevent import monkey
 
-from gnsq.natives import start_named_thread
+from gnsq.natives import start_thread
 
 __all__ = ["StallWatch"]
 
@@ -89,7 +89,7 @@ class StallWatch:
         self._stop = _allocate_lock()
         self._stop.acquire()
         try:
-            start_named_thread("gnsq-stalls", self._run, self._stop)
+            start_thread(self._run, self._stop, name="gnsq-stalls")
         except RuntimeError as error:
             logger.debug("hub of thread %d is not watched: %s", self._native_id, error)
 

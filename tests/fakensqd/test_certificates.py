@@ -40,6 +40,10 @@ def test_the_default_names_are_loopback(certificates):
     assert trusted(certificates, certificates.server(), "localhost")
 
 
+def test_one_name_may_be_a_str(certificates):
+    assert trusted(certificates, certificates.server("nsqd.example"), "nsqd.example")
+
+
 def test_another_ca_is_not_trusted(certificates, tmp_path):
     other = Certificates(tmp_path / "made")
 

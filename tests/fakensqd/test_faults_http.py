@@ -270,7 +270,7 @@ WRONG_TOXICS = [
     ),
     pytest.param(
         {"toxic": "latency", "second": 1},
-        "toxic latency has no second (1); it has toxic, upstream, connection, seconds, jitter",
+        "toxic latency has no second (1); did you mean seconds? it has toxic, upstream, connection, seconds, jitter",
         id="misspelt",
     ),
     pytest.param({"toxic": "stall", "upstream": "yes"}, "upstream is 'yes', not true or false", id="upstream"),

@@ -2,14 +2,18 @@
 
 import gc
 import os
+import resource
 import socket
 import threading
+import time
 
 import gevent
 import greenlet
 import pytest
+from gevent import socket as gevent_socket
 
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
+from fakensqd.addresses import split_address
 from fakensqd.faults.toxics import latency, slice_bytes
 from fakensqd.relay import Relay
 from gnsq.protocol import commands
@@ -136,3 +140,47 @@ def test_a_thousand_connections(many_descriptors, nothing_left):
     for client in clients:
         client.socket.close()
     Client.opened.clear()
+
+
+@pytest.fixture
+def descriptors_for_5000():
+    """Room for 5,000 connections, both ends of which are in this process."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 12_000
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], wanted), max(before[1], wanted)))
+    except (OSError, ValueError):
+        pytest.skip(f"{before[1]} descriptors are allowed, {wanted} are needed")
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def ping(address):
+    """Ask once; give back the seconds that the answer took."""
+    host, port = split_address(address)
+    begun = time.monotonic()
+    with gevent_socket.create_connection((host, port)) as sock:
+        sock.sendall(b"GET /ping HTTP/1.0\r\n\r\n")
+        assert sock.recv(100).startswith(b"HTTP/1.")
+    return time.monotonic() - begun
+
+
+def test_a_flood_of_connections_starves_no_ping_and_is_stopped_within_2_seconds(descriptors_for_5000):
+    nsqd = FakeNsqd(threaded=True)
+    nsqd.start()
+    clients, pings = [], []
+
+    for number in range(5000):
+        clients.append(gevent_socket.create_connection(("127.0.0.1", nsqd.tcp_port)))
+        clients[-1].sendall(b"  V2")
+        if number % 250 == 0:
+            pings.append(ping(nsqd.http_address))
+    nsqd.wait_until(lambda nsqd: len(nsqd.sessions), 5000, timeout=30)
+    begun = time.process_time()
+    nsqd.stop()  # raises if anything is left over
+    took = time.process_time() - begun
+
+    for client in clients:
+        client.close()
+    assert max(pings) < 5
+    assert took < 2

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakensqd import FakeCluster, FakeNsqd
 from fakensqd.faults.actions import drop, reorder
 from fakensqd.faults.match import Event, Point, on
 from fakensqd.faults.scenario import Plan, Rule, Scenario
@@ -171,6 +172,22 @@ def test_an_account_tells_of_the_nearest_miss():
 
     plan.change(Event(Point.COMMAND, "PUB", 0.0, 1, topic="t"), ())
     assert first.account() == "first: 1 fitted, and its time did not come"
+
+
+SWAPPED = [
+    pytest.param((drop(), on.reply("PUB")), "(drop(), on.reply('PUB'))", id="swapped"),
+    pytest.param((on.reply("PUB"), on.reply("SUB")), "(on.reply('PUB'), on.reply('SUB'))", id="two conditions"),
+    pytest.param(("PUB", drop()), "('PUB', drop())", id="a word"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "given"), SWAPPED)
+@pytest.mark.parametrize("take", [Rule, Scenario().then, FakeNsqd().add, FakeCluster().add])
+def test_arguments_in_another_order_are_told(take, arguments, given):
+    with pytest.raises(TypeError) as caught:
+        take(*arguments)
+
+    assert str(caught.value) == f"{given}: a condition comes first, as on.reply('PUB'), and actions after it, as drop()"
 
 
 def test_a_rule_needs_actions_that_can_be_done():

@@ -157,6 +157,48 @@ def test_a_failed_test_shows_seed_and_transcript_and_only_its_own_failure(outcom
     assert "http POST /pub t b'x' 200" in output
 
 
+WAITS = """
+        from fakensqd import FakeNsqd
+
+        def test_nsqd(fakensqd, fakecluster):
+            post(fakensqd.http_address, "/pub?topic=t")
+            {server}.record()
+            {server}.wait_until(lambda nsqd: nsqd.depth("never"), 3, limit=0.05)
+"""
+
+
+@pytest.mark.parametrize("server", ["fakensqd", "fakecluster.nsqds[0]"])
+def test_a_wait_in_vain_is_shown_at_the_tests_line_with_the_transcript_once(outcomes, server):
+    found, output = outcomes(PUBLISH + WAITS.format(server=server))
+
+    assert found == {"failed": 1}
+    assert "not so within 0.05 s: expected 3, nearest was 0" in output
+    assert output.count("http POST /pub t b'x' 200") == 1
+    assert "test_a_wait_in_vain" in output
+    assert ".py:" in output
+    assert not [line for line in output.splitlines() if line.startswith(("fakensqd/", "gnsq/"))]
+    assert "waiting.py" not in output
+    assert "thread.py" not in output
+    assert "crossing.py" not in output
+
+
+def test_a_wait_in_vain_on_a_server_of_the_tests_own_shows_its_transcript(outcomes):
+    found, output = outcomes(
+        PUBLISH
+        + """
+        from fakensqd import FakeNsqd
+
+        def test_nsqd(fakensqd):
+            with FakeNsqd(threaded=True, record=True) as own:
+                post(own.http_address, "/pub?topic=own")
+                own.wait_until(lambda nsqd: nsqd.depth("never"), 3, limit=0.05)
+        """
+    )
+
+    assert found == {"failed": 1}
+    assert output.count("http POST /pub own b'x' 200") == 1
+
+
 def test_the_plugin_loads_nothing_until_a_fixture_is_used():
     code = "import sys, fakensqd.pytest_plugin; print(sorted(m for m in sys.modules if m in ('gevent', 'requests')))"
 

@@ -1,37 +1,42 @@
-"""A server on a thread of its own: from plain threads, and from another hub."""
+"""A server on a thread of its own: from plain threads, and from another hub. Runs in patched processes, too."""
 
 import socket
 import threading
+import urllib.error
 import urllib.request
 
 import gevent
 import pytest
 from gevent._hub_local import get_hub_if_exists
 
-from fakensqd import FakeCluster, FakeLookupd, FakeNsqd, thread
+from fakensqd import FakeAuthServer, FakeCluster, FakeLookupd, FakeNsqd, Grant, thread
 from fakensqd.clock import ManualClock
 from fakensqd.faults.toxics import corrupt_bytes
 from fakensqd.thread import Threaded
+from gnsq.crossing import Crossing
+from gnsq.natives import get_ident, start_thread
 from tests.helpers import wait_until
+
+
+def start_plain_thread(function):
+    """Run a function on a native thread without a hub; give back how it ends."""
+    outcome = Crossing()
+
+    def work():
+        try:
+            outcome.set(function())
+        except Exception as error:  # noqa: BLE001  # raised by result()
+            outcome.set_exception(error)
+
+    start_thread(work)
+    return outcome
 
 
 def in_plain_thread(function):
     """Run a function on a thread without a hub; give back what it returns, or raise."""
-    outcome = []
-
-    def work():
-        try:
-            outcome.append((function(), None))
-        except Exception as error:  # noqa: BLE001  # raised below
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(timeout=30)
-    ((value, error),) = outcome
-    if error is not None:
-        raise error
-    return value
+    outcome = start_plain_thread(function)
+    assert outcome.wait(30)
+    return outcome.result()
 
 
 def get(address, target, data=None):
@@ -52,7 +57,7 @@ def test_blocking_code_is_served():
 def test_a_plain_thread_gets_no_hub():
     def use():
         with Threaded(FakeNsqd()) as nsqd:
-            get(nsqd.http_address, "/ping")
+            assert nsqd.depth("t") == 0
         return get_hub_if_exists()
 
     assert in_plain_thread(use) is None
@@ -101,7 +106,7 @@ def test_errors_are_raised_in_the_caller():
 def test_code_of_the_caller_runs_beside_the_server():
     threaded = Threaded(FakeNsqd())
     with threaded:
-        assert threaded.call(threading.get_ident) != threading.get_ident()
+        assert threaded.call(get_ident) != get_ident()
         assert threaded.call(max, 1, 2) == 2
 
     with pytest.raises(RuntimeError, match="does not run"):
@@ -196,11 +201,22 @@ def test_a_server_may_be_made_for_a_thread():
     assert (nsqd.running, nsqd.errors) == (False, [])
 
 
-@pytest.mark.parametrize("make", [FakeNsqd, FakeLookupd, lambda **options: FakeCluster(**options)])
+@pytest.mark.parametrize("make", [FakeNsqd, FakeLookupd, FakeAuthServer, FakeCluster])
 def test_as_a_context_every_server_is_the_same_on_a_thread(make):
     for threaded in (False, True):
         with make(threaded=threaded) as server:
             assert server.errors == []
+
+
+def test_an_auth_server_on_a_thread_answers():
+    with FakeAuthServer({"s": [Grant("t")]}, threaded=True) as auth:
+        auth.set_grants("other", 401)
+
+        assert b'"topic": "t"' in get(auth.http_address, "/auth?secret=s")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            get(auth.http_address, "/auth?secret=other")
+
+        assert [query.secret for query in auth.queries] == ["s", "other"]
 
 
 def test_what_is_called_over_there_takes_toxics():
@@ -265,10 +281,9 @@ def test_a_stop_ends_the_calls_of_others(in_hub):
         gevent.get_hub().destroy(destroy_loop=True)
 
     with threaded:
-        other = threading.Thread(target=ask_in_hub if in_hub else ask)
-        other.start()
+        ended = start_plain_thread(ask_in_hub if in_hub else ask)
         assert begun.wait(10)
-    other.join(10)
+    assert ended.wait(10)
 
     assert len(told) == 1
 

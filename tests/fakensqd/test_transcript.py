@@ -6,11 +6,11 @@ import pytest
 
 from fakensqd import FakeNsqd, Transcript, on
 from fakensqd.clock import ManualClock
-from fakensqd.faults import drop
+from fakensqd.faults import drop, error, inject
 from fakensqd.transcript import Entry
 from fakensqd.waiting import difference, wait_for
 from gnsq.protocol import commands
-from gnsq.protocol.frames import decode_message
+from gnsq.protocol.frames import ERROR, decode_message, encode_frame
 from tests.fakensqd.wire import Client, consumer
 from tests.helpers import wait_until
 
@@ -59,6 +59,26 @@ def test_questions(told):
     assert (told.in_flight("v", "c"), told.depth("v", "c"), told.depth("t", "d")) == (0, 0, 0)
     assert told.client_ids == ["127.0.0.1"]
     assert {entry.client_id for entry in transcript.select("command", name="PUB", topic="t")} == {"publisher"}
+
+
+INJECTED = inject(encode_frame(ERROR, b"E_INVALID mine"))
+ERRORS = [
+    pytest.param(on.command("PUB"), error("E_INVALID", "mine"), id="instead of a command"),
+    pytest.param(on.reply("PUB"), error("E_INVALID", "mine"), id="instead of a reply"),
+    pytest.param(on.frame("message"), error("E_INVALID", "mine"), id="instead of a message"),
+    pytest.param(on.command("PUB"), INJECTED, id="before a command"),
+    pytest.param(on.frame("message"), INJECTED, id="before a message"),
+]
+
+
+@pytest.mark.parametrize(("match", "action"), ERRORS)
+def test_errors_have_those_of_faults(nsqd, match, action):
+    nsqd.add(match, action)
+    consumer(nsqd.tcp_address, ready=1)
+
+    Client(nsqd.tcp_address).send(commands.publish("t", b"a"))
+
+    assert nsqd.wait_until(lambda nsqd: nsqd.transcript.errors(), ["E_INVALID mine"])
 
 
 def test_text_is_a_line_for_each(told):
@@ -148,6 +168,13 @@ def test_a_failure_shows_the_transcript(nsqd):
 
     with pytest.raises(AssertionError, match=r"nearest was \[\](?s:.*)#1 connect"):
         nsqd.wait_until(lambda nsqd: nsqd.transcript.published("t"), [b"a"], limit=0.05)
+
+
+def test_limit_is_named_timeout_too(nsqd):
+    with pytest.raises(AssertionError, match=r"not so within 0.05 s"):
+        nsqd.wait_until(lambda nsqd: nsqd.depth("t"), 1, timeout=0.05)
+    with pytest.raises(TypeError, match=r"limit=1 and timeout=2 mean the same: give one of them"):
+        nsqd.wait_until(lambda nsqd: nsqd.depth("t"), 1, limit=1, timeout=2)
 
 
 def test_what_is_true_is_enough():

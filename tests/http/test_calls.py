@@ -241,7 +241,8 @@ def test_deadline_and_close_hold_in_a_patched_process():
         [sys.executable, "-c", textwrap.dedent(PATCHED)], capture_output=True, text=True, timeout=60, check=False
     )
 
-    assert (done.stdout, done.stderr) == ("done\n", "")
+    # With gevent before 25 urllib3's finalizer complains when the process ends.
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
 
 
 # --- connections ------------------------------------------------------------------------------------------------------

@@ -23,6 +23,12 @@ PASSWORD = "open-sesame"
 DAY = datetime.timedelta(days=1)
 
 
+OTHER_USAGES = [
+    *["digital_signature", "content_commitment", "key_encipherment", "data_encipherment"],
+    *["key_agreement", "encipher_only", "decipher_only"],
+]
+
+
 class Authority:
     """A CA that writes certificates into a directory."""
 
@@ -31,6 +37,8 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         certificate = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(True, None), True)
+        signs = dict.fromkeys(["key_cert_sign", "crl_sign"], True) | dict.fromkeys(OTHER_USAGES, False)
+        certificate = certificate.add_extension(x509.KeyUsage(**signs), True)
         self.path = self._write(f"{name}.pem", self._signed(certificate))
 
     def issue(self, name, host="127.0.0.1", password=None):
@@ -55,6 +63,9 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - DAY)
             .not_valid_after(now + DAY)
+            # Since Python 3.13 a chain without these is refused.
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), False)
         )
 
     def _signed(self, builder):

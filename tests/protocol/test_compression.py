@@ -112,7 +112,7 @@ def test_small_snappy_chunks_are_read_together():
         pytest.param(Snappy, b"\xff\x06\x00\x00sNaPpX", "it begins", id="snappy, another identifier"),
         pytest.param(Snappy, skippable(4), "it begins", id="snappy, no identifier"),
         pytest.param(Snappy, IDENTIFIER + b"\x02\x04\x00\x00abcd", "no snappy stream", id="snappy, reserved chunk"),
-        pytest.param(Snappy, IDENTIFIER + b"\x01\x08\x00\x00abcdefgh", "checksum", id="snappy, checksum"),
+        pytest.param(Snappy, IDENTIFIER + b"\x01\x08\x00\x00abcdefgh", "checksum|crc", id="snappy, checksum"),
         pytest.param(Snappy, IDENTIFIER + b"\x00\xff\xff\xff", "chunk of 16777215 bytes", id="snappy, long chunk"),
         pytest.param(
             Snappy,

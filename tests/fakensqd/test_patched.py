@@ -1,0 +1,109 @@
+"""Servers on threads in monkey-patched processes: patched early, by gevent's own command, or late, by a program."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LIMIT = 100
+HOME = Path(__file__).parents[2]
+PYTEST = ["pytest", "-q", "-p", "no:cacheprovider", "-W", "error"]
+
+
+def run(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=LIMIT, check=False, **options
+    )
+
+
+def test_what_is_patched_before_all_else_passes_the_fixtures_tests():
+    files = [f"tests/fakensqd/{name}.py" for name in ("test_pytest_plugin", "test_thread", "test_clients")]
+
+    done = run("-m", "gevent.monkey", "--module", *PYTEST, *files, cwd=HOME)
+
+    assert done.returncode == 0, done.stdout
+
+
+FIXTURES = """
+import threading
+import urllib.request
+
+import pytest
+
+from fakensqd import FakeNsqd
+
+
+def post(address, target):
+    return urllib.request.urlopen(f"http://{{address}}{{target}}", data=b"x", timeout=10).read()
+
+
+def test_before(fakensqd):
+    assert post(fakensqd.http_address, "/pub?topic=t") == b"OK"
+
+
+def test_meanwhile(fakensqd):
+    assert post(fakensqd.http_address, "/pub?topic=t") == b"OK"
+    with FakeNsqd(threaded=True) as other:
+        {program}
+        import gevent
+
+        # Would block for ever if one of the servers were a greenlet.
+        assert post(other.http_address, "/pub?topic=t") == b"OK"
+        assert post(fakensqd.http_address, "/pub?topic=t") == b"OK"
+        assert fakensqd.wait_until(lambda nsqd: nsqd.depth("t"), 2) == 2
+        assert [gevent.spawn(fakensqd.depth, "t").get(timeout=10) for _ in range(3)] == [2] * 3
+        assert other.depth("t") == 1
+
+
+@pytest.mark.parametrize("time", range(3))
+def test_after(fakensqd, fakecluster, time):
+    nsqd, registered = fakensqd, fakecluster.nsqds[0]
+    assert post(registered.http_address, "/pub?topic=t") == b"OK"
+    assert post(nsqd.http_address, "/pub?topic=t") == b"OK"
+    nsqd.restart()
+    assert post(nsqd.http_address, "/pub?topic=t") == b"OK"
+
+
+def test_its_own_thread(fakensqd):
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(post(fakensqd.http_address, "/pub?topic=t")))
+    thread.start()
+    thread.join(10)
+    assert answers == [b"OK"]
+
+
+@pytest.mark.fakensqd(threaded=False)
+def test_own_hub(fakensqd):
+    assert post(fakensqd.http_address, "/pub?topic=t") == b"OK"
+"""
+
+
+def test_a_program_may_patch_while_a_server_runs(tmp_path):
+    (tmp_path / "program.py").write_text("from gevent import monkey\n\nmonkey.patch_all()\n")
+    (tmp_path / "test_it.py").write_text(FIXTURES.format(program="import program"))
+
+    done = run("-m", *PYTEST, "-W", "ignore::gevent.monkey.MonkeyPatchWarning", "test_it.py", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stdout
+    assert done.stderr == ""
+
+
+PRODUCER = """
+from gevent import monkey
+from fakensqd import FakeNsqd
+from gnsq import Producer
+
+with FakeNsqd(threaded=True) as nsqd, Producer(nsqd.tcp_address, threaded=True) as early:
+    early.publish("t", b"x")
+    monkey.patch_all()
+    with Producer(nsqd.tcp_address, threaded=True) as late:
+        print(early.publish("t", b"x"), late.publish("t", b"x"), nsqd.depth("t"))
+"""
+
+
+@pytest.mark.parametrize("patch", ["", "from gevent import monkey; monkey.patch_all()"], ids=["late", "early"])
+def test_producers_with_a_thread_of_their_own_publish(patch):
+    done = run("-W", "ignore", "-c", f"{patch}\n{PRODUCER}")
+
+    assert (done.stdout, done.stderr) == ("b'OK' b'OK' 3\n", "")
