@@ -61,7 +61,10 @@ class NsqdOptions(Options):
     queue_scan_selection_count: int = option(
         20, "with scan_lateness: channels looked into every 0.1 s, by chance; more while many have something", minimum=1
     )
-    rdy_counts_down: bool = option(False, "each message takes 1 off RDY, as the oldest nsqds had it")
+    rdy_counts_down: bool = option(
+        False,
+        "each message takes 1 off RDY, and its last value is a ceiling on what is in flight, as before nsqd 0.3.0",
+    )
     negotiates: bool = option(True, "answer an IDENTIFY that asks for feature_negotiation; off, as the oldest: OK")
     wrapped_answers: bool = option(
         False, "HTTP as before nsqd 1.0: the old names, too, and JSON inside of status_code, status_txt and data"

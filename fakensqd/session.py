@@ -66,6 +66,8 @@ class Session:
         self.connected_ns = broker.wall_ns(now)
         self.state = State.INIT
         self.ready_count = 0
+        # The RDY that the client sent last; ready_count is less where it is counted down.
+        self._last_ready_count = 0
         self.in_flight_count = 0
         self.message_count = 0
         self.finish_count = 0
@@ -219,8 +221,7 @@ class Session:
         channel = self._channel
         if channel is None or self._closed:
             return
-        in_flight = 0 if self._options.rdy_counts_down else self.in_flight_count
-        capacity = 0 if channel.paused else self.ready_count - in_flight
+        capacity = 0 if channel.paused else self._capacity
         if capacity > 0 and channel.depth:
             capacity -= self._take(channel, min(capacity, _BATCH))
         if capacity <= 0:
@@ -238,6 +239,12 @@ class Session:
                 # Deflate has a buffer of its own, which no message fills that is worth a test.
                 size = math.inf if self.opening.deflate else self.opening.settings.output_buffer_size
                 self._output.hold(self._now, period, size)
+
+    @property
+    def _capacity(self) -> int:
+        """How many messages RDY allows now. Source: nsqd client_v2.go IsReadyForMessages; 0.2.31's counts down, too."""
+        capacity = self._last_ready_count - self.in_flight_count
+        return min(capacity, self.ready_count) if self._options.rdy_counts_down else capacity
 
     def _take(self, channel: Channel, limit: int) -> int:
         settings = self.opening.pump_settings
@@ -364,7 +371,10 @@ class Session:
     # --- commands: consuming ------------------------------------------------------------------------------------------
 
     def _ready(self, words: list[bytes]) -> None:
-        self.ready_count = parameters.ready_count(words, self._options.max_rdy_count)
+        self._set_ready_count(parameters.ready_count(words, self._options.max_rdy_count))
+
+    def _set_ready_count(self, count: int) -> None:
+        self.ready_count = self._last_ready_count = count
 
     def _ignore(self, words: list[bytes]) -> None:
         """Do nothing: NOP, and RDY once the client is closing."""
@@ -401,7 +411,7 @@ class Session:
         return self._channel
 
     def _close(self, words: list[bytes]) -> None:
-        self.ready_count = 0
+        self._set_ready_count(0)
         self._enter(State.CLOSING)
         self._output.respond(encode_frame(RESPONSE, CLOSE_WAIT))
 

@@ -44,7 +44,8 @@ class Answers:
         msg_timeout: Seconds until nsqd takes an unanswered message back; None if it did not say and was not told.
         max_msg_timeout: Seconds behind its delivery that touches can keep a message; None if nsqd did not say.
         drained: Set by the answer to the last message in flight.
-        on_answered: Called behind each FIN and REQ; None: nobody asks.
+        on_answered: Called before each FIN and REQ is sent, when in_flight no longer counts it: a lower RDY must
+            arrive first. None: nobody asks.
         on_finish, on_requeue: Called with (id[, timeout in ms, backoff]) behind FIN and REQ; None: nobody asks.
         held: Messages that are answered later, outside of a handler.
         latency: Of messages from their arrival to their answer.
@@ -126,11 +127,11 @@ class Answers:
         if get_ident() != self._thread:
             self._call_home(self.finish, message_id)
             return
-        self._finish(message_id)
-        self._finished += 1
         self.in_flight -= 1
         if self.on_answered is not None:
             self.on_answered()
+        self._finish(message_id)
+        self._finished += 1
         if not self.in_flight:
             self.drained.set()
         if self.on_finish is not None:
@@ -141,10 +142,10 @@ class Answers:
         if self._home.elsewhere:
             self._call_home(self.finish_all, message_ids)
             return
-        self._send(commands.finish_all(message_ids))
-        self._finished += len(message_ids)
         self.in_flight -= len(message_ids) - 1
         self._answered()
+        self._send(commands.finish_all(message_ids))
+        self._finished += len(message_ids)
         if self.on_finish is not None:
             for message_id in message_ids:
                 self.on_finish(message_id)
@@ -154,9 +155,9 @@ class Answers:
         if self._home.elsewhere:
             self._call_home(self.requeue, message_id, timeout, backoff)
             return
+        self._answered()
         self._send(commands.requeue(message_id, timeout))
         self._requeued += 1
-        self._answered()
         if self.on_requeue is not None:
             self.on_requeue(message_id, timeout, backoff)
 

@@ -2,6 +2,7 @@
 
 import itertools
 
+import gevent
 from gevent.event import Event
 
 from gnsq import Consumer, Producer
@@ -50,6 +51,41 @@ def test_in_flight_never_exceeds_the_limit(producer, nsqd, topic):
         wait_until(lambda: len(most) == 500)
 
     assert max(most) <= 7
+
+
+def test_slow_messages_do_not_hold_up_the_others(producer, nsqd, topic):
+    producer.multipublish(topic, [b"slow"] * 2 + [b"%d" % number for number in range(300)])
+    done, release = [], Event()
+
+    def handle(consumer, message):
+        if message.body == b"slow":
+            release.wait()
+        else:
+            # They end at different times.
+            gevent.sleep(int(message.body) % 20 / 1000)
+            done.append(message.body)
+
+    with Consumer(topic, "c", nsqd.tcp_address, message_handler=handle, max_in_flight=10):
+        wait_until(lambda: len(done) == 300)
+        release.set()
+
+
+def test_as_many_are_in_flight_as_may_be(producer, nsqd, topic):
+    producer.multipublish(topic, [b"x"] * 20)
+    running, most = [], []
+
+    def handle(consumer, message):
+        running.append(message)
+        most.append(len(running))
+        gevent.sleep(0.05)
+        running.remove(message)
+
+    with Consumer(topic, "c", nsqd.tcp_address, message_handler=handle, max_in_flight=2):
+        wait_until(lambda: len(most) == 20 and not running)
+
+    assert max(most) == 2
+    # The first is alone, and pairs end together.
+    assert most.count(2) >= 8
 
 
 def test_every_nsqd_is_found_with_one_message_in_flight(start_nsqd, topic):

@@ -30,6 +30,23 @@ def test_rdy_is_counted_down():
         assert session.ready_count == 0
 
 
+def test_rdy_that_is_counted_down_is_a_ceiling_on_what_is_in_flight_too():
+    with FakeNsqd(rdy_counts_down=True) as nsqd:
+        reader = consumer(nsqd.tcp_address, ready=3)
+        nsqd.broker.topics["t"].publish([b"%d" % number for number in range(9)], nsqd.now())
+        ids = [decode_message(reader.frame()[1])[2] for _ in range(3)]
+
+        # As many are in flight as the last RDY says.
+        reader.send(commands.ready(2) + commands.finish(ids[0]) + commands.publish("u", b"x"))
+        assert reader.frame() == OK
+        (session,) = nsqd.sessions
+        assert (session.ready_count, session.in_flight_count) == (2, 2)
+
+        reader.send(commands.finish(ids[1]))
+        assert reader.frame()[0] == MESSAGE
+        assert (session.ready_count, session.in_flight_count) == (1, 2)
+
+
 def test_an_nsqd_that_does_not_negotiate_says_ok(tls_options):
     with FakeNsqd(negotiates=False, **tls_options) as nsqd:
         client = Client(nsqd.tcp_address)
