@@ -74,6 +74,7 @@ class Session:
         self.requeue_count = 0
         self._broker = broker
         self._options: NsqdOptions = broker.options
+        self._release = broker.options.emulated
         self._on_wake = on_wake
         self._chance = chance or random.Random()
         self._now = now
@@ -356,7 +357,7 @@ class Session:
     def _subscribe(self, words: list[bytes]) -> Reading[None]:
         if not self.settings.heartbeat_interval:
             raise Refusal(b"E_INVALID cannot SUB with heartbeats disabled")
-        topic_name, channel_name = parameters.subscription(words)
+        topic_name, channel_name = parameters.subscription(words, self._release)
         if self._auth_required:
             yield from self.opening.authorize(b"SUB", topic_name, channel_name)
         channel = self._broker.ensure_topic(topic_name).ensure_channel(channel_name, self._now)
@@ -390,7 +391,7 @@ class Session:
 
     def _requeue(self, words: list[bytes]) -> None:
         message_id = parameters.message_id(words, 3)
-        delay = parameters.requeue_delay(words, self._options.max_req_timeout)
+        delay = parameters.requeue_delay(words, self._options.max_req_timeout, self._release)
         try:
             self._subscribed.requeue(self, message_id, delay, self._now)
         except BrokerError as error:
