@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from gnsq.options import Options, option
+from gnsq.protocol.names import is_ephemeral, valid_channel_name, valid_topic_name
 
 __all__ = ["LATEST", "LOG_LEVELS", "NSQ_VERSION", "LookupdOptions", "NsqdOptions", "Release", "TlsRequired"]
 
@@ -63,10 +64,13 @@ class Release:
         """Characters of topics and channels."""
         return 64 if self.since(0, 2, 29) else 32
 
-    @property
-    def has_ephemeral_topics(self) -> bool:
-        """Whether topics may end in #ephemeral; channels always may."""
-        return self.since(0, 3, 0)
+    def is_topic_name(self, name: str) -> bool:
+        """Whether it takes this as the name of a topic."""
+        return valid_topic_name(name, self.max_name_length) and (self.since(0, 3, 0) or not is_ephemeral(name))
+
+    def is_channel_name(self, name: str) -> bool:
+        """Whether it takes this as the name of a channel."""
+        return valid_channel_name(name, self.max_name_length)
 
     @property
     def cuts_requeue_delay(self) -> bool:

@@ -12,7 +12,6 @@ from fakensqd.gotext import base10, int64, quote
 from fakensqd.options import LATEST, Release
 from fakensqd.reader import Refusal
 from gnsq.protocol.frames import MESSAGE_ID_SIZE
-from gnsq.protocol.names import is_ephemeral, valid_channel_name, valid_topic_name
 
 __all__ = ["defer_delay", "message_id", "publish_topic", "ready_count", "requeue_delay", "subscription"]
 
@@ -25,10 +24,10 @@ def subscription(words: Words, release: Release = LATEST) -> tuple[str, str]:
         raise Refusal(b"E_INVALID SUB insufficient number of parameters")
     topic = _topic_name(words[1], release)
     if topic is None:
-        raise Refusal(b"E_BAD_TOPIC SUB topic name %s is not valid" % quote(words[1]))
+        raise Refusal(b"E_BAD_TOPIC SUB topic name %s is not valid" % _quoted(words[1], release))
     channel = words[2].decode("latin-1")
-    if not valid_channel_name(channel, release.max_name_length):
-        raise Refusal(b"E_BAD_CHANNEL SUB channel name %s is not valid" % quote(words[2]))
+    if not release.is_channel_name(channel):
+        raise Refusal(b"E_BAD_CHANNEL SUB channel name %s is not valid" % _quoted(words[2], release))
     return topic, channel
 
 
@@ -77,7 +76,7 @@ def publish_topic(words: Words, at_least: int = 2, release: Release = LATEST) ->
     if topic is None:
         # MPUB really says its code twice.
         code = b"E_BAD_TOPIC E_BAD_TOPIC" if name == b"MPUB" else b"E_BAD_TOPIC"
-        raise Refusal(b"%s %s topic name %s is not valid" % (code, name, quote(words[1])))
+        raise Refusal(b"%s %s topic name %s is not valid" % (code, name, _quoted(words[1], release)))
     return topic
 
 
@@ -93,10 +92,12 @@ def defer_delay(words: Words, limit: float) -> float:
     return delay_ns / 1e9
 
 
+def _quoted(name: bytes, release: Release) -> bytes:
+    return quote(name) if release.since(0, 2, 29) else b"'%s'" % name
+
+
 @functools.lru_cache(maxsize=1024)
 def _topic_name(word: bytes, release: Release) -> str | None:
     """Decode a topic's name, None if it is not valid. Cached: a publisher says the same one again and again."""
     name = word.decode("latin-1")
-    if is_ephemeral(name) and not release.has_ephemeral_topics:
-        return None
-    return name if valid_topic_name(name, release.max_name_length) else None
+    return name if release.is_topic_name(name) else None
