@@ -75,18 +75,18 @@ def _of_auth(words: list[bytes], options: NsqdOptions) -> Measure:
 
 
 def _of_publish(words: list[bytes], options: NsqdOptions) -> Measure:
-    parameters.publish_topic(words)
+    parameters.publish_topic(words, release=options.emulated)
     return body_of(options.max_msg_size)
 
 
 def _of_defer(words: list[bytes], options: NsqdOptions) -> Measure:
-    parameters.publish_topic(words, 3)
+    parameters.publish_topic(words, 3, options.emulated)
     parameters.defer_delay(words, options.max_req_timeout)
     return body_of(options.max_msg_size)
 
 
 def _of_multipublish(words: list[bytes], options: NsqdOptions) -> Measure:
-    parameters.publish_topic(words)
+    parameters.publish_topic(words, release=options.emulated)
     return _messages(options)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 from fakensqd import gojson
-from gnsq.protocol.names import valid_channel_name, valid_topic_name
+from fakensqd.options import LATEST, Release
 
 __all__ = [
     "JSON_TYPE",
@@ -226,12 +226,12 @@ def profiling_routes(index: str) -> dict[str, dict[str, Route]]:
     return routes | {"/debug/pprof/symbol": {"GET": route, "POST": route}}
 
 
-def topic_and_channel_names(request: Request) -> tuple[str, str]:
+def topic_and_channel_names(request: Request, release: Release = LATEST) -> tuple[str, str]:
     """Give back both names of a request that must have them, checked in nsqd's order."""
     topic_name = request.required("topic")
-    if not valid_topic_name(topic_name):
+    if not release.is_topic_name(topic_name):
         raise HttpError(400, "INVALID_ARG_TOPIC")
     channel_name = request.required("channel")
-    if not valid_channel_name(channel_name):
+    if not release.is_channel_name(channel_name):
         raise HttpError(400, "INVALID_ARG_CHANNEL")
     return topic_name, channel_name

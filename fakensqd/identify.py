@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fakensqd import gojson
-from fakensqd.options import NsqdOptions
+from fakensqd.options import LATEST, NsqdOptions, Release
 from gnsq.protocol.compression import DEFAULT_DEFLATE_LEVEL
 
 __all__ = [
@@ -41,6 +41,27 @@ _FIELDS = {
     "user_agent": gojson.STRING,
     "msg_timeout": gojson.INT,
 }
+# Of releases before 1.0.0; others ignore them.
+_OLD_FIELDS = {"short_id": gojson.STRING, "long_id": gojson.STRING}
+# The release in which a field came, where that is after 0.2.15; before, it is ignored.
+_FIELDS_SINCE = {
+    **dict.fromkeys(("heartbeat_interval",), (0, 2, 19)),
+    **dict.fromkeys(("feature_negotiation",), (0, 2, 20)),
+    **dict.fromkeys(("output_buffer_size", "output_buffer_timeout"), (0, 2, 21)),
+    **dict.fromkeys(("tls_v1",), (0, 2, 22)),
+    **dict.fromkeys(("deflate", "deflate_level", "snappy"), (0, 2, 23)),
+    **dict.fromkeys(("sample_rate", "user_agent"), (0, 2, 25)),
+    **dict.fromkeys(("client_id", "hostname", "msg_timeout"), (0, 2, 28)),
+}
+# Likewise of the answer.
+_ANSWERS_SINCE = {
+    **dict.fromkeys(("max_msg_timeout", "msg_timeout"), (0, 2, 21)),
+    **dict.fromkeys(("tls_v1",), (0, 2, 22)),
+    **dict.fromkeys(("deflate", "deflate_level", "max_deflate_level", "snappy"), (0, 2, 23)),
+    **dict.fromkeys(("sample_rate",), (0, 2, 25)),
+    **dict.fromkeys(("auth_required",), (0, 2, 29)),
+    **dict.fromkeys(("output_buffer_size", "output_buffer_timeout"), (0, 3, 1)),
+}
 
 
 class IdentifyError(Exception):
@@ -66,13 +87,18 @@ class Identification:
     msg_timeout: int = 0
 
 
-def decode_identify(body: bytes) -> Identification:
-    """Read the body of an IDENTIFY.
+def decode_identify(body: bytes, release: Release = LATEST) -> Identification:
+    """Read the body of an IDENTIFY, the fields that the release knows.
 
     Raises:
         ValueError: If Go would not take it.
     """
-    values: dict[str, Any] = gojson.decode(body, _FIELDS)  # Any: decode() has checked each type
+    fields = {name: kind for name, kind in _FIELDS.items() if release.since(*_FIELDS_SINCE.get(name, (0, 0, 0)))}
+    old = {} if release.since(1, 0, 0) else _OLD_FIELDS
+    values: dict[str, Any] = gojson.decode(body, {**fields, **old})  # Any: decode() has checked each type
+    for name, old_name in (("client_id", "short_id"), ("hostname", "long_id")):
+        old_value = values.pop(old_name, "")
+        values[name] = values.get(name) or old_value
     return Identification(**values)
 
 
@@ -166,22 +192,24 @@ class Settings:
 
     def answer(self, upgrades: Upgrades, options: NsqdOptions) -> bytes:
         """Build the answer to an IDENTIFY with feature_negotiation."""
+        release = options.emulated
+        answer: dict[str, object] = {
+            "max_rdy_count": options.max_rdy_count,
+            "version": options.version,
+            "max_msg_timeout": _milliseconds(options.max_msg_timeout),
+            "msg_timeout": _milliseconds(self.msg_timeout),
+            "tls_v1": upgrades.tls,
+            "deflate": upgrades.deflate,
+            "deflate_level": upgrades.deflate_level,
+            "max_deflate_level": options.max_deflate_level,
+            "snappy": upgrades.snappy,
+            "sample_rate": self.sample_rate,
+            "auth_required": bool(options.auth_http_addresses),
+            "output_buffer_size": self.output_buffer_size,
+            "output_buffer_timeout": _milliseconds(self.output_buffer_timeout),
+        }
         return gojson.encode(
-            {
-                "max_rdy_count": options.max_rdy_count,
-                "version": options.version,
-                "max_msg_timeout": _milliseconds(options.max_msg_timeout),
-                "msg_timeout": _milliseconds(self.msg_timeout),
-                "tls_v1": upgrades.tls,
-                "deflate": upgrades.deflate,
-                "deflate_level": upgrades.deflate_level,
-                "max_deflate_level": options.max_deflate_level,
-                "snappy": upgrades.snappy,
-                "sample_rate": self.sample_rate,
-                "auth_required": bool(options.auth_http_addresses),
-                "output_buffer_size": self.output_buffer_size,
-                "output_buffer_timeout": _milliseconds(self.output_buffer_timeout),
-            }
+            {name: value for name, value in answer.items() if release.since(*_ANSWERS_SINCE.get(name, (0, 0, 0)))}
         )
 
 

@@ -26,7 +26,6 @@ from fakensqd.old_http import OldRouter
 from fakensqd.reader import Input, Refusal
 from fakensqd.session import Session
 from fakensqd.stats import statistics, statistics_text
-from gnsq.protocol.names import valid_topic_name
 
 __all__ = ["NsqdFacts", "nsqd_application", "tls_required_application"]
 
@@ -177,7 +176,7 @@ class _Api:
 
     def _publish_topic(self, request: Request) -> Topic:
         name = request.required("topic")
-        if not valid_topic_name(name):
+        if not self._options.emulated.is_topic_name(name):
             raise HttpError(400, "INVALID_TOPIC")
         return self._broker.ensure_topic(name)
 
@@ -194,7 +193,7 @@ class _Api:
     def empty_topic(self, request: Request) -> None:
         """POST /topic/empty."""
         name = request.required("topic")
-        if not valid_topic_name(name):
+        if not self._options.emulated.is_topic_name(name):
             raise HttpError(400, "INVALID_TOPIC")
         self._topic(name).empty()
 
@@ -236,7 +235,7 @@ class _Api:
         return self._broker.topics[name]
 
     def _topic_and_channel_name(self, request: Request) -> tuple[Topic, str]:
-        topic_name, channel_name = topic_and_channel_names(request)
+        topic_name, channel_name = topic_and_channel_names(request, self._options.emulated)
         return self._topic(topic_name), channel_name
 
     def _channel(self, request: Request) -> Channel:

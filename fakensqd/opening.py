@@ -71,7 +71,7 @@ class Opening:
         """Read the body of IDENTIFY and put it into force; negotiate() answers it."""
         body = yield from self._input.read_body(b"IDENTIFY", self._options.max_body_size)
         try:
-            asked = decode_identify(body)
+            asked = decode_identify(body, self._options.emulated)
         except ValueError:
             raise Refusal(b"E_BAD_BODY IDENTIFY failed to decode JSON body") from None
         self.client_id, self.hostname, self.user_agent = asked.client_id, asked.hostname, asked.user_agent
@@ -124,6 +124,8 @@ class Opening:
 
     def authenticate(self, words: list[bytes]) -> Reading[None]:
         """Do AUTH: ask the auth server about a secret."""
+        if not self._options.emulated.since(0, 2, 29):
+            raise Refusal(b"E_INVALID invalid command AUTH")
         if len(words) != 1:
             raise Refusal(b"E_INVALID AUTH invalid number of parameters")
         secret = yield from self._input.read_body(b"AUTH", self._options.max_body_size)

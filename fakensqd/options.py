@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+import functools
+import re
 from dataclasses import dataclass
 
 from gnsq.options import Options, option
+from gnsq.protocol.names import is_ephemeral, valid_channel_name, valid_topic_name
 
-__all__ = ["LOG_LEVELS", "NSQ_VERSION", "LookupdOptions", "NsqdOptions", "TlsRequired"]
+__all__ = ["LATEST", "LOG_LEVELS", "NSQ_VERSION", "LookupdOptions", "NsqdOptions", "Release", "TlsRequired"]
 
 # The version that is emulated.
 NSQ_VERSION = "1.3.0"
@@ -28,6 +31,54 @@ class TlsRequired(enum.IntEnum):
 
 
 _TLS_REQUIRED = {"false": TlsRequired.NOBODY, "tcp-https": TlsRequired.TCP, "true": TlsRequired.TCP_AND_HTTP}
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Release:
+    """A release of nsqd, and what it does in another way than 1.3.0 does. Source: the tags of nsqio/nsq."""
+
+    major: int
+    minor: int
+    patch: int
+
+    @classmethod
+    @functools.cache
+    def parse(cls, text: str) -> Release:
+        """Read "0.2.21".
+
+        Raises:
+            ValueError: If it is none from 0.2.15 to 1.3.0.
+        """
+        found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", text)
+        release = cls(*map(int, found.groups())) if found else None
+        if release is None or not cls(0, 2, 15) <= release <= cls(1, 3, 0):
+            raise ValueError(f"release {text!r} must be one of nsqd's, from 0.2.15 to {NSQ_VERSION}")
+        return release
+
+    def since(self, major: int, minor: int, patch: int) -> bool:
+        """Whether it has what came with that release."""
+        return self >= Release(major, minor, patch)
+
+    @property
+    def max_name_length(self) -> int:
+        """Characters of topics and channels."""
+        return 64 if self.since(0, 2, 29) else 32
+
+    def is_topic_name(self, name: str) -> bool:
+        """Whether it takes this as the name of a topic."""
+        return valid_topic_name(name, self.max_name_length) and (self.since(0, 3, 0) or not is_ephemeral(name))
+
+    def is_channel_name(self, name: str) -> bool:
+        """Whether it takes this as the name of a channel."""
+        return valid_channel_name(name, self.max_name_length)
+
+    @property
+    def cuts_requeue_delay(self) -> bool:
+        """Whether a delay of REQ above max_req_timeout is cut, and not refused."""
+        return self.since(1, 1, 0)
+
+
+LATEST = Release.parse(NSQ_VERSION)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +112,15 @@ class NsqdOptions(Options):
     queue_scan_selection_count: int = option(
         20, "with scan_lateness: channels looked into every 0.1 s, by chance; more while many have something", minimum=1
     )
-    rdy_counts_down: bool = option(False, "each message takes 1 off RDY, as the oldest nsqds had it")
+    release: str = option(
+        "",
+        "of nsqd that is emulated on TCP and in its HTTP answers, 0.2.15 to 1.3.0: sets the three that follow, too; "
+        '"": 1.3.0, or 0.2.31 with rdy_counts_down',
+    )
+    rdy_counts_down: bool = option(
+        False,
+        "each message takes 1 off RDY, and its last value is a ceiling on what is in flight, as before nsqd 0.3.0",
+    )
     negotiates: bool = option(True, "answer an IDENTIFY that asks for feature_negotiation; off, as the oldest: OK")
     wrapped_answers: bool = option(
         False, "HTTP as before nsqd 1.0: the old names, too, and JSON inside of status_code, status_txt and data"
@@ -131,18 +190,36 @@ class NsqdOptions(Options):
             raise ValueError(f"tls_min_version {self.tls_min_version!r} must be one of {', '.join(_TLS_VERSIONS)}")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key must be given together")
+        release = self.emulated
+        if self.release:
+            old = {
+                "rdy_counts_down": not release.since(0, 3, 0),
+                "negotiates": release.since(0, 2, 20),
+                "wrapped_answers": not release.since(1, 0, 0),
+            }
+            for name, value in old.items():
+                object.__setattr__(self, name, value)
+        if self.auth_http_addresses and not release.since(0, 2, 29):
+            raise ValueError(
+                f"release {self.version} has no AUTH, and auth_http_addresses are given; use 0.2.29 or later"
+            )
         if self.tls_policy and not self.tls_offered:
             raise ValueError("clients are required to use TLS, but there is no tls_cert and tls_key")
 
     @property
     def version(self) -> str:
         """What it calls itself: clients go by the version, and RDY is not counted down since 0.3.0."""
-        return _OLD_VERSION if self.rdy_counts_down else NSQ_VERSION
+        return self.release or (_OLD_VERSION if self.rdy_counts_down else NSQ_VERSION)
+
+    @property
+    def emulated(self) -> Release:
+        """The release whose rules hold."""
+        return Release.parse(self.version)
 
     @property
     def tls_offered(self) -> bool:
         """Whether a client may ask for TLS."""
-        return bool(self.tls_cert)
+        return bool(self.tls_cert) and self.emulated.since(0, 2, 22)
 
     @property
     def tls_policy(self) -> TlsRequired:

@@ -9,25 +9,25 @@ from __future__ import annotations
 import functools
 
 from fakensqd.gotext import base10, int64, quote
+from fakensqd.options import LATEST, Release
 from fakensqd.reader import Refusal
 from gnsq.protocol.frames import MESSAGE_ID_SIZE
-from gnsq.protocol.names import valid_channel_name, valid_topic_name
 
 __all__ = ["defer_delay", "message_id", "publish_topic", "ready_count", "requeue_delay", "subscription"]
 
 Words = list[bytes]
 
 
-def subscription(words: Words) -> tuple[str, str]:
+def subscription(words: Words, release: Release = LATEST) -> tuple[str, str]:
     """Read topic and channel of SUB."""
     if len(words) < 3:
         raise Refusal(b"E_INVALID SUB insufficient number of parameters")
-    topic = _topic_name(words[1])
+    topic = _topic_name(words[1], release)
     if topic is None:
-        raise Refusal(b"E_BAD_TOPIC SUB topic name %s is not valid" % quote(words[1]))
+        raise Refusal(b"E_BAD_TOPIC SUB topic name %s is not valid" % _quoted(words[1], release))
     channel = words[2].decode("latin-1")
-    if not valid_channel_name(channel):
-        raise Refusal(b"E_BAD_CHANNEL SUB channel name %s is not valid" % quote(words[2]))
+    if not release.is_channel_name(channel):
+        raise Refusal(b"E_BAD_CHANNEL SUB channel name %s is not valid" % _quoted(words[2], release))
     return topic, channel
 
 
@@ -53,25 +53,30 @@ def message_id(words: Words, at_least: int = 2) -> bytes:
     return words[1]
 
 
-def requeue_delay(words: Words, limit: float) -> float:
-    """Read the delay of REQ, in seconds; more than the limit is cut, an overflow to below zero is none."""
+def requeue_delay(words: Words, limit: float, release: Release = LATEST) -> float:
+    """Read the delay of REQ, in seconds; more than the limit is cut, an overflow to below zero is none. Releases before
+    1.1.0 refuse both."""
     try:
         delay_ms = base10(words[2])
     except ValueError:
         raise Refusal(b"E_INVALID REQ could not parse timeout %s" % words[2]) from None
-    return min(max(int64(delay_ms * 10**6) / 1e9, 0.0), limit)
+    delay_ns, limit_ns = int64(delay_ms * 10**6), round(limit * 1000) * 10**6
+    if not release.cuts_requeue_delay and not 0 <= delay_ns <= limit_ns:
+        # nsqd really says nanoseconds.
+        raise Refusal(b"E_INVALID REQ timeout %d out of range 0-%d" % (delay_ns, limit_ns))
+    return min(max(delay_ns / 1e9, 0.0), limit)
 
 
-def publish_topic(words: Words, at_least: int = 2) -> str:
+def publish_topic(words: Words, at_least: int = 2, release: Release = LATEST) -> str:
     """Read the topic of PUB, MPUB or DPUB, which have at least so many words."""
     name = words[0]
     if len(words) < at_least:
         raise Refusal(b"E_INVALID %s insufficient number of parameters" % name)
-    topic = _topic_name(words[1])
+    topic = _topic_name(words[1], release)
     if topic is None:
         # MPUB really says its code twice.
         code = b"E_BAD_TOPIC E_BAD_TOPIC" if name == b"MPUB" else b"E_BAD_TOPIC"
-        raise Refusal(b"%s %s topic name %s is not valid" % (code, name, quote(words[1])))
+        raise Refusal(b"%s %s topic name %s is not valid" % (code, name, _quoted(words[1], release)))
     return topic
 
 
@@ -87,8 +92,12 @@ def defer_delay(words: Words, limit: float) -> float:
     return delay_ns / 1e9
 
 
+def _quoted(name: bytes, release: Release) -> bytes:
+    return quote(name) if release.since(0, 2, 29) else b"'%s'" % name
+
+
 @functools.lru_cache(maxsize=1024)
-def _topic_name(word: bytes) -> str | None:
+def _topic_name(word: bytes, release: Release) -> str | None:
     """Decode a topic's name, None if it is not valid. Cached: a publisher says the same one again and again."""
     name = word.decode("latin-1")
-    return name if valid_topic_name(name) else None
+    return name if release.is_topic_name(name) else None

@@ -41,6 +41,7 @@ class Publishing:
         self.count_by_topic: dict[str, int] = {}
         self._broker = broker
         self._options = broker.options
+        self._release = broker.options.emulated
         self._input = source
         self._opening = opening
         self._respond = respond
@@ -55,7 +56,7 @@ class Publishing:
 
     def publish(self, words: list[bytes]) -> Reading[None]:
         """Do PUB."""
-        topic_name = parameters.publish_topic(words)
+        topic_name = parameters.publish_topic(words, release=self._release)
         body = yield from self._input.read_message(b"PUB", self._options.max_msg_size)
         if self._auth_required:
             yield from self._opening.authorize(b"PUB", topic_name)
@@ -63,7 +64,9 @@ class Publishing:
 
     def defer(self, words: list[bytes]) -> Reading[None]:
         """Do DPUB."""
-        topic_name = parameters.publish_topic(words, 3)
+        if not self._release.since(0, 3, 6):
+            raise Refusal(b"E_INVALID invalid command DPUB")
+        topic_name = parameters.publish_topic(words, 3, self._release)
         delay = parameters.defer_delay(words, self._options.max_req_timeout)
         body = yield from self._input.read_message(b"DPUB", self._options.max_msg_size)
         if self._auth_required:
@@ -72,7 +75,7 @@ class Publishing:
 
     def multipublish(self, words: list[bytes]) -> Reading[None]:
         """Do MPUB."""
-        topic_name = parameters.publish_topic(words)
+        topic_name = parameters.publish_topic(words, release=self._release)
         if self._auth_required:
             yield from self._opening.authorize(b"MPUB", topic_name)
         # nsqd makes the topic before it has read anything.

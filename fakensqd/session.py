@@ -66,12 +66,15 @@ class Session:
         self.connected_ns = broker.wall_ns(now)
         self.state = State.INIT
         self.ready_count = 0
+        # The RDY that the client sent last; ready_count is less where it is counted down.
+        self._last_ready_count = 0
         self.in_flight_count = 0
         self.message_count = 0
         self.finish_count = 0
         self.requeue_count = 0
         self._broker = broker
         self._options: NsqdOptions = broker.options
+        self._release = broker.options.emulated
         self._on_wake = on_wake
         self._chance = chance or random.Random()
         self._now = now
@@ -219,8 +222,7 @@ class Session:
         channel = self._channel
         if channel is None or self._closed:
             return
-        in_flight = 0 if self._options.rdy_counts_down else self.in_flight_count
-        capacity = 0 if channel.paused else self.ready_count - in_flight
+        capacity = 0 if channel.paused else self._capacity
         if capacity > 0 and channel.depth:
             capacity -= self._take(channel, min(capacity, _BATCH))
         if capacity <= 0:
@@ -238,6 +240,12 @@ class Session:
                 # Deflate has a buffer of its own, which no message fills that is worth a test.
                 size = math.inf if self.opening.deflate else self.opening.settings.output_buffer_size
                 self._output.hold(self._now, period, size)
+
+    @property
+    def _capacity(self) -> int:
+        """How many messages RDY allows now. Source: nsqd client_v2.go IsReadyForMessages; 0.2.31's counts down, too."""
+        capacity = self._last_ready_count - self.in_flight_count
+        return min(capacity, self.ready_count) if self._options.rdy_counts_down else capacity
 
     def _take(self, channel: Channel, limit: int) -> int:
         settings = self.opening.pump_settings
@@ -349,7 +357,7 @@ class Session:
     def _subscribe(self, words: list[bytes]) -> Reading[None]:
         if not self.settings.heartbeat_interval:
             raise Refusal(b"E_INVALID cannot SUB with heartbeats disabled")
-        topic_name, channel_name = parameters.subscription(words)
+        topic_name, channel_name = parameters.subscription(words, self._release)
         if self._auth_required:
             yield from self.opening.authorize(b"SUB", topic_name, channel_name)
         channel = self._broker.ensure_topic(topic_name).ensure_channel(channel_name, self._now)
@@ -364,7 +372,10 @@ class Session:
     # --- commands: consuming ------------------------------------------------------------------------------------------
 
     def _ready(self, words: list[bytes]) -> None:
-        self.ready_count = parameters.ready_count(words, self._options.max_rdy_count)
+        self._set_ready_count(parameters.ready_count(words, self._options.max_rdy_count))
+
+    def _set_ready_count(self, count: int) -> None:
+        self.ready_count = self._last_ready_count = count
 
     def _ignore(self, words: list[bytes]) -> None:
         """Do nothing: NOP, and RDY once the client is closing."""
@@ -380,7 +391,7 @@ class Session:
 
     def _requeue(self, words: list[bytes]) -> None:
         message_id = parameters.message_id(words, 3)
-        delay = parameters.requeue_delay(words, self._options.max_req_timeout)
+        delay = parameters.requeue_delay(words, self._options.max_req_timeout, self._release)
         try:
             self._subscribed.requeue(self, message_id, delay, self._now)
         except BrokerError as error:
@@ -401,7 +412,7 @@ class Session:
         return self._channel
 
     def _close(self, words: list[bytes]) -> None:
-        self.ready_count = 0
+        self._set_ready_count(0)
         self._enter(State.CLOSING)
         self._output.respond(encode_frame(RESPONSE, CLOSE_WAIT))
 

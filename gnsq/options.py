@@ -174,7 +174,7 @@ class ConnectionOptions(Options):
     hostname: str | None = option(None, "host name in nsqd's statistics; default: this host's")
     heartbeat_interval: float = option(
         30,
-        "between nsqd's heartbeats; -1 for none (nsqd 1.3.0 then refuses SUB)",
+        "between nsqd's heartbeats; -1 for none, not for a Consumer: nsqd then refuses SUB",
         unit="s",
         minimum=1,
         maximum=MAX_INTERVAL,

@@ -1,8 +1,9 @@
 """Who gets which RDY. Decides only: sends nothing, reads no clock.
 
 nsqd treats RDY as a ceiling on what is in flight, so lowering it takes nothing back: what one connection gives up may
-be granted to another only as its messages are answered. Before 0.3.0 nsqd counted RDY down with each message it sent;
-these are told again how many more may come. Source: the client guide, "RDY State"; nsqd, "don't decrement RDY count".
+be granted to another only as its messages are answered. Before 0.3.0 each message that nsqd sent also took 1 off RDY,
+so these are sent the same RDY again. Source: the client guide, "RDY State"; nsqd 0.2.31 client_v2.go,
+IsReadyForMessages; nsqd, "don't decrement RDY count".
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from typing import Generic, TypeVar
 
 __all__ = ["RdyPolicy"]
 
-# Seconds in which nsqd has read a lower RDY, and what it had sent before has arrived. It sends out what it has
-# buffered as soon as a RDY says that no more may come.
-GRACE = 1.0
-# With fewer in flight than nsqds: one that is never idle keeps its turn for so many idle timeouts.
-TURN = 3
 # Share of its RDY that a connection has in flight when it could do with more. Source: the guide, "is_starved".
 STARVED = 0.85
+# Share of a RDY that is counted down, below which it is sent again. Source: the guide, "RDY State".
+RENEWED_BELOW = 0.25
+# A message that a silent nsqd has sent before it read a lower RDY arrives within so many of the delays measured.
+DELAYS = 4
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -29,62 +29,88 @@ class _Share:
     """What one connection was granted, and what is known of it."""
 
     __slots__ = (
+        "answered",
+        "arriving",
+        "arriving_until",
         "asked",
         "counts_down",
         "fresh",
+        "had_turn",
+        "has_backlog",
         "hungry",
         "last",
         "left",
         "limit",
-        "past",
-        "past_until",
         "rdy",
+        "renewed",
         "turn",
     )
 
     def __init__(self, limit: int, counts_down: bool, now: float) -> None:
         self.limit = limit
         self.counts_down = counts_down
-        # Granted; for an nsqd that counts down, asked is what it was sent, and left what remains of that.
+        # The RDY that it was sent last; for an nsqd that counts down, left is what remains of it at least.
         self.rdy = 0
-        self.asked = 0
         self.left = 0
         self.last = now
         self.fresh = True
         # When it last had nearly all it may have.
         self.hungry = -math.inf
-        # A higher RDY by which nsqd may still be sending, and until when.
-        self.past = 0
-        self.past_until = -math.inf
-        # Since when it has its turn; None while it waits for one.
+        # Messages that nsqd may have sent before it reads a lower RDY, and until when they may arrive.
+        self.arriving = 0
+        self.arriving_until = -math.inf
+        # When its RDY was raised from 0; None once a message came.
+        self.asked: float | None = None
+        # With fewer in flight than connections: since when it has its turn, None while it waits for one.
         self.turn: float | None = None
+        # When it was last allowed to keep its turn.
+        self.renewed = -math.inf
+        # Since when nothing is known to be in flight; None: something is, or was when decide() looked last.
+        self.answered: float | None = now
+        # Whether its last turn, or this one, brought messages and did not end in silence; whether it had one in this
+        # round.
+        self.has_backlog = False
+        self.had_turn = False
 
-    @property
-    def command(self) -> int:
-        """What RDY says."""
-        return self.asked if self.counts_down else self.rdy
-
-    def lower(self, target: int, now: float) -> None:
-        self.past = max(self.rdy, self.past if now < self.past_until else 0)
-        self.past_until = now + GRACE
+    def lower(self, target: int, in_flight: int, now: float, grace: float) -> None:
+        """Set a lower RDY; what nsqd has sent before it reads that may arrive for so many seconds."""
+        self.arriving = max(self.rdy - in_flight, self.arriving if now < self.arriving_until else 0)
+        self.arriving_until = now + grace
         self.rdy = target
+        self.asked = None
+
+    def begin_turn(self, now: float) -> None:
+        """Begin a turn, or its time where it was granted only now."""
+        self.turn = self.renewed = now
+        self.had_turn = True
 
     def held(self, in_flight: int, now: float) -> int:
-        """Messages that are in flight, or may be without another word."""
-        return max(self.rdy, in_flight, self.past if now < self.past_until else 0)
+        """Messages that are in flight, or may be without another command."""
+        arriving = self.arriving if now < self.arriving_until else 0
+        return max(self.rdy, in_flight + arriving)
 
 
 class RdyPolicy(Generic[Key]):
     """Spread max_in_flight over connections so that the sum of max(RDY, in flight) never exceeds it.
 
     A connection begins with RDY 1 and gets its share with its first message. Shares are even; a connection without a
-    message for idle_timeout is cut down to RDY 1 as long as others have nearly all they may have. With fewer in flight
-    than connections some have RDY 1 and the rest 0, in turns.
+    message for idle_timeout is cut down to RDY 1 as long as others have nearly all they may have.
+
+    With fewer in flight than connections some have RDY 1 and the rest 0, in turns of random order. One without messages
+    loses its turn after idle_timeout; after grace, if another waits that is known to have some. One with messages is
+    interrupted after turn_timeout, shorter where many wait, and comes again at once if the next has none.
+
+    What a connection gives up is granted to another when it is answered, or after grace, since nsqd does not
+    acknowledge RDY. A connection that loses its turn because it was silent most likely has nothing on its way: then a
+    few times the delay that was measured is enough, without one nothing.
 
     Args:
         max_in_flight: Messages, 1 or more; may be changed at any time, decide() then says what follows.
         idle_timeout: Seconds; may be changed, too.
-        rng: Source of randomness for who gets the remainder, and whose turn comes first.
+        turn_timeout: Seconds, likewise.
+        grace: Seconds in which nsqd has read a lower RDY, and what it had sent before has arrived. It sends what it has
+            buffered as soon as a RDY says that no more may come.
+        rng: Source of randomness for who gets the remainder, and whose turn comes next.
 
     Attributes:
         paused: Nobody gets any.
@@ -93,18 +119,35 @@ class RdyPolicy(Generic[Key]):
         probe: Has RDY 1 while the others back off; None for nobody.
     """
 
-    def __init__(self, max_in_flight: int, idle_timeout: float = 10.0, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        max_in_flight: int,
+        idle_timeout: float = 10.0,
+        rng: random.Random | None = None,
+        *,
+        turn_timeout: float = 30.0,
+        grace: float = 1.0,
+    ) -> None:
         self.max_in_flight = max_in_flight
         self.paused = False
         self.backing_off = False
         self.expected = 0
         self.probe: Key | None = None
         self.idle_timeout = idle_timeout
+        self.turn_timeout = turn_timeout
+        self.grace = grace
         self._rng = rng if rng is not None else random.Random()
         self._shares: dict[Key, _Share] = {}
         # Who comes first where there is not enough for all.
         self._order: list[Key] = []
+        # Whose turn ends in this decide(), and whether because nothing came.
+        self._ended: dict[Key, bool] = {}
+        # How many of those that wait are known to have messages, and when one with messages is interrupted, seconds.
+        self._backlogs = 0
+        self._turn_length = turn_timeout
         self._owed = False
+        # Seconds from a RDY to its first message, measured where that came within grace.
+        self._delay = 0.0
 
     @property
     def owed(self) -> bool:
@@ -116,7 +159,7 @@ class RdyPolicy(Generic[Key]):
 
         Args:
             max_rdy_count: What its nsqd allows at most.
-            counts_down: Its nsqd takes RDY as the number of messages still to be sent.
+            counts_down: Its nsqd takes 1 off RDY with each message, and must be sent the same RDY again.
         """
         self._shares[key] = _Share(max_rdy_count, counts_down, now)
         # Not before those that have their turn: all would wait until what they give up is free.
@@ -143,13 +186,19 @@ class RdyPolicy(Generic[Key]):
         news = share.fresh or self._is_idle(share, now)
         share.fresh = False
         share.last = now
+        share.answered = None
+        share.has_backlog = True
+        if share.asked is not None and now - share.asked < self.grace:
+            self._delay = max(now - share.asked, (self._delay + now - share.asked) / 2)
+        share.asked = None
+        share.arriving = max(share.arriving - count, 0)
         if in_flight >= share.rdy * STARVED:
             news = news or not self._is_hungry(share, now)
             share.hungry = now
         if share.counts_down:
             share.left = max(share.left - count, 0)
-            news = news or not share.left
-        return news
+            news = news or self._must_renew(share)
+        return news or (share.turn is not None and now >= share.renewed + self._turn_length)
 
     def pick_probe(self, in_flight: Mapping[Key, int]) -> Key | None:
         """Choose whom to ask for one message; None without connections.
@@ -171,27 +220,38 @@ class RdyPolicy(Generic[Key]):
         Args:
             in_flight: Messages in flight on each connection.
         """
+        self._ended.clear()
         targets = self._targets(in_flight, now)
-        lowered = self._take_back(self._within(targets, in_flight), now)
-        changed = lowered | self._grant(targets, in_flight, now)
-        excess = max(-self._free(in_flight, now), 0)
-        for key, share in self._shares.items():
-            if share.counts_down:
-                changed.discard(key)
-                if self._tell(share, in_flight.get(key, 0), key in lowered, excess, now):
-                    changed.add(key)
-        return {key: self._shares[key].command for key in changed}
+        changed = self._take_back(self._within(targets, in_flight), in_flight, now)
+        changed |= self._grant(targets, in_flight, now)
+        changed.update(key for key, share in self._shares.items() if self._must_renew(share))
+        for key in changed:
+            self._shares[key].left = self._shares[key].rdy
+        return {key: self._shares[key].rdy for key in changed}
+
+    def lower_probe(self, in_flight: int, now: float) -> int | None:
+        """Say which RDY the probe must be sent before an answer is, so that one message comes and not one for each
+        answer; None for none.
+
+        Args:
+            in_flight: Messages in flight there after the answer.
+        """
+        share = self._shares.get(self.probe) if self.probe is not None else None
+        if share is None or share.rdy <= in_flight + 1:
+            return None
+        share.lower(in_flight + 1, in_flight + 1, now, self.grace)
+        share.left = share.rdy
+        return share.rdy
 
     def due(self, now: float) -> float | None:
         """Say when decide() may have something to say though nothing has happened; None for never."""
         shares = self._shares.values()
-        times = [share.past_until for share in shares if self._owed and share.past_until > now]
+        times = [share.arriving_until for share in shares if self._owed and share.arriving]
         if self._crowded:
             for share in shares:
                 if share.turn is not None and share.rdy:
-                    idle = max(share.last, share.turn) + self.idle_timeout
-                    times += [idle if idle > now else now + self.idle_timeout, share.turn + TURN * self.idle_timeout]
-        times += [share.last + GRACE for share in shares if share.fresh]
+                    times += [self._silent_at(share, now), share.renewed + self._turn_length]
+        times += [share.last + self.grace for share in shares if share.fresh]
         if not self._crowded and len(self._shares) > 1 and any(self._is_hungry(share, now) for share in shares):
             times += [share.last + self.idle_timeout for share in shares]
             times += [share.hungry + self.idle_timeout for share in shares]
@@ -211,10 +271,11 @@ class RdyPolicy(Generic[Key]):
                 excess -= min(spare, excess)
         return rdy
 
-    def _take_back(self, targets: Mapping[Key, int], now: float) -> set[Key]:
+    def _take_back(self, targets: Mapping[Key, int], in_flight: Mapping[Key, int], now: float) -> set[Key]:
         lowered = {key for key, target in targets.items() if target < self._shares[key].rdy}
         for key in lowered:
-            self._shares[key].lower(targets[key], now)
+            grace = min(self.grace, DELAYS * self._delay) if self._ended.get(key) else self.grace
+            self._shares[key].lower(targets[key], in_flight.get(key, 0), now, grace)
         return lowered
 
     def _free(self, in_flight: Mapping[Key, int], now: float) -> int:
@@ -239,29 +300,23 @@ class RdyPolicy(Generic[Key]):
             if granted > share.rdy:
                 if share.turn is not None and not share.rdy:
                     # Only now: others may have held what it waited for.
-                    share.turn = now
+                    share.begin_turn(now)
+                    share.answered = now
+                if not share.rdy:
+                    share.asked = now
                 share.rdy = granted
                 raised.add(key)
             if granted < target:
                 self._owed = True
         return raised
 
-    def _tell(self, share: _Share, in_flight: int, lowered: bool, excess: int, now: float) -> bool:
-        """Decide what an nsqd that counts down is to be sent; whether it is something.
+    def _must_renew(self, share: _Share) -> bool:
+        """Whether an nsqd that counts down has so little left that it must be sent the same RDY again.
 
-        Only when nothing is left of what it was sent before, not already at the quarter that the guide speaks of: what
-        is left may be on its way, and would come on top. For the same reason it is stopped before it gets less, and
-        gets nothing anew of what others hold in excess: those that take RDY as a ceiling have never given theirs up.
+        It is never too much: nsqd sends nothing while as many as its last RDY are in flight. It is never less, either:
+        with two slow messages in flight an nsqd that was sent RDY 2 sends nothing.
         """
-        if lowered:
-            share.asked = share.left = 0
-            return True
-        if share.left or not share.rdy:
-            return False
-        share.asked = share.left = max(share.rdy - in_flight - excess, 0) if now >= share.past_until else 0
-        # Or as soon as messages are answered, or the wait is over.
-        self._owed = self._owed or not share.asked
-        return share.asked > 0
+        return share.counts_down and share.left < share.rdy * RENEWED_BELOW
 
     # --- who should have how many
 
@@ -273,7 +328,7 @@ class RdyPolicy(Generic[Key]):
         if self.paused or self.backing_off:
             targets = dict.fromkeys(self._order, 0)
             if self.probe is not None and not self.paused:
-                # One more than it has: RDY is a ceiling, and what it has may take long.
+                # One more than it has: RDY is a ceiling, and what it has may take long. See lower_probe().
                 targets[self.probe] = min(in_flight.get(self.probe, 0) + 1, self._shares[self.probe].limit)
             return targets
         if self._crowded:
@@ -293,7 +348,7 @@ class RdyPolicy(Generic[Key]):
         ]
         targets = {key: min(1, self._shares[key].limit) for key in self._order}
         # The first to have a message must not take what others will have to be given a moment later.
-        young = sum(share.fresh and now < share.last + GRACE for share in self._shares.values())
+        young = sum(share.fresh and now < share.last + self.grace for share in self._shares.values())
         count = self.max_in_flight - len(self._order) + len(takers) + young
         targets.update(self._spread(count, set(takers), young + self.expected))
         return targets
@@ -327,22 +382,75 @@ class RdyPolicy(Generic[Key]):
     def _is_idle(self, share: _Share, now: float) -> bool:
         return now >= share.last + self.idle_timeout
 
-    def _take_turns(self, in_flight: Mapping[Key, int], now: float) -> None:
-        """Let those whose turn is over go behind those that wait."""
-        active, waiting = self._order[: self.max_in_flight], self._order[self.max_in_flight :]
-        over = [key for key in active if self._turn_is_over(self._shares[key], in_flight.get(key, 0), now)]
-        self._rng.shuffle(over)
-        self._order = [key for key in active if key not in over] + waiting + over
-        for index, key in enumerate(self._order):
-            share = self._shares[key]
-            if index >= self.max_in_flight:
-                share.turn = None
-            elif share.turn is None or key in over:
-                share.turn = now
+    # --- turns: fewer in flight than connections
 
-    def _turn_is_over(self, share: _Share, in_flight: int, now: float) -> bool:
-        if share.turn is None or not share.rdy:
-            return False
-        # Written as in due(), so that rounding is the same.
-        idle = not in_flight and now >= max(share.last, share.turn) + self.idle_timeout
-        return idle or now >= share.turn + TURN * self.idle_timeout
+    @property
+    def _patience(self) -> float:
+        """Seconds without a message after which a turn ends."""
+        return self.grace if self._backlogs else self.idle_timeout
+
+    def _silent_at(self, share: _Share, now: float) -> float:
+        """Say when to look whether a connection with a turn is silent."""
+        silent = max(share.last, share.turn or 0.0) + self._patience
+        if share.answered is not None:
+            return max(silent, share.answered + self.grace)
+        return silent - self.grace if silent - self.grace > now else now + self.grace
+
+    def _take_turns(self, in_flight: Mapping[Key, int], now: float) -> None:
+        """Let those whose turn is over change places with those that wait."""
+        active, waiting = self._order[: self.max_in_flight], self._order[self.max_in_flight :]
+        self._backlogs = sum(self._shares[key].has_backlog for key in waiting)
+        for key in waiting:
+            self._shares[key].turn = None
+        for key in active:
+            share = self._shares[key]
+            if share.turn is None:
+                share.begin_turn(now)
+            if in_flight.get(key):
+                share.answered = None
+            elif share.answered is None:
+                share.answered = now
+        # In random order: there may be fewer that wait.
+        for key in self._rng.sample(active, len(active)):
+            share = self._shares[key]
+            if not share.rdy or share.turn is None:
+                continue
+            if share.answered is not None and now >= self._silent_at(share, now):
+                self._end_turn(key, now, is_silent=True)
+            elif now >= share.renewed + self._turn_length:
+                if not self._is_wanted():
+                    share.renewed = now
+                elif in_flight.get(key, 0) >= share.rdy:
+                    # Not before: nothing else can be on its way now, so the next turn begins with the answer.
+                    self._end_turn(key, now, is_silent=False)
+        waiting = self._order[self.max_in_flight :]
+        # All that wait are asked within turn_timeout, but half of the time is for those with messages.
+        self._turn_length = max(self.turn_timeout / max(len(waiting) - self._backlogs, 1), self.grace)
+
+    def _is_wanted(self) -> bool:
+        """Whether one with messages must let others have a turn: not while one without messages will do so."""
+        active = [self._shares[key] for key in self._order[: self.max_in_flight]]
+        searching = sum(not share.has_backlog for share in active)
+        return not searching or self._backlogs > searching
+
+    def _end_turn(self, key: Key, now: float, *, is_silent: bool) -> None:
+        """Give the turn of a connection to one that waits: to each once in a round, in random order; but after a turn
+        that was of no use to one that is known to have messages."""
+        share = self._shares[key]
+        waiting = [other for other in self._order[self.max_in_flight :] if other not in self._ended]
+        if not waiting:
+            share.begin_turn(now)
+            return
+        backlog = [other for other in waiting if self._shares[other].has_backlog and not share.has_backlog]
+        fresh = [other for other in backlog or waiting if not self._shares[other].had_turn]
+        if not fresh and not backlog:
+            for other in waiting:
+                self._shares[other].had_turn = False
+        chosen = self._rng.choice(fresh or backlog or waiting)
+        here, there = self._order.index(key), self._order.index(chosen)
+        self._order[here], self._order[there] = chosen, key
+        share.turn = None
+        share.has_backlog = share.has_backlog and not is_silent
+        self._backlogs += int(share.has_backlog) - int(self._shares[chosen].has_backlog)
+        self._ended[key] = is_silent
+        self._shares[chosen].begin_turn(now)

@@ -664,7 +664,9 @@ def test_close_of_what_was_never_opened_is_over_at_once():
     assert connection.state is ConnectionState.CLOSED
 
 
-def test_what_waits_in_the_socket_is_read_before_nsqd_is_called_dead(transport):
+def test_what_waits_in_the_socket_is_read_before_nsqd_is_called_dead():
+    transport = MemoryTransport(encode_frame(RESPONSE, b'{"version": "1.3.0"}'))
+
     class LateOnce(StepClock):
         """Comes 0.3 s late to the end of a silence, with a heartbeat that nobody has read yet."""
 

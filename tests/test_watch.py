@@ -4,12 +4,13 @@ import pytest
 
 from gnsq.errors import NSQConnectionClosed, NSQTimeout
 from gnsq.nsqd.watch import Watch
-from gnsq.options import ConnectionOptions
+
+TIMEOUT = 60.0
 
 
-def watched(times, *, last_read=0.0, sending_since=None, **options):
+def watched(times, *, last_read=0.0, sending_since=None, heartbeat_interval=30.0, timeout=TIMEOUT):
     """The verdict at the last of some times; the watch was asked at all of them."""
-    watch = Watch(ConnectionOptions(**options))
+    watch = Watch(timeout, heartbeat_interval)
     watch.begin(0.0)
     before, verdict = 0.0, None
     for now in times:
@@ -35,7 +36,7 @@ def test_what_came_begins_the_silence_anew():
 
 
 def test_end_of_the_silence_is_not_slept_through():
-    watch = Watch(ConnectionOptions())
+    watch = Watch(TIMEOUT, 30.0)
     watch.begin(0.0)
 
     assert watch.pause(0.0, 0.0) == 15.0
@@ -45,7 +46,7 @@ def test_end_of_the_silence_is_not_slept_through():
 
 
 def test_without_heartbeats_silence_means_nothing():
-    assert watched(regular(9000, 30.0), heartbeat_interval=-1) is None
+    assert watched(regular(9000, 30.0), heartbeat_interval=0) is None
 
 
 def test_own_stall_is_not_held_against_nsqd():
@@ -56,7 +57,7 @@ def test_own_stall_is_not_held_against_nsqd():
     assert watched([*stalled, 145.0, 160.0, 175.0, 190.0]) is not None
 
 
-@pytest.mark.parametrize("interval", [30, -1])
+@pytest.mark.parametrize("interval", [30.0, 0.0])
 def test_send_that_does_not_end_is_a_timeout(interval):
     options = {"heartbeat_interval": interval, "timeout": 10.0}
 
@@ -67,6 +68,6 @@ def test_send_that_does_not_end_is_a_timeout(interval):
 
 
 def test_looks_are_close_enough_to_see_both():
-    assert Watch(ConnectionOptions()).pause(0.0, 0.0) == 15.0
-    assert Watch(ConnectionOptions(timeout=2.0)).pause(0.0, 0.0) == 1.0
-    assert Watch(ConnectionOptions(heartbeat_interval=-1)).pause(0.0, 0.0) == 30.0
+    assert Watch(TIMEOUT, 30.0).pause(0.0, 0.0) == 15.0
+    assert Watch(2.0, 30.0).pause(0.0, 0.0) == 1.0
+    assert Watch(TIMEOUT, 0.0).pause(0.0, 0.0) == 30.0

@@ -116,8 +116,6 @@ class Consumer(Hooks):
         clock: Clock | None = None,
         **options: Any,  # Any: each option's own type, checked where they are taken apart
     ) -> None:
-        assert_valid_topic_name(topic)
-        assert_valid_channel_name(channel)
         self.topic = topic
         self.channel = channel
         self.nsqd_tcp_addresses = parse_addresses(nsqd_tcp_addresses)
@@ -140,6 +138,17 @@ class Consumer(Hooks):
         self.options = ConsumerOptions.take(options)
         reconnect = ReconnectOptions.take(options)
         self.conn_kwargs = options
+        connection = prepared(
+            ConnectionOptions.of(
+                "Consumer", options, ConsumerOptions, ReconnectOptions, parameters=parameters_of(Consumer.__init__)
+            )
+        )
+        assert_valid_topic_name(topic, connection.max_name_length)
+        assert_valid_channel_name(channel, connection.max_name_length)
+        if connection.heartbeat_interval == -1:
+            raise ValueError(
+                "heartbeat_interval -1 of a consumer must be at least 1 s: without heartbeats nsqd refuses SUB"
+            )
         self.logger = logging.getLogger(name or f"gnsq.consumer.{topic}.{channel}")
         super().__init__()
         if message_handler is not None:
@@ -150,15 +159,7 @@ class Consumer(Hooks):
         # What nsqds before 1.1.0 have refused a REQ with, in milliseconds, by address.
         self._max_req_timeouts: dict[str, int] = {}
         self._pool = ConnectionPool(
-            prepared(
-                ConnectionOptions.of(
-                    "Consumer",
-                    options,
-                    ConsumerOptions,
-                    ReconnectOptions,
-                    parameters=parameters_of(Consumer.__init__),
-                )
-            ),
+            connection,
             reconnect,
             self._clock,
             prepare=self._prepare,

@@ -6,6 +6,7 @@ they decide on. Knows connections, but neither messages nor handlers.
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +20,7 @@ from gnsq.consumer.options import ConsumerOptions
 from gnsq.errors import NSQProtocolError
 from gnsq.message import Message
 from gnsq.nsqd.connection import IN_FLIGHT_MARGIN, Connection
-from gnsq.rdy import GRACE, RdyPolicy
+from gnsq.rdy import RdyPolicy
 from gnsq.repeats import Owner
 
 __all__ = ["Flow"]
@@ -65,7 +66,13 @@ class Flow:
     ) -> None:
         rng = random.Random()
         self.backoff = options.backoff(rng)
-        self._policy: RdyPolicy[Connection] = RdyPolicy(options.max_in_flight, options.low_ready_idle_timeout, rng)
+        self._policy: RdyPolicy[Connection] = RdyPolicy(
+            options.max_in_flight,
+            options.low_ready_idle_timeout,
+            rng,
+            turn_timeout=options.low_ready_timeout,
+            grace=options.ready_grace,
+        )
         self._connections = connections
         self._clock = clock
         self._unanswered = unanswered
@@ -115,6 +122,7 @@ class Flow:
     def configure(self, options: ConsumerOptions) -> None:
         """Take over what was changed while running."""
         self._patience = self._policy.idle_timeout = options.low_ready_idle_timeout
+        self._policy.turn_timeout, self._policy.grace = options.low_ready_timeout, options.ready_grace
         self.backoff.maximum = options.max_backoff_duration
         if not options.max_backoff_duration and self.backoff.end():
             self._end_of_backoff()
@@ -133,7 +141,7 @@ class Flow:
         """Take in a connection that has subscribed."""
         identity, now = connection.identity, self._clock.monotonic()
         if self._expect_until is None:
-            self._expect_until = now + GRACE
+            self._expect_until = now + self._policy.grace
         self._policy.add(connection, identity.max_rdy_count, now, counts_down=identity.counts_rdy_down)
         self.ask()
 
@@ -263,6 +271,9 @@ class Flow:
         watch = self.ask if self._policy.owed else None
         for connection in connections:
             connection.answers.on_answered = watch
+        probe = self._policy.probe
+        if probe is not None and probe.ready_count > 1:
+            probe.answers.on_answered = functools.partial(self._lower_probe, probe)
         self._plan(now)
 
     def _probe(self, now: float) -> None:
@@ -284,6 +295,13 @@ class Flow:
             self._policy.probe = self._policy.pick_probe(in_flight)
             self._tried = None
             self._probe_due = now + self._patience
+
+    def _lower_probe(self, probe: Connection) -> None:
+        """Lower the RDY of what is tried before an answer makes room for another message."""
+        count = self._policy.lower_probe(probe.in_flight, self._clock.monotonic())
+        if count is not None and probe.is_open:
+            probe.ready(count)
+        self.ask()
 
     def _sweep(self, now: float) -> None:
         """Take messages out of the count that nsqd has taken back: who has them may never answer, and others would

@@ -44,6 +44,19 @@ class ConsumerOptions(Options):
         unit="s",
         minimum=0.001,
     )
+    low_ready_timeout: float = option(
+        30,
+        "with fewer messages in flight than nsqds: until an nsqd that has messages must let others have a turn; "
+        "shorter while many wait",
+        unit="s",
+        minimum=0.001,
+    )
+    ready_grace: float = option(
+        1.0,
+        "after a lower RDY, which nsqd does not acknowledge, until no message that it sent before can still arrive",
+        unit="s",
+        minimum=0.001,
+    )
     max_backoff_duration: float = option(
         128, "longest pause of all messages after failures; 0: never pause", unit="s", minimum=0
     )

@@ -47,9 +47,10 @@ class Answers:
         max_msg_timeout: Seconds behind its delivery that touches can keep a message; None if nsqd did not say.
         max_req_timeout: Milliseconds; the longest delay that nsqd takes in REQ. None while that is not known.
         drained: Set by the answer to the last message in flight.
-        on_answered: Called behind each FIN and REQ; None: nobody asks.
         requeue_after: Asked, with the attempts, for the delay in ms of a message requeued without one; None: 0. In any
             thread.
+        on_answered: Called before each FIN and REQ is sent, when in_flight no longer counts it: a lower RDY must
+            arrive first. None: nobody asks.
         on_finish, on_requeue: Called with (id[, timeout in ms, backoff]) behind FIN and REQ; None: nobody asks.
         held: Messages that are answered later, outside of a handler.
         latency: Of messages from their arrival to their answer.
@@ -136,11 +137,11 @@ class Answers:
         if get_ident() != self._thread:
             self._call_home(self.finish, message_id)
             return
-        self._finish(message_id)
-        self._finished += 1
         self.in_flight -= 1
         if self.on_answered is not None:
             self.on_answered()
+        self._finish(message_id)
+        self._finished += 1
         if not self.in_flight:
             self.drained.set()
         if self.on_finish is not None:
@@ -151,10 +152,10 @@ class Answers:
         if self._home.elsewhere:
             self._call_home(self.finish_all, message_ids)
             return
-        self._send(commands.finish_all(message_ids))
-        self._finished += len(message_ids)
         self.in_flight -= len(message_ids) - 1
         self._answered()
+        self._send(commands.finish_all(message_ids))
+        self._finished += len(message_ids)
         if self.on_finish is not None:
             for message_id in message_ids:
                 self.on_finish(message_id)
@@ -167,9 +168,9 @@ class Answers:
         if self.max_req_timeout is not None and timeout > self.max_req_timeout:
             self._log_cut(timeout)
             timeout = self.max_req_timeout
+        self._answered()
         self._send(commands.requeue(message_id, timeout))
         self._requeued += 1
-        self._answered()
         if self.on_requeue is not None:
             self.on_requeue(message_id, timeout, backoff)
 
@@ -179,7 +180,7 @@ class Answers:
             "cut",
             "%s: requeued with a delay of %d ms in place of %d ms: nsqd before 1.1.0 closes the connection for more "
             "than its --max-req-timeout; raise it, or requeue with a shorter delay",
-            self.nsqd,
+            self._subject,
             self.max_req_timeout,
             timeout,
         )

@@ -463,7 +463,7 @@ class Connection:
             raise
 
     def _watch_loop(self) -> None:
-        watch = Watch(self.options)
+        watch = Watch(self.options.timeout, self.identity.heartbeat_interval)
         watch.begin(self._clock.monotonic())
         while True:
             self._clock.sleep(watch.pause(self._clock.monotonic(), self._last_read))

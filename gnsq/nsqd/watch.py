@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQTimeout
-from gnsq.options import ConnectionOptions
 
 __all__ = ["STALL", "Watch"]
 
@@ -17,13 +16,14 @@ class Watch:
     """Told the time whenever its pause is over; what our own stalls cost is not held against nsqd.
 
     Args:
-        options: The heartbeat interval, two of which nsqd may be silent for, and the timeout of a send.
+        timeout: Of a send, in seconds.
+        heartbeat_interval: Seconds, two of which nsqd may be silent for; 0 without heartbeats.
     """
 
-    def __init__(self, options: ConnectionOptions) -> None:
-        self._interval = max(options.heartbeat_interval, 0.0)
-        self._timeout = options.timeout
-        self._pause = min(options.timeout, self._interval or options.timeout) / 2
+    def __init__(self, timeout: float, heartbeat_interval: float) -> None:
+        self._interval = heartbeat_interval
+        self._timeout = timeout
+        self._pause = min(timeout, self._interval or timeout) / 2
         # Up to here silence counts for nothing.
         self._excused = 0.0
         self._look_due = 0.0

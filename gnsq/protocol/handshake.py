@@ -36,6 +36,9 @@ __all__ = [
 
 # What a server that does not negotiate allows. Source: the client guide, "nsqd Max RDY Count".
 DEFAULT_MAX_RDY_COUNT = 2500
+# What nsqd uses without being told, in seconds. One that does not negotiate may not know what it is asked for.
+DEFAULT_MSG_TIMEOUT = 60.0
+DEFAULT_HEARTBEAT_INTERVAL = 30.0
 # What nsqd 1.3.0 takes by default (--min-output-buffer-timeout); below, each message costs it a flush of its own.
 LOW_OUTPUT_BUFFER_TIMEOUT = 25
 _REQ_REFUSED = re.compile(r"REQ timeout [0-9]+ out of range 0-([0-9]{1,19})")
@@ -73,12 +76,18 @@ class StartCompression:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What IDENTIFY settled. Durations in seconds; None where the server did not say."""
+    """What IDENTIFY settled. Durations in seconds; None where the server did not say.
+
+    A server that answers with a plain OK may do what it was asked for, or keep to its own: then msg_timeout is the
+    shorter and heartbeat_interval the longer of the two.
+    """
 
     version: str | None = None
     max_rdy_count: int = DEFAULT_MAX_RDY_COUNT
     msg_timeout: float | None = None
     max_msg_timeout: float | None = None
+    # 0 without heartbeats.
+    heartbeat_interval: float = DEFAULT_HEARTBEAT_INTERVAL
     auth_required: bool = False
     tls: bool = False
     compression: Codec | None = None
@@ -209,11 +218,18 @@ def _identity(data: bytes, options: ConnectionOptions) -> Identity:
         shown = printable(repr(max_rdy_count))
         raise NSQProtocolError(f"max_rdy_count {shown} in the answer to IDENTIFY is no count")
     version = answer.get("version")
+    msg_timeout, heartbeat_interval = _seconds(answer.get("msg_timeout")), max(options.heartbeat_interval, 0.0)
+    if data == OK:
+        if options.msg_timeout is not None:
+            msg_timeout = min(options.msg_timeout, DEFAULT_MSG_TIMEOUT)
+        if heartbeat_interval:
+            heartbeat_interval = max(heartbeat_interval, DEFAULT_HEARTBEAT_INTERVAL)
     return Identity(
         version=None if version is None else str(version),
         max_rdy_count=max_rdy_count,
-        msg_timeout=_seconds(answer.get("msg_timeout")),
+        msg_timeout=msg_timeout,
         max_msg_timeout=_seconds(answer.get("max_msg_timeout")),
+        heartbeat_interval=heartbeat_interval,
         auth_required=bool(answer.get("auth_required")),
         tls=_tls(answer, options),
         compression=_compression(answer, options),

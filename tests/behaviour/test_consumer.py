@@ -3,6 +3,7 @@
 import itertools
 import logging
 
+import gevent
 from gevent.event import Event
 
 from gnsq import Consumer, NsqdHTTPClient, Producer
@@ -53,6 +54,41 @@ def test_in_flight_never_exceeds_the_limit(producer, nsqd, topic):
     assert max(most) <= 7
 
 
+def test_slow_messages_do_not_hold_up_the_others(producer, nsqd, topic):
+    producer.multipublish(topic, [b"slow"] * 2 + [b"%d" % number for number in range(300)])
+    done, release = [], Event()
+
+    def handle(consumer, message):
+        if message.body == b"slow":
+            release.wait()
+        else:
+            # They end at different times.
+            gevent.sleep(int(message.body) % 20 / 1000)
+            done.append(message.body)
+
+    with Consumer(topic, "c", nsqd.tcp_address, message_handler=handle, max_in_flight=10):
+        wait_until(lambda: len(done) == 300)
+        release.set()
+
+
+def test_as_many_are_in_flight_as_may_be(producer, nsqd, topic):
+    producer.multipublish(topic, [b"x"] * 20)
+    running, most = [], []
+
+    def handle(consumer, message):
+        running.append(message)
+        most.append(len(running))
+        gevent.sleep(0.05)
+        running.remove(message)
+
+    with Consumer(topic, "c", nsqd.tcp_address, message_handler=handle, max_in_flight=2):
+        wait_until(lambda: len(most) == 20 and not running)
+
+    assert max(most) == 2
+    # The first is alone, and pairs end together.
+    assert most.count(2) >= 8
+
+
 def test_every_nsqd_is_found_with_one_message_in_flight(start_nsqd, topic):
     nsqds = [start_nsqd() for _ in range(4)]
     for nsqd in nsqds:
@@ -73,7 +109,11 @@ def test_every_nsqd_is_found_with_one_message_in_flight(start_nsqd, topic):
 
 def test_topic_that_no_nsqlookupd_knows_leaves_the_consumer_healthy_and_not_ready(lookupd, topic, caplog):
     caplog.set_level(logging.INFO)
-    options = {"lookupd_http_addresses": lookupd.http_address, "message_handler": print, "lookupd_poll_interval": 0.05}
+    options = {
+        "lookupd_http_addresses": lookupd.http_address,
+        "message_handler": lambda consumer, message: None,
+        "lookupd_poll_interval": 0.05,
+    }
 
     with Consumer(topic, "c", **options) as consumer:
         wait_until(lambda: "WARNING" in told(caplog, f"topic {topic}: the nsqlookupd knows no nsqd with it yet"))
@@ -98,7 +138,11 @@ def test_nsqds_http_port_in_place_of_nsqlookupds_is_told(nsqd, topic, caplog):
 
 def test_consumer_is_ready_once_nsqlookupd_has_named_an_nsqd(start_nsqd, lookupd, topic):
     nsqd = start_nsqd(lookupd_tcp_address=lookupd.tcp_address, broadcast_address="127.0.0.1")
-    options = {"lookupd_http_addresses": lookupd.http_address, "message_handler": print, "lookupd_poll_interval": 0.05}
+    options = {
+        "lookupd_http_addresses": lookupd.http_address,
+        "message_handler": lambda consumer, message: None,
+        "lookupd_poll_interval": 0.05,
+    }
 
     with Consumer(topic, "c", **options) as consumer:
         before = consumer.is_ready

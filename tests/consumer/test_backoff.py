@@ -1,8 +1,9 @@
 """Backoff: after failures no messages, then one to try, until all is well again."""
 
 import pytest
+from gevent.event import Event
 
-from fakensqd import on
+from fakensqd import FakeNsqd, on
 from fakensqd.faults import error
 from gnsq import Consumer
 from gnsq.backofftimer import Backoff, Phase
@@ -398,6 +399,37 @@ def test_probe_comes_though_long_handlers_still_have_messages(nsqd, clock, publi
     clock.advance(2.0)
 
     assert times == [0, 1]
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["with messages at hand", "with messages later"])
+@pytest.mark.parametrize("old", [False, True], ids=["nsqd 1.3.0", "nsqd 0.2.31"])
+def test_one_message_is_tried_though_all_in_flight_is_answered(clock, publish, started, old, at_once):
+    """The RDY that let one come beside those in flight would let one come for each of them."""
+    release, tried = Event(), []
+
+    def handle(consumer, message):
+        if message.body == b"long":
+            release.wait()
+            raise NSQRequeueMessage(backoff=False)
+        if message.body == b"fails":
+            raise RuntimeError
+        tried.append(message)
+        message.enable_async()
+
+    with FakeNsqd(clock=clock, rdy_counts_down=old) as nsqd:
+        consumer = started(handle, nsqd, max_in_flight=10, **LATER)
+        publish(nsqd, *[b"long"] * 3, b"fails")
+        clock.advance(1.0)
+        assert (consumer.stats().backoff, rdy(nsqd)) == ("probing", [4])
+
+        release.set()
+        if not at_once:
+            clock.advance(0.0)
+            assert rdy(nsqd) == [1]
+        publish(nsqd, *[b"%d" % number for number in range(5)])
+        clock.advance(1.0)
+
+        assert (len(tried), rdy(nsqd)) == (1, [0])
 
 
 def test_strategy_that_raises_while_a_message_is_tried_stops_nothing(nsqd, clock, publish, started):

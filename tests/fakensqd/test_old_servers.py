@@ -6,7 +6,7 @@ from fakensqd import FakeLookupd, FakeNsqd
 from gnsq import Consumer, LookupdClient, NsqdHTTPClient, Producer
 from gnsq.errors import NSQHttpError
 from gnsq.protocol import commands
-from gnsq.protocol.frames import MESSAGE, RESPONSE, decode_message
+from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, decode_message
 from tests.fakensqd.wire import Client, consumer, request
 from tests.helpers import wait_until
 
@@ -30,6 +30,23 @@ def test_rdy_is_counted_down():
         assert session.ready_count == 0
 
 
+def test_rdy_that_is_counted_down_is_a_ceiling_on_what_is_in_flight_too():
+    with FakeNsqd(rdy_counts_down=True) as nsqd:
+        reader = consumer(nsqd.tcp_address, ready=3)
+        nsqd.broker.topics["t"].publish([b"%d" % number for number in range(9)], nsqd.now())
+        ids = [decode_message(reader.frame()[1])[2] for _ in range(3)]
+
+        # As many are in flight as the last RDY says.
+        reader.send(commands.ready(2) + commands.finish(ids[0]) + commands.publish("u", b"x"))
+        assert reader.frame() == OK
+        (session,) = nsqd.sessions
+        assert (session.ready_count, session.in_flight_count) == (2, 2)
+
+        reader.send(commands.finish(ids[1]))
+        assert reader.frame()[0] == MESSAGE
+        assert (session.ready_count, session.in_flight_count) == (1, 2)
+
+
 def test_an_nsqd_that_does_not_negotiate_says_ok(tls_options):
     with FakeNsqd(negotiates=False, **tls_options) as nsqd:
         client = Client(nsqd.tcp_address)
@@ -46,6 +63,86 @@ def test_our_client_gets_along_with_one_that_does_not_negotiate():
             producer.publish("t", b"x")
         with Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: got.append(message.body)):
             wait_until(lambda: got == [b"x"])
+
+
+# --- releases -----------------------------------------------------------------------------------------------------
+
+NAME = b"a" * 33
+REFUSED = [
+    pytest.param(b"SUB %s c\n" % NAME, b"E_BAD_TOPIC SUB topic name '%s' is not valid" % NAME, id="long topic"),
+    pytest.param(b"SUB t %s\n" % NAME, b"E_BAD_CHANNEL SUB channel name '%s' is not valid" % NAME, id="long channel"),
+    pytest.param(b"PUB t#ephemeral\n", b"E_BAD_TOPIC PUB topic name 't#ephemeral' is not valid", id="ephemeral topic"),
+    pytest.param(commands.deferpublish("t", b"x", 1000), b"E_INVALID invalid command DPUB", id="DPUB"),
+    pytest.param(commands.auth(b"secret"), b"E_INVALID invalid command AUTH", id="AUTH"),
+]
+
+
+@pytest.mark.parametrize(("command", "text"), REFUSED)
+def test_old_release_refuses_what_it_does_not_know(command, text):
+    with FakeNsqd(release="0.2.21") as nsqd:
+        client = Client(nsqd.tcp_address)
+        client.send(command)
+
+        kind, answer = client.frame()
+        assert (kind, answer) == (ERROR, text)
+        assert client.ended()
+
+
+def test_old_release_refuses_a_delay_that_is_too_long():
+    with FakeNsqd(release="0.2.21") as nsqd:
+        reader = consumer(nsqd.tcp_address, ready=1)
+        nsqd.broker.topics["t"].publish([b"x"], nsqd.now())
+        message_id = decode_message(reader.frame()[1])[2]
+        reader.send(b"REQ %s 3600001\n" % message_id)
+
+        assert reader.frame() == (ERROR, b"E_INVALID REQ timeout 3600001000000 out of range 0-3600000000000")
+
+
+def test_old_release_goes_by_the_short_id_and_long_id():
+    with FakeNsqd(release="0.2.21") as nsqd:
+        client = Client(nsqd.tcp_address)
+        answer = client.identify(short_id="short", long_id="long", client_id="new", hostname="new")
+        (session,) = nsqd.sessions
+
+        assert (session.opening.client_id, session.opening.hostname) == ("short", "long")
+        assert answer == {"max_rdy_count": 2500, "version": "0.2.21", "max_msg_timeout": 900000, "msg_timeout": 60000}
+
+
+def test_ids_of_today_come_first_once_they_are_known():
+    with FakeNsqd(release="0.3.8") as nsqd:
+        client = Client(nsqd.tcp_address)
+        client.identify(short_id="short", long_id="long", client_id="new")
+        (session,) = nsqd.sessions
+
+        assert (session.opening.client_id, session.opening.hostname) == ("new", "long")
+
+
+def test_old_release_refuses_long_names_over_http():
+    with FakeNsqd(release="0.2.21") as nsqd:
+        answer = request(nsqd.http_address, "POST", f"/create_topic?topic={NAME.decode()}")
+
+        assert answer["status_txt"] == "INVALID_TOPIC"
+
+
+RELEASES = [
+    pytest.param("0.2.19", (True, False, True), id="0.2.19"),
+    pytest.param("0.2.21", (True, True, True), id="0.2.21"),
+    pytest.param("0.3.8", (False, True, True), id="0.3.8"),
+    pytest.param("1.0.0", (False, True, False), id="1.0.0"),
+]
+
+
+@pytest.mark.parametrize(("release", "expected"), RELEASES)
+def test_release_sets_what_servers_of_its_time_do(release, expected):
+    options = FakeNsqd(release=release).options
+
+    assert (options.rdy_counts_down, options.negotiates, options.wrapped_answers) == expected
+
+
+@pytest.mark.parametrize("release", ["0.2.14", "1.3.1", "2", "v1.3.0"])
+def test_release_that_is_not_emulated_is_refused(release):
+    with pytest.raises(ValueError, match=r"must be one of nsqd's, from 0\.2\.15 to 1\.3\.0"):
+        FakeNsqd(release=release)
 
 
 # --- HTTP -------------------------------------------------------------------------------------------------------------

@@ -94,6 +94,27 @@ def test_plain_ok_is_a_server_without_negotiation():
     assert (identity.version, identity.max_rdy_count, identity.msg_timeout) == (None, 2500, None)
 
 
+UNKNOWN = [
+    pytest.param({}, (None, 30.0), id="not asked"),
+    pytest.param({"msg_timeout": 10, "heartbeat_interval": 5}, (10, 30.0), id="less"),
+    pytest.param({"msg_timeout": 600, "heartbeat_interval": 50}, (60.0, 50), id="more"),
+    pytest.param({"heartbeat_interval": -1}, (None, 0.0), id="no heartbeats"),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), UNKNOWN)
+def test_server_without_negotiation_may_not_do_what_it_was_asked_for(options, expected):
+    _, identity = run([(RESPONSE, b"OK")], **options)
+
+    assert (identity.msg_timeout, identity.heartbeat_interval) == expected
+
+
+def test_server_that_negotiates_keeps_the_heartbeat_interval_that_was_asked_for():
+    _, identity = run([(RESPONSE, ANSWER)], heartbeat_interval=5)
+
+    assert identity.heartbeat_interval == 5
+
+
 def test_heartbeat_before_the_answer_is_answered():
     written, identity = run([(RESPONSE, HEARTBEAT), (RESPONSE, ANSWER)])
 
