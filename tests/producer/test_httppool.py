@@ -212,8 +212,15 @@ def test_close_returns_what_is_unconfirmed(fakensqd):
     fakensqd.hearing()
 
 
+def greenlets():
+    """Those of gnsq that have not ended."""
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), gevent.Greenlet) and not thing.dead]
+    return {greenlet for greenlet in found if greenlet.name.startswith("gnsq")}
+
+
 def test_closed_producer_leaves_no_connection_and_no_greenlet():
     ended = []
+    before = greenlets()
 
     def serve(request, sock):
         if request.body == b"silent":
@@ -229,8 +236,7 @@ def test_closed_producer_leaves_no_connection_and_no_greenlet():
 
         producer.close(timeout=0.05)
 
-        named = [thing for thing in gc.get_objects() if issubclass(type(thing), gevent.Greenlet) and not thing.dead]
-        assert [greenlet.name for greenlet in named if greenlet.name.startswith("gnsq")] == []
+        assert [greenlet.name for greenlet in greenlets() - before] == []
         wait_until(lambda: ended == [b""])
 
 

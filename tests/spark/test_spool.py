@@ -270,7 +270,7 @@ def test_wrong_crc_is_told_with_the_file_and_what_to_do(spool, root, caplog):
 
     assert re.search(
         r"r1/000000000001-1\.arrow has CRC-32 [0-9a-f]{8}, it was written with [0-9a-f]{8}: .*; set aside as "
-        r"r1/000000000001-1\.arrow\.corrupt\. Its 1 messages .* rescue what can be read, then delete the file",
+        r"r1/000000000001-1\.arrow\.corrupt\. Its 1 message was .* rescue what can be read, then delete the file",
         caplog.text,
     )
 
