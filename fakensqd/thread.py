@@ -68,12 +68,14 @@ class Threaded:
         self._awaited: dict[Crossing[Any], None] = {}  # Any: what is called gives anything
 
     def start(self) -> Any:  # Any: the forwarder has the attributes of the server
-        """Start the server and give back what forwards to it.
+        """Start the server and give back what forwards to it. Starts nothing if it runs.
 
         Raises:
             Exception: What the server's start() raises.
             TimeoutError: If it has not started within half a minute.
         """
+        if self._running:
+            return Forwarder(self.call, self._server)
         started: Crossing[None] = Crossing()
         self._stopped = Crossing()
         self._running = True
