@@ -26,7 +26,7 @@ from gnsq.texts import counted
 __all__ = ["Forwarder", "Server", "Threadable", "Threaded"]
 
 _Value = TypeVar("_Value")
-# Starting and stopping take milliseconds; this is for a machine that has stopped to breathe. Calls take what they take.
+# Starting and stopping take milliseconds; the limit is for an overloaded machine. Calls have no limit.
 _PATIENCE = 30.0
 _SETTLING = 0.5
 
@@ -126,7 +126,7 @@ class Threaded:
         def begin() -> None:
             running.append(self._calls.spawn(work))
 
-        # Noted before the thread is looked at: who stops it meanwhile finds the call.
+        # Noted before the thread is looked at: a stop() in between finds the call.
         self._awaited[crossing] = None
         try:
             if not self._running or not self._soon(begin):
