@@ -116,7 +116,7 @@ def _bound(listener: socket.socket, address: tuple[str, int] | str) -> socket.so
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        # Which address it was, for who reads the error: Python leaves it out.
+        # Python's error does not name the address.
         error.filename = address if isinstance(address, str) else join_address(*address)
         raise
     return listener

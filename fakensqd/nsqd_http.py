@@ -84,7 +84,10 @@ def nsqd_application(server: NsqdFacts) -> Router:
         "/debug/freememory": {"POST": Route(_fail)},
     }
     routes |= profiling_routes("/debug/pprof/")
-    return (OldRouter if server.options.wrapped_answers else Router)(routes, server.errors.append)
+    options = server.options
+    if options.wrapped_answers:
+        return OldRouter(routes, server.errors.append, options.emulated if options.release else None)
+    return Router(routes, server.errors.append)
 
 
 def tls_required_application(server: NsqdFacts) -> Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]:

@@ -26,7 +26,7 @@ from gnsq.texts import counted
 __all__ = ["Forwarder", "Server", "Threadable", "Threaded"]
 
 _Value = TypeVar("_Value")
-# Starting and stopping take milliseconds; this is for a machine that has stopped to breathe. Calls take what they take.
+# Starting and stopping take milliseconds; the limit is for an overloaded machine. Calls have no limit.
 _PATIENCE = 30.0
 _SETTLING = 0.5
 
@@ -68,12 +68,14 @@ class Threaded:
         self._awaited: dict[Crossing[Any], None] = {}  # Any: what is called gives anything
 
     def start(self) -> Any:  # Any: the forwarder has the attributes of the server
-        """Start the server and give back what forwards to it.
+        """Start the server and give back what forwards to it. Starts nothing if it runs.
 
         Raises:
             Exception: What the server's start() raises.
             TimeoutError: If it has not started within half a minute.
         """
+        if self._running:
+            return Forwarder(self.call, self._server)
         started: Crossing[None] = Crossing()
         self._stopped = Crossing()
         self._running = True
@@ -124,7 +126,7 @@ class Threaded:
         def begin() -> None:
             running.append(self._calls.spawn(work))
 
-        # Noted before the thread is looked at: who stops it meanwhile finds the call.
+        # Noted before the thread is looked at: a stop() in between finds the call.
         self._awaited[crossing] = None
         try:
             if not self._running or not self._soon(begin):

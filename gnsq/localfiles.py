@@ -13,7 +13,7 @@ from pathlib import Path
 
 __all__ = ["PRIVATE", "check_mode", "make_directory", "open_or_create", "sync_directory", "write_file"]
 
-# Of directories and files that nobody but their user needs.
+# Of directories and files for their owner only.
 PRIVATE = 0o700
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # What file systems without permissions of their own answer, such as FAT's and some that are mounted over a network.

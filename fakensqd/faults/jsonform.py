@@ -241,7 +241,7 @@ def _arguments(
     fields: Mapping[str, _Field],
     others: Sequence[str] = (),
 ) -> dict[str, Any]:  # Any: of all types
-    """Read the arguments of what is called by the name that its owner ends in."""
+    """Read the arguments of a function; the last word of owner is its name in JSON."""
     parameters = inspect.signature(called).parameters
     _check_names(document, owner, (*others, *parameters))
     missing = [key for key, value in parameters.items() if value.default is value.empty and key not in document]

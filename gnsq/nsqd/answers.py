@@ -44,14 +44,14 @@ class Answers:
     Attributes:
         in_flight: Messages delivered and not yet answered.
         msg_timeout: Seconds until nsqd takes an unanswered message back; None if it did not say and was not told.
-        max_msg_timeout: Seconds behind its delivery that touches can keep a message; None if nsqd did not say.
+        max_msg_timeout: Seconds after its delivery that touches can keep a message; None if nsqd did not say.
         max_req_timeout: Milliseconds; the longest delay that nsqd takes in REQ. None while that is not known.
         drained: Set by the answer to the last message in flight.
         requeue_after: Asked, with the attempts, for the delay in ms of a message requeued without one; None: 0. In any
             thread.
         on_answered: Called before each FIN and REQ is sent, when in_flight no longer counts it: a lower RDY must
-            arrive first. None: nobody asks.
-        on_finish, on_requeue: Called with (id[, timeout in ms, backoff]) behind FIN and REQ; None: nobody asks.
+            arrive first. None: not called.
+        on_finish, on_requeue: Called with (id[, timeout in ms, backoff]) after FIN and REQ; None: not called.
         held: Messages that are answered later, outside of a handler.
         latency: Of messages from their arrival to their answer.
         received, timed_out: How many came, and how many nsqd took back.

@@ -379,7 +379,7 @@ class Connection:
             raise
 
     def _log_end(self, error: NSQException) -> None:
-        """Say why the connection was lost while it closed: then nobody else does."""
+        """Log why the connection was lost while it closed. Its owner does not log that."""
         if self.state is not ConnectionState.CLOSING:
             return
         bug = error.__cause__ if isinstance(error, InternalError) else None

@@ -318,7 +318,8 @@ class HttpLink:
 
     def _ask_version(self, limit: float) -> tuple[int, ...]:
         try:
-            info = self.client.request("GET", "info", timeout=min(limit, INFO_TIMEOUT))
+            # Half of the time at most: the publish itself needs some.
+            info = self.client.request("GET", "info", timeout=min(limit / 2, INFO_TIMEOUT))
         except NSQHttpUnreachable:
             raise
         except NSQHttpError as error:

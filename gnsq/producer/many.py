@@ -118,7 +118,7 @@ def publish_chunks(
     except BaseException:
         # Killed, or a gevent.Timeout.
         if many.under_way:
-            text = "%s: publish_many was left with %s under way: nobody is told what becomes of them"
+            text = "%s: publish_many was interrupted with %s pending: their outcomes are not reported"
             logger.warning(text, label, counted(many.under_way, "message"))
         raise
     if cause is not None or many.is_over or (many.has_failed and raise_error):

@@ -169,8 +169,8 @@ class Running:
         unconfirmed = self.dispatcher.close()
         for connection in list(self._links):
             if connection.requests:
-                # What it still owes nobody waits for any more: its time is over. Released first, or the pool, which
-                # does not know of the close yet, would log that it tries again.
+                # The deadlines of its pending requests are over. The address is released first: the pool does not know
+                # of the close yet, and would log that it tries again.
                 for pool in self._pools:
                     pool.release(connection.address)
                 connection.abort()

@@ -131,6 +131,6 @@ class Telling:
         if publish.on_room is not None and not publish.room:
             publish.on_room()
         if publish.waiter is None and publish.result is None and publish.on_done is None:
-            text = "%s: a publish to %s failed, and who waited for it is gone: %s"
+            text = "%s: a publish to %s failed, and its caller no longer waits for it: %s"
             label = self._owner.label
             self._owner.repeats(logger).log(logging.WARNING, "unheard", text, label, publish.topic, error)

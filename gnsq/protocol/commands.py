@@ -365,5 +365,5 @@ def split_multipublish_body(body: bytes) -> Sequence[bytes]:
             raise ValueError(f"MPUB body of {len(body)} bytes ends inside message {index} of {count}")
         messages.append(message)
     if decoder.buffered:
-        raise ValueError(f"MPUB body has {counted(decoder.buffered, 'byte')} behind its {counted(count, 'message')}")
+        raise ValueError(f"MPUB body has {counted(decoder.buffered, 'byte')} after its {counted(count, 'message')}")
     return messages

@@ -78,7 +78,7 @@ class Deflate:
             raise NSQProtocolError(f"what came is no deflate stream: {error}") from error
         surplus = surplus or decompressor.unused_data
         if surplus:
-            raise NSQProtocolError(f"{counted(len(surplus), 'byte')} behind the end of the deflate stream")
+            raise NSQProtocolError(f"{counted(len(surplus), 'byte')} after the end of the deflate stream")
         self._tail = decompressor.unconsumed_tail
         return result
 

@@ -124,6 +124,45 @@ def test_old_release_refuses_long_names_over_http():
         assert answer["status_txt"] == "INVALID_TOPIC"
 
 
+HTTP_NAMES = [
+    pytest.param("0.2.21", "/pub?topic=t", {"message": "NOT_FOUND"}, id="0.2.21 has no /pub"),
+    pytest.param("0.2.22", "/pub?topic=t", "OK", id="0.2.22 has /pub"),
+    pytest.param("0.2.22", "/put?topic=t", "OK", id="0.2.22 has /put"),
+    pytest.param("0.2.31", "/mpub?topic=t", "OK", id="0.2.31 has /mpub"),
+    pytest.param(
+        "0.2.31",
+        "/pub?topic=t!",
+        {"status_code": 400, "status_txt": "INVALID_TOPIC", "data": None},
+        id="0.2.31 wraps errors of /pub",
+    ),
+    pytest.param("0.2.28", "/topic/create?topic=t", {"message": "NOT_FOUND"}, id="0.2.28 has no /topic/create"),
+    pytest.param("0.2.29", "/topic/create?topic=t", "", id="0.2.29 has /topic/create"),
+    pytest.param(
+        "0.2.29", "/topic/create?topic=t!", {"message": "INVALID_TOPIC"}, id="0.2.29 has no envelope at new names"
+    ),
+    pytest.param(
+        "0.3.8",
+        "/create_topic?topic=t",
+        {"status_code": 200, "status_txt": "OK", "data": None},
+        id="0.3.8 has an envelope at old names",
+    ),
+]
+
+
+@pytest.mark.parametrize(("release", "target", "answer"), HTTP_NAMES)
+def test_release_knows_the_http_names_of_its_time(release, target, answer):
+    with FakeNsqd(release=release) as nsqd:
+        assert request(nsqd.http_address, "POST", target, b"x") == answer
+
+
+def test_producer_over_http_publishes_many_to_a_release_with_binary_mpub():
+    with FakeNsqd(release="0.2.31") as nsqd:
+        with Producer(nsqd_http_addresses=nsqd.http_address) as producer:
+            producer.multipublish("t", [b"a\n", b"b"])
+
+        assert nsqd.depth("t") == 2
+
+
 RELEASES = [
     pytest.param("0.2.19", (True, False, True), id="0.2.19"),
     pytest.param("0.2.21", (True, True, True), id="0.2.21"),

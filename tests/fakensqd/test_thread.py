@@ -1,5 +1,6 @@
 """A server on a thread of its own: from plain threads, and from another hub. Runs in patched processes, too."""
 
+import os
 import socket
 import threading
 import urllib.error
@@ -182,6 +183,18 @@ def test_threads_are_gone_afterwards():
 
 
 # --- threaded=True ----------------------------------------------------------------------------------------------------
+
+
+def test_starting_twice_starts_one_thread():
+    server = FakeNsqd(threaded=True)
+    before = len(os.listdir("/proc/self/task"))
+
+    first = server.start().tcp_address
+    second = server.start().tcp_address
+    server.stop()
+
+    assert first == second
+    wait_until(lambda: len(os.listdir("/proc/self/task")) <= before)
 
 
 def test_a_server_may_be_made_for_a_thread():

@@ -682,7 +682,7 @@ def test_publish_that_fails_behind_a_killed_greenlet_is_logged(nsqd, clock, prod
     with caplog.at_level(logging.WARNING, "gnsq.producer"):
         clock.advance(2.0)
 
-    assert "a publish to t failed, and who waited for it is gone" in caplog.text
+    assert "a publish to t failed, and its caller no longer waits for it" in caplog.text
 
 
 @pytest.mark.parametrize("batching", [{}, {"batch_messages": 3}], ids=["alone", "in batches"])

@@ -5,7 +5,8 @@ import json
 import gevent
 import pytest
 
-from fakensqd.faults import answer, disconnect, drop, on
+from fakensqd import FakeNsqd
+from fakensqd.faults import answer, delay, disconnect, drop, on
 from gnsq import NsqdHTTPClient, Producer
 from gnsq.errors import (
     NSQBadMessage,
@@ -466,6 +467,15 @@ def test_multipublish_goes_to_an_nsqd_that_is_new_enough_or_does_not_tell(info):
 
     with http_peer(serve) as peer, Producer(nsqd_http_addresses=peer.address) as producer:
         assert producer.multipublish("t", [b"1", b"2"]) == b"OK"
+
+
+def test_nsqd_that_does_not_tell_its_version_in_time_is_published_to():
+    with FakeNsqd() as nsqd, Producer(nsqd_http_addresses=nsqd.http_address, publish_timeout=1.0) as producer:
+        nsqd.add(on.http("/info").always(), delay(5.0))
+        nsqd.add(on.http("/mpub").always(), delay(0.1))
+
+        assert producer.multipublish("t", [b"1", b"2"]) == b"OK"
+        assert producer.stats().unknown == 0
 
 
 def test_version_is_asked_for_again_after_the_nsqd_was_doubted():

@@ -78,7 +78,7 @@ def test_messages_under_way_are_told_of_in_the_log_when_their_caller_is_killed(c
 
         job.kill()
 
-    assert "publish_many was left with 2500 messages under way: nobody is told what becomes of them" in caplog.text
+    assert "publish_many was interrupted with 2500 messages pending: their outcomes are not reported" in caplog.text
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------

@@ -302,7 +302,7 @@ def test_failure_that_nobody_waits_for_any_more_is_logged(caplog, threaded):
 
     gevent.killall(jobs)
 
-    wait_until(lambda: "a publish to t failed, and who waited for it is gone" in caplog.text)
+    wait_until(lambda: "a publish to t failed, and its caller no longer waits for it" in caplog.text)
     assert producer.close() == []
 
 
@@ -313,7 +313,7 @@ def test_thread_that_is_left_by_a_timeout_while_it_waits_for_room_is_told_of_in_
         with gevent.Timeout(0.2, False):
             producer.publish_async("t", b"y" * 10, timeout=1.0)
 
-        wait_until(lambda: "a publish to t failed, and who waited for it is gone" in caplog.text)
+        wait_until(lambda: "a publish to t failed, and its caller no longer waits for it" in caplog.text)
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------

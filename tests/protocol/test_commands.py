@@ -147,7 +147,7 @@ def test_multipublish_body_is_undone_by_split():
         pytest.param(b"\x00\x00\x00\x01\x00\x00", "ends inside message 0 of 1", id="cut size"),
         pytest.param(b"\x00\x00\x00\x01\xff\xff\xff\xff", "ends inside message 0 of 1", id="negative size"),
         pytest.param(b"\x00\x00\x00\x01\x00\x00\x00\x02x", "ends inside message 0 of 1", id="cut body"),
-        pytest.param(b"\x00\x00\x00\x00x", "1 byte behind its 0 messages", id="surplus"),
+        pytest.param(b"\x00\x00\x00\x00x", "1 byte after its 0 messages", id="surplus"),
     ],
 )
 def test_bad_multipublish_body_is_refused(body, words):

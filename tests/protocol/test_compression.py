@@ -135,7 +135,7 @@ def test_bytes_behind_the_end_of_a_deflate_stream_break_the_protocol():
     receiver = Deflate()
 
     assert read(receiver, sender.compress(b"x") + sender.flush()) == b"x"
-    with pytest.raises(NSQProtocolError, match="3 bytes behind the end of the deflate stream"):
+    with pytest.raises(NSQProtocolError, match="3 bytes after the end of the deflate stream"):
         receiver.decompress(b"abc", LIMIT)
 
 
