@@ -90,9 +90,13 @@ class LookupReport:
         # Those that have answered as nsqlookupd does.
         self._proven: set[str] = set()
 
-    def at(self, address: str) -> str:
-        """Write how a log line about an nsqlookupd begins: its address, then the owner."""
-        return address if self._owner is None else self._owner.at(address)
+    def warn(self, address: str, text: str, *arguments: object) -> None:
+        """Log a WARNING: the address of an nsqlookupd, the owner, a text. An owner has one a minute for each text."""
+        if self._owner is None:
+            logger.warning(f"%s: {text}", address, *arguments)
+        else:
+            repeats = self._owner.repeats(logger)
+            repeats.log(logging.WARNING, f"{address} {text}", f"%s: {text}", self._owner.at(address), *arguments)
 
     def note(self, address: str, failure: str | None, *, is_other: bool = False) -> None:
         """Note the end of a question.
@@ -406,23 +410,23 @@ def _ask_one(lookupd: LookupdClient, question: _Question) -> bool:
         answer = question.ask(lookupd)
     except NSQHttpError as error:
         text = _without_address(error, address)
-        logger.warning("%s: %s failed: %s", report.at(address), what, text)
+        report.warn(address, "%s failed: %s", what, text)
         report.note(address, text, is_other=error.status == 200 or is_unknown_path(error))
         return False
     try:
         producers = _producers(answer)
     except ValueError as error:
-        logger.warning("%s: %s: answer is not nsqlookupd's: %s", report.at(address), what, error)
+        report.warn(address, "%s: answer is not nsqlookupd's: %s", what, error)
         report.note(address, f"answer is not nsqlookupd's: {error}", is_other=True)
         return False
     unusable, left_out, first = _take(producers, question)
     if left_out:
-        text = "%s: %s: left out %d of %d nsqds: there are %d already, the option max_nsqds"
-        logger.warning(text, report.at(address), what, left_out, len(producers), question.limit.size)
+        text = "%s: left out %d of %d nsqds: there are %d already, the option max_nsqds"
+        report.warn(address, text, what, left_out, len(producers), question.limit.size)
     # One that makes no sense hides none of the others.
     failure = f"answer is not nsqlookupd's: can't use {unusable} of {len(producers)} nsqds, such as {first}"
     if unusable:
-        logger.warning("%s: %s: %s", report.at(address), what, failure)
+        report.warn(address, "%s: %s", what, failure)
     report.note(address, failure if unusable else None)
     return not unusable
 
