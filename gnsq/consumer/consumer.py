@@ -250,7 +250,7 @@ class Consumer(Hooks):
     def _warn_of_collected_receivers(self) -> None:
         if self.on_giving_up.collected is not None and not list(self.on_giving_up.receivers_for(self)):
             self.logger.warning(
-                "%s: messages that are given up are finished, and nobody gets them%s",
+                "%s: messages that are given up are finished and lost%s",
                 self.log_owner.label,
                 self.on_giving_up.collected_hint(),
             )

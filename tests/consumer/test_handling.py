@@ -530,6 +530,6 @@ def test_requeue_that_an_old_nsqd_has_refused_is_cut_from_then_on(nsqd, clock, p
 
     assert attempts == [1, 2]
     assert "requeue with at most 3600000 ms, nsqd's --max-req-timeout" in caplog.text
-    assert f"{nsqd.tcp_address}: requeued with a delay of 3600000 ms in place of 7200000 ms" in caplog.text
+    assert f"{nsqd.tcp_address}: t/c: requeued with a delay of 3600000 ms in place of 7200000 ms" in caplog.text
     clock.advance(3600.0)
     assert attempts == [1, 2, 3]

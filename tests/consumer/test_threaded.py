@@ -199,8 +199,8 @@ def test_nsqlookupds_asked_by_another_thread_connect_on_the_thread_of_the_consum
 
 def test_close_ends_a_start_that_waits_for_an_nsqlookupd(caplog):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = "%s:%d" % silent.getsockname()
-        consumer = Consumer("t", "c", [], address, message_handler=ignore, threaded=True)
+        host, port = silent.getsockname()
+        consumer = Consumer("t", "c", [], f"{host}:{port}", message_handler=ignore, threaded=True)
 
         def close_when_asked():
             with silent.accept()[0]:
