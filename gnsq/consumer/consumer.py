@@ -267,7 +267,7 @@ class Consumer(Hooks):
 
     def _start_on_thread(self) -> None:
         try:
-            self._hub_thread = HubThread(f"gnsq-consumer-{self.topic}")
+            self._hub_thread = HubThread(f"gnsq-consumer-{self.topic}", on_end=self._end_with_thread)
             atexit.register(self._close_at_exit)
             self._hub_thread.call(self._start_here)
         except BaseException as error:
@@ -646,6 +646,19 @@ class Consumer(Hooks):
         self._state = Life.CLOSED
         self._pool.close(0)
         self._end()
+
+    def _end_with_thread(self) -> None:
+        """Close at once if the thread ends before close(), as when a handler calls sys.exit()."""
+        if self._state is Life.RUNNING:
+            self._state = Life.CLOSED
+            # Not in order: a message that comes again meanwhile would end the thread again.
+            for connection in list(self._pool.connections.values()):
+                connection.abort()
+            try:
+                self._pool.close(0)
+                notify(self.on_close, self)
+            finally:
+                self._end()
 
     def _end(self) -> None:
         """Let those go on that wait for the end, and end the thread if the consumer has one."""

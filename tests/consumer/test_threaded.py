@@ -216,6 +216,24 @@ def test_close_ends_a_start_that_waits_for_an_nsqlookupd(caplog):
     assert "failed" not in caplog.text
 
 
+def test_handler_that_exits_closes_the_consumer(fakensqd, publish):
+    def handle(consumer, message):
+        raise SystemExit(3)
+
+    publish(b"x")
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=handle, threaded=True)
+    told = []
+    consumer.on_close.connect(told.append, weak=False)
+    consumer.start(block=False)
+    consumer.join(LIMIT)
+
+    assert told == [consumer]
+    assert not consumer.is_running
+    assert not consumer.is_ready
+    consumer.close(timeout=1)
+    assert "gnsq-consumer-t" not in thread_names()
+
+
 def test_hub_itself_cannot_start_it(fakensqd):
     raised = []
     consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=ignore, threaded=True)
