@@ -42,10 +42,14 @@ class HubThread:
 
     Make it after any fork, in the process that uses it. Who waits for it in a hub of its own blocks no other greenlet
     there.
+
+    Args:
+        on_end: Called in the thread before its greenlets are killed, however it ends; may wait.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, on_end: Callable[[], object] | None = None) -> None:
         self.name = name
+        self._on_end = on_end
         self._process = os.getpid()
         # Of the thread, until it has ended.
         self._ident: int | None = None
@@ -191,7 +195,11 @@ class HubThread:
         finally:
             self._stopped = True
             try:
-                self._kill_greenlets(hub)
+                try:
+                    if self._on_end is not None:
+                        self._on_end()
+                finally:
+                    self._kill_greenlets(hub)
             finally:
                 keep_alive.close()
                 self._destroy(hub)

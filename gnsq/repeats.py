@@ -6,6 +6,8 @@ import logging
 import math
 from collections.abc import Callable
 
+from gnsq.texts import counted
+
 __all__ = ["Owner", "Repeats"]
 
 # Seconds in which lines of one kind are one line.
@@ -68,17 +70,18 @@ class Repeats:
         due, said, _ = self._kinds.get(kind, (0.0, 0, 0))
         return said < burst or self._now() >= due
 
-    def log_rest(self, level: int, kind: str, text: str, *arguments: object, at_once: bool = False) -> None:
+    def log_rest(self, level: int, kind: str, noun: str, text: str, *arguments: object, at_once: bool = False) -> None:
         """Log how many lines of a kind were not said, when their interval is over and if there are any.
 
         Args:
-            text: Has a %d for their number, before the arguments.
+            noun: Of what is counted.
+            text: Has a %s for their number with the noun, after those for the arguments.
             at_once: The interval may still last.
         """
         due, said, unsaid = self._kinds.get(kind, (0.0, 0, 0))
         if unsaid and (at_once or self._now() >= due):
             self._kinds[kind] = (due, said, 0)
-            self._logger.log(level, text, unsaid, *arguments)
+            self._logger.log(level, text, *arguments, counted(unsaid, noun))
 
 
 class Owner:

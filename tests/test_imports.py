@@ -46,7 +46,7 @@ GNSQ = {
     "natives": [],
     "crossing": ["doors", "natives"],
     "hubthread": ["crossing", "doors", "natives"],
-    "repeats": [],
+    "repeats": ["texts"],
     "signals": [],
     "states": [],
     "stats": [],

@@ -8,6 +8,7 @@ connection. Beside that runs the flow (flow.py): who may send how many, asked of
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import logging
@@ -249,7 +250,7 @@ class Consumer(Hooks):
     def _warn_of_collected_receivers(self) -> None:
         if self.on_giving_up.collected is not None and not list(self.on_giving_up.receivers_for(self)):
             self.logger.warning(
-                "%s: messages that are given up are finished, and nobody gets them%s",
+                "%s: messages that are given up are finished and lost%s",
                 self.log_owner.label,
                 self.on_giving_up.collected_hint(),
             )
@@ -266,15 +267,18 @@ class Consumer(Hooks):
 
     def _start_on_thread(self) -> None:
         try:
-            self._hub_thread = HubThread(f"gnsq-consumer-{self.topic}")
+            self._hub_thread = HubThread(f"gnsq-consumer-{self.topic}", on_end=self._end_with_thread)
             atexit.register(self._close_at_exit)
             self._hub_thread.call(self._start_here)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, RuntimeError) and self._closed.is_open:
+                return  # closed while it connected
             # Interrupted, or there is no thread to be had. It can't be started again.
             if self._hub_thread is None:
                 self._end_unstarted()
             else:
-                self._hub_thread.soon(gevent.spawn, self._abort_start)
+                with contextlib.suppress(RuntimeError):  # the thread has ended
+                    self._hub_thread.soon(gevent.spawn, self._abort_start)
             raise
 
     def _abort_start(self) -> None:
@@ -366,8 +370,9 @@ class Consumer(Hooks):
         self._at_home(self._flow.configure, self.options)
 
     def _at_home(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
-        """Call a function where the consumer runs: now, or soon if that is another thread."""
-        if self._home is not None and self._home.elsewhere:
+        """Call a function where the consumer runs: now, or soon if that is another thread. After the end it changes
+        nothing where it is called, and the thread may be gone."""
+        if self._home is not None and self._home.elsewhere and self._state is not Life.CLOSED:
             self._home.call(function, *arguments)
         else:
             function(*arguments)
@@ -464,7 +469,10 @@ class Consumer(Hooks):
             self._at_home(functools.partial(self._pool.add, address, permanent=True))
 
     def query_lookupd(self) -> None:
-        """Ask all nsqlookupds once, and connect to what they name."""
+        """Ask all nsqlookupds once, and connect to what they name; in the background if called by another thread."""
+        if self._is_elsewhere:
+            self._at_home(self.query_lookupd)
+            return
         before = self._nodes.known
 
         def add(address: str) -> None:
@@ -503,7 +511,10 @@ class Consumer(Hooks):
         self._spawn("flow", self._flow.run)
         self._spawn("watch", self._watch)
         if self.lookupds:
-            self.query_lookupd()
+            # A task, for close() to end.
+            first = gevent.spawn(self.query_lookupd)
+            self._tasks.append(first)
+            first.get()
             if self._state is not Life.RUNNING:
                 return
             self._spawn("lookup", self._poll_lookupds)
@@ -635,6 +646,19 @@ class Consumer(Hooks):
         self._state = Life.CLOSED
         self._pool.close(0)
         self._end()
+
+    def _end_with_thread(self) -> None:
+        """Close at once if the thread ends before close(), as when a handler calls sys.exit()."""
+        if self._state is Life.RUNNING:
+            self._state = Life.CLOSED
+            # Not in order: a message that comes again meanwhile would end the thread again.
+            for connection in list(self._pool.connections.values()):
+                connection.abort()
+            try:
+                self._pool.close(0)
+                notify(self.on_close, self)
+            finally:
+                self._end()
 
     def _end(self) -> None:
         """Let those go on that wait for the end, and end the thread if the consumer has one."""

@@ -23,6 +23,7 @@ from gnsq.errors import NSQConnectionClosed, NSQException, NSQRequeueMessage, NS
 from gnsq.message import Message, enable_async_all
 from gnsq.repeats import INTERVAL, Repeats
 from gnsq.signals import notify
+from gnsq.texts import counted
 
 if TYPE_CHECKING:
     from gnsq.consumer.consumer import Consumer
@@ -89,6 +90,7 @@ class Handling:
         # Limits of calls to a subclass's handle_messages() that run.
         self._limits: set[gevent.Timeout] = set()
         self._logger = consumer.logger
+        self._label = consumer.log_owner.label
         self._repeats = Repeats(consumer.logger, clock.monotonic)
 
     def handle(self, message: Message) -> bool:
@@ -104,7 +106,8 @@ class Handling:
                 self._repeats.log(
                     logging.ERROR,
                     "unhandled",
-                    "message %s: no handler is connected to on_message any more; requeued%s",
+                    "%s: message %s: no handler is connected to on_message any more; requeued%s",
+                    self._label,
                     message.id,
                     self._consumer.on_message.collected_hint(),
                 )
@@ -204,11 +207,10 @@ class Handling:
         try:
             yield
         except NSQConnectionClosed as error:
-            self._repeats.log(
-                logging.INFO, "gone", "message %s: no answer sent, its connection is gone: %s", message.id, error
-            )
+            text = "%s: message %s: no answer sent, its connection is gone: %s"
+            self._repeats.log(logging.INFO, "gone", text, self._label, message.id, error)
         except Exception:  # a receiver of the message's own signals may raise anything
-            self._logger.exception("message %s: a receiver of its signals raised", message.id)
+            self._logger.exception("%s: message %s: a receiver of its signals raised", self._label, message.id)
 
     # --- what timed out
 
@@ -227,7 +229,7 @@ class Handling:
             self._repeats.log(
                 logging.WARNING,
                 "unanswered",
-                "%s/%s: message %s of %s: nobody has answered it in the %.1f s since its delivery: its handler has "
+                "%s: message %s of %s: not answered in the %.1f s since its delivery: its handler has "
                 "returned and left the answer for later, its timeout is over, and nsqd delivers it again; call "
                 "finish() or requeue() whatever happens, keep it with touching(), or ask for a longer msg_timeout",
                 *self._names(message),
@@ -248,23 +250,25 @@ class Handling:
         self._overdue_due = now + INTERVAL
         first = late[0]
         self._logger.warning(
-            "%s/%s: message %s of %s: its handler has run for %.1f s and is at %s; it was delivered %.1f s ago, its "
+            "%s: message %s of %s: its handler has run for %.1f s and is at %s; it was delivered %.1f s ago, its "
             "timeout is over, and nsqd delivers it again; %s%s",
             *self._names(first.message),
             now - first.began,
             _position(first.worker),
             now - first.message.received,
             _OVERDUE_HINT if _is_slow(first, now) else _WAITED_HINT,
-            f" ({len(late) - 1} more handlers likewise)" if len(late) > 1 else "",
+            f" ({counted(len(late) - 1, 'more handler')} likewise)" if len(late) > 1 else "",
         )
 
     def dropped(self, message: Message) -> None:
         """Tell that a message timed out while it waited for a worker."""
+        self._remember(message, "timed out while it waited for a handler")
         self._repeats.log(
             logging.WARNING,
             "dropped",
-            "message %s: not handled, it waited for a handler until its timeout was over and nsqd delivers it again: "
-            "%s",
+            "%s: message %s: not handled, it waited for a handler until its timeout was over and nsqd delivers it "
+            "again: %s",
+            self._label,
             message.id,
             # Many may be dropped at once, and looking through all handlers for each would take seconds.
             self._cause_of_wait() if self._repeats.is_due("dropped") else _WAITED_HINT,
@@ -282,8 +286,8 @@ class Handling:
             f"for {now - slow[0].began:.1f} s; {_OVERDUE_HINT}"
         )
 
-    def _names(self, message: Message) -> tuple[str, str, bytes, str | None]:
-        return self._consumer.topic, self._consumer.channel, message.id, message.nsqd
+    def _names(self, message: Message) -> tuple[str, bytes, str | None]:
+        return self._label, message.id, message.nsqd
 
     # --- calls
 
@@ -303,10 +307,9 @@ class Handling:
         elif not self._warned_of_false:
             self._warned_of_false = True
             self._logger.warning(
-                "%s/%s: message %s: handler %s returned False, and its message is finished as with any other result; "
+                "%s: message %s: handler %s returned False, and its message is finished as with any other result; "
                 "raise an exception or call message.requeue() to have it delivered again (this is logged once)",
-                self._consumer.topic,
-                self._consumer.channel,
+                self._label,
                 message.id,
                 handler_name(handler),
             )
@@ -339,13 +342,13 @@ class Handling:
         self._repeats.log(
             logging.WARNING,
             "given up",
-            "%s/%s: message %s of %s: given up, delivered %d times, max_tries is %d; %s; last error: %s",
+            "%s: message %s of %s: given up, delivered %d times, max_tries is %d; %s; last error: %s",
             *self._names(message),
             message.attempts,
             consumer.options.max_tries,
             "handed to " + ", ".join(map(handler_name, wanted))
             if wanted
-            else "nobody has it: nothing is connected to on_giving_up" + consumer.on_giving_up.collected_hint(),
+            else "finished and lost: nothing is connected to on_giving_up" + consumer.on_giving_up.collected_hint(),
             self._failures.pop((message.nsqd, message.id), None) or self._unseen_failure(message),
             burst=GIVEN_UP_LINES,
         )
@@ -368,9 +371,9 @@ class Handling:
         self._repeats.log_rest(
             logging.WARNING,
             "given up",
-            "%d more messages of %s/%s were given up",
-            self._consumer.topic,
-            self._consumer.channel,
+            "more message",
+            "%s: %s given up",
+            self._label,
             at_once=at_once,
         )
 
@@ -395,7 +398,8 @@ class Handling:
         self._repeats.log(
             logging.ERROR,
             f"{what} {type(error).__qualname__}",
-            "message %s: %s raised on attempt %d, message is %s",
+            "%s: message %s: %s raised on attempt %d, message is %s",
+            self._label,
             message.id,
             what,
             message.attempts,

@@ -92,4 +92,4 @@ def test_asynchronous_message_that_nobody_answers_is_told_of_and_counted(produce
     producer.publish(topic, b"x")
     wait_until(lambda: consumer.stats().async_timed_out)
 
-    assert len(warnings(caplog, "nobody has answered it")) == 1
+    assert len(warnings(caplog, "not answered")) == 1

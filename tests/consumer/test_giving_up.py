@@ -61,7 +61,7 @@ def test_it_says_when_nobody_has_it(nsqd, publish, clock, started, caplog):
     clock.advance(1.0)
 
     (line,) = lines(caplog, "given up")
-    assert "nobody has it: nothing is connected to on_giving_up; last error: RuntimeError" in line
+    assert "finished and lost: nothing is connected to on_giving_up; last error: RuntimeError" in line
 
 
 def test_it_says_when_the_give_up_handler_was_collected(nsqd, publish, clock, started, caplog):
@@ -153,18 +153,18 @@ def test_there_are_ten_lines_a_minute_and_then_their_number(nsqd, publish, clock
     clock.advance(1.0)
 
     assert (consumer.stats().given_up, at_once) == (26, 10)
-    assert rest == "15 more messages of t/c were given up"
+    assert rest == "t/c: 15 more messages given up"
     assert len(lines(caplog, "given up, delivered")) == 11
 
 
 def test_number_is_told_at_the_close(nsqd, publish, clock, started, caplog):
     consumer = started(failing(), nsqd, max_in_flight=50, max_tries=1, **AT_ONCE)
-    publish(nsqd, *[b"x"] * 12)
+    publish(nsqd, *[b"x"] * 11)
     clock.advance(1.0)
     consumer.close()
     clock.advance(1.0)
 
-    assert lines(caplog, "more messages") == ["2 more messages of t/c were given up"]
+    assert lines(caplog, "more message") == ["t/c: 1 more message given up"]
 
 
 def test_give_up_handler_that_fails_is_told_as_such(nsqd, publish, clock, started, caplog):

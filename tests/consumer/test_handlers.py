@@ -307,7 +307,7 @@ def test_give_up_handler_that_was_collected_is_told_at_the_start(nsqd, started, 
     started(lambda _, message: None, nsqd, kind=Mine)
 
     (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert "t/c: messages that are given up are finished, and nobody gets them; Plain.method, connected" in line.message
+    assert "t/c: messages that are given up are finished and lost; Plain.method, connected" in line.message
     assert "needs weak=False" in line.message
 
 

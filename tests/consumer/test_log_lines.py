@@ -52,6 +52,25 @@ def test_name_of_a_consumer_stands_for_topic_and_channel(nsqd, clock, started, l
     assert line.startswith(f"{nsqd.tcp_address}: billing: connection lost: ")
 
 
+def test_name_of_a_consumer_stands_in_all_that_is_said_of_its_messages(nsqd, clock, publish, started, caplog):
+    def handle(consumer, message):
+        if message.body == b"slow":
+            clock.sleep(200.0)
+        if message.body == b"failing":
+            raise KeyError
+        return False
+
+    started(handle, nsqd, name="billing", max_tries=2, concurrency=2, max_in_flight=5, max_backoff_duration=0)
+    publish(nsqd, b"failing", b"returns False", b"slow", b"slow", b"dropped")
+    for _ in range(30):
+        clock.advance(10.0)
+
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    for text in ("returned False", "handler raised", "its handler has run", "given up", "waited for a handler"):
+        assert any(text in line for line in told)
+    assert [line for line in told if "billing: " not in line] == []
+
+
 def test_refused_subscription_is_one_line(fakensqd, lines):
     with (
         fakensqd.add(on.command("SUB").always(), error("E_BAD_CHANNEL")),

@@ -1,5 +1,6 @@
 """Consumer(threaded=True): a consumer on a thread of its own, in programs whose threads block natively."""
 
+import socket
 import subprocess
 import sys
 import textwrap
@@ -8,7 +9,7 @@ import threading
 import gevent
 import pytest
 
-from gnsq import Consumer, Producer
+from gnsq import Consumer, LookupdClient, Producer
 from tests.helpers import wait_until
 
 LIMIT = 20.0
@@ -169,6 +170,68 @@ def test_nsqds_may_be_added_and_options_changed_from_other_threads(fakensqd, pub
         assert handler.all_handled.wait(LIMIT)
         wait_until(lambda: consumer.total_in_flight == 0, LIMIT)
         assert consumer.total_ready_count == 3
+
+
+def test_options_may_be_set_and_nsqds_asked_for_after_the_end(fakensqd):
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=ignore, threaded=True)
+    with consumer:
+        pass
+
+    consumer.pause()
+    consumer.max_in_flight = 3
+    consumer.connect_to_nsqd("127.0.0.1", 1)
+
+    assert consumer.max_in_flight == 3
+
+
+def test_nsqlookupds_asked_by_another_thread_connect_on_the_thread_of_the_consumer(fakensqd, publish, fakelookupd):
+    handler = Native(count=1)
+    consumer = Consumer("t", "c", [], fakelookupd.http_address, message_handler=handler, threaded=True)
+    with consumer:
+        publish(b"x")
+        fakensqd.set_lookupd_tcp_addresses((fakelookupd.tcp_address,))
+        wait_until(lambda: "t" in LookupdClient.from_url(fakelookupd.http_address).topics()["topics"], LIMIT)
+        consumer.query_lookupd()
+
+        assert handler.all_handled.wait(LIMIT)
+    assert handler.threads == {"gnsq-consumer-t"}
+
+
+def test_close_ends_a_start_that_waits_for_an_nsqlookupd(caplog):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        consumer = Consumer("t", "c", [], f"{host}:{port}", message_handler=ignore, threaded=True)
+
+        def close_when_asked():
+            with silent.accept()[0]:
+                consumer.close()
+                consumer.join()
+
+        closer = threading.Thread(target=close_when_asked)
+        closer.start()
+        consumer.start()
+        closer.join(LIMIT)
+
+    assert not consumer.is_running
+    assert "failed" not in caplog.text
+
+
+def test_handler_that_exits_closes_the_consumer(fakensqd, publish):
+    def handle(consumer, message):
+        raise SystemExit(3)
+
+    publish(b"x")
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=handle, threaded=True)
+    told = []
+    consumer.on_close.connect(told.append, weak=False)
+    consumer.start(block=False)
+    consumer.join(LIMIT)
+
+    assert told == [consumer]
+    assert not consumer.is_running
+    assert not consumer.is_ready
+    consumer.close(timeout=1)
+    assert "gnsq-consumer-t" not in thread_names()
 
 
 def test_hub_itself_cannot_start_it(fakensqd):
