@@ -471,7 +471,8 @@ class Consumer(Hooks):
     def query_lookupd(self) -> None:
         """Ask all nsqlookupds once, and connect to what they name; in the background if called by another thread."""
         if self._is_elsewhere:
-            self._at_home(self.query_lookupd)
+            if self._state is not Life.CLOSED:
+                self._at_home(self.query_lookupd)
             return
         before = self._nodes.known
 

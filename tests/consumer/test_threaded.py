@@ -180,6 +180,7 @@ def test_options_may_be_set_and_nsqds_asked_for_after_the_end(fakensqd):
     consumer.pause()
     consumer.max_in_flight = 3
     consumer.connect_to_nsqd("127.0.0.1", 1)
+    consumer.query_lookupd()
 
     assert consumer.max_in_flight == 3
 
