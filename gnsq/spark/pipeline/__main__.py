@@ -78,10 +78,13 @@ def _failure(config: PipelineConfig, reason: str) -> click.ClickException:
 
 
 def _quiet_py4j() -> None:
-    """Keep it from telling of each connection that a stop or the JVM's end cuts; it uses the root logger, too."""
+    """Keep py4j from logging each connection that a stop, a second Ctrl-C or the JVM's end cuts.
+
+    It logs to the root logger, too: "Exception while sending command." and "KeyboardInterrupt while sending command.".
+    """
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     for handler in logging.getLogger().handlers:
-        handler.addFilter(lambda record: not str(record.msg).startswith("Exception while sending command"))
+        handler.addFilter(lambda record: not str(record.msg).endswith(" while sending command."))
 
 
 def _note(log: Path) -> None:

@@ -231,6 +231,20 @@ def test_once_stops_in_order_on_sigterm_and_says_that_it_is_not_done(fakensqd, t
         wait_for(lambda: members_of(process.pid) == [])
 
 
+@pytest.mark.parametrize("what", ["Exception", "KeyboardInterrupt"])
+def test_py4j_does_not_log_the_connections_that_a_stop_cuts(what):
+    # py4j/java_gateway.py logs these two, with a traceback, where Spark's call was interrupted.
+    script = (
+        "import gnsq.spark.pipeline.__main__ as command, logging;"
+        "logging.basicConfig(); command._quiet_py4j();"
+        f"logging.error({what + ' while sending command.'!r}); logging.error('another')"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stderr == "ERROR:root:another\n"
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(150)
 def test_second_interrupt_ends_at_once_even_if_spark_hangs_and_says_what_that_means(fakensqd, tmp_path):
