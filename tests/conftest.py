@@ -3,6 +3,7 @@
 import logging
 import os
 import resource
+import signal
 from datetime import timedelta
 
 import pytest
@@ -15,6 +16,11 @@ from gnsq import Consumer
 settings.register_profile("dev", deadline=timedelta(seconds=10), print_blob=True)
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+# A background job has SIGINT ignored, and its children inherit that; a signal that the parent handles is the default in
+# them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

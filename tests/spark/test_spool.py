@@ -133,7 +133,7 @@ def unprivileged(tmp_path):
         yield
         return
     # A directory of pytest's is closed to others.
-    for path in (tmp_path, *tmp_path.parents[:2]):
+    for path in (tmp_path, *tmp_path.parents[:-2]):  # without / and /tmp
         path.chmod(path.stat().st_mode | 0o011)
     os.seteuid(54321)
     yield
@@ -169,7 +169,7 @@ def acting_as(user, group, *others):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may act as others")
 def test_users_of_one_group_share_a_spool(tmp_path):
-    for path in (tmp_path, *tmp_path.parents[:2]):
+    for path in (tmp_path, *tmp_path.parents[:-2]):  # without / and /tmp
         path.chmod(path.stat().st_mode | 0o011)
     (tmp_path / "spool").mkdir()
     os.chown(tmp_path / "spool", 54321, 54320)
