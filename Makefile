@@ -5,14 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-PYTEST := $(BIN)/python -m pytest
+# Two workers, and a line of progress in place of a dot for each test; see tests/suite.py.
+PYTEST := $(BIN)/python -m pytest -q -o console_output_style=classic -p tests.suite -n 2
 
-.PHONY: help demo test integration lint composefile bench clean
+.PHONY: help demo test quick integration lint composefile bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo         publish, run the Spark pipeline, show what came out (TOPIC_FILE=some.jsonl: your lines)"
 	@echo "make test         everything that needs no outside server"
+	@echo "make quick        the part of it that starts neither a JVM nor another process, in a minute"
 	@echo "make integration  the same behaviour against real nsqd and nsqlookupd"
 	@echo "make lint         ruff and mypy, and docker-compose.yml where docker compose is"
 	@echo "make bench        side by side with the NSQ clients that are installed"
@@ -23,6 +25,9 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(PYTEST) tests
+
+quick: $(VENV)/.dev
+	$(PYTEST) -m "not (spark or slow or subprocess)" --no-processes tests
 
 integration: $(VENV)/.dev
 	@$(BIN)/python -m integration.run

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-# Of all tests that have ended, for the summary of the run.
-ACCOUNTS: list[str] = []
-
 
 class Account:
     """Keeps the books of one test; bodies are unique.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from integration.account import ACCOUNTS, Account
+from integration.account import Account
 from tests.behaviour.conftest import _skip_what_an_old_nsqd_does_in_another_way, nsqd, pytest_configure, topic
 from tests.spark.conftest import short_lived_java
 
@@ -14,6 +14,6 @@ def account(request):
     """What went in and came out; all that was confirmed must have been processed, and the run's summary says so."""
     account = Account(request.node.name)
     yield account
-    ACCOUNTS.append(str(account))
+    request.node.user_properties.append(("account", str(account)))
     assert account.published, "nothing was published"
     assert account.lost == set()

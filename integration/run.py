@@ -34,8 +34,12 @@ def _tests(choice: Choice) -> int:
     print(f"integration: using {choice.way.value}")
     for line in _versions(choice):
         print(f"integration:   {line}", flush=True)
-    command = [sys.executable, "-m", "pytest", "-p", "integration.servers", "integration", "tests/behaviour"]
-    return subprocess.run([*command, *sys.argv[1:]], cwd=ROOT, check=False).returncode
+    # Each worker starts servers of its own, if they are programs.
+    workers = "2" if choice.way is Way.PROGRAMS else "0"
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "console_output_style=classic"]
+    plugins = ["-p", "tests.suite", "-p", "integration.servers", "-n", workers]
+    tests = ["integration", "tests/behaviour"]
+    return subprocess.run([*command, *plugins, *tests, *sys.argv[1:]], cwd=ROOT, check=False).returncode
 
 
 def _versions(choice: Choice) -> list[str]:

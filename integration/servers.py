@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import pytest
 
 from integration import choice
-from integration.account import ACCOUNTS
 
 START_LIMIT = 10.0
 _LISTENING = re.compile(rb"(TCP|HTTP): listening on (\S+)")
@@ -145,7 +144,12 @@ def real_lookupd() -> Iterator[Server | Daemon]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the accounts."""
-    if ACCOUNTS:
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    properties = [
+        getattr(report, "user_properties", ()) for report in reports if getattr(report, "when", "") == "teardown"
+    ]
+    accounts = [line for found in properties for name, line in found if name == "account"]
+    if accounts:
         terminalreporter.section("accounts")
-        for line in ACCOUNTS:
+        for line in accounts:
             terminalreporter.line(line)

@@ -1,0 +1,109 @@
+"""Pytest plugin of ``make test``: how two workers share the test files, and a line of progress that names the parts.
+
+The tests of Spark wait for JVMs most of the time, so one worker begins with them and the other with all other files.
+A worker that has finished its own files takes the other's. All tests of a file run in one worker, since they share
+daemons and queries.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+INTERVAL = 5.0
+
+
+def pytest_addoption(parser):
+    parser.addoption("--no-processes", action="store_true", help="fail the tests that start a process")
+
+
+@pytest.hookimpl(trylast=True)  # after the terminal's own
+def pytest_configure(config):
+    if config.getoption("no_processes"):
+        sys.addaudithook(_refuse_processes)
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker and config.get_verbosity() <= 0:
+        config.pluginmanager.register(Progress(config), "progress")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadFileScheduling
+
+    class SparkFirst(LoadFileScheduling):
+        """The first worker takes the files of Spark first, the others take them last."""
+
+        def _assign_work_unit(self, node):
+            wanted = node is self.nodes[0]
+            for scope in self.workqueue:
+                if _needs_spark(scope) == wanted:
+                    self.workqueue.move_to_end(scope, last=False)
+                    break
+            super()._assign_work_unit(node)
+
+    # In the order of collection, not the files with the most tests first.
+    config.option.loadscopereorder = False
+    return SparkFirst(config, log)
+
+
+def _needs_spark(scope):
+    return "spark" in scope or "pipeline" in scope
+
+
+def _refuse_processes(event, arguments):
+    if event in ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.system"):
+        test = os.environ.get("PYTEST_CURRENT_TEST")
+        if test:
+            raise RuntimeError(f"{test} starts a process: it needs the marker subprocess")
+
+
+class Progress:
+    """Writes the parts that are running, with their numbers of tests, in place of a dot for each test."""
+
+    def __init__(self, config):
+        self._terminal = config.pluginmanager.getplugin("terminalreporter")
+        self._began = self._written = time.monotonic()
+        self._totals = Counter()
+        self._finished = Counter()
+        self._running = {}
+
+    def pytest_collection_finish(self, session):
+        self._totals = Counter(_part(item.nodeid) for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node, ids):
+        self._totals = Counter(_part(nodeid) for nodeid in ids)
+
+    def pytest_runtest_logstart(self, nodeid, location):
+        self._running[nodeid] = None
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self._write(f"FAILED {report.nodeid}")
+        if report.when == "teardown":
+            self._running.pop(report.nodeid, None)
+            self._finished[_part(report.nodeid)] += 1
+            if time.monotonic() - self._written >= INTERVAL:
+                parts = dict.fromkeys(_part(nodeid) for nodeid in (*self._running, report.nodeid))
+                self._write("  ".join(f"{part} {self._finished[part]}/{self._totals[part]}" for part in parts))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_teststatus(self):
+        # Without a letter the terminal counts the test and writes nothing.
+        category, _, word = yield
+        return category, "", word
+
+    def _write(self, text):
+        self._written = time.monotonic()
+        share = 100 * self._finished.total() // max(1, self._totals.total())
+        self._terminal.write_line(f"[{self._written - self._began:4.0f} s] {share:3d} %  {text}", flush=True)
+
+
+def _part(nodeid):
+    """The folder of a test below tests/; "client" for the files directly in it."""
+    folders = nodeid.partition("::")[0].split("/")[:-1]
+    return "/".join(folders[1:]) or ("client" if folders == ["tests"] else "/".join(folders))
