@@ -16,21 +16,21 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from gnsq.addresses import joined
 from gnsq.errors import NSQHttpError
-from gnsq.http.answer import Answer, is_unknown_path, result_of, shown
 from gnsq.http.calls import Attempt, Calls
 from gnsq.http.exchange import Request
-from gnsq.http.values import (
+from gnsq.http.responses import Response, is_unknown_path, parse_result, shown
+from gnsq.http.validation import (
     PORTS,
     check_header,
+    check_host,
+    check_path,
+    check_port,
+    check_scheme,
     check_strings,
-    checked_host,
-    checked_path,
-    checked_port,
-    checked_scheme,
+    convert_cert_reqs,
+    convert_retries,
+    convert_timeout,
     is_url,
-    mapped_cert_reqs,
-    mapped_retries,
-    mapped_timeout,
 )
 from gnsq.options import USER_AGENT, Options, option, parameters_of
 
@@ -98,11 +98,11 @@ class HttpOptions(Options):
         """
         known = dict(values)
         if "timeout" in known:
-            known |= mapped_timeout(known.pop("timeout"))
+            known |= convert_timeout(known.pop("timeout"))
         if "retries" in known:
-            known |= mapped_retries(known.pop("retries"))
+            known |= convert_retries(known.pop("retries"))
         if "cert_reqs" in known:
-            known["cert_reqs"] = mapped_cert_reqs(known["cert_reqs"])
+            known["cert_reqs"] = convert_cert_reqs(known["cert_reqs"])
         for name in ("ca_certs", "cert_file", "key_file"):
             if isinstance(known.get(name), os.PathLike):
                 known[name] = os.fspath(known[name])
@@ -110,7 +110,7 @@ class HttpOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        mapped_cert_reqs(self.cert_reqs)
+        convert_cert_reqs(self.cert_reqs)
         check_strings("headers", self.headers)
         check_strings("proxies", self.proxies)
         for name, value in (self.headers or {}).items():
@@ -186,10 +186,10 @@ class HTTPClient:
                 "connection_class is gone: HTTP is requests' now; for HTTPS give an https:// URL to from_url(), "
                 "or scheme='https'"
             )
-        self._host = checked_host(host)
-        self._port = checked_port(port)
-        self._scheme = checked_scheme(scheme)
-        self._path = checked_path(path)
+        self._host = check_host(host)
+        self._port = check_port(port)
+        self._scheme = check_scheme(scheme)
+        self._path = check_path(path)
         self.useragent = useragent
         self.options = HttpOptions.from_keywords(type(self).__name__, options, parameters_of(HTTPClient.__init__))
         context = _context(self.options) if self._scheme == "https" else None
@@ -300,11 +300,11 @@ class HTTPClient:
         query = {name: str(value) for name, value in (params or {}).items() if value is not None}
         attempt = Attempt(self._calls, f"{method} {self.address}{path.lstrip('/')}", timeout)
         with attempt.deadline():
-            return self._learned(attempt, method, path.lstrip("/"), old_path, query, body)
+            return self._remember_path(attempt, method, path.lstrip("/"), old_path, query, body)
 
     # --- which path, which address ------------------------------------------------------------------------------------
 
-    def _learned(
+    def _remember_path(
         self,
         attempt: Attempt,
         method: str,
@@ -341,11 +341,11 @@ class HTTPClient:
         for _ in range(_MAX_REDIRECTS + 1):
             answer = attempt.answer(request)
             if not answer.redirects(method):
-                return result_of(str(request), answer)
+                return parse_result(str(request), answer)
             request = Request(method, self._redirected(request, answer), {}, body)
         raise NSQHttpError(f"{method} {self.address}{path}: more than {_MAX_REDIRECTS} redirects", answer.status)
 
-    def _redirected(self, request: Request, answer: Answer) -> str:
+    def _redirected(self, request: Request, answer: Response) -> str:
         """Say where a redirect leads. Elsewhere is refused: neither messages nor passwords go to unknown servers."""
         try:
             target = urlsplit(urljoin(request.url, answer.location))

@@ -17,8 +17,8 @@ from gevent.event import AsyncResult
 
 from gnsq.doors import door
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable
-from gnsq.http.answer import Answer
 from gnsq.http.exchange import NoAnswer, Request, Watch
+from gnsq.http.responses import Response
 from gnsq.http.workers import Workers
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Calls:
         """
         connect_timeout = self.limits.connect_timeout or seconds
 
-        def work() -> Answer:
+        def work() -> Response:
             idle = self._idle
             session = self._take(idle, fresh=fresh)
             try:
@@ -208,7 +208,7 @@ class Attempt:
         finally:
             timer.close()
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: Request) -> Response:
         """Make one request, again where that is safe.
 
         Raises:
@@ -229,7 +229,7 @@ class Attempt:
             gevent.sleep(min(_RETRY_DELAY * 2**retries, _MAX_RETRY_DELAY))
             retries += 1
 
-    def _exchange(self, request: Request, *, fresh: bool) -> Answer:
+    def _exchange(self, request: Request, *, fresh: bool) -> Response:
         if self._calls.closings != self._closings:
             raise self._calls.closed_error()
         watch = Watch()
@@ -270,7 +270,7 @@ class _Call:
         under_way: The calls that have not ended.
     """
 
-    def __init__(self, work: Callable[[], Answer], watch: Watch, under_way: set[_Call]) -> None:
+    def __init__(self, work: Callable[[], Response], watch: Watch, under_way: set[_Call]) -> None:
         self._work = work
         self._watch = watch
         self._under_way = under_way
@@ -286,12 +286,12 @@ class _Call:
         else:
             workers.do(self._run)
 
-    def wait(self) -> Answer:
+    def wait(self) -> Response:
         """Wait for the answer; what the work raises is raised here."""
         answer, error = self._outcome.get()
         if error is not None:
             raise error
-        found: Answer = answer
+        found: Response = answer
         return found
 
     def forbid(self, error: Exception) -> None:
@@ -311,15 +311,15 @@ class _Call:
         if self._watch.ended:
             return
         try:
-            outcome: tuple[Answer | None, Exception | None] = (self._work(), None)
+            outcome: tuple[Response | None, Exception | None] = (self._work(), None)
         except Exception as error:  # noqa: BLE001  # raised again where it is waited for
             outcome = (None, error)
         self._finish(outcome)
 
-    def _finish(self, outcome: tuple[Answer | None, Exception | None]) -> None:
+    def _finish(self, outcome: tuple[Response | None, Exception | None]) -> None:
         self._in_its_loop(self._settle, outcome)
 
-    def _settle(self, outcome: tuple[Answer | None, Exception | None]) -> None:
+    def _settle(self, outcome: tuple[Response | None, Exception | None]) -> None:
         # The first one counts: what end() says is followed by what the thread makes of it.
         if not self._outcome.ready():
             self._outcome.set(outcome)

@@ -19,8 +19,8 @@ import urllib3
 from requests.adapters import HTTPAdapter
 
 from gnsq.errors import NSQHttpError
-from gnsq.http.answer import Answer, printable, shown
 from gnsq.http.exchange import NoAnswer, Request, Watch
+from gnsq.http.responses import Response, printable, shown
 
 __all__ = ["Session"]
 
@@ -65,7 +65,7 @@ class Session:
 
     def exchange(
         self, request: Request, watch: Watch, *, seconds: float, connect_timeout: float, max_size: int
-    ) -> Answer:
+    ) -> Response:
         """Send a request and read its answer. Follows no redirect.
 
         Args:
@@ -163,7 +163,7 @@ class _Adapter(HTTPAdapter):
         return pool
 
 
-def _read(request: Request, response: requests.Response, max_size: int) -> Answer:
+def _read(request: Request, response: requests.Response, max_size: int) -> Response:
     headers = response.headers
     encoding = headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
@@ -182,7 +182,7 @@ def _read(request: Request, response: requests.Response, max_size: int) -> Answe
         size += len(chunk)
         if size > max_size:
             raise too_large
-    return Answer(
+    return Response(
         response.status_code,
         response.reason or "",
         headers.get("Content-Type", ""),
