@@ -55,8 +55,9 @@ GNSQ = {
     "tls": [],
     "breath": [],
     "layers": [*PURE, "breath", "tls", "transport"],
-    "http": ["doors", "errors", "tls"],
-    "httpclient": [*PURE, "addresses", "http", "tls"],
+    # Of nsqd its module forks.
+    "http": ["doors", "errors", "nsqd", "tls"],
+    "httpclient": [*PURE, "addresses", "http", "natives", "tls"],
     "nsqd": CLIENT,
     "lookupd": CLIENT,
     "discovery": CLIENT,

@@ -1,8 +1,10 @@
-"""close() ends what is under way, and a child of a fork begins anew."""
+"""close() ends waiting calls, from any thread; a child of a fork makes connections of its own."""
 
+import logging
 import subprocess
 import sys
 import textwrap
+import threading
 
 import gevent
 import pytest
@@ -34,11 +36,11 @@ def test_close_ends_calls_under_way():
         release.set()
 
 
-def test_close_ends_retries():
+def test_close_ends_retries(caplog):
+    caplog.set_level(logging.DEBUG, "urllib3.connectionpool")
     client = HTTPClient("127.0.0.1", refused_port(), retries=1000)
     caller = gevent.spawn(failing, client)
-    workers = client._calls._workers
-    wait_until(lambda: len(workers) == 1 and workers._unfinished == 0)
+    wait_until(lambda: "Starting new HTTP connection (2)" in caplog.text)
     client.close()
 
     assert "client was closed" in caller.get(timeout=5)
@@ -54,7 +56,7 @@ def test_closed_client_opens_anew():
         assert peer.connections == 2
 
 
-def test_close_ends_threads_and_connections():
+def test_close_closes_idle_connections():
     gone = Event()
 
     def answer(asked, sock):
@@ -67,12 +69,40 @@ def test_close_ends_threads_and_connections():
 
     with http_peer(answer) as peer, HTTPClient.from_url(peer.address) as client:
         client.request("GET", "x")
-        workers = client._calls._workers
-        assert len(workers) == 1
         client.close()
 
         assert gone.wait(10)
-        wait_until(lambda: len(workers) == 0)
+
+
+def test_close_by_another_thread_ends_calls():
+    release = Event()
+    with http_peer(lambda asked, sock: release.wait() and None) as peer:
+        client = HTTPClient.from_url(peer.address)
+        caller = gevent.spawn(failing, client)
+        wait_until(lambda: peer.requests)
+        thread = threading.Thread(target=client.close)
+        thread.start()
+        thread.join(10)
+
+        assert "client was closed" in caller.get(timeout=5)
+        release.set()
+
+
+def test_close_by_another_thread_closes_idle_connections():
+    gone = Event()
+
+    def answer(asked, sock):
+        gevent.spawn(lambda: (gevent.socket.wait_read(sock.fileno(), timeout=10), gone.set()))
+        return reply()
+
+    with http_peer(answer) as peer, HTTPClient.from_url(peer.address) as client:
+        client.request("GET", "x")
+        thread = threading.Thread(target=client.close)
+        thread.start()
+        thread.join(10)
+
+        assert gone.wait(10)
+        assert client.request("GET", "x") == b"OK"
 
 
 FORK = """
@@ -105,7 +135,7 @@ FORK = """
 
 
 @pytest.mark.parametrize("how", ["os", "gevent"])
-def test_child_of_a_fork_makes_connections_and_threads_of_its_own(fakensqd, how):
+def test_child_of_a_fork_makes_connections_of_its_own(fakensqd, how):
     # Since Python 3.12 a process of several threads is warned when it forks.
     unwarned = ["-W", "ignore::DeprecationWarning"]
     command = [sys.executable, *unwarned, "-c", textwrap.dedent(FORK), fakensqd.http_address, how]
@@ -113,3 +143,46 @@ def test_child_of_a_fork_makes_connections_and_threads_of_its_own(fakensqd, how)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert (done.stdout, done.stderr) == ("both\n", "")
+
+
+FORK_DURING_A_CALL = """
+    import os
+    import gevent
+    from gevent.event import Event
+    from gnsq.errors import NSQHttpError
+    from gnsq.httpclient import HTTPClient
+    from tests.http.peer import http_peer, reply
+
+    arrived, release = Event(), Event()
+
+    def answer(asked, sock):
+        arrived.set()
+        release.wait(30)
+        return reply()
+
+    def call():
+        try:
+            return client.request("POST", "x").decode()
+        except NSQHttpError as error:
+            return str(error).replace(str(os.getppid()), "P")
+
+    with http_peer(answer) as peer:
+        client = HTTPClient.from_url(peer.address, timeout=20)
+        caller = gevent.spawn(call)
+        arrived.wait(10)
+        pid = os.fork()
+        if not pid:
+            os.write(1, ("child: " + caller.get(timeout=10).partition(": ")[2] + chr(10)).encode())
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        release.set()
+        print("parent:", caller.get(timeout=10))
+"""
+
+
+def test_call_that_waits_while_the_process_forks_fails_in_the_child_alone():
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(FORK_DURING_A_CALL)]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.stdout, done.stderr) == ("child: given up in a child of process P\nparent: OK\n", "")
