@@ -88,27 +88,26 @@ class Connections:
 
     Attributes:
         hub: The hub.
-        closed: Whether they were closed; then the client makes others.
+        closed: Why they were closed; empty while they are open.
     """
 
     def __init__(
         self, address: str, limits: Limits, headers: Mapping[str, str], context: ssl.SSLContext | None
     ) -> None:
         self.hub = gevent.get_hub()
-        self.closed = False
+        self.closed = ""
         self.limits = limits
-        self._address = address
         self.headers = headers
+        self._address = address
         self._door = door()
         self._adapter = _Adapter(context, limits.maxsize)
         self._slots = BoundedSemaphore(limits.maxsize)
         self._calls: set[Call] = set()
-        self._reason = ""
         give_up_in_children(self)
 
     def close(self, *, in_own_thread: bool) -> None:
         """Close all connections; calls that are waiting fail. From another thread: as soon as the hub runs."""
-        self.closed, self._reason = True, "client was closed while it waited for an answer"
+        self.closed = "client was closed while it waited for an answer"
         if not in_own_thread:
             # ValueError: the hub was destroyed.
             with contextlib.suppress(ValueError):
@@ -118,10 +117,11 @@ class Connections:
 
     def give_up(self, parent: int) -> None:
         """Close, in a child process, the child's descriptors of connections that the parent uses."""
-        self.closed, self._reason = True, f"given up in a child of process {parent}"
+        self.closed = f"given up in a child of process {parent}"
         for call in self._calls:
-            # At once, or a waiting greenlet could still read, in this process, bytes that the parent waits for.
-            call.close_socket()
+            if call.socket is not None:
+                # At once, or its greenlet could still read, in this process, bytes that the parent waits for.
+                _close_descriptor(call.socket)
         self._end()
 
     def _end(self) -> None:
@@ -134,9 +134,8 @@ class Connections:
         if call in self._calls:
             call.greenlet.throw(call.deadline)
 
-    def closed_error(self) -> NSQHttpError:
-        """Make the error of calls that close() ends."""
-        return NSQHttpError(f"{self._address}: {self._reason}")
+    def _closed_error(self) -> NSQHttpError:
+        return NSQHttpError(f"{self._address}: {self.closed}")
 
     @contextlib.contextmanager
     def call(self, what: str, timeout: float | None) -> Iterator[Call]:
@@ -157,7 +156,7 @@ class Connections:
         except gevent.Timeout as expired:
             if expired is not call.deadline:
                 raise
-            raise (self.closed_error() if self.closed else call.timeout_error()) from None
+            raise (self._closed_error() if self.closed else call.timeout_error()) from None
         finally:
             self._calls.discard(call)
             call.deadline.close()
@@ -176,14 +175,14 @@ class Connections:
         with self._slots:
             call.connected = call.sent = False
             if self.closed:
-                raise self.closed_error()
+                raise self._closed_error()
             if fresh:
                 # Nothing waits between this and the send, so no other call can put a connection back.
                 self._adapter.close()
             try:
                 return self._exchange(request, max(call.ends - time.monotonic(), 0.001))
             except _FAILURES as error:
-                raise NoResponse(error, call) from error
+                raise (self._closed_error() if self.closed else NoResponse(error, call)) from error
             finally:
                 call.socket = None
 
@@ -242,14 +241,9 @@ class Call:
                     fresh = True
                     continue
                 if retries >= limits.retries or not _may_be_repeated(method, failure):
-                    raise self._translated(failure) from failure.__cause__
+                    raise self._error(failure) from failure.__cause__
             gevent.sleep(min(_RETRY_DELAY * 2**retries, _MAX_RETRY_DELAY))
             retries += 1
-
-    def close_socket(self) -> None:
-        """Close the descriptor of the current connection, without a word to the server."""
-        if self.socket is not None:
-            _close_descriptor(self.socket)
 
     def timeout_error(self) -> NSQHttpError:
         """Make the error of a call whose time is over."""
@@ -257,7 +251,7 @@ class Call:
             return NSQHttpTimeout(f"{self._what}: no answer within {self._timeout:.6g} s")
         return NSQHttpUnreachable(f"{self._what}: no answer: nothing could be sent within {self._timeout:.6g} s")
 
-    def _translated(self, failure: NoResponse) -> NSQHttpError:
+    def _error(self, failure: NoResponse) -> NSQHttpError:
         if failure.timed_out and failure.sent:
             return self.timeout_error()
         if failure.sent:

@@ -1,6 +1,7 @@
 """Calls: one deadline for all of a call, retries only if they are safe, connections kept, other greenlets run."""
 
 import logging
+import socket
 import subprocess
 import sys
 import textwrap
@@ -201,6 +202,29 @@ def test_others_go_on_while_an_answer_is_held_back(patch):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
     assert (done.stdout, done.stderr) == ("ticked\n", "")
+
+
+def test_other_greenlets_run_while_a_long_response_is_read(client_of):
+    """Reading waits for nothing while the server is faster."""
+    size, ticks = 8 * 1024 * 1024, []
+
+    def serve():
+        with listener.accept()[0] as sock:
+            sock.recv(65536)
+            sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size))
+
+    def tick():
+        while True:
+            gevent.sleep(0)
+            ticks.append(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        ticking = gevent.spawn(tick)
+        assert len(client_of(f"127.0.0.1:{listener.getsockname()[1]}").request("GET", "x")) == size
+        ticking.kill()
+
+    assert len(ticks) >= size / 65536
 
 
 PATCHED = """
