@@ -1,41 +1,47 @@
-"""JSON and bytes over HTTP with requests, off the hub: a call blocks its greenlet, never the others.
+"""HTTPClient: JSON and bytes over HTTP. A call blocks its greenlet, never the hub.
 
-Owns options, the deadline of a call, its tries and the connections kept between calls. Knows nothing of topics:
-names, and who may be asked what, are its subclasses' business.
+Owns the options, and the connections of each hub that uses the client. Knows no topics: names and endpoints belong to
+the subclasses.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
 import os
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote, urljoin, urlsplit
 
+import gevent
+from gevent.threadpool import ThreadPool
+
 from gnsq.addresses import joined
 from gnsq.errors import NSQHttpError
-from gnsq.http.answer import Answer, is_unknown_path, result_of, shown
-from gnsq.http.calls import Attempt, Calls
-from gnsq.http.exchange import Request
-from gnsq.http.values import (
+from gnsq.http.responses import Response, is_unknown_path, parse_result, shown
+from gnsq.http.validation import (
     PORTS,
     check_header,
+    check_host,
+    check_path,
+    check_port,
+    check_scheme,
     check_strings,
-    checked_host,
-    checked_path,
-    checked_port,
-    checked_scheme,
+    convert_cert_reqs,
+    convert_retries,
+    convert_timeout,
     is_url,
-    mapped_cert_reqs,
-    mapped_retries,
-    mapped_timeout,
 )
+from gnsq.natives import local
 from gnsq.options import USER_AGENT, Options, option, parameters_of
 
 if TYPE_CHECKING:
     import ssl
+
+    from gnsq.http.connections import Call, Connections
 
 __all__ = ["HTTPClient", "HttpOptions", "USERAGENT"]
 
@@ -62,9 +68,7 @@ class HttpOptions(Options):
         unit="tries",
         minimum=0,
     )
-    maxsize: int = option(
-        4, "connections kept open between calls; not monkey-patched, also calls at once: others wait", minimum=1
-    )
+    maxsize: int = option(4, "calls at once, each over its own connection, in each hub; others wait", minimum=1)
     max_response_size: int = option(64 * 1024 * 1024, "a longer answer is an error", unit="bytes", minimum=1)
     headers: Mapping[str, str] | None = option(None, "sent with every request", secret=True)
     auth: tuple[str, str] | str | None = option(
@@ -98,11 +102,11 @@ class HttpOptions(Options):
         """
         known = dict(values)
         if "timeout" in known:
-            known |= mapped_timeout(known.pop("timeout"))
+            known |= convert_timeout(known.pop("timeout"))
         if "retries" in known:
-            known |= mapped_retries(known.pop("retries"))
+            known |= convert_retries(known.pop("retries"))
         if "cert_reqs" in known:
-            known["cert_reqs"] = mapped_cert_reqs(known["cert_reqs"])
+            known["cert_reqs"] = convert_cert_reqs(known["cert_reqs"])
         for name in ("ca_certs", "cert_file", "key_file"):
             if isinstance(known.get(name), os.PathLike):
                 known[name] = os.fspath(known[name])
@@ -110,7 +114,7 @@ class HttpOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        mapped_cert_reqs(self.cert_reqs)
+        convert_cert_reqs(self.cert_reqs)
         check_strings("headers", self.headers)
         check_strings("proxies", self.proxies)
         for name, value in (self.headers or {}).items():
@@ -146,16 +150,16 @@ class HttpOptions(Options):
 
 
 class HTTPClient:
-    """A client of one HTTP address, for all greenlets and threads that like.
+    """A client of one HTTP address, for all greenlets of all threads.
 
-    A request runs on one of a few threads (in a monkey-patched process: in a greenlet), and its deadline holds for all
-    of it, however the server dribbles. Connections are kept open between calls. One that the server has closed in the
-    meantime is replaced; where that shows only after sending, a GET is sent again, and anything else is an error, for
-    the server may have done it. So a POST duplicates nothing by itself: it is sent again only if no connection could be
-    made, or the answer was that the path is unknown. Who sends it again after an NSQHttpTimeout, or an NSQHttpError
-    whose status is None, may do it twice; after an NSQHttpUnreachable not.
+    The deadline of a call covers all of it, however slowly the server sends. Connections are kept open between calls,
+    in each thread its own. A connection that the server has closed in the meantime is replaced. If that shows only
+    after sending, a GET is sent again; for any other method it is an error, since the server may have executed the
+    request. So a POST duplicates nothing by itself: it is sent again only if no connection could be made, or the server
+    does not know the path. To send it again after an NSQHttpTimeout, or an NSQHttpError whose status is None, may
+    execute it twice; after an NSQHttpUnreachable it does not.
 
-    After a fork the child makes connections and threads of its own.
+    After a fork the child makes connections of its own; calls that were waiting fail there.
 
     Args:
         host, port: Where it listens.
@@ -186,16 +190,18 @@ class HTTPClient:
                 "connection_class is gone: HTTP is requests' now; for HTTPS give an https:// URL to from_url(), "
                 "or scheme='https'"
             )
-        self._host = checked_host(host)
-        self._port = checked_port(port)
-        self._scheme = checked_scheme(scheme)
-        self._path = checked_path(path)
+        self._host = check_host(host)
+        self._port = check_port(port)
+        self._scheme = check_scheme(scheme)
+        self._path = check_path(path)
         self.useragent = useragent
         self.options = HttpOptions.from_keywords(type(self).__name__, options, parameters_of(HTTPClient.__init__))
-        context = _context(self.options) if self._scheme == "https" else None
-        self._calls = Calls(
-            self.address, self.options, _headers(useragent, self.options), self.options.proxies, context
-        )
+        self._headers = _headers(useragent, self.options)
+        self._context = _context(self.options) if self._scheme == "https" else None
+        # Of the calling thread; it keeps them alive, as it does its hub.
+        self._local = local()
+        # Of all threads.
+        self._all: weakref.WeakValueDictionary[int, Connections] = weakref.WeakValueDictionary()
         # Whether this server knows an endpoint by its old name, once that is learned.
         self._old_paths: dict[str, bool] = {}
 
@@ -269,8 +275,15 @@ class HTTPClient:
         self.close()
 
     def close(self) -> None:
-        """Close connections and threads. Calls under way fail; one that is made later opens what it needs anew."""
-        self._calls.close()
+        """Close the connections. Calls that are waiting fail; a later call makes new connections.
+
+        Connections of other threads are closed as soon as their hub runs.
+        """
+        own = getattr(self._local, "connections", None)
+        for reference in self._all.valuerefs():
+            connections = reference()
+            if connections is not None and not connections.closed:
+                connections.close(in_own_thread=connections is own)
 
     def request(
         self,
@@ -282,48 +295,55 @@ class HTTPClient:
         old_path: str | None = None,
         timeout: float | None = None,
     ) -> Any:  # Any: whatever JSON the server sends
-        """Send a request and wait for its answer.
+        """Send a request and wait for the response.
 
         Args:
             params: Of the query; those that are None are left out.
-            old_path: What servers before 1.0 call the path; asked where the path is unknown.
+            old_path: The name that servers before 1.0 have for the path; used if the path is unknown.
             timeout: Seconds for this call, in place of the option's.
 
         Returns:
             JSON as Python objects (an old server's ``data`` envelope taken off), anything else as bytes.
 
         Raises:
-            NSQHttpError: If the status is not 200 (``status`` and ``body`` have it) or there was no answer (``status``
-                is None): NSQHttpUnreachable if nothing was sent, NSQHttpTimeout if time ran out.
+            NSQHttpError: If the status is not 200 (``status`` and ``body`` have it) or there was no response
+                (``status`` is None): NSQHttpUnreachable if nothing was sent, NSQHttpTimeout if time ran out.
         """
-        self._calls.check_fork()
         query = {name: str(value) for name, value in (params or {}).items() if value is not None}
-        attempt = Attempt(self._calls, f"{method} {self.address}{path.lstrip('/')}", timeout)
-        with attempt.deadline():
-            return self._learned(attempt, method, path.lstrip("/"), old_path, query, body)
+        path = path.lstrip("/")
+        with self._connections().call(f"{method} {self.address}{path}", timeout) as call:
+            return self._remember_path(call, method, path, old_path, query, body)
+
+    def _connections(self) -> Connections:
+        """Return the connections of the calling thread's hub."""
+        found: Connections | None = getattr(self._local, "connections", None)
+        if found is None or found.closed or found.hub is not gevent.get_hub():
+            found = _connections_class()(self.address, self.options, self._headers, self._context)
+            self._local.connections = self._all[id(found)] = found
+        return found
 
     # --- which path, which address ------------------------------------------------------------------------------------
 
-    def _learned(
+    def _remember_path(
         self,
-        attempt: Attempt,
+        call: Call,
         method: str,
         path: str,
         old_path: str | None,
         query: Mapping[str, str],
         body: bytes | None,
     ) -> Any:
-        """Ask for the path that this server is known to have, and once for the other one."""
+        """Ask for the path that this server is known to have, then for the other one if the server does not know it."""
         if old_path is None:
-            return self._result(attempt, method, path, query, body)
+            return self._result(call, method, path, query, body)
         old = self._old_paths.get(path, any(self._old_paths.values()))
         try:
-            result = self._result(attempt, method, old_path if old else path, query, body)
+            result = self._result(call, method, old_path if old else path, query, body)
         except NSQHttpError as error:
             if not is_unknown_path(error):
                 raise
             try:
-                result = self._result(attempt, method, path if old else old_path, query, body)
+                result = self._result(call, method, path if old else old_path, query, body)
             except NSQHttpError as second:
                 if second.status is None:
                     raise
@@ -336,19 +356,19 @@ class HTTPClient:
         self._old_paths[path] = old
         return result
 
-    def _result(self, attempt: Attempt, method: str, path: str, query: Mapping[str, str], body: bytes | None) -> Any:
-        request = Request(method, f"{self.address}{path}", query, body)
+    def _result(self, call: Call, method: str, path: str, query: Mapping[str, str], body: bytes | None) -> Any:
+        url, params = f"{self.address}{path}", query
         for _ in range(_MAX_REDIRECTS + 1):
-            answer = attempt.answer(request)
-            if not answer.redirects(method):
-                return result_of(str(request), answer)
-            request = Request(method, self._redirected(request, answer), {}, body)
-        raise NSQHttpError(f"{method} {self.address}{path}: more than {_MAX_REDIRECTS} redirects", answer.status)
+            response = call.send(method, url, params, body)
+            if not response.redirects(method):
+                return parse_result(f"{method} {url}", response)
+            url, params = self._redirected(f"{method} {url}", url, response), {}
+        raise NSQHttpError(f"{method} {self.address}{path}: more than {_MAX_REDIRECTS} redirects", response.status)
 
-    def _redirected(self, request: Request, answer: Answer) -> str:
-        """Say where a redirect leads. Elsewhere is refused: neither messages nor passwords go to unknown servers."""
+    def _redirected(self, request: str, url: str, response: Response) -> str:
+        """Return the URL of a redirect. Another server is refused: it must get neither messages nor passwords."""
         try:
-            target = urlsplit(urljoin(request.url, answer.location))
+            target = urlsplit(urljoin(url, response.location))
             port = target.port or PORTS.get(target.scheme)
             here = (target.scheme, target.hostname, port) == (self._scheme, self._host.lower(), self._port)
         except ValueError:
@@ -356,15 +376,32 @@ class HTTPClient:
         if not here:
             there = shown(f"{target.scheme}://{target.hostname}") if target.hostname else "nowhere"
             raise NSQHttpError(
-                f"{request}: http error <{answer.status}> redirects to {there}, which is not this address: "
+                f"{request}: http error <{response.status}> redirects to {there}, which is not this address: "
                 "give the client that one if it is right",
-                answer.status,
-                answer.body,
+                response.status,
+                response.body,
             )
         return target._replace(netloc=joined(self._host, self._port), fragment="").geturl()
 
 
-# --- checks and translations of what users give -----------------------------------------------------------------------
+# --- helpers of the first call and of the constructor -----------------------------------------------------------------
+
+
+@functools.cache
+def _connections_class() -> type[Connections]:
+    """Load the class, and with it requests, on a thread: that takes 0.1 s, and the hub must go on."""
+    pool = ThreadPool(1)
+    try:
+        loaded: type[Connections] = pool.apply(_load_connections)
+    finally:
+        pool.kill()
+    return loaded
+
+
+def _load_connections() -> type[Connections]:
+    from gnsq.http.connections import Connections
+
+    return Connections
 
 
 def _headers(useragent: str, options: HttpOptions) -> dict[str, str]:

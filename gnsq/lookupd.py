@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from gnsq.errors import NSQHttpError
-from gnsq.http.answer import error_words, is_unknown_path, shown
+from gnsq.http.responses import error_text, is_unknown_path, shown
 from gnsq.httpclient import HTTPClient
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 
@@ -137,7 +137,7 @@ class LookupdClient(HTTPClient):
 def is_unknown_topic(error: NSQHttpError) -> bool:
     """Whether an nsqlookupd has answered lookup() that it does not know the topic. It says so in its own words; the 404
     of nsqd, or of another server that does not know the path, has others."""
-    return error.status is not None and error_words(error.body).text in _UNKNOWN_TOPIC
+    return error.status is not None and error_text(error.body).text in _UNKNOWN_TOPIC
 
 
 def _check_node(node: object) -> None:

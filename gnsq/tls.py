@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 
-from gevent.ssl import SSLContext as GeventContext
-
-__all__ = ["is_patched", "make_context"]
+__all__ = ["make_context"]
 
 
 def make_context(
@@ -44,11 +42,6 @@ def make_context(
     except OSError as error:
         raise ValueError(f"certificate {cert_file!r} with key {key_file!r} can't be used: {error}") from error
     return context
-
-
-def is_patched(context: ssl.SSLContext) -> bool:
-    """Whether sockets of this context let other greenlets run, in a monkey-patched process."""
-    return isinstance(context, GeventContext)
 
 
 def _no_prompt() -> str:

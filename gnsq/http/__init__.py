@@ -1,1 +1,1 @@
-"""What HTTPClient is made of: answers and values (pure), calls with their deadline, sessions on native threads."""
+"""Parts of HTTPClient: connections, checks of its arguments, and the meaning of responses."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gnsq.errors import NSQException, NSQHttpError
-from gnsq.http.answer import is_unknown_path
+from gnsq.http.responses import is_unknown_path
 from gnsq.httpclient import HTTPClient
 from gnsq.protocol.commands import multipublish_body
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name

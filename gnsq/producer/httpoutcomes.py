@@ -16,7 +16,7 @@ from gnsq.errors import (
     NSQMPubFailed,
     NSQPubFailed,
 )
-from gnsq.http.answer import error_words
+from gnsq.http.responses import error_text
 
 __all__ = ["answers", "is_turned_away", "refusal", "too_old"]
 
@@ -46,7 +46,7 @@ def refusal(error: NSQHttpError, *, multi: bool = False, deferred: bool = False)
     Args:
         multi, deferred: What was published; decides how TCP would call it.
     """
-    words = error_words(error.body).text
+    words = error_text(error.body).text
     made: NSQErrorCode
     if words == _EXITING:
         made = (NSQMPubFailed if multi else NSQDPubFailed if deferred else NSQPubFailed)(str(error))
@@ -92,5 +92,5 @@ def answers(error: NSQHttpError) -> bool:
 
 
 def _is_nsqds(error: NSQHttpError) -> bool:
-    words = error_words(error.body).text
+    words = error_text(error.body).text
     return words == _EXITING or words in _CODES

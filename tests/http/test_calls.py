@@ -1,5 +1,7 @@
-"""One deadline for a whole call, tries only where they are safe, connections kept, close and fork."""
+"""Calls: one deadline for all of a call, retries only if they are safe, connections kept, other greenlets run."""
 
+import logging
+import socket
 import subprocess
 import sys
 import textwrap
@@ -10,7 +12,7 @@ import pytest
 from gevent.event import Event
 from gevent.pywsgi import WSGIServer
 
-import gnsq.http.session  # noqa: F401  # or the first short deadline would have to do with loading requests
+import gnsq.http.connections  # noqa: F401  # or the first short deadline would include loading requests
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable, NSQNoConnections, NSQTimeout
 from gnsq.httpclient import HTTPClient
 from tests.helpers import refused_port, wait_until
@@ -100,28 +102,24 @@ def test_one_call_may_have_a_deadline_of_its_own(release, client_of):
         client_of(peer, timeout=60).request("POST", "x", timeout=0.05)
 
 
-def test_threads_are_free_again_when_callers_have_given_up(release, client_of):
-    """A server that dribbles must not use up the threads."""
+def test_slots_are_free_again_after_timeouts(release, client_of):
     with http_peer(trickling(release, HEAD, b"X-H: 1\r\n")) as slow:
         client = client_of(slow, timeout=SHORT, maxsize=1)
         for _ in range(3):
             with pytest.raises(NSQHttpTimeout):
                 client.request("GET", "x")
 
-        # Each had the one thread for itself, so each was asked.
         assert len(slow.requests) == 3
 
 
-def test_waiting_for_a_thread_counts(release, client_of):
+def test_waiting_for_a_slot_counts(release, client_of):
     with http_peer(holding(release)) as peer:
         client = client_of(peer, timeout=60, maxsize=1)
         first = gevent.spawn(client.request, "GET", "first")
         wait_until(lambda: peer.requests)
-        impatient = client_of(peer, timeout=SHORT, maxsize=1)
-        impatient._calls._workers = client._calls._workers
 
         with pytest.raises(NSQHttpUnreachable, match="nothing could be sent within"):
-            impatient.request("POST", "second")
+            client.request("POST", "second", timeout=SHORT)
 
         first.kill()
         assert peer.lines == ["GET /first"]
@@ -141,26 +139,32 @@ def test_retries_are_within_the_deadline(client_of):
         client_of(f"127.0.0.1:{refused_port()}", timeout=SHORT, retries=1000).request("GET", "x")
 
 
-def test_a_timeout_of_the_callers_own_is_left_alone(release, client_of):
-    with http_peer(holding(release)) as peer:
-        client = client_of(peer)
+def holding_x(release):
+    """A peer that holds back the response to /x, and no other."""
+    return lambda asked, sock: release.wait() and None if asked.path == "/x" else reply()
+
+
+def test_timeout_of_the_caller_is_raised_and_frees_the_slot(release, client_of):
+    with http_peer(holding_x(release)) as peer:
+        client = client_of(peer, maxsize=1)
         with pytest.raises(gevent.Timeout), gevent.Timeout(0.05):
             client.request("GET", "x")
 
-        wait_until(lambda: not client._calls._under_way)
+        assert client.request("GET", "y") == b"OK"
 
 
-def test_killed_caller_frees_its_thread(release, client_of):
-    with http_peer(holding(release)) as peer:
+def test_killed_caller_frees_its_slot_and_closes_its_connection(release, client_of):
+    with http_peer(holding_x(release)) as peer:
         client = client_of(peer, maxsize=1)
         caller = gevent.spawn(client.request, "GET", "x")
         wait_until(lambda: peer.requests)
         caller.kill()
 
-        wait_until(lambda: client._calls._workers._unfinished == 0)
+        assert client.request("GET", "y") == b"OK"
+        assert peer.connections == 2
 
 
-# --- what goes on meanwhile -------------------------------------------------------------------------------------------
+# --- what other greenlets do ------------------------------------------------------------------------------------------
 
 TICKS = """
     import gevent
@@ -200,11 +204,34 @@ def test_others_go_on_while_an_answer_is_held_back(patch):
     assert (done.stdout, done.stderr) == ("ticked\n", "")
 
 
+def test_other_greenlets_run_while_a_long_response_is_read(client_of):
+    """Reading waits for nothing while the server is faster."""
+    size, ticks = 8 * 1024 * 1024, []
+
+    def serve():
+        with listener.accept()[0] as sock:
+            sock.recv(65536)
+            sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size))
+
+    def tick():
+        while True:
+            gevent.sleep(0)
+            ticks.append(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        ticking = gevent.spawn(tick)
+        assert len(client_of(f"127.0.0.1:{listener.getsockname()[1]}").request("GET", "x")) == size
+        ticking.kill()
+
+    assert len(ticks) >= size / 65536
+
+
 PATCHED = """
     from gevent import monkey; monkey.patch_all()
     import gevent, pytest
     from gevent.event import Event
-    import gnsq.http.session  # or the deadline would have to do with loading requests
+    import gnsq.http.connections  # or the deadline would include loading requests
     from gnsq.errors import NSQHttpError
     from gnsq.errors import NSQHttpTimeout
     from gnsq.httpclient import HTTPClient
@@ -231,7 +258,6 @@ PATCHED = """
         wait_until(lambda: len(peer.requests) == 5)
         client.close()
         assert "client was closed" in str(caller.get(timeout=5).value)
-        assert len(client._calls._workers) == 0
     print("done")
 """
 
@@ -267,14 +293,16 @@ def test_many_greenlets_share_a_client(client_of):
         assert peer.connections <= 3
 
 
-def test_threads_share_a_client(client_of, fakensqd):
-    """Each has a hub of its own."""
+@pytest.mark.parametrize("destroyed", [True, False], ids=["destroyed", "left"])
+def test_threads_share_a_client(client_of, fakensqd, destroyed):
+    """Each has a hub of its own, and connections of its own."""
     client = client_of(fakensqd.http_address)
     results = []
 
     def ask():
         results.append(client.request("GET", "ping"))
-        gevent.get_hub().destroy(destroy_loop=True)
+        if destroyed:
+            gevent.get_hub().destroy(destroy_loop=True)
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -283,6 +311,22 @@ def test_threads_share_a_client(client_of, fakensqd):
         thread.join(30)
 
     assert results == [b"OK"] * 4
+
+
+def test_thread_with_a_second_hub_makes_new_connections(client_of, fakensqd):
+    client = client_of(fakensqd.http_address)
+    results = []
+
+    def ask():
+        for _ in range(2):
+            results.append(client.request("GET", "ping"))
+            gevent.get_hub().destroy(destroy_loop=True)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join(30)
+
+    assert results == [b"OK"] * 2
 
 
 def closing_second(how):
@@ -355,12 +399,12 @@ def test_answers_that_are_errors_are_not_asked_for_again(client_of):
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_anything_is_tried_again_if_no_connection_could_be_made(client_of, method):
+def test_anything_is_tried_again_if_no_connection_could_be_made(client_of, caplog, method):
+    caplog.set_level(logging.DEBUG, "urllib3.connectionpool")
     port = refused_port()
-    client = client_of(f"127.0.0.1:{port}", retries=100)
-    caller = gevent.spawn(client.request, method, "x")
-    workers = client._calls._workers
-    wait_until(lambda: len(workers) == 1 and workers._unfinished == 0)  # the first try has failed
+    caller = gevent.spawn(client_of(f"127.0.0.1:{port}", retries=100).request, method, "x")
+    # urllib3 numbers them: the first has failed.
+    wait_until(lambda: "Starting new HTTP connection (2)" in caplog.text)
 
     def application(environ, start_response):
         start_response("200 OK", [("Content-Type", "text/plain")])

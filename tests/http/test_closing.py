@@ -1,8 +1,10 @@
-"""close() ends what is under way, and a child of a fork begins anew."""
+"""close() ends waiting calls, from any thread; a child of a fork makes connections of its own."""
 
+import logging
 import subprocess
 import sys
 import textwrap
+import threading
 
 import gevent
 import pytest
@@ -34,11 +36,11 @@ def test_close_ends_calls_under_way():
         release.set()
 
 
-def test_close_ends_retries():
+def test_close_ends_retries(caplog):
+    caplog.set_level(logging.DEBUG, "urllib3.connectionpool")
     client = HTTPClient("127.0.0.1", refused_port(), retries=1000)
     caller = gevent.spawn(failing, client)
-    workers = client._calls._workers
-    wait_until(lambda: len(workers) == 1 and workers._unfinished == 0)
+    wait_until(lambda: "Starting new HTTP connection (2)" in caplog.text)
     client.close()
 
     assert "client was closed" in caller.get(timeout=5)
@@ -54,7 +56,7 @@ def test_closed_client_opens_anew():
         assert peer.connections == 2
 
 
-def test_close_ends_threads_and_connections():
+def test_close_closes_idle_connections():
     gone = Event()
 
     def answer(asked, sock):
@@ -67,12 +69,40 @@ def test_close_ends_threads_and_connections():
 
     with http_peer(answer) as peer, HTTPClient.from_url(peer.address) as client:
         client.request("GET", "x")
-        workers = client._calls._workers
-        assert len(workers) == 1
         client.close()
 
         assert gone.wait(10)
-        wait_until(lambda: len(workers) == 0)
+
+
+def test_close_by_another_thread_ends_calls():
+    release = Event()
+    with http_peer(lambda asked, sock: release.wait() and None) as peer:
+        client = HTTPClient.from_url(peer.address)
+        caller = gevent.spawn(failing, client)
+        wait_until(lambda: peer.requests)
+        thread = threading.Thread(target=client.close)
+        thread.start()
+        thread.join(10)
+
+        assert "client was closed" in caller.get(timeout=5)
+        release.set()
+
+
+def test_close_by_another_thread_closes_idle_connections():
+    gone = Event()
+
+    def answer(asked, sock):
+        gevent.spawn(lambda: (gevent.socket.wait_read(sock.fileno(), timeout=10), gone.set()))
+        return reply()
+
+    with http_peer(answer) as peer, HTTPClient.from_url(peer.address) as client:
+        client.request("GET", "x")
+        thread = threading.Thread(target=client.close)
+        thread.start()
+        thread.join(10)
+
+        assert gone.wait(10)
+        assert client.request("GET", "x") == b"OK"
 
 
 FORK = """
@@ -105,7 +135,7 @@ FORK = """
 
 
 @pytest.mark.parametrize("how", ["os", "gevent"])
-def test_child_of_a_fork_makes_connections_and_threads_of_its_own(fakensqd, how):
+def test_child_of_a_fork_makes_connections_of_its_own(fakensqd, how):
     # Since Python 3.12 a process of several threads is warned when it forks.
     unwarned = ["-W", "ignore::DeprecationWarning"]
     command = [sys.executable, *unwarned, "-c", textwrap.dedent(FORK), fakensqd.http_address, how]
@@ -113,3 +143,64 @@ def test_child_of_a_fork_makes_connections_and_threads_of_its_own(fakensqd, how)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert (done.stdout, done.stderr) == ("both\n", "")
+
+
+FORK_DURING_A_CALL = """
+    import os, socket, sys, threading, time
+    import gevent
+    from gevent.socket import socketpair
+    from gnsq.errors import NSQHttpError
+    from gnsq.httpclient import HTTPClient
+
+    arrived, release, sent = threading.Event(), threading.Event(), threading.Event()
+
+    def serve():
+        sock, _ = listener.accept()
+        sock.recv(65536)
+        arrived.set()
+        release.wait(30)
+        sock.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\nOK")
+        sent.set()
+        release.clear()
+        release.wait(30)
+
+    def call():
+        try:
+            return client.request("POST", "x").decode()
+        except NSQHttpError as error:
+            return str(error).partition(": ")[2].replace(str(os.getppid()), "P")
+
+    def fork():
+        mine.recv(1)
+        pid = os.fork()
+        if pid:
+            time.sleep(0.3)  # so that the child is first to run
+        return pid
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=serve, daemon=True).start()
+    client = HTTPClient("127.0.0.1", listener.getsockname()[1], timeout=20)
+    caller = gevent.spawn(call)
+    while not arrived.is_set():
+        gevent.sleep(0.01)
+    mine, other = socketpair()
+    forker = gevent.spawn(fork)
+    gevent.sleep(0)
+    # The response and the fork come in one round of the hub.
+    release.set()
+    sent.wait(10)
+    other.send(b"x")
+    if not forker.get():
+        os.write(1, f"child: {caller.get(timeout=10)}\\n".encode())
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    print("parent:", caller.get(timeout=10))
+"""
+
+
+def test_call_that_waits_while_the_process_forks_fails_in_the_child_and_goes_on_in_the_parent():
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(FORK_DURING_A_CALL)]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.stdout, done.stderr) == ("child: given up in a child of process P\nparent: OK\n", "")

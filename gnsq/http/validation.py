@@ -1,6 +1,6 @@
-"""What users give an HTTP client: checked, and translated where gnsq 1.0 took urllib3's objects.
+"""Check the arguments of HTTP clients, and convert urllib3's objects, which gnsq 1.0 took.
 
-Decides only: loads neither urllib3 nor ssl. No text of an error shows what may hold a password.
+Pure: loads neither urllib3 nor ssl. No error text shows a value that may hold a password.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ __all__ = [
     "PORTS",
     "check_header",
     "check_strings",
-    "checked_host",
-    "checked_path",
-    "checked_port",
-    "checked_scheme",
+    "check_host",
+    "check_path",
+    "check_port",
+    "check_scheme",
     "is_url",
-    "mapped_cert_reqs",
-    "mapped_retries",
-    "mapped_timeout",
+    "convert_cert_reqs",
+    "convert_retries",
+    "convert_timeout",
 ]
 
-# Where each scheme is spoken unless a URL says otherwise.
+# Default port of each scheme.
 PORTS = {"http": 80, "https": 443}
 
 _CERT_REQS = ("CERT_NONE", "CERT_OPTIONAL", "CERT_REQUIRED")
@@ -32,8 +32,8 @@ _HOST = re.compile(r"[^\s/?#@\[\]\\\x00-\x1f]+")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
-def checked_host(host: object) -> str:
-    """Give back a host name or address, an IPv6 address without brackets."""
+def check_host(host: object) -> str:
+    """Return a host name or address, an IPv6 address without brackets."""
     if not isinstance(host, str):
         raise TypeError(f"host must be a str, not {host!r}")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -43,8 +43,8 @@ def checked_host(host: object) -> str:
     return bare
 
 
-def checked_path(path: object) -> str:
-    """Give back what comes before each endpoint, without slashes around it."""
+def check_path(path: object) -> str:
+    """Return the prefix of each endpoint's path, without slashes around it."""
     if not isinstance(path, str):
         raise TypeError(f"path must be a str, not {path!r}")
     if not path.isprintable() or any(character in path for character in "?# "):
@@ -52,8 +52,8 @@ def checked_path(path: object) -> str:
     return path.strip("/")
 
 
-def checked_port(port: Any) -> int:  # Any: gnsq 1.0 took "4151", too
-    """Give back a port as an int."""
+def check_port(port: Any) -> int:  # Any: gnsq 1.0 took "4151", too
+    """Return a port as an int."""
     if isinstance(port, bool) or not isinstance(port, (int, str)):
         raise TypeError(f"port must be an int, not {port!r}")
     if isinstance(port, str) and not port.isdecimal():
@@ -63,15 +63,15 @@ def checked_port(port: Any) -> int:  # Any: gnsq 1.0 took "4151", too
     return int(port)
 
 
-def checked_scheme(scheme: str) -> str:
-    """Give back a scheme that we speak."""
+def check_scheme(scheme: str) -> str:
+    """Return the scheme if it is http or https."""
     if scheme not in PORTS:
         raise ValueError(f"scheme {scheme!r} must be http or https")
     return scheme
 
 
 def check_strings(subject: str, mapping: Mapping[str, str] | None) -> None:
-    """Refuse what is not a mapping of str to str."""
+    """Raise TypeError for anything but a mapping of str to str."""
     if mapping is None:
         return
     if not isinstance(mapping, Mapping) or not all(isinstance(item, str) for pair in mapping.items() for item in pair):
@@ -79,7 +79,7 @@ def check_strings(subject: str, mapping: Mapping[str, str] | None) -> None:
 
 
 def check_header(name: str, value: str) -> None:
-    """Refuse what could not be sent, or would be sent as more than one header. The value is not shown: a secret."""
+    """Raise ValueError for a header that is not valid or would become several. The value, a secret, is not shown."""
     if not _HEADER_NAME.fullmatch(name):
         raise ValueError(f"header {name!r} has no valid name")
     if not value.isprintable() or value != value.strip() or not value.isascii():
@@ -87,7 +87,7 @@ def check_header(name: str, value: str) -> None:
 
 
 def is_url(text: str) -> bool:
-    """Whether it has a scheme and a host, and no impossible port."""
+    """Whether a text has a scheme, a host, and no impossible port."""
     try:
         parts = urlsplit(text)
         return bool(parts.scheme and parts.hostname) and parts.port != 0
@@ -95,21 +95,21 @@ def is_url(text: str) -> bool:
         return False
 
 
-def mapped_timeout(timeout: Any) -> dict[str, Any]:  # Any: urllib3's, requests' or a number
-    """Translate a number, a pair of connect and read, or an object that has them, as urllib3's Timeout.
+def convert_timeout(timeout: Any) -> dict[str, Any]:  # Any: urllib3's, requests' or a number
+    """Convert a number, a pair of connect and read, or an object that has both, such as urllib3's Timeout, to options.
 
-    Their read timeout was for each read; all together may now last as long as both.
+    The sum of connect and read is the limit of a whole call.
     """
     if isinstance(timeout, tuple) and len(timeout) == 2:
         total, (connect, read) = None, timeout
     elif hasattr(timeout, "connect_timeout"):
         total, connect = _number(timeout.total), _number(timeout.connect_timeout)
-        # Asked for with a total, urllib3's wants to have been started.
+        # With a total, urllib3's read_timeout raises until the Timeout was started.
         read = None if total is not None else _number(timeout.read_timeout)
     elif hasattr(timeout, "connect"):
         total, connect, read = getattr(timeout, "total", None), timeout.connect, getattr(timeout, "read", None)
     elif timeout is None:
-        # For ever, to urllib3; every call has a limit here.
+        # urllib3 waits for ever; here every call has a limit.
         return {}
     else:
         return {"timeout": timeout}
@@ -124,9 +124,9 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def mapped_retries(retries: Any) -> dict[str, Any]:  # Any: urllib3's Retry or a number
-    """Translate a number, False, or an object that has counts, as urllib3's Retry: the first that is given of total,
-    connect and read."""
+def convert_retries(retries: Any) -> dict[str, Any]:  # Any: urllib3's Retry or a number
+    """Convert a number, False, or an object that has counts, such as urllib3's Retry, to options: the first count that
+    is given of total, connect and read."""
     if retries is None:
         return {}
     if hasattr(retries, "total"):
@@ -136,8 +136,8 @@ def mapped_retries(retries: Any) -> dict[str, Any]:  # Any: urllib3's Retry or a
     return {"retries": 0 if retries is False else retries}
 
 
-def mapped_cert_reqs(cert_reqs: object) -> str:
-    """Translate a name, with or without CERT_, or a constant of ssl, into the name."""
+def convert_cert_reqs(cert_reqs: object) -> str:
+    """Convert a name, with or without CERT_, or a constant of ssl, to the name."""
     if cert_reqs is None:
         return "CERT_REQUIRED"
     if isinstance(cert_reqs, int) and not isinstance(cert_reqs, bool) and 0 <= cert_reqs < len(_CERT_REQS):

@@ -3,7 +3,7 @@
 import pytest
 
 from gnsq.errors import NSQHttpError
-from gnsq.http.answer import Answer, is_unknown_path, result_of, shown
+from gnsq.http.responses import Response, is_unknown_path, parse_result, shown
 
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
@@ -11,7 +11,7 @@ HTML = "text/html"
 
 
 def result(status, content_type, body, reason="Reason"):
-    return result_of("GET http://h:1/x", Answer(status, reason, content_type, body))
+    return parse_result("GET http://h:1/x", Response(status, reason, content_type, body))
 
 
 @pytest.mark.parametrize(
@@ -180,4 +180,4 @@ def test_unknown_paths_are_told_from_unknown_topics(status, body, unknown):
     ],
 )
 def test_redirects_that_keep_the_method(method, status, location, redirects):
-    assert Answer(status, "", "", b"", location).redirects(method) is redirects
+    assert Response(status, "", "", b"", location).redirects(method) is redirects

@@ -1,4 +1,4 @@
-"""What failures of requests and what is below it are called."""
+"""Errors of requests, urllib3 and ssl: the text and the facts that an exchange without a response has."""
 
 import http.client
 import socket
@@ -8,8 +8,14 @@ import pytest
 import requests
 import urllib3
 
-from gnsq.http.exchange import Watch
-from gnsq.http.session import _no_answer
+from gnsq.http.connections import NoResponse
+
+
+class Progress:
+    """A call that has sent a request, or not yet; over a connection that it made itself, or not."""
+
+    def __init__(self, *, sent=False, connected=True):
+        self.sent, self.connected = sent, connected
 
 
 def certificate_error():
@@ -63,28 +69,31 @@ def wrapped(error):
         pytest.param(ValueError(), "ValueError", False, id="nothing said"),
     ],
 )
-def test_failures_are_explained(error, words, final):
-    failure = _no_answer(error, Watch())
+def test_error_has_a_text_with_a_hint(error, words, final):
+    failure = NoResponse(error, Progress())
 
     assert words in str(failure)
     assert "\n" not in str(failure)
     assert (failure.final, failure.sent, failure.reused) == (final, False, False)
 
 
-def test_what_a_server_sent_is_cut_and_printable_in_the_text():
-    failure = _no_answer(http.client.UnknownProtocol("HTTP/\x1b[0m" + "1" * 1000), Watch())
+def test_server_text_is_cut_and_printable():
+    failure = NoResponse(http.client.UnknownProtocol("HTTP/\x1b[0m" + "1" * 1000), Progress())
 
     assert str(failure) == "HTTP/ [0m" + "1" * 191 + "..."
 
 
-def test_what_is_sent_over_a_kept_connection_is_known():
-    watch = Watch()
-    watch.sending(None)
+@pytest.mark.parametrize(
+    ("sent", "connected", "reused"),
+    [(True, False, True), (True, True, False), (False, True, False), (False, False, False)],
+)
+def test_failure_after_sending_over_a_kept_connection_is_known(sent, connected, reused):
+    failure = NoResponse(
+        ConnectionResetError(104, "Connection reset by peer"), Progress(sent=sent, connected=connected)
+    )
 
-    failure = _no_answer(ConnectionResetError(104, "Connection reset by peer"), watch)
-
-    assert (failure.sent, failure.reused) == (True, True)
+    assert (failure.sent, failure.reused) == (sent, reused)
 
 
-def test_time_that_ran_out_is_known():
-    assert _no_answer(requests.ReadTimeout(TimeoutError("timed out")), Watch()).timed_out
+def test_timeout_is_known():
+    assert NoResponse(requests.ReadTimeout(TimeoutError("timed out")), Progress()).timed_out

@@ -1,6 +1,6 @@
-"""What an HTTP answer of nsqd or nsqlookupd means: a result, or an error with the server's words and what to do.
+"""Responses of nsqd and nsqlookupd over HTTP: parse a result, or build the error with the server's text and a hint.
 
-Decides only: sends nothing, reads nothing. Sources: nsq internal/http_api (bare answers); nsq 0.2's util.ApiResponse
+Pure: sends nothing, reads nothing. Sources: nsq internal/http_api (bare responses); nsq 0.2's util.ApiResponse
 (wrapped in status_code, status_txt and data).
 """
 
@@ -13,19 +13,19 @@ from typing import Any
 
 from gnsq.errors import MAX_SHOWN, NSQHttpError, printable
 
-__all__ = ["Answer", "Words", "error_words", "is_unknown_path", "printable", "result_of", "shown"]
+__all__ = ["Response", "ErrorText", "error_text", "is_unknown_path", "printable", "parse_result", "shown"]
 
 # Digits of a number. nsqd's have 20 at most; to convert one takes time with the square of its digits.
 _MAX_DIGITS = 100
 _ANY_DIGIT, _TOO_MANY_DIGITS = bytes.maketrans(b"123456789", b"0" * 9), b"0" * (_MAX_DIGITS + 1)
 _REDIRECTS = {"GET": {301, 302, 303, 307, 308}}
-# Others would be turned into a GET, or leave open whether the method stays.
+# The other codes turn a POST into a GET, or do not say whether the method stays.
 _REDIRECTS_OF_OTHERS = {307, 308}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """An HTTP answer, read to its end."""
+class Response:
+    """An HTTP response, read to its end."""
 
     status: int
     reason: str
@@ -34,7 +34,7 @@ class Answer:
     location: str = ""
 
     def redirects(self, method: str) -> bool:
-        """Whether the same request is to be made elsewhere; a POST only where it stays a POST."""
+        """Whether the request is to be sent to another URL; a POST only if it stays a POST."""
         return bool(self.location) and self.status in _REDIRECTS.get(method, _REDIRECTS_OF_OTHERS)
 
     @property
@@ -44,67 +44,67 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """What a server says about an error: its text, and the port it wants HTTPS on."""
+class ErrorText:
+    """A server's error: its text, and the port for HTTPS if it names one."""
 
     text: str = ""
     https_port: int | None = None
 
 
-def result_of(call: str, answer: Answer) -> Any:  # Any: whatever JSON the server sends
-    """Take the result out of an answer: JSON as Python objects, an old server's envelope taken off; all else as bytes.
+def parse_result(call: str, response: Response) -> Any:  # Any: whatever JSON the server sends
+    """Take the result out of a response: JSON as Python objects, without an old server's envelope; else the bytes.
 
     Args:
-        call: What was asked, for the texts of errors.
+        call: The request, for error texts.
 
     Raises:
-        NSQHttpError: If the status is not 200, in HTTP or in the envelope, or what is called JSON is none.
+        NSQHttpError: If the status is not 200, in HTTP or in the envelope, or a body declared as JSON is not JSON.
     """
-    if answer.status != 200:
-        words = error_words(answer.body)
-        text = words.text or _plain_text(answer) or printable(answer.reason)
-        raise _refusal(call, answer, answer.status, text, words.https_port)
-    if not answer.is_json:
-        return answer.body
+    if response.status != 200:
+        found = error_text(response.body)
+        text = found.text or _plain_text(response) or printable(response.reason)
+        raise _refusal(call, response, response.status, text, found.https_port)
+    if not response.is_json:
+        return response.body
     try:
-        data = _parsed(answer.body)
+        data = _parsed(response.body)
     except ValueError as error:
         why = f" ({error})" if type(error) is ValueError else ""
-        text = f"{call}: body is not JSON{why}: {answer.body[:MAX_SHOWN]!r}"
-        raise NSQHttpError(text, answer.status, answer.body) from error
+        text = f"{call}: body is not JSON{why}: {response.body[:MAX_SHOWN]!r}"
+        raise NSQHttpError(text, response.status, response.body) from error
     if not _is_envelope(data):
         return data
     if data["status_code"] != 200:
-        raise _refusal(call, answer, data["status_code"], _text(data.get("status_txt", "")), None)
+        raise _refusal(call, response, data["status_code"], _text(data.get("status_txt", "")), None)
     inner = data.get("data")
-    # Where new servers send text or nothing.
+    # New servers send text, or nothing, in these places.
     return inner.encode() if isinstance(inner, str) else b"" if inner is None else inner
 
 
-def error_words(body: bytes) -> Words:
-    """Find nsqd's own words in the body of an error: ``message``, or an old server's ``status_txt``."""
+def error_text(body: bytes) -> ErrorText:
+    """Find nsqd's own text in the body of an error: ``message``, or an old server's ``status_txt``."""
     try:
         data = _parsed(body)
     except ValueError:
-        return Words()
+        return ErrorText()
     if not isinstance(data, dict):
-        return Words()
+        return ErrorText()
     text = data.get("message") or data.get("status_txt") or ""
     port = data.get("https_port")
     is_number = isinstance(port, int) and not isinstance(port, bool) and 1 <= port <= 65535
-    return Words(_text(text), port if is_number else None)
+    return ErrorText(_text(text), port if is_number else None)
 
 
 def is_unknown_path(error: NSQHttpError) -> bool:
-    """Whether a server said that it knows no such path, or not with this method; so it has done nothing.
+    """Whether the server does not know the path, or not with this method; then it has executed nothing.
 
-    A topic or channel that is not there is 404 as well, but says so.
+    A missing topic or channel is 404 as well, with a text of its own.
     """
-    return error.status == 405 or (error.status == 404 and not error_words(error.body).text.endswith("_NOT_FOUND"))
+    return error.status == 405 or (error.status == 404 and not error_text(error.body).text.endswith("_NOT_FOUND"))
 
 
 def shown(value: object) -> str:
-    """Show a value of an answer in a text: cut and printable, however deep or long it is."""
+    """Format a value of a response for an error text: cut and printable, however deep or long it is."""
     return ascii(value[:MAX_SHOWN]) if isinstance(value, (str, bytes)) else _SHORT.repr(value)[:MAX_SHOWN]
 
 
@@ -116,8 +116,8 @@ def _parsed(body: bytes) -> Any:  # Any: whatever JSON the server sends
     """Parse JSON in UTF-8.
 
     Raises:
-        ValueError: If it is none; or holds what would fail later, or take long: half of a surrogate pair, which can't
-            be encoded; a number of more than _MAX_DIGITS digits; more levels than Python can follow.
+        ValueError: If it is not JSON, or holds a value that would fail later or take long: half of a surrogate pair,
+            which cannot be encoded; a number of more than _MAX_DIGITS digits; more levels than Python can follow.
     """
     # json.loads() would guess the encoding of bytes, and let surrogates through.
     text = body.decode()
@@ -160,14 +160,14 @@ def _is_envelope(data: object) -> bool:
     return type(data.get("status_code")) is int
 
 
-def _refusal(call: str, answer: Answer, status: int, text: str, https_port: int | None) -> NSQHttpError:
-    advice = _advice(status, text, https_port)
+def _refusal(call: str, response: Response, status: int, text: str, https_port: int | None) -> NSQHttpError:
+    hint = _hint(status, text, https_port)
     parts = f"{call}: http error <{status}> {text}".rstrip()
-    return NSQHttpError(f"{parts} ({advice})" if advice else parts, status, answer.body)
+    return NSQHttpError(f"{parts} ({hint})" if hint else parts, status, response.body)
 
 
-def _advice(status: int, text: str, https_port: int | None) -> str:
-    """Say what to do about an error, where that is known. Source: nsqd http.go, options.go."""
+def _hint(status: int, text: str, https_port: int | None) -> str:
+    """Say what to do about an error, if that is known. Source: nsqd http.go, options.go."""
     if status == 413 and text == "BODY_TOO_BIG":
         return "more than nsqd's --max-body-size in one request: publish fewer messages at once, or raise it"
     if status == 413 and text != "INVALID_VALUE":
@@ -176,10 +176,10 @@ def _advice(status: int, text: str, https_port: int | None) -> str:
         return f"use https{f' and port {https_port}' if https_port else ' and its port'}"
     if status == 400 and "HTTP request to an HTTPS server" in text:
         return "use https"
-    return _ADVICE.get(text, "")
+    return _HINTS.get(text, "")
 
 
-_ADVICE = {
+_HINTS = {
     "TOPIC_NOT_FOUND": "nobody has created that topic there yet",
     "CHANNEL_NOT_FOUND": "nobody has created that channel there yet",
     "INVALID_DEFER": "not a number of milliseconds within nsqd's --max-req-timeout",
@@ -192,8 +192,8 @@ def _text(value: object) -> str:
     return printable(value if isinstance(value, str) else shown(value))
 
 
-def _plain_text(answer: Answer) -> str:
-    # Go's answer to plain HTTP on a TLS port has no type.
-    if answer.content_type and not answer.content_type.lower().startswith("text/plain"):
+def _plain_text(response: Response) -> str:
+    # Go's response to plain HTTP on a TLS port has no type.
+    if response.content_type and not response.content_type.lower().startswith("text/plain"):
         return ""
-    return printable(answer.body)
+    return printable(response.body)

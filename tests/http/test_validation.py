@@ -5,7 +5,7 @@ import ssl
 import pytest
 import urllib3
 
-from gnsq.http import values
+from gnsq.http import validation
 from gnsq.httpclient import HttpOptions
 
 TIMEOUTS = [
@@ -23,7 +23,7 @@ TIMEOUTS = [
 
 @pytest.mark.parametrize(("given", "mapped"), TIMEOUTS)
 def test_timeouts(given, mapped):
-    assert values.mapped_timeout(given) == mapped
+    assert validation.convert_timeout(given) == mapped
     HttpOptions.from_keywords("X", {"timeout": given})
 
 
@@ -31,7 +31,7 @@ def test_any_object_with_connect_and_read_is_a_timeout():
     class Timeout:
         connect, read = 1, 2
 
-    assert values.mapped_timeout(Timeout()) == {"timeout": 3, "connect_timeout": 1}
+    assert validation.convert_timeout(Timeout()) == {"timeout": 3, "connect_timeout": 1}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_options_show_no_secret():
 @pytest.mark.parametrize("host", ["", "a b", "http://h", "u:p@h", "h/x", "[::1", "h\n"])
 def test_hosts_that_are_none(host):
     with pytest.raises(ValueError, match="host must be a name"):
-        values.checked_host(host)
+        validation.check_host(host)
 
 
 @pytest.mark.parametrize(
@@ -140,21 +140,21 @@ def test_hosts_that_are_none(host):
 )
 def test_ports_that_are_none(port, error):
     with pytest.raises(error, match="port"):
-        values.checked_port(port)
+        validation.check_port(port)
 
 
 def test_host_must_be_a_str():
     with pytest.raises(TypeError, match="host must be a str"):
-        values.checked_host(b"h")
+        validation.check_host(b"h")
 
 
 def test_scheme_is_http_or_https():
     with pytest.raises(ValueError, match="scheme 'ftp' must be"):
-        values.checked_scheme("ftp")
+        validation.check_scheme("ftp")
 
 
 def test_port_may_be_a_str():
-    assert values.checked_port("4151") == 4151
+    assert validation.check_port("4151") == 4151
 
 
 @pytest.mark.parametrize(
@@ -162,4 +162,4 @@ def test_port_may_be_a_str():
 )
 def test_paths_that_are_none(path, error):
     with pytest.raises(error, match="path"):
-        values.checked_path(path)
+        validation.check_path(path)

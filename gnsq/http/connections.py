@@ -1,0 +1,509 @@
+"""Connections of an HTTP client: requests over gevent's sockets, so that a call blocks its own greenlet only.
+
+Owns one client's connections in one hub, and the calls that use them: slots, deadline, retries, close. Knows no
+endpoint, and does not interpret responses. Importing this module loads requests, which takes 0.1 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.client
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import gevent
+import requests
+import urllib3
+from gevent import socket
+from gevent.lock import BoundedSemaphore
+from requests.adapters import HTTPAdapter
+from urllib3.util.ssltransport import SSLTransport
+
+from gnsq.doors import door
+from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable
+from gnsq.http.responses import Response, printable, shown
+from gnsq.nsqd.forks import give_up_in_children
+from gnsq.tls import make_context
+
+__all__ = ["Call", "Connections"]
+
+# Seconds before the first retry; the pause doubles with each further one.
+_RETRY_DELAY = 0.1
+_MAX_RETRY_DELAY = 2.0
+_CHUNK = 64 * 1024
+_TCP_PORTS = "nsqd's TCP port, 4150, in place of 4151, or nsqlookupd's, 4160, in place of 4161"
+# What requests, urllib3 and http.client raise for a broken connection, a malformed response or a bad proxy.
+_FAILURES = (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ValueError)
+
+
+class Limits(Protocol):
+    """The options of a client that its connections use; see HttpOptions."""
+
+    @property
+    def timeout(self) -> float: ...
+    @property
+    def connect_timeout(self) -> float | None: ...
+    @property
+    def retries(self) -> int: ...
+    @property
+    def maxsize(self) -> int: ...
+    @property
+    def max_response_size(self) -> int: ...
+    @property
+    def proxies(self) -> Mapping[str, str] | None: ...
+
+
+class NoResponse(Exception):
+    """The exchange failed before the response was complete.
+
+    Attributes:
+        sent: Whether any byte of the request may have left.
+        reused: Whether the connection had been used before.
+        timed_out: Whether a timeout ended it.
+        final: Whether another try would fail in the same way.
+    """
+
+    def __init__(self, error: Exception, call: Call) -> None:
+        causes = list(_causes(error))
+        text, self.final = _explain(causes)
+        super().__init__(text)
+        self.sent = call.sent
+        self.reused = call.sent and not call.connected
+        self.timed_out = any(isinstance(cause, TimeoutError) for cause in causes)
+
+
+class Connections:
+    """The connections of one client in the hub of the calling thread, and the calls that use them.
+
+    All methods but close() are for greenlets of that hub.
+
+    Args:
+        address: Of the client, for error texts.
+        headers: Sent with each request.
+        context: For HTTPS.
+
+    Attributes:
+        hub: The hub.
+        closed: Why they were closed; empty while they are open.
+    """
+
+    def __init__(
+        self, address: str, limits: Limits, headers: Mapping[str, str], context: ssl.SSLContext | None
+    ) -> None:
+        self.hub = gevent.get_hub()
+        self.closed = ""
+        self.limits = limits
+        self.headers = headers
+        self._address = address
+        self._door = door()
+        self._adapter = _Adapter(context, limits.maxsize)
+        self._slots = BoundedSemaphore(limits.maxsize)
+        self._calls: set[Call] = set()
+        give_up_in_children(self)
+
+    def close(self, *, in_own_thread: bool) -> None:
+        """Close all connections; calls that are waiting fail. From another thread: as soon as the hub runs."""
+        self.closed = "client was closed while it waited for an answer"
+        if not in_own_thread:
+            # ValueError: the hub was destroyed.
+            with contextlib.suppress(ValueError):
+                self._door.call(self._end)
+                return
+        self._end()
+
+    def give_up(self, parent: int) -> None:
+        """Close, in a child process, the child's descriptors of connections that the parent uses."""
+        self.closed = f"given up in a child of process {parent}"
+        for call in self._calls:
+            if call.socket is not None:
+                # At once, or its greenlet could still read, in this process, bytes that the parent waits for.
+                _close_descriptor(call.socket)
+        self._end()
+
+    def _end(self) -> None:
+        for call in self._calls:
+            self.hub.loop.run_callback(self._interrupt, call)
+        self._adapter.close()
+
+    def _interrupt(self, call: Call) -> None:
+        # Runs in the hub, so the greenlet of a call that is not finished is waiting.
+        if call in self._calls:
+            call.greenlet.throw(call.deadline)
+
+    def _closed_error(self) -> NSQHttpError:
+        return NSQHttpError(f"{self._address}: {self.closed}")
+
+    @contextlib.contextmanager
+    def call(self, what: str, timeout: float | None) -> Iterator[Call]:
+        """Begin a call, which ends when its timeout is over.
+
+        Args:
+            what: The request, for error texts.
+            timeout: Seconds, in place of the client's.
+
+        Raises:
+            NSQHttpError: NSQHttpTimeout or NSQHttpUnreachable if the time is over; also if the client is closed.
+        """
+        call = Call(self, what, self.limits.timeout if timeout is None else timeout)
+        token = _current_call.set(call)
+        self._calls.add(call)
+        try:
+            yield call
+        except gevent.Timeout as expired:
+            if expired is not call.deadline:
+                raise
+            raise (self._closed_error() if self.closed else call.timeout_error()) from None
+        finally:
+            self._calls.discard(call)
+            call.deadline.close()
+            _current_call.reset(token)
+
+    def exchange(self, call: Call, request: requests.Request, *, fresh: bool) -> Response:
+        """Send a request and read the response. Follows no redirect.
+
+        Args:
+            fresh: Over a new connection.
+
+        Raises:
+            NoResponse: If the connection or the response is broken.
+            NSQHttpError: If the response is too long or encoded.
+        """
+        with self._slots:
+            call.connected = call.sent = False
+            if self.closed:
+                raise self._closed_error()
+            if fresh:
+                # Nothing waits between this and the send, so no other call can put a connection back.
+                self._adapter.close()
+            try:
+                return self._exchange(request, max(call.ends - time.monotonic(), 0.001))
+            except _FAILURES as error:
+                raise (self._closed_error() if self.closed else NoResponse(error, call)) from error
+            finally:
+                call.socket = None
+
+    def _exchange(self, request: requests.Request, seconds: float) -> Response:
+        connect_timeout = min(self.limits.connect_timeout or seconds, seconds)
+        # Not through a requests.Session: it would add proxies and passwords of the environment, and read the body of
+        # each redirect to its end.
+        response = self._adapter.send(
+            request.prepare(), stream=True, timeout=(connect_timeout, None), proxies=self.limits.proxies
+        )
+        try:
+            return _read(f"{request.method} {request.url}", response, self.limits.max_response_size)
+        finally:
+            # A connection whose response was read to its end is back in the pool already.
+            response.close()
+
+
+class Call:
+    """One call of a client: its exchanges with retries, all within one deadline. Made by Connections.call().
+
+    Attributes:
+        greenlet: The one that waits.
+        deadline: Raised in it when the time is over.
+        ends: When that is, as time.monotonic().
+        connected: Whether the current exchange has begun to make a connection.
+        sent: Whether any byte of its request may have left.
+        socket: The socket that it uses.
+    """
+
+    def __init__(self, connections: Connections, what: str, timeout: float) -> None:
+        self._connections = connections
+        self._what = what
+        self._timeout = timeout
+        self.greenlet = gevent.getcurrent()
+        self.ends = time.monotonic() + timeout
+        self.deadline = gevent.Timeout.start_new(timeout)
+        self.connected = self.sent = False
+        self.socket: Any = None  # Any: gevent has no types
+
+    def send(self, method: str, url: str, params: Mapping[str, str], body: bytes | None) -> Response:
+        """Send a request, again if that is safe, and return the response.
+
+        Raises:
+            NSQHttpError: If there is none.
+        """
+        self._what = f"{method} {url}"
+        limits = self._connections.limits
+        request = requests.Request(method, url, self._connections.headers, data=body, params=params)
+        retries, fresh = 0, False
+        while True:
+            try:
+                return self._connections.exchange(self, request, fresh=fresh)
+            except NoResponse as failure:
+                if failure.reused and method == "GET" and not fresh:
+                    # The server closed an idle connection; that does not count as a try.
+                    fresh = True
+                    continue
+                if retries >= limits.retries or not _may_be_repeated(method, failure):
+                    raise self._error(failure) from failure.__cause__
+            gevent.sleep(min(_RETRY_DELAY * 2**retries, _MAX_RETRY_DELAY))
+            retries += 1
+
+    def timeout_error(self) -> NSQHttpError:
+        """Make the error of a call whose time is over."""
+        if self.sent:
+            return NSQHttpTimeout(f"{self._what}: no answer within {self._timeout:.6g} s")
+        return NSQHttpUnreachable(f"{self._what}: no answer: nothing could be sent within {self._timeout:.6g} s")
+
+    def _error(self, failure: NoResponse) -> NSQHttpError:
+        if failure.timed_out and failure.sent:
+            return self.timeout_error()
+        if failure.sent:
+            return NSQHttpError(f"{self._what}: no answer: {failure}")
+        return NSQHttpUnreachable(f"{self._what}: no answer: can't connect: {failure}")
+
+
+def _may_be_repeated(method: str, failure: NoResponse) -> bool:
+    """Whether a retry executes nothing twice, and may succeed."""
+    if failure.final:
+        return False
+    return not failure.sent or (method == "GET" and not failure.timed_out)
+
+
+# The call of the current greenlet, which its connection updates.
+_current_call: ContextVar[Call] = ContextVar("gnsq.http.call")
+
+
+# --- requests and urllib3 on gevent's sockets ---
+
+
+class _Adapter(HTTPAdapter):
+    """requests' adapter with gevent's sockets and our TLS context. It never retries."""
+
+    def __init__(self, context: ssl.SSLContext | None, maxsize: int) -> None:
+        self._context = context
+        # Any: of the keywords that the methods below have besides.
+        self._tls: dict[str, Any] = {} if context is None else {"ssl_context": _BufferedTLS(context)}
+        # At most one pool for the server and one for its proxy.
+        super().__init__(pool_connections=2, pool_maxsize=maxsize, max_retries=0)
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:  # Any: requests' own
+        super().init_poolmanager(*args, **kwargs | self._tls)
+        _use_gevent(self.poolmanager)
+
+    def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:  # Any: urllib3's class depends on the scheme
+        if proxy in self.proxy_manager:
+            return self.proxy_manager[proxy]
+        if proxy.lower().startswith("https:"):
+            verifies = self._context is None or self._context.verify_mode != ssl.CERT_NONE
+            context = _BufferedTLS(make_context(None, "CERT_REQUIRED" if verifies else "CERT_NONE"))
+            kwargs |= {"proxy_ssl_context": context, "ssl_context": context}
+        manager = super().proxy_manager_for(proxy, **kwargs | self._tls)
+        _use_gevent(manager)
+        return manager
+
+    def cert_verify(self, *args: Any, **kwargs: Any) -> None:
+        """Leave all to the context; requests would load CAs of its own into it."""
+
+    def build_connection_pool_key_attributes(self, *args: Any, **kwargs: Any) -> Any:
+        """Leave out requests' own TLS settings, for the same reason."""
+        return super().build_connection_pool_key_attributes(*args, **kwargs)[0], {}
+
+
+def _use_gevent(manager: Any) -> None:  # Any: one of urllib3's managers
+    classes = manager.pool_classes_by_scheme
+    manager.pool_classes_by_scheme = {scheme: functools.partial(_pool, cls) for scheme, cls in classes.items()}
+
+
+def _pool(pool_class: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # Any: urllib3's own
+    pool = pool_class(*args, **kwargs)
+    pool.ConnectionCls = _on_gevent(pool.ConnectionCls)
+    return pool
+
+
+@functools.cache
+def _on_gevent(connection_class: Any) -> Any:  # Any: urllib3's classes with and without TLS and SOCKS
+    """Derive a class of connections that use gevent's sockets and record the progress of their call."""
+
+    class Connection(connection_class):  # type: ignore[misc]  # a class known at run time
+        sock: Any  # gevent has no types
+        gevent_socket: Any = None
+
+        def _new_conn(self) -> Any:
+            if hasattr(self, "_socks_options"):
+                # PySocks has blocking sockets of its own.
+                connected = _in_thread(super()._new_conn)
+                self.gevent_socket = socket.socket(fileno=connected.detach())
+            else:
+                self.gevent_socket = socket.create_connection((self._dns_host, self.port), self.timeout)
+            for option in self.socket_options or ():
+                self.gevent_socket.setsockopt(*option)
+            return self.gevent_socket
+
+        def connect(self) -> None:
+            _current_call.get().connected = True
+            super().connect()
+            # From here on the deadline of the call is the only limit.
+            self.sock.settimeout(None)
+
+        def send(self, data: Any) -> None:
+            if self.sock is None:
+                self.connect()
+            call = _current_call.get()
+            call.sent, call.socket = True, self.gevent_socket
+            super().send(data)
+
+        def close(self) -> None:
+            sock = self.gevent_socket
+            if sock is not None and sock.hub.loop is None:
+                # The hub was destroyed, and gevent's close() needs its loop.
+                _close_descriptor(sock)
+                self.sock = None
+            super().close()
+
+    return Connection
+
+
+class _BufferedTLS:
+    """An SSLContext whose sockets do TLS in memory, over sockets of any kind.
+
+    SSLContext.wrap_socket() of the standard library takes the descriptor from a gevent socket and blocks the hub.
+    urllib3 sets attributes to the values that the context has already; they are kept here, since a context made before
+    gevent patched ssl can't be changed.
+    """
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:  # Any: of any attribute
+        return getattr(self._context, name)
+
+    def wrap_socket(self, sock: Any, server_hostname: str | None = None) -> SSLTransport:  # Any: gevent has no types
+        try:
+            if self._context.check_hostname and not server_hostname:
+                # As the standard library's does; wrap_bio() would leave out the check.
+                raise ValueError("check_hostname requires server_hostname")
+            return _TLSSocket(sock, self._context, server_hostname)
+        except BaseException:
+            sock.close()
+            raise
+
+
+class _TLSSocket(SSLTransport):
+    """urllib3's TLS in memory; also below another one, as in a tunnel through a proxy that speaks TLS."""
+
+    @property
+    def _io_refs(self) -> int:
+        # The files that makefile() has made, which a socket counts.
+        return self.socket._io_refs  # type: ignore[attr-defined, no-any-return]  # typeshed hides it
+
+    @_io_refs.setter
+    def _io_refs(self, count: int) -> None:
+        self.socket._io_refs = count  # type: ignore[attr-defined]  # as above
+
+
+def _close_descriptor(sock: Any) -> None:  # Any: gevent has no types
+    """Close a gevent socket without its hub."""
+    sock._sock.close()
+
+
+def _in_thread(function: Callable[[], Any]) -> Any:  # Any: the function's own
+    """Call a function on a thread of the hub's pool, and wait for it."""
+
+    def run() -> tuple[Any, Exception | None]:
+        # gevent's pool would print the traceback of an error.
+        try:
+            return function(), None
+        except Exception as error:  # noqa: BLE001  # raised below
+            return None, error
+
+    value, error = gevent.get_hub().threadpool.apply(run)
+    if error is not None:
+        raise error
+    return value
+
+
+# --- responses and errors ---
+
+
+def _read(request: str, response: requests.Response, max_size: int) -> Response:
+    headers = response.headers
+    encoding = headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise NSQHttpError(
+            f"{request}: answer is encoded as {shown(encoding)}, which was not asked for", response.status_code
+        )
+    announced = headers.get("Content-Length", "")
+    too_large = NSQHttpError(
+        f"{request}: answer of more than {max_size} bytes exceeds max_response_size {max_size}", response.status_code
+    )
+    if announced.isdecimal() and int(announced) > max_size:
+        raise too_large
+    chunks, size = [], 0
+    for chunk in response.iter_content(_CHUNK):
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > max_size:
+            raise too_large
+        if len(chunk) == _CHUNK:
+            # A fast server must not keep the hub from other greenlets: reading does not wait while data is there.
+            gevent.sleep(0)
+    return Response(
+        response.status_code,
+        response.reason or "",
+        headers.get("Content-Type", ""),
+        b"".join(chunks),
+        headers.get("Location", ""),
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Unwrap the errors that requests and urllib3 wrap, the outermost first."""
+    seen: list[BaseException] = []
+    waiting: list[object] = [error]
+    while waiting:
+        current = waiting.pop(0)
+        if not isinstance(current, BaseException) or current in seen:
+            continue
+        seen.append(current)
+        yield current
+        waiting += [*current.args, getattr(current, "reason", None), current.__cause__]
+
+
+def _explain(causes: list[BaseException]) -> tuple[str, bool]:
+    """Say in a few words what went wrong, with a hint if there is one.
+
+    Returns:
+        The text, and whether another try would fail in the same way.
+    """
+    for cause in reversed(causes):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            words = cause.verify_message or str(cause)
+            return (
+                f"certificate is not trusted: {words} (give the CA that signed it as ca_certs; "
+                "cert_reqs='CERT_NONE' trusts anybody)"
+            ), True
+        if isinstance(cause, ssl.SSLEOFError):
+            return (
+                "server ended the TLS connection (if it always does: is the body longer than nsqd's --max-msg-size or "
+                "--max-body-size, is it plain http there, or does it want a client's certificate, cert_file and "
+                "key_file?)"
+            ), False
+        if isinstance(cause, ssl.SSLError):
+            return f"TLS failed: {cause.strerror or cause}{_tls_hint(str(cause))}", True
+        if isinstance(cause, http.client.BadStatusLine) and not isinstance(cause, ConnectionError):
+            return f"answer is not HTTP (is it {_TCP_PORTS}; or does it want https?)", True
+    for cause in reversed(causes):
+        if isinstance(cause, TimeoutError):
+            return "timed out", False
+        if isinstance(cause, ConnectionResetError):
+            return f"{cause.strerror or cause} (is it {_TCP_PORTS}?)", False
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror, False
+    # The first line, cleaned: some texts repeat what the server sent.
+    return printable(str(causes[-1]).partition("\n")[0]) or type(causes[-1]).__name__, False
+
+
+def _tls_hint(text: str) -> str:
+    upper = text.upper()
+    if any(words in upper for words in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")):
+        return " (is it plain http there?)"
+    if "CERTIFICATE_REQUIRED" in upper or "HANDSHAKE_FAILURE" in upper or "ALERT_BAD_CERTIFICATE" in upper:
+        return " (it may want a client's certificate: cert_file and key_file)"
+    return ""
