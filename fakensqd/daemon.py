@@ -162,6 +162,8 @@ class Daemon(Watched, ABC, metaclass=Threadable):
         for port in self._http_ports:
             port.close()
         tcp_server.stop(timeout=0)
+        # stop() kills them for a second at most, which is too short for hundreds of connections on a busy machine.
+        tcp_server.pool.kill()
         for port in self._http_ports:
             port.stop()
         self.link.cut()
