@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -13,6 +14,7 @@ from fakensqd.faults.match import Match, Point
 from fakensqd.faults.scenario import Rule, Scenario
 from fakensqd.lookupd import FakeLookupd
 from fakensqd.options import NsqdOptions
+from fakensqd.published import MessageAssertions
 from fakensqd.server import FakeNsqd
 from fakensqd.thread import Threadable
 from fakensqd.watched import Added, rules_of
@@ -27,7 +29,7 @@ _PORTS = {"tcp_address": 0, "http_address": 1, "faults_http_address": 3}
 _MAX_PORT = 65535
 
 
-class FakeCluster(metaclass=Threadable):
+class FakeCluster(MessageAssertions, metaclass=Threadable):
     """Fake nsqds and nsqlookupds, each nsqd registered with every nsqlookupd: start() or ``with``.
 
     In the hub of the caller, or with ``threaded=True`` on a thread of their own.
@@ -76,6 +78,8 @@ class FakeCluster(metaclass=Threadable):
         NsqdOptions.of("FakeCluster", options, parameters=(*parameters_of(FakeCluster.__init__), "threaded"))
         self._count = nsqds
         self._options = options
+        # Of the nsqd that gets the next message of publish().
+        self._next = 0
         # Rules for nsqds, from before there were any.
         self._early: list[list[Rule]] = []
 
@@ -158,6 +162,36 @@ class FakeCluster(metaclass=Threadable):
     def _add_to(self, daemons: Sequence[FakeNsqd | FakeLookupd], rules: Sequence[Rule]) -> None:
         for daemon in daemons:
             daemon.add_rules(rules)
+
+    def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
+        """Put messages into a topic, on the nsqds in turn: the first message on nsqd 0, the next one on nsqd 1.
+
+        To choose the nsqd: ``cluster.nsqds[1].publish(...)``. Arguments and errors are those of FakeNsqd.publish().
+
+        Raises:
+            RuntimeError: If the cluster has not been started yet.
+        """
+        if not self.nsqds:
+            raise RuntimeError("the cluster has no nsqds: start() makes them")
+        self.nsqds[0]._check_publish(topic, bodies, delay)
+        for body in bodies:
+            self.nsqds[self._next].publish(topic, body, delay=delay)
+            self._next = (self._next + 1) % len(self.nsqds)
+
+    def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
+        """Give what FakeNsqd.messages() gives, of nsqd 0, then of nsqd 1 and so on."""
+        return [body for nsqd in self.nsqds for body in nsqd.messages(topic, channel)]
+
+    def _published_counts(self) -> dict[str, int]:
+        return dict(sum((Counter(nsqd._published_counts()) for nsqd in self.nsqds), Counter()))
+
+    def depth(self, topic: str, channel: str | None = None) -> int:
+        """Count the messages queued in a topic, or in one of its channels, on all nsqds."""
+        return sum(nsqd.depth(topic, channel) for nsqd in self.nsqds)
+
+    def in_flight(self, topic: str, channel: str) -> int:
+        """Count the messages of a channel that are delivered and not answered, on all nsqds."""
+        return sum(nsqd.in_flight(topic, channel) for nsqd in self.nsqds)
 
     def unfired(self) -> list[str]:
         """Say of each rule that has never struck, and was to, what came nearest."""

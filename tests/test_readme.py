@@ -135,8 +135,9 @@ def test_layers_example_publishes(tmp_path):
     assert topic["message_count"] == 1
 
 
-def test_fixture_example_passes(fakensqd):
-    run(example("Test your code with fakensqd"), fakensqd)["test_order_is_announced"](fakensqd)
+@pytest.mark.parametrize("name", ["test_order_is_announced", "test_order_is_billed"])
+def test_fixture_example_passes(fakensqd, name):
+    run(example("Test your code with fakensqd"), fakensqd)[name](fakensqd)
 
 
 def test_faults_example_passes(fakensqd):
