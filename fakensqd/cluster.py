@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from fakensqd.clock import Clock
@@ -16,7 +15,7 @@ from fakensqd.lookupd import FakeLookupd
 from fakensqd.options import NsqdOptions
 from fakensqd.published import MessageAssertions
 from fakensqd.server import FakeNsqd
-from fakensqd.thread import Threadable
+from fakensqd.thread import Server
 from fakensqd.watched import Added, rules_of
 from gnsq.options import parameters_of
 
@@ -29,10 +28,8 @@ _PORTS = {"tcp_address": 0, "http_address": 1, "faults_http_address": 3}
 _MAX_PORT = 65535
 
 
-class FakeCluster(MessageAssertions, metaclass=Threadable):
+class FakeCluster(MessageAssertions, Server):
     """Fake nsqds and nsqlookupds, each nsqd registered with every nsqlookupd: start() or ``with``.
-
-    In the hub of the caller, or with ``threaded=True`` on a thread of their own.
 
     Args:
         nsqds: How many.
@@ -42,6 +39,8 @@ class FakeCluster(MessageAssertions, metaclass=Threadable):
         base_port: Of nsqd 0, for TCP; HTTP has the next port, and ``/faults`` the third after. Each further nsqd is 100
             ports higher, and the nsqlookupd of the same number 10 above the nsqd: with 4150, the first of both have
             NSQ's usual ports. 0: all take free ones.
+        threaded: Run on a thread of its own. What the constructor gives stands for the cluster then: its methods run on
+            that thread, see fakensqd.thread.
         options: For the nsqds, as FakeNsqd takes them; without addresses.
 
     Raises:
@@ -58,6 +57,7 @@ class FakeCluster(MessageAssertions, metaclass=Threadable):
         seed: int | None = None,
         faults_over_http: bool = False,
         base_port: int = 0,
+        threaded: bool = False,
         **options: Any,  # Any: of all types
     ) -> None:
         self.nsqds: list[FakeNsqd] = []
@@ -75,7 +75,7 @@ class FakeCluster(MessageAssertions, metaclass=Threadable):
             FakeLookupd(**self._common, **self._addresses(_LOOKUPD_PORT, number)) for number in range(lookupds)
         ]
         # Refused here, not by start().
-        NsqdOptions.of("FakeCluster", options, parameters=(*parameters_of(FakeCluster.__init__), "threaded"))
+        NsqdOptions.of("FakeCluster", options, parameters=parameters_of(FakeCluster.__init__))
         self._count = nsqds
         self._options = options
         # Of the nsqd that gets the next message of publish().
@@ -83,8 +83,8 @@ class FakeCluster(MessageAssertions, metaclass=Threadable):
         # Rules for nsqds, from before there were any.
         self._early: list[list[Rule]] = []
 
-    def start(self) -> None:
-        """Start all, and wait until the nsqds are registered. Does nothing to those that run.
+    def start(self) -> Self:
+        """Start all, wait until the nsqds are registered, and give back this cluster. Does nothing to those that run.
 
         Raises:
             OSError: If an address cannot be listened on; none of them runs then.
@@ -94,6 +94,7 @@ class FakeCluster(MessageAssertions, metaclass=Threadable):
         except BaseException:
             self.stop()
             raise
+        return self
 
     def _start(self) -> None:
         for lookupd in self.lookupds:
@@ -128,15 +129,6 @@ class FakeCluster(MessageAssertions, metaclass=Threadable):
         """Stop all, at once."""
         for daemon in (*self.nsqds, *self.lookupds):
             daemon.stop()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def add(self, match: Match | Scenario, *actions: Action | Change, optional: bool = False, name: str = "") -> Added:
         """Add a rule, or a scenario, to all nsqds, which count together; rules about HTTP to the nsqlookupds, too.

@@ -31,6 +31,8 @@ class FakeLookupd(Daemon):
         seed: Of what faults do sometimes; default: a random one.
         faults_over_http: Let ``/faults`` steer rules, toxics and states.
         faults_http_address: Where ``/faults`` answers while it is down, too; port 0 takes a free one, "" is off.
+        threaded: Run on a thread of its own. What the constructor gives stands for the server then: its methods run on
+            that thread, see fakensqd.thread.
         options: nsqlookupd's flags with underscores, see LookupdOptions; durations in seconds.
 
     Raises:
@@ -46,11 +48,10 @@ class FakeLookupd(Daemon):
         seed: int | None = None,
         faults_over_http: bool = False,
         faults_http_address: str = "127.0.0.1:0",
+        threaded: bool = False,
         **options: object,
     ) -> None:
-        self.options = LookupdOptions.of(
-            "FakeLookupd", options, parameters=(*parameters_of(FakeLookupd.__init__), "threaded")
-        )
+        self.options = LookupdOptions.of("FakeLookupd", options, parameters=parameters_of(FakeLookupd.__init__))
         self._watch_as(
             record=record, seed=seed, faults_over_http=faults_over_http, faults_http_address=faults_http_address
         )

@@ -10,7 +10,7 @@ import logging
 import random
 import socket
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from fakensqd.broker import Broker, Channel, Topic
 from fakensqd.clock import Clock, Timer
@@ -49,6 +49,8 @@ class FakeNsqd(MessageAssertions, Daemon):
         seed: Of what faults do sometimes; default: a random one.
         faults_over_http: Let ``/faults`` steer rules, toxics and states.
         faults_http_address: Where ``/faults`` answers while this nsqd is down, too; port 0 takes a free one, "" is off.
+        threaded: Run on a thread of its own. What the constructor gives stands for the server then: its methods run on
+            that thread, see fakensqd.thread.
         options: nsqd's flags with underscores, see NsqdOptions; durations in seconds.
 
     Raises:
@@ -65,9 +67,10 @@ class FakeNsqd(MessageAssertions, Daemon):
         seed: int | None = None,
         faults_over_http: bool = False,
         faults_http_address: str = "127.0.0.1:0",
+        threaded: bool = False,
         **options: object,
     ) -> None:
-        self.options = NsqdOptions.of("FakeNsqd", options, parameters=(*parameters_of(FakeNsqd.__init__), "threaded"))
+        self.options = NsqdOptions.of("FakeNsqd", options, parameters=parameters_of(FakeNsqd.__init__))
         self._watch_as(
             record=record, seed=seed, faults_over_http=faults_over_http, faults_http_address=faults_http_address
         )
@@ -196,21 +199,20 @@ class FakeNsqd(MessageAssertions, Daemon):
         """The clock's time, as the broker knows it."""
         return self.clock.monotonic()
 
-    def start(self) -> None:
-        """Listen on all ports. Does nothing if it does already.
+    def start(self) -> Self:
+        """Listen on all ports, and give back this server. Does nothing if it listens already.
 
         Raises:
             OSError: If an address cannot be listened on, or the data path not used.
         """
         data_path = self._data_path
         if self.running or data_path is None:
-            super().start()
-            return
+            return super().start()
         data_path.lock()
         try:
             data_path.load(self.broker, self.now())
             data_path.save_topics(self.broker)
-            super().start()
+            return super().start()
         except BaseException:
             data_path.unlock()
             raise

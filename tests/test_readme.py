@@ -18,7 +18,6 @@ from fakensqd import Certificates, FakeAuthServer, FakeNsqd, Grant
 from fakensqd.faults.actions import ACTIONS
 from fakensqd.faults.toxics import TOXICS
 from fakensqd.faults_http import STATES
-from fakensqd.thread import Threaded
 from gnsq import NsqdHTTPClient, options
 from tests.helpers import bodies, channel_stats, wait_until
 
@@ -126,9 +125,9 @@ def test_layers_example_publishes(tmp_path):
     code = example("TLS, compression, AUTH").replace("/etc/nsq/ca.pem", certificates.ca)
     grants = {"of the billing service": [Grant(topic="^invoices$")]}
 
-    with Threaded(FakeAuthServer(grants)) as auth:
-        nsqd = FakeNsqd(tls_cert=certificate, tls_key=key, auth_http_addresses=(auth.http_address,))
-        with Threaded(nsqd) as running:
+    with FakeAuthServer(grants, threaded=True) as auth:
+        options = {"tls_cert": certificate, "tls_key": key, "auth_http_addresses": (auth.http_address,)}
+        with FakeNsqd(**options, threaded=True) as running:
             run(code, running)
             (topic,) = NsqdHTTPClient.from_url(running.http_address).stats("invoices")["topics"]
 
