@@ -33,10 +33,10 @@ _THREAD_GRACE = 5.0
 
 
 class Server(ABC):
-    """Base of what is started and stopped by tests: by start() and stop(), or as a context.
+    """Base of the servers: started and stopped by start() and stop(), or as a context, in the caller's hub.
 
-    With ``threaded=True`` the constructor gives a ServerThread in place of the server: it has the server's attributes,
-    isinstance() and type checkers take it for one.
+    With ``threaded=True`` the constructor gives a ServerThread, which has the attributes of the server; isinstance()
+    and type checkers treat it as the server.
     """
 
     def __new__(cls, *args: Any, threaded: bool = False, **kwargs: Any) -> Self:  # Any: those of __init__()
@@ -62,14 +62,15 @@ class Server(ABC):
 
 
 class ThreadProxy:
-    """Stand for an object that belongs to another thread: read attributes and call methods there.
+    """Proxy of an object that belongs to another thread: reads attributes and calls methods on that thread.
 
-    Plain data comes back as it is, and so do exceptions, enum members and frozen dataclasses; other objects of the
-    emulator come back as proxies. A proxy among the arguments of a call is the object itself over there. isinstance()
-    and type checkers take a proxy for the object.
+    Results that are objects of the emulator are proxies, too. Other results, exceptions, enum members and frozen
+    dataclasses are given as they are; lists, tuples and dicts as copies. In the arguments of a call, proxies are
+    replaced by their objects. isinstance() and type checkers treat a proxy as its object.
 
     Args:
         call: Runs a function on that thread.
+        target: The object.
     """
 
     def __init__(self, call: Callable[..., Any], target: object) -> None:  # Any: whatever the target gives
@@ -84,27 +85,28 @@ class ThreadProxy:
         return f"<proxy of {self._target!r}>"
 
     def __getattr__(self, name: str) -> Any:  # Any: whatever the target has
-        """Read an attribute of the target, over there; methods do not change, so they are read at once."""
+        """Read an attribute of the target on its thread."""
         __tracebackhide__ = True
+        # Methods do not change: reading them on this thread saves half the time of a call.
         if isinstance(getattr(type(self._target), name, None), FunctionType):
             return self._wrapped(getattr(self._target, name))
         return self._wrapped(self._call(getattr, self._target, name))
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute of the target, over there; private ones are the proxy's own."""
+        """Set an attribute of the target on its thread; private ones are the proxy's own."""
         if name.startswith("_"):
             object.__setattr__(self, name, value)
         else:
             self._call(setattr, self._target, name, self._unwrapped(value))
 
     def __enter__(self) -> Any:  # Any: as __getattr__()
-        """Enter the target, over there."""
+        """Enter the target on its thread."""
         return self.__getattr__("__enter__")()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the target, over there."""
+        """Leave the target on its thread."""
         self.__getattr__("__exit__")(kind, error, trace)
 
     def _wrapped(self, value: Any) -> Any:  # Any: as __getattr__()
@@ -135,7 +137,7 @@ class ThreadProxy:
 
 
 def _forwarded(function: Callable[..., Any]) -> Callable[..., Any]:  # Any: what the operator takes and gives
-    """Make an operator of a proxy: applied to the target, over there. Python looks for operators in the class only."""
+    """Make a proxy's method for an operator, which Python looks for in the class only: it is applied to the target."""
 
     def operate(self: ThreadProxy, *args: Any) -> Any:  # Any: as above
         __tracebackhide__ = True
@@ -161,11 +163,11 @@ def _is_data(value: object) -> bool:
 
 
 class ServerThread(ThreadProxy, Generic[_Server]):
-    """Run a server on a thread: start() and stop() start and stop both; or as a context.
+    """Thread that runs a server: start() and stop() start and stop both; or as a context.
 
-    Stands for the server, as what start() gives does; there start() and stop() are the server's own. What is called
-    while the thread does not run is called in the caller's thread. Functions of the caller that are to run beside the
-    server go through call().
+    It is a proxy of the server, and start() gives another one, of which start() and stop() are the server's own. While
+    the thread does not run, attributes are read and methods called on the caller's thread. call() runs the caller's own
+    functions on the server's thread.
 
     Args:
         server: Not started yet.

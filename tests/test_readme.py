@@ -1,5 +1,6 @@
 """The README's examples run, and its tables say what the code says."""
 
+import ast
 import importlib
 import inspect
 import json
@@ -14,7 +15,7 @@ from pathlib import Path
 import prometheus_client
 import pytest
 
-from fakensqd import Certificates, FakeAuthServer, FakeNsqd, Grant
+from fakensqd import Certificates, FakeAuthServer, FakeCluster, FakeNsqd, Grant
 from fakensqd.faults.actions import ACTIONS
 from fakensqd.faults.toxics import TOXICS
 from fakensqd.faults_http import STATES
@@ -137,6 +138,18 @@ def test_layers_example_publishes(tmp_path):
 @pytest.mark.parametrize("name", ["test_order_is_announced", "test_order_is_billed"])
 def test_fixture_example_passes(fakensqd, name):
     run(example("Test your code with fakensqd"), fakensqd)[name](fakensqd)
+
+
+@pytest.mark.parametrize("server", [FakeNsqd, FakeCluster])
+def test_methods_of_the_table_for_tests_take_its_arguments(server):
+    section = TEXT.split("\n## Test your code with fakensqd\n")[1].split("\n### ")[0]
+    rows = re.findall(r"^\| (`\w+\(.*) \|.*\|$", section, re.MULTILINE)
+    calls = [ast.parse(code, mode="eval").body for row in rows for code in re.findall(r"`(\w+\(.*?\))`", row)]
+
+    for call in calls:
+        arguments = {keyword.arg: keyword.value for keyword in call.keywords}
+        inspect.signature(getattr(server, call.func.id)).bind(server, *call.args, **arguments)
+    assert {call.func.id for call in calls} == {"publish", "messages", "assert_published", "depth", "in_flight"}
 
 
 def test_faults_example_passes(fakensqd):

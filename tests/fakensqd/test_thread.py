@@ -83,7 +83,7 @@ def test_a_caller_in_a_hub_does_not_block_it():
     ticker.kill()
 
 
-def test_attributes_are_read_and_methods_called_over_there():
+def test_attributes_are_read_and_methods_called_on_the_servers_thread():
     clock = ManualClock()
     with FakeCluster(lookupds=0, clock=clock, threaded=True) as cluster:
         assert isinstance(cluster.nsqds, list)
@@ -157,7 +157,7 @@ class Failing(Leaking):
         raise RuntimeError("no")
 
 
-def test_what_is_left_over_is_told():
+def test_watcher_left_over_raises_at_the_stop():
     threaded = ServerThread(Leaking())
     threaded.start()
 
@@ -216,7 +216,7 @@ def test_a_server_may_be_made_for_a_thread():
 
 
 @pytest.mark.parametrize("make", [FakeNsqd, FakeLookupd, FakeAuthServer, FakeCluster])
-def test_as_a_context_every_server_is_the_same_on_a_thread(make):
+def test_every_server_runs_in_the_hub_and_on_a_thread(make):
     for threaded in (False, True):
         with make(threaded=threaded) as server:
             assert server.errors == []
@@ -233,7 +233,7 @@ def test_an_auth_server_on_a_thread_answers():
         assert [query.secret for query in auth.queries] == ["s", "other"]
 
 
-def test_what_is_called_over_there_takes_toxics():
+def test_toxic_is_added_to_the_link_of_a_threaded_server():
     with FakeNsqd(threaded=True) as nsqd, socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
         with nsqd.link.add(corrupt_bytes(at=(0,)), upstream=False):
             sock.sendall(b"  V2FOO\n")
@@ -241,7 +241,7 @@ def test_what_is_called_over_there_takes_toxics():
         assert "toxics=[]" in repr(nsqd.link)
 
 
-def test_in_the_hub_it_is_what_it_was():
+def test_server_without_a_thread_is_no_proxy():
     assert isinstance(FakeNsqd(threaded=False), FakeNsqd)
     assert isinstance(FakeNsqd(), FakeNsqd)
 
