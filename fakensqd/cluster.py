@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from fakensqd.clock import Clock
 from fakensqd.faults.action import Action, Change
 from fakensqd.faults.match import Match, Point
 from fakensqd.faults.scenario import Rule, Scenario
 from fakensqd.lookupd import FakeLookupd
-from fakensqd.options import NsqdOptions
+from fakensqd.options import ClusterOptionsDict, NsqdOptions
 from fakensqd.published import MessageAssertions
 from fakensqd.server import FakeNsqd
 from fakensqd.thread import Server
@@ -58,7 +58,7 @@ class FakeCluster(MessageAssertions, Server):
         faults_over_http: bool = False,
         base_port: int = 0,
         threaded: bool = False,
-        **options: Any,  # Any: of all types
+        **options: Unpack[ClusterOptionsDict],
     ) -> None:
         self.nsqds: list[FakeNsqd] = []
         self.seed = random.randrange(2**32) if seed is None else seed
@@ -77,7 +77,7 @@ class FakeCluster(MessageAssertions, Server):
         # Refused here, not by start().
         NsqdOptions.of("FakeCluster", options, parameters=parameters_of(FakeCluster.__init__))
         self._count = nsqds
-        self._options = options
+        self._options: dict[str, Any] = {**options}  # Any: of all types
         # Of the nsqd that gets the next message of publish().
         self._next = 0
         # Rules for nsqds, from before there were any.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
+from typing import Unpack
 
 from fakensqd.clock import Clock
 from fakensqd.daemon import Daemon
@@ -15,7 +16,7 @@ from fakensqd.faults.match import LOOKUPD_COMMANDS, Point
 from fakensqd.http_server import Application
 from fakensqd.lookupd_http import lookupd_application
 from fakensqd.lookupd_session import LookupdSession
-from fakensqd.options import NSQ_VERSION, LookupdOptions
+from fakensqd.options import NSQ_VERSION, LookupdOptions, LookupdOptionsDict
 from fakensqd.registry import Registry
 from gnsq.options import parameters_of
 
@@ -49,7 +50,7 @@ class FakeLookupd(Daemon):
         faults_over_http: bool = False,
         faults_http_address: str = "127.0.0.1:0",
         threaded: bool = False,
-        **options: object,
+        **options: Unpack[LookupdOptionsDict],
     ) -> None:
         self.options = LookupdOptions.of("FakeLookupd", options, parameters=parameters_of(FakeLookupd.__init__))
         self._watch_as(

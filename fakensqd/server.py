@@ -10,7 +10,7 @@ import logging
 import random
 import socket
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from fakensqd.broker import Broker, Channel, Topic
 from fakensqd.clock import Clock, Timer
@@ -19,7 +19,7 @@ from fakensqd.data_path import DataPath
 from fakensqd.http_server import Application
 from fakensqd.logs import set_level
 from fakensqd.nsqd_http import nsqd_application, tls_required_application
-from fakensqd.options import NsqdOptions, TlsRequired
+from fakensqd.options import NsqdOptions, NsqdOptionsDict, TlsRequired
 from fakensqd.published import MessageAssertions, PublishedBodies, check_body_types
 from fakensqd.scan import last_listing, next_listing, next_scan
 from fakensqd.session import Session
@@ -68,7 +68,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         faults_over_http: bool = False,
         faults_http_address: str = "127.0.0.1:0",
         threaded: bool = False,
-        **options: object,
+        **options: Unpack[NsqdOptionsDict],
     ) -> None:
         self.options = NsqdOptions.of("FakeNsqd", options, parameters=parameters_of(FakeNsqd.__init__))
         self._watch_as(

@@ -1,10 +1,13 @@
 """Types of fakensqd as mypy sees them in the tests of another project. One run of mypy for all."""
 
+import dataclasses
 import re
 import subprocess
 import sys
 
 import pytest
+
+from fakensqd.options import ClusterOptionsDict, LookupdOptions, LookupdOptionsDict, NsqdOptions, NsqdOptionsDict
 
 RIGHT = """
 from collections.abc import Iterator
@@ -39,7 +42,7 @@ def test_cluster(fakecluster: FakeCluster, fakelookupd: FakeLookupd) -> None:
 
 @pytest.fixture
 def nsqd() -> Iterator[FakeNsqd]:
-    with FakeNsqd(threaded=True, max_msg_size=1000) as running:
+    with FakeNsqd(threaded=True, max_msg_size=1000, lookupd_tcp_addresses=["localhost:4160"]) as running:
         yield assert_type(running, FakeNsqd)
 
 
@@ -48,7 +51,7 @@ def test_threads() -> None:
     assert_type(nsqd, FakeNsqd)
     with FakeAuthServer({"secret": [Grant()]}, threaded=True) as auth, Relay(auth.http_address, threaded=True) as relay:
         assert_type(relay.address, str)
-    with FakeLookupd(threaded=True) as lookupd, FakeCluster(nsqds=1, threaded=True) as cluster:
+    with FakeLookupd(threaded=True) as lookupd, FakeCluster(nsqds=1, msg_timeout=1.0, threaded=True) as cluster:
         assert_type(lookupd, FakeLookupd)
         assert_type(cluster, FakeCluster)
     thread = ServerThread(FakeNsqd())
@@ -65,6 +68,10 @@ WRONG = [
     ("fakensqd.no_such_thing", "attr-defined"),
     ("FakeNsqd(threaded=True).no_such_thing", "attr-defined"),
     ("FakeAuthServer(thread=True)", "call-arg"),
+    ("FakeNsqd(max_msg_sise=1000)", "call-arg"),
+    ("FakeNsqd(max_msg_size='1000')", "arg-type"),
+    ("FakeLookupd(tombstone=1.0)", "call-arg"),
+    ("FakeCluster(node_id=1)", "call-arg"),
     ("fakecluster.messages(1)", "arg-type"),
 ]
 
@@ -100,3 +107,29 @@ def test_right_uses_have_no_errors(errors):
 )
 def test_wrong_use_is_an_error(errors, number, code):
     assert errors.get(number) == code
+
+
+# One address, or one number, may stand for a tuple of one.
+WIDER = {
+    "lookupd_tcp_addresses": "str | Sequence[str]",
+    "auth_http_addresses": "str | Sequence[str]",
+    "e2e_processing_latency_percentiles": "float | Sequence[float]",
+}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "options"),
+    [(NsqdOptionsDict, NsqdOptions), (LookupdOptionsDict, LookupdOptions)],
+    ids=["nsqd", "lookupd"],
+)
+def test_typed_keywords_are_the_options_with_their_types(keywords, options):
+    typed = {name: reference.__forward_arg__ for name, reference in keywords.__annotations__.items()}
+
+    assert typed == {field.name: WIDER.get(field.name, field.type) for field in dataclasses.fields(options)}
+    assert keywords.__required_keys__ == frozenset()
+
+
+def test_typed_keywords_of_a_cluster_are_those_that_it_does_not_set():
+    own = {"tcp_address", "http_address", "lookupd_tcp_addresses", "node_id"}
+
+    assert set(NsqdOptionsDict.__annotations__) - set(ClusterOptionsDict.__annotations__) == own
