@@ -173,6 +173,13 @@ def test_a_stop_that_fails_is_raised():
         threaded.stop()
 
 
+def test_thread_of_a_server_is_not_known_to_the_threading_module():
+    before = threading.enumerate()
+
+    with FakeNsqd(threaded=True):
+        assert threading.enumerate() == before
+
+
 def test_threads_are_gone_afterwards():
     before = threading.active_count()
 
