@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl
 
 from fakensqd.auth import Grant
 from fakensqd.http_server import HttpPort
-from fakensqd.thread import Threadable
+from fakensqd.thread import Server
 
 __all__ = ["AuthAnswer", "AuthQuery", "FakeAuthServer"]
 
@@ -53,7 +52,7 @@ class AuthQuery:
 _UNKNOWN = {"message": "NOT_AUTHORIZED"}
 
 
-class FakeAuthServer(metaclass=Threadable):
+class FakeAuthServer(Server):
     """Answers ``GET /auth``, in the hub of the caller: start() or ``with``.
 
     Args:
@@ -62,6 +61,8 @@ class FakeAuthServer(metaclass=Threadable):
         http_address: Where to listen; port 0 takes a free one.
         ttl: Seconds for which nsqd need not ask again, where an answer is only Grants.
         identity: Who the client is then, in nsqd's answer and statistics; default: its secret.
+        threaded: Run on a thread of its own. What the constructor gives stands for the server then: its methods run on
+            that thread, see fakensqd.thread.
 
     Attributes:
         grants: May be changed; through another thread with set_grants().
@@ -77,6 +78,7 @@ class FakeAuthServer(metaclass=Threadable):
         http_address: str = "127.0.0.1:0",
         ttl: int = 3600,
         identity: str | None = None,
+        threaded: bool = False,
     ) -> None:
         self.grants: dict[str, AuthAnswer] = dict(grants or {})
         self.queries: list[AuthQuery] = []
@@ -87,8 +89,8 @@ class FakeAuthServer(metaclass=Threadable):
         self._port = HttpPort(http_address)
         self._running = False
 
-    def start(self) -> None:
-        """Listen. Does nothing if it does already.
+    def start(self) -> Self:
+        """Listen, and give back this server. Does nothing if it listens already.
 
         Raises:
             OSError: If the address cannot be listened on.
@@ -97,20 +99,12 @@ class FakeAuthServer(metaclass=Threadable):
             self._port.bind()
             self._port.serve(self._application)
             self._running = True
+        return self
 
     def stop(self) -> None:
         """Close everything at once. Does nothing if it is stopped."""
         self._port.stop()
         self._running = False
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     @property
     def running(self) -> bool:

@@ -65,6 +65,7 @@ class Topic:
         messages = [Message(id_, body, timestamp, delay) for id_, body in zip(ids, bodies, strict=True)]
         self.message_count += len(messages)
         self.message_bytes += sum(map(len, bodies))
+        self._broker.on_publish(self.name, bodies)
         if self._holding:
             self._backlog.extend(messages)
         else:
@@ -160,6 +161,7 @@ class Broker:
         on_register, on_unregister: Called with topic and channel (None for the topic itself) on each change.
         on_stored, on_removed: Called with topic, channel (None for the topic itself) and messages for which there is no
             room in memory; and with the ids of those that leave.
+        on_publish: Called with topic and bodies that it has taken.
         on_pause: Called when a topic or channel has been paused, or let on.
         on_due: Called with a time when something falls due earlier than ``due`` said so far.
         due: When expire() is worth calling next; infinity if never. It may turn out that nothing is left then.
@@ -172,6 +174,7 @@ class Broker:
         self.on_unregister: Callable[[str, str | None], None] = _nothing
         self.on_stored: Callable[[str, str | None, Sequence[Message]], None] = _nothing
         self.on_removed: Callable[[str, str | None, Sequence[bytes]], None] = _nothing
+        self.on_publish: Callable[[str, Sequence[bytes]], None] = _nothing
         self.on_pause: Callable[[], None] = _nothing
         self.on_due: Callable[[float], None] = _nothing
         self.due = math.inf

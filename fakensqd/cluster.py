@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from fakensqd.clock import Clock
 from fakensqd.faults.action import Action, Change
 from fakensqd.faults.match import Match, Point
 from fakensqd.faults.scenario import Rule, Scenario
 from fakensqd.lookupd import FakeLookupd
-from fakensqd.options import NsqdOptions
+from fakensqd.options import ClusterOptionsDict, NsqdOptions
+from fakensqd.published import MessageAssertions
 from fakensqd.server import FakeNsqd
-from fakensqd.thread import Threadable
+from fakensqd.thread import Server
 from fakensqd.watched import Added, rules_of
 from gnsq.options import parameters_of
 
@@ -27,10 +28,8 @@ _PORTS = {"tcp_address": 0, "http_address": 1, "faults_http_address": 3}
 _MAX_PORT = 65535
 
 
-class FakeCluster(metaclass=Threadable):
+class FakeCluster(MessageAssertions, Server):
     """Fake nsqds and nsqlookupds, each nsqd registered with every nsqlookupd: start() or ``with``.
-
-    In the hub of the caller, or with ``threaded=True`` on a thread of their own.
 
     Args:
         nsqds: How many.
@@ -40,6 +39,8 @@ class FakeCluster(metaclass=Threadable):
         base_port: Of nsqd 0, for TCP; HTTP has the next port, and ``/faults`` the third after. Each further nsqd is 100
             ports higher, and the nsqlookupd of the same number 10 above the nsqd: with 4150, the first of both have
             NSQ's usual ports. 0: all take free ones.
+        threaded: Run on a thread of its own. What the constructor gives stands for the cluster then: its methods run on
+            that thread, see fakensqd.thread.
         options: For the nsqds, as FakeNsqd takes them; without addresses.
 
     Raises:
@@ -56,7 +57,8 @@ class FakeCluster(metaclass=Threadable):
         seed: int | None = None,
         faults_over_http: bool = False,
         base_port: int = 0,
-        **options: Any,  # Any: of all types
+        threaded: bool = False,
+        **options: Unpack[ClusterOptionsDict],
     ) -> None:
         self.nsqds: list[FakeNsqd] = []
         self.seed = random.randrange(2**32) if seed is None else seed
@@ -73,14 +75,16 @@ class FakeCluster(metaclass=Threadable):
             FakeLookupd(**self._common, **self._addresses(_LOOKUPD_PORT, number)) for number in range(lookupds)
         ]
         # Refused here, not by start().
-        NsqdOptions.of("FakeCluster", options, parameters=(*parameters_of(FakeCluster.__init__), "threaded"))
+        NsqdOptions.of("FakeCluster", options, parameters=parameters_of(FakeCluster.__init__))
         self._count = nsqds
-        self._options = options
+        self._options: dict[str, Any] = {**options}  # Any: of all types
+        # Of the nsqd that gets the next message of publish().
+        self._next = 0
         # Rules for nsqds, from before there were any.
         self._early: list[list[Rule]] = []
 
-    def start(self) -> None:
-        """Start all, and wait until the nsqds are registered. Does nothing to those that run.
+    def start(self) -> Self:
+        """Start all, wait until the nsqds are registered, and give back this cluster. Does nothing to those that run.
 
         Raises:
             OSError: If an address cannot be listened on; none of them runs then.
@@ -90,6 +94,7 @@ class FakeCluster(metaclass=Threadable):
         except BaseException:
             self.stop()
             raise
+        return self
 
     def _start(self) -> None:
         for lookupd in self.lookupds:
@@ -125,15 +130,6 @@ class FakeCluster(metaclass=Threadable):
         for daemon in (*self.nsqds, *self.lookupds):
             daemon.stop()
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
     def add(self, match: Match | Scenario, *actions: Action | Change, optional: bool = False, name: str = "") -> Added:
         """Add a rule, or a scenario, to all nsqds, which count together; rules about HTTP to the nsqlookupds, too.
 
@@ -158,6 +154,36 @@ class FakeCluster(metaclass=Threadable):
     def _add_to(self, daemons: Sequence[FakeNsqd | FakeLookupd], rules: Sequence[Rule]) -> None:
         for daemon in daemons:
             daemon.add_rules(rules)
+
+    def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
+        """Put messages into a topic, on the nsqds in turn: the first message on nsqd 0, the next one on nsqd 1.
+
+        To choose the nsqd: ``cluster.nsqds[1].publish(...)``. Arguments and errors are those of FakeNsqd.publish().
+
+        Raises:
+            RuntimeError: If the cluster has not been started yet.
+        """
+        if not self.nsqds:
+            raise RuntimeError("the cluster has no nsqds: start() makes them")
+        self.nsqds[0]._check_publish(topic, bodies, delay)
+        for body in bodies:
+            self.nsqds[self._next].publish(topic, body, delay=delay)
+            self._next = (self._next + 1) % len(self.nsqds)
+
+    def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
+        """Give what FakeNsqd.messages() gives, of nsqd 0, then of nsqd 1 and so on."""
+        return [body for nsqd in self.nsqds for body in nsqd.messages(topic, channel)]
+
+    def _published_counts(self) -> dict[str, int]:
+        return dict(sum((Counter(nsqd._published_counts()) for nsqd in self.nsqds), Counter()))
+
+    def depth(self, topic: str, channel: str | None = None) -> int:
+        """Count the messages queued in a topic, or in one of its channels, on all nsqds."""
+        return sum(nsqd.depth(topic, channel) for nsqd in self.nsqds)
+
+    def in_flight(self, topic: str, channel: str) -> int:
+        """Count the messages of a channel that are delivered and not answered, on all nsqds."""
+        return sum(nsqd.in_flight(topic, channel) for nsqd in self.nsqds)
 
     def unfired(self) -> list[str]:
         """Say of each rule that has never struck, and was to, what came nearest."""

@@ -6,9 +6,8 @@ Owns the sockets and every greenlet. Knows no command and no endpoint.
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import gevent
@@ -32,7 +31,7 @@ from fakensqd.effects import Answer, AskAuth
 from fakensqd.http_server import Application, HttpPort
 from fakensqd.layers import Layers
 from fakensqd.link import Link, PlacedToxic, reset_socket
-from fakensqd.thread import Threadable
+from fakensqd.thread import Server
 from fakensqd.watched import Watched
 from gnsq.transport import TcpTransport
 
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Daemon"]
 
 
-class Daemon(Watched, ABC, metaclass=Threadable):
+class Daemon(Watched, Server):
     """A server with a TCP and an HTTP port, and perhaps one of HTTPS, started with start() or ``with``.
 
     It may be put into states, each until it is taken out of it: down, deaf, slow. Toxics are put on its link.
@@ -116,14 +115,14 @@ class Daemon(Watched, ABC, metaclass=Threadable):
 
     # --- public -------------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Listen on all ports. Does nothing if it does already.
+    def start(self) -> Self:
+        """Listen on all ports, and give back this server. Does nothing if it listens already.
 
         Raises:
             OSError: If an address cannot be listened on.
         """
         if self._tcp_server is not None:
-            return
+            return self
         self._release_ports()
         tcp_listener = listen(self._tcp_bind)
         try:
@@ -145,6 +144,7 @@ class Daemon(Watched, ABC, metaclass=Threadable):
         if not self._faults_port.is_serving and self._faults_bind:
             self._faults_port.serve(self._with_faults(None))
         self._started()
+        return self
 
     def stop(self) -> None:
         """Close everything at once: listeners, connections, greenlets. Does nothing if it is stopped."""
@@ -168,15 +168,6 @@ class Daemon(Watched, ABC, metaclass=Threadable):
             port.stop()
         self.link.cut()
         self._greenlets.kill()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     @property
     def running(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
+from typing import Unpack
 
 from fakensqd.clock import Clock
 from fakensqd.daemon import Daemon
@@ -15,7 +16,7 @@ from fakensqd.faults.match import LOOKUPD_COMMANDS, Point
 from fakensqd.http_server import Application
 from fakensqd.lookupd_http import lookupd_application
 from fakensqd.lookupd_session import LookupdSession
-from fakensqd.options import NSQ_VERSION, LookupdOptions
+from fakensqd.options import NSQ_VERSION, LookupdOptions, LookupdOptionsDict
 from fakensqd.registry import Registry
 from gnsq.options import parameters_of
 
@@ -31,6 +32,8 @@ class FakeLookupd(Daemon):
         seed: Of what faults do sometimes; default: a random one.
         faults_over_http: Let ``/faults`` steer rules, toxics and states.
         faults_http_address: Where ``/faults`` answers while it is down, too; port 0 takes a free one, "" is off.
+        threaded: Run on a thread of its own. What the constructor gives stands for the server then: its methods run on
+            that thread, see fakensqd.thread.
         options: nsqlookupd's flags with underscores, see LookupdOptions; durations in seconds.
 
     Raises:
@@ -46,11 +49,10 @@ class FakeLookupd(Daemon):
         seed: int | None = None,
         faults_over_http: bool = False,
         faults_http_address: str = "127.0.0.1:0",
-        **options: object,
+        threaded: bool = False,
+        **options: Unpack[LookupdOptionsDict],
     ) -> None:
-        self.options = LookupdOptions.of(
-            "FakeLookupd", options, parameters=(*parameters_of(FakeLookupd.__init__), "threaded")
-        )
+        self.options = LookupdOptions.of("FakeLookupd", options, parameters=parameters_of(FakeLookupd.__init__))
         self._watch_as(
             record=record, seed=seed, faults_over_http=faults_over_http, faults_http_address=faults_http_address
         )

@@ -5,12 +5,25 @@ from __future__ import annotations
 import enum
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from gnsq.options import Options, option
 from gnsq.protocol.names import is_ephemeral, valid_channel_name, valid_topic_name
 
-__all__ = ["LATEST", "LOG_LEVELS", "NSQ_VERSION", "LookupdOptions", "NsqdOptions", "Release", "TlsRequired"]
+__all__ = [
+    "ClusterOptionsDict",
+    "LATEST",
+    "LOG_LEVELS",
+    "LookupdOptions",
+    "LookupdOptionsDict",
+    "NSQ_VERSION",
+    "NsqdOptions",
+    "NsqdOptionsDict",
+    "Release",
+    "TlsRequired",
+]
 
 # The version that is emulated.
 NSQ_VERSION = "1.3.0"
@@ -249,3 +262,69 @@ class LookupdOptions(Options):
         False, "HTTP as before nsqlookupd 1.0: the old names, too, and JSON inside of status_code, status_txt and data"
     )
     tombstone_lifetime: float = option(45.0, "how long a tombstone hides an nsqd", unit="s", minimum=0)
+
+
+class ClusterOptionsDict(TypedDict, total=False):
+    """The options of NsqdOptions that FakeCluster does not set itself, as typed keywords."""
+
+    https_address: str
+    broadcast_address: str
+    broadcast_tcp_port: int
+    broadcast_http_port: int
+    lookupd_ping_interval: float
+    data_path: str
+    scan_lateness: bool
+    buffer_lateness: bool
+    queue_scan_selection_count: int
+    release: str
+    rdy_counts_down: bool
+    negotiates: bool
+    wrapped_answers: bool
+    log_level: str
+    mem_queue_size: int
+    max_msg_size: int
+    max_body_size: int
+    msg_timeout: float
+    max_msg_timeout: float
+    max_req_timeout: float
+    max_rdy_count: int
+    max_heartbeat_interval: float
+    max_output_buffer_size: int
+    max_output_buffer_timeout: float
+    min_output_buffer_timeout: float
+    output_buffer_timeout: float
+    e2e_processing_latency_percentiles: float | Sequence[float]
+    e2e_processing_latency_window_time: float
+    max_channel_consumers: int
+    tls_cert: str
+    tls_key: str
+    tls_root_ca_file: str
+    tls_client_auth_policy: str
+    tls_required: str | bool
+    tls_min_version: str
+    snappy: bool
+    deflate: bool
+    max_deflate_level: int
+    auth_http_addresses: str | Sequence[str]
+    http_client_connect_timeout: float
+    http_client_request_timeout: float
+
+
+class NsqdOptionsDict(ClusterOptionsDict, total=False):
+    """The options of NsqdOptions as typed keywords."""
+
+    tcp_address: str
+    http_address: str
+    lookupd_tcp_addresses: str | Sequence[str]
+    node_id: int
+
+
+class LookupdOptionsDict(TypedDict, total=False):
+    """The options of LookupdOptions as typed keywords."""
+
+    tcp_address: str
+    http_address: str
+    broadcast_address: str
+    inactive_producer_timeout: float
+    wrapped_answers: bool
+    tombstone_lifetime: float

@@ -9,7 +9,7 @@ used.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from fakensqd.certificates import Certificates
     from fakensqd.cluster import FakeCluster
     from fakensqd.daemon import Daemon
+    from fakensqd.lookupd import FakeLookupd
+    from fakensqd.server import FakeNsqd
 
 __all__ = ["fakecluster", "fakelookupd", "fakensqd", "fakensqd_certificates", "fakensqd_options"]
+
+_Server = TypeVar("_Server", bound="Daemon | FakeCluster")
 
 # What tells of the servers of a test, by fixture, and whether the test has failed by itself.
 _REPORTS: pytest.StashKey[list[tuple[str, Callable[[], str]]]] = pytest.StashKey()
@@ -40,7 +44,7 @@ def fakensqd_options() -> dict[str, Any]:  # Any: options are of all types
 
 
 @pytest.fixture
-def fakensqd(request: pytest.FixtureRequest, fakensqd_options: dict[str, Any]) -> Iterator[Any]:  # Any: a forwarder
+def fakensqd(request: pytest.FixtureRequest, fakensqd_options: dict[str, Any]) -> Iterator[FakeNsqd]:  # Any: as above
     """A running FakeNsqd, on its own thread."""
     from fakensqd import FakeNsqd
 
@@ -48,7 +52,7 @@ def fakensqd(request: pytest.FixtureRequest, fakensqd_options: dict[str, Any]) -
 
 
 @pytest.fixture
-def fakelookupd(request: pytest.FixtureRequest) -> Iterator[Any]:  # Any: a forwarder to FakeLookupd
+def fakelookupd(request: pytest.FixtureRequest) -> Iterator[FakeLookupd]:
     """A running FakeLookupd, on its own thread."""
     from fakensqd import FakeLookupd
 
@@ -56,7 +60,10 @@ def fakelookupd(request: pytest.FixtureRequest) -> Iterator[Any]:  # Any: a forw
 
 
 @pytest.fixture
-def fakecluster(request: pytest.FixtureRequest, fakensqd_options: dict[str, Any]) -> Iterator[Any]:  # Any: a forwarder
+def fakecluster(
+    request: pytest.FixtureRequest,
+    fakensqd_options: dict[str, Any],  # Any: as above
+) -> Iterator[FakeCluster]:
     """Two FakeNsqds registered with a FakeLookupd, on one thread of their own."""
     from fakensqd import FakeCluster
 
@@ -72,8 +79,10 @@ def fakensqd_certificates(tmp_path_factory: pytest.TempPathFactory) -> Certifica
 
 
 def _running(
-    request: pytest.FixtureRequest, make: Callable[..., Daemon | FakeCluster], options: dict[str, Any]
-) -> Iterator[Any]:  # Any: options are of all types; a server or a forwarder to one
+    request: pytest.FixtureRequest,
+    make: Callable[..., _Server],
+    options: dict[str, Any],  # Any: as above
+) -> Iterator[_Server]:
     """Start a server; in the end stop it, and fail if it did not work as it should."""
     marker = request.node.get_closest_marker(str(request.fixturename))
     options = {"record": True, **options, **(marker.kwargs if marker is not None else {})}
@@ -81,9 +90,9 @@ def _running(
     server = make(**options)
     reports = request.node.stash.setdefault(_REPORTS, [])
     if threaded:
-        from fakensqd.thread import Threaded
+        from fakensqd.thread import ServerThread
 
-        thread = Threaded(server)
+        thread = ServerThread(server)
         reports.append((str(request.fixturename), lambda: thread.call(server.report)))
         yield thread.start()
         # Raises if a greenlet is left over.

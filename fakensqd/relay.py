@@ -5,7 +5,6 @@ Owns its listener and two pumps for each connection. Knows no protocol.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self
 
 import gevent
@@ -16,7 +15,7 @@ from gevent.server import StreamServer
 from fakensqd.addresses import bound_address, join_address, listen, peer_address, split_address
 from fakensqd.clock import Clock, RealClock
 from fakensqd.link import Link, LinkedTransport, reset_socket
-from fakensqd.thread import Threadable
+from fakensqd.thread import Server
 from gnsq.errors import NSQSocketError
 from gnsq.transport import READ_SIZE, TcpTransport, Transport
 
@@ -26,7 +25,7 @@ __all__ = ["Relay"]
 _CONNECT_TIMEOUT = 10.0
 
 
-class Relay(metaclass=Threadable):
+class Relay(Server):
     """Pass each connection on to another address, with toxics on the way: start() or ``with``.
 
     Args:
@@ -34,6 +33,8 @@ class Relay(metaclass=Threadable):
         address: Where to listen; port 0 takes a free one, which a second start() takes again.
         clock: What toxics wait by; default: the machine's.
         seed: Of what toxics leave to chance; default: another one each time.
+        threaded: Run on a thread of its own. What the constructor gives stands for the relay then: its methods run on
+            that thread, see fakensqd.thread.
 
     Attributes:
         link: Where toxics are put on; upstream is what clients send.
@@ -50,6 +51,7 @@ class Relay(metaclass=Threadable):
         address: str = "127.0.0.1:0",
         clock: Clock | None = None,
         seed: int | None = None,
+        threaded: bool = False,
     ) -> None:
         self.upstream_address = upstream_address
         self.link = Link(clock or RealClock(), seed)
@@ -63,8 +65,8 @@ class Relay(metaclass=Threadable):
         """``host:port`` that clients connect to; port 0 before the first start."""
         return join_address(*self._bind)
 
-    def start(self) -> None:
-        """Listen. Does nothing if it does already.
+    def start(self) -> Self:
+        """Listen, and give back this relay. Does nothing if it listens already.
 
         Raises:
             OSError: If the address cannot be listened on.
@@ -74,6 +76,7 @@ class Relay(metaclass=Threadable):
             self._bind = bound_address(listener)
             self._server = StreamServer(listener, self._serve, spawn=Pool())
             self._server.start()
+        return self
 
     def stop(self) -> None:
         """Close everything at once. Does nothing if it is stopped."""
@@ -82,15 +85,6 @@ class Relay(metaclass=Threadable):
             server.close()
             server.stop(timeout=0)
             self.link.cut()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _serve(self, client: socket.socket, address: object) -> None:
         try:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import random
 import socket
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Self, Unpack
 
 from fakensqd.broker import Broker, Channel, Topic
 from fakensqd.clock import Clock, Timer
@@ -19,11 +19,13 @@ from fakensqd.data_path import DataPath
 from fakensqd.http_server import Application
 from fakensqd.logs import set_level
 from fakensqd.nsqd_http import nsqd_application, tls_required_application
-from fakensqd.options import NsqdOptions, TlsRequired
+from fakensqd.options import NsqdOptions, NsqdOptionsDict, TlsRequired
+from fakensqd.published import MessageAssertions, PublishedBodies, check_body_types
 from fakensqd.scan import last_listing, next_listing, next_scan
 from fakensqd.session import Session
+from fakensqd.transcript import Entry, Transcript
 from gnsq.options import parameters_of
-from gnsq.protocol.names import is_ephemeral
+from gnsq.protocol.names import assert_valid_topic_name, is_ephemeral
 
 if TYPE_CHECKING:
     import ssl
@@ -35,7 +37,7 @@ __all__ = ["FakeNsqd"]
 _logger = logging.getLogger("fakensqd")
 
 
-class FakeNsqd(Daemon):
+class FakeNsqd(MessageAssertions, Daemon):
     """An nsqd 1.3.0, in the hub of the caller: start() or ``with``.
 
     A stop keeps topics and messages; started again, it has them and the same ports. With a data_path they outlive this
@@ -47,6 +49,8 @@ class FakeNsqd(Daemon):
         seed: Of what faults do sometimes; default: a random one.
         faults_over_http: Let ``/faults`` steer rules, toxics and states.
         faults_http_address: Where ``/faults`` answers while this nsqd is down, too; port 0 takes a free one, "" is off.
+        threaded: Run on a thread of its own. What the constructor gives stands for the server then: its methods run on
+            that thread, see fakensqd.thread.
         options: nsqd's flags with underscores, see NsqdOptions; durations in seconds.
 
     Raises:
@@ -63,9 +67,10 @@ class FakeNsqd(Daemon):
         seed: int | None = None,
         faults_over_http: bool = False,
         faults_http_address: str = "127.0.0.1:0",
-        **options: object,
+        threaded: bool = False,
+        **options: Unpack[NsqdOptionsDict],
     ) -> None:
-        self.options = NsqdOptions.of("FakeNsqd", options, parameters=(*parameters_of(FakeNsqd.__init__), "threaded"))
+        self.options = NsqdOptions.of("FakeNsqd", options, parameters=parameters_of(FakeNsqd.__init__))
         self._watch_as(
             record=record, seed=seed, faults_over_http=faults_over_http, faults_http_address=faults_http_address
         )
@@ -86,6 +91,7 @@ class FakeNsqd(Daemon):
         self.log_level = self.options.log_level
         # Of the process, before it was told another.
         self._logger_level: int | None = None
+        self._published = PublishedBodies()
         self._adopt(Broker(self.options, epoch_ns=self.clock.time_ns() - round(self.clock.monotonic() * 1e9)))
         self._data_path = DataPath(self.options.data_path) if self.options.data_path else None
         self._heartbeats = True
@@ -104,6 +110,70 @@ class FakeNsqd(Daemon):
         """Those of the connections that are open."""
         return [connection.session for connection in self._connections if isinstance(connection.session, Session)]
 
+    # --- messages, for tests ------------------------------------------------------------------------------------------
+
+    def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
+        """Put messages into a topic, as producers do with PUB, or DPUB if there is a delay.
+
+        No connection is needed: AUTH, fault rules and states do not apply, and it works before start() and while the
+        server is down, too. The topic is made if there is none of the name. A transcript records it.
+
+        Args:
+            bodies: One message each.
+            delay: Seconds until channels deliver them; up to max_req_timeout.
+
+        Raises:
+            ValueError: If nsqd would refuse the topic's name, a body's size, or the delay; nothing is published then.
+            TypeError: If a body is not bytes.
+        """
+        self._check_publish(topic, bodies, delay)
+        now = self.now()
+        entry = Entry(now, 0, "publish", "publish", topic=topic, bodies=bodies, executed=1)
+        entry.detail = f"delay {delay:g} s" if delay else ""
+        self._watch.note(entry)
+        self.broker.ensure_topic(topic).publish(bodies, now, delay)
+
+    def _check_publish(self, topic: str, bodies: Sequence[bytes], delay: float) -> None:
+        """Refuse what nsqd would refuse in PUB and DPUB."""
+        options, release = self.options, self.options.emulated
+        assert_valid_topic_name(topic, release.max_name_length)
+        if not release.is_topic_name(topic):
+            raise ValueError(f"topic name {topic!r} is not valid: release {options.release} has no ephemeral topics")
+        if not bodies:
+            raise ValueError("publish() needs at least one body")
+        check_body_types(bodies)
+        for body in bodies:
+            if not body:
+                raise ValueError("body of 0 bytes is too small: nsqd takes 1 byte or more")
+            if len(body) > options.max_msg_size:
+                raise ValueError(f"body of {len(body)} bytes exceeds max_msg_size {options.max_msg_size}")
+        if not 0 <= delay <= options.max_req_timeout:
+            raise ValueError(f"delay {delay:g} s must be within 0 to {options.max_req_timeout:g} s (max_req_timeout)")
+
+    def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
+        """Give the bodies published to a topic so far, or those that one of its channels still has.
+
+        Of a topic: all that was published to this server over TCP, HTTP and by publish(), in order, whether consumed
+        since or not. It outlasts restarts and the topic's deletion.
+        Of a channel: what is not finished yet: first the queued messages, then those in flight, then the deferred ones.
+
+        Returns:
+            Empty if there is no topic or channel of the name.
+
+        Raises:
+            RuntimeError: Of a topic, if more was published than is kept: the last 100,000 messages, 64 MiB.
+        """
+        if channel is None:
+            return self._published.of(topic)
+        found = self._find(topic, channel)
+        return [message.body for message in found.stored()] if found is not None else []
+
+    def _published_counts(self) -> dict[str, int]:
+        return self._published.counts()
+
+    def _waited_transcript(self) -> Transcript | None:
+        return self._watch.transcript
+
     def depth(self, topic: str, channel: str | None = None) -> int:
         """Messages queued in a topic, or in one of its channels; 0 if there is none of the name."""
         queue = self._find(topic, channel)
@@ -114,34 +184,35 @@ class FakeNsqd(Daemon):
         found = self._find(topic, channel)
         return found.in_flight_count if isinstance(found, Channel) else 0
 
+    def _find(self, topic_name: str, channel_name: str | None) -> Topic | Channel | None:
+        topic = self.broker.topics.get(topic_name)
+        return topic if topic is None or channel_name is None else topic.channels.get(channel_name)
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
     @property
     def client_ids(self) -> list[str]:
         """What the clients that are connected call themselves."""
         return [session.opening.client_id for session in self.sessions]
 
-    def _find(self, topic_name: str, channel_name: str | None) -> Topic | Channel | None:
-        topic = self.broker.topics.get(topic_name)
-        return topic if topic is None or channel_name is None else topic.channels.get(channel_name)
-
     def now(self) -> float:
         """The clock's time, as the broker knows it."""
         return self.clock.monotonic()
 
-    def start(self) -> None:
-        """Listen on all ports. Does nothing if it does already.
+    def start(self) -> Self:
+        """Listen on all ports, and give back this server. Does nothing if it listens already.
 
         Raises:
             OSError: If an address cannot be listened on, or the data path not used.
         """
         data_path = self._data_path
         if self.running or data_path is None:
-            super().start()
-            return
+            return super().start()
         data_path.lock()
         try:
             data_path.load(self.broker, self.now())
             data_path.save_topics(self.broker)
-            super().start()
+            return super().start()
         except BaseException:
             data_path.unlock()
             raise
@@ -211,6 +282,7 @@ class FakeNsqd(Daemon):
         broker.on_register = self._register
         broker.on_unregister = self._unregister
         broker.on_pause = self._save_topics
+        broker.on_publish = self._published.add
 
     def _forget(self, *, keep_messages: bool) -> None:
         self._adopt(self.broker.restarted(self.now(), keep_messages=keep_messages))

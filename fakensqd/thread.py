@@ -1,167 +1,58 @@
-"""Run a server on an OS thread of its own, with a hub of its own.
+"""Run a server on an OS thread with a hub of its own: plain threads, asyncio, subprocesses and other code that blocks
+find a server that answers while they wait.
 
-So that plain threads, asyncio, subprocesses and blocking code find a server that answers while they wait. Owns the
-thread and its hub. Native in monkey-patched processes, too, and patches nothing; callers in a gevent hub wait without
-blocking it.
+The thread is native in monkey-patched processes, too; callers in a gevent hub wait without blocking it.
 """
 
 from __future__ import annotations
 
+import enum
+import functools
 import math
+import operator
 import time
-from abc import ABCMeta
-from collections import deque
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from types import FunctionType, TracebackType
+from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import gevent
-from gevent.event import Event
-from gevent.pool import Group
 
-from gnsq.crossing import EVER, Crossing
-from gnsq.natives import start_thread
+from gnsq.hubthread import HubThread
 from gnsq.texts import counted
 
-__all__ = ["Forwarder", "Server", "Threadable", "Threaded"]
+__all__ = ["Server", "ServerThread", "ThreadProxy"]
 
-_Value = TypeVar("_Value")
-# Starting and stopping take milliseconds; the limit is for an overloaded machine. Calls have no limit.
-_PATIENCE = 30.0
-_SETTLING = 0.5
+P = ParamSpec("P")
+T = TypeVar("T")
+_Server = TypeVar("_Server", bound="Server")
+# Seconds that a stopped server's watchers may take to end, since the last of them ended.
+_WATCHER_GRACE = 0.5
+# Seconds that the thread may take to end after its server.
+_THREAD_GRACE = 5.0
 
 
-class Server(Protocol):
-    """What can be run: FakeNsqd, FakeLookupd, FakeCluster, FakeAuthServer."""
+class Server(ABC):
+    """Base of the servers: started and stopped by start() and stop(), or as a context, in the caller's hub.
 
-    @property
-    def errors(self) -> list[BaseException]:
-        """What should not have happened."""
+    With ``threaded=True`` the constructor gives a ServerThread, which has the attributes of the server; isinstance()
+    and type checkers treat it as the server.
+    """
 
-    def start(self) -> None:
+    def __new__(cls, *args: Any, threaded: bool = False, **kwargs: Any) -> Self:  # Any: those of __init__()
+        if threaded:
+            return cast(Self, ServerThread(cls(*args, **kwargs)))
+        return super().__new__(cls)
+
+    @abstractmethod
+    def start(self) -> Self:
         """Begin to listen."""
 
+    @abstractmethod
     def stop(self) -> None:
         """Close everything."""
 
-
-class Threaded:
-    """Start a server on a thread, stop it and the thread in the end: start() or ``with``.
-
-    What start() gives, and this object, have the attributes of the server: they are read, and methods called, on the
-    server's own thread while it runs; what they raise is raised here. Plain data comes back as it is; the emulator's
-    own objects come back as forwarders, too. Code of the caller that is to run beside the server goes through call().
-
-    Args:
-        server: Not started yet.
-    """
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._running = False
-        self._hub: Any = None  # Any: gevent has no types
-        self._stop: Event
-        self._stopped: Crossing[None]
-        self._due: deque[Callable[[], object]] = deque()
-        self._keeper: Any = None  # Any: as above
-        # What callers on other threads wait for.
-        self._awaited: dict[Crossing[Any], None] = {}  # Any: what is called gives anything
-
-    def start(self) -> Any:  # Any: the forwarder has the attributes of the server
-        """Start the server and give back what forwards to it. Starts nothing if it runs.
-
-        Raises:
-            Exception: What the server's start() raises.
-            TimeoutError: If it has not started within half a minute.
-        """
-        if self._running:
-            return Forwarder(self.call, self._server)
-        started: Crossing[None] = Crossing()
-        self._stopped = Crossing()
-        self._running = True
-        # Without a name: a program that a test imports may patch the process.
-        start_thread(self._main, started)
-        try:
-            _result(started, "start", _PATIENCE)
-        except BaseException as error:
-            self._running = False
-            # If it starts all the same, it stops at once.
-            if not started.set_exception(error):
-                self._soon(self._stop.set)
-            raise
-        return Forwarder(self.call, self._server)
-
-    def stop(self) -> None:
-        """Stop the server, its hub and its thread. Calls that still wait for something end with a RuntimeError.
-
-        Raises:
-            RuntimeError: If a greenlet or watcher is left over.
-            TimeoutError: If it has not stopped within half a minute.
-        """
-        if not self._running:
-            return
-        self._running = False
-        self._soon(self._stop.set)
-        _result(self._stopped, "stop", _PATIENCE)
-
-    def call(self, function: Callable[..., _Value], *args: Any, **kwargs: Any) -> _Value:  # Any: the function's own
-        """Call something on the server's thread, in a greenlet, and give back what it returns or raise what it raises.
-
-        It may take as long as it likes. If the caller is interrupted meanwhile, it is ended.
-
-        Raises:
-            RuntimeError: If the thread does not run, or is stopped meanwhile.
-        """
-        __tracebackhide__ = True
-        crossing: Crossing[_Value] = Crossing()
-        running: list[gevent.Greenlet] = []
-
-        def work() -> None:
-            __tracebackhide__ = True
-            try:
-                crossing.set(function(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001  # it is the caller's, and raised there
-                crossing.set_exception(_stopped() if isinstance(error, gevent.GreenletExit) else error)
-
-        def begin() -> None:
-            running.append(self._calls.spawn(work))
-
-        # Noted before the thread is looked at: a stop() in between finds the call.
-        self._awaited[crossing] = None
-        try:
-            if not self._running or not self._soon(begin):
-                raise RuntimeError("the server's thread does not run")
-            return _result(crossing)
-        except BaseException:
-            if self._running and not crossing.is_set:
-                self._soon(lambda: running[0].kill(block=False))
-            raise
-        finally:
-            del self._awaited[crossing]
-
-    def _soon(self, function: Callable[[], object]) -> bool:
-        """Call a function in the server's hub; say whether the hub is still there."""
-        self._due.append(function)
-        try:
-            self._keeper.send()
-        except ValueError:  # gevent's word for a loop that was destroyed
-            return False
-        return True
-
-    def _take_in(self) -> None:
-        while self._due:
-            self._hub.loop.run_callback(self._due.popleft())
-
-    def __getattr__(self, name: str) -> Any:  # Any: whatever the server has
-        """Read an attribute of the server: over there while it runs, else here."""
-        if not self._running:
-            return getattr(self._server, name)
-        return getattr(Forwarder(self.call, self._server), name)
-
-    def __repr__(self) -> str:
-        return f"<threaded {self._server!r}>"
-
-    def __enter__(self) -> Any:  # Any: as start()
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(
@@ -169,125 +60,229 @@ class Threaded:
     ) -> None:
         self.stop()
 
-    def _main(self, started: Crossing[None]) -> None:
-        self._hub = gevent.get_hub()
-        self._stop = Event()
-        self._calls = Group()
-        # Takes in what other threads want done, and keeps the loop alive while nothing else waits. The loop's
-        # run_callback_threadsafe() is not as safe as its name: see gnsq.doors.
-        keeper = self._keeper = self._hub.loop.async_()
-        keeper.start(self._take_in)
-        outcome: BaseException | None = None
-        try:
-            watchers = self._hub.loop.activecnt
-            try:
-                self._server.start()
-            except BaseException as error:  # noqa: BLE001  # raised by start(), in the caller
-                started.set_exception(error)
-                return
-            if started.set(None):
-                self._stop.wait()  # until stop(), whenever that is
-            self._server.stop()
-            self._calls.kill()
-            left = self._left_over(watchers)
-            if left > 0:
-                outcome = RuntimeError(f"{counted(left, 'watcher')} of the hub left over after the server was stopped")
-        except BaseException as error:  # noqa: BLE001  # raised by stop(), in the caller
-            outcome = error
-        finally:
-            keeper.stop()
-            keeper.close()
-            self._hub.destroy(destroy_loop=True)
-            if not self._hub.dead:
-                # gevent leaves it suspended, and what is so when its thread ends is never freed: 10 KiB each time.
-                self._hub.throw()
-            for crossing in list(self._awaited):
-                crossing.set_exception(_stopped())  # it came too late to be begun
-            if outcome is None:
-                self._stopped.set(None)
-            else:
-                self._stopped.set_exception(outcome)
 
-    def _left_over(self, before: int) -> int:
-        """Count what still waits in the hub.
+class ThreadProxy:
+    """Proxy of an object that belongs to another thread: reads attributes and calls methods on that thread.
 
-        A name that is being resolved on another thread gets time to end, thousands of connections as long as they end.
-        """
-        fewest = math.inf
-        while True:
-            gevent.sleep(0)
-            left: int = self._hub.loop.activecnt - before
-            if left < fewest:
-                fewest, deadline = left, time.monotonic() + _SETTLING
-            if left <= 0 or time.monotonic() > deadline:
-                return left
-            gevent.sleep(0.001)
-
-
-class Threadable(ABCMeta):
-    """Makes the classes of servers take ``threaded=True``: what is made then is Threaded, around the server."""
-
-    def __call__(cls, *args: Any, threaded: bool = False, **kwargs: Any) -> Any:  # Any: each server's own
-        server = super().__call__(*args, **kwargs)
-        return Threaded(server) if threaded else server
-
-
-class Forwarder:
-    """Stands for an object on another thread: reads attributes and calls methods there.
+    Results that are objects of the emulator are proxies, too. Other results, exceptions, enum members and frozen
+    dataclasses are given as they are; lists, tuples and dicts as copies. In the arguments of a call, proxies are
+    replaced by their objects. isinstance() and type checkers treat a proxy as its object.
 
     Args:
         call: Runs a function on that thread.
+        target: The object.
     """
 
     def __init__(self, call: Callable[..., Any], target: object) -> None:  # Any: whatever the target gives
         self._call = call
         self._target = target
 
-    def __getattr__(self, name: str) -> Any:  # Any: whatever the target gives
-        """Read an attribute of the target there; methods come back callable here."""
-        return self._wrapped(self._call(getattr, self._target, name))
+    @property  # type: ignore[misc]  # read-only: nobody sets it
+    def __class__(self) -> type[Any]:  # Any: the class of the target
+        return type(self._target)
 
     def __repr__(self) -> str:
-        return f"<forwarder to {self._target!r}>"
+        return f"<proxy of {self._target!r}>"
 
-    def __enter__(self) -> Any:  # Any: whatever the target gives
-        """Enter the target, over there."""
-        return self._wrapped(self._call(self._target.__enter__))  # type: ignore[attr-defined]  # it is one of contexts
+    def __getattr__(self, name: str) -> Any:  # Any: whatever the target has
+        """Read an attribute of the target on its thread."""
+        __tracebackhide__ = True
+        # Methods do not change: reading them on this thread saves half the time of a call.
+        if isinstance(getattr(type(self._target), name, None), FunctionType):
+            return self._wrapped(getattr(self._target, name))
+        return self._wrapped(self._call(getattr, self._target, name))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute of the target on its thread; private ones are the proxy's own."""
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        else:
+            self._call(setattr, self._target, name, self._unwrapped(value))
+
+    def __enter__(self) -> Any:  # Any: as __getattr__()
+        """Enter the target on its thread."""
+        return self.__getattr__("__enter__")()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the target, over there."""
-        self._call(self._target.__exit__, kind, error, trace)  # type: ignore[attr-defined]  # as above
+        """Leave the target on its thread."""
+        self.__getattr__("__exit__")(kind, error, trace)
 
     def _wrapped(self, value: Any) -> Any:  # Any: as __getattr__()
+        if type(value) in (list, tuple):
+            return type(value)(self._wrapped(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._wrapped(item) for key, item in value.items()}
+        if isinstance(value, Iterator):
+            return iter(self._wrapped(self._call(list, value)))
         if callable(value) and not isinstance(value, type):
 
             def call_there(*args: Any, **kwargs: Any) -> Any:  # Any: as above
                 __tracebackhide__ = True
-                return self._wrapped(self._call(value, *args, **kwargs))
+                return self._wrapped(self._call(value, *self._unwrapped(args), **self._unwrapped(kwargs)))
 
             return call_there
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._wrapped(item) for item in value)
-        if isinstance(value, dict):
-            return {key: self._wrapped(item) for key, item in value.items()}
-        if type(value).__module__.partition(".")[0] == __name__.partition(".")[0]:
-            return Forwarder(self._call, value)
+        is_ours = type(value).__module__.partition(".")[0] == __name__.partition(".")[0]
+        return ThreadProxy(self._call, value) if is_ours and not _is_data(value) else value
+
+    def _unwrapped(self, value: Any) -> Any:  # Any: as above
+        if isinstance(value, ThreadProxy) and value._call == self._call:
+            return value._target
+        if type(value) in (list, tuple):
+            return type(value)(self._unwrapped(item) for item in value)
+        if type(value) is dict:
+            return {key: self._unwrapped(item) for key, item in value.items()}
         return value
 
 
-def _stopped() -> RuntimeError:
-    return RuntimeError("the server's thread was stopped meanwhile")
+def _forwarded(function: Callable[..., Any]) -> Callable[..., Any]:  # Any: what the operator takes and gives
+    """Make a proxy's method for an operator, which Python looks for in the class only: it is applied to the target."""
+
+    def operate(self: ThreadProxy, *args: Any) -> Any:  # Any: as above
+        __tracebackhide__ = True
+        return self._wrapped(self._call(function, self._target, *self._unwrapped(args)))
+
+    return operate
 
 
-def _result(crossing: Crossing[_Value], deed: str = "", limit: float = EVER) -> _Value:
-    """Wait for a result, without blocking the hub of this thread if it has one.
+for _name, _operator in {
+    "__len__": len,
+    "__bool__": bool,
+    "__str__": str,
+    "__hash__": hash,
+    "__eq__": operator.eq,
+    "__iter__": iter,
+}.items():
+    setattr(ThreadProxy, _name, _forwarded(cast(Callable[..., Any], _operator)))
 
-    Raises:
-        TimeoutError: If the deed has not been done within the limit, in seconds.
+
+def _is_data(value: object) -> bool:
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    return isinstance(value, (BaseException, enum.Enum, tuple)) or (parameters is not None and parameters.frozen)
+
+
+class ServerThread(ThreadProxy, Generic[_Server]):
+    """Thread that runs a server: start() and stop() start and stop both; or as a context.
+
+    It is a proxy of the server, and start() gives another one, of which start() and stop() are the server's own. While
+    the thread does not run, attributes are read and methods called on the caller's thread. call() runs the caller's own
+    functions on the server's thread.
+
+    Args:
+        server: Not started yet.
+        timeout: Seconds that the server may take to start, and to stop.
     """
-    __tracebackhide__ = True
-    if not crossing.wait(limit):  # EVER: as long as the call takes
-        raise TimeoutError(f"the server's thread did not {deed} within {limit:g} s")
-    return crossing.result()
+
+    def __init__(self, server: _Server, *, timeout: float = 30.0) -> None:
+        ThreadProxy.__init__(self, self._call_anywhere, server)
+        self._server = server
+        self._timeout = timeout
+        self._thread: HubThread | None = None
+        # The greenlets of call() that run.
+        self._calls: set[gevent.Greenlet] = set()
+        # Watchers in the hub before the server was started.
+        self._watchers = 0
+        self._stop_error: BaseException | None = None
+
+    def start(self) -> _Server:
+        """Start the server and give back a proxy of it. Starts nothing if it runs.
+
+        Raises:
+            Exception: What the server's start() raises.
+            TimeoutError: If it has not started in time.
+        """
+        if self._thread is None:
+            # A program that a test imports may patch the process: that wants no other thread known to Python.
+            thread = HubThread("fakensqd", self._stop, is_known=False, kill_greenlets=False)
+            try:
+                thread.call(self._start)
+            except BaseException:
+                thread.stop()
+                raise
+            self._thread = thread
+        return cast(_Server, ThreadProxy(self._call_anywhere, self._server))
+
+    def stop(self) -> None:
+        """Stop the server, its hub and its thread. Calls that still wait for something end with a RuntimeError.
+
+        Raises:
+            RuntimeError: If a greenlet or watcher is left over.
+            TimeoutError: If the server has not stopped in time.
+        """
+        if self._thread is not None:
+            # _stop() has a limit of its own.
+            self._thread.stop(self._timeout + _THREAD_GRACE)
+            self._thread = None
+            if self._stop_error is not None:
+                raise self._stop_error
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function on the server's thread, in a greenlet; give back what it returns or raise what it raises.
+
+        It may take as long as it likes. If the caller is interrupted meanwhile, it is killed.
+
+        Raises:
+            RuntimeError: If the thread does not run, or is stopped meanwhile.
+        """
+        __tracebackhide__ = True
+        if self._thread is None:
+            raise RuntimeError("the server's thread does not run")
+        return self._thread.call(self._killable, functools.partial(function, *args, **kwargs))
+
+    def _call_anywhere(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        __tracebackhide__ = True
+        return function(*args, **kwargs) if self._thread is None else self.call(function, *args, **kwargs)
+
+    def __enter__(self) -> _Server:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # --- in the thread ------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._watchers = gevent.get_hub().loop.activecnt
+        with gevent.Timeout(self._timeout, TimeoutError(f"the server did not start within {self._timeout:g} s")):
+            self._server.start()
+
+    def _stop(self) -> None:
+        self._stop_error = None
+        try:
+            with gevent.Timeout(self._timeout, TimeoutError(f"the server did not stop within {self._timeout:g} s")):
+                self._server.stop()
+            gevent.killall(list(self._calls))
+            if left := self._left_over():
+                raise RuntimeError(f"{counted(left, 'watcher')} of the hub left over after the server was stopped")
+        except BaseException as error:  # noqa: BLE001  # raised by stop(), in the caller
+            self._stop_error = error
+
+    def _killable(self, function: Callable[[], T]) -> T:
+        """Call a function in a greenlet that _stop() kills."""
+        __tracebackhide__ = True
+        greenlet = gevent.getcurrent()
+        if greenlet in self._calls:  # a call by what is called
+            return function()
+        self._calls.add(greenlet)
+        try:
+            return function()
+        except gevent.GreenletExit:
+            raise RuntimeError("the server was stopped during the call") from None
+        finally:
+            self._calls.discard(greenlet)
+
+    def _left_over(self) -> int:
+        """Count the watchers that are still active: waits while some of them end, as a name's resolution on another
+        thread and thousands of connections do."""
+        fewest = math.inf
+        while True:
+            gevent.sleep(0)
+            left: int = gevent.get_hub().loop.activecnt - self._watchers
+            if left < fewest:
+                fewest, deadline = left, time.monotonic() + _WATCHER_GRACE
+            if left <= 0 or time.monotonic() > deadline:
+                return max(0, left)
+            gevent.sleep(0.001)

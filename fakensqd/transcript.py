@@ -28,7 +28,8 @@ class Entry:
     Attributes:
         time: Seconds of the emulator's clock.
         connection: Its number, from 1; 0 for HTTP.
-        kind: "connect", "end", "command", "reply", "message", "heartbeat", "http" or "fault".
+        kind: "connect", "end", "command", "reply", "message", "heartbeat", "http", "fault", or "publish", which is
+            FakeNsqd.publish().
         name: The command; what a reply or refusal begins with; method and path of a request; the rule.
         detail: More of it, in words.
         executed: How often a command has been executed with success.
@@ -127,7 +128,7 @@ class Transcript:
         ]
 
     def published(self, topic: str) -> list[bytes]:
-        """Bodies that were stored for a topic, over TCP and HTTP, whatever the publisher was told."""
+        """Bodies that were stored for a topic, over TCP, HTTP and by publish(), whatever the publisher was told."""
         return [
             body
             for entry in self._entries
@@ -229,7 +230,7 @@ class Transcript:
         return transcript
 
 
-_PUBLISHING = ("PUB", "MPUB", "DPUB")
+_PUBLISHING = ("PUB", "MPUB", "DPUB", "publish")
 _HTTP_PUBLISHING = ("POST /pub", "POST /mpub")
 
 

@@ -174,7 +174,7 @@ class Watched:
 
     def wait_until(
         self,
-        question: Callable[[Any], _Value],
+        question: Callable[[Self], _Value],
         expected: object = True,
         *,
         limit: float | None = None,

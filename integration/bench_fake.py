@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import gevent
 from gevent import socket
@@ -86,7 +85,7 @@ def starts(*, threaded: bool) -> float:
     """Start and stop a FakeNsqd: milliseconds for both."""
     times = []
     for _ in range(STARTS):
-        nsqd: Any = FakeNsqd(threaded=threaded)  # Any: on a thread it is another thing
+        nsqd = FakeNsqd(threaded=threaded)
         started = time.perf_counter()
         nsqd.start()
         nsqd.stop()

@@ -172,7 +172,7 @@ def test_emulator_uses_the_shared_protocol_and_threads_only():
     for path in files("fakensqd/**/*.py"):
         used = {name for name in imported(path) if name.startswith("gnsq.")}
         assert {name.split(".")[1] for name in used} <= {
-            *["protocol", "errors", "options", "texts", "clock", "transport", "layers", "crossing", "natives"]
+            *["protocol", "errors", "options", "texts", "clock", "transport", "layers", "hubthread"]
         }, path
 
 

@@ -1,5 +1,6 @@
 """The README's examples run, and its tables say what the code says."""
 
+import ast
 import importlib
 import inspect
 import json
@@ -14,11 +15,10 @@ from pathlib import Path
 import prometheus_client
 import pytest
 
-from fakensqd import Certificates, FakeAuthServer, FakeNsqd, Grant
+from fakensqd import Certificates, FakeAuthServer, FakeCluster, FakeNsqd, Grant
 from fakensqd.faults.actions import ACTIONS
 from fakensqd.faults.toxics import TOXICS
 from fakensqd.faults_http import STATES
-from fakensqd.thread import Threaded
 from gnsq import NsqdHTTPClient, options
 from tests.helpers import bodies, channel_stats, wait_until
 
@@ -126,17 +126,30 @@ def test_layers_example_publishes(tmp_path):
     code = example("TLS, compression, AUTH").replace("/etc/nsq/ca.pem", certificates.ca)
     grants = {"of the billing service": [Grant(topic="^invoices$")]}
 
-    with Threaded(FakeAuthServer(grants)) as auth:
-        nsqd = FakeNsqd(tls_cert=certificate, tls_key=key, auth_http_addresses=(auth.http_address,))
-        with Threaded(nsqd) as running:
+    with FakeAuthServer(grants, threaded=True) as auth:
+        options = {"tls_cert": certificate, "tls_key": key, "auth_http_addresses": (auth.http_address,)}
+        with FakeNsqd(**options, threaded=True) as running:
             run(code, running)
             (topic,) = NsqdHTTPClient.from_url(running.http_address).stats("invoices")["topics"]
 
     assert topic["message_count"] == 1
 
 
-def test_fixture_example_passes(fakensqd):
-    run(example("Test your code with fakensqd"), fakensqd)["test_order_is_announced"](fakensqd)
+@pytest.mark.parametrize("name", ["test_order_is_announced", "test_order_is_billed"])
+def test_fixture_example_passes(fakensqd, name):
+    run(example("Test your code with fakensqd"), fakensqd)[name](fakensqd)
+
+
+@pytest.mark.parametrize("server", [FakeNsqd, FakeCluster])
+def test_methods_of_the_table_for_tests_take_its_arguments(server):
+    section = TEXT.split("\n## Test your code with fakensqd\n")[1].split("\n### ")[0]
+    rows = re.findall(r"^\| (`\w+\(.*) \|.*\|$", section, re.MULTILINE)
+    calls = [ast.parse(code, mode="eval").body for row in rows for code in re.findall(r"`(\w+\(.*?\))`", row)]
+
+    for call in calls:
+        arguments = {keyword.arg: keyword.value for keyword in call.keywords}
+        inspect.signature(getattr(server, call.func.id)).bind(server, *call.args, **arguments)
+    assert {call.func.id for call in calls} == {"publish", "messages", "assert_published", "depth", "in_flight"}
 
 
 def test_faults_example_passes(fakensqd):

@@ -50,7 +50,6 @@ __all__ = [
     "time_out",
 ]
 
-# The others are actions.
 _MODULES = {
     "Action": "action",
     "Event": "match",
@@ -59,12 +58,29 @@ _MODULES = {
     "Rule": "scenario",
     "Scenario": "scenario",
     "Times": "match",
+    "answer": "actions",
+    "corrupt": "actions",
+    "delay": "actions",
+    "disconnect": "actions",
+    "drop": "actions",
+    "duplicate": "actions",
+    "error": "actions",
+    "inject": "actions",
     "on": "match",
+    "refuse": "actions",
+    "reorder": "actions",
+    "reset": "actions",
+    "time_out": "actions",
 }
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> object:
     """Load a public name: a server that is given no rules loads none. Source: PEP 562."""
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'actions')}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -7,7 +7,6 @@ import uuid
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.thread import Threaded
 from gnsq import NsqdHTTPClient, Producer
 
 
@@ -68,7 +67,7 @@ def start_nsqd(request):
             if not real:
                 for flag in {"auth_http_address", "lookupd_tcp_address"} & set(options):
                     options[f"{flag}es"] = (options.pop(flag),)
-                return stack.enter_context(Threaded(FakeNsqd(**options)))
+                return stack.enter_context(FakeNsqd(**options, threaded=True))
             from integration.servers import program, running
 
             if program("nsqd") is None:

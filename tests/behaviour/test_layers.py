@@ -7,7 +7,6 @@ import ssl
 import pytest
 
 from fakensqd import Certificates, FakeAuthServer, Grant
-from fakensqd.thread import Threaded
 from gnsq import Consumer, NsqdTCPClient, Producer
 from gnsq.addresses import parse_address
 from gnsq.errors import (
@@ -38,7 +37,7 @@ def server_certificate(certificates):
 
 @pytest.fixture(scope="module")
 def auth_server():
-    with Threaded(FakeAuthServer({"all": [Grant()], "other": [Grant(topic="^other$")]})) as server:
+    with FakeAuthServer({"all": [Grant()], "other": [Grant(topic="^other$")]}, threaded=True) as server:
         yield server
 
 

@@ -4,7 +4,6 @@ import pytest
 from gevent.event import Event
 
 from fakensqd import FakeAuthServer, Grant
-from fakensqd.thread import Threaded
 from gnsq import Consumer, LookupdClient, NsqdHTTPClient, NsqdTCPClient
 from gnsq.addresses import parse_address
 from gnsq.errors import NSQErrorCode
@@ -130,7 +129,8 @@ def test_message_in_flight_is_not_another_connections_to_finish(nsqd, producer, 
 
 def test_identity_of_a_secret_is_told_and_shown(start_nsqd, topic):
     auths = []
-    with Threaded(FakeAuthServer({"secret": [Grant(), Grant(topic="^other$")]}, identity="billing")) as server:
+    grants = {"secret": [Grant(), Grant(topic="^other$")]}
+    with FakeAuthServer(grants, identity="billing", threaded=True) as server:
         nsqd = start_nsqd(auth_http_address=server.http_address)
         consumer = Consumer(
             topic, "c", nsqd.tcp_address, auth_secret=b"secret", message_handler=lambda _, message: None

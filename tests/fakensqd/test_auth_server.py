@@ -5,7 +5,6 @@ import json
 import pytest
 
 from fakensqd import FakeAuthServer, Grant
-from fakensqd.thread import Threaded
 from tests.fakensqd.wire import request
 
 
@@ -96,7 +95,7 @@ def test_start_and_stop():
 
 
 def test_on_a_thread_of_its_own():
-    with Threaded(FakeAuthServer()) as server:
+    with FakeAuthServer(threaded=True) as server:
         server.set_grants("s", [Grant()])
 
         assert json.dumps(ask(server))

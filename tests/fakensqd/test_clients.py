@@ -4,20 +4,12 @@ import asyncio
 import json
 import socket
 import threading
-import urllib.request
 
 import pytest
 
 import gnsq
 from gnsq.protocol import MAGIC_V2, MESSAGE, OK, FrameDecoder, commands, decode_message
 from tests.helpers import wait_until
-
-
-def post(fakensqd, topic, body):
-    url = f"http://{fakensqd.http_address}/pub?topic={topic}"
-    with urllib.request.urlopen(url, data=body, timeout=10) as answer:
-        assert answer.read() == b"OK"
-
 
 # --- gevent
 
@@ -35,7 +27,7 @@ def test_gevent_in_one_hub(fakensqd):
     gnsq.Consumer("orders", "billing", fakensqd.tcp_address, message_handler=handle).start()
 
     assert got == [b"42"]
-    assert fakensqd.transcript.published("orders") == [b"42"]
+    assert fakensqd.messages("orders") == [b"42"]
 
 
 # --- asyncio
@@ -58,11 +50,11 @@ async def consume_one(address):
 
 
 def test_asyncio(fakensqd):
-    post(fakensqd, "orders", b"42")
+    fakensqd.publish("orders", b"42")
 
     assert asyncio.run(asyncio.wait_for(consume_one(fakensqd.tcp_address), 10)) == b"42"
 
-    fakensqd.wait_until(lambda nsqd: nsqd.transcript.finished(), 1)
+    fakensqd.wait_until(lambda nsqd: nsqd.messages("orders", "billing"), [])
 
 
 # --- plain threads
@@ -99,7 +91,7 @@ def test_plain_threads(fakensqd):
         thread.join(30)
 
     assert failures == []
-    assert len(set(fakensqd.transcript.published("orders"))) == 200
+    assert len(set(fakensqd.messages("orders"))) == 200
 
 
 # --- other libraries, where they are installed
@@ -144,7 +136,7 @@ def test_pynsq(fakensqd):
         await asyncio.wait_for(done.wait(), 20)
         reader.close()
 
-    post(fakensqd, "orders", b"42")
+    fakensqd.publish("orders", b"42")
     asyncio.run(talk())
 
     assert got == [42]

@@ -12,7 +12,6 @@ from gevent import socket as gevent_socket
 
 from fakensqd import FakeLookupd, FakeNsqd
 from fakensqd.faults.toxics import stall
-from fakensqd.thread import Threaded
 from gnsq.protocol import commands
 from tests.fakensqd.wire import Client, consumer, request
 from tests.helpers import wait_until
@@ -188,7 +187,7 @@ def test_another_process_steers():
         "url = 'http://%s/faults' % sys.argv[1]\n"
         "print(json.load(urllib.request.urlopen(url, json.dumps(rule).encode(), timeout=10)))\n"
     )
-    with Threaded(FakeNsqd(faults_over_http=True)) as nsqd:
+    with FakeNsqd(faults_over_http=True, threaded=True) as nsqd:
         done = subprocess.run(
             [sys.executable, "-c", code, nsqd.http_address], capture_output=True, text=True, check=True, timeout=30
         )

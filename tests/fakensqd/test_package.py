@@ -1,19 +1,34 @@
-"""The public names, loaded when asked for."""
+"""The public names of fakensqd and fakensqd.faults, loaded when asked for."""
+
+import subprocess
+import sys
 
 import pytest
 
 import fakensqd
+from fakensqd import faults
 
 
 @pytest.mark.parametrize("name", fakensqd.__all__)
-def test_public_names(name):
+def test_public_name_is_loaded_when_asked_for(name):
     assert getattr(fakensqd, name).__name__.removeprefix("fakensqd.") == name
 
 
-def test_dir_lists_them():
+@pytest.mark.parametrize("name", faults.__all__)
+def test_public_name_of_faults_is_the_one_of_its_module(name):
+    found = getattr(faults, name)
+
+    assert (found.__name__, found.__module__) == (name, f"fakensqd.faults.{faults._MODULES[name]}")
+
+
+def test_dir_lists_public_names_that_are_not_loaded():
+    code = "from fakensqd import faults; print([name for name in faults.__all__ if name not in dir(faults)])"
+
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
     assert set(fakensqd.__all__) < set(dir(fakensqd))
 
 
-def test_an_unknown_name():
-    with pytest.raises(AttributeError, match="module 'fakensqd' has no attribute 'Nothing'"):
-        _ = fakensqd.Nothing
+@pytest.mark.parametrize("module", [fakensqd, faults], ids=["fakensqd", "fakensqd.faults"])
+def test_unknown_name_raises(module):
+    with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute 'Nothing'"):
+        _ = module.Nothing

@@ -10,10 +10,13 @@ import gevent
 import pytest
 from gevent._hub_local import get_hub_if_exists
 
-from fakensqd import FakeAuthServer, FakeCluster, FakeLookupd, FakeNsqd, Grant, thread
+from fakensqd import FakeAuthServer, FakeCluster, FakeLookupd, FakeNsqd, Grant, on
 from fakensqd.clock import ManualClock
+from fakensqd.faults import disconnect
 from fakensqd.faults.toxics import corrupt_bytes
-from fakensqd.thread import Threaded
+from fakensqd.options import NsqdOptions
+from fakensqd.thread import Server, ServerThread, ThreadProxy
+from fakensqd.transcript import Transcript
 from gnsq.crossing import Crossing
 from gnsq.natives import get_ident, start_thread
 from tests.helpers import wait_until
@@ -46,7 +49,7 @@ def get(address, target, data=None):
 
 
 def test_blocking_code_is_served():
-    with Threaded(FakeNsqd()) as nsqd:
+    with FakeNsqd(threaded=True) as nsqd:
         assert get(nsqd.http_address, "/pub?topic=t", b"x") == b"OK"
         with socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
             sock.sendall(b"  V2FOO\n")
@@ -57,7 +60,7 @@ def test_blocking_code_is_served():
 
 def test_a_plain_thread_gets_no_hub():
     def use():
-        with Threaded(FakeNsqd()) as nsqd:
+        with FakeNsqd(threaded=True) as nsqd:
             assert nsqd.depth("t") == 0
         return get_hub_if_exists()
 
@@ -73,16 +76,16 @@ def test_a_caller_in_a_hub_does_not_block_it():
             gevent.sleep(0.001)
 
     ticker = gevent.spawn(tick)
-    with Threaded(FakeNsqd()) as nsqd:
+    with FakeNsqd(threaded=True) as nsqd:
         before = len(ticks)
         # Asked on the thread of the server, while this hub waits for it.
         assert nsqd.wait_until(lambda _: len(ticks) - before > 5)
     ticker.kill()
 
 
-def test_attributes_are_read_and_methods_called_over_there():
+def test_attributes_are_read_and_methods_called_on_the_servers_thread():
     clock = ManualClock()
-    with Threaded(FakeCluster(lookupds=0, clock=clock)) as cluster:
+    with FakeCluster(lookupds=0, clock=clock, threaded=True) as cluster:
         assert isinstance(cluster.nsqds, list)
         assert cluster.nsqds[0].running is True
         topic = cluster.nsqds[0].broker.ensure_topic("t")
@@ -93,11 +96,11 @@ def test_attributes_are_read_and_methods_called_over_there():
         cluster.nsqds[0].clock.advance(60.0)
 
         assert (channel.depth, list(topic.channels)) == (1, ["c"])
-        assert "forwarder to <fakensqd" in repr(cluster.nsqds[0])
+        assert repr(cluster.nsqds[0]).startswith("<proxy of <fakensqd.server.FakeNsqd")
 
 
 def test_errors_are_raised_in_the_caller():
-    with Threaded(FakeNsqd()) as nsqd:
+    with FakeNsqd(threaded=True) as nsqd:
         with pytest.raises(KeyError):
             nsqd.broker.delete_topic("t")
         with pytest.raises(AttributeError):
@@ -105,7 +108,7 @@ def test_errors_are_raised_in_the_caller():
 
 
 def test_code_of_the_caller_runs_beside_the_server():
-    threaded = Threaded(FakeNsqd())
+    threaded = ServerThread(FakeNsqd())
     with threaded:
         assert threaded.call(get_ident) != get_ident()
         assert threaded.call(max, 1, 2) == 2
@@ -115,8 +118,8 @@ def test_code_of_the_caller_runs_beside_the_server():
 
 
 def test_a_start_that_fails_is_raised_and_leaves_nothing():
-    with Threaded(FakeNsqd()) as nsqd:
-        threaded = Threaded(FakeNsqd(tcp_address=nsqd.tcp_address))
+    with FakeNsqd(threaded=True) as nsqd:
+        threaded = ServerThread(FakeNsqd(tcp_address=nsqd.tcp_address))
         before = threading.active_count()
 
         with pytest.raises(OSError, match="Address already in use"):
@@ -127,16 +130,14 @@ def test_a_start_that_fails_is_raised_and_leaves_nothing():
 
 
 def test_stop_twice_does_no_harm():
-    threaded = Threaded(FakeLookupd())
+    threaded = ServerThread(FakeLookupd())
     threaded.start()
     threaded.stop()
     threaded.stop()
 
 
-class Leaking:
+class Leaking(Server):
     """A server that leaves a greenlet behind."""
-
-    errors = ()
 
     def start(self):
         gevent.spawn(gevent.sleep, 3600)
@@ -156,8 +157,8 @@ class Failing(Leaking):
         raise RuntimeError("no")
 
 
-def test_what_is_left_over_is_told():
-    threaded = Threaded(Leaking())
+def test_watcher_left_over_raises_at_the_stop():
+    threaded = ServerThread(Leaking())
     threaded.start()
 
     with pytest.raises(RuntimeError, match="1 watcher of the hub left over after"):
@@ -165,18 +166,25 @@ def test_what_is_left_over_is_told():
 
 
 def test_a_stop_that_fails_is_raised():
-    threaded = Threaded(Failing())
+    threaded = ServerThread(Failing())
     threaded.start()
 
     with pytest.raises(RuntimeError, match=r"^no$"):
         threaded.stop()
 
 
+def test_thread_of_a_server_is_not_known_to_the_threading_module():
+    before = threading.enumerate()
+
+    with FakeNsqd(threaded=True):
+        assert threading.enumerate() == before
+
+
 def test_threads_are_gone_afterwards():
     before = threading.active_count()
 
     for server in [FakeNsqd() for _ in range(50)] + [FakeCluster() for _ in range(50)]:
-        with Threaded(server):
+        with ServerThread(server):
             pass
 
     assert threading.active_count() == before
@@ -199,9 +207,9 @@ def test_starting_twice_starts_one_thread():
 
 def test_a_server_may_be_made_for_a_thread():
     nsqd = FakeNsqd(threaded=True, max_rdy_count=7)
-    assert isinstance(nsqd, Threaded)
+    assert isinstance(nsqd, ServerThread)
     assert (nsqd.running, nsqd.options.max_rdy_count) == (False, 7)
-    assert repr(nsqd).startswith("<threaded <fakensqd.server.FakeNsqd")
+    assert repr(nsqd).startswith("<proxy of <fakensqd.server.FakeNsqd")
 
     nsqd.start()
     assert get(nsqd.http_address, "/ping") == b"OK"
@@ -215,7 +223,7 @@ def test_a_server_may_be_made_for_a_thread():
 
 
 @pytest.mark.parametrize("make", [FakeNsqd, FakeLookupd, FakeAuthServer, FakeCluster])
-def test_as_a_context_every_server_is_the_same_on_a_thread(make):
+def test_every_server_runs_in_the_hub_and_on_a_thread(make):
     for threaded in (False, True):
         with make(threaded=threaded) as server:
             assert server.errors == []
@@ -232,7 +240,7 @@ def test_an_auth_server_on_a_thread_answers():
         assert [query.secret for query in auth.queries] == ["s", "other"]
 
 
-def test_what_is_called_over_there_takes_toxics():
+def test_toxic_is_added_to_the_link_of_a_threaded_server():
     with FakeNsqd(threaded=True) as nsqd, socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
         with nsqd.link.add(corrupt_bytes(at=(0,)), upstream=False):
             sock.sendall(b"  V2FOO\n")
@@ -240,26 +248,25 @@ def test_what_is_called_over_there_takes_toxics():
         assert "toxics=[]" in repr(nsqd.link)
 
 
-def test_in_the_hub_it_is_what_it_was():
+def test_server_without_a_thread_is_no_proxy():
     assert isinstance(FakeNsqd(threaded=False), FakeNsqd)
     assert isinstance(FakeNsqd(), FakeNsqd)
 
 
-def test_a_call_takes_as_long_as_it_likes(monkeypatch):
-    with FakeNsqd(threaded=True) as nsqd:
-        monkeypatch.setattr(thread, "_PATIENCE", 0.01)
+@pytest.mark.parametrize("run", [lambda ask: ask(), in_plain_thread], ids=["in a hub", "without a hub"])
+def test_call_lasts_as_long_as_it_wants(run):
+    def ask():
+        nsqd.wait_until(lambda server: server.depth("t"), 3, limit=0.2)
 
-        def ask():
-            nsqd.wait_until(lambda server: server.depth("t"), 3, limit=0.2)
-
-        for asked in (ask, lambda: in_plain_thread(ask)):
-            with pytest.raises(AssertionError, match=r"not so within 0\.2 s: expected 3, nearest was 0"):
-                asked()
-        monkeypatch.undo()
+    with (
+        FakeNsqd(threaded=True) as nsqd,
+        pytest.raises(AssertionError, match=r"not so within 0\.2 s: expected 3, nearest was 0"),
+    ):
+        run(ask)
 
 
 def test_a_call_whose_caller_is_interrupted_ends():
-    threaded = Threaded(FakeNsqd())
+    threaded = ServerThread(FakeNsqd())
     begun, ended = threading.Event(), threading.Event()
 
     def wait(nsqd):
@@ -279,12 +286,12 @@ def test_a_call_whose_caller_is_interrupted_ends():
 
 @pytest.mark.parametrize("in_hub", [True, False], ids=["in a hub", "without a hub"])
 def test_a_stop_ends_the_calls_of_others(in_hub):
-    threaded = Threaded(FakeNsqd())
+    threaded = ServerThread(FakeNsqd())
     begun = threading.Event()
     told = []
 
     def ask():
-        with pytest.raises(RuntimeError, match="stopped meanwhile") as caught:
+        with pytest.raises(RuntimeError, match="server was stopped during the call") as caught:
             threaded.call(lambda: (begun.set(), gevent.sleep(3600)))
         told.append(caught.value)
 
@@ -301,7 +308,7 @@ def test_a_stop_ends_the_calls_of_others(in_hub):
     assert len(told) == 1
 
 
-def test_a_thread_that_does_not_start_in_time_is_told_of_and_ends(monkeypatch):
+def test_server_that_does_not_start_in_time_raises_and_is_stopped():
     stopped = threading.Event()
 
     class Slow(FakeNsqd):
@@ -313,10 +320,93 @@ def test_a_thread_that_does_not_start_in_time_is_told_of_and_ends(monkeypatch):
             super().stop()
             stopped.set()
 
-    monkeypatch.setattr(thread, "_PATIENCE", 0.01)
-    threaded = Threaded(Slow())
+    threaded = ServerThread(Slow(), timeout=0.01)
 
     with pytest.raises(TimeoutError, match=r"did not start within 0\.01 s"):
         threaded.start()
 
     assert stopped.wait(10)
+
+
+def test_server_that_does_not_stop_in_time_raises_and_its_thread_ends():
+    class Slow(FakeNsqd):
+        def stop(self):
+            super().stop()
+            gevent.sleep(60)
+
+    before = len(os.listdir("/proc/self/task"))
+    threaded = ServerThread(Slow(), timeout=0.5)
+    threaded.start()
+
+    with pytest.raises(TimeoutError, match=r"did not stop within 0\.5 s"):
+        threaded.stop()
+
+    wait_until(lambda: len(os.listdir("/proc/self/task")) <= before)
+
+
+# --- proxies ----------------------------------------------------------------------------------------------------------
+
+
+def test_proxy_is_an_instance_of_the_targets_class():
+    nsqd = FakeNsqd(threaded=True, record=True)
+    with nsqd as running:
+        assert type(running) is ThreadProxy
+        assert isinstance(running, FakeNsqd)
+        assert isinstance(nsqd, FakeNsqd)
+        assert isinstance(running.transcript, Transcript)
+        assert not isinstance(running, FakeLookupd)
+
+
+def test_operators_of_a_proxy_are_those_of_its_target():
+    with FakeCluster(lookupds=0, threaded=True, record=True) as cluster:
+        first, second = cluster.nsqds
+        assert not first.transcript
+        first.publish("t", b"1", b"2")
+        (entry,) = first.transcript
+
+        assert (len(first.transcript), bool(first.transcript)) == (1, True)
+        assert (type(entry), str(entry)) == (ThreadProxy, str(first.transcript).strip("\n"))
+        assert entry.bodies == (b"1", b"2")
+        assert (first == cluster.nsqds[0], first == second, {first: 1}.get(cluster.nsqds[0])) == (True, False, 1)
+
+
+def test_iterators_come_back_as_iterators_of_proxies():
+    with FakeNsqd(threaded=True) as nsqd:
+        nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
+
+        (channel,) = nsqd.broker.channels()
+
+        assert (type(channel), channel.name) == (ThreadProxy, "c")
+
+
+def test_frozen_dataclasses_and_exceptions_come_back_as_they_are():
+    with FakeNsqd(threaded=True) as nsqd:
+        nsqd.errors.append(ValueError("not seen: lists come back as copies"))
+
+        assert type(nsqd.options) is NsqdOptions
+        assert nsqd.errors == []
+
+
+def test_proxies_among_arguments_are_the_objects_themselves():
+    with FakeNsqd(threaded=True) as nsqd:
+        added = nsqd.add(on.reply("PUB"), disconnect())
+
+        nsqd.forget(added.rules)
+
+        assert nsqd.numbered_rules() == []
+
+
+def test_attribute_is_set_on_the_target():
+    with FakeNsqd(threaded=True) as nsqd:
+        nsqd.log_level = "debug"
+
+        assert nsqd.wait_until(lambda server: server.log_level, "debug") == "debug"
+
+
+def test_server_is_asked_before_its_start_and_after_its_end():
+    nsqd = FakeNsqd(threaded=True, record=True)
+    nsqd.publish("t", b"1")
+    with nsqd as running:
+        running.publish("t", b"2")
+
+    assert nsqd.messages("t") == running.messages("t") == running.transcript.published("t") == [b"1", b"2"]

@@ -92,7 +92,6 @@ SECRET = "open sesame"
 def secured_nsqd(fakensqd_certificates, tmp_path):
     """An nsqd that wants TLS with a client's certificate and AUTH; and the options, by Python's names, that suit it."""
     from fakensqd import FakeAuthServer, FakeNsqd, Grant
-    from fakensqd.thread import Threaded
 
     (tmp_path / "secret").write_text(SECRET + "\n")
     server, client = fakensqd_certificates.server(), fakensqd_certificates.client()
@@ -103,14 +102,16 @@ def secured_nsqd(fakensqd_certificates, tmp_path):
         "tls_key_file": client.key,
         "auth_secret_file": str(tmp_path / "secret"),
     }
-    with Threaded(FakeAuthServer({SECRET: [Grant()]})) as auth:
-        nsqd = FakeNsqd(
+    with (
+        FakeAuthServer({SECRET: [Grant()]}, threaded=True) as auth,
+        FakeNsqd(
+            threaded=True,
             tls_cert=server.certificate,
             tls_key=server.key,
             tls_root_ca_file=fakensqd_certificates.ca,
             tls_client_auth_policy="require-verify",
             tls_required="tcp-https",
             auth_http_addresses=auth.http_address,
-        )
-        with Threaded(nsqd) as running:
-            yield running, {**options, "nsqd_tcp_addresses": (running.tcp_address,)}
+        ) as running,
+    ):
+        yield running, {**options, "nsqd_tcp_addresses": (running.tcp_address,)}

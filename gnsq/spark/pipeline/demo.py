@@ -79,10 +79,9 @@ def main(file: Path | None, messages: int, seed: int, keep: bool) -> None:
 def _demo(console: Console, stop: StopRequest, work: Path, bodies: Iterable[bytes], total: int) -> bool:
     """Run all of it; returns whether the account agrees."""
     from fakensqd import FakeCluster  # the extra fakensqd; the package needs it for nothing else
-    from fakensqd.thread import Threaded
 
     started = time.monotonic()
-    with Threaded(FakeCluster(nsqds=2, lookupds=1)) as cluster:
+    with FakeCluster(nsqds=2, lookupds=1, threaded=True) as cluster:
         nsqds, lookupds = list(cluster.nsqd_tcp_addresses), list(cluster.lookupd_http_addresses)
         console.print(f"nsqlookupd on {lookupds[0]}, nsqds on {' and '.join(nsqds)}")
         config = PipelineConfig(

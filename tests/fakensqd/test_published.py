@@ -1,0 +1,308 @@
+"""publish(), messages() and assert_published(): what tests ask first, in the test's hub and on a thread."""
+
+import gevent
+import pytest
+
+from fakensqd import FakeCluster, FakeNsqd, Transcript
+from fakensqd.published import PublishedBodies
+from gnsq import Consumer, NsqdHTTPClient, Producer
+from gnsq.protocol import commands, decode_message
+from tests.fakensqd.wire import Client
+from tests.helpers import wait_until
+
+
+@pytest.fixture(params=[False, True], ids=["in the hub", "on a thread"])
+def server(request):
+    """A running nsqd, of which all must work in either place."""
+    with FakeNsqd(threaded=request.param, record=True) as running:
+        yield running
+
+
+def subscribed(nsqd, ready):
+    client = Client(nsqd.tcp_address)
+    client.send(commands.subscribe("orders", "billing") + commands.ready(ready))
+    client.frame()
+    return client
+
+
+# --- publish()
+
+
+def test_published_message_is_delivered_to_a_consumer(server):
+    bodies = []
+    server.publish("orders", b"41")
+
+    consumer = Consumer(
+        "orders", "billing", server.tcp_address, message_handler=lambda _, message: bodies.append(message.body)
+    )
+    with consumer:
+        server.publish("orders", b"42", b"43")
+        wait_until(lambda: len(bodies) == 3)
+        server.wait_until(lambda nsqd: nsqd.messages("orders", "billing"), [])
+
+    assert bodies == [b"41", b"42", b"43"]
+    assert server.messages("orders") == [b"41", b"42", b"43"]
+
+
+def test_delayed_message_is_queued_after_its_delay(nsqd, clock):
+    nsqd.broker.ensure_topic("orders").ensure_channel("billing", nsqd.now())
+
+    nsqd.publish("orders", b"42", delay=60.0)
+    clock.advance(59.9)
+    early = nsqd.depth("orders", "billing")
+    clock.advance(0.2)
+
+    assert (early, nsqd.depth("orders", "billing")) == (0, 1)
+
+
+def test_messages_are_published_before_the_start_and_while_the_server_is_down():
+    nsqd = FakeNsqd()
+    nsqd.publish("orders", b"1")
+    with nsqd:
+        nsqd.down()
+        nsqd.publish("orders", b"2")
+        nsqd.up()
+
+        assert NsqdHTTPClient.from_url(nsqd.http_address).stats("orders")["topics"][0]["depth"] == 2
+
+
+def test_publish_is_part_of_the_transcript(server):
+    server.publish("orders", b"1", b"2", delay=1.5)
+
+    assert server.transcript.published("orders") == [b"1", b"2"]
+    assert server.transcript.text().endswith("publish orders b'1' b'2' delay 1.5 s")
+    assert Transcript.load(server.transcript.dump()).published("orders") == [b"1", b"2"]
+
+
+REFUSED = [
+    pytest.param(("or ders", b"1"), {}, ValueError, "topic name 'or ders' is not valid: 1 to 64", id="topic"),
+    pytest.param((b"orders", b"1"), {}, ValueError, "topic name b'orders' is bytes, not str", id="topic of bytes"),
+    pytest.param(("o" * 65, b"1"), {}, ValueError, "has 65 characters, the limit is 64", id="long topic"),
+    pytest.param(("orders",), {}, ValueError, "needs at least one body", id="no body"),
+    pytest.param(("orders", b"1", b""), {}, ValueError, "body of 0 bytes is too small", id="empty body"),
+    pytest.param(("orders", b"1", b"x" * 11), {}, ValueError, "body of 11 bytes exceeds max_msg_size 10", id="large"),
+    pytest.param(("orders", "1"), {}, TypeError, "body '1' is str, not bytes", id="text"),
+    pytest.param(("orders", [b"1"]), {}, TypeError, r"body \[b'1'\] is list, not bytes", id="list"),
+    pytest.param(("orders", b"1"), {"delay": -1}, ValueError, "delay -1 s must be within 0 to 5 s", id="negative"),
+    pytest.param(("orders", b"1"), {"delay": 6}, ValueError, r"0 to 5 s \(max_req_timeout\)", id="long delay"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options", "error", "text"), REFUSED)
+def test_publish_refuses_what_nsqd_refuses_and_publishes_nothing(arguments, options, error, text):
+    nsqd = FakeNsqd(max_msg_size=10, max_req_timeout=5.0)
+
+    with pytest.raises(error, match=text):
+        nsqd.publish(*arguments, **options)
+
+    assert nsqd.broker.topics == {}
+
+
+@pytest.mark.parametrize(
+    ("topic", "text"), [("o" * 33, "the limit is 32"), ("o#ephemeral", "release 0.2.21 has no ephemeral topics")]
+)
+def test_publish_refuses_names_that_an_old_release_refuses(topic, text):
+    with pytest.raises(ValueError, match=text):
+        FakeNsqd(release="0.2.21").publish(topic, b"1")
+
+
+# --- messages()
+
+
+def test_messages_of_a_topic_are_all_that_was_published_to_it(server):
+    with Producer(server.tcp_address) as producer:
+        producer.publish("orders", b"1")
+        producer.multipublish("orders", [b"2", b"3"])
+        producer.publish("orders", b"4", defer=1000)
+    client = NsqdHTTPClient.from_url(server.http_address)
+    client.publish("orders", b"5")
+    client.multipublish("orders", [b"6", b"7"])
+    server.publish("orders", b"8")
+    client.empty_topic("orders")
+    server.restart(keep_messages=False)
+    client.delete_topic("orders")
+    server.publish("orders", b"9")
+
+    assert server.messages("orders") == [b"%d" % number for number in range(1, 10)]
+    assert server.messages("other") == []
+
+
+def test_messages_of_a_channel_are_those_queued_then_in_flight_then_deferred(server):
+    client = subscribed(server, 2)
+    server.publish("orders", b"1", b"2", b"3")
+    in_flight, requeued = (decode_message(client.frame()[1])[2] for _ in range(2))
+    client.send(commands.ready(0) + commands.requeue(requeued, 60_000))
+    server.wait_until(lambda nsqd: nsqd.in_flight("orders", "billing"), 1)
+
+    assert server.messages("orders", "billing") == [b"3", b"1", b"2"]
+
+    client.send(commands.finish(in_flight))
+    server.wait_until(lambda nsqd: nsqd.messages("orders", "billing"), [b"3", b"2"])
+    assert server.messages("orders") == [b"1", b"2", b"3"]
+    assert server.messages("orders", "other") == []
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_messages": 2}, {"max_bytes": 2}, {"max_messages": 0}], ids=["messages", "bytes", "none"]
+)
+def test_record_keeps_the_newest_and_refuses_to_give_a_part(limits):
+    record = PublishedBodies(**limits)
+    record.add("orders", [b"1", b"2", b"3"])
+    record.add("clicks", [])
+
+    kept = limits.get("max_messages", 2)
+    with pytest.raises(RuntimeError, match=rf"3 messages were published to topic 'orders', and only the last {kept} "):
+        record.of("orders")
+    assert record.counts() == {"orders": 3, "clicks": 0}
+    assert record.of("clicks") == []
+
+
+# --- assert_published()
+
+
+def test_assert_published_passes(server):
+    server.publish("orders", b"1", b"2", b"2")
+
+    server.assert_published("orders")
+    server.assert_published("orders", b"2", b"1")
+    server.assert_published("orders", b"2", b"2")
+    server.assert_published("orders", b"2", count=2)
+    server.assert_published("orders", b"3", count=0)
+    server.assert_published("orders", count=3)
+    server.assert_published("other", count=0)
+
+
+FAILURES = [
+    pytest.param(
+        ("orders", b"order 44"),
+        {},
+        "b'order 44' was not published to topic 'orders'\n"
+        "nearest is b'order 42', which differs from byte 7 on\n"
+        "published (3 messages):\n  b'order 42'\n  b'?'\n  b'?'",
+        id="nearest",
+    ),
+    pytest.param(
+        ("orders", b"!"),
+        {},
+        "b'!' was not published to topic 'orders'\npublished (3 messages):\n  b'order 42'\n  b'?'\n  b'?'",
+        id="nothing is near",
+    ),
+    pytest.param(
+        ("orders", b"?", b"?", b"?"),
+        {},
+        "b'?' was published 2 times to topic 'orders', expected 3 or more\n"
+        "published (3 messages):\n  b'order 42'\n  b'?'\n  b'?'",
+        id="not as often",
+    ),
+    pytest.param(
+        ("orders", b"order 42"),
+        {"count": 2},
+        "b'order 42' was published once to topic 'orders', expected 2\n"
+        "published (3 messages):\n  b'order 42'\n  b'?'\n  b'?'",
+        id="another count",
+    ),
+    pytest.param(
+        ("orders",),
+        {"count": 0},
+        "expected none in topic 'orders'\npublished (3 messages):\n  b'order 42'\n  b'?'\n  b'?'",
+        id="none expected",
+    ),
+    pytest.param(
+        ("order", b"?"),
+        {},
+        "b'?' was not published to topic 'order'\n"
+        "nothing was published to topic 'order'; did you mean orders? topics with messages are orders, many",
+        id="another topic",
+    ),
+    pytest.param(
+        ("clicks",),
+        {},
+        "expected 1 message or more in topic 'clicks'\n"
+        "nothing was published to topic 'clicks'; topics with messages are orders, many",
+        id="no message",
+    ),
+    pytest.param(
+        ("many", b"12"),
+        {"count": 2},
+        "b'12' was published once to topic 'many', expected 2\npublished (13 messages):\n  "
+        + "".join(f"b'{number}'\n  " for number in range(10))
+        + "and 3 more",
+        id="many messages",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options", "text"), FAILURES)
+def test_assert_published_tells_what_was_published_instead(arguments, options, text):
+    nsqd = FakeNsqd()
+    nsqd.publish("orders", b"order 42", b"?", b"?")
+    nsqd.publish("many", *[b"%d" % number for number in range(13)])
+
+    with pytest.raises(AssertionError) as caught:
+        nsqd.assert_published(*arguments, **options)
+
+    assert str(caught.value) == text
+
+
+def test_assert_published_tells_of_a_server_without_messages():
+    with pytest.raises(AssertionError, match="nothing was published to topic 'orders', nor to any other"):
+        FakeNsqd().assert_published("orders", b"42")
+
+
+def test_assert_published_shows_where_the_nearest_of_long_bodies_differs():
+    nsqd = FakeNsqd()
+    nsqd.publish("orders", b"a" * 1000 + b"17" + b"b" * 1000)
+
+    with pytest.raises(AssertionError) as caught:
+        nsqd.assert_published("orders", b"a" * 1000 + b"18" + b"b" * 1000)
+
+    nearest = f"nearest is ... b'{'a' * 29}17{'b' * 29}' ... (2002 bytes), which differs from byte 1001 on"
+    assert nearest in str(caught.value)
+
+
+def test_assert_published_refuses_text():
+    with pytest.raises(TypeError, match="body '42' is str, not bytes"):
+        FakeNsqd().assert_published("orders", "42")
+
+
+def test_assert_published_waits_up_to_its_timeout(server):
+    later = gevent.spawn_later(0.05, server.publish, "orders", b"42")
+
+    server.assert_published("orders", b"42", timeout=30.0)
+
+    later.get(timeout=10)
+    with pytest.raises(AssertionError, match=r"expected 2\n(.*\n)+\(after 0\.05 s\)$"):
+        server.assert_published("orders", b"42", count=2, timeout=0.05)
+
+
+# --- FakeCluster
+
+
+@pytest.mark.parametrize("threaded", [False, True], ids=["in the hub", "on a thread"])
+def test_cluster_publishes_on_its_nsqds_in_turn(threaded):
+    with FakeCluster(lookupds=0, threaded=threaded) as cluster:
+        cluster.publish("orders", b"1", b"2", b"3")
+        cluster.publish("orders", b"4", delay=60.0)
+        NsqdHTTPClient.from_url(cluster.nsqds[1].http_address).create_channel("orders", "billing")
+
+        assert cluster.nsqds[0].messages("orders") == [b"1", b"3"]
+        assert cluster.messages("orders") == [b"1", b"3", b"2", b"4"]
+        assert cluster.messages("orders", "billing") == [b"2", b"4"]
+        assert (cluster.depth("orders"), cluster.depth("orders", "billing")) == (2, 1)
+        assert cluster.in_flight("orders", "billing") == 0
+        cluster.assert_published("orders", b"3", b"4", count=1)
+        with pytest.raises(AssertionError, match=r"did you mean orders\? topics with messages are orders$"):
+            cluster.assert_published("order")
+
+
+def test_cluster_that_refuses_a_body_publishes_none():
+    with FakeCluster(lookupds=0) as cluster:
+        with pytest.raises(ValueError, match="body of 0 bytes"):
+            cluster.publish("orders", b"1", b"")
+
+        assert cluster.messages("orders") == []
+
+
+def test_cluster_refuses_to_publish_before_its_start():
+    with pytest.raises(RuntimeError, match="has no nsqds: start"):
+        FakeCluster().publish("orders", b"1")
