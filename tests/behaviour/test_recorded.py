@@ -1,7 +1,7 @@
 """What real servers were seen to do, any server does: recorded sessions, played against it.
 
 All sessions of all files are played once; each test asks how its session went. Those that look at the time are played
-when the others, which keep the machine busy, are over.
+after the others, which keep the machine busy; against the emulator they are played on a manual clock.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import gevent
 import pytest
 
 from fakensqd import Certificates, FakeAuthServer, FakeLookupd, FakeNsqd
+from fakensqd.clock import ManualClock, RealClock
 from gnsq.addresses import parse_address
 from tests.fakensqd.recorded_auth import RecordedAnswers
 from tests.fakensqd.transcripts import Player, load, play_all
@@ -43,14 +44,14 @@ def flags(name, certificate, auth_server):
     return {flag: ours.get(flag, text) for flag, text in found.items()}
 
 
-def emulated(name, found):
+def emulated(name, found, clock):
     options = {flag.replace("-", "_"): value(text) for flag, text in found.items()}
     if address := options.pop("auth_http_address", None):
         options["auth_http_addresses"] = (address,)
-    return FakeLookupd(**options) if name == LOOKUPD else FakeNsqd(**options)
+    return FakeLookupd(**options, clock=clock) if name == LOOKUPD else FakeNsqd(**options, clock=clock)
 
 
-def real(name, found):
+def real(name, found, clock):
     from integration.servers import program, running
 
     kind = name.partition("-")[0]
@@ -63,11 +64,20 @@ def real(name, found):
     return running(kind, *[f"--{flag}={text}" for flag, text in found.items()])
 
 
-def played(name, phases, server):
+def played(name, phases, server, clock):
     addresses = parse_address(server.tcp_address), parse_address(server.http_address)
     typed = TRANSCRIPTS[name].header["framing"] == "v2"
-    found = [play_all(TRANSCRIPTS[name], phase, lambda: Player(*addresses, typed=typed)) for phase in phases]
+    found = [
+        play_all(TRANSCRIPTS[name], phase, lambda: Player(*addresses, typed=typed, clock=clock)) for phase in phases
+    ]
     return {session_id: text for differences in found for session_id, text in differences.items()}
+
+
+def finish(greenlets, clock):
+    """Wait for greenlets, and turn a manual clock until they have ended."""
+    while isinstance(clock, ManualClock) and not all(greenlet.dead for greenlet in greenlets):
+        clock.advance(0.1)
+    gevent.joinall(greenlets, raise_error=True)
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +85,16 @@ def differences(request, tmp_path_factory):
     """What was different, by file and session; empty if all is well."""
     certificate = Certificates(tmp_path_factory.mktemp("certificates")).server()
     make = real if request.config.pluginmanager.hasplugin("integration.servers") else emulated
+    clock = RealClock() if make is real else ManualClock()
     with contextlib.ExitStack() as stack:
         auth_server = stack.enter_context(FakeAuthServer(answer=RecordedAnswers()))
-        servers = {name: stack.enter_context(make(name, flags(name, certificate, auth_server))) for name in TRANSCRIPTS}
+        servers = {
+            name: stack.enter_context(make(name, flags(name, certificate, auth_server), clock)) for name in TRANSCRIPTS
+        }
         found = {name: {} for name in servers}
         for phases in ([0], [1, 2]):
-            greenlets = {name: gevent.spawn(played, name, phases, server) for name, server in servers.items()}
-            gevent.joinall(list(greenlets.values()), raise_error=True)
+            greenlets = {name: gevent.spawn(played, name, phases, server, clock) for name, server in servers.items()}
+            finish(list(greenlets.values()), clock)
             for name, greenlet in greenlets.items():
                 found[name] |= greenlet.value
         checked = [auth_server, *(server for server in servers.values() if make is emulated)]

@@ -14,7 +14,6 @@ import re
 import ssl
 import string
 import struct
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ import gevent
 from gevent import socket
 from gevent.pool import Pool
 
+from fakensqd.clock import Clock, RealClock
 from gnsq.errors import NSQSocketError
 from gnsq.layers import CompressedTransport, TlsTransport
 from gnsq.protocol.compression import Deflate, Snappy
@@ -68,7 +68,8 @@ class Ended(Exception):
 class Wire:
     """One connection of a session."""
 
-    def __init__(self, address: tuple[str, int], *, typed: bool) -> None:
+    def __init__(self, address: tuple[str, int], clock: Clock, *, typed: bool) -> None:
+        self._clock = clock
         self._socket = socket.create_connection(address)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._transport: Transport = TcpTransport(self._socket, "player")
@@ -107,16 +108,18 @@ class Wire:
         Raises:
             Ended: If the connection ends first.
         """
-        deadline = time.monotonic() + within
+        deadline = self._clock.monotonic() + within
         while (frame := self._cut()) is None:
-            data = None
+            timeout = self._clock.timeout(max(deadline - self._clock.monotonic(), 0.001))
             try:
-                with gevent.Timeout(max(deadline - time.monotonic(), 0.001), False):
+                with timeout:
                     data = self._transport.recv(1 << 20)
+            except gevent.Timeout as error:
+                if error is not timeout:
+                    raise
+                return None
             except NSQSocketError:
                 data = b""
-            if data is None:
-                return None
             if not data:
                 if self._buffer:
                     raise Difference(f"closed inside of a frame: {shortened(self._buffer)}")
@@ -159,12 +162,19 @@ class Answer:
 
 
 class Player:
-    """Plays one session."""
+    """Plays one session.
 
-    def __init__(self, tcp: tuple[str, int], http_address: tuple[str, int], *, typed: bool) -> None:
+    Args:
+        clock: What the waiting times of a session are measured with; the machine's time unless given.
+    """
+
+    def __init__(
+        self, tcp: tuple[str, int], http_address: tuple[str, int], *, typed: bool, clock: Clock | None = None
+    ) -> None:
         self._tcp = tcp
         self._http = http_address
         self._typed = typed
+        self._clock = clock or RealClock()
         self._names = Names("".join(random.choices(string.ascii_lowercase + string.digits, k=8)).encode())
         self._wires: dict[str, Wire] = {}
         self._marks: dict[str, float] = {}
@@ -188,7 +198,7 @@ class Player:
     def _step(self, step: Step) -> None:
         match step:
             case {"do": "connect", "c": name}:
-                self._wires[name] = Wire(self._tcp, typed=self._typed)
+                self._wires[name] = Wire(self._tcp, self._clock, typed=self._typed)
             case {"do": "send", "c": name, "hex": template}:
                 self._wires[name].send(self._names.expand(template))
             case {"do": "upgrade", "c": name, "to": layer}:
@@ -198,9 +208,9 @@ class Player:
             case {"do": "close", "c": name}:
                 self._wires[name].close()
             case {"do": "sleep", "for": seconds}:
-                gevent.sleep(seconds)
+                self._clock.sleep(seconds)
             case {"do": "mark", "name": name}:
-                self._marks[name] = time.monotonic()
+                self._marks[name] = self._clock.monotonic()
             case {"do": "recv", "c": name}:
                 self._receive(self._wires[name], step)
             case {"do": "drain", "c": name}:
@@ -237,10 +247,10 @@ class Player:
 
         while len(received.frames) < len(step["frames"]) and take(within):
             pass
-        received.at = time.monotonic()
+        received.at = self._clock.monotonic()
         if step.get("closed") and not received.ended:
             take(within)
-            received.at = time.monotonic()
+            received.at = self._clock.monotonic()
         elif step.get("quiet") and not received.ended:
             take(step["quiet"])
         return received
@@ -259,7 +269,7 @@ class Player:
         if step.get("quiet") and not step.get("closed") and received.ended:
             raise Difference("closed, should stay open")
         if after := step.get("after"):
-            elapsed = received.at - self._marks[after["mark"]]
+            elapsed = round(received.at - self._marks[after["mark"]], 6)
             if not after["min"] <= elapsed <= after["max"]:
                 raise Difference(f"after {elapsed:.3f} s, wanted {after}")
         heartbeats = step.get("heartbeats")
@@ -296,16 +306,16 @@ class Player:
     # --- HTTP ---------------------------------------------------------------------------------------------------------
 
     def _request_until_right(self, step: Step) -> None:
-        deadline = time.monotonic() + step.get("retry", 0)
+        deadline = self._clock.monotonic() + step.get("retry", 0)
         while True:
             answer = self._request(step)
             try:
                 self._compare_answer(step["answer"], answer)
             except Difference as difference:
-                if time.monotonic() >= deadline:
+                if self._clock.monotonic() >= deadline:
                     self.differs(step, answer, difference)
                     return
-                gevent.sleep(0.05)
+                self._clock.sleep(0.05)
             else:
                 return
 
