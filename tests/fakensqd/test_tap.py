@@ -5,12 +5,13 @@ import pytest
 
 from fakensqd import FakeAuthServer, FakeNsqd, on
 from fakensqd.broker import Broker
+from fakensqd.clock import ManualClock
 from fakensqd.effects import Close, Execute, Send, Wait
 from fakensqd.faults import drop
 from fakensqd.opening import OK_FRAME
 from fakensqd.session import Session
 from gnsq.protocol import commands
-from tests.behaviour.test_recorded import LOOKUPD, TRANSCRIPTS, emulated, flags, played
+from tests.behaviour.test_recorded import LOOKUPD, TRANSCRIPTS, emulated, finish, flags, played
 from tests.fakensqd.recorded_auth import RecordedAnswers
 from tests.fakensqd.wire import Client
 
@@ -89,16 +90,16 @@ def test_a_tap_changes_nothing(end):
 def test_recorded_sessions_are_played_equal_under_watch(tmp_path_factory, certificates):
     names = [name for name in TRANSCRIPTS if name != LOOKUPD]
     with FakeAuthServer(answer=RecordedAnswers()) as auth_server:
-        certificate = certificates.server()
-        servers = {name: emulated(name, flags(name, certificate, auth_server)) for name in names}
+        certificate, clock = certificates.server(), ManualClock()
+        servers = {name: emulated(name, flags(name, certificate, auth_server), clock) for name in names}
         for server in servers.values():
             assert isinstance(server, FakeNsqd)
             server.record()
             server.start()
         try:
             # Not those that depend on time: a tap costs some.
-            greenlets = [gevent.spawn(played, name, [0], server) for name, server in servers.items()]
-            gevent.joinall(greenlets, raise_error=True)
+            greenlets = [gevent.spawn(played, name, [0], server, clock) for name, server in servers.items()]
+            finish(greenlets, clock)
             assert [greenlet.value for greenlet in greenlets if greenlet.value] == []
             assert [error for server in servers.values() for error in server.errors] == []
         finally:
