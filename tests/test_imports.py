@@ -1,13 +1,12 @@
 """Who may import whom, and what is not loaded before it is used."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import gnsq
+from tests.helpers import run_program
 
 ROOT = Path(__file__).parent.parent
 
@@ -181,7 +180,7 @@ def test_nothing_monkey_patches():
 
 
 def run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    return run_program(code).stdout.split()
 
 
 def test_import_loads_nothing_heavy():

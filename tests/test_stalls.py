@@ -1,8 +1,6 @@
 """StallWatch: one warning for each native stall, none for a hub that runs, and no trace behind it."""
 
 import logging
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -12,7 +10,7 @@ import pytest
 
 from gnsq.nsqd import stalls
 from gnsq.nsqd.stalls import StallWatch
-from tests.helpers import wait_until
+from tests.helpers import run_program, wait_until
 
 BEFORE = set()
 
@@ -46,7 +44,7 @@ def quick(monkeypatch):
 
 
 def hold_the_hub():
-    time.sleep(0.8)  # natively: this is the stall
+    time.sleep(0.4)  # natively: this is the stall
 
 
 def test_stall_is_logged_once_with_the_stack_that_holds_the_hub_and_its_end(quick, watch, caplog):
@@ -56,7 +54,7 @@ def test_stall_is_logged_once_with_the_stack_that_holds_the_hub_and_its_end(quic
     began, ended = caplog.records
     assert {(record.name, record.levelno) for record in caplog.records} == {("gnsq.nsqd.stalls", logging.WARNING)}
     assert "has not come round for 0." in began.message
-    assert "in hold_the_hub\n    time.sleep(0.8)" in began.message
+    assert "in hold_the_hub\n    time.sleep(0.4)" in began.message
     assert "nothing of this process ran" not in began.message
     assert began.threadName == "gnsq-stalls"
     assert "runs again, after" in ended.message
@@ -271,14 +269,14 @@ PREAMBLE = """
                 gevent.sleep(0.01)
     native_sleep = monkey.get_original("time", "sleep")
     def hold_the_hub():
-        native_sleep(0.8)
+        native_sleep(0.4)
 """
 
 
 def run(code, before=""):
     """Run a program to its end; gives what it wrote."""
     text = textwrap.dedent(before) + textwrap.dedent(PREAMBLE) + textwrap.dedent(code)
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    done = run_program(text, flags=())
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
