@@ -69,6 +69,7 @@ def child(*command: str, limit: float = 60.0, **options: Any) -> Iterator[subpro
         yield process
     finally:
         watchdog.cancel()
+        watchdog.join()
         kill()
         process.wait(LIMIT)
         for pipe in (process.stdin, process.stdout, process.stderr):

@@ -169,7 +169,7 @@ def test_stop_ends_the_thread_and_may_be_called_twice():
     hub.stop()
     hub.stop()
 
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_stop_from_two_threads_ends_both():
@@ -298,6 +298,9 @@ def test_nothing_is_left_of_threads_that_were_stopped():
             hub.call(lambda: (gevent.Greenlet(int), gevent.spawn(gevent.sleep, LIMIT), door()))
 
     live()
+    gc.collect()
+    # Leave out what other tests have made: it may be much, and each end of a thread looks through all objects.
+    gc.freeze()
     before = left_over()
     for _ in range(30):
         live()

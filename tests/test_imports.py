@@ -1,6 +1,7 @@
 """Who may import whom, and what is not loaded before it is used."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,7 @@ IMPURE = {"gevent", "socket", "logging", "time", "threading", "requests", "selec
 ALLOWED = {("gnsq/options.py", "socket")}
 
 
+@functools.cache
 def imported(path):
     """Absolute names of all that a file imports outside of TYPE_CHECKING blocks."""
     names = set()

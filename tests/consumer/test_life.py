@@ -191,8 +191,13 @@ def test_interrupted_start_can_be_closed_in_order(fakensqd):
     with Producer(fakensqd.tcp_address) as producer:
         producer.publish("t", b"x")
     gevent.spawn(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        consumer.start()
+    # The test process may have been started with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with gevent.Timeout(LIMIT), pytest.raises(KeyboardInterrupt):
+            consumer.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert consumer.is_running
 
     release.set()
