@@ -261,7 +261,7 @@ def test_returning_false_finishes_and_is_told_once(nsqd, clock, publish, started
     assert consumer.stats().counts.finished == 2
 
 
-@pytest.mark.parametrize("result", [None, True, 0, "", [], object(), asyncio], ids=str)
+@pytest.mark.parametrize("result", [None, True, 0, "", [], object(), asyncio], ids=lambda result: type(result).__name__)
 def test_any_other_result_finishes_without_a_word(nsqd, clock, publish, started, caplog, result):
     consumer = started(lambda _, message: result, nsqd)
     publish(nsqd, b"x")
