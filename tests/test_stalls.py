@@ -43,28 +43,44 @@ def quick(monkeypatch):
     monkeypatch.setattr(stalls, "BEAT", 0.05)
 
 
-def hold_the_hub():
-    time.sleep(0.4)  # natively: this is the stall
+def held(caplog):
+    """Lines about the hub that hold_the_hub() held: that it stalls, and its end. The machine may cause other stalls."""
+    began = [number for number, record in enumerate(caplog.records) if "in hold_the_hub" in record.message]
+    return caplog.records[began[0] : began[0] + 2] if began else []
+
+
+def hold_the_hub(caplog):
+    """Stall natively until that is logged, 1 s at most."""
+    end = time.monotonic() + 1.0
+    while not held(caplog) and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def stall(caplog, hold):
+    """Hold the hub, again if another stall hid it, until the end of a stall is logged; give the two lines."""
+    for _ in range(10):
+        gevent.sleep(2 * stalls.BEAT)
+        hold()
+        if held(caplog):
+            break
+    wait_until(lambda: len(held(caplog)) == 2)
+    return held(caplog)
 
 
 def test_stall_is_logged_once_with_the_stack_that_holds_the_hub_and_its_end(quick, watch, caplog):
-    gevent.spawn(hold_the_hub).join()
-    wait_until(lambda: len(caplog.records) == 2)
+    began, ended = stall(caplog, lambda: gevent.spawn(hold_the_hub, caplog).join())
 
-    began, ended = caplog.records
     assert {(record.name, record.levelno) for record in caplog.records} == {("gnsq.nsqd.stalls", logging.WARNING)}
-    assert "has not come round for 0." in began.message
-    assert "in hold_the_hub\n    time.sleep(0.4)" in began.message
-    assert "nothing of this process ran" not in began.message
+    assert sum("in hold_the_hub" in record.message for record in caplog.records) == 1
+    assert "has not come round for " in began.message
     assert began.threadName == "gnsq-stalls"
     assert "runs again, after" in ended.message
 
 
-def test_stall_in_the_main_greenlet_is_told_of(quick, watch, caplog):
-    hold_the_hub()
-    wait_until(lambda: len(caplog.records) == 2)
+def test_stall_in_the_main_greenlet_is_logged(quick, watch, caplog):
+    began, _ = stall(caplog, lambda: hold_the_hub(caplog))
 
-    assert "in hold_the_hub" in caplog.records[0].message
+    assert "in hold_the_hub" in began.message
 
 
 def test_busy_hub_is_seen(watch):
