@@ -26,7 +26,7 @@ _Value = TypeVar("_Value")
 # Real seconds in which a hub must come to rest, and in which nothing happens in one that has: some sleep for a
 # microsecond, so that the loop comes round.
 _PATIENCE = 10.0
-_QUIET = 50e-6
+_QUIET = 20e-6
 
 
 class Timer(Protocol):

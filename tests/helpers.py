@@ -1,9 +1,14 @@
-"""What several tests share: waiting for a condition, a transport made of lists, a scripted peer."""
+"""Helpers of several tests: wait for a condition, child processes, a transport made of lists, a scripted peer."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -23,6 +28,77 @@ def wait_until(condition: Callable[[], object], limit: float = LIMIT) -> None:
     with gevent.Timeout(limit, AssertionError(f"not so within {limit} s: {condition}")):
         while not condition():
             gevent.sleep(0.001)
+
+
+@contextlib.contextmanager
+def _no_ignored_signals() -> Iterator[None]:
+    """Let programs start with default signal actions: exec() resets a handler, but keeps an ignored signal ignored."""
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ignored = [number for number in ends if signal.getsignal(number) == signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, lambda *_: None)
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def child(*command: str, limit: float = 60.0, **options: Any) -> Iterator[subprocess.Popen[str]]:  # Any: Popen's
+    """Run a program in a session of its own; at the end of the block kill all its processes that still run.
+
+    To be called by the main thread.
+
+    Args:
+        limit: Seconds after which its processes are killed: who reads from it comes to the end then.
+        options: For Popen; default: no input, and text through pipes.
+    """
+    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+
+    def kill() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    with _no_ignored_signals():
+        process = subprocess.Popen(command, text=True, start_new_session=True, **options)
+    watchdog = threading.Timer(limit, kill)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield process
+    finally:
+        watchdog.cancel()
+        watchdog.join()
+        kill()
+        process.wait(LIMIT)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:  # Any: Popen's
+    """Run a program to its end.
+
+    Args:
+        options: For child().
+    """
+    with child(*command, **options) as process:
+        out, err = process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def run_program(
+    code: str, *arguments: str, flags: tuple[str, ...] = ("-W", "error"), **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run Python code in an interpreter of its own, to its end.
+
+    Args:
+        arguments: Its sys.argv[1:].
+        flags: Options of the interpreter.
+        options: For child().
+    """
+    return run(sys.executable, *flags, "-c", code, *arguments, **options)
 
 
 class MemoryTransport:

@@ -1,13 +1,13 @@
 """Which real servers ``make integration`` takes, decided from values alone; and what it says with none."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from integration.choice import COMPOSED, NEEDED, Choice, Way, choose
+from tests.helpers import run
 
 ROOT = Path(__file__).parent.parent
 PATHS = {"nsqd": "/bin/nsqd", "nsqlookupd": "/bin/nsqlookupd"}
@@ -57,15 +57,8 @@ def test_docker_comes_last_and_without_it_there_is_nothing(environment, paths):
 
 
 def test_with_none_it_ends_at_once_and_says_what_to_do(tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-m", "integration.run"],
-        cwd=ROOT,
-        env={"PATH": str(tmp_path), "HOME": os.environ.get("HOME", "")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environment = {"PATH": str(tmp_path), "HOME": os.environ.get("HOME", "")}
+    result = run(sys.executable, "-m", "integration.run", cwd=ROOT, env=environment)
 
     assert result.returncode == 1
     assert "put nsqd and nsqlookupd on PATH" in result.stderr

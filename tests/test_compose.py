@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import yaml
 
 from integration.choice import COMPOSED
+from tests.helpers import run
 
 ROOT = Path(__file__).parent.parent
 SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
@@ -155,8 +155,6 @@ def test_lint_asks_docker_compose_where_it_is_and_says_what_came_of_it(tmp_path,
         (tmp_path / "docker").write_text(f"#!/bin/sh\n{docker}\n")
         (tmp_path / "docker").chmod(0o755)
 
-    done = subprocess.run(
-        ["make", "composefile"], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
-    )
+    done = run("make", "composefile", cwd=ROOT, env={"PATH": str(tmp_path)})
 
     assert (done.returncode, done.stdout) == (status, said)

@@ -1,5 +1,4 @@
 import contextlib
-import subprocess
 import sys
 import threading
 
@@ -9,6 +8,7 @@ from gevent._hub_local import get_hub_if_exists
 
 from gnsq.crossing import Crossing, Gate, Token
 from gnsq.hubthread import HubThread
+from tests.helpers import run_program
 
 LIMIT = 30.0
 KINDS = [pytest.param(False, id="plain thread"), pytest.param(True, id="thread with a hub")]
@@ -209,7 +209,7 @@ except KeyboardInterrupt:
 def test_wait_of_the_main_thread_is_interrupted_from_the_keyboard(start):
     code = INTERRUPTED.format(start=start)
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT)
+    done = run_program(code, limit=LIMIT)
 
     assert (done.stdout, done.returncode) == ("interrupted\n", 0)
 

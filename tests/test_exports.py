@@ -1,13 +1,12 @@
 """What can be imported from where."""
 
 import importlib
-import subprocess
-import sys
 
 import pytest
 
 import gnsq
 from gnsq import protocol, util
+from tests.helpers import run_program
 
 PUBLIC = {
     "gnsq": ["BackoffTimer", "Consumer", "LookupdClient", "Message", "NsqdHTTPClient", "NsqdTCPClient", "Producer"],
@@ -55,7 +54,7 @@ def test_submodules_are_attributes_as_they_were():
     names = ["backofftimer", "consumer", "errors", "httpclient", "lookupd", "message", "nsqd", "producer", "protocol"]
     code = f"import gnsq; print([name for name in {[*names, 'states', 'util']} if not hasattr(gnsq, name)])"
 
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert run_program(code, flags=()).stdout == "[]\n"
 
 
 def test_addresses_are_normalized_as_in_1_0():

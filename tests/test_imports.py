@@ -1,13 +1,13 @@
 """Who may import whom, and what is not loaded before it is used."""
 
 import ast
-import subprocess
-import sys
+import functools
 from pathlib import Path
 
 import pytest
 
 import gnsq
+from tests.helpers import run_program
 
 ROOT = Path(__file__).parent.parent
 
@@ -108,6 +108,7 @@ IMPURE = {"gevent", "socket", "logging", "time", "threading", "requests", "selec
 ALLOWED = {("gnsq/options.py", "socket")}
 
 
+@functools.cache
 def imported(path):
     """Absolute names of all that a file imports outside of TYPE_CHECKING blocks."""
     names = set()
@@ -182,7 +183,7 @@ def test_nothing_monkey_patches():
 
 
 def run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    return run_program(code).stdout.split()
 
 
 def test_import_loads_nothing_heavy():

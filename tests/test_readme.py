@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -20,7 +19,7 @@ from fakensqd.faults.actions import ACTIONS
 from fakensqd.faults.toxics import TOXICS
 from fakensqd.faults_http import STATES
 from gnsq import NsqdHTTPClient, options
-from tests.helpers import bodies, channel_stats, wait_until
+from tests.helpers import bodies, channel_stats, child, wait_until
 
 README = Path(__file__).parent.parent / "README.md"
 TEXT = README.read_text()
@@ -95,7 +94,7 @@ def test_batch_example_inserts_and_keeps_what_it_gives_up(fakensqd, capsys, tmp_
 def test_sigterm_example_ends_in_order(fakensqd):
     code = TEXT.split("On SIGTERM a program ends in order with:\n")[1]
     code = re.search(r"```python\n(.*?)```", code, re.DOTALL)[1].replace("127.0.0.1:4150", fakensqd.tcp_address)
-    with subprocess.Popen([sys.executable, "-c", code]) as program:
+    with child(sys.executable, "-c", code) as program:
         wait_until(lambda: "RDY" in fakensqd.transcript.commands())
         program.send_signal(signal.SIGTERM)
 

@@ -27,7 +27,7 @@ def play(fakensqd, tmp_path, capsys):
     return play
 
 
-def test_what_has_not_changed_is_written_as_it_stands(play, capsys):
+def test_unchanged_answers_are_recorded_as_they_stand(play, capsys):
     old, new = play()
 
     assert load_file(new) == load_file(old)
@@ -36,7 +36,7 @@ def test_what_has_not_changed_is_written_as_it_stands(play, capsys):
 
 
 @pytest.mark.fakensqd(max_rdy_count=100)
-def test_what_has_changed_is_shown_in_words(play, capsys):
+def test_changed_answers_are_shown_in_words(play, capsys):
     old, new = play(lambda session: session["id"].startswith("rdy-"))
 
     assert main(["--compare", str(old), str(new)]) == 1

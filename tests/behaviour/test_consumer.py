@@ -1,4 +1,4 @@
-"""What a consumer's policies come to with any nsqd."""
+"""Policies of a consumer, with any nsqd."""
 
 import itertools
 import logging
@@ -100,7 +100,8 @@ def test_every_nsqd_is_found_with_one_message_in_flight(start_nsqd, topic):
         "c",
         [nsqd.tcp_address for nsqd in nsqds],
         message_handler=lambda c, message: seen.append(message.nsqd),
-        low_ready_idle_timeout=0.1,
+        low_ready_idle_timeout=0.05,
+        ready_grace=0.05,
     ):
         wait_until(lambda: len(seen) == 12)
 
@@ -160,7 +161,7 @@ def told(caplog, text):
 def test_failures_pause_all_messages_and_successes_bring_them_back(producer, nsqd, topic):
     phases, seen = [], []
     # The first pause is long enough to be seen.
-    pauses = itertools.chain([2.0], itertools.repeat(0.05))
+    pauses = itertools.chain([1.0], itertools.repeat(0.05))
 
     def handle(consumer, message):
         seen.append(message.attempts)
@@ -187,7 +188,7 @@ def test_failures_pause_all_messages_and_successes_bring_them_back(producer, nsq
         wait_until(lambda: clients(nsqd, topic)[0]["ready_count"] == 10)
 
 
-def test_what_the_deadline_leaves_comes_again_at_once(producer, nsqd, topic):
+def test_messages_left_at_the_close_deadline_come_again_at_once(producer, nsqd, topic):
     forever = Event()
     producer.multipublish(topic, [b"1", b"2", b"3"])
     first = Consumer(

@@ -406,7 +406,7 @@ def test_nsqd_that_was_lost_for_long_is_tried_within_30_s_of_being_announced_ane
     registered(nsqd, lookupd)
     started(lookupds=[lookupd])
     nsqd.down()
-    rounds.turn(7200, step=5)
+    rounds.turn(3600, step=10)
     nsqd.up()
     nsqd.wait_registered()
 
@@ -419,7 +419,7 @@ def test_given_nsqd_that_was_lost_for_long_is_tried_within_30_s_of_being_announc
     registered(nsqd, lookupd)
     started([nsqd], [lookupd], reconnect_maximum=3000)
     nsqd.down()
-    rounds.turn(7200, step=5)
+    rounds.turn(3600, step=10)
     nsqd.up()
     nsqd.wait_registered()
 

@@ -104,7 +104,7 @@ def test_remainder_is_given_out_too(nsqds, started, handler, warm):
     assert sorted(rdy(*nsqds)) == [10, 11, 11]
 
 
-def test_what_an_nsqd_does_not_allow_goes_to_the_others(make, clock, started, handler, warm):
+def test_share_above_the_max_rdy_count_of_an_nsqd_goes_to_the_others(make, clock, started, handler, warm):
     nsqds = make(1, max_rdy_count=5) + make(2)
     consumer = started(handler, *nsqds, max_in_flight=31)
     warm(*nsqds)
@@ -305,7 +305,7 @@ def test_max_in_flight_can_be_lowered_while_messages_flow(nsqds, clock, started)
     assert rdy(*nsqds) == [2, 2, 2]
 
 
-def test_what_is_in_flight_when_max_in_flight_is_lowered_counts_until_it_is_answered(nsqds, clock, started, warm):
+def test_messages_in_flight_when_max_in_flight_is_lowered_count_until_they_are_answered(nsqds, clock, started, warm):
     handler = Handler(clock)
     consumer = started(handler, *nsqds, max_in_flight=30)
     warm(*nsqds)
@@ -536,6 +536,7 @@ def flooding_nsqd(count):
         b"SUB t c\n": encode_frame(RESPONSE, b"OK"),
         b"RDY 1\n": frames[0],
         b"RDY 10\n": b"".join(frames[1:]),
+        b"CLS\n": encode_frame(RESPONSE, b"CLOSE_WAIT"),
     }
 
     def answer(sock):

@@ -4,7 +4,6 @@ import asyncio
 import functools
 import gc
 import re
-import subprocess
 import sys
 import warnings
 from unittest.mock import MagicMock, Mock, create_autospec
@@ -13,7 +12,7 @@ import pytest
 
 from gnsq import Consumer
 from gnsq.contrib.batch import BatchHandler
-from tests.helpers import wait_until
+from tests.helpers import run, wait_until
 
 
 async def coroutine(consumer, message):
@@ -348,16 +347,16 @@ RIGHT_NAMES = [
 USES = ["give({0})", "Consumer('t', 'c', message_handler={0})", "Consumer('t', 'c').on_message.connect({0})"]
 
 
-def test_types_refuse_the_wrong_handlers_and_take_the_right_ones(tmp_path):
+def test_types_refuse_the_wrong_handlers_and_take_the_right_ones(tmp_path, pytestconfig):
     pytest.importorskip("mypy")
     wrong = [use.format(name) for name in WRONG_NAMES for use in USES]
     right = [use.format(name) for name in RIGHT_NAMES for use in USES]
     (tmp_path / "program.py").write_text("\n".join([*SNIPPET.splitlines(), *right, *wrong]) + "\n")
     first = len(SNIPPET.splitlines()) + len(right) + 1
 
-    options = ["--config-file=", "--follow-imports=silent", f"--cache-dir={tmp_path / 'cache'}"]
-    command = [sys.executable, "-m", "mypy", *options, tmp_path / "program.py"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    options = ["--config-file=", "--follow-imports=silent", f"--cache-dir={pytestconfig.cache.mkdir('mypy')}"]
+    command = [sys.executable, "-m", "mypy", *options, str(tmp_path / "program.py")]
+    found = run(*command).stdout
 
     lines = [int(number) for number in re.findall(r"program\.py:(\d+): error", found)]
     assert sorted(set(lines)) == list(range(first, first + len(wrong))), found

@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -12,7 +11,7 @@ import pytest
 from gevent.event import Event
 
 from gnsq import Consumer, Producer
-from tests.helpers import channel_stats, refused_port, wait_until
+from tests.helpers import LIMIT, channel_stats, child, refused_port, wait_until
 
 
 def ignore(consumer, message):
@@ -192,8 +191,13 @@ def test_interrupted_start_can_be_closed_in_order(fakensqd):
     with Producer(fakensqd.tcp_address) as producer:
         producer.publish("t", b"x")
     gevent.spawn(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        consumer.start()
+    # The test process may have been started with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with gevent.Timeout(LIMIT), pytest.raises(KeyboardInterrupt):
+            consumer.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert consumer.is_running
 
     release.set()
@@ -215,7 +219,7 @@ done = []
 
 def handle(consumer, message):
     print("begun", flush=True)
-    gevent.sleep(0.3)
+    gevent.sleep(0.1)
     done.append(message.body)
 
 
@@ -235,33 +239,30 @@ SET_UPS = [
 ]
 
 
+@contextlib.contextmanager
 def script(set_up, nsqd):
-    """Start it, and wait until handlers run."""
+    """Run it on a hundred messages; the block begins when handlers run."""
     with Producer(nsqd.tcp_address) as producer:
         producer.multipublish("t", [b"x"] * 100)
-    running = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", SCRIPT.format(set_up=set_up), nsqd.tcp_address],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    for _ in range(3):
-        assert running.stdout.readline() == "begun\n"
-    return running
+    code = SCRIPT.format(set_up=set_up)
+    with child(sys.executable, "-W", "error", "-c", code, nsqd.tcp_address, limit=LIMIT) as running:
+        for _ in range(3):
+            assert running.stdout.readline() == "begun\n"
+        yield running
 
 
 def ended(running, signal_number):
     """Send a signal; give back what the script says until its end. (communicate() loses what is buffered.)"""
     running.send_signal(signal_number)
-    with running:
-        out, err = running.stdout.read(), running.stderr.read()
+    out, err = running.stdout.read(), running.stderr.read()
+    running.wait(LIMIT)
     return out, err
 
 
 @pytest.mark.parametrize("set_up", SET_UPS)
 def test_sigterm_ends_a_script_in_order(fakensqd, set_up):
-    running = script(set_up, fakensqd)
-    out, err = ended(running, signal.SIGTERM)
+    with script(set_up, fakensqd) as running:
+        out, err = ended(running, signal.SIGTERM)
 
     begun = 3 + out.count("begun")
     assert (running.returncode, err) == (0, "")
@@ -272,8 +273,8 @@ def test_sigterm_ends_a_script_in_order(fakensqd, set_up):
 
 
 def test_sigint_ends_a_script_at_once(fakensqd):
-    running = script("", fakensqd)
-    _, err = ended(running, signal.SIGINT)
+    with script("", fakensqd) as running:
+        _, err = ended(running, signal.SIGINT)
 
     assert running.returncode == -signal.SIGINT
     assert err.rstrip().endswith("KeyboardInterrupt")
@@ -281,8 +282,8 @@ def test_sigint_ends_a_script_at_once(fakensqd):
 
 
 def test_sigint_in_a_with_statement_ends_a_script_in_order(fakensqd):
-    running = script("with consumer:\n    gevent.sleep(60)", fakensqd)
-    out, _ = ended(running, signal.SIGINT)
+    with script("with consumer:\n    gevent.sleep(60)", fakensqd) as running:
+        out, _ = ended(running, signal.SIGINT)
 
     assert running.returncode == -signal.SIGINT
     assert out.splitlines()[-1] == "closed"
@@ -322,7 +323,7 @@ def test_restarts_under_load_lose_nothing(nsqds, clock, started, max_in_flight):
     assert handled.total() - published <= 6 * max_in_flight
 
 
-def test_what_waits_for_a_handler_when_its_connection_is_lost_is_handled_once(nsqd, clock, started):
+def test_message_that_waits_for_a_handler_when_its_connection_is_lost_is_handled_once(nsqd, clock, started):
     handled = Counter()
 
     def handle(consumer, message):

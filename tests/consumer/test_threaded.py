@@ -1,8 +1,6 @@
 """Consumer(threaded=True): a consumer on a thread of its own, in programs whose threads block natively."""
 
 import socket
-import subprocess
-import sys
 import textwrap
 import threading
 
@@ -10,7 +8,7 @@ import gevent
 import pytest
 
 from gnsq import Consumer, LookupdClient, Producer
-from tests.helpers import wait_until
+from tests.helpers import run_program, wait_until
 
 LIMIT = 20.0
 
@@ -289,9 +287,8 @@ PROGRAM = """
 """
 
 
-def run(program, address, **options):
-    child = [sys.executable, "-W", "error", "-c", textwrap.dedent(PROGRAM) + textwrap.dedent(program), address]
-    return subprocess.run(child, capture_output=True, text=True, timeout=60, check=False, **options)
+def run(program, address):
+    return run_program(textwrap.dedent(PROGRAM) + textwrap.dedent(program), address)
 
 
 def test_end_of_the_program_closes_it_in_order(fakensqd, publish):
@@ -306,8 +303,6 @@ def test_end_of_the_program_closes_it_in_order(fakensqd, publish):
 def test_ctrl_c_ends_a_program_that_waits_in_start(fakensqd, publish):
     publish(b"x")
     program = """
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        main = threading.get_ident()
         threading.Thread(target=lambda: (begun.wait(), os.kill(os.getpid(), signal.SIGINT))).start()
         try:
             consumer.start()
@@ -341,7 +336,6 @@ def test_it_works_in_a_monkey_patched_process(fakensqd, publish):
     patched = "from gevent import monkey; monkey.patch_all()\n"
     program = textwrap.dedent(PROGRAM) + "with consumer:\n    assert begun.wait(20)\n"
 
-    child = [sys.executable, "-c", patched + program, fakensqd.tcp_address]
-    done = subprocess.run(child, capture_output=True, text=True, timeout=60, check=False)
+    done = run_program(patched + program, fakensqd.tcp_address, flags=())
 
     assert (done.stdout.split(), done.returncode) == (["begun", "handled", "closed"], 0), done.stderr

@@ -1,13 +1,11 @@
 """wrap() and unwrap(): headers go with a body, and nothing is ever lost of one."""
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gnsq.contrib.envelope import MAX_HEADERS_SIZE, unwrap, wrap
+from tests.helpers import run_program
 
 # Magic and version.
 START = b"\x00NSQENV\x01"
@@ -128,6 +126,6 @@ from gnsq.contrib.envelope import unwrap, wrap
 print(unwrap(wrap(b"body", {"a": "b"})))
 """
 
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ran = run_program(code)
 
     assert ran.stdout == "(b'body', {'a': 'b'})\n"

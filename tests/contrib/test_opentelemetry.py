@@ -1,8 +1,6 @@
 """traced() and TracedProducer: what spans say of messages and how their handling, or publishing, ended."""
 
 import logging
-import subprocess
-import sys
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -22,7 +20,7 @@ from gnsq import Consumer, Message, Producer
 from gnsq.contrib.envelope import unwrap, wrap
 from gnsq.contrib.opentelemetry import TracedProducer, traced
 from gnsq.errors import NSQException, NSQRequeueMessage
-from tests.helpers import wait_until
+from tests.helpers import run_program, wait_until
 
 TRACE_ID, SPAN_ID = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 HEADERS = {"traceparent": f"00-{TRACE_ID:032x}-{SPAN_ID:016x}-01"}
@@ -165,7 +163,7 @@ handler(CONSUMER, MESSAGE)
 print(len(spans()))
 """
 
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"
+    assert run_program(code, flags=()).stdout == "1\n"
 
 
 # --- publishing
@@ -481,9 +479,7 @@ def test_child_ends_spans_of_its_own_only(fakensqd, in_child, count):
     code = FORKING.format(in_child=in_child)
 
     with fakensqd.add(on.reply("PUB", body=b"parent"), delay(0.3)):
-        ran = subprocess.run(
-            [sys.executable, "-c", code, fakensqd.tcp_address], capture_output=True, text=True, timeout=30
-        )
+        ran = run_program(code, fakensqd.tcp_address, flags=())
 
     assert ran.stderr == ""
     assert ran.stdout.splitlines() == [f"child: 0 {count} True", "parent: 1"]
@@ -497,7 +493,7 @@ def test_span_is_within_the_one_that_publishes(send, spans):
     assert sent.parent == request.get_span_context()
 
 
-def test_the_rest_is_the_producers(fakensqd):
+def test_other_attributes_are_those_of_the_wrapped_producer(fakensqd):
     producer = Producer(fakensqd.tcp_address)
     with TracedProducer(producer) as traced_producer:
         assert producer.is_running
@@ -648,6 +644,6 @@ def test_envelope_is_left_to_the_handler_unless_it_is_asked_for(spans):
 def test_missing_package_is_named_with_its_extra():
     code = "import sys; sys.modules['opentelemetry'] = None; import gnsq.contrib.opentelemetry"
 
-    failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    failed = run_program(code)
 
     assert "pip install gnsq[opentelemetry]" in failed.stderr

@@ -1,7 +1,5 @@
 """StatsCollector: names and labels, counters that never fall, and a histogram as Prometheus wants it."""
 
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from urllib.request import urlopen
@@ -14,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gnsq import Producer
 from gnsq.contrib.prometheus import StatsCollector
 from gnsq.stats import ConnectionStats, ConsumerStats, Counts, Histogram, LinkStats, ProducerStats
-from tests.helpers import wait_until
+from tests.helpers import run_program, wait_until
 
 OWN = {"topic": "t", "channel": "c"}
 
@@ -378,7 +376,7 @@ def test_running_producer_is_scraped(fakensqd):
 def test_missing_package_is_named_with_its_extra():
     code = "import sys; sys.modules['prometheus_client'] = None; import gnsq.contrib.prometheus"
 
-    failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    failed = run_program(code)
 
     assert "pip install gnsq[prometheus]" in failed.stderr
 

@@ -1,6 +1,5 @@
 """SentryExceptionHandler: reports through sentry_sdk, or through a client of before."""
 
-import subprocess
 import sys
 
 import pytest
@@ -8,7 +7,7 @@ import sentry_sdk
 
 from gnsq import Message
 from gnsq.contrib.sentry import SentryExceptionHandler
-from tests.helpers import wait_until
+from tests.helpers import run_program, wait_until
 
 MESSAGE = Message(1_700_000_000_000_000_000, 2, b"0123456789abcdef", b"body")
 
@@ -72,7 +71,7 @@ def test_sdk_is_not_imported_before_it_is_used():
         "print('sentry_sdk' in sys.modules)"
     )
 
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert run_program(code).stdout == "False\n"
 
 
 def test_missing_sdk_is_said_at_once(monkeypatch):

@@ -3,8 +3,6 @@
 import gc
 import logging
 import re
-import subprocess
-import sys
 import threading
 
 import gevent
@@ -18,7 +16,7 @@ from gnsq.errors import (
     NSQNotSentClosed,
     NSQUnknownClosed,
 )
-from tests.helpers import bodies, refused_port, wait_until
+from tests.helpers import bodies, refused_port, run_program, wait_until
 from tests.http.peer import http_peer, reply
 
 
@@ -311,8 +309,7 @@ print("parent:", producer.close())
 
 
 def test_child_has_connections_of_its_own(fakensqd):
-    command = [sys.executable, "-W", "error", "-c", FORKING, fakensqd.http_address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    done = run_program(FORKING, fakensqd.http_address)
 
     assert done.stderr == ""
     assert done.stdout.splitlines() == ["child: OK", "child: []", "parent: OK OK", "parent: []"]

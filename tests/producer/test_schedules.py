@@ -83,9 +83,9 @@ options = st.fixed_dictionaries(
         "max_pending_bytes": st.sampled_from([1, 500, 5000]),
         "connections_per_nsqd": st.just(2),
         "strategy": st.sampled_from(["least_pending", "primary"]),
-        "stalled_after": st.sampled_from([0.05, 1.0]),
+        "stalled_after": st.sampled_from([0.3, 1.0]),
         "deflate": st.booleans(),
-        "heartbeat_interval": st.just(1.0),
+        "heartbeat_interval": st.just(4.0),
     },
 )
 

@@ -1,7 +1,5 @@
 """Publishes of other threads than the producer's: native ones, ones with hubs, in patched processes and plain ones."""
 
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -11,7 +9,7 @@ import pytest
 
 from gnsq import Producer
 from gnsq.errors import NSQBadMessage, NSQNotSentClosed, NSQNotSentTimeout, NSQTimeout, NSQUnknownTimeout
-from tests.helpers import bodies, refused_port, wait_until
+from tests.helpers import bodies, refused_port, run_program, wait_until
 
 LIMIT = 20.0
 COUNT = 30
@@ -223,18 +221,21 @@ def test_home_that_blocks_natively_holds_nobody_past_the_deadline(fakensqd):
         "many": lambda: producer.publish_many("t", [b"x"], timeout=0.2, raise_error=False),
         "flush": lambda: producer.flush(0.2),
         "join": lambda: producer.join(0.2),
-        "close": lambda: producer.close(0.2),
-        "second close": lambda: producer.close(0.2),
     }
+    closes = dict.fromkeys(["close", "second close"], lambda: producer.close(0.2))
 
-    def use():
-        for name, call in calls.items():
-            outcomes[name] = timed(call)
+    def use(name, call):
+        outcomes[name] = timed(call)
 
-    # Natively: this hub does not run meanwhile.
-    thread = threading.Thread(target=use)
-    thread.start()
-    thread.join(LIMIT)
+    for together in (calls, closes):
+        threads = [
+            threading.Thread(target=lambda n=n, call=call: outcomes.update({n: timed(call)}))
+            for n, call in together.items()
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT)  # natively: this hub does not run meanwhile
 
     # By far less than the 60 s that they have without a timeout.
     assert all(seconds < LIMIT for _, seconds in outcomes.values())
@@ -367,9 +368,7 @@ print(producer.stats().confirmed)
 
 
 def run(script, *arguments):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, *arguments], capture_output=True, text=True, timeout=60
-    )
+    done = run_program(script, *arguments)
     assert (done.stderr, done.returncode) == ("", 0)
     return done.stdout.split()
 
@@ -401,8 +400,7 @@ if sys.argv[3] == "closed":
 """
 
 
-@pytest.mark.parametrize("end", ["closed", "left"])
-@pytest.mark.parametrize("threaded", ["", "threaded"])
+@pytest.mark.parametrize(("threaded", "end"), [("", "closed"), ("", "left"), ("threaded", "left")])
 def test_program_that_patches_late_ends_without_a_word(fakensqd, threaded, end):
     run(PATCHED_LATE, fakensqd.tcp_address, threaded, end)
 

@@ -1,0 +1,60 @@
+"""Helpers of the tests: child processes start with default signal actions, and none of them outlives its block."""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+
+from tests.helpers import LIMIT, child, run_program
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+ACTIONS = """
+import signal
+print(
+    signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+    *[int(signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGHUP)],
+)
+"""
+
+
+def test_child_starts_with_default_signal_actions_also_if_the_parent_ignores_them():
+    before = [signal.signal(number, signal.SIG_IGN) for number in SIGNALS]
+    try:
+        done = run_program(ACTIONS)
+        kept = [signal.getsignal(number) for number in SIGNALS]
+    finally:
+        for number, action in zip(SIGNALS, before, strict=True):
+            signal.signal(number, action)
+
+    assert done.stdout == "True 0 0\n"
+    assert kept == [signal.SIG_IGN] * 3
+
+
+GRANDCHILD = """
+import os, time
+os.fork()
+os.write(1, b"begun\\n")
+time.sleep(60)
+"""
+
+
+def test_child_and_its_children_are_killed_at_the_end_of_the_block():
+    readable, held = os.pipe()
+    with contextlib.suppress(ZeroDivisionError), child(sys.executable, "-c", GRANDCHILD, pass_fds=[held]) as process:
+        os.close(held)
+        assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
+        raise ZeroDivisionError
+
+    # The end of the pipe: no process holds its other side.
+    assert select.select([readable], [], [], LIMIT)[0]
+    os.close(readable)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_child_that_does_not_end_is_killed_after_its_limit():
+    done = run_program("print('begun', flush=True)\nwhile True: pass", limit=0.5)
+
+    assert (done.stdout, done.returncode) == ("begun\n", -signal.SIGKILL)
