@@ -60,6 +60,11 @@ def test_no_buffer_has_no_timeout_either():
     assert (settings.output_buffer_size, settings.output_buffer_timeout) == (1, 0.0)
 
 
+def test_a_msg_timeout_of_minus_one_is_refused_though_other_fields_take_it():
+    with pytest.raises(IdentifyError, match=r"^msg timeout \(-1\) is invalid$"):
+        identified(msg_timeout=-1)
+
+
 def test_checks_come_in_the_order_of_nsqd():
     bad = {
         "heartbeat_interval": 1,

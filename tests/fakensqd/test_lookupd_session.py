@@ -84,6 +84,11 @@ def test_input_that_ends(nsqd, data, answers):
     assert nsqd.closed
 
 
+def test_register_before_identify_is_refused(nsqd):
+    assert nsqd.send(b"REGISTER t\n") == [b"E_INVALID client must IDENTIFY"]
+    assert nsqd.closed
+
+
 def test_input_that_ends_inside_the_magic(registry):
     nsqd = Nsqd(registry)
     nsqd.send(b"  V")
