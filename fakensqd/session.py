@@ -236,7 +236,7 @@ class Session:
             # nsqd holds back what is below RDY. Here only for those who want another time than the default, or none:
             # tests want to see the message.
             period = self.opening.pump_settings.output_buffer_timeout
-            if period == self._options.output_buffer_timeout and period and not self._options.buffer_lateness:
+            if period == self._options.output_buffer_timeout and period:
                 self._output.flush()
             else:
                 # Deflate has a buffer of its own, which no message fills that is worth a test.

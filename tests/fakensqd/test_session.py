@@ -516,13 +516,12 @@ def test_with_another_buffer_timeout_than_the_default_messages_wait_for_it(broke
 
 
 @pytest.mark.parametrize("asked", [{}, {"output_buffer_timeout": 250}], ids=["nothing", "the default"])
-def test_with_the_default_they_go_at_once_unless_nsqd_is_to_be_late(asked):
-    clients = [consumer(Broker(NsqdOptions(buffer_lateness=late)), ready=5, identify=asked) for late in (False, True)]
-    for client in clients:
-        publish(client.session._broker, b"a")
+def test_with_the_default_buffer_timeout_messages_go_at_once(broker, asked):
+    client = consumer(broker, ready=5, identify=asked)
 
-    assert [len(client.pump()) for client in clients] == [1, 0]
-    assert [len(client.tick(0.25)) for client in clients] == [0, 1]
+    publish(broker, b"a")
+
+    assert client.bodies() == [b"a"]
 
 
 def test_a_client_that_is_gone_has_nothing_due(broker):
