@@ -5,6 +5,8 @@ Pure. Who asks over HTTP is auth_client. Source: nsq internal/auth/authorization
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +14,13 @@ from urllib.parse import quote_plus
 
 from fakensqd import gojson
 from fakensqd.gotext import int64
-from fakensqd.re2 import compile_re2
 
 __all__ = ["Authorization", "Grant", "decode_authorization", "query_url"]
 
 _PERMISSIONS = frozenset(["subscribe", "publish"])
+# What Python's re has and Go's regexp refuses: references to groups, lookaround, conditions, atomic groups, comments,
+# possessive repetition. And [:alpha:], which Python reads as other characters.
+_NOT_PORTABLE = re.compile(r"(?<!\\)(?:\\\\)*(?:\\[1-9]|\(\?(?:[=!>(#]|<[=!]|P=)|[*+?}]\+|\[:)")
 _FIELDS = {
     "ttl": gojson.INT,
     "authorizations": gojson.list_of(
@@ -35,7 +39,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Some permissions for topics and channels; both are Go patterns, searched for and not anchored."""
+    """Permissions for topics and channels; both are patterns that Go and Python read alike. They are not anchored."""
 
     topic: str = ".*"
     channels: tuple[str, ...] = (".*",)
@@ -51,14 +55,14 @@ class Grant:
             if permission not in _PERMISSIONS:
                 raise ValueError(f"unknown permission {permission}")
         for pattern in (self.topic, *self.channels):
-            compile_re2(pattern)
+            _compile(pattern)
 
     def allows(self, topic: str, channel: str) -> bool:
         """Say whether a topic may be published to (no channel), or a channel be subscribed to."""
         return (
             ("subscribe" if channel else "publish") in self.permissions
-            and compile_re2(self.topic).search(topic) is not None
-            and any(compile_re2(pattern).search(channel) for pattern in self.channels)
+            and _compile(self.topic).search(topic) is not None
+            and any(_compile(pattern).search(channel) for pattern in self.channels)
         )
 
 
@@ -98,6 +102,21 @@ def decode_authorization(body: bytes) -> Authorization:
         identity_url=values.get("identity_url", ""),
         grants=grants,
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _compile(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern of names.
+
+    Raises:
+        ValueError: If Python does not compile it, or Go would not.
+    """
+    if _NOT_PORTABLE.search(pattern):
+        raise ValueError(f"pattern {pattern!r} has what Go and Python do not read alike")
+    try:
+        return re.compile(pattern, re.ASCII)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"pattern {pattern!r} does not compile: {error}") from error
 
 
 def query_url(address: str, parameters: Iterable[tuple[str, str | bytes]]) -> str:

@@ -223,13 +223,16 @@ def _come_to_rest() -> None:
             quiet_since = time.perf_counter()
             while time.perf_counter() - quiet_since < _QUIET:
                 switches.clear()
+                has_result = len(threads) > 0
                 # What goes over loopback is in the reader's socket when send() returns, so the loop sees it before it
                 # is idle.
                 gevent.idle()
                 if len(threads):
                     # Addresses, numeric ones too, are looked up on threads.
                     threads.join()
-                if len(switches) > 2:  # to the hub and back
+                    has_result = True
+                # Switches to the hub and back are idle()'s own. A thread may have ended after the loop's last round.
+                if has_result or len(switches) > 2:
                     quiet_since = time.perf_counter()
     finally:
         greenlet.settrace(tracer)

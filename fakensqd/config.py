@@ -17,7 +17,7 @@ __all__ = ["ConfigFacts", "option", "set_option"]
 # Options that nsqd has under another name, or not at all.
 _NO_FLAGS = (
     *["lookupd_tcp_addresses", "lookupd_ping_interval", "node_id"],
-    *["scan_lateness", "buffer_lateness", "release", "rdy_counts_down", "negotiates", "wrapped_answers"],
+    *["scan_lateness", "release", "rdy_counts_down", "negotiates", "wrapped_answers"],
 )
 # What has no meaning here is shown as nsqd has it by default. Durations in nanoseconds.
 _WITHOUT_MEANING: dict[str, Any] = {  # Any: options are of all types

@@ -1,7 +1,7 @@
-"""Command-line flags by the rules of Go's flag package, and configuration files by those of go-options.
+"""Command-line flags as real nsqd takes them (``-name=value``, ``--name value``), and its configuration files.
 
-Pure: words in, values out. The tables of the two programs are in ``flags.py``. Source: Go's flag, strconv and
-time.ParseDuration; go-options Resolve.
+Pure: words in, values out. The tables of the two programs are in ``flags.py``. Not click: it is optional, and a daemon
+listens before it would be imported. Source: Go's flag and time.ParseDuration; go-options Resolve.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fakensqd.gotext import duration
+
 __all__ = [
     "Flag",
     "FlagError",
     "HelpWanted",
     "Value",
     "configured",
-    "encode_duration",
     "parse",
     "parse_duration",
     "usage",
@@ -24,22 +25,12 @@ __all__ = [
 
 Value = str | bool | int | float | tuple[str, ...] | tuple[float, ...]
 
-_SIGNED_BITS = 63
-_INTEGER = re.compile(r"([+-]?)(?:0[xX](?P<x>[0-9a-fA-F]+)|0[bB](?P<b>[01]+)|0[oO]?(?P<o>[0-7]+)|(?P<d>[0-9]+))\Z")
-_BASES = {"x": 16, "b": 2, "o": 8, "d": 10}
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 _DURATION_PART = re.compile(r"([0-9]*)(?:\.([0-9]*))?(ns|us|\u00b5s|\u03bcs|ms|s|m|h)")
-_UNITS_NS = {
-    "ns": 1,
-    "us": 10**3,
-    "\u00b5s": 10**3,
-    "\u03bcs": 10**3,
-    "ms": 10**6,
-    "s": 10**9,
-    "m": 60 * 10**9,
-    "h": 3600 * 10**9,
-}
+_UNITS_NS = {"ns": 1, "us": 10**3, "\u00b5s": 10**3, "\u03bcs": 10**3, "ms": 10**6, "s": 10**9}
+_UNITS_NS |= {"m": 60 * 10**9, "h": 3600 * 10**9}
+_MAX_INT = 2**63
 _LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
 _TLS_VERSIONS = ("tls1.0", "tls1.1", "tls1.2", "tls1.3")
 
@@ -50,10 +41,6 @@ class FlagError(ValueError):
 
 class HelpWanted(Exception):
     """-h or --help was among the words."""
-
-
-class _BadValue(ValueError):
-    """A value that its flag does not take; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +114,11 @@ def parse(flags: Iterable[Flag], words: Sequence[str]) -> dict[str, Value]:
 def _set(values: dict[str, Value], flag: Flag, text: str) -> None:
     try:
         value = _READERS[flag.kind](text)
-    except _BadValue as error:
-        kind, quoted = ("boolean value", _quoted(text)) if flag.boolean else ("value", _quoted(text))
-        joint = "for" if flag.boolean else "for flag"
-        raise FlagError(f"invalid {kind} {quoted} {joint} -{flag.name}: {error}") from None
+    except ValueError as error:
+        raise FlagError(f'invalid value "{text}" for flag -{flag.name}: {error}') from None
     if flag.repeated:
         value = (*values.get(flag.name, ()), *value)  # type: ignore[misc]  # values of repeated flags are tuples
     values[flag.name] = value
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -154,87 +135,45 @@ def parse_duration(text: str) -> float:
     if rest == "0":
         return 0.0
     if not rest:
-        raise _BadValue("parse error")
+        raise ValueError("parse error")
     nanoseconds = 0
     while rest:
         match = _DURATION_PART.match(rest)
         if match is None or not (match[1] or match[2]):
-            raise _BadValue("parse error")
+            raise ValueError("parse error")
         unit = _UNITS_NS[match[3]]
         fraction = match[2] or ""
         nanoseconds += int(match[1] or "0") * unit + int(fraction or "0") * unit // 10 ** len(fraction)
         rest = rest[match.end() :]
-    if nanoseconds >= 2**_SIGNED_BITS:
-        raise _BadValue("parse error")
+    if nanoseconds >= _MAX_INT:
+        raise ValueError("parse error")
     return sign * nanoseconds / 1e9
 
 
-def encode_duration(seconds: float) -> str:
-    """Write a duration as Go does: ``1m30s``, ``250ms``. Source: time.Duration.String."""
-    nanoseconds = round(abs(seconds) * 1e9)
-    sign = "-" if seconds < 0 else ""
-    if 0 < nanoseconds < _UNITS_NS["s"]:
-        unit = next(unit for unit in ("ms", "\u00b5s", "ns") if nanoseconds >= _UNITS_NS[unit])
-        return f"{sign}{_decimal(nanoseconds, _UNITS_NS[unit])}{unit}"
-    minutes, rest = divmod(nanoseconds, _UNITS_NS["m"])
-    hours = f"{minutes // 60}h" if minutes >= 60 else ""
-    return f"{sign}{hours}{f'{minutes % 60}m' if minutes else ''}{_decimal(rest, _UNITS_NS['s'])}s"
-
-
-def _decimal(nanoseconds: int, unit: int) -> str:
-    whole, rest = divmod(nanoseconds, unit)
-    return f"{whole}.{rest:0{len(str(unit)) - 1}d}".rstrip("0").rstrip(".")
-
-
 def _boolean(text: str) -> bool:
-    if text in _TRUE:
-        return True
-    if text in _FALSE:
-        return False
-    raise _BadValue("parse error")
+    if text not in _TRUE | _FALSE:
+        raise ValueError("parse error")
+    return text in _TRUE
 
 
 def _integer(text: str) -> int:
-    match = _INTEGER.match(text)
-    if match is None:
-        raise _BadValue("parse error")
-    base = match.lastgroup or "d"
-    value = int(match[base], _BASES[base])
-    value = -value if match[1] == "-" else value
-    if not -(2**_SIGNED_BITS) <= value < 2**_SIGNED_BITS:
-        raise _BadValue("value out of range")
+    value = int(text, 0)
+    if not -_MAX_INT <= value < _MAX_INT:
+        raise ValueError("value out of range")
     return value
 
 
-def _floats(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise _BadValue("parse error") from None
-
-
-def _log_level(text: str) -> str:
-    level = text.lower()
-    if level not in _LOG_LEVELS:
-        raise _BadValue(f"invalid log level '{text}' ({', '.join(_LOG_LEVELS)})")
-    return level
-
-
 def _tls_required(text: str) -> str:
-    text = text.lower()
-    if text == "tcp-https":
-        return text
-    try:
-        return "true" if _boolean(text) else "false"
-    except _BadValue:
-        raise _BadValue(f"strconv.ParseBool: parsing {_quoted(text)}: invalid syntax") from None
+    return "tcp-https" if text.lower() == "tcp-https" else str(_boolean(text)).lower()
 
 
-def _tls_version(text: str) -> str:
-    version = text.lower() or _TLS_VERSIONS[0]
-    if version not in _TLS_VERSIONS:
-        raise _BadValue(f"unknown tlsVersionOption {_quoted(version)}")
-    return version
+def _one_of(allowed: Sequence[str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError(f"not one of {', '.join(allowed)}")
+        return text.lower()
+
+    return read
 
 
 _READERS: dict[str, Callable[[str], Value]] = {
@@ -243,10 +182,10 @@ _READERS: dict[str, Callable[[str], Value]] = {
     "int": _integer,
     "duration": parse_duration,
     "list": lambda text: (text,),
-    "floats": _floats,
-    "log-level": _log_level,
+    "floats": lambda text: tuple(map(float, text.split(","))),
+    "log-level": _one_of(_LOG_LEVELS),
     "tls-required": _tls_required,
-    "tls-min-version": _tls_version,
+    "tls-min-version": lambda text: _one_of(_TLS_VERSIONS)(text or _TLS_VERSIONS[0]),
 }
 
 
@@ -287,23 +226,17 @@ def _config_text(flag: Flag, item: object) -> str:
 
 
 def usage(program: str, flags: Iterable[Flag]) -> str:
-    """Say what flags there are, in the shape that Go gives it."""
+    """Write what flags there are, with their defaults, in the shape that Go gives it."""
     lines = [f"Usage of {program}:"]
     for flag in sorted(flags, key=lambda flag: flag.name):
         kind = "" if flag.boolean else f" {flag.kind}" if flag.kind in ("string", "int", "duration") else " value"
-        default = "" if flag.default in (None, "", False, (), 0) else f" (default {_shown_default(flag)})"
+        default = "" if flag.default in (None, "", False, (), 0) else f" (default {_default(flag)})"
         lines += [f"  -{flag.name}{kind}", f"    \t{flag.meaning or 'accepted; no meaning here'}{default}"]
     return "\n".join(lines) + "\n"
 
 
-def _shown_default(flag: Flag) -> str:
+def _default(flag: Flag) -> str:
     """Write a default so that the flag takes it back; text stands in quotes."""
-    match flag.default:
-        case bool():
-            return str(flag.default).lower()
-        case str() if flag.kind == "string":
-            return _quoted(flag.default)
-        case float() if flag.kind == "duration":
-            return encode_duration(flag.default)
-        case _:
-            return str(flag.default)
+    if flag.kind == "duration" and isinstance(flag.default, (int, float)):
+        return duration(flag.default)
+    return f'"{flag.default}"' if flag.kind == "string" else str(flag.default).lower()

@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any
 
 from fakensqd import gojson
-from fakensqd.bodies import SIZE, Measure
 from fakensqd.effects import Answer, Close, Effect, Question, Send
-from fakensqd.reader import Input, Reading, Refusal
+from fakensqd.reader import SIZE, BodyReader, Input, Reading, Refusal
 from fakensqd.registry import Peer, Registry
 from fakensqd.tap import Tap, Tapped
 from gnsq.protocol.names import valid_channel_name, valid_topic_name
@@ -75,7 +74,7 @@ class LookupdSession:
 
     def attach(self, tap: Tap) -> None:
         """Let a tap listen from the next command on, if none does."""
-        self._tap = self._tap or Tapped(tap, self._input, self._output, self._measure)
+        self._tap = self._tap or Tapped(tap, self._input, self._output, self._body_reader)
 
     def receive(self, data: bytes, now: float) -> list[Effect]:
         """Take what the nsqd has sent."""
@@ -189,8 +188,8 @@ class LookupdSession:
             return _illegal
         return _HANDLERS.get(name, _illegal)
 
-    def _measure(self, words: list[bytes]) -> Measure | None:
-        return _body_size if words[0] == b"IDENTIFY" else None
+    def _body_reader(self, words: list[bytes]) -> BodyReader | None:
+        return _read_identify if words[0] == b"IDENTIFY" else None
 
     def _respond(self, data: bytes) -> None:
         self._output.append(_framed(data))
@@ -223,15 +222,9 @@ class LookupdSession:
 
     def _identify(self, words: list[bytes]) -> Reading[None]:
         try:
-            (size,) = SIZE.unpack((yield from self._read(SIZE.size)))
-        except _Ended:
-            raise _Refusal(b"E_BAD_BODY IDENTIFY failed to read body size") from None
-        if size < 0:
-            raise _Ended  # the real one crashes
-        try:
-            body = yield from self._read(size)
-        except _Ended:
-            raise _Refusal(b"E_BAD_BODY IDENTIFY failed to read body") from None
+            body = yield from _read_identify(self._input)
+        except Refusal as refusal:
+            raise (_Refusal(refusal.data) if refusal.data else _Ended) from None
         try:
             values: dict[str, Any] = gojson.decode(body, _FIELDS)  # Any: decode() has checked each type
         except ValueError:
@@ -255,9 +248,11 @@ def _framed(data: bytes) -> bytes:
     return SIZE.pack(len(data)) + data
 
 
-def _body_size(data: bytes) -> int | None:
-    (size,) = SIZE.unpack_from(data)
-    return SIZE.size + int(size) if size >= 0 else None
+def _read_identify(source: Input) -> Reading[bytes]:
+    size = yield from source.read_size(b"E_BAD_BODY IDENTIFY failed to read body size")
+    if size < 0:
+        raise Refusal(b"")  # the real one crashes
+    return (yield from source.read(size, b"E_BAD_BODY IDENTIFY failed to read body"))
 
 
 def _illegal(session: LookupdSession, words: list[bytes]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fakensqd import gojson
+from fakensqd import commands, gojson
 from fakensqd.effects import AskAuth, Failed, Secured, StartCompression, StartTLS
 from fakensqd.gotext import quote
 from fakensqd.identify import Identification, IdentifyError, Settings, decode_identify, negotiated
@@ -67,9 +67,9 @@ class Opening:
 
     # --- IDENTIFY -----------------------------------------------------------------------------------------------------
 
-    def identify(self) -> Reading[Identification]:
+    def identify(self, words: list[bytes]) -> Reading[Identification]:
         """Read the body of IDENTIFY and put it into force; negotiate() answers it."""
-        body = yield from self._input.read_body(b"IDENTIFY", self._options.max_body_size)
+        body = yield from commands.read_identify(words, self._options, self._input)
         try:
             asked = decode_identify(body, self._options.emulated)
         except ValueError:
@@ -124,11 +124,7 @@ class Opening:
 
     def authenticate(self, words: list[bytes]) -> Reading[None]:
         """Do AUTH: ask the auth server about a secret."""
-        if not self._options.emulated.since(0, 2, 29):
-            raise Refusal(b"E_INVALID invalid command AUTH")
-        if len(words) != 1:
-            raise Refusal(b"E_INVALID AUTH invalid number of parameters")
-        secret = yield from self._input.read_body(b"AUTH", self._options.max_body_size)
+        secret = yield from commands.read_auth(words, self._options, self._input)
         if self._has_grants:
             raise Refusal(b"E_INVALID AUTH already set")
         if not self._options.auth_http_addresses:

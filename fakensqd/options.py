@@ -117,11 +117,6 @@ class NsqdOptions(Options):
         False,
         "notice timeouts and ends of delays as late as nsqd: every 0.1 s; 5 s on a young channel, or more with many",
     )
-    buffer_lateness: bool = option(
-        False,
-        "hold messages below RDY back for the default output_buffer_timeout, too, as nsqd; those of a client that asks"
-        " for another are always held",
-    )
     queue_scan_selection_count: int = option(
         20, "with scan_lateness: channels looked into every 0.1 s, by chance; more while many have something", minimum=1
     )

@@ -6,7 +6,8 @@ protocol_v2.go: readLen, readMPUB and the beginnings of IDENTIFY, AUTH, PUB and 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import struct
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from fakensqd.effects import Answer, Question
@@ -14,7 +15,9 @@ from gnsq.errors import ERROR_CODES
 from gnsq.protocol.commands import CommandDecoder
 from gnsq.protocol.frames import ERROR, encode_frame
 
-__all__ = ["Input", "Reading", "Refusal"]
+__all__ = ["SIZE", "BodyReader", "Input", "Reading", "Refusal"]
+
+SIZE = struct.Struct(">i")
 
 _Value = TypeVar("_Value")
 
@@ -52,12 +55,14 @@ class Input:
 
     __slots__ = ("decoder", "ended")
 
-    def __init__(self) -> None:
-        self.decoder = CommandDecoder()
+    def __init__(self, decoder: CommandDecoder | None = None) -> None:
+        self.decoder = decoder or CommandDecoder()
         self.ended = False
 
     def give_back(self, data: bytes) -> None:
         """Put bytes in front of what is still to be read."""
+        if not data:
+            return
         rest = self.decoder.detach()
         self.decoder.feed(data + rest)
 
@@ -119,3 +124,7 @@ class Input:
                 message = yield from self.read(size, b"E_BAD_MESSAGE MPUB failed to read message body")
             messages.append(message)
         return messages
+
+
+# Reads what follows the line of one command.
+BodyReader = Callable[[Input], Reading[object]]

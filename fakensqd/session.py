@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from fakensqd import parameters
+from fakensqd import commands
 from fakensqd.broker import Broker, BrokerError, Channel
 from fakensqd.effects import Answer, Close, Effect, Question, Send
 from fakensqd.identify import Settings
@@ -105,7 +105,9 @@ class Session:
 
     def attach(self, tap: Tap) -> None:
         """Let a tap listen from the next command on, if none does."""
-        self._tap = self._tap or Tapped(tap, self._input, self._output.frames, self._publishing.measure, self.time_out)
+        self._tap = self._tap or Tapped(
+            tap, self._input, self._output.frames, self._publishing.body_reader, self.time_out
+        )
 
     def receive(self, data: bytes, now: float) -> list[Effect]:
         """Take what the client has sent."""
@@ -234,7 +236,7 @@ class Session:
             # nsqd holds back what is below RDY. Here only for those who want another time than the default, or none:
             # tests want to see the message.
             period = self.opening.pump_settings.output_buffer_timeout
-            if period == self._options.output_buffer_timeout and period and not self._options.buffer_lateness:
+            if period == self._options.output_buffer_timeout and period:
                 self._output.flush()
             else:
                 # Deflate has a buffer of its own, which no message fills that is worth a test.
@@ -344,7 +346,7 @@ class Session:
 
     def _identify(self, words: list[bytes]) -> Reading[None]:
         first = not self.opening.identified
-        asked = yield from self.opening.identify()
+        asked = yield from self.opening.identify(words)
         if first:
             interval = self.settings.heartbeat_interval
             self._heartbeat_due = self._now + interval if interval else math.inf
@@ -357,7 +359,7 @@ class Session:
     def _subscribe(self, words: list[bytes]) -> Reading[None]:
         if not self.settings.heartbeat_interval:
             raise Refusal(b"E_INVALID cannot SUB with heartbeats disabled")
-        topic_name, channel_name = parameters.subscription(words, self._release)
+        topic_name, channel_name = commands.subscription(words, self._release)
         if self._auth_required:
             yield from self.opening.authorize(b"SUB", topic_name, channel_name)
         channel = self._broker.ensure_topic(topic_name).ensure_channel(channel_name, self._now)
@@ -372,7 +374,7 @@ class Session:
     # --- commands: consuming ------------------------------------------------------------------------------------------
 
     def _ready(self, words: list[bytes]) -> None:
-        self._set_ready_count(parameters.ready_count(words, self._options.max_rdy_count))
+        self._set_ready_count(commands.ready_count(words, self._options.max_rdy_count))
 
     def _set_ready_count(self, count: int) -> None:
         self.ready_count = self._last_ready_count = count
@@ -381,7 +383,7 @@ class Session:
         """Do nothing: NOP, and RDY once the client is closing."""
 
     def _finish(self, words: list[bytes]) -> None:
-        message_id = parameters.message_id(words)
+        message_id = commands.message_id(words)
         try:
             self._subscribed.finish(self, message_id, self._now)
         except BrokerError as error:
@@ -390,8 +392,8 @@ class Session:
         self.in_flight_count -= 1
 
     def _requeue(self, words: list[bytes]) -> None:
-        message_id = parameters.message_id(words, 3)
-        delay = parameters.requeue_delay(words, self._options.max_req_timeout, self._release)
+        message_id = commands.message_id(words)
+        delay = commands.requeue_delay(words, self._options.max_req_timeout, self._release)
         try:
             self._subscribed.requeue(self, message_id, delay, self._now)
         except BrokerError as error:
@@ -400,7 +402,7 @@ class Session:
         self.in_flight_count -= 1
 
     def _touch(self, words: list[bytes]) -> None:
-        message_id = parameters.message_id(words)
+        message_id = commands.message_id(words)
         try:
             self._subscribed.touch(self, message_id, self.settings.msg_timeout, self._now)
         except BrokerError as error:

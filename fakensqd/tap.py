@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from fakensqd.bodies import SIZE, Measure
 from fakensqd.channel import Message
 from fakensqd.effects import (
     Answer,
@@ -26,8 +25,8 @@ from fakensqd.effects import (
     Wait,
 )
 from fakensqd.line import Line
-from fakensqd.reader import Input, Reading, Refusal
-from gnsq.protocol.commands import Command
+from fakensqd.reader import SIZE, BodyReader, Input, Reading, Refusal
+from gnsq.protocol.commands import Command, CommandDecoder
 
 __all__ = ["Tap", "Tapped"]
 
@@ -61,7 +60,7 @@ class Tapped:
     Args:
         source: What the client sends.
         output: Frames that the session has not sent; emptied here.
-        measure: Gives what measures the body of a legal command; None if it has none, or is refused without.
+        body_reader: Gives what reads the body of a legal command; None if it has none, or is refused without.
         time_out: Takes a message in flight back, if there is such a thing.
     """
 
@@ -70,13 +69,13 @@ class Tapped:
         tap: Tap,
         source: Input,
         output: list[bytes],
-        measure: Callable[[list[bytes]], Measure | None],
+        body_reader: Callable[[list[bytes]], BodyReader | None],
         time_out: Callable[[bytes], None] | None = None,
     ) -> None:
         self._tap = tap
         self._input = source
         self._output = output
-        self._measure = measure
+        self._body_reader = body_reader
         self._time_out = time_out
         self._line = Line()
         # Something is not to wait until the session's buffer is full.
@@ -147,8 +146,8 @@ class Tapped:
             begin: Begins to execute it.
             legal: Whether it is legal now; if not, its body is never read.
         """
-        measure = self._measure(words) if legal else None
-        raw = None if measure is None else (yield from read_ahead(measure, self._input))
+        read = self._body_reader(words) if legal else None
+        raw = None if read is None else (yield from read_ahead(read, self._input))
         command = Command(words[0], tuple(words[1:]), None if raw is None else raw[SIZE.size :])
         steps = self._tap.command(command, now())
         plain = len(steps) == 1 and steps[0] == Execute()
@@ -202,24 +201,39 @@ class Tapped:
         return self._say(self._tap.reply(command, replies + steps, now), now)
 
 
-def read_ahead(measure: Measure, source: Input) -> Reading[bytes | None]:
-    """Wait for the size and body behind a command, and leave them where they are.
+class _Recorder(CommandDecoder):
+    """Takes from another decoder, and notes what it has taken."""
+
+    __slots__ = ("_source", "taken")
+
+    def __init__(self, source: CommandDecoder) -> None:
+        self.taken: list[bytes] = []
+        self._source = source
+
+    def take(self, count: int) -> bytes | None:
+        """Take exactly count bytes; None, and nothing taken, while there are fewer."""
+        data = self._source.take(count)
+        if data is not None:
+            self.taken.append(data)
+        return data
+
+
+def read_ahead(read: BodyReader, source: Input) -> Reading[bytes | None]:
+    """Wait for the body of a command with its size, and leave both where they are.
 
     Returns:
         Both; None if the server refuses the command before it has it all.
     """
-    decoder = source.decoder
-    length = announced = SIZE.size
-    while True:
-        # What the size announces is looked at in one piece, as far as it is here; it need not be true.
-        while (data := decoder.peek(max(length, min(decoder.buffered, announced)))) is None:
-            if source.ended:
-                return None
-            yield None
-        needed = measure(data)
-        if needed is None:
-            return None
-        if needed <= len(data):
-            return data[:needed]
-        length = needed
-        announced = SIZE.size + int(SIZE.unpack_from(data)[0])
+    recorder = _Recorder(source.decoder)
+    ahead = Input(recorder)
+    is_whole = True
+    try:
+        ahead.ended = source.ended
+        for question in read(ahead):
+            yield question
+            ahead.ended = source.ended
+    except Refusal:
+        is_whole = False
+    data = b"".join(recorder.taken)
+    source.give_back(data)
+    return data if is_whole else None

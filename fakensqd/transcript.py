@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
+from fakensqd.commands import ROWS
 from gnsq.texts import counted
 
 __all__ = ["Entry", "Transcript", "decode_bytes", "encode_bytes"]
@@ -132,7 +133,7 @@ class Transcript:
         return [
             body
             for entry in self._entries
-            if entry.topic == topic and (entry.name in _PUBLISHING or entry.name in _HTTP_PUBLISHING)
+            if entry.topic == topic and entry.name in _PUBLISHING
             for body in entry.bodies * entry.executed
         ]
 
@@ -230,8 +231,9 @@ class Transcript:
         return transcript
 
 
-_PUBLISHING = ("PUB", "MPUB", "DPUB", "publish")
-_HTTP_PUBLISHING = ("POST /pub", "POST /mpub")
+_PUBLISHING = frozenset(
+    ["publish", "POST /pub", "POST /mpub", *(name.decode() for name, row in ROWS.items() if row.publishes)]
+)
 
 
 def _shown(body: bytes) -> str:

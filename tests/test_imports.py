@@ -95,8 +95,8 @@ PURE_MODULES = [
         f"fakensqd/{name}.py"
         for name in [
             *["auth", "broker", "channel", "disk", "effects", "flags", "goflags", "gojson", "gotext", "http_api"],
-            *["identify", "ids", "bodies", "config", "http_head", "latency", "message_queue", "output"],
-            *["lookupd_http", "lookupd_session", "nsqd_http", "opening", "options", "parameters", "re2", "reader"],
+            *["identify", "ids", "commands", "config", "http_head", "latency", "message_queue", "output"],
+            *["lookupd_http", "lookupd_session", "nsqd_http", "opening", "options", "reader"],
             *["registry", "session", "stats", "faults/chain", "faults/toxics", "old_http", "scan"],
             *["line", "publishing", "tap", "transcript"],
             *[f"faults/{name}" for name in ["action", "actions", "jsonform", "match", "passage", "scenario", "watch"]],

@@ -13,11 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from fakensqd.commands import LOOKUPD_ROWS, NSQD_ROWS, ROWS
+
 __all__ = ["LOOKUPD_COMMANDS", "NSQD_COMMANDS", "Event", "Match", "Point", "Times", "on"]
 
-NSQD_COMMANDS = ("IDENTIFY", "AUTH", "SUB", "PUB", "MPUB", "DPUB", "RDY", "FIN", "REQ", "TOUCH", "CLS", "NOP")
-LOOKUPD_COMMANDS = ("IDENTIFY", "REGISTER", "UNREGISTER", "PING")
-_COMMANDS = (*NSQD_COMMANDS, *LOOKUPD_COMMANDS[1:])
+NSQD_COMMANDS, LOOKUPD_COMMANDS, _COMMANDS = (
+    tuple(name.decode() for name in rows) for rows in (NSQD_ROWS, LOOKUPD_ROWS, ROWS)
+)
 _FRAMES = ("message", "heartbeat")
 
 

@@ -5,10 +5,11 @@ Pure. Both are asked about everything that happens; what neither wants to know i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from fakensqd.channel import Message
+from fakensqd.commands import ROWS, CommandRow
 from fakensqd.effects import Execute, Open, Send, Step
 from fakensqd.faults.match import Event, Point
 from fakensqd.faults.scenario import Plan
@@ -22,9 +23,7 @@ _EXECUTE: tuple[Step, ...] = (Execute(),)
 _OPEN: tuple[Step, ...] = (Open(),)
 # The second word of a frame that is an error.
 _ERROR_TYPE = ERROR.to_bytes(4, "big")
-_NAMES_CHANNEL = frozenset([b"SUB", b"REGISTER", b"UNREGISTER"])
-_NAMES_TOPIC = frozenset([b"PUB", b"MPUB", b"DPUB"]) | _NAMES_CHANNEL
-_NAMES_MESSAGE = frozenset([b"FIN", b"REQ", b"TOUCH"])
+_UNKNOWN = CommandRow()
 
 
 class Client(Protocol):
@@ -174,9 +173,10 @@ class ConnectionTap:
     def _command_event(self, command: Command, now: float) -> Event:
         client_id, topic, channel = self._client.names
         args = command.args
-        if command.name in _NAMES_TOPIC and args:
+        row = ROWS.get(command.name, _UNKNOWN)
+        if row.has_topic and args:
             topic = _text(args[0])
-            channel = _text(args[1]) if command.name in _NAMES_CHANNEL and len(args) > 1 else ""
+            channel = _text(args[1]) if row.has_channel and len(args) > 1 else ""
         return Event(
             Point.COMMAND,
             _text(command.name),
@@ -188,7 +188,7 @@ class ConnectionTap:
             _bodies(command),
             raw=command.body or b"",
             words=args,
-            message_id=args[0] if command.name in _NAMES_MESSAGE and args else b"",
+            message_id=args[0] if row.has_message_id and args else b"",
             header=self._header,
         )
 
@@ -225,14 +225,7 @@ def _bodies(command: Command) -> tuple[bytes, ...]:
         return (command.body,)
 
 
-# Commands whose words say more than their topic, channel and message.
-_DETAILS: Mapping[bytes, Callable[[tuple[bytes, ...]], tuple[bytes, ...]]] = {
-    b"RDY": lambda words: words,
-    b"REQ": lambda words: words[1:],
-    b"DPUB": lambda words: words[1:],
-}
-
-
 def _details(command: Command) -> str:
-    words = _DETAILS.get(command.name)
-    return "" if words is None else " ".join(map(_text, words(command.args)))
+    """Give the words that say more than topic, channel and message."""
+    row = ROWS.get(command.name, _UNKNOWN)
+    return "" if row.details is None else " ".join(map(_text, command.args[row.details :]))

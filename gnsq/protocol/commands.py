@@ -20,7 +20,6 @@ from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_na
 from gnsq.texts import counted
 
 __all__ = [
-    "BODY_COMMANDS",
     "Command",
     "CommandDecoder",
     "MAGIC_V2",
@@ -245,12 +244,10 @@ def _check_count(subject: str, value: int) -> None:
 
 # --- the server's side ------------------------------------------------------------------------------------------------
 
-BODY_COMMANDS: Final = frozenset([b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB"])
-
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command as a server sees it: name, the words behind it, and its body if it is one of BODY_COMMANDS."""
+    """One command as a server sees it: its name, the words after it, and its body if it has one."""
 
     name: bytes
     args: tuple[bytes, ...] = ()
@@ -258,16 +255,12 @@ class Command:
 
 
 class CommandDecoder:
-    """Buffer what a client sends and cut it into lines, sizes, bodies; or into whole commands with next_command().
+    """Buffer what a client sends, and cut it into lines, sizes and bodies. A server checks between them."""
 
-    The single steps (take_line, take_size, take) are for a server that checks between them, as nsqd does.
-    """
-
-    __slots__ = ("_buffer", "_head")
+    __slots__ = ("_buffer",)
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._head: tuple[bytes, tuple[bytes, ...], int | None] | None = None
 
     def feed(self, data: bytes) -> None:
         """Append what was received."""
@@ -315,35 +308,6 @@ class CommandDecoder:
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest
-
-    def next_command(self) -> Command | None:
-        """Take one whole command; None while it is not all here.
-
-        Raises:
-            ValueError: If its line is too long or its body has a negative size.
-        """
-        if self._head is None:
-            line = self.take_line()
-            if line is None:
-                return None
-            name, *args = line.split(b" ")
-            self._head = (name, tuple(args), None)
-        name, words, size = self._head
-        if name not in BODY_COMMANDS:
-            self._head = None
-            return Command(name, words)
-        if size is None:
-            size = self.take_size()
-            if size is None:
-                return None
-            if size < 0:
-                raise ValueError(f"{name.decode()} body size {size} is negative")
-            self._head = (name, words, size)
-        body = self.take(size)
-        if body is None:
-            return None
-        self._head = None
-        return Command(name, words, body)
 
 
 def split_multipublish_body(body: bytes) -> Sequence[bytes]:

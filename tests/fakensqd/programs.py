@@ -1,15 +1,20 @@
-"""Starting the emulator's programs as subprocesses, and reading what they say."""
+"""Start the emulator's programs as child processes, and read their output.
+
+Children have default signal dispositions, whatever this process ignores; none runs longer than its limit or its block.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import gevent
-from gevent.subprocess import PIPE, Popen
+from gevent.subprocess import DEVNULL, PIPE, Popen
 
 LIMIT = 20.0
 LISTENING = re.compile(
@@ -22,28 +27,62 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "fakensqd", *words]
 
 
+@contextlib.contextmanager
+def default_signals() -> Iterator[None]:
+    """Let programs start with default signal dispositions: exec() resets a handler, an ignored signal stays ignored."""
+    ignored = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) == signal.SIG_IGN
+    ]
+    for number in ignored:
+        signal.signal(number, lambda *_: None)
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def run_command(*command: str, limit: float = LIMIT, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; kill it after its limit. Options are those of subprocess.run()."""
+    with default_signals():
+        return subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, **options)
+
+
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that ends by itself."""
-    return subprocess.run(command(*words), capture_output=True, text=True, timeout=LIMIT, check=False)
+    """Run a program of the emulator that ends by itself."""
+    return run_command(*command(*words))
+
+
+@contextlib.contextmanager
+def child(*command: str, limit: float = LIMIT, **options: Any) -> Iterator[Popen]:  # Any: Popen's
+    """Run a program beside the test; kill it at the end of the block, or after its limit: its output ends then."""
+    with default_signals():
+        process = Popen(command, stdin=DEVNULL, **options)
+    killing = gevent.spawn_later(limit, process.kill)
+    try:
+        yield process
+    finally:
+        killing.kill()
+        if process.poll() is None:
+            process.kill()
+        process.wait(LIMIT)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 class Program:
     """A daemon that runs; its lines are read up to those about its listeners."""
 
-    def __init__(self, *words: str, listeners: int = 2) -> None:
-        self.process = Popen(command(*words), stdin=subprocess.DEVNULL, stderr=PIPE)
+    def __init__(self, process: Popen, listeners: int) -> None:
+        self.process = process
         self.lines: list[bytes] = []
         self.addresses: dict[str, str] = {}
-        try:
-            self._read_addresses(listeners)
-        except BaseException:
-            self.process.kill()
-            raise
-
-    def _read_addresses(self, listeners: int) -> None:
         with gevent.Timeout(LIMIT):
             while len(self.addresses) < listeners:
-                line = self.process.stderr.readline()
+                line = process.stderr.readline()
                 assert line, b"".join(self.lines).decode()
                 self.lines.append(line)
                 if match := LISTENING.fullmatch(line):
@@ -58,13 +97,7 @@ class Program:
 
 
 @contextlib.contextmanager
-def program(*words: str, listeners: int = 2) -> Iterator[Program]:
-    """Start a daemon; kill it in the end if it still runs."""
-    started = Program(*words, listeners=listeners)
-    try:
-        yield started
-    finally:
-        if started.process.poll() is None:
-            started.process.kill()
-            started.process.wait(LIMIT)
-        started.process.stderr.close()
+def program(*words: str, listeners: int = 2, **options: Any) -> Iterator[Program]:  # Any: Popen's
+    """Start a daemon; kill it at the end if it still runs."""
+    with child(*command(*words), limit=100.0, stderr=PIPE, **options) as process:
+        yield Program(process, listeners)

@@ -75,6 +75,44 @@ def test_what_a_grant_allows(grant, topic, channel, allowed):
     assert grant.allows(topic, channel) is allowed
 
 
+@pytest.mark.parametrize(
+    ("pattern", "topic"),
+    [("", "t"), ("a|b", "b"), ("^a$", "a"), ("(?i)ABC", "abc"), (r"\\?\.", "."), (r"^[\w-]+$", "a-b"), ("a{2}", "aa")],
+)
+def test_patterns_that_go_and_python_read_alike(pattern, topic):
+    grant = Grant(topic=pattern)
+    grant.check()
+
+    assert grant.allows(topic, "")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *[
+            "(",
+            "a)",
+            "[",
+            "*",
+            "a**",
+            "a++",
+            r"(a)\1",
+            r"\\\1",
+            "(?=a)",
+            "(?!a)",
+            "(?<=a)",
+            "(?<!a)",
+            "(?P=n)",
+            "(?#x)",
+        ],
+        *["(?>a)", "(a)(?(1)b)", "[[:alpha:]]", "(" * 2000 + ")" * 2000],
+    ],
+)
+def test_patterns_that_are_refused(pattern):
+    with pytest.raises(ValueError, match=r"^pattern "):
+        Grant(topic=pattern).check()
+
+
 def test_one_grant_must_fit_as_a_whole():
     halves = (Grant(topic="^a$", permissions=("publish",)), Grant(topic="^b$", permissions=("subscribe",)))
     authorization = Authorization(ttl=1.0, grants=halves)

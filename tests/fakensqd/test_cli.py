@@ -4,35 +4,41 @@ import contextlib
 import json
 import signal
 import socket
-import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
+from gevent.subprocess import PIPE
 
 import gnsq
-from tests.fakensqd.programs import LIMIT, command, run
+from fakensqd.cli import command_line
+from tests.fakensqd.programs import LIMIT, child, command, run, run_command
 from tests.fakensqd.wire import request
 
 
-def test_help():
-    result = run("--help")
+def run_here(*words):
+    return CliRunner().invoke(command_line, words, prog_name="fakensqd")
 
-    assert (result.returncode, result.stderr) == (0, "")
+
+def test_help():
+    result = run_here("--help")
+
+    assert (result.exit_code, result.stderr) == (0, "")
     assert 'exec fakensqd nsqd "$@"' in result.stdout
     for name in ("nsqd", "nsqlookupd", "cluster"):
         assert f"\n  {name} " in result.stdout
 
 
 def test_version():
-    result = run("--version")
+    result = run_here("--version")
 
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == f"fakensqd {gnsq.__version__}, emulates nsqd and nsqlookupd 1.3.0\n"
 
 
 def test_no_words_and_wrong_words():
-    assert run().returncode in (0, 2)
-    assert "No such command 'nsq'" in run("nsq").stderr
+    assert run_here().exit_code in (0, 2)
+    assert "No such command 'nsq'" in run_here("nsq").stderr
 
 
 def test_a_daemon_behind_an_option():
@@ -41,14 +47,8 @@ def test_a_daemon_behind_an_option():
     assert (result.returncode, result.stdout) == (0, "nsqd v1.3.0 (built w/go1.27.3)\n")
 
 
-@contextlib.contextmanager
 def cluster(*words):
-    process = subprocess.Popen(command("cluster", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    return child(*command("cluster", *words), stdout=PIPE, stderr=PIPE, universal_newlines=True)
 
 
 def free_base_port(*offsets):
@@ -64,8 +64,7 @@ def free_base_port(*offsets):
     raise AssertionError("no free ports from 20000 to 30000")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_cluster(number):
+def test_a_cluster():
     with cluster("--nsqds", "3", "--lookupds", "2") as process:
         lines = [process.stdout.readline().split() for _ in range(6)]
         assert [line[0] for line in lines] == ["nsqlookupd"] * 2 + ["nsqd"] * 3 + ["nsqadmin"]
@@ -73,7 +72,7 @@ def test_a_cluster(number):
             assert len(request(line[4], "GET", "/nodes")["producers"]) == 3
         assert lines[5][1:] == [f"--lookupd-http-address={line[4]}" for line in lines[:2]]
         assert "SIGTERM" in process.stderr.readline()
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT) == 0
         assert process.stderr.read() == ""
 
@@ -96,8 +95,7 @@ main()
 
 @pytest.mark.parametrize("module", ["click", "fakensqd.cluster"])
 def test_a_cluster_that_is_interrupted_while_it_loads_ends_in_order(module):
-    words = [sys.executable, "-c", STRUCK_WHILE_IT_IMPORTS, module]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, check=False)
+    result = run_command(sys.executable, "-c", STRUCK_WHILE_IT_IMPORTS, module)
 
     assert (result.returncode, "Traceback" in result.stderr) == (0, False)
 
@@ -152,7 +150,7 @@ def test_without_click_it_says_what_to_install():
     code = (
         "import sys; sys.modules['click'] = None; sys.argv = ['fakensqd']; from fakensqd.__main__ import main; main()"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT, check=False)
+    result = run_command(sys.executable, "-c", code)
 
     assert result.returncode == 1
     assert result.stderr.startswith("fakensqd's command line needs click: pip install 'gnsq[fakensqd]'")

@@ -1,7 +1,6 @@
 """Listeners: start, stop, ports, addresses, and that nothing is left over."""
 
 import contextlib
-import gc
 import socket
 
 import gevent
@@ -112,26 +111,6 @@ def test_a_greenlet_that_fails_is_recorded():
         nsqd._spawn(fail).join()
 
     assert [str(error) for error in nsqd.errors] == ["broken"]
-
-
-def test_nothing_is_left_over_after_many_rounds():
-    def greenlets():
-        gc.collect()
-        return sum(isinstance(item, gevent.Greenlet) and not item.dead for item in gc.get_objects())
-
-    hub = gevent.get_hub()
-    before, watchers = greenlets(), hub.loop.activecnt
-
-    for _ in range(200):
-        with FakeNsqd() as nsqd:
-            client = consumer(nsqd.tcp_address)
-            client.send(commands.publish("t", b"x"))
-            client.frame()
-            client.socket.close()
-
-    gevent.sleep(0)
-    assert greenlets() <= before
-    assert hub.loop.activecnt <= watchers
 
 
 def test_http_clients_that_break_off_are_no_errors(capfd):

@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import subprocess
 import sys
 
 import gevent
@@ -13,6 +12,7 @@ from gevent import socket as gevent_socket
 from fakensqd import FakeLookupd, FakeNsqd
 from fakensqd.faults.toxics import stall
 from gnsq.protocol import commands
+from tests.fakensqd.programs import run_command
 from tests.fakensqd.wire import Client, consumer, request
 from tests.helpers import wait_until
 
@@ -188,9 +188,7 @@ def test_another_process_steers():
         "print(json.load(urllib.request.urlopen(url, json.dumps(rule).encode(), timeout=10)))\n"
     )
     with FakeNsqd(faults_over_http=True, threaded=True) as nsqd:
-        done = subprocess.run(
-            [sys.executable, "-c", code, nsqd.http_address], capture_output=True, text=True, check=True, timeout=30
-        )
+        done = run_command(sys.executable, "-c", code, nsqd.http_address)
         client = Client(nsqd.tcp_address)
         client.send(commands.publish("t", b"x"))
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from fakensqd.http_api import HttpError, Request, Route, Router, profiling_routes, topic_and_channel_names
+from fakensqd.http_api import HttpError, Request, Route, Router, profiling_routes
 
 
 def environ(method, path, query="", body=b""):
@@ -61,31 +61,6 @@ JSON = {"content-type": "application/json; charset=utf-8"}
 NSQ = {"x-nsq-content-type": "nsq; version=1.0"}
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "answer"),
-    [
-        ("GET", "/ping", (200, TEXT, b"OK")),
-        ("GET", "/json", (200, JSON | NSQ, b'{"a":[1]}')),
-        ("POST", "/none", (200, NSQ, b"")),
-        ("GET", "/refuse", (400, JSON | NSQ, b'{"message":"NO"}')),
-        ("GET", "/config/x", (200, TEXT | NSQ, b"x")),
-        ("GET", "/config/", (404, JSON | NSQ, b'{"message":"NOT_FOUND"}')),
-        ("GET", "/config/x/y", (404, JSON | NSQ, b'{"message":"NOT_FOUND"}')),
-        ("GET", "/other", (404, JSON | NSQ, b'{"message":"NOT_FOUND"}')),
-        ("GET", "/none", (405, JSON | NSQ | {"allow": "OPTIONS, POST"}, b'{"message":"METHOD_NOT_ALLOWED"}')),
-        ("OPTIONS", "/config/x", (200, {"allow": "GET, OPTIONS, PUT"}, b"")),
-    ],
-)
-def test_answers(router, method, path, answer):
-    assert call(router, method, path) == answer
-
-
-def test_head_is_not_allowed_and_has_no_body(router):
-    status, headers, body = call(router, "HEAD", "/ping")
-
-    assert (status, headers["allow"], body) == (405, "GET, OPTIONS", b"")
-
-
 def test_an_error_of_a_handler_is_recorded(router, errors):
     assert call(router, "GET", "/broken") == (500, JSON | NSQ, b'{"message":"INTERNAL_ERROR"}')
     assert [str(error) for error in errors] == ["broken"]
@@ -103,30 +78,10 @@ def test_a_redirected_post_keeps_its_method(router):
     assert call(router, "POST", "/none/") == (307, {"location": "/none"}, b"")
 
 
-def test_the_first_of_equal_parameters_counts():
-    request = Request(environ("GET", "/", "topic=a%20b+c&topic=d&x&=y&"))
-
-    assert request.query == {"topic": "a b c", "x": "", "": "y"}
-
-
 @pytest.mark.parametrize("query", ["topic=%zz", "topic=%2", "a;b"])
 def test_a_query_that_does_not_parse(query):
     with pytest.raises(HttpError, match="INVALID_REQUEST"):
         Request(environ("GET", "/", query)).required("topic")
-
-
-@pytest.mark.parametrize(
-    ("query", "text"),
-    [
-        ("", "MISSING_ARG_TOPIC"),
-        ("topic=a@b", "INVALID_ARG_TOPIC"),
-        ("topic=a", "MISSING_ARG_CHANNEL"),
-        ("topic=a&channel=b@c", "INVALID_ARG_CHANNEL"),
-    ],
-)
-def test_names_are_checked_in_order(query, text):
-    with pytest.raises(HttpError, match=text):
-        topic_and_channel_names(Request(environ("GET", "/", query)))
 
 
 def test_a_body_is_read_up_to_a_limit():

@@ -69,45 +69,6 @@ def test_byte_by_byte(registry):
 
 
 @pytest.mark.parametrize(
-    ("data", "answer"),
-    [
-        (b"FOO\n", b"E_INVALID invalid command FOO"),
-        (b"\n", b"E_INVALID invalid command "),
-        (b"REGISTER t\n", b"E_INVALID client must IDENTIFY"),
-        (identify(version=""), b"E_BAD_BODY IDENTIFY missing fields"),
-        (identify(tcp_port=0), b"E_BAD_BODY IDENTIFY missing fields"),
-        (b"IDENTIFY\n\0\0\0\4nope", b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
-    ],
-)
-def test_refusals(nsqd, data, answer):
-    assert nsqd.send(data) == [answer]
-    assert nsqd.closed
-
-
-@pytest.mark.parametrize(
-    ("line", "answer"),
-    [
-        (b"REGISTER", b"E_INVALID REGISTER insufficient number of params"),
-        (b"REGISTER a@b", b"E_BAD_TOPIC REGISTER topic name 'a@b' is not valid"),
-        (b"UNREGISTER t c@d", b"E_BAD_CHANNEL UNREGISTER channel name 'c@d' is not valid"),
-        (b"IDENTIFY", b"E_INVALID cannot IDENTIFY again"),
-    ],
-)
-def test_refusals_after_identify(nsqd, line, answer):
-    nsqd.send(identify())
-
-    assert nsqd.send(line + b"\n") == [answer]
-    assert nsqd.closed
-
-
-def test_another_magic(registry):
-    nsqd = Nsqd(registry)
-
-    assert nsqd.send(b"  V2") == [b"E_BAD_PROTOCOL"]
-    assert nsqd.send(b"PING\n") == []
-
-
-@pytest.mark.parametrize(
     ("data", "answers"),
     [
         (b"", []),
@@ -120,6 +81,11 @@ def test_input_that_ends(nsqd, data, answers):
     nsqd.send(data)
 
     assert nsqd.end() == answers
+    assert nsqd.closed
+
+
+def test_register_before_identify_is_refused(nsqd):
+    assert nsqd.send(b"REGISTER t\n") == [b"E_INVALID client must IDENTIFY"]
     assert nsqd.closed
 
 
@@ -148,13 +114,6 @@ def test_ping_renews_and_a_lost_connection_removes(nsqd, registry):
 
     nsqd.session.disconnected()
     assert registry.producers(Key("client")) == []
-
-
-def test_unregister(nsqd, registry):
-    nsqd.send(identify() + b"REGISTER t c\nUNREGISTER t c\n")
-
-    assert registry.producers(Key("channel", "t", "c")) == []
-    assert len(registry.producers(Key("topic", "t"))) == 1
 
 
 def test_nothing_comes_by_itself(nsqd):

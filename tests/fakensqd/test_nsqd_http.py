@@ -64,36 +64,6 @@ def bodies(server, topic="t"):
     return [message.body for message in channel.deliver(None, 100, 0.0, 60.0)]
 
 
-@pytest.mark.parametrize(
-    ("target", "body", "answer"),
-    [
-        ("/pub?topic=t", b"x" * 11, (413, "MSG_TOO_BIG")),
-        ("/pub", b"", (400, "MSG_EMPTY")),
-        ("/pub?topic=%zz", b"x", (400, "INVALID_REQUEST")),
-        ("/pub", b"x", (400, "MISSING_ARG_TOPIC")),
-        ("/pub?topic=a@b", b"x", (400, "INVALID_TOPIC")),
-        ("/pub?topic=t&defer=x", b"x", (400, "INVALID_DEFER")),
-        ("/pub?topic=t&defer=-1", b"x", (400, "INVALID_DEFER")),
-        ("/pub?topic=t&defer=3600001", b"x", (400, "INVALID_DEFER")),
-        ("/pub?topic=t&defer=" + "9" * 40, b"x", (400, "INVALID_DEFER")),
-        ("/mpub?topic=t", b"x" * 31, (413, "BODY_TOO_BIG")),
-        ("/mpub", b"x", (400, "MISSING_ARG_TOPIC")),
-        ("/mpub?topic=t", b"ok\n" + b"x" * 11, (413, "MSG_TOO_BIG")),
-        ("/mpub?topic=t&binary=true", b"\0\0", (413, "BAD_BODY")),
-        ("/mpub?topic=t&binary=yes", b"\0\0\0\1\0\0\0\0", (413, "BAD_MESSAGE")),
-        ("/topic/create", b"", (400, "MISSING_ARG_TOPIC")),
-        ("/topic/delete?topic=a@b", b"", (404, "TOPIC_NOT_FOUND")),
-        ("/topic/empty?topic=a@b", b"", (400, "INVALID_TOPIC")),
-        ("/topic/empty?topic=t", b"", (404, "TOPIC_NOT_FOUND")),
-        ("/topic/pause?topic=t", b"", (404, "TOPIC_NOT_FOUND")),
-        ("/channel/create?topic=t&channel=c", b"", (404, "TOPIC_NOT_FOUND")),
-        ("/channel/delete?topic=t&channel=c@", b"", (400, "INVALID_ARG_CHANNEL")),
-    ],
-)
-def test_refusals(api, target, body, answer):
-    assert api("POST", target, body) == answer
-
-
 def test_a_body_without_its_length_is_measured(server):
     status, _, _ = call_chunked(server, "/pub", b"x" * 11)
     assert status == 413
@@ -109,11 +79,6 @@ def call_chunked(server, path, body):
     return int(started[0][0][:3]), started[0][1], data
 
 
-def test_publish(api, server):
-    assert api("POST", "/pub?topic=t&defer=%2B0", b"x") == (200, "OK")
-    assert bodies(server) == [b"x"]
-
-
 def test_a_deferred_message_waits(api, server):
     server.broker.ensure_topic("t").ensure_channel("c", 0.0)
 
@@ -122,75 +87,9 @@ def test_a_deferred_message_waits(api, server):
     assert server.broker.due == 1.5
 
 
-@pytest.mark.parametrize("query", ["", "&binary=false", "&binary=0"])
-def test_multipublish_takes_lines(api, server, query):
-    assert api("POST", f"/mpub?topic=t{query}", b"a\n\nb\r\nc") == (200, "OK")
-    assert bodies(server) == [b"a", b"b\r", b"c"]
-
-
-@pytest.mark.parametrize("value", ["true", "1", "", "other"])
-def test_multipublish_takes_binary(api, server, value):
-    body = multipublish_body([b"a\n", b"b"])
-
-    assert api("POST", f"/mpub?topic=t&binary={value}", body + b"rest") == (200, "OK")
-    assert bodies(server) == [b"a\n", b"b"]
-
-
 def test_multipublish_of_nothing_makes_the_topic(api, server):
     assert api("POST", "/mpub?topic=t") == (200, "OK")
     assert "t" in server.broker.topics
-
-
-def test_the_life_of_topic_and_channel(api, server):
-    assert api("POST", "/topic/create?topic=t") == (200, "")
-    assert api("POST", "/channel/create?topic=t&channel=c") == (200, "")
-    topic = server.broker.topics["t"]
-    channel = topic.channels["c"]
-
-    api("POST", "/pub?topic=t", b"x")
-    api("POST", "/channel/pause?topic=t&channel=c")
-    assert channel.paused
-    api("POST", "/channel/unpause?topic=t&channel=c")
-    assert not channel.paused
-    api("POST", "/channel/empty?topic=t&channel=c")
-    assert channel.depth == 0
-
-    api("POST", "/topic/pause?topic=t")
-    api("POST", "/pub?topic=t", b"x")
-    assert topic.depth == 1
-    api("POST", "/topic/empty?topic=t")
-    assert topic.depth == 0
-    api("POST", "/topic/unpause?topic=t")
-    assert not topic.paused
-
-    assert api("POST", "/channel/delete?topic=t&channel=c") == (200, "")
-    for action in ("delete", "empty", "pause", "unpause"):
-        assert api("POST", f"/channel/{action}?topic=t&channel=c") == (404, "CHANNEL_NOT_FOUND")
-    assert api("POST", "/topic/delete?topic=t") == (200, "")
-    assert server.broker.topics == {}
-
-
-def test_info(api):
-    _, text = api("GET", "/info")
-
-    assert json.loads(text) == {
-        "version": "1.3.0",
-        "broadcast_address": "127.0.0.1",
-        "hostname": "h",
-        "http_port": 4151,
-        "tcp_port": 4150,
-        "start_time": 1_577_836_800,
-        "max_heartbeat_interval": 60_000_000_000,
-        "max_output_buffer_size": 65536,
-        "max_output_buffer_timeout": 30_000_000_000,
-        "max_deflate_level": 6,
-    }
-
-
-def test_stats_as_text_and_json(api):
-    assert api("GET", "/ping") == (200, "OK")
-    assert api("GET", "/stats?include_mem=0")[1].endswith("Topics: None\n\nProducers: None\n")
-    assert json.loads(api("GET", "/stats?format=json")[1])["topics"] == []
 
 
 @pytest.mark.parametrize(

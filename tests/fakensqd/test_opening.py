@@ -6,7 +6,7 @@ import pytest
 
 from fakensqd.auth import Authorization, Grant
 from fakensqd.broker import Broker
-from fakensqd.effects import AskAuth, Close, Failed, Secured, Send, StartCompression, StartTLS
+from fakensqd.effects import AskAuth, Close, Secured, Send, StartCompression, StartTLS
 from fakensqd.options import NsqdOptions
 from fakensqd.session import Session
 from fakensqd.stats import client_statistics
@@ -109,25 +109,6 @@ def test_what_was_read_behind_an_identify_that_upgrades_is_lost():
     assert client.send(commands.publish("t", b"x")) == [OK]
 
 
-def test_without_features_there_are_no_upgrades():
-    client = Client(**TLS)
-
-    assert client.send(commands.identify({"tls_v1": True, "snappy": True})) == [OK]
-
-
-def test_a_handshake_that_fails_ends_the_connection():
-    client = Client(**TLS)
-    client.identify(tls_v1=True)
-
-    assert client.resume(Failed("EOF")) == refused(b"E_IDENTIFY_FAILED IDENTIFY failed EOF")
-
-
-def test_both_compressions_end_the_connection():
-    text = b"E_IDENTIFY_FAILED cannot enable both deflate and snappy compression"
-
-    assert Client(**TLS).send(identify(tls_v1=True, snappy=True, deflate=True)) == refused(text)
-
-
 def test_a_second_identify_may_change_the_compression():
     client = Client()
     client.identify(snappy=True)
@@ -157,26 +138,6 @@ def test_nothing_is_read_before_the_answer():
     client.identify(tls_v1=True)
 
     assert client.send(b"FOO\n") == []
-
-
-@pytest.mark.parametrize("line", [b"NOP", b"FOO", b"", b"SUB x c", b"AUTH"])
-def test_where_tls_is_required_there_is_only_identify_before(line):
-    client = Client(**TLS, tls_required=True)
-    assert client.identify() == (set(), [])
-
-    assert client.send(line + b"\n") == refused(
-        b"E_INVALID cannot %s in current state (TLS required)" % line.partition(b" ")[0]
-    )
-
-
-def test_where_tls_is_required_everything_goes_inside():
-    client = Client(**TLS, tls_required="tcp-https")
-    client.identify(tls_v1=True)
-    client.resume(SECURED)
-
-    assert client.send(commands.publish("t", b"x")) == [OK]
-    assert client.identify() == (set(), [])
-    assert client.send(commands.publish("t", b"x")) == [OK]
 
 
 def test_deflate_keeps_what_a_buffer_would_let_go():
@@ -210,57 +171,6 @@ def test_auth_inside_tls_names_the_certificate():
     assert client.send(commands.auth(b"s")) == [AskAuth(b"s", "::1", "me", True)]
 
 
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [
-        (None, b"E_AUTH_FAILED AUTH failed"),
-        (Authorization(ttl=1.0), b"E_UNAUTHORIZED AUTH no authorizations found"),
-    ],
-)
-def test_auth_that_is_denied(answer, text):
-    client = Client(**AUTH)
-    client.send(commands.auth(b"s"))
-
-    assert client.resume(answer) == refused(text)
-
-
-@pytest.mark.parametrize(
-    ("command", "text"),
-    [
-        (b"AUTH x\n", b"E_INVALID AUTH invalid number of parameters"),
-        (b"AUTH\n\0\0\0\0", b"E_BAD_BODY AUTH invalid body size 0"),
-        (commands.auth(b"s"), b"E_INVALID AUTH already set"),
-    ],
-)
-def test_auth_that_is_refused(command, text):
-    assert Client(**AUTH).authorized().send(command) == refused(text)
-
-
-COMMANDS = {
-    b"SUB": b"SUB t c\n",
-    b"PUB": commands.publish("t", b"x"),
-    b"MPUB": b"MPUB t\n",
-    b"DPUB": commands.deferpublish("t", b"x", 0),
-}
-
-
-@pytest.mark.parametrize("name", list(COMMANDS))
-def test_nothing_goes_before_auth(name):
-    client = Client(**AUTH)
-
-    assert client.send(COMMANDS[name]) == refused(b"E_AUTH_FIRST AUTH required before %s" % name)
-    assert client.session._broker.topics == {}
-
-
-@pytest.mark.parametrize("name", list(COMMANDS))
-def test_nothing_goes_without_a_right_to_it(name):
-    client = Client(**AUTH).authorized(Authorization(ttl=10.0, grants=(Grant(topic="other"),)))
-    channel = b"c" if name == b"SUB" else b""
-
-    assert client.send(COMMANDS[name]) == refused(b'E_UNAUTHORIZED AUTH failed for %s on "t" "%s"' % (name, channel))
-    assert client.session._broker.topics == {}
-
-
 def test_what_has_expired_is_asked_again():
     client = Client(**AUTH).authorized()
     client.now = 10.0
@@ -271,21 +181,6 @@ def test_what_has_expired_is_asked_again():
     assert client.resume(ALL) == [OK]
     client.now = 20.0
     assert client.send(commands.publish("t", b"x")) == [OK]
-
-
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [
-        (None, b"E_AUTH_FAILED AUTH failed"),
-        (Authorization(ttl=1.0), b'E_UNAUTHORIZED AUTH failed for PUB on "t" ""'),
-    ],
-)
-def test_what_has_expired_may_be_denied(answer, text):
-    client = Client(**AUTH).authorized()
-    client.now = 11.0
-    client.send(commands.publish("t", b"x"))
-
-    assert client.resume(answer) == refused(text)
 
 
 def test_a_channel_that_is_deleted_while_the_auth_server_is_asked():

@@ -4,18 +4,16 @@ Each is skipped where its library is not installed: node must find nsqjs (NODE_P
 Nothing is downloaded.
 """
 
-import contextlib
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from gevent import Timeout
-from gevent.subprocess import DEVNULL, PIPE, Popen
+from gevent.subprocess import DEVNULL, PIPE
 
-from tests.fakensqd.programs import FREE_PORTS, LIMIT, program
+from tests.fakensqd.programs import FREE_PORTS, LIMIT, child, program, run_command
 from tests.fakensqd.wire import request
 from tests.helpers import wait_until
 
@@ -28,7 +26,7 @@ GO_NSQ = "github.com/nsqio/go-nsq v1.1.0"
 def nsqjs(directory):
     """The command of a consumer of nsqjs."""
     node = shutil.which("node")
-    if node is None or subprocess.run([node, "-e", "require('nsqjs')"], capture_output=True, check=False).returncode:
+    if node is None or run_command(node, "-e", "require('nsqjs')").returncode:
         pytest.skip("node does not find nsqjs: npm install nsqjs, and NODE_PATH with its node_modules")
     return [node, str(CLIENTS / "consumer.js")]
 
@@ -41,14 +39,7 @@ def go_nsq(directory):
     shutil.copy(CLIENTS / "consumer.go", directory)
     (directory / "go.mod").write_text(f"module consumer\n\ngo 1.21\n\nrequire {GO_NSQ}\n")
     offline = {"GOFLAGS": "-mod=mod", "GOPROXY": "off", "GOSUMDB": "off", "GOTOOLCHAIN": "local"}
-    built = subprocess.run(
-        [go, "build", "-o", "consumer", "."],
-        cwd=directory,
-        env=os.environ | offline,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    built = run_command(go, "build", "-o", "consumer", ".", limit=100.0, cwd=directory, env=os.environ | offline)
     if "module lookup disabled" in built.stderr:
         pytest.skip(f"Go's module cache has no go-nsq: go mod download {GO_NSQ.replace(' ', '@')}")
     assert built.returncode == 0, built.stderr
@@ -99,14 +90,12 @@ class Running:
 def running(command, tmp_path):
     # What was in flight on a connection that ended is delivered again after msg-timeout.
     words = [*FREE_PORTS, "--faults-http-address=127.0.0.1:0", f"--data-path={tmp_path}", "--msg-timeout=1s"]
-    with program("nsqd", *words, listeners=3) as server, contextlib.ExitStack() as stack:
-        client = Popen([*command, server.addresses["TCP"], "t", "c"], stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL)
-        stack.callback(client.stdout.close)
-        stack.callback(client.wait, LIMIT)
-        stack.callback(client.kill)
-        running = Running(server.addresses, client)
-        wait_until(running.is_connected, LIMIT)
-        yield running
+    with program("nsqd", *words, listeners=3) as server:
+        arguments = (*command, server.addresses["TCP"], "t", "c")
+        with child(*arguments, limit=100.0, stdout=PIPE, stderr=DEVNULL) as client:
+            running = Running(server.addresses, client)
+            wait_until(running.is_connected, LIMIT)
+            yield running
 
 
 def test_a_client_whose_fin_is_lost_reconnects_and_gets_the_message_again(running):

@@ -1,4 +1,4 @@
-"""Messages beyond the memory queue are on disk as soon as they are accepted, and survive a SIGKILL; others do not."""
+"""Messages beyond the memory queue are on disk as soon as they are accepted; test_program kills a program."""
 
 import shutil
 
@@ -8,7 +8,6 @@ from fakensqd import FakeNsqd
 from fakensqd.data_path import DataPath
 from gnsq.protocol import commands
 from gnsq.protocol.frames import decode_message
-from tests.fakensqd.programs import FREE_PORTS, program
 from tests.fakensqd.wire import Client, consumer, request
 
 
@@ -190,17 +189,6 @@ def test_a_directory_that_is_not_ours_is_left_alone(tmp_path):
     path._removed("t", None, [])
 
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_program_that_is_killed(tmp_path):
-    flags = (*FREE_PORTS, f"--data-path={tmp_path}", "--mem-queue-size=1")
-    with program("nsqd", *flags) as nsqd:
-        publish(nsqd.addresses["TCP"], b"1", b"2", b"3")
-        nsqd.stop(9)
-
-    with program("nsqd", *flags) as nsqd:
-        reader = consumer(nsqd.addresses["TCP"], ready=2)
-        assert [body(reader.frame()), body(reader.frame())] == [b"2", b"3"]
 
 
 def test_a_deferred_message_loses_its_delay_on_disk():

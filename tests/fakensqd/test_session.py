@@ -158,6 +158,30 @@ def test_the_end_of_input_inside_a_body_is_complained_about(client):
     assert client.closed
 
 
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"MPUB t\n\0\0\0\x0a\0\0\0\1\0\0\0\x02a", b"E_BAD_MESSAGE MPUB failed to read message body"),
+        (b"IDENTIFY\n\0\0", b"E_BAD_BODY IDENTIFY failed to read body size"),
+    ],
+    ids=["MPUB", "IDENTIFY"],
+)
+def test_the_end_of_input_inside_other_bodies_has_its_own_words(client, data, text):
+    client.send(data)
+
+    assert client.end() == [(ERROR, text)]
+
+
+def test_numbers_overflow_as_gos_do(client):
+    """No recorded session has these: what is more than 64 bits wraps, and a wrapped delay below zero is none."""
+    *_, (_, message) = client.send(b"SUB t c\nRDY 1\nDPUB t 18446744073709551616\n\0\0\0\1x")
+    message_id = decode_message(message)[2]
+    for delay in (b"9223372036855", b"18446744073709551616"):
+        assert client.send(b"REQ %s %s\n" % (message_id, delay))[0][0] == MESSAGE
+
+    assert client.send(b"RDY 18446744073709551615\n") == [(ERROR, b"E_INVALID RDY count -1 out of range 0-2500")]
+
+
 COMMANDS = st.one_of(
     st.sampled_from([b"NOP\n", b"CLS\n", b"SUB t c\n", b"RDY 3\n", b"SUB t\r\n", b"FOO\n", b"AUTH\n\0\0\0\1x"]),
     st.builds(commands.publish, st.just("t"), st.binary(min_size=1, max_size=20)),
@@ -492,13 +516,12 @@ def test_with_another_buffer_timeout_than_the_default_messages_wait_for_it(broke
 
 
 @pytest.mark.parametrize("asked", [{}, {"output_buffer_timeout": 250}], ids=["nothing", "the default"])
-def test_with_the_default_they_go_at_once_unless_nsqd_is_to_be_late(asked):
-    clients = [consumer(Broker(NsqdOptions(buffer_lateness=late)), ready=5, identify=asked) for late in (False, True)]
-    for client in clients:
-        publish(client.session._broker, b"a")
+def test_with_the_default_buffer_timeout_messages_go_at_once(broker, asked):
+    client = consumer(broker, ready=5, identify=asked)
 
-    assert [len(client.pump()) for client in clients] == [1, 0]
-    assert [len(client.tick(0.25)) for client in clients] == [0, 1]
+    publish(broker, b"a")
+
+    assert client.bodies() == [b"a"]
 
 
 def test_a_client_that_is_gone_has_nothing_due(broker):

@@ -234,7 +234,7 @@ def test_a_deaf_nsqlookupd_times_our_client_out():
         assert LookupdClient.from_url(lookupd.http_address).topics() == {"topics": []}
         lookupd.deaf()
         with pytest.raises(NSQTimeout):
-            LookupdClient.from_url(lookupd.http_address, timeout=0.5).topics()
+            LookupdClient.from_url(lookupd.http_address, timeout=0.1).topics()
         lookupd.hearing()
         assert LookupdClient.from_url(lookupd.http_address).topics() == {"topics": []}
 

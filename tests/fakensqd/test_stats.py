@@ -115,12 +115,6 @@ def test_text(broker):
     ]
 
 
-def test_text_of_nothing():
-    text = statistics_text(stats(Broker(), include_memory=False), uptime=0.0, now_seconds=START)
-
-    assert text.endswith("\nHealth: OK\n\nTopics: None\n\nProducers: None\n")
-
-
 def test_percentiles_of_the_time_to_fin():
     broker = Broker(NsqdOptions(e2e_processing_latency_percentiles=(0.5, 0.99)), epoch_ns=START * 10**9)
     client = session(broker, commands.subscribe("t", "c") + commands.ready(5) + commands.publish("t", b"x"))

@@ -154,8 +154,8 @@ def test_a_failure_shows_what_came_nearest():
         last[0] = next(answers, last[0])
         return last[0]
 
-    with pytest.raises(AssertionError, match=r"not so within 0.5 s: expected 8, nearest was 7"):
-        wait_for(question, 8, limit=0.5)
+    with pytest.raises(AssertionError, match=r"not so within 0.1 s: expected 8, nearest was 7"):
+        wait_for(question, 8, limit=0.1)
 
 
 def test_lists_are_compared_line_by_line():

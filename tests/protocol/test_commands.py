@@ -3,7 +3,8 @@
 import pytest
 
 from gnsq.protocol import commands
-from gnsq.protocol.commands import Command, CommandDecoder
+from gnsq.protocol.commands import Command
+from tests.protocol.decoder import CommandDecoder
 
 ID = b"0123456789abcdef"
 

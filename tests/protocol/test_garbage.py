@@ -16,7 +16,7 @@ from gnsq.errors import NSQException, NSQFrameError, NSQProtocolError
 from gnsq.message import read_messages
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
-from gnsq.protocol.commands import MAX_LINE_SIZE, CommandDecoder, split_multipublish_body
+from gnsq.protocol.commands import MAX_LINE_SIZE, split_multipublish_body
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import (
     ERROR,
@@ -29,6 +29,7 @@ from gnsq.protocol.frames import (
     encode_message,
 )
 from gnsq.protocol.handshake import Identity, ReadFrame, StartCompression, StartTLS, Write, handshake
+from tests.protocol.decoder import CommandDecoder
 
 MAX_FRAME_SIZE = 64
 ID = b"0123456789abcdef"

@@ -11,6 +11,7 @@ import pytest
 from gnsq.errors import NSQErrorCode, make_error
 from gnsq.protocol import commands
 from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, OK, FrameDecoder, decode_message, encode_frame
+from tests.protocol.decoder import CommandDecoder
 
 FILES = Path(__file__).parent.parent / "vectors" / "transcripts"
 NAMES = sorted(path.stem for path in FILES.glob("nsqd-*.jsonl"))
@@ -90,7 +91,7 @@ WORDS = {b"SUB": 2, b"DPUB": 2, b"REQ": 2, b"AUTH": 0, b"CLS": 0, b"NOP": 0}
 
 def read_commands(data):
     """The whole commands in some bytes, up to what is malformed."""
-    decoder = commands.CommandDecoder()
+    decoder = CommandDecoder()
     decoder.feed(data)
     try:
         while (command := decoder.next_command()) is not None:
