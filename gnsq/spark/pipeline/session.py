@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j has no types
 from pyspark import SparkContext
@@ -19,7 +21,7 @@ from gnsq.spark.errors import JobFailed
 from gnsq.spark.failures import essence, last_words
 from gnsq.spark.java import prepare_environment
 
-__all__ = ["is_submitted", "open_session"]
+__all__ = ["OpenSession", "is_submitted", "open_session"]
 
 # Seconds for the JVM to end.
 JVM_PATIENCE = 10.0
@@ -35,6 +37,19 @@ _SETTINGS = {
     # They only let go of old state; that comes with the next batch that has rows.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
+
+
+class OpenSession(Protocol):
+    """The signature of open_session(): a job may be given another function, such as one that shares a session."""
+
+    def __call__(
+        self,
+        name: str,
+        *,
+        master: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        log: Path | None = None,
+    ) -> AbstractContextManager[SparkSession]: ...
 
 
 def is_submitted() -> bool:

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from gnsq.spark.pipeline.__main__ import main
 from gnsq.spark.store import open_store
 from tests.spark.helpers import channel_stats, members_of, publish, running, wait_for
 from tests.spark.pipeline.helpers import published, rows_below
@@ -179,7 +181,7 @@ def test_status_starts_no_spark(fakensqd, tmp_path):
 
 @pytest.mark.spark
 @pytest.mark.timeout(240)
-def test_kill_in_mid_batch_then_once_accounts_for_everything(fakensqd, tmp_path):
+def test_kill_in_mid_batch_then_once_accounts_for_everything(fakensqd, shared_session, tmp_path):
     publish(fakensqd, "clicks", EVENTS + BAD)
     secret = {"GNSQ_PIPELINE_NSQ": "authSecret=hush-hush"}
     # What is in flight at the kill comes back soon.
@@ -191,16 +193,17 @@ def test_kill_in_mid_batch_then_once_accounts_for_everything(fakensqd, tmp_path)
     publish(fakensqd, "clicks", EVENTS[:100])
 
     once = ["--once", "--compact-files", "2", "--watermark-delay", "0", "--deduplicate", "0"]
-    done = run(arguments(fakensqd, tmp_path, *once), **secret)
+    given = arguments(fakensqd, tmp_path, *once)[len(COMMAND) :]
+    done = CliRunner(env=secret).invoke(main, given, obj=shared_session)
 
     archived = rows_below(tmp_path / "out" / "archive")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.exit_code == 0, done.output
     assert len({(row["nsqd"], row["message_id"]) for row in archived}) == 2100
     assert len({letter["message_id"] for letter in published(fakensqd, "clicks-dead", tmp_path)}) == 3
     assert re.search(
-        r"^archive  batch +\d+: .* rows/s, backlog .* at nsqd \+ .* in the spool, lag .* s$", done.stdout, re.M
+        r"^archive  batch +\d+: .* rows/s, backlog .* at nsqd \+ .* in the spool, lag .* s$", done.output, re.M
     )
-    assert re.search(r"^both     .* late, \d+ compactions of \d+ files, \d+ s\ndrained$", done.stdout, re.M)
+    assert re.search(r"^both     .* late, \d+ compactions of \d+ files, \d+ s\ndrained$", done.output, re.M)
     assert len(list((tmp_path / "out" / "archive" / "hour=2026-01-01T00").iterdir())) == 1
     late = rows_below(tmp_path / "out" / "late")
     latest = {}
@@ -209,7 +212,7 @@ def test_kill_in_mid_batch_then_once_accounts_for_everything(fakensqd, tmp_path)
         latest[key] = max(latest.get(key, (-1, 0)), (row["version"], row["count"]))
     assert sum(count for _, count in latest.values()) + len(late) == len(archived)
     log = (tmp_path / "work" / "spark.log").read_text()
-    assert "hush-hush" not in log + done.stdout + done.stderr
+    assert "hush-hush" not in log + done.output
     assert not [path for path in (tmp_path / "work").rglob("*/offsets/*") if b"hush" in path.read_bytes()]
 
 
