@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.__main__ import main
+from gnsq.spark.pipeline.joblock import JobLock
 from gnsq.spark.store import open_store
 from tests.spark.helpers import channel_stats, members_of, publish, running, wait_for
 from tests.spark.pipeline.helpers import published, rows_below
@@ -116,11 +118,13 @@ def test_missing_java_says_what_to_install(fakensqd, tmp_path):
     assert "Install one" in line
 
 
-def test_job_that_waits_for_nsqd_stops_in_order(fakensqd, tmp_path):
+def test_job_that_waits_for_nsqd_keeps_others_out_and_stops_in_order(fakensqd, tmp_path):
     command = arguments(fakensqd, tmp_path)
     fakensqd.stop()
     with running(command) as process:
         wait_for(lambda: "channels of clicks not created" in process.stdout.readline())
+        with pytest.raises(JobFailed, match=f"in use by another job, process {process.pid}: "):
+            JobLock(tmp_path / "work", patience=0)
         os.kill(process.pid, signal.SIGTERM)
         output, _ = process.communicate(timeout=30)
 
@@ -133,6 +137,8 @@ def test_output_of_another_job_is_refused_before_spark_starts(fakensqd, tmp_path
     publish(fakensqd, "clicks", EVENTS[:1])
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "owner.json").write_text('{"work": "/another", "topic": "clicks"}')
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "spark.log").write_text("of an earlier run, which the message does not name")
 
     done = run(arguments(fakensqd, tmp_path))
 
@@ -158,18 +164,6 @@ def test_configuration_may_come_from_the_environment(tmp_path):
     done = run(COMMAND, GNSQ_PIPELINE_CONFIG="/nowhere.toml")
 
     assert "configuration /nowhere.toml" in done.stderr
-
-
-def test_second_job_on_one_work_directory_is_refused(fakensqd, tmp_path):
-    from gnsq.spark.pipeline.joblock import JobLock
-
-    publish(fakensqd, "clicks", EVENTS[:1])
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "spark.log").write_text("of the other one")
-    with JobLock(tmp_path / "work"):
-        done = run(arguments(fakensqd, tmp_path))
-    [line] = lines_of(done)
-    assert f"in use by another job, process {os.getpid()}" in line
 
 
 def test_status_starts_no_spark(fakensqd, tmp_path):
