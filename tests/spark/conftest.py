@@ -1,5 +1,6 @@
 """What tests of gnsq.spark share: a hub on a thread, a spool, and one Spark session for all that need a JVM."""
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -64,6 +65,21 @@ def spark(tmp_path_factory):
     log = tmp_path_factory.mktemp("spark") / "spark.log"
     with open_session("tests", master="local[2]", log=log) as spark:
         yield spark
+
+
+@pytest.fixture
+def shared_session(spark):
+    """Does what open_session() does, but with the session of all tests: at the end it stops the queries alone."""
+
+    @contextlib.contextmanager
+    def open_shared(name, **options):
+        try:
+            yield spark
+        finally:
+            for query in spark.streams.active:
+                query.stop()
+
+    return open_shared
 
 
 @pytest.fixture(scope="session")

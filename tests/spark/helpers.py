@@ -96,19 +96,33 @@ def is_empty(nsqd, topic, channel):
 
 
 @contextlib.contextmanager
+def default_signals():
+    """Let processes that are started meanwhile end by signals, also if this one ignores them, as under nohup."""
+    ignored = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
 def running(arguments, **environment):
     """Run a command in a process group of its own; whatever happens, nothing of it is left behind.
 
     Yields the process; its output is one text, stdout and stderr.
     """
-    process = subprocess.Popen(
-        arguments,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, **environment},
-    )
+    with default_signals():
+        process = subprocess.Popen(
+            arguments,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **environment},
+        )
     try:
         yield process
     finally:

@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 
 from gnsq import Producer
 from gnsq.errors import NSQException
-from tests.spark.helpers import numbered
+from tests.spark.helpers import default_signals, numbered
 
 
 @contextlib.contextmanager
 def running_query(arguments, log):
     """Run a program that ends with its standard input, in a process group of its own; nothing of it is left behind."""
-    with open(log, "ab") as output:
+    with open(log, "ab") as output, default_signals():
         process = subprocess.Popen(
             arguments, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )

@@ -1,7 +1,6 @@
 """The format nsq in a real Spark, against an emulated nsqd."""
 
 import contextlib
-import itertools
 import json
 import os
 import signal
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 
-from tests.spark.helpers import channel_stats, columns, is_empty, numbered, publish, running, wait_for
+from tests.spark.helpers import channel_stats, is_empty, numbered, publish, running, wait_for
 from tests.spark.queries import bodies_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
@@ -152,27 +151,6 @@ def test_spool_that_is_full_of_what_was_read_is_emptied(fakensqd, source, run, t
     assert sorted(written(tmp_path / "out")) == numbered(300)
 
 
-def test_available_now_ends_under_constant_publishing(fakensqd, source, run, tmp_path):
-    publish(fakensqd, "clicks", numbered(2000))
-    stop = threading.Event()
-
-    def go_on():
-        for first in itertools.count(2000, 100):
-            publish(fakensqd, "clicks", numbered(100, first))
-            if stop.wait(0.005):
-                return
-
-    publisher = threading.Thread(target=go_on)
-    publisher.start()
-    try:
-        assert run(source(), availableNow=True).awaitTermination(60)
-    finally:
-        stop.set()
-        publisher.join(30)
-
-    assert set(numbered(2000)) <= set(written(tmp_path / "out"))
-
-
 def test_spool_on_s3(fakensqd, source, run, s3, tmp_path):
     publish(fakensqd, "clicks", numbered(1000))
     spool = s3.location(f"bucket/{tmp_path.name}/spool", "KEY:SECRET@")
@@ -182,20 +160,6 @@ def test_spool_on_s3(fakensqd, source, run, s3, tmp_path):
     assert query.awaitTermination(60)
     assert sorted(written(tmp_path / "out")) == numbered(1000)
     assert "SECRET" not in str(query.recentProgress)
-
-
-def test_damaged_segment_is_left_out_and_counted(source, run, spool, tmp_path):
-    writer = spool.writer("r1")
-    for number in (1, 2, 3):
-        writer.write(number, columns(number))
-    segment = next((tmp_path / "spool" / "r1").glob("*2-1.arrow"))
-    segment.write_bytes(segment.read_bytes().replace(b"body 2", b"body 6"))
-
-    query = run(source(receivers="external", maxRowsPerBatch=1), availableNow=True)
-
-    assert query.awaitTermination(60)
-    assert sorted(written(tmp_path / "out")) == [b"body 1", b"body 3"]
-    assert '"set_aside": 1' in query.lastProgress["sources"][0]["latestOffset"]
 
 
 def test_spool_is_as_its_mode_says_with_a_receiver_of_its_own(fakensqd, source, run, tmp_path):
@@ -240,14 +204,6 @@ def test_running_query_takes_what_comes_and_stops_in_order(fakensqd, source, run
     assert sorted(written(tmp_path / "out")) == numbered(300)
     wait_for(lambda: not channel_stats(fakensqd, "clicks", "archive")["clients"])
     assert is_empty(fakensqd, "clicks", "archive")
-
-
-def test_spool_of_a_running_query_is_refused_to_a_second_one(fakensqd, source, run):
-    run(source())
-    wait_for(lambda: (stats := channel_stats(fakensqd, "clicks", "archive")) and stats["clients"], limit=60)
-
-    with pytest.raises(PySparkException, match="each query needs a spool of its own"):
-        run(source(), name="second").awaitTermination(60)
 
 
 def test_bad_option_fails_with_its_name(source, run):

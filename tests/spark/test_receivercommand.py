@@ -28,17 +28,15 @@ def command(*arguments):
 def test_command_receives_and_stops_in_order(fakensqd, spool, tmp_path, number):
     publish(fakensqd, "clicks", numbered(100))
     arguments = ["--topic", "clicks", "--channel", "archive", "--spool", str(tmp_path / "spool")]
-    with subprocess.Popen(
-        command(*arguments, "--nsqd-tcp-address", fakensqd.tcp_address), stderr=subprocess.PIPE, text=True
-    ) as process:
+    with running(command(*arguments, "--nsqd-tcp-address", fakensqd.tcp_address)) as process:
         wait_for(lambda: spool.size() and len(bodies_of(spool)) == 100)
         wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
         process.send_signal(number)
-        _, errors = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=20)
 
     assert process.returncode == 0
-    assert re.search(r"stopped in order: 100 rows in \d+ segments?", errors)
-    assert "Traceback" not in errors
+    assert re.search(r"stopped in order: 100 rows in \d+ segments?", output)
+    assert "Traceback" not in output
     [receiver] = [path for path in (tmp_path / "spool").iterdir() if path.is_dir()]
     assert (receiver / "closed.json").exists()
 
@@ -64,32 +62,15 @@ def test_command_says_what_is_wrong(arguments, words):
 def test_killed_receiver_loses_nothing(fakensqd, spool, tmp_path):
     """Killed at any moment, often between a segment and its FINs; what it had not finished comes again."""
     publish(fakensqd, "clicks", numbered(3000))
-    arguments = [
-        "--topic",
-        "clicks",
-        "--channel",
-        "archive",
-        "--spool",
-        str(tmp_path / "spool"),
-        "--max-in-flight",
-        "50",
-    ]
+    arguments = [*HERE, "--spool", str(tmp_path / "spool"), "--max-in-flight", "50"]
+    receiver = command(*arguments, "--nsqd-tcp-address", fakensqd.tcp_address)
     for rows in (200, 700):
-        process = subprocess.Popen(
-            command(*arguments, "--nsqd-tcp-address", fakensqd.tcp_address), stderr=subprocess.DEVNULL
-        )
-        wait_for(lambda rows=rows: len(bodies_of(spool)) >= rows)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait(10)
-    process = subprocess.Popen(
-        command(*arguments, "--nsqd-tcp-address", fakensqd.tcp_address), stderr=subprocess.DEVNULL
-    )
-    try:
+        with running(receiver) as process:
+            wait_for(lambda rows=rows: len(bodies_of(spool)) >= rows)
+            os.kill(process.pid, signal.SIGKILL)
+    with running(receiver):
         wait_for(lambda: set(bodies_of(spool)) == set(numbered(3000)))
         wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
-    finally:
-        process.terminate()
-        process.wait(20)
 
     assert spool.contents().set_aside == []
 
@@ -272,23 +253,21 @@ def test_silent_nsqd_holds_up_no_end(fakensqd, silent_address, tmp_path):
 
 def test_file_system_that_hangs_at_the_start_holds_up_no_end(fakensqd, tmp_path):
     code = (
-        "import threading\n"
+        "import os, threading\n"
         "from gnsq.spark.store import LocalStore\n"
         "from gnsq.spark.receivercommand import main\n"
-        "def hang(store, path): open('reached', 'w').close(); threading.Event().wait()\n"
+        "def hang(store, path): open(os.environ['REACHED'], 'w').close(); threading.Event().wait()\n"
         "LocalStore.make_directory = hang\n"
         "main()\n"
     )
     arguments = [*HERE, "--spool", str(tmp_path / "spool"), "--nsqd-tcp-address", fakensqd.tcp_address]
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with running([sys.executable, "-c", code, *arguments], REACHED=str(tmp_path / "reached")) as process:
         wait_for((tmp_path / "reached").exists)
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=15)
+        output, _ = process.communicate(timeout=15)
 
     assert process.returncode == 0
-    assert "stopped before the spool could be written" in errors
+    assert "stopped before the spool could be written" in output
 
 
 def test_credentials_of_a_spool_are_not_shown():

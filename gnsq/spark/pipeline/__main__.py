@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,9 @@ from gnsq.errors import NSQException
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.loading import load_config, setting_options
+
+if TYPE_CHECKING:
+    from gnsq.spark.pipeline.session import OpenSession
 
 __all__ = ["main"]
 
@@ -37,7 +41,16 @@ INTERRUPTED = (
 @click.option("--once", is_flag=True, help="End when what is in the channels now has been worked off; for cron.")
 @click.option("--new-topic", is_flag=True, help="Start although no nsqd has the topic yet.")
 @click.option("--status", is_flag=True, help="Tell where the queries stand, and end. Starts no Spark.")
-def main(config_file: str | None, once: bool, new_topic: bool, status: bool, **settings: object) -> None:
+@click.pass_obj
+def main(
+    session: OpenSession | None,
+    /,
+    config_file: str | None,
+    once: bool,
+    new_topic: bool,
+    status: bool,
+    **settings: object,
+) -> None:
     """Archive events from NSQ as Parquet, and count them by window and key. Stop it with Ctrl-C or SIGTERM.
 
     Each setting may be given here, as environment variable GNSQ_PIPELINE_SETTING, or in a TOML file, by its name with
@@ -58,7 +71,7 @@ def main(config_file: str | None, once: bool, new_topic: bool, status: bool, **s
             click.echo(line)
         return
     try:
-        finished = _run(config, once, new_topic)
+        finished = _run(config, once, new_topic, session)
     except KeyboardInterrupt:
         click.echo(INTERRUPTED, err=True)
         sys.exit(130)
@@ -93,7 +106,8 @@ def _note(log: Path) -> None:
         traceback.print_exc(file=file)
 
 
-def _run(config: PipelineConfig, once: bool, new_topic: bool) -> bool:
+def _run(config: PipelineConfig, once: bool, new_topic: bool, session: OpenSession | None) -> bool:
+    """Run the job to its end. Click's context object may name another function than open_session()."""
     # Slow to load: --help and errors in the settings do without.
     from gnsq.spark.pipeline.joblock import JobLock, OutputClaim, OutputLock, job_id
     from gnsq.spark.pipeline.preflight import check_nsq, check_places, check_work, create_channels, survey
@@ -120,7 +134,7 @@ def _run(config: PipelineConfig, once: bool, new_topic: bool) -> bool:
             from gnsq.spark.pipeline.session import is_submitted, open_session
 
             click.echo("starting" if is_submitted() else f"starting Spark; its messages go to {config.log}")
-            with open_session(
+            with (session or open_session)(
                 "gnsq-pipeline", master=config.master or None, settings=config.spark, log=config.log
             ) as spark:
                 # SparkContext takes SIGINT for itself.

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -25,6 +26,9 @@ from gnsq.spark.pipeline.clicks import generate, read_lines
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.stopping import StopRequest
 from gnsq.texts import counted
+
+if TYPE_CHECKING:
+    from gnsq.spark.pipeline.session import OpenSession
 
 __all__ = ["main"]
 
@@ -42,7 +46,8 @@ class _Stopped(Exception):
 @click.option("--messages", default=100_000, show_default=True, type=click.IntRange(0), help="Events to generate.")
 @click.option("--seed", default=2026, show_default=True, help="The same seed, the same events.")
 @click.option("--keep", is_flag=True, help="Keep the output; it is kept anyway if something does not agree.")
-def main(file: Path | None, messages: int, seed: int, keep: bool) -> None:
+@click.pass_obj
+def main(session: OpenSession | None, /, file: Path | None, messages: int, seed: int, keep: bool) -> None:
     """Publish click events, run the pipeline on them, and show that none is missing."""
     console = Console(highlight=False)
     bodies: Iterable[bytes]
@@ -62,7 +67,7 @@ def main(file: Path | None, messages: int, seed: int, keep: bool) -> None:
     console.print(f"Java {java.version} from {java.origin}; working in {work}")
     try:
         with StopRequest() as stop:
-            status = 0 if _demo(console, stop, work, bodies, total) else 1
+            status = 0 if _demo(console, stop, work, bodies, total, session) else 1
     except (_Stopped, KeyboardInterrupt):
         console.print("[yellow]stopped[/]")
         status = 130
@@ -76,8 +81,11 @@ def main(file: Path | None, messages: int, seed: int, keep: bool) -> None:
     sys.exit(status)
 
 
-def _demo(console: Console, stop: StopRequest, work: Path, bodies: Iterable[bytes], total: int) -> bool:
-    """Run all of it; returns whether the account agrees."""
+def _demo(
+    console: Console, stop: StopRequest, work: Path, bodies: Iterable[bytes], total: int, session: OpenSession | None
+) -> bool:
+    """Run all of it; returns whether the account agrees. Click's context object may name another function than
+    open_session()."""
     from fakensqd import FakeCluster  # the extra fakensqd; the package needs it for nothing else
 
     started = time.monotonic()
@@ -92,7 +100,7 @@ def _demo(console: Console, stop: StopRequest, work: Path, bodies: Iterable[byte
             max_rows_per_batch=max(total // 4, 1000),
         )
         published = _publish(console, stop, nsqds, bodies, total)
-        archived, late = _run_pipeline(console, stop, config, work, published)
+        archived, late = _run_pipeline(console, stop, config, work, published, session)
         dead = drain_topic(config.dead_letters_to, lookupds, published - archived)
         metric_rows = count_rows(work / "output" / "metrics")
         metrics = drain_topic(config.metrics_to, lookupds, metric_rows)
@@ -118,7 +126,12 @@ def _publish(console: Console, stop: StopRequest, nsqds: list[str], bodies: Iter
 
 
 def _run_pipeline(
-    console: Console, stop: StopRequest, config: PipelineConfig, work: Path, published: int
+    console: Console,
+    stop: StopRequest,
+    config: PipelineConfig,
+    work: Path,
+    published: int,
+    session: OpenSession | None,
 ) -> tuple[int, int]:
     """Run the job until both channels are drained; returns how many events were archived, and how many were late."""
     from gnsq.spark.pipeline.job import Job  # slow to load
@@ -128,7 +141,7 @@ def _run_pipeline(
 
     with _progress(console) as progress:
         starting = progress.add_task("starting Spark", total=None)
-        with open_session("gnsq-demo", master="local[2]", log=work / "spark.log") as spark:
+        with (session or open_session)("gnsq-demo", master="local[2]", log=work / "spark.log") as spark:
             # SparkContext takes SIGINT for itself.
             stop.install()
             progress.remove_task(starting)

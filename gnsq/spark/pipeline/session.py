@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j has no types
 from pyspark import SparkContext
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from gnsq.spark import register
@@ -19,7 +21,7 @@ from gnsq.spark.errors import JobFailed
 from gnsq.spark.failures import essence, last_words
 from gnsq.spark.java import prepare_environment
 
-__all__ = ["is_submitted", "open_session"]
+__all__ = ["OpenSession", "is_submitted", "open_session"]
 
 # Seconds for the JVM to end.
 JVM_PATIENCE = 10.0
@@ -35,6 +37,19 @@ _SETTINGS = {
     # They only let go of old state; that comes with the next batch that has rows.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
+
+
+class OpenSession(Protocol):
+    """The signature of open_session(): a job may be given another function, such as one that shares a session."""
+
+    def __call__(
+        self,
+        name: str,
+        *,
+        master: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        log: Path | None = None,
+    ) -> AbstractContextManager[SparkSession]: ...
 
 
 def is_submitted() -> bool:
@@ -75,17 +90,20 @@ def open_session(
             spark = builder.getOrCreate()
         except (PySparkException, Py4JError) as error:
             raise JobFailed(f"Spark does not start: {_reason(error, log, written)}") from error
+    is_usable = True
     try:
         try:
             try:
                 _prepare(spark)
             except (PySparkException, Py4JError) as error:
+                # A session with a bad setting has no queries; each question to it costs seconds.
+                is_usable = False
                 raise JobFailed(f"Spark does not start: {_reason(error, log, written)}") from error
             yield spark
         except KeyboardInterrupt:
             raise
         except BaseException:
-            _stop(spark, log)
+            _stop(spark, log, has_queries=is_usable)
             raise
         else:
             _stop(spark, log)
@@ -105,21 +123,22 @@ def _prepare(spark: SparkSession) -> None:
 
 def _reason(error: BaseException, log: Path | None, written: int) -> str:
     """Say why Spark does not start: the first of all causes, or what Java wrote behind so many bytes of its log."""
-    if "JAVA_GATEWAY_EXITED" in str(error) and log is not None:
+    if isinstance(error, PySparkRuntimeError) and error.getCondition() == "JAVA_GATEWAY_EXITED" and log is not None:
         words = last_words(log.read_bytes()[written:].decode(errors="replace"))
         return f"Java has ended at once: {words or 'it did not say why'}: see the settings spark and master"
     # Spark's errors keep Java's causes there.
     while (cause := getattr(error, "_cause", None)) is not None:
         error = cause
-    return essence(str(error))
+    # With str() such an error asks the session for a setting, which takes seconds and fails if a bad one is the cause.
+    return essence(getattr(error, "_desc", None) or str(error))
 
 
-def _stop(spark: SparkSession, log: Path | None) -> None:
+def _stop(spark: SparkSession, log: Path | None, *, has_queries: bool = True) -> None:
     # What is interrupted in the middle of a batch complains, on this side too.
     with _stderr_to(log):
-        # Where the JVM was killed there is nothing to stop; a session with a bad setting has no queries.
+        # If the JVM was killed, there is nothing to stop.
         with contextlib.suppress(PySparkException, Py4JError, ConnectionError):
-            for query in spark.streams.active:
+            for query in spark.streams.active if has_queries else ():
                 query.stop()
         with contextlib.suppress(Py4JError, ConnectionError):
             spark.stop()

@@ -10,7 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from gnsq.spark.errors import JobFailed
+from gnsq.spark.pipeline.__main__ import main
+from gnsq.spark.pipeline.joblock import JobLock
 from gnsq.spark.store import open_store
 from tests.spark.helpers import channel_stats, members_of, publish, running, wait_for
 from tests.spark.pipeline.helpers import published, rows_below
@@ -114,11 +118,13 @@ def test_missing_java_says_what_to_install(fakensqd, tmp_path):
     assert "Install one" in line
 
 
-def test_job_that_waits_for_nsqd_stops_in_order(fakensqd, tmp_path):
+def test_job_that_waits_for_nsqd_keeps_others_out_and_stops_in_order(fakensqd, tmp_path):
     command = arguments(fakensqd, tmp_path)
     fakensqd.stop()
     with running(command) as process:
         wait_for(lambda: "channels of clicks not created" in process.stdout.readline())
+        with pytest.raises(JobFailed, match=f"in use by another job, process {process.pid}: "):
+            JobLock(tmp_path / "work", patience=0)
         os.kill(process.pid, signal.SIGTERM)
         output, _ = process.communicate(timeout=30)
 
@@ -131,6 +137,8 @@ def test_output_of_another_job_is_refused_before_spark_starts(fakensqd, tmp_path
     publish(fakensqd, "clicks", EVENTS[:1])
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "owner.json").write_text('{"work": "/another", "topic": "clicks"}')
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "spark.log").write_text("of an earlier run, which the message does not name")
 
     done = run(arguments(fakensqd, tmp_path))
 
@@ -158,18 +166,6 @@ def test_configuration_may_come_from_the_environment(tmp_path):
     assert "configuration /nowhere.toml" in done.stderr
 
 
-def test_second_job_on_one_work_directory_is_refused(fakensqd, tmp_path):
-    from gnsq.spark.pipeline.joblock import JobLock
-
-    publish(fakensqd, "clicks", EVENTS[:1])
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "spark.log").write_text("of the other one")
-    with JobLock(tmp_path / "work"):
-        done = run(arguments(fakensqd, tmp_path))
-    [line] = lines_of(done)
-    assert f"in use by another job, process {os.getpid()}" in line
-
-
 def test_status_starts_no_spark(fakensqd, tmp_path):
     done = run([*arguments(fakensqd, tmp_path), "--status"], PATH="")
 
@@ -179,7 +175,7 @@ def test_status_starts_no_spark(fakensqd, tmp_path):
 
 @pytest.mark.spark
 @pytest.mark.timeout(240)
-def test_kill_in_mid_batch_then_once_accounts_for_everything(fakensqd, tmp_path):
+def test_kill_in_mid_batch_then_once_accounts_for_everything(fakensqd, shared_session, tmp_path):
     publish(fakensqd, "clicks", EVENTS + BAD)
     secret = {"GNSQ_PIPELINE_NSQ": "authSecret=hush-hush"}
     # What is in flight at the kill comes back soon.
@@ -191,16 +187,17 @@ def test_kill_in_mid_batch_then_once_accounts_for_everything(fakensqd, tmp_path)
     publish(fakensqd, "clicks", EVENTS[:100])
 
     once = ["--once", "--compact-files", "2", "--watermark-delay", "0", "--deduplicate", "0"]
-    done = run(arguments(fakensqd, tmp_path, *once), **secret)
+    given = arguments(fakensqd, tmp_path, *once)[len(COMMAND) :]
+    done = CliRunner(env=secret).invoke(main, given, obj=shared_session)
 
     archived = rows_below(tmp_path / "out" / "archive")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.exit_code == 0, done.output
     assert len({(row["nsqd"], row["message_id"]) for row in archived}) == 2100
     assert len({letter["message_id"] for letter in published(fakensqd, "clicks-dead", tmp_path)}) == 3
     assert re.search(
-        r"^archive  batch +\d+: .* rows/s, backlog .* at nsqd \+ .* in the spool, lag .* s$", done.stdout, re.M
+        r"^archive  batch +\d+: .* rows/s, backlog .* at nsqd \+ .* in the spool, lag .* s$", done.output, re.M
     )
-    assert re.search(r"^both     .* late, \d+ compactions of \d+ files, \d+ s\ndrained$", done.stdout, re.M)
+    assert re.search(r"^both     .* late, \d+ compactions of \d+ files, \d+ s\ndrained$", done.output, re.M)
     assert len(list((tmp_path / "out" / "archive" / "hour=2026-01-01T00").iterdir())) == 1
     late = rows_below(tmp_path / "out" / "late")
     latest = {}
@@ -209,7 +206,7 @@ def test_kill_in_mid_batch_then_once_accounts_for_everything(fakensqd, tmp_path)
         latest[key] = max(latest.get(key, (-1, 0)), (row["version"], row["count"]))
     assert sum(count for _, count in latest.values()) + len(late) == len(archived)
     log = (tmp_path / "work" / "spark.log").read_text()
-    assert "hush-hush" not in log + done.stdout + done.stderr
+    assert "hush-hush" not in log + done.output
     assert not [path for path in (tmp_path / "work").rglob("*/offsets/*") if b"hush" in path.read_bytes()]
 
 

@@ -4,7 +4,9 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
+from gnsq.spark.pipeline.demo import main
 from tests.spark.helpers import members_of, running, wait_for
 
 DEMO = [sys.executable, "-m", "gnsq.spark.pipeline.demo"]
@@ -20,25 +22,17 @@ def test_missing_file_is_named(tmp_path):
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(180)
-def test_lines_of_a_file_are_accounted_for(tmp_path):
+def test_lines_of_a_file_are_accounted_for(shared_session, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     path = tmp_path / "some.jsonl"
     event = '{"time":"2026-01-01T10:00:%02d+01:00","user":"u","page":"/"}\n'
     path.write_text("".join(event % second for second in range(50)) + "not json\n\n[]\n123\n" + event % 59)
 
-    done = subprocess.run(
-        [*DEMO, "--file", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-        env={**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "120"},
-    )
+    done = CliRunner(env={"COLUMNS": "120"}).invoke(main, ["--file", str(path)], obj=shared_session)
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "published 54 = archived 51 + dead-lettered 3" in done.stdout
-    assert "archived 51 = aggregated 51 + late 0" in done.stdout
-    assert done.stderr == ""
+    assert done.exit_code == 0, done.output
+    assert "published 54 = archived 51 + dead-lettered 3" in done.output
+    assert "archived 51 = aggregated 51 + late 0" in done.output
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("gnsq-demo")] == []
 
 
