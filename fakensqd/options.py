@@ -269,7 +269,6 @@ class ClusterOptionsDict(TypedDict, total=False):
     lookupd_ping_interval: float
     data_path: str
     scan_lateness: bool
-    buffer_lateness: bool
     queue_scan_selection_count: int
     release: str
     rdy_counts_down: bool
