@@ -21,13 +21,11 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self, cast
 from weakref import WeakKeyDictionary
 
 import gevent
 from gevent._hub_local import get_hub_if_exists
-from gevent.event import AsyncResult
 
 from gnsq.addresses import parse_address
 from gnsq.consumer.hooks import HandlerT, check_handler
@@ -36,6 +34,7 @@ from gnsq.crossing import Crossing
 from gnsq.errors import NSQRequeueMessage
 from gnsq.natives import get_ident
 from gnsq.options import VERSION
+from gnsq.producer.result import PublishResult
 from gnsq.repeats import Repeats
 
 try:
@@ -241,7 +240,7 @@ class TracedProducer:
         except BaseException as error:
             _end(span, error)
             raise
-        if isinstance(result, (AsyncResult, Future)):
+        if isinstance(result, PublishResult):
             self._endings.add(span, result)
         else:
             _end(span, _first_error(result))
@@ -291,25 +290,24 @@ class _Endings:
         self._ender: gevent.Greenlet | None = None
         self._none_open: Crossing[None] | None = None
 
-    def add(self, span: trace.Span, result: AsyncResult | Future[Any]) -> None:  # Any: it is not looked at
+    def add(self, span: trace.Span, result: PublishResult) -> None:
         """End a span when a result is there."""
         if self._process != os.getpid():
             # Those of the process that was forked are its own to end.
             self._begin()
         self._open.add(span)
-        if isinstance(result, AsyncResult):
-            result.rawlink(lambda result: self._note(span, result.exception))
-            return
         thread = get_ident()
+        is_adding = True
 
-        def note(future: Future[Any]) -> None:
-            if get_ident() == thread:
+        def note(result: PublishResult) -> None:
+            if is_adding and get_ident() == thread:
                 # It was there before: this is the caller, who may wait.
-                self._end(span, future.exception(), time.time_ns())
+                self._end(span, result.exception, time.time_ns())
             else:
-                self._note(span, future.exception())
+                self._note(span, result.exception)
 
         result.add_done_callback(note)
+        is_adding = False
 
     def wait(self, timeout: float) -> None:
         """Wait until all have ended, or the timeout (seconds) does."""

@@ -4,5 +4,6 @@ from gnsq.producer.many import Chunk, NSQManyFailed
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.producer import Producer
 from gnsq.producer.publish import Unconfirmed
+from gnsq.producer.result import PublishResult
 
-__all__ = ["Chunk", "NSQManyFailed", "Producer", "ProducerOptions", "Unconfirmed"]
+__all__ = ["Chunk", "NSQManyFailed", "Producer", "ProducerOptions", "PublishResult", "Unconfirmed"]

@@ -9,11 +9,9 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sized
-from concurrent.futures import Future
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 from blinker import Signal
-from gevent.event import AsyncResult
 
 from gnsq.addresses import Addresses, joined, ordered_addresses, parse_address
 from gnsq.clock import Clock, RealClock
@@ -34,9 +32,10 @@ from gnsq.producer.options import ProducerOptions
 from gnsq.producer.outcomes import Totals
 from gnsq.producer.publish import Publish, Unconfirmed
 from gnsq.producer.report import producer_stats
+from gnsq.producer.result import PublishResult
 from gnsq.producer.running import Running
 from gnsq.producer.strategies import make_strategy
-from gnsq.producer.threads import Handed, begin, publish_and_wait
+from gnsq.producer.threads import begin, publish_and_wait
 from gnsq.protocol.frames import OK
 from gnsq.repeats import Owner
 from gnsq.signals import notify
@@ -284,6 +283,33 @@ class Producer:
 
     # --- publishing
 
+    @overload
+    def publish(
+        self,
+        topic: str,
+        data: bytes,
+        defer: int | None = None,
+        block: bool = True,
+        timeout: float | None = None,
+        raise_error: Literal[True] = True,
+        *,
+        key: Key = None,
+    ) -> bytes: ...
+
+    @overload
+    def publish(
+        self,
+        topic: str,
+        data: bytes,
+        defer: int | None = None,
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        raise_error: Literal[False],
+        key: Key = None,
+    ) -> PublishResult: ...
+
+    @overload
     def publish(
         self,
         topic: str,
@@ -293,8 +319,20 @@ class Producer:
         timeout: float | None = None,
         raise_error: bool = True,
         *,
-        key: bytes | str | None = None,
-    ) -> Any:
+        key: Key = None,
+    ) -> bytes | PublishResult: ...
+
+    def publish(
+        self,
+        topic: str,
+        data: bytes,
+        defer: int | None = None,
+        block: bool = True,
+        timeout: float | None = None,
+        raise_error: bool = True,
+        *,
+        key: Key = None,
+    ) -> bytes | PublishResult:
         """Publish a message and wait until nsqd has confirmed it.
 
         Args:
@@ -302,7 +340,7 @@ class Producer:
             block: Whether to wait for a connection, and for room, where there is none. If not, the first publish finds
                 a connection only behind start().
             timeout: Seconds, for all of it: room, connection, sending, answer; default publish_timeout.
-            raise_error: If False, do as publish_async().
+            raise_error: If False, do as publish_async(), and return its PublishResult.
             key: For the strategy ``consistent``: messages of one key go to one nsqd.
 
         Returns:
@@ -327,7 +365,7 @@ class Producer:
         timeout: float | None = None,
         *,
         key: Key = None,
-    ) -> Any:
+    ) -> PublishResult:
         """Publish a message without waiting for its answer.
 
         Waits for room (max_pending_bytes), and where it starts the producer up to a second for a connection, unless
@@ -335,13 +373,49 @@ class Producer:
         NSQNotSentTimeout, and without a connection the message waits for one.
 
         Returns:
-            An AsyncResult of gevent, with what publish() would have returned or raised, by the same deadline; its
-            rawlink() calls back. In another thread than the producer's a concurrent.futures.Future.
+            The result, an AsyncResult of gevent that any thread can wait for: its get() returns or raises what
+            publish() would have returned or raised, by the same deadline.
 
         Raises:
             As publish(), but for what comes behind having room: that is in the result.
         """
         return self._begun(self._making.single(topic, data, defer, timeout, key), block)
+
+    @overload
+    def multipublish(
+        self,
+        topic: str,
+        messages: Iterable[bytes],
+        block: bool = True,
+        timeout: float | None = None,
+        raise_error: Literal[True] = True,
+        *,
+        key: Key = None,
+    ) -> bytes: ...
+
+    @overload
+    def multipublish(
+        self,
+        topic: str,
+        messages: Iterable[bytes],
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        raise_error: Literal[False],
+        key: Key = None,
+    ) -> PublishResult: ...
+
+    @overload
+    def multipublish(
+        self,
+        topic: str,
+        messages: Iterable[bytes],
+        block: bool = True,
+        timeout: float | None = None,
+        raise_error: bool = True,
+        *,
+        key: Key = None,
+    ) -> bytes | PublishResult: ...
 
     def multipublish(
         self,
@@ -352,7 +426,7 @@ class Producer:
         raise_error: bool = True,
         *,
         key: Key = None,
-    ) -> Any:
+    ) -> bytes | PublishResult:
         """Publish messages in one MPUB and wait until nsqd has confirmed them. Otherwise as publish().
 
         nsqd takes all or none, unless its disk fails meanwhile: then NSQUnknown is raised, and it may have some.
@@ -393,19 +467,20 @@ class Producer:
 
         def begin_chunk(bodies: list[bytes]) -> Publishing:
             publish = self._making.multi(topic, bodies, timeout, key)
-            begun = self._begun(publish, block=True)
-            return Handed(begun, publish.limit) if isinstance(begun, Future) else begun
+            return self._begun(publish, block=True)
 
         return publish_chunks(begin_chunk, messages, self.options, raise_error=raise_error, label=self.log_owner.label)
 
     # --- one publish
 
-    def _begun(self, publish: Publish, block: bool) -> Any:  # Any: as publish_async()
+    def _begun(self, publish: Publish, block: bool) -> PublishResult:
         running = self._life.running or self._first(publish, block)
         if here.mark is not running.home.mark():
             return begin(running, publish, block=block)
-        result = AsyncResult()
-        publish.result = result
+        result = publish.result = PublishResult()
+        # ResultWaiters.new() in place: 0.05 us of 2.
+        result.waiters = running.waiters
+        result.deadline = publish.deadline
         running.dispatcher.submit(publish, block)
         if not publish.room:
             running.dispatcher.wait_for_room(publish)
