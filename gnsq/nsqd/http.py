@@ -9,11 +9,11 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from gnsq.errors import NSQException, NSQHttpError
 from gnsq.http.answer import is_unknown_path
-from gnsq.httpclient import HTTPClient
+from gnsq.httpclient import HTTPClient, HttpClientOptionsDict
 from gnsq.protocol.commands import multipublish_body
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 
@@ -38,8 +38,12 @@ class NsqdHTTPClient(HTTPClient):
     """
 
     def __init__(
-        self, host: str = "localhost", port: int = 4151, *args: Any, **kwargs: Any
-    ) -> None:  # Any: HTTPClient's
+        self,
+        host: str = "localhost",
+        port: int = 4151,
+        *args: Any,  # Any: HTTPClient's
+        **kwargs: Unpack[HttpClientOptionsDict],
+    ) -> None:
         super().__init__(host, port, *args, **kwargs)
 
     # --- publishing ---------------------------------------------------------------------------------------------------

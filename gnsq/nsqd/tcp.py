@@ -9,9 +9,9 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TypeVar, Unpack
 
 from blinker import Signal
 from gevent.lock import BoundedSemaphore
@@ -32,7 +32,7 @@ from gnsq.nsqd.answers import Answers
 from gnsq.nsqd.forks import give_up_in_children
 from gnsq.nsqd.opening import Layers, prepared
 from gnsq.nsqd.verbs import Verbs
-from gnsq.options import USER_AGENT, ConnectionOptions
+from gnsq.options import USER_AGENT, ConnectionOptions, MoreConnectionOptionsDict, TlsOptionsDict
 from gnsq.protocol import commands, handshake
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, Frame, decode_message
@@ -81,18 +81,18 @@ class NsqdTCPClient(Verbs):
         output_buffer_size: int = 16384,
         output_buffer_timeout: int = 250,
         tls_v1: bool = False,
-        tls_options: Mapping[str, Any] | None = None,  # Any: each has its own type
+        tls_options: TlsOptionsDict | None = None,
         snappy: bool = False,
         deflate: bool = False,
         deflate_level: int = 6,
         sample_rate: int = 0,
         auth_secret: bytes | None = None,
         user_agent: str = USER_AGENT,
-        **options: Any,  # Any: each its own type
+        **options: Unpack[MoreConnectionOptionsDict],
     ) -> None:
         # Checks both; 1.0 took a port as text, too.
         self.address, self.port = parse_address(joined(address, int(port)))
-        given = {
+        given: dict[str, object] = {
             "timeout": timeout,
             "client_id": client_id,
             "hostname": hostname,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sized
-from typing import Any, Literal, Self, overload
+from collections.abc import Iterable, Sized
+from typing import Any, Literal, Self, Unpack, overload
 
 from blinker import Signal
 
@@ -18,6 +18,7 @@ from gnsq.clock import Clock, RealClock
 from gnsq.crossing import EVER
 from gnsq.discovery import parse_lookupds
 from gnsq.errors import NSQErrorCode, NSQTimeout
+from gnsq.httpclient import HttpOptionsDict
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.home import GRACE, here, in_hub
 from gnsq.nsqd.latency import Latency
@@ -28,7 +29,7 @@ from gnsq.producer.httplinks import check_no_tcp, wanted_clients
 from gnsq.producer.lifetime import Lifetime
 from gnsq.producer.making import Key, Making, check_timeout
 from gnsq.producer.many import Chunk, Publishing, publish_chunks
-from gnsq.producer.options import ProducerOptions
+from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
 from gnsq.producer.outcomes import Totals
 from gnsq.producer.publish import Publish, Unconfirmed
 from gnsq.producer.report import producer_stats
@@ -64,7 +65,7 @@ class Producer:
         http_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, in place of ConnectionOptions.
         threaded: Run on a thread with a hub of its own, for programs that block natively.
         name: For log lines; default ``producer-1`` and so on, in the order in which producers are made.
-        options: Those of ProducerOptions, ReconnectOptions and ConnectionOptions.
+        keywords: Options of ProducerOptions, ReconnectOptions and ConnectionOptions.
 
     Every publish ends, by its deadline, in exactly one way. It returns: nsqd has confirmed it. It raises NSQErrorCode:
     nsqd has refused it. It raises NSQNotSent: nsqd has not executed it, and will not; publishing it again is safe. It
@@ -90,14 +91,15 @@ class Producer:
         *,
         nsqd_http_addresses: Addresses = (),
         lookupd_http_addresses: Addresses = (),
-        lookupd_options: Mapping[str, Any] | None = None,  # Any: each option's own type
+        lookupd_options: HttpOptionsDict | None = None,
         http: bool = False,
-        http_options: Mapping[str, Any] | None = None,  # Any: each option's own type
+        http_options: HttpOptionsDict | None = None,
         threaded: bool = False,
         name: str | None = None,
         clock: Clock | None = None,
-        **options: Any,  # Any: each option's own type, checked where they are taken apart
+        **keywords: Unpack[ProducerOptionsDict],
     ) -> None:
+        options: dict[str, Any] = dict(keywords)  # Any: each option's own type, checked where they are taken apart
         self.options = ProducerOptions.take(options)
         make_strategy(self.options.strategy)  # refuses what is none
         self.addresses = ordered_addresses(nsqd_tcp_addresses)
