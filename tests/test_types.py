@@ -1,6 +1,8 @@
 """The public interface as type checkers see it."""
 
+import ast
 import dataclasses
+import inspect
 import re
 import subprocess
 import sys
@@ -10,7 +12,7 @@ from typing import NotRequired, get_args, get_origin, get_type_hints, is_typeddi
 import pytest
 
 from fakensqd import FakeNsqd
-from gnsq import Consumer, NsqdHTTPClient, NsqdTCPClient, Producer
+from gnsq import Consumer, NsqdHTTPClient, NsqdTCPClient, Producer, signals
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict
 from gnsq.httpclient import HTTPClient, HttpClientOptionsDict, HttpOptions, HttpOptionsDict
 from gnsq.layers import _TLS_OPTIONS
@@ -121,6 +123,44 @@ def test_old_servers_have_the_keys_that_are_required():
     assert {name: set(document) - keys[name][0] for name, document in found.items()} == {name: set() for name in found}
 
 
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+CLASSES = {"Consumer": "gnsq/consumer/*.py", "Producer": "gnsq/producer/*.py", "NsqdTCPClient": "gnsq/nsqd/tcp.py"}
+
+
+def typed_and_sent(name):
+    """The arguments of each signal of a class: by the types of its receivers, and by each place that sends it."""
+    typed, sent = {}, []
+    for node in [node for path in ROOT.glob(CLASSES[name]) for node in ast.walk(ast.parse(path.read_text()))]:
+        match node:
+            case ast.AnnAssign(
+                target=ast.Attribute(attr=signal),
+                annotation=ast.Subscript(value=ast.Name(id="TypedSignal"), slice=ast.Name(id=receiver)),
+            ):
+                call = inspect.signature(getattr(signals, receiver).__call__)
+                typed[signal] = [name for name in call.parameters if name not in ("self", "sender")]
+            case ast.Call(func=ast.Name(id="notify"), args=[ast.Attribute(attr=signal), _], keywords=keywords):
+                sent.append((signal, [keyword.arg for keyword in keywords]))
+            case ast.Call(func=ast.Attribute(attr="send", value=ast.Attribute(attr=signal)), keywords=keywords):
+                sent.append((signal, [keyword.arg for keyword in keywords]))
+    return typed, [(signal, arguments) for signal, arguments in sent if signal.startswith("on_")]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_signals_are_sent_and_listed_in_the_readme_with_the_arguments_of_their_types(name):
+    typed, sent = typed_and_sent(name)
+    rows = re.findall(r"^\| `(on_\w+)` \| ([\w, ]+) \| (.*?) ?\| ", README.read_text(), re.MULTILINE)
+    listed = {signal: re.findall(r"`(\w+)`", names) for signal, of, names in rows if name in of.split(", ")}
+
+    # These two are for handlers, which gnsq.consumer.Handler types.
+    handlers = {"on_message": ["message"], "on_giving_up": ["message"]} if name == "Consumer" else {}
+    assert listed == typed | handlers
+    assert len(sent) >= len(typed) > 3
+    assert [(signal, arguments) for signal, arguments in sent if arguments != typed.get(signal)] == []
+
+
 # --- what mypy says ---------------------------------------------------------------------------------------------------
 
 SNIPPET = """
@@ -151,6 +191,7 @@ def plain(consumer: Consumer, message: Message) -> None: ...
 def keyword_only(consumer: Consumer, /, *, message: Message, more: int = 0) -> None: ...
 def anything(*arguments: object, **keywords: object) -> None: ...
 def unannotated(consumer, message): ...  # type: ignore[no-untyped-def]
+def failed(consumer: Consumer, message: Message, error: BaseException) -> None: ...
 class Object:
     def __call__(self, consumer: Consumer, message: Message) -> None: ...
     def method(self, consumer: Consumer, message: Message) -> None: ...
@@ -220,6 +261,10 @@ RIGHT = [
     "NsqdHTTPClient('nsqd', 4151, timeout=5, scheme='https')",
     "LookupdClient.from_url('https://lookupd', timeout=(1.0, 2.0), ca_certs='ca.pem')",
     "consume(concurrency=2), produce(publish_timeout=5)",
+    "producer.on_error.connect(lambda sender, error: print(error.fatal), weak=False)",
+    "producer.on_close.connect(lambda sender, **more: None)",
+    "Consumer('t', 'c').on_exception.connect(failed)",
+    "NsqdTCPClient().on_requeue.connect(lambda sender, message_id, timeout, backoff: None)",
 ]
 WRONG = [
     "producer.publish('t', 'text')",
@@ -244,8 +289,10 @@ WRONG = [
     "LookupdClient.from_url('lookupd', prot=5)",
     "consume(concurency=2)",
     "produce(publish_timeout=None)",
+    "producer.on_error.connect(lambda sender, response: None)",
+    "producer.on_error.connect(failed)",
+    "Consumer('t', 'c').on_backoff.connect(lambda sender, phase: None)",
 ]
-README = Path(__file__).parent.parent / "README.md"
 
 
 @pytest.fixture(scope="module")

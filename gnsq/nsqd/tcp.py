@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeVar, Unpack
 
-from blinker import Signal
 from gevent.lock import BoundedSemaphore
 
 from gnsq import states
@@ -37,6 +36,16 @@ from gnsq.protocol import commands, handshake
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, Frame, decode_message
 from gnsq.protocol.handshake import Identity, StartCompression, StartTLS, Step, explained
+from gnsq.signals import (
+    CloseReceiver,
+    ErrorReceiver,
+    FinishReceiver,
+    MessageReceiver,
+    ResponseReceiver,
+    TcpAuthReceiver,
+    TcpRequeueReceiver,
+    TypedSignal,
+)
 from gnsq.transport import Transport, limited
 
 __all__ = ["NsqdTCPClient"]
@@ -117,13 +126,13 @@ class NsqdTCPClient(Verbs):
         self.identity = Identity()
         self.last_response = time.time()
         self.last_message = time.time()
-        self.on_message = Signal()
-        self.on_response = Signal()
-        self.on_error = Signal()
-        self.on_finish = Signal()
-        self.on_requeue = Signal()
-        self.on_auth = Signal()
-        self.on_close = Signal()
+        self.on_message: TypedSignal[MessageReceiver] = TypedSignal()
+        self.on_response: TypedSignal[ResponseReceiver] = TypedSignal()
+        self.on_error: TypedSignal[ErrorReceiver] = TypedSignal()
+        self.on_finish: TypedSignal[FinishReceiver] = TypedSignal()
+        self.on_requeue: TypedSignal[TcpRequeueReceiver] = TypedSignal()
+        self.on_auth: TypedSignal[TcpAuthReceiver] = TypedSignal()
+        self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
         self._sending = BoundedSemaphore(1)
         self._layers: Layers | None = None
         self._answers: Answers | None = None

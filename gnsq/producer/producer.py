@@ -11,8 +11,6 @@ import logging
 from collections.abc import Iterable, Sized
 from typing import Any, Literal, Self, Unpack, overload
 
-from blinker import Signal
-
 from gnsq.addresses import Addresses, joined, ordered_addresses, parse_address
 from gnsq.clock import Clock, RealClock
 from gnsq.crossing import EVER
@@ -39,7 +37,7 @@ from gnsq.producer.strategies import make_strategy
 from gnsq.producer.threads import begin, publish_and_wait
 from gnsq.protocol.frames import OK
 from gnsq.repeats import Owner
-from gnsq.signals import notify
+from gnsq.signals import AuthReceiver, CloseReceiver, ErrorReceiver, ResponseReceiver, TypedSignal, notify
 from gnsq.stats import ProducerStats
 from gnsq.texts import counted
 
@@ -128,10 +126,10 @@ class Producer:
                 "Producer", options, ProducerOptions, ReconnectOptions, parameters=parameters_of(Producer.__init__)
             )
         )
-        self.on_response = Signal()
-        self.on_error = Signal()
-        self.on_auth = Signal()
-        self.on_close = Signal()
+        self.on_response: TypedSignal[ResponseReceiver] = TypedSignal()
+        self.on_error: TypedSignal[ErrorReceiver] = TypedSignal()
+        self.on_auth: TypedSignal[AuthReceiver] = TypedSignal()
+        self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
         self.clock = clock if clock is not None else RealClock()
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name of a producer must be a str, not {name!r}")
