@@ -159,6 +159,10 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
             self._wait_elsewhere(timeout)
             if not self.ready():
                 raise gevent.Timeout(timeout)
+        error = self.exception
+        if error is not None:
+            # gevent 24.2 lets its traceback grow with each call.
+            raise error.with_traceback(None)
         ok: bytes = _get(self, block, timeout)
         return ok
 
