@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gnsq.message import Message, finish_all
     from gnsq.nsqd import NsqdHTTPClient, NsqdTCPClient
     from gnsq.options import VERSION as __version__
-    from gnsq.producer import Producer
+    from gnsq.producer import Producer, PublishResult
 
 __all__ = [
     "BackoffTimer",
@@ -28,6 +28,7 @@ __all__ = [
     "NsqdHTTPClient",
     "NsqdTCPClient",
     "Producer",
+    "PublishResult",
     "Reader",
     "__version__",
     "errors",
@@ -47,6 +48,7 @@ _MODULES = {
     "NsqdHTTPClient": "nsqd",
     "NsqdTCPClient": "nsqd",
     "Producer": "producer",
+    "PublishResult": "producer",
     "Reader": "deprecated",
     "finish_all": "message",
 }

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 from urllib.parse import unquote, urljoin, urlsplit
 
 import gevent
@@ -41,15 +41,44 @@ from gnsq.options import USER_AGENT, Options, option, parameters_of
 if TYPE_CHECKING:
     import ssl
 
+    import urllib3
+
     from gnsq.http.connections import Call, Connections
 
-__all__ = ["HTTPClient", "HttpOptions", "USERAGENT"]
+__all__ = ["HTTPClient", "HttpClientOptionsDict", "HttpOptions", "HttpOptionsDict", "USERAGENT"]
 
 USERAGENT = USER_AGENT
 
 # What servers from 0.3 to 0.3.8 want to hear, or they wrap their answers.
 _ACCEPT = "application/vnd.nsq; version=1.0"
 _MAX_REDIRECTS = 5
+
+
+class HttpOptionsDict(TypedDict, total=False):
+    """The options of HttpOptions as typed keywords; some take more, as in gnsq 1.0."""
+
+    timeout: float | tuple[float, float] | urllib3.Timeout | None
+    connect_timeout: float | None
+    retries: int | urllib3.Retry | None
+    maxsize: int
+    max_response_size: int
+    headers: Mapping[str, str] | None
+    auth: tuple[str, str] | str | None
+    proxies: Mapping[str, str] | None
+    ca_certs: str | os.PathLike[str] | None
+    cert_reqs: str | int | None
+    cert_file: str | os.PathLike[str] | None
+    key_file: str | os.PathLike[str] | None
+    key_password: str | bytes | None
+    ssl_context: ssl.SSLContext | None
+
+
+class HttpClientOptionsDict(HttpOptionsDict, total=False):
+    """The keywords of HTTPClient: the options of HttpOptions and its own."""
+
+    useragent: str
+    scheme: str
+    path: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +212,7 @@ class HTTPClient:
         *,
         scheme: str = "http",
         path: str = "",
-        **options: Any,  # Any: each has its own type
+        **options: Unpack[HttpOptionsDict],
     ) -> None:
         if connection_class is not None:
             raise TypeError(
@@ -206,7 +235,7 @@ class HTTPClient:
         self._old_paths: dict[str, bool] = {}
 
     @classmethod
-    def from_url(cls, url: str, **kwargs: Any) -> Self:  # Any: the constructor's own
+    def from_url(cls, url: str, **keywords: Unpack[HttpClientOptionsDict]) -> Self:
         """Make a client from a URL or ``host[:port]``; what is missing has the class's default.
 
         A path is what comes before each endpoint. A user and password become ``auth``.
@@ -217,6 +246,7 @@ class HTTPClient:
         """
         if not isinstance(url, str):
             raise TypeError(f"URL must be a str, not {url!r}")
+        kwargs: dict[str, Any] = dict(keywords)  # Any: each has its own type
         # No text shows one with a password.
         shown = repr(url) if "@" not in url else "a URL (not shown: it holds a password)"
         try:

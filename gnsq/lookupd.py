@@ -6,11 +6,11 @@ Checks what can be checked before anything is sent. Sources: nsqlookupd http.go,
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, Unpack
 
 from gnsq.errors import NSQHttpError
 from gnsq.http.responses import error_text, is_unknown_path, shown
-from gnsq.httpclient import HTTPClient
+from gnsq.httpclient import HTTPClient, HttpClientOptionsDict
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 
 __all__ = ["LookupdClient", "is_unknown_topic"]
@@ -33,8 +33,12 @@ class LookupdClient(HTTPClient):
     """
 
     def __init__(
-        self, host: str = "localhost", port: int = 4161, *args: Any, **kwargs: Any
-    ) -> None:  # Any: HTTPClient's
+        self,
+        host: str = "localhost",
+        port: int = 4161,
+        *args: Any,  # Any: HTTPClient's
+        **kwargs: Unpack[HttpClientOptionsDict],
+    ) -> None:
         super().__init__(host, port, *args, **kwargs)
 
     def lookup(self, topic: str) -> Answer:

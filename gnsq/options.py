@@ -10,7 +10,7 @@ import math
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from gnsq.texts import nearest
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConnectionOptions",
+    "ConnectionOptionsDict",
+    "MoreConnectionOptionsDict",
     "Options",
+    "TlsOptionsDict",
     "USER_AGENT",
     "VERSION",
     "check_bounds",
@@ -157,6 +160,50 @@ def option_rows(options: type[Options]) -> list[tuple[str, str, str, str]]:
     return rows
 
 
+class TlsOptionsDict(TypedDict, total=False):
+    """What tls_options may hold."""
+
+    ca_certs: str | None
+    certfile: str | None
+    keyfile: str | None
+    key_password: str | bytes | None
+    cert_reqs: int
+    ssl_version: int
+    check_hostname: bool
+
+
+class MoreConnectionOptionsDict(TypedDict, total=False):
+    """The options of ConnectionOptions that gnsq 1.0 did not have, as typed keywords."""
+
+    tls_context: ssl.SSLContext | None
+    server_hostname: str | None
+    msg_timeout: float | None
+    topology_region: str | None
+    topology_zone: str | None
+    max_name_length: int
+    max_frame_size: int
+    address_resolver: Callable[[str, int], tuple[str, int]] | None
+
+
+class ConnectionOptionsDict(MoreConnectionOptionsDict, total=False):
+    """The options of ConnectionOptions as typed keywords."""
+
+    timeout: float
+    client_id: str | None
+    hostname: str | None
+    heartbeat_interval: float
+    output_buffer_size: int
+    output_buffer_timeout: int
+    tls_v1: bool
+    tls_options: TlsOptionsDict | None
+    snappy: bool
+    deflate: bool
+    deflate_level: int
+    sample_rate: int
+    auth_secret: bytes | None
+    user_agent: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConnectionOptions(Options):
     """What a connection to nsqd's TCP port may be told. Source of the bounds: nsqd client_v2.go, Set*().
@@ -187,7 +234,7 @@ class ConnectionOptions(Options):
         250, "longest that nsqd holds messages back in it; -1 for ever", unit="ms", minimum=1, special=(-1, 0)
     )
     tls_v1: bool = option(False, "encrypt; a server that does not offer TLS is refused")
-    tls_options: Mapping[str, Any] | None = option(  # Any: each has its own type
+    tls_options: TlsOptionsDict | None = option(
         None,
         "how: `ca_certs`, `certfile`, `keyfile` (paths), `cert_reqs`, `ssl_version` (constants of `ssl`), "
         "`check_hostname`, `key_password`; default: the system's CAs, certificate and host name checked",

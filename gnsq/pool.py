@@ -13,6 +13,7 @@ import os
 import random
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import TypedDict
 
 import gevent
 from gevent.event import Event
@@ -29,6 +30,14 @@ from gnsq.texts import without_address
 __all__ = ["ConnectionPool", "Life", "ReconnectOptions", "wait_all"]
 
 logger = logging.getLogger(__name__)
+
+
+class ReconnectOptionsDict(TypedDict, total=False):
+    """The options of ReconnectOptions as typed keywords."""
+
+    reconnect_initial: float
+    reconnect_maximum: float
+    reconnect_jitter: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,15 +1,121 @@
-"""Signals: told to whoever is connected, at nobody's risk. Knows no sender."""
+"""Signals: the arguments of each, typed receivers, and sending at no risk for the sender.
+
+A receiver is called as receiver(sender, **arguments); its result is ignored. Knows no sender.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from blinker import Signal
+from blinker import ANY, Signal
 
-__all__ = ["notify"]
+if TYPE_CHECKING:
+    from gnsq.errors import NSQErrorCode
+    from gnsq.message import Message
+
+__all__ = [
+    "AuthReceiver",
+    "BackoffReceiver",
+    "CloseReceiver",
+    "ErrorReceiver",
+    "ExceptionReceiver",
+    "FinishReceiver",
+    "MessageReceiver",
+    "RequeueReceiver",
+    "ResponseReceiver",
+    "TcpAuthReceiver",
+    "TcpRequeueReceiver",
+    "TypedSignal",
+    "notify",
+]
 
 logger = logging.getLogger(__name__)
+
+ReceiverT = TypeVar("ReceiverT", bound=Callable[..., object])
+
+
+class TypedSignal(Signal, Generic[ReceiverT]):
+    """A blinker signal that tells type checkers what its receivers are called with."""
+
+    if TYPE_CHECKING:
+
+        def connect(  # type: ignore[override]  # blinker's takes every function
+            self,
+            receiver: ReceiverT,
+            sender: Any = ANY,  # Any: blinker's signature
+            weak: bool = True,
+        ) -> ReceiverT: ...
+
+
+# Any in these: the sender may be a subclass that its receivers know.
+
+
+class MessageReceiver(Protocol):
+    """Receives on_message of NsqdTCPClient; those of a Consumer are gnsq.consumer.Handler."""
+
+    def __call__(self, sender: Any, /, *, message: Message) -> object: ...
+
+
+class ResponseReceiver(Protocol):
+    """Receives on_response: a response frame of nsqd."""
+
+    def __call__(self, sender: Any, /, *, response: bytes) -> object: ...
+
+
+class ErrorReceiver(Protocol):
+    """Receives on_error: an error frame of nsqd."""
+
+    def __call__(self, sender: Any, /, *, error: NSQErrorCode) -> object: ...
+
+
+class FinishReceiver(Protocol):
+    """Receives on_finish: FIN was sent."""
+
+    def __call__(self, sender: Any, /, *, message_id: bytes) -> object: ...
+
+
+class RequeueReceiver(Protocol):
+    """Receives on_requeue of a Consumer: REQ was sent, with its delay in milliseconds."""
+
+    def __call__(self, sender: Any, /, *, message_id: bytes, timeout: int) -> object: ...
+
+
+class TcpRequeueReceiver(Protocol):
+    """Receives on_requeue of an NsqdTCPClient."""
+
+    def __call__(self, sender: Any, /, *, message_id: bytes, timeout: int, backoff: bool) -> object: ...
+
+
+class AuthReceiver(Protocol):
+    """Receives on_auth of a Consumer or Producer: nsqd's answer to AUTH; conn has the nsqd's ``address``."""
+
+    def __call__(self, sender: Any, /, *, conn: Any, response: dict[str, object]) -> object: ...
+
+
+class TcpAuthReceiver(Protocol):
+    """Receives on_auth of an NsqdTCPClient."""
+
+    def __call__(self, sender: Any, /, *, response: dict[str, object]) -> object: ...
+
+
+class ExceptionReceiver(Protocol):
+    """Receives on_exception: a handler raised anything but NSQRequeueMessage."""
+
+    def __call__(self, sender: Any, /, *, message: Message, error: BaseException) -> object: ...
+
+
+class BackoffReceiver(Protocol):
+    """Receives on_backoff: phase is "start", "continue" or "end", duration the seconds without messages."""
+
+    def __call__(self, sender: Any, /, *, phase: str, failures: int, duration: float) -> object: ...
+
+
+class CloseReceiver(Protocol):
+    """Receives on_close, once."""
+
+    def __call__(self, sender: Any, /) -> object: ...
 
 
 def notify(signal: Signal, sender: object, **keywords: Any) -> None:  # Any: each signal has its own keywords

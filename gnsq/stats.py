@@ -1,10 +1,25 @@
-"""Statistics: what stats() of a Consumer or Producer gives. Values only; whoever counts fills them in."""
+"""Statistics: what stats() of a Consumer, a Producer or an NsqdHTTPClient returns. Values only; others count."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NotRequired, TypedDict
 
-__all__ = ["ConnectionStats", "ConsumerStats", "Counts", "Histogram", "LinkStats", "ProducerStats"]
+__all__ = [
+    "ConnectionStats",
+    "ConsumerStats",
+    "Counts",
+    "Histogram",
+    "LinkStats",
+    "NsqdChannelStats",
+    "NsqdClientStats",
+    "NsqdLatencies",
+    "NsqdMemoryStats",
+    "NsqdStats",
+    "NsqdTopicStats",
+    "ProducerStats",
+    "PublishCount",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,3 +217,127 @@ class ProducerStats:
     failures: dict[str, str] = field(default_factory=dict)
     lookupd_failures: dict[str, str] = field(default_factory=dict)
     not_ready: str = ""
+
+
+# --- what nsqd 1.3.0 answers; older servers leave out what is NotRequired. Source: nsqd stats.go, http.go -------------
+
+
+class NsqdLatencies(TypedDict):
+    """How long messages took from their publishing to FIN, where nsqd was asked for percentiles of it.
+
+    Attributes:
+        percentiles: Each with ``quantile`` and ``value``, nanoseconds.
+    """
+
+    count: int
+    percentiles: list[dict[str, float]] | None
+
+
+class PublishCount(TypedDict):
+    """How many messages a connection has published to a topic."""
+
+    topic: str
+    count: int
+
+
+class NsqdClientStats(TypedDict):
+    """A connection of a consumer or a producer.
+
+    Attributes:
+        state: 3: subscribed; 4: closing.
+        connect_ts: Unix time, seconds.
+        name: What servers before 1.0 call client_id.
+        pub_counts: Of a producer.
+    """
+
+    version: str
+    remote_address: str
+    state: int
+    ready_count: int
+    in_flight_count: int
+    message_count: int
+    finish_count: int
+    requeue_count: int
+    connect_ts: int
+    name: NotRequired[str]
+    client_id: NotRequired[str]
+    hostname: NotRequired[str]
+    sample_rate: NotRequired[int]
+    deflate: NotRequired[bool]
+    snappy: NotRequired[bool]
+    user_agent: NotRequired[str]
+    authed: NotRequired[bool]
+    auth_identity: NotRequired[str]
+    auth_identity_url: NotRequired[str]
+    pub_counts: NotRequired[list[PublishCount]]
+    tls: NotRequired[bool]
+    tls_cipher_suite: NotRequired[str]
+    tls_version: NotRequired[str]
+    tls_negotiated_protocol: NotRequired[str]
+    tls_negotiated_protocol_is_mutual: NotRequired[bool]
+
+
+class NsqdChannelStats(TypedDict):
+    """A channel.
+
+    Attributes:
+        clients: None with include_clients=False.
+    """
+
+    channel_name: str
+    depth: int
+    backend_depth: int
+    in_flight_count: int
+    deferred_count: int
+    message_count: int
+    requeue_count: int
+    timeout_count: int
+    clients: list[NsqdClientStats] | None
+    paused: bool
+    client_count: NotRequired[int]
+    e2e_processing_latency: NotRequired[NsqdLatencies]
+
+
+class NsqdTopicStats(TypedDict):
+    """A topic with its channels."""
+
+    topic_name: str
+    channels: list[NsqdChannelStats]
+    depth: int
+    backend_depth: int
+    message_count: int
+    message_bytes: NotRequired[int]
+    paused: NotRequired[bool]
+    e2e_processing_latency: NotRequired[NsqdLatencies]
+
+
+class NsqdMemoryStats(TypedDict):
+    """The memory of nsqd's process; bytes, microseconds, numbers."""
+
+    heap_objects: int
+    heap_idle_bytes: int
+    heap_in_use_bytes: int
+    heap_released_bytes: int
+    gc_pause_usec_100: int
+    gc_pause_usec_99: int
+    gc_pause_usec_95: int
+    next_gc_bytes: int
+    gc_total_runs: int
+
+
+class NsqdStats(TypedDict):
+    """The statistics of an nsqd.
+
+    Attributes:
+        topics: None if nsqd does not know the topic that was asked for.
+        start_time: Unix time, seconds.
+        memory: Left out with include_mem=False.
+        producers: None if there are none, or with include_clients=False.
+    """
+
+    topics: list[NsqdTopicStats] | None
+    version: NotRequired[str]
+    health: NotRequired[str]
+    start_time: NotRequired[int]
+    memory: NotRequired[NsqdMemoryStats]
+    producers: NotRequired[list[NsqdClientStats] | None]

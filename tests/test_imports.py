@@ -27,7 +27,7 @@ SMALL = [
     "stats",
     "tls",
 ]
-BELOW = [*PURE, *SMALL, "message", "transport", "layers"]
+BELOW = [*PURE, *SMALL, "message", "signals", "transport", "layers"]
 CLIENT = [*BELOW, "http", "httpclient", "nsqd", "lookupd"]
 
 # Module (or package): what of gnsq it may import. Source: the house plan, "Who may import whom".
@@ -47,7 +47,7 @@ GNSQ = {
     "crossing": ["doors", "natives"],
     "hubthread": ["crossing", "doors", "natives"],
     "repeats": ["texts"],
-    "signals": [],
+    "signals": ["errors", "message"],
     "states": [],
     "stats": [],
     "transport": [*PURE, "addresses", "clock"],

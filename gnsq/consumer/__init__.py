@@ -2,6 +2,6 @@
 
 from gnsq.consumer.consumer import Consumer
 from gnsq.consumer.hooks import Handler
-from gnsq.consumer.options import ConsumerOptions
+from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict
 
-__all__ = ["Consumer", "ConsumerOptions", "Handler"]
+__all__ = ["Consumer", "ConsumerOptions", "ConsumerOptionsDict", "Handler"]

@@ -13,8 +13,8 @@ import functools
 import itertools
 import logging
 import random
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Collection
+from typing import Any, Self, Unpack
 
 import gevent
 from gevent.event import Event
@@ -27,12 +27,13 @@ from gnsq.consumer.closing import Closing
 from gnsq.consumer.flow import Flow
 from gnsq.consumer.handling import Handling
 from gnsq.consumer.hooks import Handler, Hooks, check_handler
-from gnsq.consumer.options import ConsumerOptions
+from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict
 from gnsq.consumer.report import Totals, consumer_stats
 from gnsq.consumer.workers import Workers
 from gnsq.crossing import EVER, Gate, Token
 from gnsq.discovery import TopicNodes, parse_lookupds
 from gnsq.endless import run_endlessly
+from gnsq.httpclient import HttpOptionsDict
 from gnsq.hubthread import HubThread
 from gnsq.message import Message
 from gnsq.nsqd.connection import Connection, ConnectionState
@@ -70,7 +71,7 @@ class Consumer(Hooks):
             finished. Raises: it is requeued.
         threaded: Run on a thread with a hub of its own, for the prompt and for programs that block natively. Handlers
             run there, too: one that blocks natively holds up the others, and nsqd's heartbeats.
-        options: Those of ConsumerOptions, ReconnectOptions and ConnectionOptions.
+        keywords: Options of ConsumerOptions, ReconnectOptions and ConnectionOptions.
 
     Every delivery may be a duplicate: NSQ delivers at least once. Messages come in no order that can be relied on.
     Receivers of the other signals run where the event occurs, partly in the greenlet that reads a connection: they
@@ -112,10 +113,10 @@ class Consumer(Hooks):
         max_backoff_duration: float = 128,
         backoff_on_requeue: bool = True,
         *,
-        lookupd_options: Mapping[str, Any] | None = None,  # Any: each option's own type
+        lookupd_options: HttpOptionsDict | None = None,
         threaded: bool = False,
         clock: Clock | None = None,
-        **options: Any,  # Any: each option's own type, checked where they are taken apart
+        **keywords: Unpack[ConsumerOptionsDict],
     ) -> None:
         self.topic = topic
         self.channel = channel
@@ -124,7 +125,8 @@ class Consumer(Hooks):
         if not self.nsqd_tcp_addresses and not self.lookupds:
             raise ValueError("consumer has no address: give nsqd_tcp_addresses or lookupd_http_addresses")
         random.shuffle(self.lookupds)
-        options.update(
+        options: dict[str, Any] = dict(  # Any: each option's own type, checked where they are taken apart
+            keywords,
             max_tries=max_tries,
             max_in_flight=max_in_flight,
             requeue_delay=requeue_delay,

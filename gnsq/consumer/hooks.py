@@ -19,7 +19,18 @@ from gnsq.message import Message
 from gnsq.nsqd.connection import Connection
 from gnsq.pool import ConnectionPool
 from gnsq.repeats import Owner
-from gnsq.signals import notify
+from gnsq.signals import (
+    AuthReceiver,
+    BackoffReceiver,
+    CloseReceiver,
+    ErrorReceiver,
+    ExceptionReceiver,
+    FinishReceiver,
+    RequeueReceiver,
+    ResponseReceiver,
+    TypedSignal,
+    notify,
+)
 
 if TYPE_CHECKING:
     from gnsq.consumer.consumer import Consumer
@@ -196,15 +207,15 @@ class Hooks:
 
     def __init__(self) -> None:
         self.on_message = HandlerSignal("on_message")
-        self.on_response = Signal()
-        self.on_error = Signal()
-        self.on_finish = Signal()
-        self.on_requeue = Signal()
+        self.on_response: TypedSignal[ResponseReceiver] = TypedSignal()
+        self.on_error: TypedSignal[ErrorReceiver] = TypedSignal()
+        self.on_finish: TypedSignal[FinishReceiver] = TypedSignal()
+        self.on_requeue: TypedSignal[RequeueReceiver] = TypedSignal()
         self.on_giving_up = HandlerSignal("on_giving_up")
-        self.on_auth = Signal()
-        self.on_exception = Signal()
-        self.on_close = Signal()
-        self.on_backoff = Signal()
+        self.on_auth: TypedSignal[AuthReceiver] = TypedSignal()
+        self.on_exception: TypedSignal[ExceptionReceiver] = TypedSignal()
+        self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
+        self.on_backoff: TypedSignal[BackoffReceiver] = TypedSignal()
         for name in ("handle_message", "handle_messages"):
             if self._overridden(name):
                 check_runs(getattr(type(self), name), "override")

@@ -8,14 +8,32 @@ from dataclasses import dataclass
 
 from gnsq.backofftimer import Backoff, growing_delay
 from gnsq.discovery import MAX_NSQDS
-from gnsq.options import Options, option
+from gnsq.options import ConnectionOptionsDict, Options, option
+from gnsq.pool import ReconnectOptionsDict
 
-__all__ = ["ConsumerOptions"]
+__all__ = ["ConsumerOptions", "ConsumerOptionsDict"]
 
 # Seconds between two rounds at most, while an nsqd is lost that was connected; with the default jitter less than 30.
 LOST_POLL_INTERVAL = 25.0
 # Seconds for which a lost nsqd is looked for so often: one that was replaced does not come back.
 LOST_FOR = 24 * 3600.0
+
+
+class ConsumerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=False):
+    """All options of a Consumer as typed keywords, but for those that are parameters of its own."""
+
+    max_nsqds: int
+    low_ready_timeout: float
+    ready_grace: float
+    concurrency: int | None
+    handler_timeout: float | None
+    close_timeout: float
+    requeue_initial: float
+    requeue_growth: float
+    requeue_maximum: float
+    backoff_initial: float
+    backoff_jitter: float
+    backoff_strategy: Callable[[int], float] | None
 
 
 @dataclass(frozen=True, kw_only=True)

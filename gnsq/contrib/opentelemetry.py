@@ -21,21 +21,20 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, cast, overload
 from weakref import WeakKeyDictionary
 
 import gevent
 from gevent._hub_local import get_hub_if_exists
-from gevent.event import AsyncResult
 
 from gnsq.addresses import parse_address
-from gnsq.consumer.hooks import HandlerT, check_handler
+from gnsq.consumer.hooks import check_handler
 from gnsq.contrib.envelope import unwrap, wrap
 from gnsq.crossing import Crossing
 from gnsq.errors import NSQRequeueMessage
 from gnsq.natives import get_ident
 from gnsq.options import VERSION
+from gnsq.producer.result import PublishResult
 from gnsq.repeats import Repeats
 
 try:
@@ -48,13 +47,15 @@ except ImportError as error:
 if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
 
-    from gnsq.consumer import Consumer
+    from gnsq.consumer import Consumer, Handler
     from gnsq.message import Message
-    from gnsq.producer import Producer
+    from gnsq.producer import Chunk, Producer, Unconfirmed
 
 __all__ = ["TracedProducer", "traced"]
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.28.0"
 
@@ -65,9 +66,24 @@ SPANS_TIMEOUT = 5.0
 _opened: WeakKeyDictionary[Message, dict[str, str]] = WeakKeyDictionary()
 
 
+@overload
 def traced(
-    handler: HandlerT, *, envelope: bool = False, tracer_provider: trace.TracerProvider | None = None
-) -> HandlerT:
+    handler: Callable[Concatenate[Consumer, P], None],
+    *,
+    envelope: bool = False,
+    tracer_provider: trace.TracerProvider | None = None,
+) -> Callable[Concatenate[Consumer, P], None]: ...
+
+
+@overload  # mypy takes no lambda for the other one
+def traced(
+    handler: Handler, *, envelope: bool = False, tracer_provider: trace.TracerProvider | None = None
+) -> Handler: ...
+
+
+def traced(
+    handler: Callable[..., None], *, envelope: bool = False, tracer_provider: trace.TracerProvider | None = None
+) -> Callable[..., None]:
     """Wrap a handler so that each call is a span of kind CONSUMER, ``process TOPIC``.
 
         consumer = Consumer("clicks", "archive", address, message_handler=traced(handle))
@@ -117,7 +133,7 @@ def traced(
                 _record(span, error)
                 raise
 
-    return cast("HandlerT", traced_handler)  # called as the handler is, which wraps() can't say
+    return cast("Callable[..., None]", traced_handler)  # called as the handler is, which wraps() can't say
 
 
 class TracedProducer:
@@ -161,32 +177,58 @@ class TracedProducer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def close(self, *arguments: Any, **options: Any) -> Any:  # Any: as Producer.close()
+    def close(self, timeout: float | None = None) -> list[Unconfirmed]:
         """Close the producer as its close() does, then wait for the spans of what it has answered, up to 5 s."""
         try:
-            return self.producer.close(*arguments, **options)
+            return self.producer.close(timeout)
         finally:
             # In the hub itself nothing can wait; a greenlet closes the producer then.
             if gevent.getcurrent() is not get_hub_if_exists():
                 self._endings.wait(SPANS_TIMEOUT)
 
-    # Any in these: options and results are the producer's own.
+    # Any in these: arguments are the producer's own.
 
-    def publish(self, topic: str, data: bytes, *arguments: Any, **options: Any) -> Any:
+    @overload
+    def publish(
+        self, topic: str, data: bytes, *arguments: Any, raise_error: Literal[True] = True, **options: Any
+    ) -> bytes: ...
+
+    @overload
+    def publish(
+        self, topic: str, data: bytes, *arguments: Any, raise_error: Literal[False], **options: Any
+    ) -> PublishResult: ...
+
+    def publish(self, topic: str, data: bytes, *arguments: Any, **options: Any) -> bytes | PublishResult:
         """Publish a message, as Producer.publish()."""
-        return self._send_one(self.producer.publish, topic, data, arguments, options)
+        result: bytes | PublishResult = self._send_one(self.producer.publish, topic, data, arguments, options)
+        return result
 
-    def publish_async(self, topic: str, data: bytes, *arguments: Any, **options: Any) -> Any:
+    def publish_async(self, topic: str, data: bytes, *arguments: Any, **options: Any) -> PublishResult:
         """Publish a message without waiting, as Producer.publish_async()."""
-        return self._send_one(self.producer.publish_async, topic, data, arguments, options)
+        result: PublishResult = self._send_one(self.producer.publish_async, topic, data, arguments, options)
+        return result
 
-    def multipublish(self, topic: str, messages: Iterable[bytes], *arguments: Any, **options: Any) -> Any:
+    @overload
+    def multipublish(
+        self, topic: str, messages: Iterable[bytes], *arguments: Any, raise_error: Literal[True] = True, **options: Any
+    ) -> bytes: ...
+
+    @overload
+    def multipublish(
+        self, topic: str, messages: Iterable[bytes], *arguments: Any, raise_error: Literal[False], **options: Any
+    ) -> PublishResult: ...
+
+    def multipublish(
+        self, topic: str, messages: Iterable[bytes], *arguments: Any, **options: Any
+    ) -> bytes | PublishResult:
         """Publish messages, all or none, as Producer.multipublish()."""
-        return self._send_many(self.producer.multipublish, topic, messages, arguments, options)
+        result: bytes | PublishResult = self._send_many(self.producer.multipublish, topic, messages, arguments, options)
+        return result
 
-    def publish_many(self, topic: str, messages: Iterable[bytes], *arguments: Any, **options: Any) -> Any:
+    def publish_many(self, topic: str, messages: Iterable[bytes], *arguments: Any, **options: Any) -> list[Chunk]:
         """Publish any number of messages, as Producer.publish_many(); they are asked for one by one."""
-        return self._send_many(self.producer.publish_many, topic, messages, arguments, options)
+        chunks: list[Chunk] = self._send_many(self.producer.publish_many, topic, messages, arguments, options)
+        return chunks
 
     def _send_one(
         self, call: Callable[..., Any], topic: str, data: bytes, arguments: tuple[Any, ...], options: dict[str, Any]
@@ -241,7 +283,7 @@ class TracedProducer:
         except BaseException as error:
             _end(span, error)
             raise
-        if isinstance(result, (AsyncResult, Future)):
+        if isinstance(result, PublishResult):
             self._endings.add(span, result)
         else:
             _end(span, _first_error(result))
@@ -291,25 +333,24 @@ class _Endings:
         self._ender: gevent.Greenlet | None = None
         self._none_open: Crossing[None] | None = None
 
-    def add(self, span: trace.Span, result: AsyncResult | Future[Any]) -> None:  # Any: it is not looked at
+    def add(self, span: trace.Span, result: PublishResult) -> None:
         """End a span when a result is there."""
         if self._process != os.getpid():
             # Those of the process that was forked are its own to end.
             self._begin()
         self._open.add(span)
-        if isinstance(result, AsyncResult):
-            result.rawlink(lambda result: self._note(span, result.exception))
-            return
         thread = get_ident()
+        is_adding = True
 
-        def note(future: Future[Any]) -> None:
-            if get_ident() == thread:
+        def note(result: PublishResult) -> None:
+            if is_adding and get_ident() == thread:
                 # It was there before: this is the caller, who may wait.
-                self._end(span, future.exception(), time.time_ns())
+                self._end(span, result.exception, time.time_ns())
             else:
-                self._note(span, future.exception())
+                self._note(span, result.exception)
 
         result.add_done_callback(note)
+        is_adding = False
 
     def wait(self, timeout: float) -> None:
         """Wait until all have ended, or the timeout (seconds) does."""

@@ -17,7 +17,7 @@ delivered until its close_timeout is over, so go on answering.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from gevent.queue import Channel, Queue
 
@@ -40,6 +40,15 @@ class QueueHandler(Queue):  # type: ignore[misc]  # gevent has no types
         message.enable_async()
         self.put(message)
 
+    if TYPE_CHECKING:  # gevent's own
+
+        def get(self, block: bool = True, timeout: float | None = None) -> Message: ...
+        def get_nowait(self) -> Message: ...
+        def peek(self, block: bool = True, timeout: float | None = None) -> Message: ...
+        def peek_nowait(self) -> Message: ...
+        def __iter__(self) -> Self: ...
+        def __next__(self) -> Message: ...
+
 
 class ChannelHandler(Channel):  # type: ignore[misc]  # gevent has no types
     """A gevent Channel, for ``on_message``: a queue without room, each message waits until somebody takes it."""
@@ -48,3 +57,10 @@ class ChannelHandler(Channel):  # type: ignore[misc]  # gevent has no types
         """Give a message to the next who asks."""
         message.enable_async()
         self.put(message)
+
+    if TYPE_CHECKING:  # gevent's own
+
+        def get(self, block: bool = True, timeout: float | None = None) -> Message: ...
+        def get_nowait(self) -> Message: ...
+        def __iter__(self) -> Self: ...
+        def __next__(self) -> Message: ...

@@ -9,13 +9,14 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 from gnsq.errors import NSQException, NSQHttpError
 from gnsq.http.responses import is_unknown_path
-from gnsq.httpclient import HTTPClient
+from gnsq.httpclient import HTTPClient, HttpClientOptionsDict
 from gnsq.protocol.commands import multipublish_body
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
+from gnsq.stats import NsqdStats
 
 __all__ = ["NsqdHTTPClient", "NewlineInMessage"]
 
@@ -38,8 +39,12 @@ class NsqdHTTPClient(HTTPClient):
     """
 
     def __init__(
-        self, host: str = "localhost", port: int = 4151, *args: Any, **kwargs: Any
-    ) -> None:  # Any: HTTPClient's
+        self,
+        host: str = "localhost",
+        port: int = 4151,
+        *args: Any,  # Any: HTTPClient's
+        **kwargs: Unpack[HttpClientOptionsDict],
+    ) -> None:
         super().__init__(host, port, *args, **kwargs)
 
     # --- publishing ---------------------------------------------------------------------------------------------------
@@ -163,6 +168,29 @@ class NsqdHTTPClient(HTTPClient):
 
     # --- facts and settings -------------------------------------------------------------------------------------------
 
+    @overload
+    def stats(
+        self,
+        topic: str | None = None,
+        channel: str | None = None,
+        text: Literal[False] = False,
+        *,
+        include_clients: bool | None = None,
+        include_mem: bool | None = None,
+    ) -> NsqdStats: ...
+
+    @overload
+    def stats(
+        self,
+        topic: str | None = None,
+        channel: str | None = None,
+        *,
+        text: Literal[True],
+        include_clients: bool | None = None,
+        include_mem: bool | None = None,
+    ) -> bytes: ...
+
+    @overload
     def stats(
         self,
         topic: str | None = None,
@@ -171,7 +199,17 @@ class NsqdHTTPClient(HTTPClient):
         *,
         include_clients: bool | None = None,
         include_mem: bool | None = None,
-    ) -> Any:
+    ) -> NsqdStats | bytes: ...
+
+    def stats(
+        self,
+        topic: str | None = None,
+        channel: str | None = None,
+        text: bool = False,
+        *,
+        include_clients: bool | None = None,
+        include_mem: bool | None = None,
+    ) -> NsqdStats | bytes:
         """Ask for statistics, as a dict or as text (bytes).
 
         Args:
@@ -190,7 +228,8 @@ class NsqdHTTPClient(HTTPClient):
             "include_clients": _flag(include_clients),
             "include_mem": _flag(include_mem),
         }
-        return self.request("GET", "stats", params)
+        answer: NsqdStats | bytes = self.request("GET", "stats", params)
+        return answer
 
     def config(self, option: str) -> Any:
         """Ask for one of nsqd's options, by its flag with ``_`` for ``-``.

@@ -9,11 +9,10 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TypeVar, Unpack
 
-from blinker import Signal
 from gevent.lock import BoundedSemaphore
 
 from gnsq import states
@@ -32,11 +31,21 @@ from gnsq.nsqd.answers import Answers
 from gnsq.nsqd.forks import give_up_in_children
 from gnsq.nsqd.opening import Layers, prepared
 from gnsq.nsqd.verbs import Verbs
-from gnsq.options import USER_AGENT, ConnectionOptions
+from gnsq.options import USER_AGENT, ConnectionOptions, MoreConnectionOptionsDict, TlsOptionsDict
 from gnsq.protocol import commands, handshake
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, Frame, decode_message
 from gnsq.protocol.handshake import Identity, StartCompression, StartTLS, Step, explained
+from gnsq.signals import (
+    CloseReceiver,
+    ErrorReceiver,
+    FinishReceiver,
+    MessageReceiver,
+    ResponseReceiver,
+    TcpAuthReceiver,
+    TcpRequeueReceiver,
+    TypedSignal,
+)
 from gnsq.transport import Transport, limited
 
 __all__ = ["NsqdTCPClient"]
@@ -81,18 +90,18 @@ class NsqdTCPClient(Verbs):
         output_buffer_size: int = 16384,
         output_buffer_timeout: int = 250,
         tls_v1: bool = False,
-        tls_options: Mapping[str, Any] | None = None,  # Any: each has its own type
+        tls_options: TlsOptionsDict | None = None,
         snappy: bool = False,
         deflate: bool = False,
         deflate_level: int = 6,
         sample_rate: int = 0,
         auth_secret: bytes | None = None,
         user_agent: str = USER_AGENT,
-        **options: Any,  # Any: each its own type
+        **options: Unpack[MoreConnectionOptionsDict],
     ) -> None:
         # Checks both; 1.0 took a port as text, too.
         self.address, self.port = parse_address(joined(address, int(port)))
-        given = {
+        given: dict[str, object] = {
             "timeout": timeout,
             "client_id": client_id,
             "hostname": hostname,
@@ -117,13 +126,13 @@ class NsqdTCPClient(Verbs):
         self.identity = Identity()
         self.last_response = time.time()
         self.last_message = time.time()
-        self.on_message = Signal()
-        self.on_response = Signal()
-        self.on_error = Signal()
-        self.on_finish = Signal()
-        self.on_requeue = Signal()
-        self.on_auth = Signal()
-        self.on_close = Signal()
+        self.on_message: TypedSignal[MessageReceiver] = TypedSignal()
+        self.on_response: TypedSignal[ResponseReceiver] = TypedSignal()
+        self.on_error: TypedSignal[ErrorReceiver] = TypedSignal()
+        self.on_finish: TypedSignal[FinishReceiver] = TypedSignal()
+        self.on_requeue: TypedSignal[TcpRequeueReceiver] = TypedSignal()
+        self.on_auth: TypedSignal[TcpAuthReceiver] = TypedSignal()
+        self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
         self._sending = BoundedSemaphore(1)
         self._layers: Layers | None = None
         self._answers: Answers | None = None

@@ -1,8 +1,17 @@
 """Producer: publishes messages. See producer.py for what lies where."""
 
 from gnsq.producer.many import Chunk, NSQManyFailed
-from gnsq.producer.options import ProducerOptions
+from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
 from gnsq.producer.producer import Producer
 from gnsq.producer.publish import Unconfirmed
+from gnsq.producer.result import PublishResult
 
-__all__ = ["Chunk", "NSQManyFailed", "Producer", "ProducerOptions", "Unconfirmed"]
+__all__ = [
+    "Chunk",
+    "NSQManyFailed",
+    "Producer",
+    "ProducerOptions",
+    "ProducerOptionsDict",
+    "PublishResult",
+    "Unconfirmed",
+]

@@ -7,9 +7,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnsq.discovery import MAX_NSQDS
-from gnsq.options import Options, option
+from gnsq.options import ConnectionOptionsDict, Options, option
+from gnsq.pool import ReconnectOptionsDict
 
-__all__ = ["ProducerOptions"]
+__all__ = ["ProducerOptions", "ProducerOptionsDict"]
+
+
+class ProducerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=False):
+    """All options of a Producer as typed keywords, but for those that are parameters of its own."""
+
+    publish_timeout: float
+    allow_duplicates: bool
+    strategy: str | Callable[..., Any]  # Any: as the option's
+    connections_per_nsqd: int
+    http_requests_at_once: int
+    max_pending_bytes: int
+    max_msg_size: int | None
+    max_body_size: int | None
+    batch_messages: int | None
+    batch_bytes: int
+    batch_linger: float
+    stalled_after: float
+    lookupd_poll_interval: float
+    lookupd_poll_jitter: float
+    max_nsqds: int
+    close_timeout: float
 
 
 @dataclass(frozen=True, kw_only=True)

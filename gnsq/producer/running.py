@@ -29,6 +29,7 @@ from gnsq.producer.httppool import HttpPool
 from gnsq.producer.links import TcpLink
 from gnsq.producer.outcomes import is_about_the_nsqd
 from gnsq.producer.publish import Publish, Unconfirmed
+from gnsq.producer.result import ResultWaiters
 from gnsq.producer.strategies import make_strategy
 from gnsq.texts import without_address
 
@@ -51,6 +52,7 @@ class Running:
 
     Attributes:
         home: That thread.
+        waiters: Of the results of its publishes.
         dispatcher: Takes publishes.
         now: Tells monotonic seconds.
         was_tried: Whether every nsqd known by then was tried once, or that took too long.
@@ -62,6 +64,7 @@ class Running:
         self._producer = producer
         self._clock = producer.clock
         self.now = self._clock.monotonic
+        self.waiters = ResultWaiters(self.home, self.now, producer.log_owner.label)
         self.was_tried = False
         self.dispatcher = Dispatcher(
             options,

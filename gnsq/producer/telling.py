@@ -93,6 +93,8 @@ class Telling:
                     self._count_failure(publish, publish.error)
                 if publish.waiter is not None:
                     publish.waiter.switch()
+                elif publish.result is not None:
+                    publish.result.end(publish.error)  # tell() in place: 0.04 us of 3
                 else:
                     publish.tell()
         finally:

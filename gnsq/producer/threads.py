@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import gevent
@@ -14,10 +12,10 @@ from gnsq.crossing import Crossing, Token
 from gnsq.errors import NSQConnectionClosed, NSQNotSentClosed, NSQNotSentTimeout, NSQUnknownTimeout
 from gnsq.nsqd.home import GRACE, in_hub
 from gnsq.producer.publish import Publish
+from gnsq.producer.result import PublishResult
 from gnsq.producer.running import Running
-from gnsq.protocol.frames import OK
 
-__all__ = ["Handed", "begin", "publish_and_wait"]
+__all__ = ["begin", "publish_and_wait"]
 
 
 def publish_and_wait(running: Running, publish: Publish, *, block: bool) -> None:
@@ -43,55 +41,21 @@ def publish_and_wait(running: Running, publish: Publish, *, block: bool) -> None
     _hand_over(running, publish, ended, block=block)
 
 
-def begin(running: Running, publish: Publish, *, block: bool) -> Future[bytes]:
+def begin(running: Running, publish: Publish, *, block: bool) -> PublishResult:
     """Publish, and wait until it has room; in a hub itself do not wait for that. Otherwise as publish_and_wait().
 
     Raises:
-        NSQException: As Producer.publish_async(). In a hub itself that is in the future, too.
+        NSQException: As Producer.publish_async(). In a hub itself that is in the result, too.
     """
     let_in: Crossing[None] = Crossing()
-    future: Future[bytes] = Future()
-    future.set_running_or_notify_cancel()  # it can't be taken back
-
-    def tell(done: Publish) -> None:
-        if done.error is None:
-            future.set_result(OK)
-        else:
-            future.set_exception(done.error)
-
-    publish.on_done = tell
+    result = running.waiters.new(publish.deadline)
+    publish.on_done = lambda done: result.end(done.error)
     if in_hub():
-        _hand_over_and_go(running, publish, future)
+        _hand_over_and_go(running, publish, result)
     else:
         publish.on_room = lambda: let_in.set(None)
         _hand_over(running, publish, let_in, block=block)
-    return future
-
-
-class Handed:
-    """A publish that was begun from another thread, to be waited for as an AsyncResult of gevent is: Future.result()
-    would block a hub of the thread that waits.
-    """
-
-    def __init__(self, future: Future[bytes], limit: float) -> None:
-        self._future = future
-        self._until = time.monotonic() + limit + GRACE
-        self._ended: Crossing[None] = Crossing()
-        future.add_done_callback(lambda future: self._ended.set(None))
-
-    def ready(self) -> bool:
-        """Whether it has ended."""
-        return self._future.done()
-
-    def get(self) -> bytes:
-        """Wait until it has ended.
-
-        Raises:
-            NSQException: As Producer.publish().
-        """
-        if not self._ended.wait(self._until - time.monotonic()):
-            raise NSQUnknownTimeout("the producer's thread has not run its hub; nsqd may have the publish")
-        return self._future.result()
+    return result
 
 
 def _hand_over(
@@ -133,13 +97,13 @@ def _hand_over(
     crossing.result()
 
 
-def _hand_over_and_go(running: Running, publish: Publish, future: Future[bytes]) -> None:
+def _hand_over_and_go(running: Running, publish: Publish, result: PublishResult) -> None:
     def take_over() -> None:
         try:
             running.dispatcher.submit(publish, True)
             running.dispatcher.wait_for_room(publish)  # which is refused: this is the hub
         except Exception as error:  # noqa: BLE001  # it is the caller's, and raised there
-            future.set_exception(error)
+            result.end(error)
 
     _soon(running, take_over)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import uuid
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+import gevent
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from gnsq import Producer
+from gnsq import Producer, PublishResult
 from gnsq.errors import NSQException
 from gnsq.protocol.names import assert_valid_topic_name
 from gnsq.spark import rowkey
@@ -84,7 +84,7 @@ class _Batch:
 class _Pending:
     """A batch without an answer; its bodies are the producer's alone."""
 
-    answer: Future[bytes]
+    answer: PublishResult
     topic: str
     first: int
     last: int
@@ -202,14 +202,15 @@ class _Publisher:
 
     def _note(self, pending: _Pending) -> None:
         self._answers.append(pending)
-        while self._answers and self._answers[0].answer.done():
+        while self._answers and self._answers[0].answer.ready():
             self._settle(self._answers.popleft())
 
     def _settle(self, pending: _Pending) -> None:
         try:
-            pending.answer.result(self._options.publish_timeout + GRACE)
-        except (NSQException, TimeoutError) as error:
-            what = str(error) or "no answer, and no timeout of the producer's"
+            pending.answer.get(timeout=self._options.publish_timeout + GRACE)
+        except (NSQException, gevent.Timeout) as error:
+            is_late = isinstance(error, gevent.Timeout)
+            what = "no answer, and no timeout of the producer's" if is_late else str(error)
             raise RowsNotPublished(f"{pending.name(self._place.partition)}: {what}") from error
 
     def _connected(self) -> Producer:

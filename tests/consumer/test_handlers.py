@@ -4,7 +4,6 @@ import asyncio
 import functools
 import gc
 import re
-import sys
 import warnings
 from unittest.mock import MagicMock, Mock, create_autospec
 
@@ -12,7 +11,7 @@ import pytest
 
 from gnsq import Consumer
 from gnsq.contrib.batch import BatchHandler
-from tests.helpers import run, wait_until
+from tests.helpers import wait_until
 
 
 async def coroutine(consumer, message):
@@ -308,55 +307,3 @@ def test_give_up_handler_that_was_collected_is_told_at_the_start(nsqd, started, 
     (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "t/c: messages that are given up are finished and lost; Plain.method, connected" in line.message
     assert "needs weak=False" in line.message
-
-
-SNIPPET = """
-from collections.abc import AsyncIterator, Callable, Iterator
-from functools import partial
-from gnsq import Consumer, Message
-from gnsq.consumer import Handler
-from gnsq.contrib.batch import BatchHandler
-from gnsq.contrib.giveup import DirectoryGiveupHandler, NsqdGiveupHandler, ProducerGiveupHandler
-from gnsq.contrib.queue import ChannelHandler, QueueHandler
-
-async def coroutine(consumer: Consumer, message: Message) -> None: ...
-def generator(consumer: Consumer, message: Message) -> Iterator[None]: yield
-def false(consumer: Consumer, message: Message) -> bool: return False
-def renamed(c: Consumer, m: Message) -> None: ...
-def message_only(message: Message) -> None: ...
-
-def plain(consumer: Consumer, message: Message) -> None: ...
-def keyword_only(consumer: Consumer, /, *, message: Message, more: int = 0) -> None: ...
-def anything(*arguments: object, **keywords: object) -> None: ...
-def unannotated(consumer, message): ...
-class Object:
-    def __call__(self, consumer: Consumer, message: Message) -> None: ...
-    def method(self, consumer: Consumer, message: Message) -> None: ...
-
-def give(handler: Handler) -> None:
-    consumer = Consumer("t", "c", "nsqd", message_handler=handler)
-    consumer.on_message.connect(handler)
-    consumer.on_giving_up.connect(handler, weak=False)
-"""
-WRONG_NAMES = ["coroutine", "generator", "false", "renamed", "message_only"]
-RIGHT_NAMES = [
-    *("plain", "keyword_only", "anything", "unannotated", "Object()", "Object().method", "partial(plain)"),
-    *("lambda _, message: message.finish()", "BatchHandler(1, print)", "QueueHandler()", "ChannelHandler()"),
-    *("DirectoryGiveupHandler('x')", "NsqdGiveupHandler('t')"),
-]
-USES = ["give({0})", "Consumer('t', 'c', message_handler={0})", "Consumer('t', 'c').on_message.connect({0})"]
-
-
-def test_types_refuse_the_wrong_handlers_and_take_the_right_ones(tmp_path, pytestconfig):
-    pytest.importorskip("mypy")
-    wrong = [use.format(name) for name in WRONG_NAMES for use in USES]
-    right = [use.format(name) for name in RIGHT_NAMES for use in USES]
-    (tmp_path / "program.py").write_text("\n".join([*SNIPPET.splitlines(), *right, *wrong]) + "\n")
-    first = len(SNIPPET.splitlines()) + len(right) + 1
-
-    options = ["--config-file=", "--follow-imports=silent", f"--cache-dir={pytestconfig.cache.mkdir('mypy')}"]
-    command = [sys.executable, "-m", "mypy", *options, str(tmp_path / "program.py")]
-    found = run(*command).stdout
-
-    lines = [int(number) for number in re.findall(r"program\.py:(\d+): error", found)]
-    assert sorted(set(lines)) == list(range(first, first + len(wrong))), found

@@ -1,7 +1,7 @@
 """traced() and TracedProducer: what spans say of messages and how their handling, or publishing, ended."""
 
 import logging
-from concurrent.futures import Future
+import time
 from types import SimpleNamespace
 
 import gevent
@@ -20,6 +20,8 @@ from gnsq import Consumer, Message, Producer
 from gnsq.contrib.envelope import unwrap, wrap
 from gnsq.contrib.opentelemetry import TracedProducer, traced
 from gnsq.errors import NSQException, NSQRequeueMessage
+from gnsq.nsqd.home import Home
+from gnsq.producer.result import ResultWaiters
 from tests.helpers import run_program, wait_until
 
 TRACE_ID, SPAN_ID = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
@@ -396,11 +398,11 @@ def test_producer_on_a_thread_of_its_own_is_traced_from_others(fakensqd, spans):
 
 @pytest.mark.parametrize(
     ("result", "status"),
-    [pytest.param(b"OK", StatusCode.UNSET, id="OK"), pytest.param(OSError("gone"), StatusCode.ERROR, id="error")],
+    [pytest.param(None, StatusCode.UNSET, id="OK"), pytest.param(OSError("gone"), StatusCode.ERROR, id="error")],
 )
 def test_answer_of_another_thread_may_be_there_at_once(spans, result, status):
-    answer = Future()
-    answer.set_exception(result) if isinstance(result, OSError) else answer.set_result(result)
+    answer = ResultWaiters(Home(), time.monotonic, "producer-1").new(deadline=0)
+    answer.end(result)
     producer = TracedProducer(SimpleNamespace(publish_async=lambda *arguments: answer), tracer_provider=spans.provider)
 
     assert producer.publish_async("t", b"body") is answer
@@ -443,6 +445,8 @@ import os, sys, time
 import gevent, gevent.os
 from fakensqd import on
 from gnsq import Producer
+from gnsq.nsqd.home import Home
+from gnsq.producer.result import ResultWaiters
 from gnsq.contrib.opentelemetry import TracedProducer
 from tests.contrib.test_opentelemetry import Spans
 

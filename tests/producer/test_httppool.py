@@ -277,7 +277,7 @@ def test_producer_with_a_thread_of_its_own(fakensqd):
     with Producer(nsqd_http_addresses=fakensqd.http_address, threaded=True) as producer:
         results = [producer.publish_async("t", b"%d" % number) for number in range(20)]
 
-        assert [result.result(timeout=10) for result in results] == [b"OK"] * 20
+        assert [result.get(timeout=10) for result in results] == [b"OK"] * 20
     assert len(bodies(fakensqd, "t")) == 20
 
 

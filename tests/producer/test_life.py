@@ -381,15 +381,15 @@ def test_close_of_a_producer_whose_thread_has_ended_ends_what_it_had(gone):
         wait_until(begun.is_set)
         (producer,) = made
         producer.on_close.connect(told.append, weak=False)
-        futures = [producer.publish_async("t", b"other's", timeout=LIMIT)]
-        futures += [producer.publish_async("t", b"deferred", defer=1, timeout=LIMIT)]
+        results = [producer.publish_async("t", b"other's", timeout=LIMIT)]
+        results += [producer.publish_async("t", b"deferred", defer=1, timeout=LIMIT)]
         over.set()
         wait_until(lambda: not home.is_alive())
 
         unconfirmed = producer.close()
 
     assert sorted(one.bodies[0] for one in unconfirmed) == [b"deferred", b"other's", b"own"]
-    assert [type(future.exception(timeout=0)) for future in futures] == [NSQUnknownClosed] * 2
+    assert [type(result.exception) for result in results] == [NSQUnknownClosed] * 2
     assert producer.stats().state == "closed"
     assert producer.stats().unknown == 3
     assert told == [producer]

@@ -250,15 +250,15 @@ def test_first_publish_async_in_the_hub_waits_for_a_connection_in_the_background
     assert producer.close() == []
 
 
-def test_publish_async_in_the_hub_to_a_thread_gives_a_future(fakensqd):
+def test_publish_async_in_the_hub_to_a_thread_returns_a_result(fakensqd):
     with Producer(fakensqd.tcp_address, threaded=True, max_pending_bytes=10) as producer:
         first = in_hub(lambda: producer.publish_async("t", b"x" * 10))
         wait_until(first.done)
 
-        assert first.result() == b"OK"
+        assert first.get() == b"OK"
 
 
-def test_publish_async_in_the_hub_to_a_thread_without_room_is_refused_in_the_future():
+def test_publish_async_in_the_hub_to_a_thread_without_room_is_refused_in_the_result():
     hold = Event()
 
     def answer(sock):
@@ -273,7 +273,7 @@ def test_publish_async_in_the_hub_to_a_thread_without_room_is_refused_in_the_fut
         wait_until(second.done)
         hold.set()
 
-        assert isinstance(second.exception(), NSQNotSentTimeout)
+        assert isinstance(second.exception, NSQNotSentTimeout)
 
 
 @pytest.mark.parametrize("threaded", [False, True], ids=["home", "threaded"])

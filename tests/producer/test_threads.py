@@ -2,12 +2,11 @@
 
 import threading
 import time
-from concurrent.futures import Future
 
 import gevent
 import pytest
 
-from gnsq import Producer
+from gnsq import Producer, PublishResult
 from gnsq.errors import NSQBadMessage, NSQNotSentClosed, NSQNotSentTimeout, NSQTimeout, NSQUnknownTimeout
 from tests.helpers import bodies, refused_port, run_program, wait_until
 
@@ -92,14 +91,14 @@ def test_publishes_of_several_threads_are_confirmed_and_held_once(producer, fake
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_publish_async_in_a_thread_gives_a_future(producer, fakensqd, threads, kind):
+def test_publish_async_in_a_thread_returns_a_publish_result(producer, fakensqd, threads, kind):
     def publish(number):
-        futures = [producer.publish_async("t", b"%d" % index) for index in range(COUNT)]
-        return [type(futures[0]), *[future.result(timeout=LIMIT) for future in futures]]
+        results = [producer.publish_async("t", b"%d" % index) for index in range(COUNT)]
+        return [type(results[0]), *[result.get(timeout=LIMIT) for result in results]]
 
     threads.start(publish, kind)
 
-    assert threads.wait() == [[Future, *[b"OK"] * COUNT]]
+    assert threads.wait() == [[PublishResult, *[b"OK"] * COUNT]]
     assert bodies(fakensqd, "t") == [b"%d" % index for index in range(COUNT)]
 
 
@@ -108,7 +107,7 @@ def test_errors_reach_the_thread_that_published(producer, threads):
         with pytest.raises(NSQBadMessage):
             producer.publish("t", b"x" * 2_000_000)
         with pytest.raises(NSQBadMessage):
-            producer.publish_async("t", b"x" * 2_000_000).result(timeout=LIMIT)
+            producer.publish_async("t", b"x" * 2_000_000).get(timeout=LIMIT)
         with pytest.raises(ValueError, match="empty"):
             producer.publish("t", b"")
 
@@ -121,8 +120,8 @@ def test_publish_async_in_a_thread_waits_for_room(fakensqd, threads):
     with Producer(fakensqd.tcp_address, max_pending_bytes=2000) as producer:
 
         def publish(number):
-            futures = [producer.publish_async("t", b"x" * 900) for _ in range(COUNT)]
-            return [future.result(timeout=LIMIT) for future in futures]
+            results = [producer.publish_async("t", b"x" * 900) for _ in range(COUNT)]
+            return [result.get(timeout=LIMIT) for result in results]
 
         threads.start(publish)
 
@@ -162,9 +161,7 @@ def test_close_of_several_threads_closes_once(producer, threads, kind):
 
     assert threads.wait() == [([], None)] * 4
     assert told == [producer]
-    assert [result.result(0) if isinstance(result, Future) else result.get(timeout=0) for result in results] == [
-        b"OK"
-    ] * COUNT
+    assert [result.get(timeout=0) for result in results] == [b"OK"] * COUNT
 
 
 def test_join_of_a_thread_returns_when_another_closes(producer, threads):
@@ -347,8 +344,8 @@ said = []
 def use(name):
     try:
         producer.publish("t", b"x", timeout=5)
-        futures = [producer.publish_async("t", b"x", timeout=5) for _ in range(100)]
-        said.append([future.result(timeout=10) for future in futures] == [b"OK"] * 100)
+        results = [producer.publish_async("t", b"x", timeout=5) for _ in range(100)]
+        said.append([result.get(timeout=10) for result in results] == [b"OK"] * 100)
         said.append(len(producer.publish_many("t", [b"x"] * 3000, timeout=5)))
     except BaseException as error:
         said.append(repr(error))

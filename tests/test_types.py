@@ -1,0 +1,340 @@
+"""The public interface as type checkers see it."""
+
+import ast
+import dataclasses
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NotRequired, get_args, get_origin, get_type_hints, is_typeddict
+
+import pytest
+
+from fakensqd import FakeNsqd
+from gnsq import Consumer, NsqdHTTPClient, NsqdTCPClient, Producer, signals
+from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict
+from gnsq.httpclient import HTTPClient, HttpClientOptionsDict, HttpOptions, HttpOptionsDict
+from gnsq.layers import _TLS_OPTIONS
+from gnsq.options import (
+    ConnectionOptions,
+    ConnectionOptionsDict,
+    MoreConnectionOptionsDict,
+    TlsOptionsDict,
+    parameters_of,
+)
+from gnsq.pool import ReconnectOptions, ReconnectOptionsDict
+from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
+from gnsq.stats import NsqdStats
+
+OPTIONS = [
+    pytest.param(ConnectionOptionsDict, [ConnectionOptions], None, id="connection"),
+    pytest.param(MoreConnectionOptionsDict, [ConnectionOptions], NsqdTCPClient, id="NsqdTCPClient"),
+    pytest.param(ReconnectOptionsDict, [ReconnectOptions], None, id="reconnect"),
+    pytest.param(ConsumerOptionsDict, [ConsumerOptions, ReconnectOptions, ConnectionOptions], Consumer, id="Consumer"),
+    pytest.param(ProducerOptionsDict, [ProducerOptions, ReconnectOptions, ConnectionOptions], Producer, id="Producer"),
+    pytest.param(HttpOptionsDict, [HttpOptions], HTTPClient, id="HTTPClient"),
+]
+# Values of gnsq 1.0 are taken, too: urllib3's objects, numbers of ssl, paths.
+WIDER = {"timeout", "retries", "cert_reqs", "ca_certs", "cert_file", "key_file"}
+
+
+@pytest.mark.parametrize(("keywords", "options", "owner"), OPTIONS)
+def test_typed_keywords_are_the_options_with_their_types(keywords, options, owner):
+    wider = WIDER if keywords is HttpOptionsDict else set()
+    parameters = () if owner is None else parameters_of(owner.__init__)
+    fields = {field.name: field.type for kind in options for field in dataclasses.fields(kind)}
+    expected = {name: kind for name, kind in fields.items() if name not in parameters}
+    typed = {name: reference.__forward_arg__ for name, reference in keywords.__annotations__.items()}
+
+    assert typed == {name: typed.get(name) if name in wider else kind for name, kind in expected.items()}
+    # Each takes what the option itself takes, and more.
+    assert all(set(fields[name].split(" | ")) < set(typed[name].split(" | ")) for name in wider)
+
+
+@pytest.mark.parametrize(("keywords", "options", "owner"), OPTIONS)
+def test_all_typed_keywords_may_be_left_out(keywords, options, owner):
+    assert keywords.__required_keys__ == frozenset()
+
+
+def test_typed_keywords_of_subclasses_of_http_client_are_those_of_its_constructor():
+    own = set(parameters_of(HTTPClient.__init__)) - {"host", "port", "connection_class"}
+
+    assert set(HttpClientOptionsDict.__annotations__) == {*HttpOptionsDict.__annotations__, *own}
+
+
+def test_typed_tls_options_are_those_that_are_taken():
+    assert set(TlsOptionsDict.__annotations__) == set(_TLS_OPTIONS)
+
+
+# --- what nsqd answers ------------------------------------------------------------------------------------------------
+
+
+def keys_of(kind):
+    """The keys of a TypedDict, and of those in it by name: all of them, and those that each server has."""
+    hints = get_type_hints(kind, include_extras=True)
+    required = {name for name, hint in hints.items() if get_origin(hint) is not NotRequired}
+    found = {kind.__name__: (set(hints), required)}
+    todo = list(hints.values())
+    while todo:
+        inner = todo.pop()
+        found |= keys_of(inner) if is_typeddict(inner) else {}
+        todo += get_args(inner)
+    return found
+
+
+def test_stats_have_the_typed_keys_and_no_others(fakensqd):
+    keys = keys_of(NsqdStats)
+    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=lambda consumer, message: None)
+    with Producer(fakensqd.tcp_address) as producer, consumer:
+        producer.publish("t", b"x")
+        stats = NsqdHTTPClient.from_url(fakensqd.http_address).stats()
+        unknown = NsqdHTTPClient.from_url(fakensqd.http_address).stats("unknown", include_mem=False)
+
+    (topic,) = stats["topics"]
+    (channel,) = topic["channels"]
+    (subscriber,), (publisher,) = channel["clients"], stats["producers"]
+    # Only of old servers, with AUTH, and of the other kind of client.
+    rare = {"name", "authed", "auth_identity", "auth_identity_url", "pub_counts"}
+    assert set(stats) == keys["NsqdStats"][0]
+    assert set(stats["memory"]) == keys["NsqdMemoryStats"][0]
+    assert set(topic) == keys["NsqdTopicStats"][0]
+    assert set(channel) == keys["NsqdChannelStats"][0]
+    assert set(subscriber) == keys["NsqdClientStats"][0] - rare
+    assert set(publisher) == {*subscriber, "pub_counts"}
+    assert set(publisher["pub_counts"][0]) == keys["PublishCount"][0]
+    assert set(channel["e2e_processing_latency"]) == keys["NsqdLatencies"][0]
+    assert (unknown["topics"], unknown["producers"], "memory" in unknown) == (None, None, False)
+
+
+def test_old_servers_have_the_keys_that_are_required():
+    keys = keys_of(NsqdStats)
+    with FakeNsqd(threaded=True, release="0.2.21") as nsqd:
+        consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=lambda consumer, message: None)
+        with Producer(nsqd.tcp_address) as producer, consumer:
+            producer.publish("t", b"x")
+            stats = NsqdHTTPClient.from_url(nsqd.http_address).stats()
+
+    (topic,) = stats["topics"]
+    (channel,) = topic["channels"]
+    (subscriber,) = channel["clients"]
+    found = {"NsqdStats": stats, "NsqdTopicStats": topic, "NsqdChannelStats": channel, "NsqdClientStats": subscriber}
+    assert {name: keys[name][1] - set(document) for name, document in found.items()} == {name: set() for name in found}
+    assert {name: set(document) - keys[name][0] for name, document in found.items()} == {name: set() for name in found}
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+CLASSES = {"Consumer": "gnsq/consumer/*.py", "Producer": "gnsq/producer/*.py", "NsqdTCPClient": "gnsq/nsqd/tcp.py"}
+
+
+def typed_and_sent(name):
+    """The arguments of each signal of a class: by the types of its receivers, and by each place that sends it."""
+    typed, sent = {}, []
+    for node in [node for path in ROOT.glob(CLASSES[name]) for node in ast.walk(ast.parse(path.read_text()))]:
+        match node:
+            case ast.AnnAssign(
+                target=ast.Attribute(attr=signal),
+                annotation=ast.Subscript(value=ast.Name(id="TypedSignal"), slice=ast.Name(id=receiver)),
+            ):
+                call = inspect.signature(getattr(signals, receiver).__call__)
+                typed[signal] = [name for name in call.parameters if name not in ("self", "sender")]
+            case ast.Call(func=ast.Name(id="notify"), args=[ast.Attribute(attr=signal), _], keywords=keywords):
+                sent.append((signal, [keyword.arg for keyword in keywords]))
+            case ast.Call(func=ast.Attribute(attr="send", value=ast.Attribute(attr=signal)), keywords=keywords):
+                sent.append((signal, [keyword.arg for keyword in keywords]))
+    return typed, [(signal, arguments) for signal, arguments in sent if signal.startswith("on_")]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_signals_are_sent_and_listed_in_the_readme_with_the_arguments_of_their_types(name):
+    typed, sent = typed_and_sent(name)
+    rows = re.findall(r"^\| `(on_\w+)` \| ([\w, ]+) \| (.*?) ?\| ", README.read_text(), re.MULTILINE)
+    listed = {signal: re.findall(r"`(\w+)`", names) for signal, of, names in rows if name in of.split(", ")}
+
+    # These two are for handlers, which gnsq.consumer.Handler types.
+    handlers = {"on_message": ["message"], "on_giving_up": ["message"]} if name == "Consumer" else {}
+    assert listed == typed | handlers
+    assert len(sent) >= len(typed) > 3
+    assert [(signal, arguments) for signal, arguments in sent if arguments != typed.get(signal)] == []
+
+
+# --- what mypy says ---------------------------------------------------------------------------------------------------
+
+SNIPPET = """
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import Unpack, assert_type
+
+from blinker import Signal
+from gnsq import Consumer, LookupdClient, Message, NsqdHTTPClient, NsqdTCPClient, Producer, PublishResult
+from gnsq.consumer import ConsumerOptionsDict, Handler
+from gnsq.contrib.batch import BatchHandler
+from gnsq.contrib.giveup import DirectoryGiveupHandler, NsqdGiveupHandler, ProducerGiveupHandler
+from gnsq.contrib.opentelemetry import TracedProducer, traced
+from gnsq.contrib.queue import ChannelHandler, QueueHandler
+from gnsq.producer import Chunk, ProducerOptionsDict, Unconfirmed
+
+async def coroutine(consumer: Consumer, message: Message) -> None: ...
+def generator(consumer: Consumer, message: Message) -> Iterator[None]: yield
+def false(consumer: Consumer, message: Message) -> bool: return False
+def renamed(c: Consumer, m: Message) -> None: ...
+def message_only(message: Message) -> None: ...
+
+def plain(consumer: Consumer, message: Message) -> None: ...
+def keyword_only(consumer: Consumer, /, *, message: Message, more: int = 0) -> None: ...
+def anything(*arguments: object, **keywords: object) -> None: ...
+def unannotated(consumer, message): ...  # type: ignore[no-untyped-def]
+def failed(consumer: Consumer, message: Message, error: BaseException) -> None: ...
+class Object:
+    def __call__(self, consumer: Consumer, message: Message) -> None: ...
+    def method(self, consumer: Consumer, message: Message) -> None: ...
+
+def give(handler: Handler) -> None:
+    consumer = Consumer("t", "c", "nsqd", message_handler=handler)
+    consumer.on_message.connect(handler)
+    consumer.on_giving_up.connect(handler, weak=False)
+
+def consume(**options: Unpack[ConsumerOptionsDict]) -> Consumer:
+    return Consumer("t", "c", "nsqd", **options)
+
+def produce(**options: Unpack[ProducerOptionsDict]) -> Producer:
+    return Producer("nsqd", **options)
+
+producer = Producer("nsqd")
+result = producer.publish_async("t", b"x")
+traced_producer = TracedProducer(producer)
+http = NsqdHTTPClient()
+flag = bool(input())
+"""
+HANDLERS = {
+    "wrong": ["coroutine", "generator", "false", "renamed", "message_only"],
+    "right": [
+        *("plain", "keyword_only", "anything", "unannotated", "Object()", "Object().method", "partial(plain)"),
+        *("lambda _, message: message.finish()", "BatchHandler(1, print)", "QueueHandler()", "ChannelHandler()"),
+        *("DirectoryGiveupHandler('x')", "NsqdGiveupHandler('t')", "traced(plain)", "traced(Object())"),
+        *("traced(plain, envelope=True)", "traced(Object().method)"),
+    ],
+}
+USES = [
+    "give({0})",
+    "Consumer('t', 'c', message_handler={0})",
+    "Consumer('t', 'c').on_message.connect({0})",
+    "Consumer('t', 'c', message_handler=traced({0}))",
+]
+RIGHT = [
+    "assert_type(producer.publish('t', b'x'), bytes)",
+    "assert_type(producer.publish('t', b'x', raise_error=True), bytes)",
+    "assert_type(producer.publish('t', b'x', raise_error=False), PublishResult)",
+    "assert_type(producer.publish('t', b'x', raise_error=flag), bytes | PublishResult)",
+    "assert_type(producer.multipublish('t', [b'x'], key='k'), bytes)",
+    "assert_type(producer.multipublish('t', [b'x'], raise_error=False), PublishResult)",
+    "assert_type(producer.publish_many('t', [b'x']), list[Chunk])",
+    "assert_type(producer.close(), list[Unconfirmed])",
+    "assert_type(traced_producer.publish('t', b'x', timeout=1.0), bytes)",
+    "assert_type(traced_producer.publish('t', b'x', raise_error=False), PublishResult)",
+    "assert_type(traced_producer.publish_async('t', b'x'), PublishResult)",
+    "assert_type(result.get(timeout=1.0), bytes)",
+    "assert_type(result.wait(1), bytes | None)",
+    "assert_type(result.exception, Exception | None)",
+    "assert_type(result.ready(), bool)",
+    "assert_type(result.as_future(), Future[bytes])",
+    "assert_type(asyncio.wrap_future(result.as_future()), asyncio.Future[bytes])",
+    "result.add_done_callback(lambda result: print(result.get()))",
+    "assert_type(traced(plain)(Consumer('t', 'c'), message=Message(0, 1, b'', b'')), None)",
+    "assert_type(QueueHandler().get(timeout=1), Message)",
+    "assert_type([message for message in QueueHandler()], list[Message])",
+    "assert_type(ChannelHandler().get(), Message)",
+    "assert_type(http.stats(text=True), bytes)",
+    "[channel['depth'] for topic in http.stats('t')['topics'] or [] for channel in topic['channels']]",
+    "Consumer('t', 'c', 'nsqd', max_tries=3, handler_timeout=5, reconnect_initial=1, tls_v1=True, snappy=True)",
+    "Consumer('t', 'c', lookupd_http_addresses='l', lookupd_options={'auth': ('user', 'password')})",
+    "Producer('nsqd', strategy='primary', batch_messages=10, tls_options={'ca_certs': 'ca.pem'}, threaded=True)",
+    "Producer(nsqd_http_addresses='nsqd', http_options={'headers': {'X': 'y'}})",
+    "NsqdTCPClient('nsqd', 4150, tls_v1=True, tls_options={'cert_reqs': 0}, msg_timeout=5)",
+    "NsqdHTTPClient('nsqd', 4151, timeout=5, scheme='https')",
+    "LookupdClient.from_url('https://lookupd', timeout=(1.0, 2.0), ca_certs='ca.pem')",
+    "consume(concurrency=2), produce(publish_timeout=5)",
+    "producer.on_error.connect(lambda sender, error: print(error.fatal), weak=False)",
+    "producer.on_close.connect(lambda sender, **more: None)",
+    "Consumer('t', 'c').on_exception.connect(failed)",
+    "NsqdTCPClient().on_requeue.connect(lambda sender, message_id, timeout, backoff: None)",
+]
+WRONG = [
+    "producer.publish('t', 'text')",
+    "producer.publish('t', b'x').get()",
+    "producer.publish_async('t', b'x', dleay=1)",
+    "result.get(timeout='1')",
+    "result.add_done_callback(lambda: None)",
+    "traced(plain)(Message(0, 1, b'', b''))",
+    "QueueHandler().get().bdoy",
+    "http.stats()['topcis']",
+    "http.stats('t')['topics'][0]",
+    "Producer('nsqd', stratgy='primary')",
+    "Producer('nsqd', batch_messages='10')",
+    "Producer('nsqd', max_tries=3)",
+    "Producer('nsqd', tls_options={'ca_cert': 'ca.pem'})",
+    "Producer('nsqd', http_options={'timeuot': 5})",
+    "Consumer('t', 'c', 'nsqd', concurency=2)",
+    "Consumer('t', 'c', 'nsqd', strategy='primary')",
+    "Consumer('t', 'c', 'nsqd', lookupd_options={'paswd': 5})",
+    "NsqdTCPClient('nsqd', 4150, tls=True)",
+    "NsqdHTTPClient('nsqd', 4151, timeuot=5)",
+    "LookupdClient.from_url('lookupd', prot=5)",
+    "consume(concurency=2)",
+    "produce(publish_timeout=None)",
+    "producer.on_error.connect(lambda sender, response: None)",
+    "producer.on_error.connect(failed)",
+    "Consumer('t', 'c').on_backoff.connect(lambda sender, phase: None)",
+]
+
+
+@pytest.fixture(scope="module")
+def mypy(tmp_path_factory, pytestconfig):
+    """What one run of mypy --strict says of the uses, and of each Python block of the README: lines by file."""
+    pytest.importorskip("mypy")
+    path = tmp_path_factory.mktemp("mypy")
+    uses = {kind: [use.format(name) for name in names for use in USES] for kind, names in HANDLERS.items()}
+    right = [*RIGHT, *uses["right"]]
+    wrong = [*WRONG, *uses["wrong"]]
+    (path / "uses.py").write_text("\n".join([SNIPPET.strip(), *right, *wrong, ""]))
+    text = README.read_text()
+    for block in re.finditer(r"```python\n(.*?)```", text, re.DOTALL):
+        line = text.count("\n", 0, block.start(1)) + 1
+        (path / f"readme_{line}.py").write_text(block[1])
+    # gevent has neither types nor a mark that says so.
+    settings = "[mypy]\nstrict = true\nfollow_imports = silent\n[mypy-gevent.*]\nignore_missing_imports = true\n"
+    (path / "mypy.ini").write_text(settings)
+
+    options = [
+        f"--config-file={path / 'mypy.ini'}",
+        f"--cache-dir={pytestconfig.cache.mkdir('mypy-strict')}",
+        "--no-error-summary",
+    ]
+    command = [sys.executable, "-m", "mypy", *options, *sorted(path.glob("*.py"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.stderr == ""
+    return right, wrong, done.stdout.replace(f"{path}/", "")
+
+
+@pytest.mark.slow
+def test_types_refuse_the_wrong_uses_and_take_the_right_ones(mypy):
+    right, wrong, said = mypy
+    first = len(SNIPPET.strip().splitlines()) + 1
+    found = {int(number) - first for number in re.findall(r"uses\.py:(\d+): error", said)}
+
+    all_uses = [*right, *wrong]
+    assert [all_uses[number] if number >= 0 else number for number in sorted(found)] == wrong, said
+
+
+@pytest.mark.slow
+def test_examples_of_the_readme_pass_mypy_strict(mypy):
+    _, _, said = mypy
+
+    assert [line for line in said.splitlines() if re.search(r"readme_\d+\.py:", line)] == []
