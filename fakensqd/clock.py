@@ -24,9 +24,11 @@ __all__ = ["Clock", "ManualClock", "RealClock", "Timer", "run_within"]
 
 _Value = TypeVar("_Value")
 # Real seconds in which a hub must come to rest, and in which nothing happens in one that has: some sleep for a
-# microsecond, so that the loop comes round.
+# microsecond, so that the loop comes round. It must come round so often, too: on a busy machine the seconds may pass
+# while the process does not run, and data that was sent before arrives meanwhile.
 _PATIENCE = 10.0
 _QUIET = 20e-6
+_QUIET_ROUNDS = 4
 
 
 class Timer(Protocol):
@@ -220,8 +222,9 @@ def _come_to_rest() -> None:
         with gevent.Timeout(
             _PATIENCE, RuntimeError(f"hub not at rest after {_PATIENCE} s: something in it never waits")
         ):
-            quiet_since = time.perf_counter()
-            while time.perf_counter() - quiet_since < _QUIET:
+            quiet_since, rounds = time.perf_counter(), 0
+            while rounds < _QUIET_ROUNDS or time.perf_counter() - quiet_since < _QUIET:
+                rounds += 1
                 switches.clear()
                 has_result = len(threads) > 0
                 # What goes over loopback is in the reader's socket when send() returns, so the loop sees it before it
@@ -233,7 +236,7 @@ def _come_to_rest() -> None:
                     has_result = True
                 # Switches to the hub and back are idle()'s own. A thread may have ended after the loop's last round.
                 if has_result or len(switches) > 2:
-                    quiet_since = time.perf_counter()
+                    quiet_since, rounds = time.perf_counter(), 0
     finally:
         greenlet.settrace(tracer)
 

@@ -369,7 +369,6 @@ def test_our_close_waits_no_longer_than_its_timeout(nsqd, clock):
 
 def test_on_a_thread_states_are_the_same():
     with FakeNsqd(threaded=True) as nsqd, socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
-        sock.sendall(b"  V2NOP\n")
         nsqd.down()
         assert sock.recv(100) == b""
         with pytest.raises(ConnectionRefusedError):
