@@ -56,6 +56,7 @@ def test_docker_comes_last_and_without_it_there_is_nothing(environment, paths):
     assert choose(environment, paths.get, lambda: False) is None
 
 
+@pytest.mark.subprocess
 def test_with_none_it_ends_at_once_and_says_what_to_do(tmp_path):
     environment = {"PATH": str(tmp_path), "HOME": os.environ.get("HOME", "")}
     result = run(sys.executable, "-m", "integration.run", cwd=ROOT, env=environment)

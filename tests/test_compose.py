@@ -148,6 +148,7 @@ def test_no_two_builds_have_one_name():
         pytest.param(None, 0, "docker-compose.yml: not checked, there is no docker compose here\n", id="no docker"),
     ],
 )
+@pytest.mark.subprocess
 def test_lint_asks_docker_compose_where_it_is_and_says_what_came_of_it(tmp_path, docker, status, said):
     """With a docker that does as it is told."""
     (tmp_path / "make").symlink_to(shutil.which("make"))

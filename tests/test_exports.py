@@ -50,6 +50,7 @@ def test_wire_functions_of_1_0_read_frames():
     assert protocol.unpack_message(data) == (1, 2, b"0123456789abcdef", b"x")
 
 
+@pytest.mark.subprocess
 def test_submodules_are_attributes_as_they_were():
     names = ["backofftimer", "consumer", "errors", "httpclient", "lookupd", "message", "nsqd", "producer", "protocol"]
     code = f"import gnsq; print([name for name in {[*names, 'states', 'util']} if not hasattr(gnsq, name)])"

@@ -8,6 +8,8 @@ from fakensqd import FakeLookupd
 from gnsq import Producer
 from tests.helpers import bodies, channel_stats, run_program
 
+pytestmark = pytest.mark.subprocess
+
 SCRIPT = """
 import os, sys
 import gevent, gevent.os
@@ -519,6 +521,7 @@ say(ended(forked[0]), len(done))
 RESOLVING = """
 import os, sys
 from gnsq import Producer
+
 
 producer = Producer(sys.argv[1].replace("127.0.0.1", "localhost"))
 producer.publish("t", b"parent")

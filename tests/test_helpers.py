@@ -6,7 +6,11 @@ import select
 import signal
 import sys
 
+import pytest
+
 from tests.helpers import LIMIT, child, run_program
+
+pytestmark = pytest.mark.subprocess
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -35,6 +39,7 @@ def test_child_starts_with_default_signal_actions_also_if_the_parent_ignores_the
 
 GRANDCHILD = """
 import os, time
+
 os.fork()
 os.write(1, b"begun\\n")
 time.sleep(60)

@@ -361,6 +361,7 @@ print("done")
         pytest.param("from gevent import monkey; monkey.patch_all()", id="monkey-patched"),
     ],
 )
+@pytest.mark.subprocess
 def test_threads_and_greenlets_lose_no_wake_up(patch):
     code = STRESS.format(patch=patch)
 
@@ -387,6 +388,7 @@ print("done")
 """
 
 
+@pytest.mark.subprocess
 def test_threads_are_native_before_and_after_a_late_patch():
     done = run_program(PATCHED_LATE, flags=())
 
@@ -415,6 +417,7 @@ hub.stop()
 """
 
 
+@pytest.mark.subprocess
 def test_child_process_makes_a_thread_of_its_own():
     done = run_program(FORKED, flags=("-W", "ignore"))
 

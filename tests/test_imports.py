@@ -186,12 +186,14 @@ def run(code):
     return run_program(code).stdout.split()
 
 
+@pytest.mark.subprocess
 def test_import_loads_nothing_heavy():
     loaded = run("import sys, gnsq; print(*sorted(name for name in sys.modules if '.' not in name))")
 
     assert not {"pyspark", "pyarrow", "snappy", "requests", "cryptography", "click", "rich", "ssl"} & set(loaded)
 
 
+@pytest.mark.subprocess
 def test_import_starts_nothing():
     code = (
         "import threading, gnsq, fakensqd\n"

@@ -600,6 +600,7 @@ class Simulation:
 
 
 @pytest.mark.parametrize("seed", [*range(1, 10), 38])
+@pytest.mark.slow
 def test_of_many_nsqds_none_exceeds_its_share_and_none_starves(seed):
     simulation = Simulation(seed, 200.0)
 

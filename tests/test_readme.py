@@ -75,6 +75,7 @@ def test_consume_example_consumes_until_it_closes(fakensqd, capsys):
     assert channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 0
 
 
+@pytest.mark.slow
 def test_batch_example_inserts_and_keeps_what_it_gives_up(fakensqd, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     client = NsqdHTTPClient.from_url(fakensqd.http_address)
@@ -91,6 +92,7 @@ def test_batch_example_inserts_and_keeps_what_it_gives_up(fakensqd, capsys, tmp_
     assert channel_stats(fakensqd, "clicks", "table")["depth"] == 0
 
 
+@pytest.mark.subprocess
 def test_sigterm_example_ends_in_order(fakensqd):
     code = TEXT.split("On SIGTERM a program ends in order with:\n")[1]
     code = re.search(r"```python\n(.*?)```", code, re.DOTALL)[1].replace("127.0.0.1:4150", fakensqd.tcp_address)

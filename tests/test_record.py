@@ -27,6 +27,7 @@ def play(fakensqd, tmp_path, capsys):
     return play
 
 
+@pytest.mark.slow
 def test_unchanged_answers_are_recorded_as_they_stand(play, capsys):
     old, new = play()
 

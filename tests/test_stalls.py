@@ -297,10 +297,12 @@ def run(code, before=""):
     return done.stdout, done.stderr
 
 
+@pytest.mark.subprocess
 def test_process_with_a_watched_hub_ends():
     assert run("StallWatch.acquire(); gevent.sleep(0.01)") == ("", "")
 
 
+@pytest.mark.subprocess
 def test_watch_does_not_keep_the_hub_from_ending():
     assert run("StallWatch.acquire(); print(gevent.get_hub().join(timeout=30))") == ("True\n", "")
 
@@ -309,6 +311,7 @@ PATCH = "from gevent import monkey; monkey.patch_all()\n"
 
 
 @pytest.mark.parametrize("before", ["", PATCH], ids=["plain", "patched"])
+@pytest.mark.subprocess
 def test_patched_or_not_a_stall_is_told_of(before):
     _, told = run(
         """
@@ -325,6 +328,7 @@ def test_patched_or_not_a_stall_is_told_of(before):
 
 
 @pytest.mark.parametrize("before", ["", PATCH], ids=["plain", "patched"])
+@pytest.mark.subprocess
 def test_stall_inside_a_log_handler_is_told_of_when_it_lets_go(before):
     _, told = run(
         """
@@ -345,6 +349,7 @@ def test_stall_inside_a_log_handler_is_told_of_when_it_lets_go(before):
     assert "in hold_the_hub" in told
 
 
+@pytest.mark.subprocess
 def test_fork_leaves_the_child_to_begin_anew():
     written, told = run(
         """

@@ -16,6 +16,9 @@ from gevent import socket
 from gnsq import NsqdHTTPClient, Producer
 from tests.helpers import bodies, channel_stats, child, refused_port, wait_until
 
+pytestmark = pytest.mark.subprocess
+
+
 LISTENING = r"http://127\.0\.0\.1:\d+"
 ROOT = Path(__file__).parent.parent.parent
 

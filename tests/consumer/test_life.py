@@ -260,6 +260,7 @@ def ended(running, signal_number):
 
 
 @pytest.mark.parametrize("set_up", SET_UPS)
+@pytest.mark.subprocess
 def test_sigterm_ends_a_script_in_order(fakensqd, set_up):
     with script(set_up, fakensqd) as running:
         out, err = ended(running, signal.SIGTERM)
@@ -272,6 +273,7 @@ def test_sigterm_ends_a_script_in_order(fakensqd, set_up):
     assert stats["client_count"] == 0
 
 
+@pytest.mark.subprocess
 def test_sigint_ends_a_script_at_once(fakensqd):
     with script("", fakensqd) as running:
         _, err = ended(running, signal.SIGINT)
@@ -281,6 +283,7 @@ def test_sigint_ends_a_script_at_once(fakensqd):
     wait_until(lambda: channel_stats(fakensqd, "t", "c")["client_count"] == 0)
 
 
+@pytest.mark.subprocess
 def test_sigint_in_a_with_statement_ends_a_script_in_order(fakensqd):
     with script("with consumer:\n    gevent.sleep(60)", fakensqd) as running:
         out, _ = ended(running, signal.SIGINT)

@@ -5,11 +5,14 @@ import os
 from collections import Counter
 
 import gevent
+import pytest
 
 from fakensqd import FakeLookupd, FakeNsqd
 from gnsq import Consumer
 from gnsq.stats import ConsumerStats
 from tests.helpers import wait_until
+
+pytestmark = pytest.mark.slow
 
 
 def ignore(consumer, message):

@@ -291,6 +291,7 @@ def run(program, address):
     return run_program(textwrap.dedent(PROGRAM) + textwrap.dedent(program), address)
 
 
+@pytest.mark.subprocess
 def test_end_of_the_program_closes_it_in_order(fakensqd, publish):
     publish(b"x")
 
@@ -300,6 +301,7 @@ def test_end_of_the_program_closes_it_in_order(fakensqd, publish):
     assert fakensqd.depth("t", "c") == fakensqd.in_flight("t", "c") == 0
 
 
+@pytest.mark.subprocess
 def test_ctrl_c_ends_a_program_that_waits_in_start(fakensqd, publish):
     publish(b"x")
     program = """
@@ -317,6 +319,7 @@ def test_ctrl_c_ends_a_program_that_waits_in_start(fakensqd, publish):
     assert fakensqd.in_flight("t", "c") == 0
 
 
+@pytest.mark.subprocess
 def test_sigterm_handler_closes_a_program_that_waits_in_start(fakensqd, publish):
     publish(b"x")
     program = """
@@ -331,6 +334,7 @@ def test_sigterm_handler_closes_a_program_that_waits_in_start(fakensqd, publish)
     assert (done.stdout.split(), done.stderr, done.returncode) == (["begun", "handled", "closed", "end"], "", 0)
 
 
+@pytest.mark.subprocess
 def test_it_works_in_a_monkey_patched_process(fakensqd, publish):
     publish(b"x")
     patched = "from gevent import monkey; monkey.patch_all()\n"

@@ -118,6 +118,7 @@ def test_other_types_are_refused(body, headers, words):
         wrap(body, headers)
 
 
+@pytest.mark.subprocess
 def test_neither_gevent_nor_opentelemetry_is_needed():
     code = """
 import sys

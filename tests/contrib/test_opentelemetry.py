@@ -152,6 +152,7 @@ def test_nothing_is_put_together_where_nobody_looks(options):
     assert traced(lambda consumer, message: "handled", **options)(Untouched(), Untouched()) == "handled"
 
 
+@pytest.mark.subprocess
 def test_provider_that_is_set_later_is_used():
     code = """
 from gnsq import Consumer, Message
@@ -479,6 +480,7 @@ print("parent:", len(spans()))
     ("in_child", "count"),
     [pytest.param('producer.publish_async("t", b"child")', 1, id="publishing"), pytest.param("pass", 0, id="idle")],
 )
+@pytest.mark.subprocess
 def test_child_ends_spans_of_its_own_only(fakensqd, in_child, count):
     code = FORKING.format(in_child=in_child)
 
@@ -645,6 +647,7 @@ def test_envelope_is_left_to_the_handler_unless_it_is_asked_for(spans):
     assert spans()[0].parent is None
 
 
+@pytest.mark.subprocess
 def test_missing_package_is_named_with_its_extra():
     code = "import sys; sys.modules['opentelemetry'] = None; import gnsq.contrib.opentelemetry"
 

@@ -373,6 +373,7 @@ def test_running_producer_is_scraped(fakensqd):
     assert confirmed(values) == {fakensqd.tcp_address: 20, "closed": 0}
 
 
+@pytest.mark.subprocess
 def test_missing_package_is_named_with_its_extra():
     code = "import sys; sys.modules['prometheus_client'] = None; import gnsq.contrib.prometheus"
 

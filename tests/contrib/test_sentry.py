@@ -22,6 +22,7 @@ def events():
         yield sent
 
 
+@pytest.mark.subprocess
 def test_sdk_gets_the_error_and_its_message(events):
     error = ValueError("bad page")
 
@@ -55,6 +56,7 @@ def test_client_of_before_is_called_while_the_exception_is_handled(publish, cons
     assert set(extra["message"]) == {"id", "timestamp", "attempts", "body"}
 
 
+@pytest.mark.subprocess
 def test_what_is_reported_may_be_overridden(events):
     class Shy(SentryExceptionHandler):
         def message_extra(self, message):
@@ -65,6 +67,7 @@ def test_what_is_reported_may_be_overridden(events):
     assert events[0]["extra"]["message"] == {"size": 4}
 
 
+@pytest.mark.subprocess
 def test_sdk_is_not_imported_before_it_is_used():
     code = (
         "import sys; from gnsq.contrib.sentry import SentryExceptionHandler; SentryExceptionHandler()\n"

@@ -15,6 +15,8 @@ from fakensqd.cli import command_line
 from tests.fakensqd.programs import LIMIT, child, command, run, run_command
 from tests.fakensqd.wire import request
 
+pytestmark = pytest.mark.subprocess
+
 
 def run_here(*words):
     return CliRunner().invoke(command_line, words, prog_name="fakensqd")
@@ -80,6 +82,7 @@ def test_a_cluster():
 STRUCK_WHILE_IT_IMPORTS = """
 import os, signal, sys
 from fakensqd.__main__ import main
+
 
 class Striking:
     def find_spec(self, name, *rest):

@@ -180,6 +180,7 @@ def test_a_port_in_use_is_named_and_nothing_is_left_open():
                 request(address, "GET", "/ping")
 
 
+@pytest.mark.subprocess
 def test_another_process_steers():
     code = (
         "import json, sys, urllib.request\n"

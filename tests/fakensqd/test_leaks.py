@@ -18,6 +18,8 @@ from fakensqd.relay import Relay
 from gnsq.protocol import commands
 from tests.fakensqd.wire import Client, consumer, request
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 200
 
 

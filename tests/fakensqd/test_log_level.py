@@ -36,6 +36,7 @@ def test_a_log_level_is_one_of_nsqds():
         FakeNsqd(log_level="loud")
 
 
+@pytest.mark.subprocess
 def test_a_program_logs_what_it_is_told_to(tmp_path):
     flags = (*FREE_PORTS, f"--data-path={tmp_path}")
     with program("nsqd", *flags) as nsqd:

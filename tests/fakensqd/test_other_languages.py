@@ -98,6 +98,7 @@ def running(command, tmp_path):
             yield running
 
 
+@pytest.mark.subprocess
 def test_a_client_whose_fin_is_lost_reconnects_and_gets_the_message_again(running):
     rule = {"on": "command", "kind": "FIN", "actions": [{"action": "disconnect"}]}
     assert running.faults("POST", document=rule) == {"id": 1}
@@ -109,6 +110,7 @@ def test_a_client_whose_fin_is_lost_reconnects_and_gets_the_message_again(runnin
     assert [rule["fired"] for rule in running.faults("GET")["rules"]] == [1]
 
 
+@pytest.mark.subprocess
 def test_a_client_comes_back_after_an_outage(running):
     running.publish(b"before")
     assert running.printed() == ["before", "1"]
@@ -122,6 +124,7 @@ def test_a_client_comes_back_after_an_outage(running):
     assert running.printed() == ["after", "1"]
 
 
+@pytest.mark.subprocess
 def test_a_client_comes_back_when_a_bad_link_is_mended(running):
     toxic = running.faults("POST", "/toxics", {"toxic": "reset", "upstream": False})
     running.publish(b"x")

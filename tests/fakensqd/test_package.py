@@ -21,6 +21,7 @@ def test_public_name_of_faults_is_the_one_of_its_module(name):
     assert (found.__name__, found.__module__) == (name, f"fakensqd.faults.{faults._MODULES[name]}")
 
 
+@pytest.mark.subprocess
 def test_dir_lists_public_names_that_are_not_loaded():
     code = "from fakensqd import faults; print([name for name in faults.__all__ if name not in dir(faults)])"
 

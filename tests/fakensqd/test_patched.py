@@ -16,6 +16,7 @@ def run(*arguments, **options):
     return run_command(sys.executable, *arguments, limit=100.0, **options)
 
 
+@pytest.mark.subprocess
 def test_what_is_patched_before_all_else_passes_the_fixtures_tests():
     files = [f"tests/fakensqd/{name}.py" for name in ("test_pytest_plugin", "test_thread", "test_clients")]
 
@@ -79,6 +80,7 @@ def test_own_hub(fakensqd):
 """
 
 
+@pytest.mark.subprocess
 def test_a_program_may_patch_while_a_server_runs(tmp_path):
     (tmp_path / "program.py").write_text("from gevent import monkey\n\nmonkey.patch_all()\n")
     (tmp_path / "test_it.py").write_text(FIXTURES.format(program="import program"))
@@ -105,6 +107,7 @@ with FakeNsqd(threaded=True) as nsqd, Producer(nsqd.tcp_address, threaded=True) 
 
 
 @pytest.mark.parametrize("patch", ["", "from gevent import monkey; monkey.patch_all()"], ids=["late", "early"])
+@pytest.mark.subprocess
 def test_producers_with_a_thread_of_their_own_publish(patch):
     done = run("-W", "ignore", "-c", f"{patch}\n{PRODUCER}")
 

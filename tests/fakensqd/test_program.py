@@ -55,6 +55,7 @@ def test_version(name, capsys):
 
 
 @pytest.mark.parametrize("where", ["working directory", "PYTHONPATH"])
+@pytest.mark.subprocess
 def test_other_gnsq_beside_the_suite_that_starts_it_is_no_hindrance(tmp_path, where):
     (tmp_path / "gnsq").mkdir()
     (tmp_path / "gnsq" / "__init__.py").write_text("raise RuntimeError('another gnsq')")
@@ -113,6 +114,7 @@ def test_help_prints_defaults_that_the_flags_take_back(name, flags, capsys):
     ],
     ids=lambda value: str(value)[:20],
 )
+@pytest.mark.subprocess
 def test_what_is_fatal(words, text, tmp_path):
     result = run("nsqd", *flags("nsqd", tmp_path), "--https-address=127.0.0.1:0", *words)
 
@@ -122,6 +124,7 @@ def test_what_is_fatal(words, text, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "number"), [("nsqd", signal.SIGINT), ("nsqlookupd", signal.SIGTERM)])
+@pytest.mark.subprocess
 def test_it_listens_where_it_says_and_ends_in_order(name, number, tmp_path):
     with program(name, *flags(name, tmp_path)) as server:
         assert list(server.addresses) == ["TCP", "HTTP"]
@@ -137,6 +140,7 @@ def test_it_listens_where_it_says_and_ends_in_order(name, number, tmp_path):
         assert len(server.lines) == 3
 
 
+@pytest.mark.subprocess
 def test_a_signal_before_it_listens_ends_it_as_well():
     with child(*command("nsqlookupd", *FREE_PORTS), stderr=DEVNULL) as process:
         time.sleep(0.06)
@@ -146,6 +150,7 @@ def test_a_signal_before_it_listens_ends_it_as_well():
         assert process.wait(LIMIT) in (0, -signal.SIGTERM)
 
 
+@pytest.mark.subprocess
 def test_flags_reach_the_server(configured):
     assert list(configured.addresses) == ["TCP", "HTTP", "HTTPS"]
     answer = Client(configured.tcp).identify(snappy=True, tls_v1=True)
@@ -157,6 +162,7 @@ def test_flags_reach_the_server(configured):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.subprocess
 def test_a_port_in_use_is_fatal_in_one_line(name, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -169,6 +175,7 @@ def test_a_port_in_use_is_fatal_in_one_line(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.subprocess
 def test_faults_are_steered_over_http_even_while_it_is_down(name, tmp_path):
     with program(name, *flags(name, tmp_path), "--faults-http-address=127.0.0.1:0", listeners=3) as server:
         assert list(server.addresses) == ["TCP", "HTTP", "FAULTS"]
@@ -185,12 +192,14 @@ def test_faults_are_steered_over_http_even_while_it_is_down(name, tmp_path):
         assert server.stop(signal.SIGINT) == 0
 
 
+@pytest.mark.subprocess
 def test_flags_without_a_meaning_are_named_once(configured):
     (warning,) = [line for line in configured.lines if b"WARNING" in line]
 
     assert warning.endswith(b"accepted, and without a meaning in this emulator: --verbose, --sync-every\n")
 
 
+@pytest.mark.subprocess
 def test_a_program_loads_only_what_it_needs():
     code = "import sys, fakensqd.server, fakensqd.lookupd, fakensqd.flags; print(*sys.modules)"
     loaded = set(run_command(sys.executable, "-c", code).stdout.split())
@@ -209,6 +218,7 @@ def test_a_program_loads_only_what_it_needs():
     assert not {*(f"fakensqd.{name}" for name in late), "gnsq.layers", "cryptography", "click", "requests"} & loaded
 
 
+@pytest.mark.subprocess
 def test_a_configuration_file_and_a_flag_that_overrides_it(configured):
     assert request(configured.http, "GET", "/config/msg_timeout") == "2000000000"
     assert request(configured.http, "GET", "/config/max_rdy_count") == "8"
@@ -227,6 +237,7 @@ def fixed_ports(server, tmp_path):
     return [f"--tcp-address={tcp}", f"--http-address={http}", f"--data-path={tmp_path}"]
 
 
+@pytest.mark.subprocess
 def test_after_a_kill_what_was_on_disk_is_there_and_the_ports_are_free(tmp_path):
     with program("nsqd", *flags("nsqd", tmp_path), "--mem-queue-size=1") as server:
         reader = consumer(server.addresses["TCP"])
@@ -243,6 +254,7 @@ def test_after_a_kill_what_was_on_disk_is_there_and_the_ports_are_free(tmp_path)
             assert [reader.frame()[1][-9:] for _ in range(2)] == [b"on disk 1", b"on disk 2"]
 
 
+@pytest.mark.subprocess
 def test_after_a_stop_messages_are_there(tmp_path):
     with program("nsqd", *flags("nsqd", tmp_path)) as server:
         consumer(server.addresses["TCP"], ready=0)
@@ -252,6 +264,7 @@ def test_after_a_stop_messages_are_there(tmp_path):
             assert consumer(again.addresses["TCP"]).frame()[1].endswith(b"kept")
 
 
+@pytest.mark.subprocess
 def test_a_second_nsqd_on_the_same_data_path(configured):
     result = run("nsqd", *flags("nsqd", configured.data_path))
 
@@ -260,6 +273,7 @@ def test_a_second_nsqd_on_the_same_data_path(configured):
     assert f"FATAL: {text}" in result.stderr
 
 
+@pytest.mark.subprocess
 def test_nsqlookupd_sees_changes_at_once(tmp_path):
     with program("nsqlookupd", *FREE_PORTS, "--broadcast-address=127.0.0.1") as lookupd:
         words = [f"--lookupd-tcp-address={lookupd.addresses['TCP']}", "--broadcast-address=b.example"]
@@ -274,6 +288,7 @@ def test_nsqlookupd_sees_changes_at_once(tmp_path):
             wait_until(lambda: request(nodes, "GET", "/nodes") == {"producers": []})
 
 
+@pytest.mark.subprocess
 def test_a_unix_path_in_the_current_directory_where_it_runs_by_default(tmp_path):
     words = ["--tcp-address=nsqd.sock", "--http-address=127.0.0.1:0"]
     with program("nsqd", *words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}) as server:
@@ -288,11 +303,13 @@ def test_a_unix_path_in_the_current_directory_where_it_runs_by_default(tmp_path)
     assert not (tmp_path / "nsqd.sock").exists()
 
 
+@pytest.mark.subprocess
 def test_every_address_means_ipv6_as_well(configured):
     assert [configured.addresses[name].rpartition(":")[0] for name in ("TCP", "HTTP")] == ["[::]", "[::]"]
     assert request(configured.http, "GET", "/ping") == "OK"
 
 
+@pytest.mark.subprocess
 def test_stderr_that_nobody_reads_does_not_stop_it(tmp_path):
     """Each of these warnings is a line; a pipe holds 64 KiB."""
     with program("nsqd", *flags("nsqd", tmp_path), f"--log-prefix=[{'x' * 3000}] ") as server:

@@ -202,6 +202,7 @@ def test_a_wait_in_vain_on_a_server_of_the_tests_own_shows_its_transcript(outcom
     assert output.count("http POST /pub own b'x' 200") == 1
 
 
+@pytest.mark.subprocess
 def test_the_plugin_loads_nothing_until_a_fixture_is_used():
     code = "import sys, fakensqd.pytest_plugin; print(sorted(m for m in sys.modules if m in ('gevent', 'requests')))"
 

@@ -98,6 +98,7 @@ def errors(request, tmp_path_factory):
     return {int(line): code for line, code in found}
 
 
+@pytest.mark.subprocess
 def test_right_uses_have_no_errors(errors):
     assert {line: code for line, code in errors.items() if line <= len(RIGHT.splitlines())} == {}
 
@@ -105,6 +106,7 @@ def test_right_uses_have_no_errors(errors):
 @pytest.mark.parametrize(
     ("number", "code"), [(len(RIGHT.splitlines()) + index, code) for index, (_, code) in enumerate(WRONG, 2)]
 )
+@pytest.mark.subprocess
 def test_wrong_use_is_an_error(errors, number, code):
     assert errors.get(number) == code
 

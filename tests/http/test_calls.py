@@ -102,6 +102,7 @@ def test_one_call_may_have_a_deadline_of_its_own(release, client_of):
         client_of(peer, timeout=60).request("POST", "x", timeout=0.05)
 
 
+@pytest.mark.slow
 def test_slots_are_free_again_after_timeouts(release, client_of):
     with http_peer(trickling(release, HEAD, b"X-H: 1\r\n")) as slow:
         client = client_of(slow, timeout=SHORT, maxsize=1)
@@ -196,6 +197,7 @@ TICKS = """
 
 
 @pytest.mark.parametrize("patch", ["", "from gevent import monkey; monkey.patch_all()"], ids=["plain", "patched"])
+@pytest.mark.subprocess
 def test_others_go_on_while_an_answer_is_held_back(patch):
     code = patch + "\n" + textwrap.dedent(TICKS)
 
@@ -262,6 +264,7 @@ PATCHED = """
 """
 
 
+@pytest.mark.subprocess
 def test_deadline_and_close_hold_in_a_patched_process():
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PATCHED)], capture_output=True, text=True, timeout=60, check=False

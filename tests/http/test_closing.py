@@ -135,6 +135,7 @@ FORK = """
 
 
 @pytest.mark.parametrize("how", ["os", "gevent"])
+@pytest.mark.subprocess
 def test_child_of_a_fork_makes_connections_of_its_own(fakensqd, how):
     # Since Python 3.12 a process of several threads is warned when it forks.
     unwarned = ["-W", "ignore::DeprecationWarning"]
@@ -198,6 +199,7 @@ FORK_DURING_A_CALL = """
 """
 
 
+@pytest.mark.subprocess
 def test_call_that_waits_while_the_process_forks_fails_in_the_child_and_goes_on_in_the_parent():
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(FORK_DURING_A_CALL)]
 

@@ -145,6 +145,7 @@ def test_everything_else_checks(server_files, cert_reqs):
         ask(served, cert_reqs=cert_reqs)
 
 
+@pytest.mark.subprocess
 def test_directory_of_cas(ca, server_files, tmp_path):
     # OpenSSL finds a CA there by the hash of its name.
     found = subprocess.run(
@@ -283,6 +284,7 @@ PATCHED = """
 
 
 @pytest.mark.parametrize("patched", ["ssl", "all but ssl"])
+@pytest.mark.subprocess
 def test_others_go_on_in_a_patched_process(ca, server_files, patched):
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PATCHED), ca.path, *server_files, patched]
 

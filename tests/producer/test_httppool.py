@@ -308,6 +308,7 @@ print("parent:", producer.close())
 """
 
 
+@pytest.mark.subprocess
 def test_child_has_connections_of_its_own(fakensqd):
     done = run_program(FORKING, fakensqd.http_address)
 

@@ -478,6 +478,7 @@ for pause in pauses:
         pytest.param("signal", "threaded", id="python's handler, threaded"),
     ],
 )
+@pytest.mark.subprocess
 def test_close_by_a_signal_in_the_midst_of_publishing_loses_and_doubles_nothing(fakensqd, how, threaded):
     pauses = ["0", "0.0137", "0.0291", "0.0373", "0.05"]
     done = run_program(SIGNALLED, fakensqd.tcp_address, how, threaded, *pauses)

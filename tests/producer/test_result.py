@@ -402,6 +402,7 @@ producer.close()
 
 
 @pytest.mark.parametrize("where", ["own", "other", "native"])
+@pytest.mark.subprocess
 def test_child_is_told_that_a_result_is_its_parents(fakensqd, where):
     with fakensqd.add(on.reply("PUB"), delay(0.5)):
         command = [sys.executable, "-c", FORKING, fakensqd.tcp_address, where]

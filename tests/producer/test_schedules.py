@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import gevent
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,8 @@ from fakensqd.faults import delay, disconnect, error, inject, refuse, reset
 from fakensqd.faults import toxics as t
 from gnsq import Producer
 from gnsq.errors import NSQErrorCode, NSQNotSent, NSQUnknown
+
+pytestmark = pytest.mark.slow
 
 # Of a body; longer ones are refused.
 MAX_SIZE = 3000

@@ -155,6 +155,7 @@ def test_consistent_does_not_depend_on_the_order(addresses, keys, data):
 
 
 @given(addresses=ADDRESSES, salt=st.binary(max_size=8))
+@pytest.mark.slow
 def test_consistent_spreads_keys_evenly(addresses, salt):
     share = 200
 

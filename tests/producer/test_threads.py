@@ -208,6 +208,7 @@ def timed(function):
         return error, time.monotonic() - began
 
 
+@pytest.mark.slow
 def test_home_that_blocks_natively_holds_nobody_past_the_deadline(fakensqd):
     producer = Producer(fakensqd.tcp_address)
     producer.start()
@@ -249,6 +250,7 @@ def test_home_that_blocks_natively_holds_nobody_past_the_deadline(fakensqd):
     assert fakensqd.transcript.commands("PUB") == []
 
 
+@pytest.mark.slow
 def test_home_that_blocks_when_it_has_taken_a_publish_over_leaves_it_unknown(fakensqd):
     producer = Producer(fakensqd.tcp_address)
     producer.start()
@@ -304,6 +306,7 @@ def test_failure_that_nobody_waits_for_any_more_is_logged(caplog, threaded):
     assert producer.close() == []
 
 
+@pytest.mark.slow
 def test_thread_that_is_left_by_a_timeout_while_it_waits_for_room_is_told_of_in_the_log(caplog):
     with Producer(f"127.0.0.1:{refused_port()}", threaded=True, max_pending_bytes=10, close_timeout=0) as producer:
         producer.publish_async("t", b"x" * 10)
@@ -371,6 +374,7 @@ def run(script, *arguments):
 
 
 @pytest.mark.parametrize("script", [PLAIN, PATCHED], ids=["plain", "patched"])
+@pytest.mark.subprocess
 def test_program_left_without_close_ends_when_all_is_confirmed(fakensqd, script):
     assert run(script, fakensqd.tcp_address) == ["OK"]
 
@@ -398,6 +402,7 @@ if sys.argv[3] == "closed":
 
 
 @pytest.mark.parametrize(("threaded", "end"), [("", "closed"), ("", "left"), ("threaded", "left")])
+@pytest.mark.subprocess
 def test_program_that_patches_late_ends_without_a_word(fakensqd, threaded, end):
     run(PATCHED_LATE, fakensqd.tcp_address, threaded, end)
 
@@ -416,6 +421,7 @@ producer.publish_async("t", b"x")
 """
 
 
+@pytest.mark.subprocess
 def test_program_whose_publishes_have_no_answer_ends_with_close_timeout_and_says_so():
     said = run(UNANSWERED, f"127.0.0.1:{refused_port()}", "threaded")
 
@@ -423,6 +429,7 @@ def test_program_whose_publishes_have_no_answer_ends_with_close_timeout_and_says
     assert "Connection refused" in " ".join(said)
 
 
+@pytest.mark.subprocess
 def test_program_that_leaves_publishes_in_its_own_hub_is_told():
     said = run(UNANSWERED, f"127.0.0.1:{refused_port()}", "")
 
@@ -430,5 +437,6 @@ def test_program_that_leaves_publishes_in_its_own_hub_is_told():
 
 
 @pytest.mark.parametrize("threaded", ["", "threaded"])
+@pytest.mark.subprocess
 def test_native_threads_of_a_patched_process_publish(fakensqd, threaded):
     assert run(NATIVE_IN_PATCHED, fakensqd.tcp_address, threaded) == ["True", str(5 * 3101)]

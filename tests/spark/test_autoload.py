@@ -12,6 +12,7 @@ def test_default_source_is_the_nsq_format():
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "gevent"])
+@pytest.mark.subprocess
 def test_import_never_raises(missing):
     code = (
         f"import sys; sys.modules[{missing!r}] = None\n"
@@ -27,6 +28,7 @@ def test_import_never_raises(missing):
 
 
 @pytest.mark.parametrize("use", ["spark.register(None)", "spark.ExecutorReceivers"])
+@pytest.mark.subprocess
 def test_without_pyspark_the_extra_is_named(use):
     code = (
         "import sys; sys.modules['pyspark'] = None\n"

@@ -162,6 +162,7 @@ def test_spool_on_s3(fakensqd, source, run, s3, tmp_path):
     assert "SECRET" not in str(query.recentProgress)
 
 
+@pytest.mark.subprocess
 def test_spool_is_as_its_mode_says_with_a_receiver_of_its_own(fakensqd, source, run, tmp_path):
     publish(fakensqd, "clicks", numbered(100))
     receiver = [sys.executable, "-m", "gnsq.spark.receiver", "--topic", "clicks", "--channel", "archive"]

@@ -134,6 +134,7 @@ def test_receivers_of_another_application_take_over_and_hand_back(receivers, fak
 
 
 @pytest.mark.timeout(360)
+@pytest.mark.subprocess
 def test_killed_executor_loses_nothing(fakensqd, tmp_path):
     """Two receivers on two executors; one of those is killed while messages come, and the query goes on."""
     command = [sys.executable, "-m", "tests.spark.query", "local-cluster[2,2,1024]", str(tmp_path)]

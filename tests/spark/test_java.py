@@ -10,6 +10,8 @@ import pytest
 from gnsq.spark import java
 from gnsq.spark.java import JavaNotFound, find_java, is_supported, parse_version, prepare_environment
 
+pytestmark = pytest.mark.subprocess
+
 
 @pytest.mark.parametrize(
     ("text", "version"),

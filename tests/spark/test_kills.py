@@ -5,6 +5,9 @@ import pytest
 from tests.spark.helpers import bodies_of, is_empty, numbered, publish, wait_for
 from tests.spark.kills import drain, receiver_process, run_until_killed
 
+pytestmark = pytest.mark.subprocess
+
+
 COUNT = 2000
 
 

@@ -9,6 +9,8 @@ from gnsq.spark.options import ReadOptions
 from gnsq.spark.planner import Planner, drain_channel
 from tests.spark.helpers import bodies_of, channel_stats, columns, is_empty, numbered, publish, wait_for
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def options(fakensqd, tmp_path):

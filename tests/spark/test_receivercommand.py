@@ -17,6 +17,9 @@ from gnsq.spark.receiver import Receiver
 from gnsq.spark.receivercommand import _watch
 from tests.spark.helpers import bodies_of, channel_stats, is_empty, numbered, publish, running, wait_for
 
+pytestmark = pytest.mark.subprocess
+
+
 HERE = ["--topic", "clicks", "--channel", "archive"]
 
 

@@ -14,6 +14,8 @@ from gnsq.spark.spool import Spool
 from gnsq.spark.store import open_store
 from tests.spark.helpers import bodies_of, columns, is_empty, numbered, publish, wait_for
 
+pytestmark = pytest.mark.subprocess
+
 
 @pytest.fixture
 def location(s3, tmp_path, monkeypatch):

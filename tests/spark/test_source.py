@@ -227,6 +227,7 @@ sys.exit("still here")
 
 
 @pytest.mark.parametrize("when", ["starting", "stopping"])
+@pytest.mark.subprocess
 def test_sigterm_gives_back_what_is_not_in_the_spool(fakensqd, tmp_path, when):
     publish(fakensqd, "clicks", numbered(100))
     arguments = [when, fakensqd.tcp_address, fakensqd.http_address, str(tmp_path / "spool")]

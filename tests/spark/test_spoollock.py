@@ -70,6 +70,7 @@ def test_unreadable_owner_is_written_anew(spool, root, text):
     assert json.loads((root / "owner.json").read_text())["source"] == "clicks/archive"
 
 
+@pytest.mark.subprocess
 def test_lock_dies_with_its_process(spool, root):
     code = (
         "import sys, os\n"

@@ -2,6 +2,7 @@ import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from gnsq.spark.pipeline.account import Account, count_rows, drain_topic, sum_highest_versions
 from tests.spark.helpers import numbered, publish, wait_for
@@ -32,6 +33,7 @@ def test_highest_version_counts():
     assert sum_highest_versions([]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_topic_is_read_to_its_end(fakecluster, hub):
     for nsqd, first in zip(fakecluster.nsqds, (0, 500), strict=True):
         publish(nsqd, "out", numbered(500, first))

@@ -16,6 +16,7 @@ BODIES = [
 
 
 @pytest.mark.spark
+@pytest.mark.subprocess
 def test_events_are_kept_by_hour_and_others_are_dead_letters_with_their_reason(spark, fakensqd, config, tmp_path):
     ArchiveBatches(config)(messages(spark, config, BODIES), 0)
 

@@ -19,6 +19,9 @@ from gnsq.spark.store import open_store
 from tests.spark.helpers import channel_stats, members_of, publish, running, wait_for
 from tests.spark.pipeline.helpers import published, rows_below
 
+pytestmark = pytest.mark.subprocess
+
+
 COMMAND = [sys.executable, "-m", "gnsq.spark.pipeline"]
 EVENTS = [b'{"time": "2026-01-01T%02d:00:01Z", "user": "u", "page": "/"}' % (n % 3) for n in range(2000)]
 BAD = [b"not json"] * 3

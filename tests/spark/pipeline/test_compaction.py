@@ -134,6 +134,7 @@ def test_hour_that_can_not_be_merged_is_told_once(archive, caplog):
     assert caplog.text.count("not compacted") == 1
 
 
+@pytest.mark.subprocess
 def test_more_files_than_a_process_may_open_are_merged(archive):
     for number in range(4, 204):
         put_file(archive / CLOSED, batch_name(number), [number])
@@ -236,6 +237,7 @@ STEPS = ["writing", "merged", "linking", "linked", "rename0", "rename1", "rename
 
 
 @pytest.mark.parametrize("step", STEPS)
+@pytest.mark.subprocess
 def test_kill_at_any_step_loses_and_duplicates_nothing(archive, step):
     killed = subprocess.run([sys.executable, "-c", CRASH, str(archive), step], timeout=60, check=False)
     assert killed.returncode == -signal.SIGKILL

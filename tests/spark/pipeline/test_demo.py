@@ -9,6 +9,9 @@ from click.testing import CliRunner
 from gnsq.spark.pipeline.demo import main
 from tests.spark.helpers import members_of, running, wait_for
 
+pytestmark = pytest.mark.subprocess
+
+
 DEMO = [sys.executable, "-m", "gnsq.spark.pipeline.demo"]
 
 

@@ -127,6 +127,7 @@ def test_other_results_are_there_too(spark, config, location):
 # --- without Spark
 
 
+@pytest.mark.subprocess
 def test_output_is_claimed_for_one_job(location, tmp_path):
     ours = {"topic": "clicks", "work": "/w", "id": "a"}
     first = OutputClaim(location, ours)
@@ -152,11 +153,13 @@ def test_job_is_known_by_its_work_directory(tmp_path):
 @pytest.mark.parametrize(
     "place", ["s3://bucket/x?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1", "abfs://nothing"]
 )
+@pytest.mark.slow
 def test_store_that_can_not_be_used_is_told(place):
     with pytest.raises(JobFailed, match=r"^setting output [^?]* can't be .*give a place that can be$"):
         OutputClaim(place, {})
 
 
+@pytest.mark.subprocess
 def test_new_checkpoint_would_overwrite_the_files_of_an_older_one(config, archive, tmp_path):
     check_places(config)
     archive.put(FILE.format(8, 0, 0), b"")
@@ -168,6 +171,7 @@ def test_new_checkpoint_would_overwrite_the_files_of_an_older_one(config, archiv
     check_places(config)
 
 
+@pytest.mark.subprocess
 def test_note_of_another_batch_counts_for_nothing(location, archive):
     archive.put("_batch.json", b'{"batch": 3, "files": ["a"]}')
     files = ObjectFiles(below(location, "archive"))

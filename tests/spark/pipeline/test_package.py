@@ -37,6 +37,7 @@ def script(name):
         pytest.param(["-m", "gnsq.spark.pipeline.demo"], id="demo"),
     ],
 )
+@pytest.mark.subprocess
 def test_program_without_the_extra_says_in_one_line_what_to_install(tmp_path, arguments):
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nfor name in ('click', 'pyarrow', 'pyspark', 'rich'):\n    sys.modules[name] = None\n"

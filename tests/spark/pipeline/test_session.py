@@ -44,6 +44,7 @@ except NSQException as error:
         ),
     ],
 )
+@pytest.mark.subprocess
 def test_setting_with_which_spark_does_not_start_is_told_in_one_line(tmp_path, master, setting, words):
     (tmp_path / "log").write_text("of an earlier run\n")
     command = [sys.executable, "-c", PROGRAM, master, setting, str(tmp_path / "log")]
