@@ -29,10 +29,9 @@ from gnsq.errors import (
 from gnsq.nsqd.latency import Latency
 from gnsq.nsqd.requests import Request
 from gnsq.producer.deadlines import Deadlines, overdue_error
-from gnsq.producer.links import Link
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.outcomes import Totals, copied, forbids, leaves_open, tries_elsewhere
-from gnsq.producer.publish import Publish, Unconfirmed, Where
+from gnsq.producer.publish import Link, Publish, Unconfirmed, Where
 from gnsq.producer.stalls import Stalls
 from gnsq.producer.strategies import Strategy
 from gnsq.producer.telling import Telling
@@ -57,7 +56,7 @@ class Dispatcher:
         links: Those that take publishes.
         aside: Those left out, since they owe an answer for too long.
         totals: What became of all that has ended.
-        settle: Tells, soon, those who wait for a publish that it is done.
+        complete: Tells, soon, those who wait for a publish that it is done.
         deadlines: Knows when the first one comes.
         pending, pending_bytes: What has not ended, and how much of it has room.
         receiving: Greenlets that call receivers of signals, and must not wait meanwhile.
@@ -103,7 +102,7 @@ class Dispatcher:
         self._returned: list[Publish] = []
         self._owner = owner if owner is not None else Owner("", clock.monotonic)
         self._telling = Telling(self, totals, latency, clock, self._owner)
-        self.settle: Callable[[Publish], None] = self._telling.settle
+        self.complete: Callable[[Publish], None] = self._telling.settle
         self._stalls = Stalls(options.stalled_after)
         self._vigil = Vigil()
         self.deadlines = Deadlines(
@@ -150,7 +149,7 @@ class Dispatcher:
         Raises:
             NSQNotSent: If it would have to wait for room or a connection, and block is off; or if this is closed.
         """
-        publish.dispatcher = self
+        publish.owner = self
         if self._closing:
             raise NSQNotSentClosed("producer was closed; make a new one")
         if not block:
@@ -259,7 +258,7 @@ class Dispatcher:
         publish.error = error
         if self._closing:
             self._unconfirmed.append(Unconfirmed(publish.topic, publish.bodies, publish.defer, error))
-        self.settle(publish)
+        self.complete(publish)
 
     def _fail_parts(self, publish: Publish, error: NSQException) -> None:
         for part in [part for part in publish.parts if not part.done]:
@@ -286,7 +285,7 @@ class Dispatcher:
         if leaves_open(error):
             self.lost(publish, error)
         elif not self._closed and tries_elsewhere(error, publish.refusals, self._nsqds()):
-            self.again(publish, error)
+            self.retry(publish, error)
         else:
             self.fail(publish, error)
 
@@ -295,11 +294,11 @@ class Dispatcher:
         if self._options.allow_duplicates and not self._closed:
             self.totals.repeated += publish.messages
             publish.loss = error
-            self.again(publish, error)
+            self.retry(publish, error)
         else:
             self.fail(publish, NSQUnknownClosed(f"{error}; nsqd may have the publish to {publish.topic}"))
 
-    def again(self, publish: Publish, error: NSQException) -> None:
+    def retry(self, publish: Publish, error: NSQException) -> None:
         """Send a publish again that nsqd has not executed: by another link, soon."""
         if self._closed:
             self.fail(publish, NSQNotSentClosed(f"{error}; the publish to {publish.topic} was not executed"))
@@ -309,6 +308,11 @@ class Dispatcher:
         if not self._returned:
             self._run_callback(self.send_returned)
         self._returned.append(publish)
+
+    def resubmit(self, publish: Publish) -> None:
+        """Send a publish again that still has room and time: its batch was not sent."""
+        self.deadlines.look_by(publish.deadline)
+        self.forward(publish)
 
     def send_returned(self) -> None:
         """Send again what came back without having been executed."""
@@ -380,7 +384,7 @@ class Dispatcher:
                 self.deadlines.look_by(publish.deadline)
         return [publish for publish in left if publish.deadline <= now]
 
-    def fail_overdue(self, publish: Publish, where: Where) -> None:
+    def expire(self, publish: Publish, where: Where) -> None:
         """End a publish by its deadline, and say what it waited for."""
         self.fail(publish, overdue_error(publish, where, self._address(publish), self._why_none, self._taken_room))
 
