@@ -11,7 +11,6 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import gevent
 from gevent._hub_local import get_hub_if_exists
@@ -32,11 +31,7 @@ from gnsq.nsqd.home import GRACE, in_hub
 from gnsq.pool import Life
 from gnsq.producer.publish import Unconfirmed
 from gnsq.producer.running import Running
-from gnsq.signals import notify
 from gnsq.texts import counted
-
-if TYPE_CHECKING:
-    from gnsq.producer.producer import Producer
 
 __all__ = ["Lifetime"]
 
@@ -57,18 +52,39 @@ class _Start:
 
 
 class Lifetime:
-    """One producer's.
+    """Starts and closes one producer.
+
+    Args:
+        begin: Makes and starts what runs.
+        label: The producer's name in log lines.
+        threaded: Whether it runs on a thread of its own.
+        close_timeout: Seconds for the close at the end of the program.
+        on_close: Called when a producer that has run is closed.
+        on_fork: Called in a forked child, before the producer can be started there.
 
     Attributes:
         state: Where it is.
         running: What it has while it is running or closing.
     """
 
-    def __init__(self, producer: Producer, begin: Callable[[], Running]) -> None:
+    def __init__(
+        self,
+        begin: Callable[[], Running],
+        label: str,
+        *,
+        threaded: bool,
+        close_timeout: float,
+        on_close: Callable[[], None],
+        on_fork: Callable[[], None],
+    ) -> None:
         self.state = Life.INIT
         self.running: Running | None = None
-        self._producer = producer
         self._begin = begin
+        self._label = label
+        self._threaded = threaded
+        self._close_timeout = close_timeout
+        self._on_close = on_close
+        self._on_fork = on_fork
         self._hub_thread: HubThread | None = None
         self._start = _Start()
         self._end = Token()
@@ -93,10 +109,10 @@ class Lifetime:
                 return running
             if self.state is not Life.INIT:
                 raise NSQNotSentClosed("producer was closed; make a new one")
-            if self._producer.threaded and in_hub():
+            if self._threaded and in_hub():
                 raise RuntimeError("the hub itself can't wait for the producer's thread; let a greenlet call start()")
             # Before the token: in a child that is forked meanwhile nobody goes on with it.
-            give_up_in_children(self._producer)
+            give_up_in_children(self)
             start = self._start
             if start.token.claim():
                 self._start_now(start)
@@ -105,7 +121,7 @@ class Lifetime:
 
     def _start_now(self, start: _Start) -> None:
         try:
-            self.running = self._begin_in_thread() if self._producer.threaded else self._begin()
+            self.running = self._begin_in_thread() if self._threaded else self._begin()
         except BaseException:
             # The next one tries again.
             self._start = _Start()
@@ -117,7 +133,7 @@ class Lifetime:
             start.done.open()
 
     def _begin_in_thread(self) -> Running:
-        hub_thread = HubThread(f"gnsq-{self._producer.log_owner.label}")
+        hub_thread = HubThread(f"gnsq-{self._label}")
         try:
             running = hub_thread.call(self._begin)
         except BaseException:
@@ -158,7 +174,7 @@ class Lifetime:
         try:
             close(timeout)
         except NSQException as error:
-            logger.warning("%s: not closed: %s", self._producer.log_owner.label, error)
+            logger.warning("%s: not closed: %s", self._label, error)
 
     def join(self, timeout: float | None) -> None:
         """Wait until it has closed, or the timeout (seconds) ends; not at all where it was not started."""
@@ -168,12 +184,12 @@ class Lifetime:
     def end_with_program(self) -> None:
         """Close a producer that has a thread of its own; of another one, say what is lost."""
         running = self.running
-        if self._producer.threaded:
-            self._quietly(self.close, self._producer.options.close_timeout)
+        if self._threaded:
+            self._quietly(self.close, self._close_timeout)
         elif running is not None and running.dispatcher.pending:
             count = running.dispatcher.pending
             text = "%s: the program ends with %s not confirmed: close() waits for them"
-            logger.warning(text, self._producer.log_owner.label, counted(count, "publish", "publishes"))
+            logger.warning(text, self._label, counted(count, "publish", "publishes"))
 
     def _close(self, timeout: float) -> list[Unconfirmed]:
         while True:
@@ -202,7 +218,7 @@ class Lifetime:
         # Only says so: may be called in any thread.
         running.dispatcher.refuse_more()
         pending = counted(running.dispatcher.pending, "publish", "publishes")
-        logger.info("%s: closing, with up to %g s for %s pending", self._producer.log_owner.label, timeout, pending)
+        logger.info("%s: closing, with up to %g s for %s pending", self._label, timeout, pending)
         ended: Crossing[list[Unconfirmed]] = Crossing()
         if running.home.elsewhere:
             try:
@@ -236,12 +252,12 @@ class Lifetime:
 
     def _log_end(self, unconfirmed: list[Unconfirmed]) -> None:
         if not unconfirmed:
-            logger.info("%s: closed; nothing was left", self._producer.log_owner.label)
+            logger.info("%s: closed; nothing was left", self._label)
             return
         first = unconfirmed[0]
         text = "%s: closed with %s not confirmed, the first of them to %s: %s"
         what = counted(len(unconfirmed), "publish", "publishes")
-        logger.warning(text, self._producer.log_owner.label, what, first.topic, first.error)
+        logger.warning(text, self._label, what, first.topic, first.error)
 
     def _bury(self, running: Running) -> list[Unconfirmed]:
         """Close a producer whose thread has ended, and its hub with it."""
@@ -259,12 +275,13 @@ class Lifetime:
         _unended.discard(self)
         self._closed.open()
         if was_running:
-            notify(self._producer.on_close, self._producer)
+            self._on_close()
 
     # --- forks
 
     def give_up(self, parent: int) -> None:
         """Begin anew in this process, which was forked from the parent meanwhile."""
+        self._on_fork()
         running, self.running = self.running, None
         # Whoever was starting it is not in this process; nor is the thread.
         self._start = _Start()

@@ -33,14 +33,13 @@ from gnsq.producer.many import Chunk, Publishing, publish_chunks
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.outcomes import Totals
 from gnsq.producer.publish import Publish, Unconfirmed
-from gnsq.producer.report import producer_stats
-from gnsq.producer.running import Running
+from gnsq.producer.running import Running, RuntimeConfig
 from gnsq.producer.strategies import make_strategy
 from gnsq.producer.threads import Handed, begin, publish_and_wait
 from gnsq.protocol.frames import OK
 from gnsq.repeats import Owner
 from gnsq.signals import notify
-from gnsq.stats import ProducerStats
+from gnsq.stats import LinkStats, ProducerStats
 from gnsq.texts import counted
 
 __all__ = ["Producer"]
@@ -139,7 +138,14 @@ class Producer:
         self.totals = Totals()
         self.latency = Latency()
         self._making = Making(self.options, self.connection_options.max_name_length, self.clock.monotonic)
-        self._life = Lifetime(self, self._begin)
+        self._life = Lifetime(
+            self._begin,
+            self.name,
+            threaded=threaded,
+            close_timeout=self.options.close_timeout,
+            on_close=self._closed,
+            on_fork=self._reset_counts,
+        )
 
     def __repr__(self) -> str:
         running = self._life.running
@@ -167,9 +173,28 @@ class Producer:
         running.home.wait_for(EVER, running.wait_tried)
 
     def _begin(self) -> Running:
-        running = Running(self)
+        config = RuntimeConfig(
+            options=self.options,
+            reconnect=self.reconnect,
+            connection=self.connection_options,
+            addresses=self.addresses,
+            lookupds=self.lookupds,
+            http_clients=self.http_clients,
+            clock=self.clock,
+            owner=self.log_owner,
+            totals=self.totals,
+            latency=self.latency,
+        )
+        running = Running(config, self)
         running.start()
         return running
+
+    def _closed(self) -> None:
+        notify(self.on_close, self)
+
+    def _reset_counts(self) -> None:
+        """Count from 0 in a forked child: the parent keeps what was counted so far."""
+        self.totals, self.latency = Totals(), Latency()
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything published so far has ended, its batches included.
@@ -244,7 +269,32 @@ class Producer:
 
     def stats(self) -> ProducerStats:
         """Tell how things are at this moment, and what was counted since the start."""
-        return producer_stats(self._life.state.value, self.totals, self.latency, self._life.running)
+        state, running = self._life.state.value, self._life.running
+        dispatcher = None if running is None else running.dispatcher
+        links = [] if dispatcher is None else [(link, False) for link in dispatcher.links]
+        links += [] if dispatcher is None else [(link, True) for link in dispatcher.aside]
+        not_ready = "not started" if state == Life.INIT.value else state
+        if running is not None and state == Life.RUNNING.value:
+            not_ready = running.why_not_ready()
+        totals = self.totals
+        return ProducerStats(
+            state=state,
+            confirmed=totals.confirmed,
+            refused=totals.refused,
+            not_sent=totals.not_sent,
+            unknown=totals.unknown,
+            sent_again=totals.sent_again,
+            repeated=totals.repeated,
+            pending=0 if dispatcher is None else dispatcher.pending,
+            pending_bytes=0 if dispatcher is None else dispatcher.pending_bytes,
+            latency=self.latency.histogram(),
+            connections=tuple(
+                LinkStats(link.address, link.pending, link.confirmed, stalled) for link, stalled in links
+            ),
+            failures={} if running is None else {address: str(error) for address, error in running.failures().items()},
+            lookupd_failures={} if running is None else running.lookup_failures,
+            not_ready=not_ready,
+        )
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
         """Publish to one more nsqd, too; over HTTP its port is that of HTTP.
@@ -255,12 +305,6 @@ class Producer:
         added = joined(*parse_address(joined(address, port)))
         running = self._life.started(GRACE)
         running.home.wait_for(GRACE, running.add, added)
-
-    def give_up(self, parent: int) -> None:
-        """Begin anew in this process, which was forked while the producer ran: see nsqd.forks."""
-        # What was counted so far, the parent tells.
-        self.totals, self.latency = Totals(), Latency()
-        self._life.give_up(parent)
 
     # --- what subclasses may override, as in gnsq 1.0; conn is None over HTTP
 
