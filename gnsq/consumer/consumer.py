@@ -14,25 +14,25 @@ import itertools
 import logging
 import random
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import gevent
+from blinker import ANY, Signal
 from gevent.event import Event
 
 from gnsq.addresses import Addresses, joined, parse_addresses
 from gnsq.backofftimer import Phase
 from gnsq.clock import Clock, RealClock
-from gnsq.consumer.attributes import OptionAttribute
 from gnsq.consumer.closing import Closing
 from gnsq.consumer.flow import Flow
+from gnsq.consumer.handlers import HandlerSignal, check_handler, check_runs
 from gnsq.consumer.handling import Handling
-from gnsq.consumer.hooks import Handler, Hooks, check_handler
-from gnsq.consumer.options import ConsumerOptions
-from gnsq.consumer.report import Totals, consumer_stats
+from gnsq.consumer.options import ConsumerOptions, OptionAttribute
 from gnsq.consumer.workers import Workers
 from gnsq.crossing import EVER, Gate, Token
 from gnsq.discovery import TopicNodes, parse_lookupds
 from gnsq.endless import run_endlessly
+from gnsq.errors import NSQErrorCode
 from gnsq.hubthread import HubThread
 from gnsq.message import Message
 from gnsq.nsqd.connection import Connection, ConnectionState
@@ -45,10 +45,10 @@ from gnsq.protocol.handshake import max_req_timeout
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.repeats import Owner
 from gnsq.signals import notify
-from gnsq.stats import ConsumerStats
+from gnsq.stats import ConsumerStats, Counts
 from gnsq.texts import counted
 
-__all__ = ["Consumer"]
+__all__ = ["Consumer", "Handler", "HandlerT"]
 
 # What the end may take beyond the timeout of close() until a thread that waits for it goes on, seconds.
 CLOSE_GRACE = 5.0
@@ -56,7 +56,33 @@ CLOSE_GRACE = 5.0
 WATCH = 10.0
 
 
-class Consumer(Hooks):
+class Handler(Protocol):
+    """Handles a message: message_handler, and the receivers of on_message and on_giving_up.
+
+    If it returns, the message is finished; the result is ignored. If it raises, the message is requeued.
+    """
+
+    def __call__(self, consumer: Consumer, /, *, message: Message) -> None:
+        """Handle a message."""
+
+
+HandlerT = TypeVar("HandlerT", bound=Handler)
+
+
+class MessageSignal(HandlerSignal):
+    """HandlerSignal of a Consumer: type checkers know here what its handlers are called with."""
+
+    if TYPE_CHECKING:
+
+        def connect(  # type: ignore[override]  # narrower: handlers only
+            self,
+            receiver: HandlerT,
+            sender: Any = ANY,  # Any: blinker's signature
+            weak: bool = True,
+        ) -> HandlerT: ...
+
+
+class Consumer:
     """Receive the messages of one channel.
 
     Args:
@@ -151,7 +177,19 @@ class Consumer(Hooks):
                 "heartbeat_interval -1 of a consumer must be at least 1 s: without heartbeats nsqd refuses SUB"
             )
         self.logger = logging.getLogger(name or f"gnsq.consumer.{topic}.{channel}")
-        super().__init__()
+        self.on_message = MessageSignal("on_message")
+        self.on_response = Signal()
+        self.on_error = Signal()
+        self.on_finish = Signal()
+        self.on_requeue = Signal()
+        self.on_giving_up = MessageSignal("on_giving_up")
+        self.on_auth = Signal()
+        self.on_exception = Signal()
+        self.on_close = Signal()
+        self.on_backoff = Signal()
+        for method in ("handle_message", "handle_messages"):
+            if self._overridden(method):
+                check_runs(getattr(type(self), method), "override")
         if message_handler is not None:
             check_handler(message_handler, "message_handler")
             self.on_message.connect(message_handler, weak=False)
@@ -189,7 +227,8 @@ class Consumer(Hooks):
             self._handling.dropped,
             self._clock,
         )
-        self._totals = Totals()
+        # What connections have counted that are closed.
+        self._closed_counts = Counts()
         self._tasks: list[gevent.Greenlet] = []
         self._state = Life.INIT
         # Of the thread that it runs on.
@@ -452,14 +491,101 @@ class Consumer(Hooks):
 
     def stats(self) -> ConsumerStats:
         """Tell how things are at this moment, and what was counted since the start. Costs 10 us a connection."""
-        return consumer_stats(
-            self, self._state, self._totals, self._pool, self._flow, self._workers, self._handling, self._nodes
+        flow, workers, handling = self._flow, self._workers, self._handling
+        failures = {address: str(error) for address, error in self._pool.failures().items()}
+        connections = tuple(connection.stats() for connection in list(self._pool.connections.values()))
+        return ConsumerStats(
+            topic=self.topic,
+            channel=self.channel,
+            state=self._state.value,
+            max_in_flight=self.max_in_flight,
+            connections=connections,
+            counts=sum((connection.counts for connection in connections), self._closed_counts),
+            given_up=handling.given_up,
+            failed=handling.failed,
+            waiting=len(workers.inbox),
+            handling=len(workers.handled_now),
+            backoff=flow.backoff.phase.value,
+            backoff_failures=flow.backoff.failures,
+            backoff_remaining=flow.backoff_remaining,
+            latency=workers.latency.histogram(),
+            handlers_overdue=len(handling.overdue()),
+            handlers_timed_out=handling.handlers_timed_out,
+            async_timed_out=handling.async_timed_out,
+            failures=failures,
+            lookupd_failures=dict(self._nodes.report.failures),
+            not_ready=self._why_not_ready(failures),
         )
+
+    def _why_not_ready(self, failures: dict[str, str]) -> str:
+        if self.is_ready:
+            return ""
+        if self._state is not Life.RUNNING:
+            return "not started" if self._state is Life.INIT else self._state.value
+        reasons = [f"{address}: {text}" for address, text in failures.items()]
+        connecting = sorted((self.nsqd_tcp_addresses | self._nodes.known) - failures.keys())
+        reasons += [f"{address}: still connecting" for address in connecting]
+        if not self._nodes.known:
+            reasons += self._nodes.report.explanations(self.lookupds, self.topic)
+        return "; ".join(reasons)
 
     def note_failure(self, message: Message, error: BaseException) -> None:
         """Remember why a message failed, for the log line that tells when it is given up. For code that requeues
         messages itself, as BatchHandler does; what handlers raise is remembered without it."""
         self._handling.note_failure(message, error)
+
+    # --- what subclasses may override; an exception that these raise is logged only
+
+    def handle_message(self, conn: Connection | None, message: Message) -> None:
+        """Call the handlers of on_message, and answer by how they end. Runs in a worker; conn is None if it is gone."""
+        self._handling.handle(message)
+
+    def handle_messages(self, messages: list[Message]) -> None:
+        """Handle all that has come with one call, in place of handle_message() for each; for subclasses to override:
+        without one it is not called, and with one handlers of on_message only by super(). Runs in a worker.
+
+        What an override leaves unanswered is taken for asynchronous, and to be answered later. What it raises is what
+        a handler raises: one failure, for which all is requeued that it has not answered; on_exception is sent with the
+        first. Messages above max_tries are not among those it gets; handler_timeout is for the whole call.
+        """
+        for message in messages:
+            self._handle_one(message)
+
+    def _handle_one(self, message: Message) -> object:
+        handle: Callable[..., object] = self.handle_message  # an override may return anything
+        return handle(self._pool.connections.get(message.nsqd or ""), message)
+
+    def _overridden(self, name: str) -> bool:
+        return getattr(type(self), name) is not getattr(Consumer, name)
+
+    def handle_response(self, conn: Connection, response: bytes) -> None:
+        """Send on_response."""
+        notify(self.on_response, self, response=response)
+
+    def handle_error(self, conn: Connection, error: NSQErrorCode) -> None:
+        """Send on_error."""
+        notify(self.on_error, self, error=error)
+
+    def handle_auth(self, conn: Connection, response: dict[str, object]) -> None:
+        """Send on_auth."""
+        notify(self.on_auth, self, conn=conn, response=response)
+
+    def handle_finish(self, conn: Connection, message_id: bytes) -> None:
+        """Send on_finish."""
+        notify(self.on_finish, self, message_id=message_id)
+
+    def handle_requeue(self, conn: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
+        """Send on_requeue."""
+        notify(self.on_requeue, self, message_id=message_id, timeout=timeout)
+
+    def _tell(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call what a subclass may have overridden; nothing of ours may depend on it."""
+        try:
+            function(*arguments)
+        except Exception:  # a subclass may raise anything
+            self.logger.exception(
+                "%s: %s of a subclass raised", self.log_owner.label, getattr(function, "__name__", function)
+            )
 
     # --- connections
 
@@ -563,7 +689,7 @@ class Consumer(Hooks):
         limit = max_req_timeout(connection.error)
         if limit is not None:
             self._max_req_timeouts[connection.address] = limit
-        self._totals.add(connection)
+        self._closed_counts += connection.answers.counts
         self._workers.forget(connection.address)
         self._flow.leave(connection)
         if len(self._lost_nsqds) >= self.options.max_nsqds:

@@ -8,25 +8,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 import gevent
+from blinker import Signal
 
 from gnsq.clock import Clock
-from gnsq.consumer.hooks import check_ran, handler_name
+from gnsq.consumer.handlers import HandlerSignal, check_ran, handler_name
+from gnsq.consumer.options import ConsumerOptions
 from gnsq.consumer.workers import Running
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQRequeueMessage, NSQTimeout
 from gnsq.message import Message, enable_async_all
-from gnsq.repeats import INTERVAL, Repeats
+from gnsq.nsqd.connection import Connection
+from gnsq.repeats import INTERVAL, Owner, Repeats
 from gnsq.signals import notify
 from gnsq.texts import counted
-
-if TYPE_CHECKING:
-    from gnsq.consumer.consumer import Consumer
 
 __all__ = ["Handling"]
 
@@ -36,8 +37,8 @@ GIVEN_UP_LINES = 10
 FAILURES = 1000
 MAX_ERROR = 200
 
-# Modules that call handlers: what lies further out in a stack is ours.
-_CALLERS = ("gnsq.consumer.handling", "gnsq.consumer.hooks", "gnsq.consumer.workers")
+# Where the code lies that calls handlers: frames of it are further out in a stack than those of a handler.
+_CALLERS = os.path.join(os.path.dirname(__file__), "")
 
 _OVERDUE_HINT = (
     "keep messages with `with message.touching():`, end handlers with handler_timeout, or ask for a longer msg_timeout"
@@ -46,6 +47,26 @@ _WAITED_HINT = "lower max_in_flight, raise concurrency, or ask for a longer msg_
 
 # A message that no handler saw, because none is connected any more, comes again after so many milliseconds.
 UNHANDLED_DELAY = 1000
+
+
+class HandlingOwner(Protocol):
+    """Consumer whose messages are handled, as far as Handling knows it."""
+
+    logger: logging.Logger
+    log_owner: Owner
+    options: ConsumerOptions
+    on_exception: Signal
+
+    @property
+    def on_message(self) -> HandlerSignal:
+        """Its receivers handle messages."""
+
+    @property
+    def on_giving_up(self) -> HandlerSignal:
+        """Its receivers are the last to see a message."""
+
+    def handle_message(self, conn: Connection | None, message: Message) -> None:
+        """Handle a message; a subclass may have overridden this."""
 
 
 class Handling:
@@ -65,7 +86,7 @@ class Handling:
 
     def __init__(
         self,
-        consumer: Consumer,
+        consumer: HandlingOwner,
         clock: Clock,
         *,
         running: Callable[[], list[Running]],
@@ -438,7 +459,7 @@ def _position(worker: gevent.Greenlet) -> str:
     """Say where a handler is that waits: its own line, and the innermost that is not gevent's."""
     frame: FrameType | None = worker.gr_frame
     frames: list[FrameType] = []
-    while frame is not None and frame.f_globals.get("__name__") not in _CALLERS:
+    while frame is not None and not frame.f_code.co_filename.startswith(_CALLERS):
         if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("gevent", "greenlet"):
             frames.append(frame)
         frame = frame.f_back

@@ -12,7 +12,7 @@ import gevent
 from gevent.pool import Pool
 
 from gnsq.clock import Clock, RealClock
-from gnsq.consumer.hooks import check_ran, check_runs
+from gnsq.consumer.handlers import check_ran, check_runs
 from gnsq.errors import NSQException, NSQRequeueMessage
 from gnsq.repeats import Repeats
 from gnsq.texts import counted

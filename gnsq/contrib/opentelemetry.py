@@ -30,7 +30,8 @@ from gevent._hub_local import get_hub_if_exists
 from gevent.event import AsyncResult
 
 from gnsq.addresses import parse_address
-from gnsq.consumer.hooks import HandlerT, check_handler
+from gnsq.consumer.consumer import HandlerT
+from gnsq.consumer.handlers import check_handler
 from gnsq.contrib.envelope import unwrap, wrap
 from gnsq.crossing import Crossing
 from gnsq.errors import NSQRequeueMessage

@@ -39,6 +39,7 @@ from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, OK, RESPONSE, Fra
 from gnsq.protocol.handshake import Identity, explained, handshake
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.repeats import Owner
+from gnsq.stats import ConnectionStats
 from gnsq.texts import counted, without_address
 from gnsq.transport import READ_SIZE, TcpTransport, Transport
 
@@ -287,6 +288,21 @@ class Connection:
     def in_flight(self) -> int:
         """Messages delivered and not yet answered."""
         return self.answers.in_flight
+
+    def stats(self) -> ConnectionStats:
+        """Return the statistics at this moment."""
+        answers = self.answers
+        return ConnectionStats(
+            address=self.address,
+            state=self.state.value,
+            version=self.identity.version,
+            rdy=self.ready_count,
+            in_flight=answers.in_flight,
+            idle=answers.now() - self.last_message if answers.received else None,
+            counts=answers.counts,
+            msg_timeout=answers.msg_timeout,
+            max_rdy_count=self.identity.max_rdy_count,
+        )
 
     def _enter(self, state: ConnectionState) -> None:
         self.state = state
