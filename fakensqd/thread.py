@@ -19,8 +19,8 @@ import gevent
 from gevent.event import Event
 from gevent.pool import Group
 
-from gnsq.crossing import EVER, Crossing
-from gnsq.natives import start_thread
+from gnsq.concurrency.crossing import EVER, Crossing
+from gnsq.concurrency.natives import start_thread
 from gnsq.texts import counted
 
 __all__ = ["Forwarder", "Server", "Threadable", "Threaded"]
@@ -174,7 +174,7 @@ class Threaded:
         self._stop = Event()
         self._calls = Group()
         # Takes in what other threads want done, and keeps the loop alive while nothing else waits. The loop's
-        # run_callback_threadsafe() is not as safe as its name: see gnsq.doors.
+        # run_callback_threadsafe() is not as safe as its name: see gnsq.concurrency.doors.
         keeper = self._keeper = self._hub.loop.async_()
         keeper.start(self._take_in)
         outcome: BaseException | None = None

@@ -17,8 +17,8 @@ from gevent.pool import Group
 from gnsq.addresses import Addresses, is_port, is_unix, joined, parse_address
 from gnsq.errors import NSQHttpError
 from gnsq.http.answer import is_unknown_path, shown
+from gnsq.logs import Owner
 from gnsq.lookupd import Answer, LookupdClient, is_unknown_topic
-from gnsq.repeats import Owner
 
 __all__ = [
     "MAX_NSQDS",

@@ -12,7 +12,7 @@ from typing import Any
 
 from gevent.lock import BoundedSemaphore
 
-from gnsq.breath import Breath
+from gnsq.concurrency.breath import Breath
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import Codec

@@ -21,9 +21,9 @@ from gnsq.addresses import parse_address
 from gnsq.backofftimer import growing_delay
 from gnsq.clock import Clock
 from gnsq.errors import NSQException
+from gnsq.logs import Owner
 from gnsq.nsqd.connection import Connection, InternalError
 from gnsq.options import ConnectionOptions, Options, option
-from gnsq.repeats import Owner
 from gnsq.texts import without_address
 
 __all__ = ["ConnectionPool", "Life", "ReconnectOptions", "wait_all"]

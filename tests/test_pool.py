@@ -10,10 +10,10 @@ from fakensqd import FakeNsqd, on
 from fakensqd.faults import refuse
 from gnsq.clock import RealClock
 from gnsq.errors import NSQException, NSQInvalid, NSQSocketError
+from gnsq.logs import Owner
 from gnsq.options import ConnectionOptions
 from gnsq.pool import ConnectionPool, ReconnectOptions
 from gnsq.protocol.frames import RESPONSE, encode_frame
-from gnsq.repeats import Owner
 from tests.helpers import peer, refused_port, wait_until
 
 

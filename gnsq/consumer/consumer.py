@@ -23,27 +23,27 @@ from gevent.event import Event
 from gnsq.addresses import Addresses, joined, parse_addresses
 from gnsq.backofftimer import Phase
 from gnsq.clock import Clock, RealClock
+from gnsq.concurrency.crossing import EVER, Gate, Token
+from gnsq.concurrency.endless import run_endlessly
+from gnsq.concurrency.forks import give_up_in_children
+from gnsq.concurrency.home import Home, in_hub
+from gnsq.concurrency.hub_thread import HubThread
 from gnsq.consumer.closing import Closing
 from gnsq.consumer.flow import Flow
 from gnsq.consumer.handlers import HandlerSignal, check_handler, check_runs
 from gnsq.consumer.handling import Handling
 from gnsq.consumer.options import ConsumerOptions, OptionAttribute
 from gnsq.consumer.workers import Workers
-from gnsq.crossing import EVER, Gate, Token
 from gnsq.discovery import TopicNodes, parse_lookupds
-from gnsq.endless import run_endlessly
 from gnsq.errors import NSQErrorCode
-from gnsq.hubthread import HubThread
+from gnsq.logs import Owner
 from gnsq.message import Message
 from gnsq.nsqd.connection import Connection, ConnectionState
-from gnsq.nsqd.forks import give_up_in_children
-from gnsq.nsqd.home import Home, in_hub
 from gnsq.nsqd.opening import prepared
 from gnsq.options import ConnectionOptions, parameters_of
 from gnsq.pool import ConnectionPool, Life, ReconnectOptions
 from gnsq.protocol.handshake import max_req_timeout
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
-from gnsq.repeats import Owner
 from gnsq.signals import notify
 from gnsq.stats import ConsumerStats, Counts
 from gnsq.texts import counted

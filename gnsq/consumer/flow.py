@@ -18,10 +18,10 @@ from gnsq.backofftimer import Phase
 from gnsq.clock import Clock
 from gnsq.consumer.options import ConsumerOptions
 from gnsq.errors import NSQProtocolError
+from gnsq.logs import Owner
 from gnsq.message import Message
 from gnsq.nsqd.connection import IN_FLIGHT_MARGIN, Connection
 from gnsq.rdy import RdyPolicy
-from gnsq.repeats import Owner
 
 __all__ = ["Flow"]
 

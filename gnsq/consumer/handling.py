@@ -23,9 +23,9 @@ from gnsq.consumer.handlers import HandlerSignal, check_ran, handler_name
 from gnsq.consumer.options import ConsumerOptions
 from gnsq.consumer.workers import Running
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQRequeueMessage, NSQTimeout
+from gnsq.logs import INTERVAL, Owner, Repeats
 from gnsq.message import Message, enable_async_all
 from gnsq.nsqd.connection import Connection
-from gnsq.repeats import INTERVAL, Owner, Repeats
 from gnsq.signals import notify
 from gnsq.texts import counted
 

@@ -14,7 +14,7 @@ from gevent.pool import Pool
 from gnsq.clock import Clock, RealClock
 from gnsq.consumer.handlers import check_ran, check_runs
 from gnsq.errors import NSQException, NSQRequeueMessage
-from gnsq.repeats import Repeats
+from gnsq.logs import Repeats
 from gnsq.texts import counted
 
 if TYPE_CHECKING:

@@ -30,14 +30,14 @@ from gevent._hub_local import get_hub_if_exists
 from gevent.event import AsyncResult
 
 from gnsq.addresses import parse_address
+from gnsq.concurrency.crossing import Crossing
+from gnsq.concurrency.natives import get_ident
 from gnsq.consumer.consumer import HandlerT
 from gnsq.consumer.handlers import check_handler
 from gnsq.contrib.envelope import unwrap, wrap
-from gnsq.crossing import Crossing
 from gnsq.errors import NSQRequeueMessage
-from gnsq.natives import get_ident
+from gnsq.logs import Repeats
 from gnsq.options import VERSION
-from gnsq.repeats import Repeats
 
 try:
     from opentelemetry import context as contexts

@@ -15,7 +15,7 @@ import gevent
 from gevent import monkey
 from gevent.event import AsyncResult
 
-from gnsq.doors import door
+from gnsq.concurrency.doors import door
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable
 from gnsq.http.answer import Answer
 from gnsq.http.exchange import NoAnswer, Request, Watch

@@ -14,14 +14,14 @@ from typing import Any
 from gevent.event import Event
 
 from gnsq.clock import Clock
+from gnsq.concurrency.home import Home
+from gnsq.concurrency.natives import get_ident
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQTouchFailed
+from gnsq.logs import Owner
 from gnsq.message import Message
-from gnsq.natives import get_ident
-from gnsq.nsqd.home import Home
 from gnsq.nsqd.latency import Latency
 from gnsq.nsqd.touching import Toucher
 from gnsq.protocol import commands
-from gnsq.repeats import Owner
 from gnsq.stats import Counts
 from gnsq.texts import without_address
 

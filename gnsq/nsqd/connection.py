@@ -15,8 +15,10 @@ import gevent
 from gevent.event import AsyncResult, Event
 
 from gnsq.addresses import joined
-from gnsq.breath import Breath
 from gnsq.clock import Clock, RealClock
+from gnsq.concurrency.breath import Breath
+from gnsq.concurrency.forks import give_up_in_children
+from gnsq.concurrency.hub_monitor import StallWatch
 from gnsq.errors import (
     NSQConnectionClosed,
     NSQErrorCode,
@@ -25,20 +27,18 @@ from gnsq.errors import (
     NSQTimeout,
     make_error,
 )
+from gnsq.logs import Owner
 from gnsq.message import Message, read_messages
 from gnsq.nsqd.answers import Answers
-from gnsq.nsqd.forks import give_up_in_children
 from gnsq.nsqd.opening import Layers
 from gnsq.nsqd.outbox import Outbox
 from gnsq.nsqd.requests import Call, lost
-from gnsq.nsqd.stalls import StallWatch
 from gnsq.nsqd.watch import Watch
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, OK, RESPONSE, FrameDecoder
 from gnsq.protocol.handshake import Identity, explained, handshake
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
-from gnsq.repeats import Owner
 from gnsq.stats import ConnectionStats
 from gnsq.texts import counted, without_address
 from gnsq.transport import READ_SIZE, TcpTransport, Transport

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from gnsq.addresses import is_port, is_unix, joined
-from gnsq.breath import Breath
+from gnsq.concurrency.breath import Breath
 from gnsq.errors import (
     NSQConnectionClosed,
     NSQErrorCode,

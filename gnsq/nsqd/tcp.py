@@ -19,6 +19,7 @@ from gevent.lock import BoundedSemaphore
 from gnsq import states
 from gnsq.addresses import joined, parse_address
 from gnsq.clock import RealClock
+from gnsq.concurrency.forks import give_up_in_children
 from gnsq.errors import (
     NSQConnectionClosed,
     NSQErrorCode,
@@ -29,7 +30,6 @@ from gnsq.errors import (
 )
 from gnsq.message import Message
 from gnsq.nsqd.answers import Answers
-from gnsq.nsqd.forks import give_up_in_children
 from gnsq.nsqd.opening import Layers, prepared
 from gnsq.nsqd.verbs import Verbs
 from gnsq.options import USER_AGENT, ConnectionOptions

@@ -26,6 +26,7 @@ from gnsq.errors import (
     NSQUnknownClosed,
     NSQUnknownTimeout,
 )
+from gnsq.logs import Owner
 from gnsq.nsqd.latency import Latency
 from gnsq.nsqd.requests import Request
 from gnsq.producer.deadlines import Deadlines, overdue_error
@@ -36,7 +37,6 @@ from gnsq.producer.stalls import Stalls
 from gnsq.producer.strategies import Strategy
 from gnsq.producer.telling import Telling
 from gnsq.producer.vigil import Vigil
-from gnsq.repeats import Owner
 from gnsq.texts import counted
 
 __all__ = ["Dispatcher"]

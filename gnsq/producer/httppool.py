@@ -13,14 +13,14 @@ import gevent
 from gevent.event import Event
 
 from gnsq.clock import Clock
+from gnsq.concurrency.forks import give_up_in_children
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQHttpError
+from gnsq.logs import Owner
 from gnsq.nsqd.connection import InternalError
-from gnsq.nsqd.forks import give_up_in_children
 from gnsq.pool import STABLE, ReconnectOptions, wait_all
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.httplinks import HttpClients, HttpLink
 from gnsq.producer.httpoutcomes import answers
-from gnsq.repeats import Owner
 from gnsq.texts import without_address
 
 __all__ = ["HttpPool"]

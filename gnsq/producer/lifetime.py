@@ -15,7 +15,11 @@ from collections.abc import Callable
 import gevent
 from gevent._hub_local import get_hub_if_exists
 
-from gnsq.crossing import EVER, Crossing, Gate, Token
+from gnsq.concurrency.crossing import EVER, Crossing, Gate, Token
+from gnsq.concurrency.forks import give_up_in_children
+from gnsq.concurrency.home import GRACE, in_hub
+from gnsq.concurrency.hub_thread import HubThread
+from gnsq.concurrency.natives import start_new_thread
 from gnsq.errors import (
     NSQConnectionClosed,
     NSQException,
@@ -24,10 +28,6 @@ from gnsq.errors import (
     NSQTimeout,
     NSQUnknownClosed,
 )
-from gnsq.hubthread import HubThread
-from gnsq.natives import start_new_thread
-from gnsq.nsqd.forks import give_up_in_children
-from gnsq.nsqd.home import GRACE, in_hub
 from gnsq.pool import Life
 from gnsq.producer.publish import Unconfirmed
 from gnsq.producer.running import Running

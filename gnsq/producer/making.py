@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from gnsq.crossing import EVER
+from gnsq.concurrency.crossing import EVER
 from gnsq.producer.batches import Member
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import Publish

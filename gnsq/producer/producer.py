@@ -17,11 +17,12 @@ from gevent.event import AsyncResult
 
 from gnsq.addresses import Addresses, joined, ordered_addresses, parse_address
 from gnsq.clock import Clock, RealClock
-from gnsq.crossing import EVER
+from gnsq.concurrency.crossing import EVER
+from gnsq.concurrency.home import GRACE, here, in_hub
 from gnsq.discovery import parse_lookupds
 from gnsq.errors import NSQErrorCode, NSQTimeout
+from gnsq.logs import Owner
 from gnsq.nsqd.connection import Connection
-from gnsq.nsqd.home import GRACE, here, in_hub
 from gnsq.nsqd.latency import Latency
 from gnsq.nsqd.opening import prepared
 from gnsq.options import ConnectionOptions, parameters_of
@@ -37,7 +38,6 @@ from gnsq.producer.running import Running, RuntimeConfig
 from gnsq.producer.strategies import make_strategy
 from gnsq.producer.threads import Handed, begin, publish_and_wait
 from gnsq.protocol.frames import OK
-from gnsq.repeats import Owner
 from gnsq.signals import notify
 from gnsq.stats import LinkStats, ProducerStats
 from gnsq.texts import counted

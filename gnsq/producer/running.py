@@ -17,12 +17,13 @@ import gevent
 from gevent.event import Event
 
 from gnsq.clock import Clock
+from gnsq.concurrency.endless import run_endlessly
+from gnsq.concurrency.home import Home
 from gnsq.discovery import Nodes
-from gnsq.endless import run_endlessly
 from gnsq.errors import NSQErrorCode, NSQException, NSQNoConnections, NSQUnknownClosed
+from gnsq.logs import Owner
 from gnsq.lookupd import LookupdClient
 from gnsq.nsqd.connection import Connection
-from gnsq.nsqd.home import Home
 from gnsq.nsqd.latency import Latency
 from gnsq.options import ConnectionOptions
 from gnsq.pool import ConnectionPool, ReconnectOptions
@@ -36,7 +37,6 @@ from gnsq.producer.options import ProducerOptions
 from gnsq.producer.outcomes import Totals, is_about_the_nsqd
 from gnsq.producer.publish import Publish, Unconfirmed
 from gnsq.producer.strategies import make_strategy
-from gnsq.repeats import Owner
 from gnsq.texts import without_address
 
 __all__ = ["ProducerEvents", "Running", "RuntimeConfig"]

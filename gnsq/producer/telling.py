@@ -14,10 +14,10 @@ from gevent.event import Event
 
 from gnsq.clock import Clock
 from gnsq.errors import NSQException
+from gnsq.logs import Owner
 from gnsq.nsqd.latency import Latency
 from gnsq.producer.outcomes import Totals
 from gnsq.producer.publish import Publish
-from gnsq.repeats import Owner
 
 __all__ = ["Telling"]
 

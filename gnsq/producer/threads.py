@@ -10,9 +10,9 @@ from typing import Any
 
 import gevent
 
-from gnsq.crossing import Crossing, Token
+from gnsq.concurrency.crossing import Crossing, Token
+from gnsq.concurrency.home import GRACE, in_hub
 from gnsq.errors import NSQConnectionClosed, NSQNotSentClosed, NSQNotSentTimeout, NSQUnknownTimeout
-from gnsq.nsqd.home import GRACE, in_hub
 from gnsq.producer.publish import Publish
 from gnsq.producer.running import Running
 from gnsq.protocol.frames import OK

@@ -14,8 +14,8 @@ from fakensqd import FakeAuthServer, FakeCluster, FakeLookupd, FakeNsqd, Grant, 
 from fakensqd.clock import ManualClock
 from fakensqd.faults.toxics import corrupt_bytes
 from fakensqd.thread import Threaded
-from gnsq.crossing import Crossing
-from gnsq.natives import get_ident, start_thread
+from gnsq.concurrency.crossing import Crossing
+from gnsq.concurrency.natives import get_ident, start_thread
 from tests.helpers import wait_until
 
 

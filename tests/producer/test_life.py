@@ -13,7 +13,7 @@ import gevent
 import pytest
 
 from gnsq import NsqdHTTPClient, Producer
-from gnsq.crossing import Gate
+from gnsq.concurrency.crossing import Gate
 from gnsq.discovery import LOOKUP_TIMEOUT
 from gnsq.errors import (
     NSQBadMessage,
@@ -428,7 +428,7 @@ SIGNALLED = """
 import os, signal, sys, threading, time
 import gevent
 from gnsq import NsqdHTTPClient, Producer
-from gnsq.crossing import Gate
+from gnsq.concurrency.crossing import Gate
 from gnsq.discovery import LOOKUP_TIMEOUT
 from gnsq.errors import NSQNotSentClosed
 

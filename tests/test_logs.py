@@ -2,7 +2,7 @@
 
 import logging
 
-from gnsq.repeats import MAX_KINDS, Owner, Repeats
+from gnsq.logs import MAX_KINDS, Owner, Repeats
 
 
 def test_owners_are_limited_apart(clock, caplog):

@@ -7,9 +7,9 @@ import gevent
 import pytest
 from gevent.event import Event
 
+from gnsq.concurrency.home import Home, in_hub
+from gnsq.concurrency.natives import get_ident
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQTimeout
-from gnsq.natives import get_ident
-from gnsq.nsqd.home import Home, in_hub
 from tests.helpers import wait_until
 
 LIMIT = 10.0

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import gevent
 from gevent._hub_local import get_hub_if_exists
 
-from gnsq.crossing import Crossing
-from gnsq.doors import door
+from gnsq.concurrency.crossing import Crossing
+from gnsq.concurrency.doors import door
+from gnsq.concurrency.natives import get_ident, local
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQTimeout
-from gnsq.natives import get_ident, local
 
 __all__ = ["GRACE", "Home", "here", "in_hub"]
 

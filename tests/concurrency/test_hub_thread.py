@@ -10,8 +10,8 @@ import greenlet
 import pytest
 from gevent._hub_local import get_hub_if_exists
 
-from gnsq.doors import Door, door
-from gnsq.hubthread import HubThread
+from gnsq.concurrency.doors import Door, door
+from gnsq.concurrency.hub_thread import HubThread
 from tests.helpers import wait_until
 
 LIMIT = 30.0
@@ -276,7 +276,7 @@ def test_thread_that_dies_ends_what_waits_for_it(caplog, capfd):
 
 
 def test_thread_that_can_not_begin_raises(monkeypatch, caplog):
-    monkeypatch.setattr("gnsq.hubthread.gevent", None)
+    monkeypatch.setattr("gnsq.concurrency.hub_thread.gevent", None)
 
     with pytest.raises(RuntimeError, match="thread test was stopped"):
         HubThread("test")
@@ -316,8 +316,8 @@ import sys
 import gevent
 from gevent import monkey
 from gevent._hub_local import get_hub_if_exists
-from gnsq.crossing import Crossing
-from gnsq.hubthread import HubThread
+from gnsq.concurrency.crossing import Crossing
+from gnsq.concurrency.hub_thread import HubThread
 
 start_new_thread = monkey.get_original("_thread", "start_new_thread")
 get_ident = monkey.get_original("_thread", "get_ident")
@@ -370,8 +370,8 @@ def test_threads_and_greenlets_lose_no_wake_up(patch):
 PATCHED_LATE = """
 import threading
 from gevent import monkey
-from gnsq.hubthread import HubThread
-from gnsq.natives import get_ident
+from gnsq.concurrency.hub_thread import HubThread
+from gnsq.concurrency.natives import get_ident
 
 with HubThread("early") as early:
     early.call(int)
@@ -393,7 +393,7 @@ def test_threads_are_native_before_and_after_a_late_patch():
 
 FORKED = """
 import os
-from gnsq.hubthread import HubThread
+from gnsq.concurrency.hub_thread import HubThread
 
 hub = HubThread("test")
 child = os.fork()

@@ -20,9 +20,9 @@ from typing import Any, ParamSpec, Self, TypeVar
 import gevent
 from gevent.event import Event
 
-from gnsq.crossing import EVER, Crossing
-from gnsq.doors import Door, door
-from gnsq.natives import get_ident, start_thread
+from gnsq.concurrency.crossing import EVER, Crossing
+from gnsq.concurrency.doors import Door, door
+from gnsq.concurrency.natives import get_ident, start_thread
 
 __all__ = ["HubThread"]
 

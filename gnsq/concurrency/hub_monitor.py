@@ -16,7 +16,7 @@ from typing import Any
 import gevent
 from gevent import monkey
 
-from gnsq.natives import start_thread
+from gnsq.concurrency.natives import start_thread
 
 __all__ = ["StallWatch"]
 

@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 from gevent._hub_local import get_hub_if_exists
 from gevent.event import Event
 
-from gnsq.doors import Door, door
-from gnsq.natives import allocate_lock
+from gnsq.concurrency.doors import Door, door
+from gnsq.concurrency.natives import allocate_lock
 
 __all__ = ["EVER", "Crossing", "Gate", "Token"]
 

@@ -7,8 +7,8 @@ import gevent
 import pytest
 from gevent._hub_local import get_hub_if_exists
 
-from gnsq.crossing import Crossing, Gate, Token
-from gnsq.hubthread import HubThread
+from gnsq.concurrency.crossing import Crossing, Gate, Token
+from gnsq.concurrency.hub_thread import HubThread
 
 LIMIT = 30.0
 KINDS = [pytest.param(False, id="plain thread"), pytest.param(True, id="thread with a hub")]
@@ -174,7 +174,7 @@ def test_value_that_comes_while_the_wait_begins_is_seen(monkeypatch):
     def door():
         crossing.set(1)
 
-    monkeypatch.setattr("gnsq.crossing.door", door)
+    monkeypatch.setattr("gnsq.concurrency.crossing.door", door)
 
     assert in_thread(lambda: crossing.wait(LIMIT), with_hub=True)()
 
@@ -182,7 +182,7 @@ def test_value_that_comes_while_the_wait_begins_is_seen(monkeypatch):
 INTERRUPTED = """
 import os, signal, sys, threading
 import gevent
-from gnsq.crossing import Crossing
+from gnsq.concurrency.crossing import Crossing
 
 main = threading.main_thread().ident
 

@@ -10,8 +10,8 @@ import time
 import gevent
 import pytest
 
-from gnsq.nsqd import stalls
-from gnsq.nsqd.stalls import StallWatch
+from gnsq.concurrency import hub_monitor
+from gnsq.concurrency.hub_monitor import StallWatch
 from tests.helpers import wait_until
 
 BEFORE = set()
@@ -27,7 +27,7 @@ def fresh(monkeypatch):
     """Hide the watches of connections that are none of this test's."""
     BEFORE.clear()
     BEFORE.update(watchers())
-    monkeypatch.setattr(stalls, "_here", type(stalls._here)())
+    monkeypatch.setattr(hub_monitor, "_here", type(hub_monitor._here)())
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def watch():
 @pytest.fixture
 def quick(monkeypatch):
     """Tell of stalls above 0.2 s; to be asked for before the watch."""
-    monkeypatch.setattr(stalls, "STALL", 0.2)
-    monkeypatch.setattr(stalls, "BEAT", 0.05)
+    monkeypatch.setattr(hub_monitor, "STALL", 0.2)
+    monkeypatch.setattr(hub_monitor, "BEAT", 0.05)
 
 
 def hold_the_hub():
@@ -54,7 +54,9 @@ def test_stall_is_logged_once_with_the_stack_that_holds_the_hub_and_its_end(quic
     wait_until(lambda: len(caplog.records) == 2)
 
     began, ended = caplog.records
-    assert {(record.name, record.levelno) for record in caplog.records} == {("gnsq.nsqd.stalls", logging.WARNING)}
+    assert {(record.name, record.levelno) for record in caplog.records} == {
+        ("gnsq.concurrency.hub_monitor", logging.WARNING)
+    }
     assert "has not come round for 0." in began.message
     assert "in hold_the_hub\n    time.sleep(0.8)" in began.message
     assert "nothing of this process ran" not in began.message
@@ -88,7 +90,7 @@ class Script:
         self.watch = watch
         self.time = self.seen = 1000.0
         self.waits = []
-        monkeypatch.setattr(stalls, "_monotonic", lambda: self.time)
+        monkeypatch.setattr(hub_monitor, "_monotonic", lambda: self.time)
 
     def run(self, *steps):
         """Let the thread's function run here; each step is (seconds more than asked for, whether the hub beats)."""
@@ -259,12 +261,12 @@ PREAMBLE = """
     import logging, os, sys, threading, time
     import gevent
     from gevent import monkey
-    from gnsq.nsqd import stalls
-    from gnsq.nsqd.stalls import StallWatch
-    stalls.STALL, stalls.BEAT = 0.2, 0.05
+    from gnsq.concurrency import hub_monitor
+    from gnsq.concurrency.hub_monitor import StallWatch
+    hub_monitor.STALL, hub_monitor.BEAT = 0.2, 0.05
     logging.basicConfig(format="%(levelname)s %(message)s")
     told = []
-    stalls.logger.addFilter(lambda record: told.append(record) or True)
+    hub_monitor.logger.addFilter(lambda record: told.append(record) or True)
     def wait_until_told_of_the_end():
         with gevent.Timeout(30):
             while len(told) < 2:
