@@ -19,8 +19,7 @@ import gevent
 from gevent.event import Event
 from gevent.pool import Group
 
-from gnsq.concurrency.crossing import EVER, Crossing
-from gnsq.concurrency.natives import start_thread
+from gnsq.concurrency.threads import NO_TIMEOUT, CrossThreadFuture, start_thread
 from gnsq.texts import counted
 
 __all__ = ["Forwarder", "Server", "Threadable", "Threaded"]
@@ -61,11 +60,11 @@ class Threaded:
         self._running = False
         self._hub: Any = None  # Any: gevent has no types
         self._stop: Event
-        self._stopped: Crossing[None]
+        self._stopped: CrossThreadFuture[None]
         self._due: deque[Callable[[], object]] = deque()
         self._keeper: Any = None  # Any: as above
         # What callers on other threads wait for.
-        self._awaited: dict[Crossing[Any], None] = {}  # Any: what is called gives anything
+        self._awaited: dict[CrossThreadFuture[Any], None] = {}  # Any: what is called gives anything
 
     def start(self) -> Any:  # Any: the forwarder has the attributes of the server
         """Start the server and give back what forwards to it. Starts nothing if it runs.
@@ -76,8 +75,8 @@ class Threaded:
         """
         if self._running:
             return Forwarder(self.call, self._server)
-        started: Crossing[None] = Crossing()
-        self._stopped = Crossing()
+        started: CrossThreadFuture[None] = CrossThreadFuture()
+        self._stopped = CrossThreadFuture()
         self._running = True
         # Without a name: a program that a test imports may patch the process.
         start_thread(self._main, started)
@@ -113,13 +112,13 @@ class Threaded:
             RuntimeError: If the thread does not run, or is stopped meanwhile.
         """
         __tracebackhide__ = True
-        crossing: Crossing[_Value] = Crossing()
+        crossing: CrossThreadFuture[_Value] = CrossThreadFuture()
         running: list[gevent.Greenlet] = []
 
         def work() -> None:
             __tracebackhide__ = True
             try:
-                crossing.set(function(*args, **kwargs))
+                crossing.set_result(function(*args, **kwargs))
             except BaseException as error:  # noqa: BLE001  # it is the caller's, and raised there
                 crossing.set_exception(_stopped() if isinstance(error, gevent.GreenletExit) else error)
 
@@ -133,7 +132,7 @@ class Threaded:
                 raise RuntimeError("the server's thread does not run")
             return _result(crossing)
         except BaseException:
-            if self._running and not crossing.is_set:
+            if self._running and not crossing.is_done:
                 self._soon(lambda: running[0].kill(block=False))
             raise
         finally:
@@ -169,12 +168,12 @@ class Threaded:
     ) -> None:
         self.stop()
 
-    def _main(self, started: Crossing[None]) -> None:
+    def _main(self, started: CrossThreadFuture[None]) -> None:
         self._hub = gevent.get_hub()
         self._stop = Event()
         self._calls = Group()
         # Takes in what other threads want done, and keeps the loop alive while nothing else waits. The loop's
-        # run_callback_threadsafe() is not as safe as its name: see gnsq.concurrency.doors.
+        # run_callback_threadsafe() is not as safe as its name: see gnsq.concurrency.threads.HubCallQueue.
         keeper = self._keeper = self._hub.loop.async_()
         keeper.start(self._take_in)
         outcome: BaseException | None = None
@@ -185,7 +184,7 @@ class Threaded:
             except BaseException as error:  # noqa: BLE001  # raised by start(), in the caller
                 started.set_exception(error)
                 return
-            if started.set(None):
+            if started.set_result(None):
                 self._stop.wait()  # until stop(), whenever that is
             self._server.stop()
             self._calls.kill()
@@ -204,7 +203,7 @@ class Threaded:
             for crossing in list(self._awaited):
                 crossing.set_exception(_stopped())  # it came too late to be begun
             if outcome is None:
-                self._stopped.set(None)
+                self._stopped.set_result(None)
             else:
                 self._stopped.set_exception(outcome)
 
@@ -281,13 +280,13 @@ def _stopped() -> RuntimeError:
     return RuntimeError("the server's thread was stopped meanwhile")
 
 
-def _result(crossing: Crossing[_Value], deed: str = "", limit: float = EVER) -> _Value:
+def _result(crossing: CrossThreadFuture[_Value], deed: str = "", limit: float = NO_TIMEOUT) -> _Value:
     """Wait for a result, without blocking the hub of this thread if it has one.
 
     Raises:
         TimeoutError: If the deed has not been done within the limit, in seconds.
     """
     __tracebackhide__ = True
-    if not crossing.wait(limit):  # EVER: as long as the call takes
+    if not crossing.wait(limit):  # NO_TIMEOUT: as long as the call takes
         raise TimeoutError(f"the server's thread did not {deed} within {limit:g} s")
     return crossing.result()

@@ -1,7 +1,7 @@
-"""Forks: what an open connection becomes in a child process.
+"""Forks: close in a forked child what it has inherited.
 
-The child inherits sockets that its parent goes on using: whatever it read from them the parent would miss. So each
-connection that is open when a process forks is given up in the child, without a word to nsqd.
+A child has copies of its parent's sockets. Bytes that it read from them would be missing in the parent. So the child
+closes its copies and sends nothing to nsqd.
 """
 
 from __future__ import annotations
@@ -11,37 +11,42 @@ import weakref
 from typing import Protocol
 
 import gevent
-from gevent._hub_local import get_hub_if_exists
 
-__all__ = ["give_up_in_children"]
+from gnsq.concurrency.threads import get_hub_if_exists
 
-
-class Inherited(Protocol):
-    """What a child must not use."""
-
-    def give_up(self, parent: int) -> None:
-        """Close what this process has of it, sending nothing; parent is the process that goes on with it."""
+__all__ = ["ForkAware", "register_after_fork"]
 
 
-_open: weakref.WeakSet[Inherited] = weakref.WeakSet()
-_registered = False
+class ForkAware(Protocol):
+    """Object that a child process must not go on using as it is."""
+
+    def after_fork_in_child(self, parent: int) -> None:
+        """Close this process's copies of sockets, and send nothing.
+
+        Args:
+            parent: Id of the process that goes on using them.
+        """
 
 
-def give_up_in_children(connection: Inherited) -> None:
-    """Tell a connection in every child process that is forked while it lives."""
-    global _registered
-    if not _registered:
-        # With the first connection: importing registers nothing.
-        _registered = True
-        os.register_at_fork(after_in_child=_forked)
-    _open.add(connection)
+_registered: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+_hook_is_set = False
 
 
-def _forked() -> None:
-    inherited = list(_open)
-    _open.clear()
+def register_after_fork(obj: ForkAware) -> None:
+    """Call an object's after_fork_in_child() in each child process that is forked while the object lives."""
+    global _hook_is_set
+    if not _hook_is_set:
+        # With the first object: importing this module registers nothing.
+        _hook_is_set = True
+        os.register_at_fork(after_in_child=_run_after_fork)
+    _registered.add(obj)
+
+
+def _run_after_fork() -> None:
+    inherited = list(_registered)
+    _registered.clear()
     if inherited and get_hub_if_exists() is not None:
-        # os.fork() alone leaves both processes with one epoll, and the child with a resolver that has no threads.
+        # After a plain os.fork() both processes share one epoll, and the child's resolver has no threads.
         gevent.reinit()
-    for connection in inherited:
-        connection.give_up(os.getppid())
+    for obj in inherited:
+        obj.after_fork_in_child(os.getppid())

@@ -23,11 +23,10 @@ from gevent.event import Event
 from gnsq.addresses import Addresses, joined, parse_addresses
 from gnsq.backofftimer import Phase
 from gnsq.clock import Clock, RealClock
-from gnsq.concurrency.crossing import EVER, Gate, Token
-from gnsq.concurrency.endless import run_endlessly
-from gnsq.concurrency.forks import give_up_in_children
-from gnsq.concurrency.home import Home, in_hub
+from gnsq.concurrency.forks import register_after_fork
+from gnsq.concurrency.greenlets import run_forever
 from gnsq.concurrency.hub_thread import HubThread
+from gnsq.concurrency.threads import NO_TIMEOUT, Once, OwnerThread, ThreadEvent, is_hub_greenlet
 from gnsq.consumer.closing import Closing
 from gnsq.consumer.flow import Flow
 from gnsq.consumer.handlers import HandlerSignal, check_handler, check_runs
@@ -36,7 +35,7 @@ from gnsq.consumer.options import ConsumerOptions, OptionAttribute
 from gnsq.consumer.workers import Workers
 from gnsq.discovery import TopicNodes, parse_lookupds
 from gnsq.errors import NSQErrorCode
-from gnsq.logs import Owner
+from gnsq.logs import LogOwner
 from gnsq.message import Message
 from gnsq.nsqd.connection import Connection, ConnectionState
 from gnsq.nsqd.opening import prepared
@@ -194,7 +193,7 @@ class Consumer:
             check_handler(message_handler, "message_handler")
             self.on_message.connect(message_handler, weak=False)
         self._clock = clock if clock is not None else RealClock()
-        self.log_owner = Owner(name or f"{topic}/{channel}", self._clock.monotonic)
+        self.log_owner = LogOwner(name or f"{topic}/{channel}", self._clock.monotonic)
         # What nsqds before 1.1.0 have refused a REQ with, in milliseconds, by address.
         self._max_req_timeouts: dict[str, int] = {}
         self._pool = ConnectionPool(
@@ -232,12 +231,12 @@ class Consumer:
         self._tasks: list[gevent.Greenlet] = []
         self._state = Life.INIT
         # Of the thread that it runs on.
-        self._home: Home | None = None
+        self._owner_thread: OwnerThread | None = None
         self._hub_thread: HubThread | None = None
         # The first caller of start() or close() gets it.
-        self._starting = Token()
+        self._starting = Once()
         self._close_requested = False
-        self._closed = Gate()
+        self._closed = ThreadEvent()
         self._closing: Closing | None = None
         self._nodes = TopicNodes(self.lookupds, topic, self.options.max_nsqds, self.log_owner)
         self._looked_up = False  # whether the last round of lookups had an answer
@@ -273,9 +272,9 @@ class Consumer:
         if self._state is Life.CLOSED:
             self.logger.warning("%s: consumer was closed; make a new one", self.log_owner.label)
             return
-        if self.threaded and in_hub():
+        if self.threaded and is_hub_greenlet():
             raise RuntimeError("the hub itself can't wait for the consumer's thread; let a greenlet call start()")
-        if not self._starting.claim():
+        if not self._starting.acquire():
             self.logger.warning("%s: consumer is running already", self.log_owner.label)
         else:
             self._warn_of_collected_receivers()
@@ -295,9 +294,9 @@ class Consumer:
             )
 
     def _start_here(self) -> None:
-        self._home = Home()
+        self._owner_thread = OwnerThread()
         self._state = Life.RUNNING
-        give_up_in_children(self)
+        register_after_fork(self)
         # In this order, while close() goes the other way: one of the two sees the other.
         if self._close_requested:
             self.close()
@@ -310,14 +309,14 @@ class Consumer:
             atexit.register(self._close_at_exit)
             self._hub_thread.call(self._start_here)
         except BaseException as error:
-            if isinstance(error, RuntimeError) and self._closed.is_open:
+            if isinstance(error, RuntimeError) and self._closed.is_set:
                 return  # closed while it connected
             # Interrupted, or there is no thread to be had. It can't be started again.
             if self._hub_thread is None:
                 self._end_unstarted()
             else:
                 with contextlib.suppress(RuntimeError):  # the thread has ended
-                    self._hub_thread.soon(gevent.spawn, self._abort_start)
+                    self._hub_thread.call_soon(gevent.spawn, self._abort_start)
             raise
 
     def _abort_start(self) -> None:
@@ -341,12 +340,12 @@ class Consumer:
         """
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout {timeout} of close() must be at least 0 s")
-        if self._starting.claim():
+        if self._starting.acquire():
             self._end_unstarted()
         # Another thread may be about to start it.
         self._close_requested = True
-        if self._state is Life.RUNNING and self._home is not None and self._home.elsewhere:
-            self._home.call(self.close, timeout)
+        if self._state is Life.RUNNING and self._owner_thread is not None and not self._owner_thread.is_current:
+            self._owner_thread.spawn(self.close, timeout)
         elif self._state is Life.RUNNING:
             self._state = Life.CLOSING
             limit = self.options.close_timeout if timeout is None else timeout
@@ -367,7 +366,7 @@ class Consumer:
         Raises:
             RuntimeError: In another thread than the one that started the consumer, unless it is threaded.
         """
-        if self.threaded and (self._home is None or self._home.elsewhere):
+        if self.threaded and (self._owner_thread is None or not self._owner_thread.is_current):
             self._join_thread(timeout)
             return
         if self._is_elsewhere:
@@ -382,10 +381,10 @@ class Consumer:
         if self._workers.is_one and self._closing is not None:
             self._closing.wait_for_others(timeout)
         else:
-            self._closed.wait(EVER if timeout is None else timeout)
+            self._closed.wait(NO_TIMEOUT if timeout is None else timeout)
 
     def _join_thread(self, timeout: float | None) -> None:
-        if not in_hub() and self._closed.wait(EVER if timeout is None else timeout) and self._hub_thread:
+        if not is_hub_greenlet() and self._closed.wait(NO_TIMEOUT if timeout is None else timeout) and self._hub_thread:
             self._hub_thread.stop()
 
     def __enter__(self) -> Self:
@@ -398,30 +397,30 @@ class Consumer:
 
     def pause(self) -> None:
         """Ask nsqd for no further messages (RDY 0); what was delivered is still handled. From any thread."""
-        self._at_home(setattr, self._flow, "paused", True)
+        self._in_owner_thread(setattr, self._flow, "paused", True)
 
     def resume(self) -> None:
         """Undo pause()."""
-        self._at_home(setattr, self._flow, "paused", False)
+        self._in_owner_thread(setattr, self._flow, "paused", False)
 
     def apply_options(self) -> None:
         """Take over options that were set as attributes."""
-        self._at_home(self._flow.configure, self.options)
+        self._in_owner_thread(self._flow.configure, self.options)
 
-    def _at_home(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
+    def _in_owner_thread(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
         """Call a function where the consumer runs: now, or soon if that is another thread. After the end it changes
         nothing where it is called, and the thread may be gone."""
-        if self._home is not None and self._home.elsewhere and self._state is not Life.CLOSED:
-            self._home.call(function, *arguments)
+        if self._owner_thread is not None and not self._owner_thread.is_current and self._state is not Life.CLOSED:
+            self._owner_thread.spawn(function, *arguments)
         else:
             function(*arguments)
 
     @property
     def _is_elsewhere(self) -> bool:
         """Whether the consumer runs in another thread than the caller's."""
-        return self._home is not None and self._home.elsewhere
+        return self._owner_thread is not None and not self._owner_thread.is_current
 
-    def give_up(self, parent: int) -> None:
+    def after_fork_in_child(self, parent: int) -> None:
         """Do nothing more in this process, which was forked while the consumer ran: see nsqd.forks."""
         self._state = Life.CLOSED
         for task in self._tasks:
@@ -461,7 +460,7 @@ class Consumer:
     @max_in_flight.setter
     def max_in_flight(self, value: int) -> None:
         ConsumerOptions(max_in_flight=value)  # checks the bounds
-        self._at_home(setattr, self._flow, "max_in_flight", value)
+        self._in_owner_thread(setattr, self._flow, "max_in_flight", value)
 
     @property
     def total_ready_count(self) -> int:
@@ -592,13 +591,13 @@ class Consumer:
     def query_nsqd(self) -> None:
         """Connect to the given nsqds, in the background."""
         for address in self.nsqd_tcp_addresses:
-            self._at_home(functools.partial(self._pool.add, address, permanent=True))
+            self._in_owner_thread(functools.partial(self._pool.add, address, permanent=True))
 
     def query_lookupd(self) -> None:
         """Ask all nsqlookupds once, and connect to what they name; in the background if called by another thread."""
         if self._is_elsewhere:
             if self._state is not Life.CLOSED:
-                self._at_home(self.query_lookupd)
+                self._in_owner_thread(self.query_lookupd)
             return
         before = self._nodes.known
 
@@ -617,7 +616,7 @@ class Consumer:
         line = self._nodes.report.empty_line(self.lookupds, self.topic, self._poll_interval)
         if line is not None:
             # Once a minute, however short the interval.
-            repeats = self.log_owner.repeats(self.logger)
+            repeats = self.log_owner.rate_limited(self.logger)
             repeats.log(line[0], f"empty round {line[0]}", "%s: %s", self.log_owner.label, line[1])
 
     @property
@@ -627,11 +626,11 @@ class Consumer:
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
         """Connect to an nsqd, in the background; one that fails is left to the next round of lookups."""
-        self._at_home(functools.partial(self._pool.add, joined(address, port), permanent=False))
+        self._in_owner_thread(functools.partial(self._pool.add, joined(address, port), permanent=False))
 
     def redistribute_ready_state(self) -> None:
         """Share out RDY anew, soon."""
-        self._at_home(self._flow.ask)
+        self._in_owner_thread(self._flow.ask)
 
     def _connect_all(self) -> None:
         self.query_nsqd()
@@ -649,7 +648,7 @@ class Consumer:
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
         what = f"the greenlet for {name} of consumer {self.log_owner.label}"
-        greenlet = gevent.spawn(run_endlessly, what, loop, self.logger, self._clock)
+        greenlet = gevent.spawn(run_forever, what, loop, self.logger, self._clock)
         greenlet.name = f"gnsq-{name}-{self.topic}"
         self._tasks.append(greenlet)
 
@@ -789,7 +788,7 @@ class Consumer:
 
     def _end(self) -> None:
         """Let those go on that wait for the end, and end the thread if the consumer has one."""
-        self._closed.open()
+        self._closed.set()
         if self.threaded:
             atexit.unregister(self._close_at_exit)
         if self._hub_thread is not None:

@@ -18,7 +18,7 @@ from gnsq.backofftimer import Phase
 from gnsq.clock import Clock
 from gnsq.consumer.options import ConsumerOptions
 from gnsq.errors import NSQProtocolError
-from gnsq.logs import Owner
+from gnsq.logs import LogOwner
 from gnsq.message import Message
 from gnsq.nsqd.connection import IN_FLIGHT_MARGIN, Connection
 from gnsq.rdy import RdyPolicy
@@ -62,7 +62,7 @@ class Flow:
         on_timed_out: Callable[[list[Message]], None],
         untried: Callable[[], int],
         on_phase: Callable[[str, int, float], None],
-        owner: Owner,
+        owner: LogOwner,
     ) -> None:
         rng = random.Random()
         self.backoff = options.backoff(rng)

@@ -23,7 +23,7 @@ from gnsq.consumer.handlers import HandlerSignal, check_ran, handler_name
 from gnsq.consumer.options import ConsumerOptions
 from gnsq.consumer.workers import Running
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQRequeueMessage, NSQTimeout
-from gnsq.logs import INTERVAL, Owner, Repeats
+from gnsq.logs import INTERVAL, LogOwner, RateLimitedLogger
 from gnsq.message import Message, enable_async_all
 from gnsq.nsqd.connection import Connection
 from gnsq.signals import notify
@@ -53,7 +53,7 @@ class HandlingOwner(Protocol):
     """Consumer whose messages are handled, as far as Handling knows it."""
 
     logger: logging.Logger
-    log_owner: Owner
+    log_owner: LogOwner
     options: ConsumerOptions
     on_exception: Signal
 
@@ -112,7 +112,7 @@ class Handling:
         self._limits: set[gevent.Timeout] = set()
         self._logger = consumer.logger
         self._label = consumer.log_owner.label
-        self._repeats = Repeats(consumer.logger, clock.monotonic)
+        self._rate_limited = RateLimitedLogger(consumer.logger, clock.monotonic)
 
     def handle(self, message: Message) -> bool:
         """Call the handlers, and answer according to how they end; whether it is answered, and not asynchronously.
@@ -124,7 +124,7 @@ class Handling:
                 self._give_up(message)
                 return True
             if not self.receivers:
-                self._repeats.log(
+                self._rate_limited.log(
                     logging.ERROR,
                     "unhandled",
                     "%s: message %s: no handler is connected to on_message any more; requeued%s",
@@ -229,7 +229,7 @@ class Handling:
             yield
         except NSQConnectionClosed as error:
             text = "%s: message %s: no answer sent, its connection is gone: %s"
-            self._repeats.log(logging.INFO, "gone", text, self._label, message.id, error)
+            self._rate_limited.log(logging.INFO, "gone", text, self._label, message.id, error)
         except Exception:  # a receiver of the message's own signals may raise anything
             self._logger.exception("%s: message %s: a receiver of its signals raised", self._label, message.id)
 
@@ -247,7 +247,7 @@ class Handling:
             )
         self.log_overdue()
         for message in unanswered:
-            self._repeats.log(
+            self._rate_limited.log(
                 logging.WARNING,
                 "unanswered",
                 "%s: message %s of %s: not answered in the %.1f s since its delivery: its handler has "
@@ -284,7 +284,7 @@ class Handling:
     def dropped(self, message: Message) -> None:
         """Tell that a message timed out while it waited for a worker."""
         self._remember(message, "timed out while it waited for a handler")
-        self._repeats.log(
+        self._rate_limited.log(
             logging.WARNING,
             "dropped",
             "%s: message %s: not handled, it waited for a handler until its timeout was over and nsqd delivers it "
@@ -292,7 +292,7 @@ class Handling:
             self._label,
             message.id,
             # Many may be dropped at once, and looking through all handlers for each would take seconds.
-            self._cause_of_wait() if self._repeats.is_due("dropped") else _WAITED_HINT,
+            self._cause_of_wait() if self._rate_limited.is_due("dropped") else _WAITED_HINT,
         )
 
     def _cause_of_wait(self) -> str:
@@ -360,7 +360,7 @@ class Handling:
                 self._handler_failed(message, error, f"give-up handler {handler_name(receiver)}")
                 return
         self.given_up += 1
-        self._repeats.log(
+        self._rate_limited.log(
             logging.WARNING,
             "given up",
             "%s: message %s of %s: given up, delivered %d times, max_tries is %d; %s; last error: %s",
@@ -377,7 +377,7 @@ class Handling:
 
     def _unseen_failure(self, message: Message) -> str:
         """Say why a message failed of which no failure is known: perhaps an earlier delivery is still being handled."""
-        is_here = self._repeats.is_due("given up", burst=GIVEN_UP_LINES) and any(
+        is_here = self._rate_limited.is_due("given up", burst=GIVEN_UP_LINES) and any(
             other.id == message.id and other.nsqd == message.nsqd and other is not message
             for other in self._unanswered()
         )
@@ -389,7 +389,7 @@ class Handling:
 
     def log_rest(self, *, at_once: bool = False) -> None:
         """Tell how many messages were given up without a line of their own, once in INTERVAL, or at once."""
-        self._repeats.log_rest(
+        self._rate_limited.log_rest(
             logging.WARNING,
             "given up",
             "more message",
@@ -416,7 +416,7 @@ class Handling:
             what: The handler, for the text.
         """
         self.failed += 1
-        self._repeats.log(
+        self._rate_limited.log(
             logging.ERROR,
             f"{what} {type(error).__qualname__}",
             "%s: message %s: %s raised on attempt %d, message is %s",

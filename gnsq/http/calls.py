@@ -15,7 +15,7 @@ import gevent
 from gevent import monkey
 from gevent.event import AsyncResult
 
-from gnsq.concurrency.doors import door
+from gnsq.concurrency.threads import hub_call_queue
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable
 from gnsq.http.answer import Answer
 from gnsq.http.exchange import NoAnswer, Request, Watch
@@ -274,7 +274,7 @@ class _Call:
         self._work = work
         self._watch = watch
         self._under_way = under_way
-        self._door = door()
+        self._queue = hub_call_queue()
         self._outcome = AsyncResult()
         self._greenlet: gevent.Greenlet | None = None
 
@@ -327,4 +327,4 @@ class _Call:
     def _in_its_loop(self, function: Callable[..., object], *arguments: object) -> None:
         # Its thread may have ended, and its loop with it: then nobody waits.
         with contextlib.suppress(ValueError):
-            self._door.call(function, *arguments)
+            self._queue.call_soon_threadsafe(function, *arguments)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from queue import Empty
 
 from gevent import monkey
-from gevent._hub_local import get_hub_if_exists
+
+from gnsq.concurrency.threads import get_hub_if_exists
 
 __all__ = ["Workers"]
 

@@ -26,7 +26,7 @@ from gnsq.errors import (
     NSQUnknownClosed,
     NSQUnknownTimeout,
 )
-from gnsq.logs import Owner
+from gnsq.logs import LogOwner
 from gnsq.nsqd.latency import Latency
 from gnsq.nsqd.requests import Request
 from gnsq.producer.deadlines import Deadlines, overdue_error
@@ -75,7 +75,7 @@ class Dispatcher:
         *,
         nsqds: Callable[[], int],
         why_none: Callable[[str], NSQException],
-        owner: Owner | None = None,
+        owner: LogOwner | None = None,
     ) -> None:
         self.links: list[Link] = []
         self.aside: list[Link] = []
@@ -100,7 +100,7 @@ class Dispatcher:
         self._outside: deque[Publish] = deque()
         self._waiting: deque[Publish] = deque()
         self._returned: list[Publish] = []
-        self._owner = owner if owner is not None else Owner("", clock.monotonic)
+        self._owner = owner if owner is not None else LogOwner("", clock.monotonic)
         self._telling = Telling(self, totals, latency, clock, self._owner)
         self.complete: Callable[[Publish], None] = self._telling.settle
         self._stalls = Stalls(options.stalled_after)
@@ -405,7 +405,7 @@ class Dispatcher:
     def _log_link(self, level: int, link: Link, text: str, *arguments: object) -> None:
         # Together for all connections to an nsqd.
         kind = f"{link.address} {text}"
-        self._owner.repeats(logger).log(level, kind, text, self._owner.at(link.address), *arguments)
+        self._owner.rate_limited(logger).log(level, kind, text, self._owner.at(link.address), *arguments)
 
     # --- the end
 

@@ -13,9 +13,9 @@ import gevent
 from gevent.event import Event
 
 from gnsq.clock import Clock
-from gnsq.concurrency.forks import give_up_in_children
+from gnsq.concurrency.forks import register_after_fork
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQHttpError
-from gnsq.logs import Owner
+from gnsq.logs import LogOwner
 from gnsq.nsqd.connection import InternalError
 from gnsq.pool import STABLE, ReconnectOptions, wait_all
 from gnsq.producer.dispatcher import Dispatcher
@@ -73,7 +73,7 @@ class HttpPool:
         at_once: int,
         responded: Callable[[bytes], None],
         refused: Callable[[NSQErrorCode], None],
-        owner: Owner,
+        owner: LogOwner,
     ) -> None:
         self._clients = clients
         self._reconnect = reconnect
@@ -87,7 +87,7 @@ class HttpPool:
         # Also of addresses that are kept no more.
         self._links: set[HttpLink] = set()
         self._closing = False
-        give_up_in_children(self)
+        register_after_fork(self)
 
     def add(self, address: str, *, permanent: bool = True) -> None:
         """Use an nsqd whenever it answers, unless that is done already; in the background."""
@@ -145,7 +145,7 @@ class HttpPool:
             link.abort(NSQConnectionClosed(f"{link.address}: the producer was closed"))
         gevent.joinall(ending, timeout=PATIENCE)
 
-    def give_up(self, parent: int) -> None:
+    def after_fork_in_child(self, parent: int) -> None:
         """Do nothing more in this process, a child of the one that goes on with the connections: see forks."""
         self._closing = True
         for kept in self._kept.values():
@@ -220,7 +220,7 @@ class HttpPool:
         what = "not published to until it answers" if was_used else "does not answer"
         then = f"trying again in {wait:.1f} s" if wait > 0 else "trying again at once"
         bug = error.__cause__ if isinstance(error, InternalError) else None
-        self._owner.repeats(logger).log(
+        self._owner.rate_limited(logger).log(
             logging.ERROR if bug else logging.WARNING,
             f"{address} {what} {type(error).__name__}",
             "%s: %s: %s; %s",

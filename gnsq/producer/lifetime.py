@@ -13,13 +13,19 @@ import weakref
 from collections.abc import Callable
 
 import gevent
-from gevent._hub_local import get_hub_if_exists
 
-from gnsq.concurrency.crossing import EVER, Crossing, Gate, Token
-from gnsq.concurrency.forks import give_up_in_children
-from gnsq.concurrency.home import GRACE, in_hub
+from gnsq.concurrency.forks import register_after_fork
 from gnsq.concurrency.hub_thread import HubThread
-from gnsq.concurrency.natives import start_new_thread
+from gnsq.concurrency.threads import (
+    CROSS_THREAD_GRACE,
+    NO_TIMEOUT,
+    CrossThreadFuture,
+    Once,
+    ThreadEvent,
+    get_hub_if_exists,
+    is_hub_greenlet,
+    start_new_thread,
+)
 from gnsq.errors import (
     NSQConnectionClosed,
     NSQException,
@@ -47,8 +53,8 @@ class _Start:
     __slots__ = ("done", "token")
 
     def __init__(self) -> None:
-        self.token = Token()
-        self.done = Gate()
+        self.token = Once()
+        self.done = ThreadEvent()
 
 
 class Lifetime:
@@ -87,8 +93,8 @@ class Lifetime:
         self._on_fork = on_fork
         self._hub_thread: HubThread | None = None
         self._start = _Start()
-        self._end = Token()
-        self._closed = Gate()
+        self._end = Once()
+        self._closed = ThreadEvent()
 
     # --- the start
 
@@ -109,14 +115,14 @@ class Lifetime:
                 return running
             if self.state is not Life.INIT:
                 raise NSQNotSentClosed("producer was closed; make a new one")
-            if self._threaded and in_hub():
+            if self._threaded and is_hub_greenlet():
                 raise RuntimeError("the hub itself can't wait for the producer's thread; let a greenlet call start()")
             # Before the token: in a child that is forked meanwhile nobody goes on with it.
-            give_up_in_children(self)
+            register_after_fork(self)
             start = self._start
-            if start.token.claim():
+            if start.token.acquire():
                 self._start_now(start)
-            elif not (start.done.is_open or (limit > 0 and start.done.wait(limit))):
+            elif not (start.done.is_set or (limit > 0 and start.done.wait(limit))):
                 raise NSQNotSentTimeout(f"another thread has not started the producer within {limit:g} s")
 
     def _start_now(self, start: _Start) -> None:
@@ -130,7 +136,7 @@ class Lifetime:
             self.state = Life.RUNNING
             _end_with_program(self)
         finally:
-            start.done.open()
+            start.done.set()
 
     def _begin_in_thread(self) -> Running:
         hub_thread = HubThread(f"gnsq-{self._label}")
@@ -155,9 +161,9 @@ class Lifetime:
         Raises:
             NSQTimeout: If it takes much longer: the hub of the producer's thread does not run. It goes on all the same.
         """
-        if not self._end.claim():
+        if not self._end.acquire():
             if not _must_not_wait():
-                self._closed.wait(timeout + GRACE)
+                self._closed.wait(timeout + CROSS_THREAD_GRACE)
             return []
         if self._cancel_start(self._start):
             return []
@@ -179,7 +185,7 @@ class Lifetime:
     def join(self, timeout: float | None) -> None:
         """Wait until it has closed, or the timeout (seconds) ends; not at all where it was not started."""
         if self.state is not Life.INIT and not _must_not_wait():
-            self._closed.wait(EVER if timeout is None else timeout)
+            self._closed.wait(NO_TIMEOUT if timeout is None else timeout)
 
     def end_with_program(self) -> None:
         """Close a producer that has a thread of its own; of another one, say what is lost."""
@@ -199,18 +205,18 @@ class Lifetime:
                 return []
             # Not only until there is something to close: the last that a start does is to say that it runs. By turns:
             # in a child that is forked meanwhile nobody opens it.
-            start.done.wait(GRACE)
+            start.done.wait(CROSS_THREAD_GRACE)
             running = self.running
-            if start.done.is_open and running is not None:
+            if start.done.is_set and running is not None:
                 return self._close_running(running, timeout)
 
     def _cancel_start(self, start: _Start) -> bool:
         """Close a producer that nobody has begun to start; whether that is so."""
-        if not start.token.claim():
+        if not start.token.acquire():
             return False
         self._finish()
         # Somebody may have seen that it was claimed, and wait.
-        start.done.open()
+        start.done.set()
         return True
 
     def _close_running(self, running: Running, timeout: float) -> list[Unconfirmed]:
@@ -219,30 +225,31 @@ class Lifetime:
         running.dispatcher.refuse_more()
         pending = counted(running.dispatcher.pending, "publish", "publishes")
         logger.info("%s: closing, with up to %g s for %s pending", self._label, timeout, pending)
-        ended: Crossing[list[Unconfirmed]] = Crossing()
-        if running.home.elsewhere:
+        ended: CrossThreadFuture[list[Unconfirmed]] = CrossThreadFuture()
+        if not running.owner_thread.is_current:
             try:
-                running.home.soon(gevent.spawn, self._end_running, running, timeout, ended)
+                running.owner_thread.call_soon(gevent.spawn, self._end_running, running, timeout, ended)
             except NSQConnectionClosed:
-                ended.set(self._bury(running))
+                ended.set_result(self._bury(running))
         else:
             # A greenlet of its own: it goes on if the caller is killed meanwhile, or runs into a gevent.Timeout.
             gevent.spawn(self._end_running, running, timeout, ended)
-        if not ended.wait(timeout + GRACE):
-            if not running.home.elsewhere:
-                raise NSQTimeout(f"not closed within {timeout + GRACE:g} s, and goes on in the background")
-            text = f"the producer's thread has not run its hub for {timeout + GRACE:g} s, and closes when it does"
+        limit = timeout + CROSS_THREAD_GRACE
+        if not ended.wait(limit):
+            if running.owner_thread.is_current:
+                raise NSQTimeout(f"not closed within {limit:g} s, and goes on in the background")
+            text = f"the producer's thread has not run its hub for {limit:g} s, and closes when it does"
             raise NSQTimeout(f"{text}; in a program that blocks natively a producer needs threaded=True")
         if self._hub_thread is not None:
             self._hub_thread.stop()
         return ended.result()
 
-    def _end_running(self, running: Running, timeout: float, ended: Crossing[list[Unconfirmed]]) -> None:
+    def _end_running(self, running: Running, timeout: float, ended: CrossThreadFuture[list[Unconfirmed]]) -> None:
         try:
             unconfirmed = running.close(timeout)
             self._log_end(unconfirmed)
             self._finish()
-            ended.set(unconfirmed)
+            ended.set_result(unconfirmed)
         except BaseException as error:  # noqa: BLE001  # it is raised where close() waits
             self._finish()
             ended.set_exception(error)
@@ -273,13 +280,13 @@ class Lifetime:
         self.state = Life.CLOSED
         was_running, self.running = self.running is not None, None
         _unended.discard(self)
-        self._closed.open()
+        self._closed.set()
         if was_running:
             self._on_close()
 
     # --- forks
 
-    def give_up(self, parent: int) -> None:
+    def after_fork_in_child(self, parent: int) -> None:
         """Begin anew in this process, which was forked from the parent meanwhile."""
         self._on_fork()
         running, self.running = self.running, None
@@ -288,13 +295,13 @@ class Lifetime:
         self._hub_thread = None
         if self.state is Life.RUNNING:
             self.state = Life.INIT
-            self._end = Token()
+            self._end = Once()
         elif self.state is Life.CLOSING:
             self.state = Life.CLOSED
-            self._closed.open()
+            self._closed.set()
         _unended.discard(self)
         if running is not None:
-            running.give_up(parent)
+            running.after_fork_in_child(parent)
 
 
 def _must_not_wait() -> bool:
@@ -302,7 +309,7 @@ def _must_not_wait() -> bool:
 
     That calls receivers of signals, and a signal handler of Python's own may interrupt it anywhere.
     """
-    if in_hub():
+    if is_hub_greenlet():
         return True
     frame = sys._getframe(1)
     callers = []

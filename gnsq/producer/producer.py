@@ -17,11 +17,10 @@ from gevent.event import AsyncResult
 
 from gnsq.addresses import Addresses, joined, ordered_addresses, parse_address
 from gnsq.clock import Clock, RealClock
-from gnsq.concurrency.crossing import EVER
-from gnsq.concurrency.home import GRACE, here, in_hub
+from gnsq.concurrency.threads import CROSS_THREAD_GRACE, NO_TIMEOUT, current_thread, is_hub_greenlet
 from gnsq.discovery import parse_lookupds
 from gnsq.errors import NSQErrorCode, NSQTimeout
-from gnsq.logs import Owner
+from gnsq.logs import LogOwner
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.latency import Latency
 from gnsq.nsqd.opening import prepared
@@ -134,7 +133,7 @@ class Producer:
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name of a producer must be a str, not {name!r}")
         self.name = name if name is not None else f"producer-{next(_numbers)}"
-        self.log_owner = Owner(self.name, self.clock.monotonic)
+        self.log_owner = LogOwner(self.name, self.clock.monotonic)
         self.totals = Totals()
         self.latency = Latency()
         self._making = Making(self.options, self.connection_options.max_name_length, self.clock.monotonic)
@@ -169,8 +168,8 @@ class Producer:
         if self._life.state is Life.RUNNING:
             self.logger.warning("%s: producer is running already", self.name)
             return
-        running = self._life.started(EVER)
-        running.home.wait_for(EVER, running.wait_tried)
+        running = self._life.started(NO_TIMEOUT)
+        running.owner_thread.call_and_wait(NO_TIMEOUT, running.wait_tried)
 
     def _begin(self) -> Running:
         config = RuntimeConfig(
@@ -213,7 +212,7 @@ class Producer:
         if running is None:
             return True
         try:
-            return running.home.wait_for(limit + GRACE, running.flush, limit)
+            return running.owner_thread.call_and_wait(limit + CROSS_THREAD_GRACE, running.flush, limit)
         except NSQTimeout:
             # The hub of the producer's thread does not run.
             return False
@@ -303,8 +302,8 @@ class Producer:
             ValueError: If the address is not valid.
         """
         added = joined(*parse_address(joined(address, port)))
-        running = self._life.started(GRACE)
-        running.home.wait_for(GRACE, running.add, added)
+        running = self._life.started(CROSS_THREAD_GRACE)
+        running.owner_thread.call_and_wait(CROSS_THREAD_GRACE, running.add, added)
 
     # --- what subclasses may override, as in gnsq 1.0; conn is None over HTTP
 
@@ -432,7 +431,7 @@ class Producer:
             ValueError, TypeError: For a topic or key that nsqd or the strategy would refuse.
             RuntimeError: In the hub itself.
         """
-        if in_hub():
+        if is_hub_greenlet():
             raise RuntimeError("nothing can wait for publishes in the hub itself; let a greenlet do it")
 
         def begin_chunk(bodies: list[bytes]) -> Publishing:
@@ -446,7 +445,7 @@ class Producer:
 
     def _begun(self, publish: Publish, block: bool) -> Any:  # Any: as publish_async()
         running = self._life.running or self._first(publish, block)
-        if here.mark is not running.home.mark():
+        if current_thread.token is not running.owner_thread.token():
             return begin(running, publish, block=block)
         result = AsyncResult()
         publish.result = result
@@ -457,7 +456,7 @@ class Producer:
 
     def _published(self, publish: Publish, block: bool) -> bytes:
         running = self._life.running or self._first(publish, block)
-        if here.mark is running.home.mark():
+        if current_thread.token is running.owner_thread.token():
             running.dispatcher.publish(publish, block)
         else:
             publish_and_wait(running, publish, block=block)
@@ -465,8 +464,8 @@ class Producer:
 
     def _first(self, publish: Publish, block: bool) -> Running:
         """Start with the first publish."""
-        can_wait = block and not in_hub()
+        can_wait = block and not is_hub_greenlet()
         running = self._life.started(publish.limit if can_wait else 0)
-        if can_wait and not running.home.elsewhere:
+        if can_wait and running.owner_thread.is_current:
             running.wait_first(publish.limit)
         return running

@@ -17,11 +17,11 @@ import gevent
 from gevent.event import Event
 
 from gnsq.clock import Clock
-from gnsq.concurrency.endless import run_endlessly
-from gnsq.concurrency.home import Home
+from gnsq.concurrency.greenlets import run_forever
+from gnsq.concurrency.threads import OwnerThread
 from gnsq.discovery import Nodes
 from gnsq.errors import NSQErrorCode, NSQException, NSQNoConnections, NSQUnknownClosed
-from gnsq.logs import Owner
+from gnsq.logs import LogOwner
 from gnsq.lookupd import LookupdClient
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.latency import Latency
@@ -69,7 +69,7 @@ class RuntimeConfig:
     lookupds: Sequence[LookupdClient]
     http_clients: HttpClients | None
     clock: Clock
-    owner: Owner
+    owner: LogOwner
     totals: Totals
     latency: Latency
 
@@ -98,14 +98,14 @@ class Running:
         events: Called when answers are read.
 
     Attributes:
-        home: That thread.
+        owner_thread: That thread.
         dispatcher: Takes publishes.
         now: Tells monotonic seconds.
         was_tried: Whether every nsqd known by then was tried once, or that took too long.
     """
 
     def __init__(self, config: RuntimeConfig, events: ProducerEvents) -> None:
-        self.home = Home()
+        self.owner_thread = OwnerThread()
         options = self._options = config.options
         self._config = config
         self._events = events
@@ -232,9 +232,9 @@ class Running:
         gevent.sleep(0)
         return unconfirmed
 
-    def give_up(self, parent: int) -> None:
+    def after_fork_in_child(self, parent: int) -> None:
         """Do nothing more in this process, which was forked meanwhile; the connections look after themselves."""
-        if self.home.elsewhere:
+        if not self.owner_thread.is_current:
             # Its thread is not in this process, nor who waited there. Others have deadlines of their own.
             return
         self.abandon(NSQUnknownClosed(f"published in process {parent}, which was forked and goes on with it"))
@@ -250,7 +250,7 @@ class Running:
         return [Unconfirmed(publish.topic, publish.bodies, publish.defer, error) for publish in left]
 
     def bury(self, error: NSQException) -> list[Unconfirmed]:
-        """End everything, called in another thread, when the home has ended: its loop can't be called any more."""
+        """End everything after the owner thread has ended, called in another thread: its hub takes no more calls."""
         left = self._undone()
         unconfirmed = [Unconfirmed(publish.topic, publish.bodies, publish.defer, error) for publish in left]
         for publish in left:
@@ -263,7 +263,7 @@ class Running:
                 publish.tell()
         for connection in list(self._links):
             with contextlib.suppress(Exception):
-                connection.give_up(os.getpid())
+                connection.after_fork_in_child(os.getpid())
         return unconfirmed
 
     def _undone(self) -> list[Publish]:
@@ -271,7 +271,7 @@ class Running:
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
         what = f"the greenlet for {name} of {self._config.owner.label}"
-        greenlet = gevent.spawn(run_endlessly, what, loop, logger, self._clock)
+        greenlet = gevent.spawn(run_forever, what, loop, logger, self._clock)
         greenlet.name = f"gnsq-producer-{name}"
         self._tasks.append(greenlet)
 
@@ -319,7 +319,7 @@ class Running:
             if line is not None:
                 # Once a minute, however soon they are asked again.
                 owner = self._config.owner
-                owner.repeats(logger).log(line[0], f"empty round {line[0]}", "%s: %s", owner.label, line[1])
+                owner.rate_limited(logger).log(line[0], f"empty round {line[0]}", "%s: %s", owner.label, line[1])
             self._clock.sleep(wait)
             self._ask_nodes()
 

@@ -14,18 +14,17 @@ from fakensqd import FakeAuthServer, FakeCluster, FakeLookupd, FakeNsqd, Grant, 
 from fakensqd.clock import ManualClock
 from fakensqd.faults.toxics import corrupt_bytes
 from fakensqd.thread import Threaded
-from gnsq.concurrency.crossing import Crossing
-from gnsq.concurrency.natives import get_ident, start_thread
+from gnsq.concurrency.threads import CrossThreadFuture, get_ident, start_thread
 from tests.helpers import wait_until
 
 
 def start_plain_thread(function):
     """Run a function on a native thread without a hub; give back how it ends."""
-    outcome = Crossing()
+    outcome = CrossThreadFuture()
 
     def work():
         try:
-            outcome.set(function())
+            outcome.set_result(function())
         except Exception as error:  # noqa: BLE001  # raised by result()
             outcome.set_exception(error)
 

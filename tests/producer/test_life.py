@@ -13,7 +13,7 @@ import gevent
 import pytest
 
 from gnsq import NsqdHTTPClient, Producer
-from gnsq.concurrency.crossing import Gate
+from gnsq.concurrency.threads import ThreadEvent
 from gnsq.discovery import LOOKUP_TIMEOUT
 from gnsq.errors import (
     NSQBadMessage,
@@ -176,8 +176,8 @@ def test_close_without_time_waits_for_the_start_of_another_thread_without_a_busy
     starter.start()
     assert slow.begun.wait(LIMIT)
     waits = []
-    wait = Gate.wait
-    monkeypatch.setattr(Gate, "wait", lambda self, timeout: (waits.append(timeout), wait(self, timeout))[1])
+    wait = ThreadEvent.wait
+    monkeypatch.setattr(ThreadEvent, "wait", lambda self, timeout: (waits.append(timeout), wait(self, timeout))[1])
 
     closer = gevent.spawn(producer.close, 0)
     for _ in range(100):
@@ -412,7 +412,7 @@ def test_timeout_that_no_clock_knows_is_refused(producer, call, timeout):
 
 
 def test_close_that_takes_too_long_in_its_own_thread_says_so(producer, monkeypatch):
-    monkeypatch.setattr("gnsq.producer.lifetime.GRACE", 0)
+    monkeypatch.setattr("gnsq.producer.lifetime.CROSS_THREAD_GRACE", 0)
     producer.on_close.connect(lambda sender: None, weak=False)
 
     with pytest.raises(NSQTimeout, match=r"not closed within 0 s, and goes on in the background"):
@@ -428,7 +428,7 @@ SIGNALLED = """
 import os, signal, sys, threading, time
 import gevent
 from gnsq import NsqdHTTPClient, Producer
-from gnsq.concurrency.crossing import Gate
+from gnsq.concurrency.threads import ThreadEvent
 from gnsq.discovery import LOOKUP_TIMEOUT
 from gnsq.errors import NSQNotSentClosed
 

@@ -214,7 +214,7 @@ def test_close_gives_back_at_once_what_waits_behind_a_slow_write(fakensqd, hub, 
     assert reached.wait(20)
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 50)
 
-    hub.soon(gevent.spawn, receiver.close)
+    hub.call_soon(gevent.spawn, receiver.close)
 
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["depth"] == 40, limit=5)
 
