@@ -85,6 +85,9 @@ class Dispatcher:
         self.pending = 0
         self.pending_bytes = 0
         self.receiving: set[gevent.Greenlet] = set()
+        # Greenlet that entered publish() last, until it leaves; whether submit() runs. Both for is_reentrant().
+        self._publishing: gevent.Greenlet | None = None
+        self._is_submitting = False
         self.forward: Callable[[Publish], None] = self.send
         self.batched: Callable[[], Iterable[Publish]] = tuple
         self.press: Callable[[], object] = bool
@@ -129,16 +132,18 @@ class Dispatcher:
             raise RuntimeError(
                 "nothing can wait for a publish in the hub itself or a receiver of signals; let a greenlet do it"
             )
+        self._publishing = waiter
         try:
             self.submit(publish, block)
             if self.pending == 1 and publish.link is not None:
                 self._vigil.keep(publish)
             self._hub.switch()  # until it is told; its deadline ends it, too
             while not publish.done:
-                # Somebody else has switched here, who meant nothing by it.
+                # Another greenlet has switched here by mistake.
+                self._publishing = waiter
                 self._hub.switch()
         finally:
-            publish.waiter = None
+            publish.waiter = self._publishing = None
         if publish.error is not None:
             # What another publish ended with, too, would get longer with each.
             raise publish.error.with_traceback(None)
@@ -150,22 +155,35 @@ class Dispatcher:
             NSQNotSent: If it would have to wait for room or a connection, and block is off; or if this is closed.
         """
         publish.owner = self
-        if self._closing:
-            raise NSQNotSentClosed("producer was closed; make a new one")
-        if not block:
-            self._refuse_to_wait(publish)
-        self.pending += 1
-        if publish.deadline < self.deadlines.due:
-            self.deadlines.look_by(publish.deadline)
-        # _has_room() and _admit() in place: 0.15 us of 4 for each publish.
-        pending_bytes = self.pending_bytes + publish.size
-        if self._outside or (pending_bytes > self._max_pending_bytes and self.pending_bytes):
-            self._outside.append(publish)
-            self.press()
-        else:
-            publish.room = publish.size
-            self.pending_bytes = pending_bytes
-            self.forward(publish)
+        # Before the producer is asked whether it is closed: a signal handler may close it from here on.
+        self._is_submitting = True
+        try:
+            if self._closing:
+                raise NSQNotSentClosed("producer was closed; make a new one")
+            if not block:
+                self._refuse_to_wait(publish)
+            self.pending += 1
+            if publish.deadline < self.deadlines.due:
+                self.deadlines.look_by(publish.deadline)
+            # _has_room() and _admit() in place: 0.15 us of 4 for each publish.
+            pending_bytes = self.pending_bytes + publish.size
+            if self._outside or (pending_bytes > self._max_pending_bytes and self.pending_bytes):
+                self._outside.append(publish)
+                self.press()
+            else:
+                publish.room = publish.size
+                self.pending_bytes = pending_bytes
+                self.forward(publish)
+        finally:
+            self._is_submitting = False
+
+    def is_reentrant(self, greenlet: gevent.Greenlet) -> bool:
+        """Whether a greenlet that runs now is in code of this object, or calls receivers of signals for it.
+
+        True also in a signal handler that has interrupted publish() or submit(): the caller must not wait there for
+        publishes to end.
+        """
+        return self._is_submitting or greenlet is self._publishing or greenlet in self.receiving
 
     def _refuse_to_wait(self, publish: Publish) -> None:
         if not self.links and not self.aside:

@@ -118,6 +118,12 @@ class HttpPool:
             kept.released = True
             kept.woken.set()
 
+    def runs_in(self, greenlet: gevent.Greenlet) -> bool:
+        """Whether a greenlet does the work of the pool or of its links."""
+        return any(kept.greenlet is greenlet for kept in self._kept.values()) or any(
+            greenlet in link.workers for link in self._links
+        )
+
     def wait_tried(self, limit: float) -> None:
         """Wait until every address has been tried once, up to a limit in seconds; each try has one of its own."""
         wait_all([kept.tried for kept in self._kept.values()], limit, self._clock)

@@ -1,16 +1,16 @@
-"""Lifetime: a producer's start and its end, each once, whoever asks: greenlets, threads, signal handlers, children.
+"""Lifetime: starts and closes a producer, each once, for calls from greenlets, threads, signal handlers and children.
 
-Holds no lock: whoever interrupts a thread, as signal handlers do, could wait for what that thread holds. Knows nothing
-of publishes.
+Holds no lock: a signal handler that interrupts a thread would wait for a lock that this thread holds. Knows nothing of
+publishes.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
-import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import gevent
 
@@ -42,9 +42,6 @@ from gnsq.texts import counted
 __all__ = ["Lifetime"]
 
 logger = logging.getLogger(__name__)
-
-# What may run below a signal's receiver or handler, and must not be held up.
-_OWN = ("gnsq.producer.", "gnsq.nsqd.", "gnsq.pool")
 
 
 class _Start:
@@ -95,11 +92,16 @@ class Lifetime:
         self._start = _Start()
         self._end = Once()
         self._closed = ThreadEvent()
+        # Greenlets that run started() or close().
+        self._active: set[gevent.Greenlet] = set()
 
     # --- the start
 
     def started(self, limit: float) -> Running:
-        """Start, unless that is done: in the calling thread, or one of its own.
+        """Start the producer if it is not running, in the calling thread or in a thread of its own.
+
+        Returns:
+            What runs.
 
         Args:
             limit: Seconds to wait for another thread that is doing so; 0: do not wait.
@@ -109,6 +111,10 @@ class Lifetime:
             NSQNotSentTimeout: If the other thread takes too long.
             RuntimeError: If that needs a thread of its own, for which the hub can't wait.
         """
+        with self._marked():
+            return self._started(limit)
+
+    def _started(self, limit: float) -> Running:
         while True:
             running = self.running
             if running is not None and self.state is Life.RUNNING:
@@ -161,13 +167,18 @@ class Lifetime:
         Raises:
             NSQTimeout: If it takes much longer: the hub of the producer's thread does not run. It goes on all the same.
         """
+        may_wait = not self._is_reentrant()
+        with self._marked():
+            return self._close_once(timeout, may_wait=may_wait)
+
+    def _close_once(self, timeout: float, *, may_wait: bool) -> list[Unconfirmed]:
         if not self._end.acquire():
-            if not _must_not_wait():
+            if may_wait:
                 self._closed.wait(timeout + CROSS_THREAD_GRACE)
             return []
         if self._cancel_start(self._start):
             return []
-        if not _must_not_wait():
+        if may_wait:
             return self._close(timeout)
         if get_hub_if_exists() is not None:
             gevent.spawn(self._quietly, self._close, timeout)
@@ -184,7 +195,7 @@ class Lifetime:
 
     def join(self, timeout: float | None) -> None:
         """Wait until it has closed, or the timeout (seconds) ends; not at all where it was not started."""
-        if self.state is not Life.INIT and not _must_not_wait():
+        if self.state is not Life.INIT and not self._is_reentrant():
             self._closed.wait(NO_TIMEOUT if timeout is None else timeout)
 
     def end_with_program(self) -> None:
@@ -246,12 +257,14 @@ class Lifetime:
 
     def _end_running(self, running: Running, timeout: float, ended: CrossThreadFuture[list[Unconfirmed]]) -> None:
         try:
-            unconfirmed = running.close(timeout)
-            self._log_end(unconfirmed)
-            self._finish()
+            with self._marked():  # receivers of on_close may call close() and join()
+                try:
+                    unconfirmed = running.close(timeout)
+                    self._log_end(unconfirmed)
+                finally:
+                    self._finish()
             ended.set_result(unconfirmed)
         except BaseException as error:  # noqa: BLE001  # it is raised where close() waits
-            self._finish()
             ended.set_exception(error)
         finally:
             if self._hub_thread is not None:
@@ -284,6 +297,27 @@ class Lifetime:
         if was_running:
             self._on_close()
 
+    # --- calls that must not wait
+
+    @contextlib.contextmanager
+    def _marked(self) -> Iterator[None]:
+        """Mark the calling greenlet as one that runs code of this object."""
+        here = gevent.getcurrent()
+        if here in self._active:
+            yield
+            return
+        self._active.add(here)
+        try:
+            yield
+        finally:
+            self._active.discard(here)
+
+    def _is_reentrant(self) -> bool:
+        """Whether the caller must not wait: it runs in the hub itself, in a greenlet of the producer, such as one that
+        calls receivers of signals, or in a signal handler that has interrupted code of the producer."""
+        here, running = gevent.getcurrent(), self.running
+        return is_hub_greenlet() or here in self._active or (running is not None and running.is_reentrant(here))
+
     # --- forks
 
     def after_fork_in_child(self, parent: int) -> None:
@@ -293,6 +327,7 @@ class Lifetime:
         # Whoever was starting it is not in this process; nor is the thread.
         self._start = _Start()
         self._hub_thread = None
+        self._active = set()
         if self.state is Life.RUNNING:
             self.state = Life.INIT
             self._end = Once()
@@ -302,22 +337,6 @@ class Lifetime:
         _unended.discard(self)
         if running is not None:
             running.after_fork_in_child(parent)
-
-
-def _must_not_wait() -> bool:
-    """Whether the caller runs in the hub itself, or was called by the producer's own code.
-
-    That calls receivers of signals, and a signal handler of Python's own may interrupt it anywhere.
-    """
-    if is_hub_greenlet():
-        return True
-    frame = sys._getframe(1)
-    callers = []
-    while frame is not None:
-        callers.append(frame.f_globals.get("__name__", "").startswith(_OWN))
-        frame = frame.f_back  # type: ignore[assignment]  # of the last one it is None
-    # Up to the first that is not ours, it is close() itself.
-    return any(callers[callers.index(False) :]) if False in callers else False
 
 
 # Those that may have something to lose when the program ends.

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import random
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -131,6 +131,8 @@ class Running:
         # Set when any nsqd is known, and when all nsqlookupds were asked once, if there are any.
         self._known, self._asked = Event(), Event()
         self._tasks: list[gevent.Greenlet] = []
+        # Greenlet that changes connections or batches, and does not wait meanwhile.
+        self._active: gevent.Greenlet | None = None
 
     def _tcp_pools(self) -> Sequence[ConnectionPool | HttpPool]:
         """Make what holds connections: each pool one to each nsqd."""
@@ -181,9 +183,10 @@ class Running:
         Raises:
             ValueError: If nothing can be connected to so.
         """
-        for pool in self._pools:
-            pool.add(address, permanent=True)
-        self._addresses.add(address)
+        with self._marked():
+            for pool in self._pools:
+                pool.add(address, permanent=True)
+            self._addresses.add(address)
         self._known.set()
 
     def wait_tried(self) -> None:
@@ -205,8 +208,27 @@ class Running:
     def flush(self, timeout: float) -> bool:
         """Wait until all that is here now has ended; False if the timeout (seconds) ended first."""
         if self._batches is not None:
-            self._batches.flush()
+            with self._marked():
+                self._batches.flush()
         return self.dispatcher.flush(timeout)
+
+    @contextlib.contextmanager
+    def _marked(self) -> Iterator[None]:
+        """Mark the calling greenlet as one that must not wait for this object."""
+        self._active = gevent.getcurrent()
+        try:
+            yield
+        finally:
+            self._active = None
+
+    def is_reentrant(self, greenlet: gevent.Greenlet) -> bool:
+        """Whether a greenlet of the calling thread runs code of this object, so that close() must not wait in it."""
+        return self.owner_thread.is_current and (
+            self.dispatcher.is_reentrant(greenlet)
+            or greenlet is self._active
+            or greenlet in self._tasks
+            or any(pool.runs_in(greenlet) for pool in self._pools)
+        )
 
     def close(self, timeout: float) -> list[Unconfirmed]:
         """Wait for what has no answer, up to the timeout in seconds, then end everything; gives what is left."""

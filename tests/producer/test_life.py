@@ -45,7 +45,7 @@ def closed(producer):
 
 def held(nsqd):
     """How many messages of the topic it has."""
-    topics = NsqdHTTPClient.from_url(nsqd.http_address).stats("t")["topics"]
+    topics = NsqdHTTPClient.from_url(nsqd.http_address).stats("t")["topics"] or []  # null without topics
     return sum(topic["message_count"] for topic in topics)
 
 
@@ -555,6 +555,22 @@ def test_close_by_a_signal_that_interrupts_a_publish_in_any_line_leaves_it_confi
 
     assert producer.stats().state == "closed"
     assert held(fakensqd) == len(confirmed)
+
+
+@pytest.mark.parametrize("line", range(1, 90, 4))
+def test_close_by_a_signal_that_interrupts_publish_async_and_flush_in_any_line_ends_every_publish(fakensqd, line):
+    producer = Producer(fakensqd.tcp_address, close_timeout=5, batch_messages=10)
+    producer.start()
+    results = []
+    with contextlib.suppress(NSQNotSentClosed), closed_by_a_signal(producer, line, "gnsq.producer"):
+        results.append(producer.publish_async("t", b"x", timeout=5))
+        producer.flush()
+    producer.close()
+    producer.join(LIMIT)
+
+    assert producer.stats().state == "closed"
+    outcomes = [isinstance(result.exception, NSQNotSentClosed) or result.get(timeout=LIMIT) for result in results]
+    assert held(fakensqd) == outcomes.count(b"OK")
 
 
 def test_subclass_may_put_its_own_in_the_place_of_signals(fakensqd, caplog):
