@@ -50,7 +50,6 @@ __all__ = [
     "time_out",
 ]
 
-# The others are actions.
 _MODULES = {
     "Action": "action",
     "Event": "match",
@@ -60,11 +59,13 @@ _MODULES = {
     "Scenario": "scenario",
     "Times": "match",
     "on": "match",
+    **dict.fromkeys(["answer", "corrupt", "delay", "disconnect", "drop", "duplicate", "error"], "actions"),
+    **dict.fromkeys(["inject", "refuse", "reorder", "reset", "time_out"], "actions"),
 }
 
 
 def __getattr__(name: str) -> object:
     """Load a public name: a server that is given no rules loads none. Source: PEP 562."""
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'actions')}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -421,7 +421,7 @@ class Consumer:
         return self._owner_thread is not None and not self._owner_thread.is_current
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Do nothing more in this process, which was forked while the consumer ran: see nsqd.forks."""
+        """Do nothing more in this child process: the parent goes on receiving. See concurrency.forks."""
         self._state = Life.CLOSED
         for task in self._tasks:
             task.kill(block=False)

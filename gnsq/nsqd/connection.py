@@ -310,8 +310,8 @@ class Connection:
         self.state = state
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Close our end of what another process goes on with: see forks."""
-        if self.answers.is_other_thread:  # its thread is not in this process: abort() would wake who waited there
+        """Close this process's copy of the connection: the parent goes on using it. See concurrency.forks."""
+        if self.answers.is_other_thread:  # its thread is not in this process, and abort() would wake greenlets of it
             self.state = ConnectionState.CLOSED
             self._close_transport()
         self.abort(NSQConnectionClosed(f"opened in process {parent}; after a fork, make and start a new client"))

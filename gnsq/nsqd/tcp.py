@@ -215,7 +215,7 @@ class NsqdTCPClient(Verbs):
         self.on_close.send(self)
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Close our end of what another process goes on with: see forks."""
+        """Close this process's copy of the connection: the parent goes on using it. See concurrency.forks."""
         logger.debug("%s: opened in process %d; after a fork, make and connect a new client", self.nsqd, parent)
         self.close_stream()
 

@@ -152,7 +152,7 @@ class HttpPool:
         gevent.joinall(ending, timeout=PATIENCE)
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Do nothing more in this process, a child of the one that goes on with the connections: see forks."""
+        """Do nothing more in this child process: the parent goes on using the connections. See concurrency.forks."""
         self._closing = True
         for kept in self._kept.values():
             kept.greenlet.kill(block=False)

@@ -321,10 +321,10 @@ class Lifetime:
     # --- forks
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Begin anew in this process, which was forked from the parent meanwhile."""
+        """Return to the state before the start in this child process, so that it can start the producer anew."""
         self._on_fork()
         running, self.running = self.running, None
-        # Whoever was starting it is not in this process; nor is the thread.
+        # A greenlet that was starting it may not be in this process; its own thread is not.
         self._start = _Start()
         self._hub_thread = None
         self._active = set()

@@ -255,9 +255,9 @@ class Running:
         return unconfirmed
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Do nothing more in this process, which was forked meanwhile; the connections look after themselves."""
+        """Do nothing more in this child process. Connections have an after_fork_in_child() of their own."""
         if not self.owner_thread.is_current:
-            # Its thread is not in this process, nor who waited there. Others have deadlines of their own.
+            # Neither the thread nor greenlets of it are in this process. Other threads that wait have a deadline.
             return
         self.abandon(NSQUnknownClosed(f"published in process {parent}, which was forked and goes on with it"))
 
