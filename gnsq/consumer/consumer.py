@@ -355,7 +355,7 @@ class Consumer:
             self._tasks.append(closer)
         if timeout is not None and self.threaded:
             self.join(timeout + CLOSE_GRACE)
-        elif timeout is not None and not self._is_elsewhere:
+        elif timeout is not None and not self._is_other_thread:
             self.join()
 
     def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
@@ -369,7 +369,7 @@ class Consumer:
         if self.threaded and (self._owner_thread is None or not self._owner_thread.is_current):
             self._join_thread(timeout)
             return
-        if self._is_elsewhere:
+        if self._is_other_thread:
             raise RuntimeError(
                 "only the thread that started the consumer can wait for its end, unless it has threaded=True; "
                 "others may close() it"
@@ -416,7 +416,7 @@ class Consumer:
             function(*arguments)
 
     @property
-    def _is_elsewhere(self) -> bool:
+    def _is_other_thread(self) -> bool:
         """Whether the consumer runs in another thread than the caller's."""
         return self._owner_thread is not None and not self._owner_thread.is_current
 
@@ -595,7 +595,7 @@ class Consumer:
 
     def query_lookupd(self) -> None:
         """Ask all nsqlookupds once, and connect to what they name; in the background if called by another thread."""
-        if self._is_elsewhere:
+        if self._is_other_thread:
             if self._state is not Life.CLOSED:
                 self._in_owner_thread(self.query_lookupd)
             return

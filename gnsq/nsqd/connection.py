@@ -311,10 +311,16 @@ class Connection:
 
     def after_fork_in_child(self, parent: int) -> None:
         """Close this process's copy of the connection: the parent goes on using it. See concurrency.forks."""
-        if self.answers.is_other_thread:  # its thread is not in this process, and abort() would wake greenlets of it
+        self.abort_without_owner(
+            NSQConnectionClosed(f"opened in process {parent}; after a fork, make and start a new client")
+        )
+
+    def abort_without_owner(self, error: NSQException) -> None:
+        """Abort although the thread that opened the connection may have ended, or is not in this process."""
+        if self.answers.is_other_thread:  # abort() would wake greenlets of that thread
             self.state = ConnectionState.CLOSED
             self._close_transport()
-        self.abort(NSQConnectionClosed(f"opened in process {parent}; after a fork, make and start a new client"))
+        self.abort(error)
 
     def _check_not_aborted(self) -> None:
         if self.state is ConnectionState.CLOSED:

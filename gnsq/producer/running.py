@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import random
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
@@ -285,7 +284,7 @@ class Running:
                 publish.tell()
         for connection in list(self._links):
             with contextlib.suppress(Exception):
-                connection.after_fork_in_child(os.getpid())
+                connection.abort_without_owner(error)
         return unconfirmed
 
     def _undone(self) -> list[Publish]:
