@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Start:
-    """One try to start: who does it, and whether that is done, well or not."""
+    """One try to start: acquired by the greenlet that does it; done is set when it has succeeded or failed."""
 
     __slots__ = ("done", "token")
 
@@ -66,8 +66,8 @@ class Lifetime:
         on_fork: Called in a forked child, before the producer can be started there.
 
     Attributes:
-        state: Where it is.
-        running: What it has while it is running or closing.
+        state: Of the producer.
+        running: Its connections and greenlets, while it is running or closing.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Lifetime:
                 raise NSQNotSentClosed("producer was closed; make a new one")
             if self._threaded and is_hub_greenlet():
                 raise RuntimeError("the hub itself can't wait for the producer's thread; let a greenlet call start()")
-            # Before the token: in a child that is forked meanwhile nobody goes on with it.
+            # Before the start is acquired: in a child that is forked after that, nothing would go on with the start.
             register_after_fork(self)
             start = self._start
             if start.token.acquire():
@@ -135,12 +135,12 @@ class Lifetime:
         try:
             self.running = self._begin_in_thread() if self._threaded else self._begin()
         except BaseException:
-            # The next one tries again.
+            # The next call tries again.
             self._start = _Start()
             raise
         else:
             self.state = Life.RUNNING
-            _end_with_program(self)
+            _register_at_exit(self)
         finally:
             start.done.set()
 
@@ -181,13 +181,13 @@ class Lifetime:
         if may_wait:
             return self._close(timeout)
         if get_hub_if_exists() is not None:
-            gevent.spawn(self._quietly, self._close, timeout)
+            gevent.spawn(self._close_and_log, self._close, timeout)
         else:
-            start_new_thread(self._quietly, (self._close, timeout))
+            start_new_thread(self._close_and_log, (self._close, timeout))
         return []
 
-    def _quietly(self, close: Callable[[float], object], timeout: float) -> None:
-        """Close where nobody waits for the result."""
+    def _close_and_log(self, close: Callable[[float], object], timeout: float) -> None:
+        """Close, and log an error: nothing waits for the result."""
         try:
             close(timeout)
         except NSQException as error:
@@ -198,11 +198,11 @@ class Lifetime:
         if self.state is not Life.INIT and not self._is_reentrant():
             self._closed.wait(NO_TIMEOUT if timeout is None else timeout)
 
-    def end_with_program(self) -> None:
-        """Close a producer that has a thread of its own; of another one, say what is lost."""
+    def close_at_exit(self) -> None:
+        """Close a producer that has a thread of its own; for another one, log what is lost."""
         running = self.running
         if self._threaded:
-            self._quietly(self.close, self._close_timeout)
+            self._close_and_log(self.close, self._close_timeout)
         elif running is not None and running.dispatcher.pending:
             count = running.dispatcher.pending
             text = "%s: the program ends with %s not confirmed: close() waits for them"
@@ -211,28 +211,28 @@ class Lifetime:
     def _close(self, timeout: float) -> list[Unconfirmed]:
         while True:
             start = self._start
-            # Whoever was starting it may have failed.
+            # A start may have failed, so that a new one can be acquired.
             if self._cancel_start(start):
                 return []
-            # Not only until there is something to close: the last that a start does is to say that it runs. By turns:
-            # in a child that is forked meanwhile nobody opens it.
+            # Until the start is done, since it sets the state last. In slices: in a child that is forked meanwhile
+            # nothing sets this event.
             start.done.wait(CROSS_THREAD_GRACE)
             running = self.running
             if start.done.is_set and running is not None:
                 return self._close_running(running, timeout)
 
     def _cancel_start(self, start: _Start) -> bool:
-        """Close a producer that nobody has begun to start; whether that is so."""
+        """Close the producer if no start was begun. Returns: whether it was closed so."""
         if not start.token.acquire():
             return False
         self._finish()
-        # Somebody may have seen that it was claimed, and wait.
+        # Another thread may have seen that the start was acquired, and wait for it.
         start.done.set()
         return True
 
     def _close_running(self, running: Running, timeout: float) -> list[Unconfirmed]:
         self.state = Life.CLOSING
-        # Only says so: may be called in any thread.
+        # Sets a flag only, so any thread may call it.
         running.dispatcher.refuse_more()
         pending = counted(running.dispatcher.pending, "publish", "publishes")
         logger.info("%s: closing, with up to %g s for %s pending", self._label, timeout, pending)
@@ -241,9 +241,9 @@ class Lifetime:
             try:
                 running.owner_thread.call_soon(gevent.spawn, self._end_running, running, timeout, ended)
             except NSQConnectionClosed:
-                ended.set_result(self._bury(running))
+                ended.set_result(self._abort_after_thread_end(running))
         else:
-            # A greenlet of its own: it goes on if the caller is killed meanwhile, or runs into a gevent.Timeout.
+            # In a greenlet of its own, which goes on if the caller is killed or interrupted by a gevent.Timeout.
             gevent.spawn(self._end_running, running, timeout, ended)
         limit = timeout + CROSS_THREAD_GRACE
         if not ended.wait(limit):
@@ -279,11 +279,11 @@ class Lifetime:
         what = counted(len(unconfirmed), "publish", "publishes")
         logger.warning(text, self._label, what, first.topic, first.error)
 
-    def _bury(self, running: Running) -> list[Unconfirmed]:
-        """Close a producer whose thread has ended, and its hub with it."""
+    def _abort_after_thread_end(self, running: Running) -> list[Unconfirmed]:
+        """Close a producer whose thread has ended, and with it the hub."""
         error = NSQUnknownClosed("the thread that started the producer has ended; nsqd may have it")
         try:
-            unconfirmed = running.bury(error)
+            unconfirmed = running.abort_from_other_thread(error)
             self._log_end(unconfirmed)
             return unconfirmed
         finally:
@@ -292,7 +292,7 @@ class Lifetime:
     def _finish(self) -> None:
         self.state = Life.CLOSED
         was_running, self.running = self.running is not None, None
-        _unended.discard(self)
+        _open_producers.discard(self)
         self._closed.set()
         if was_running:
             self._on_close()
@@ -334,25 +334,25 @@ class Lifetime:
         elif self.state is Life.CLOSING:
             self.state = Life.CLOSED
             self._closed.set()
-        _unended.discard(self)
+        _open_producers.discard(self)
         if running is not None:
             running.after_fork_in_child(parent)
 
 
-# Those that may have something to lose when the program ends.
-_unended: weakref.WeakSet[Lifetime] = weakref.WeakSet()
+# Producers that are not closed, and may lose publishes when the program ends.
+_open_producers: weakref.WeakSet[Lifetime] = weakref.WeakSet()
 _registered = False
 
 
-def _end_with_program(lifetime: Lifetime) -> None:
+def _register_at_exit(lifetime: Lifetime) -> None:
     global _registered
     if not _registered:
         # With the first producer: importing registers nothing.
         _registered = True
-        atexit.register(_end)
-    _unended.add(lifetime)
+        atexit.register(_close_all)
+    _open_producers.add(lifetime)
 
 
-def _end() -> None:
-    for lifetime in list(_unended):
-        lifetime.end_with_program()
+def _close_all() -> None:
+    for lifetime in list(_open_producers):
+        lifetime.close_at_exit()

@@ -258,9 +258,9 @@ class Running:
         if not self.owner_thread.is_current:
             # Neither the thread nor greenlets of it are in this process. Other threads that wait have a deadline.
             return
-        self.abandon(NSQUnknownClosed(f"published in process {parent}, which was forked and goes on with it"))
+        self.abort(NSQUnknownClosed(f"published in process {parent}, which was forked and goes on with it"))
 
-    def abandon(self, error: NSQException) -> list[Unconfirmed]:
+    def abort(self, error: NSQException) -> list[Unconfirmed]:
         """End everything at once, with an error; gives what has not ended."""
         left = self._undone()
         for publish in left:
@@ -270,7 +270,7 @@ class Running:
             task.kill(block=False)
         return [Unconfirmed(publish.topic, publish.bodies, publish.defer, error) for publish in left]
 
-    def bury(self, error: NSQException) -> list[Unconfirmed]:
+    def abort_from_other_thread(self, error: NSQException) -> list[Unconfirmed]:
         """End everything after the owner thread has ended, called in another thread: its hub takes no more calls."""
         left = self._undone()
         unconfirmed = [Unconfirmed(publish.topic, publish.bodies, publish.defer, error) for publish in left]
