@@ -50,6 +50,7 @@ __all__ = [
     "time_out",
 ]
 
+# The others are actions.
 _MODULES = {
     "Action": "action",
     "Event": "match",
@@ -59,13 +60,11 @@ _MODULES = {
     "Scenario": "scenario",
     "Times": "match",
     "on": "match",
-    **dict.fromkeys(["answer", "corrupt", "delay", "disconnect", "drop", "duplicate", "error"], "actions"),
-    **dict.fromkeys(["inject", "refuse", "reorder", "reset", "time_out"], "actions"),
 }
 
 
 def __getattr__(name: str) -> object:
     """Load a public name: a server that is given no rules loads none. Source: PEP 562."""
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'actions')}"), name)
