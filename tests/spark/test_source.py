@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from gnsq.spark.datasource import COLUMNS, NsqDataSource
 from gnsq.spark.errors import SpoolError, SpoolInUse
 from gnsq.spark.offsets import Segment
-from gnsq.spark.receiver import COLLECT
+from gnsq.spark.receiver.receiver import COLLECT
 from gnsq.spark.source import RETRY, SegmentsPartition
 from gnsq.spark.spool import Spool
 from tests.spark.helpers import channel_stats, columns, numbered, publish, running, wait_for
