@@ -346,9 +346,11 @@ class HTTPClient:
 
     def _connections(self) -> Connections:
         """Return the connections of the calling thread's hub."""
+        # First: it may wait, and other greenlets may make the connections meanwhile.
+        make_connections = _connections_class()
         found: Connections | None = getattr(self._local, "connections", None)
         if found is None or found.closed or found.hub is not gevent.get_hub():
-            found = _connections_class()(self.address, self.options, self._headers, self._context)
+            found = make_connections(self.address, self.options, self._headers, self._context)
             self._local.connections = self._all[id(found)] = found
         return found
 
