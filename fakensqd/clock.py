@@ -221,7 +221,7 @@ def _come_to_rest() -> None:
             _PATIENCE, RuntimeError(f"hub not at rest after {_PATIENCE} s: something in it never waits")
         ):
             quiet_since = time.perf_counter()
-            while time.perf_counter() - quiet_since < _QUIET:
+            while True:
                 switches.clear()
                 has_result = len(threads) > 0
                 # What goes over loopback is in the reader's socket when send() returns, so the loop sees it before it
@@ -234,6 +234,9 @@ def _come_to_rest() -> None:
                 # Switches to the hub and back are idle()'s own. A thread may have ended after the loop's last round.
                 if has_result or len(switches) > 2:
                     quiet_since = time.perf_counter()
+                elif time.perf_counter() - quiet_since >= _QUIET:
+                    # Not before a round without switches: the process may have been suspended for longer than that.
+                    return
     finally:
         greenlet.settrace(tracer)
 
