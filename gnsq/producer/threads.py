@@ -61,30 +61,30 @@ def begin(running: Running, publish: Publish, *, block: bool) -> PublishResult:
 def _hand_over(
     running: Running,
     publish: Publish,
-    crossing: CrossThreadFuture[None],
+    future: CrossThreadFuture[None],
     *,
     block: bool,
 ) -> None:
-    token = Once()
+    once = Once()
 
     def take_over() -> None:
         if block and not running.was_tried:
             running.wait_first(publish.limit)
-        if not token.acquire():
+        if not once.acquire():
             return  # given up meanwhile
         try:
             running.dispatcher.submit(publish, block)
             if publish.room and publish.on_room is not None:
                 publish.on_room()
         except Exception as error:  # noqa: BLE001  # it is the caller's, and raised there
-            crossing.set_exception(error)
+            future.set_exception(error)
 
     if block and not running.was_tried:
         _soon(running, gevent.spawn, take_over)
     else:
         _soon(running, take_over)
     try:
-        ended = crossing.wait(max(publish.deadline - running.now(), 0) + CROSS_THREAD_GRACE)
+        ended = future.wait(max(publish.deadline - running.now(), 0) + CROSS_THREAD_GRACE)
     except BaseException:
         # Killed, or a gevent.Timeout: nobody has its result, so it is logged if it fails. There, where that is read.
         with contextlib.suppress(NSQConnectionClosed):
@@ -93,8 +93,8 @@ def _hand_over(
     if not ended:
         text = f"the producer's thread has not run its hub for {publish.limit + CROSS_THREAD_GRACE:g} s"
         text += "; in a program that blocks natively a producer needs threaded=True"
-        raise NSQNotSentTimeout(text) if token.acquire() else NSQUnknownTimeout(text)
-    crossing.result()
+        raise NSQNotSentTimeout(text) if once.acquire() else NSQUnknownTimeout(text)
+    future.result()
 
 
 def _hand_over_and_go(running: Running, publish: Publish, result: PublishResult) -> None:
