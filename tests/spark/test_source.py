@@ -191,7 +191,8 @@ def test_file_system_that_fails_for_good_ends_a_drain_with_an_error(reader, monk
 
 SIGNALLED = """
 import os, signal, sys, time
-from gnsq.spark import receiver, store
+from gnsq.spark import store
+from gnsq.spark.receiver import receiver
 from gnsq.spark.datasource import NsqDataSource
 from pyspark.sql.types import StructType
 
