@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from fakensqd.channel import Consumer
+__all__ = ["Backend", "Message", "MessageOwner", "MessageQueue"]
 
-__all__ = ["Backend", "Message", "MessageQueue"]
+
+class MessageOwner(Protocol):
+    """The subscriber to which a message was delivered."""
+
+    def message_timed_out(self) -> None:
+        """Note that a message in flight to it has timed out."""
 
 
 class Message:
@@ -28,7 +32,7 @@ class Message:
         self.delay = delay
         self.attempts = 0
         # The rest has a meaning while the message is in flight only.
-        self.owner: Consumer | None = None
+        self.owner: MessageOwner | None = None
         self.delivered_at = 0.0
         self.deadline = 0.0
         self.bucket: dict[bytes, Message] = _NO_BUCKET

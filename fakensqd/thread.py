@@ -18,7 +18,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import gevent
 
-from gnsq.hubthread import HubThread
+from gnsq.concurrency.hub_thread import HubThread
 from gnsq.texts import counted
 
 __all__ = ["Server", "ServerThread", "ThreadProxy"]

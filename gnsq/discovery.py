@@ -17,8 +17,8 @@ from gevent.pool import Group
 from gnsq.addresses import Addresses, is_port, is_unix, joined, parse_address
 from gnsq.errors import NSQHttpError
 from gnsq.http.responses import is_unknown_path, shown
+from gnsq.logs import LogOwner
 from gnsq.lookupd import Answer, LookupdClient, is_unknown_topic
-from gnsq.repeats import Owner
 
 __all__ = [
     "MAX_NSQDS",
@@ -82,7 +82,7 @@ class LookupReport:
         empty_rounds: Rounds in a row in which an nsqlookupd answered and none named an nsqd.
     """
 
-    def __init__(self, owner: Owner | None = None) -> None:
+    def __init__(self, owner: LogOwner | None = None) -> None:
         self._owner = owner
         self.failures: dict[str, str] = {}
         self.wrong: set[str] = set()
@@ -95,7 +95,7 @@ class LookupReport:
         if self._owner is None:
             logger.warning(f"%s: {text}", address, *arguments)
         else:
-            repeats = self._owner.repeats(logger)
+            repeats = self._owner.rate_limited(logger)
             repeats.log(logging.WARNING, f"{address} {text}", f"%s: {text}", self._owner.at(address), *arguments)
 
     def note(self, address: str, failure: str | None, *, is_other: bool = False) -> None:
@@ -227,7 +227,7 @@ class TopicNodes:
         lookupds: Sequence[LookupdClient],
         topic: str,
         max_nsqds: int = MAX_NSQDS,
-        owner: Owner | None = None,
+        owner: LogOwner | None = None,
     ) -> None:
         self._lookupds = lookupds
         self._topic = topic
@@ -294,7 +294,7 @@ class Nodes:
         lookupds: Sequence[LookupdClient],
         port: str = "tcp_port",
         max_nsqds: int = MAX_NSQDS,
-        owner: Owner | None = None,
+        owner: LogOwner | None = None,
     ) -> None:
         self._lookupds = lookupds
         self._port = port

@@ -20,6 +20,7 @@ import gevent
 from gevent.threadpool import ThreadPool
 
 from gnsq.addresses import joined
+from gnsq.concurrency.threads import local
 from gnsq.errors import NSQHttpError
 from gnsq.http.responses import Response, is_unknown_path, parse_result, shown
 from gnsq.http.validation import (
@@ -35,7 +36,6 @@ from gnsq.http.validation import (
     convert_timeout,
     is_url,
 )
-from gnsq.natives import local
 from gnsq.options import USER_AGENT, Options, option, parameters_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 
 from gevent.lock import BoundedSemaphore
 
-from gnsq.breath import Breath
+from gnsq.concurrency.greenlets import CooperativeYield
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import Codec
@@ -39,7 +39,7 @@ class CompressedTransport:
         self._inner = inner
         self._codec = codec
         self._first = first
-        self._breath = Breath()
+        self._cooperative_yield = CooperativeYield()
 
     def recv(self, size: int) -> bytes:
         decompress = self._codec.decompress
@@ -50,7 +50,7 @@ class CompressedTransport:
                 return data
             if received:
                 # What holds nothing, such as padding, must not keep others from running.
-                self._breath()
+                self._cooperative_yield()
             received = self._inner.recv(READ_SIZE)
             if not received:
                 return b""

@@ -5,7 +5,6 @@ Checks what can be checked before anything is sent. Sources: nsqlookupd http.go,
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any, Unpack
 
 from gnsq.errors import NSQHttpError
@@ -154,7 +153,9 @@ def _check_node(node: object) -> None:
 
 
 def __getattr__(name: str) -> object:
-    """Load Lookupd, which gnsq 1.0 had here, from the module that uses this one. Source: PEP 562."""
+    """Load the deprecated Lookupd, which gnsq 1.0 had here. Source: PEP 562."""
     if name == "Lookupd":
-        return import_module("gnsq.deprecated").Lookupd
+        import gnsq
+
+        return gnsq.Lookupd
     raise AttributeError(f"module 'gnsq.lookupd' has no attribute {name!r}")

@@ -22,9 +22,9 @@ from gnsq.addresses import parse_address
 from gnsq.backofftimer import growing_delay
 from gnsq.clock import Clock
 from gnsq.errors import NSQException
+from gnsq.logs import LogOwner
 from gnsq.nsqd.connection import Connection, InternalError
 from gnsq.options import ConnectionOptions, Options, option
-from gnsq.repeats import Owner
 from gnsq.texts import without_address
 
 __all__ = ["ConnectionPool", "Life", "ReconnectOptions", "wait_all"]
@@ -128,7 +128,7 @@ class ConnectionPool:
         setup: Callable[[Connection], None],
         on_lost: Callable[[Connection], object] = lambda connection: None,
         blameless: Callable[[Connection], bool] = lambda connection: False,
-        owner: Owner | None = None,
+        owner: LogOwner | None = None,
     ) -> None:
         self.connections: dict[str, Connection] = {}
         self._options = options
@@ -138,7 +138,7 @@ class ConnectionPool:
         self._setup = setup
         self._on_lost = on_lost
         self._blameless = blameless
-        self._owner = owner if owner is not None else Owner("", clock.monotonic)
+        self._owner = owner if owner is not None else LogOwner("", clock.monotonic)
         self._keepers: dict[str, _Keeper] = {}
         # Of addresses that are not permanent, and not tried now: why they have no connection.
         self._past_failures: dict[str, NSQException] = {}
@@ -280,7 +280,7 @@ class ConnectionPool:
             then = f"trying again in {wait:.1f} s" if wait > 0 else "trying again at once"
         else:
             then = "not tried again" if keeper.released else "not tried again until an nsqlookupd names it"
-        self._owner.repeats(logger).log(
+        self._owner.rate_limited(logger).log(
             logging.ERROR if bug else level,
             f"{address} {what} {type(error).__name__}",
             "%s: %s: %s; %s",

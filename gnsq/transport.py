@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import gevent
 from gevent import monkey, socket
-from gevent._hub_local import get_hub_if_exists
 
 from gnsq.addresses import is_unix, joined
+from gnsq.concurrency.threads import get_hub_if_exists
 from gnsq.errors import NSQConnectionClosed, NSQSocketError, NSQTimeout
 
 __all__ = ["READ_SIZE", "TcpTransport", "Transport", "connect", "limited"]

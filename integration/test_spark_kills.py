@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from gnsq import NsqdHTTPClient
-from gnsq.hubthread import HubThread
+from gnsq.concurrency.hub_thread import HubThread
 from gnsq.spark.spool import Spool
 from integration.servers import program, running
 from tests.spark.helpers import bodies_of, is_empty, numbered, publish, wait_for

@@ -56,7 +56,7 @@ def chunk(number):
 @pytest.fixture(autouse=True)
 def unwatched(monkeypatch):
     """No warning of a stalled hub, as on a machine with much else to do: it would be counted, the stack's lines too."""
-    monkeypatch.setattr("gnsq.nsqd.stalls.STALL", 3600.0)
+    monkeypatch.setattr("gnsq.concurrency.hub_monitor.BLOCKED_AFTER", 3600.0)
 
 
 @pytest.fixture

@@ -1,185 +1,151 @@
-"""Who may import whom, and what is not loaded before it is used."""
+"""Imports: no circles, which folder may use which, and what importing must not load or start."""
 
 import ast
-import functools
+import re
 from pathlib import Path
 
 import pytest
 
-import gnsq
 from tests.helpers import run_program
 
 ROOT = Path(__file__).parent.parent
-
-CORE = ["errors", "options", "texts"]
-PURE = [*CORE, "protocol"]
-THREADS = ["natives", "doors", "crossing", "hubthread"]
-SMALL = [
-    "addresses",
-    "backofftimer",
-    "breath",
-    "clock",
-    "endless",
-    *THREADS,
-    "rdy",
-    "repeats",
-    "states",
-    "stats",
-    "tls",
-]
-BELOW = [*PURE, *SMALL, "message", "signals", "transport", "layers"]
-CLIENT = [*BELOW, "http", "httpclient", "nsqd", "lookupd"]
-
-# Module (or package): what of gnsq it may import. Source: the house plan, "Who may import whom".
-GNSQ = {
-    "errors": [],
-    "options": ["errors", "texts"],
-    "protocol": PURE,
-    "message": PURE,
-    "addresses": PURE,
-    "backofftimer": PURE,
-    "rdy": PURE,
-    "clock": [],
-    "endless": ["clock"],
-    "doors": [],
-    "localfiles": [],
-    "natives": [],
-    "crossing": ["doors", "natives"],
-    "hubthread": ["crossing", "doors", "natives"],
-    "repeats": ["texts"],
-    "signals": ["errors", "message"],
-    "states": [],
-    "stats": [],
-    "transport": [*PURE, "addresses", "clock"],
-    "texts": [],
-    "tls": [],
-    "breath": [],
-    "layers": [*PURE, "breath", "tls", "transport"],
-    # Of nsqd its module forks.
-    "http": ["doors", "errors", "nsqd", "tls"],
-    "httpclient": [*PURE, "addresses", "http", "natives", "tls"],
-    "nsqd": CLIENT,
-    "lookupd": CLIENT,
-    "discovery": CLIENT,
-    "util": [*CLIENT, "discovery"],
-    "pool": CLIENT,
-    "consumer": [*CLIENT, "pool", "discovery", "signals", "hubthread"],
-    "producer": [*CLIENT, "pool", "discovery", "signals", "hubthread"],
-    "contrib": [*CLIENT, "localfiles", "consumer", "producer", "stats"],
-    "deprecated": [*CLIENT, "consumer"],
-    "reader": ["deprecated"],
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for root in ("gnsq", "fakensqd")
+    for path in sorted((ROOT / root).rglob("*.py"))
 }
-PURE_MODULES = [
-    "gnsq/errors.py",
-    "gnsq/options.py",
-    "gnsq/protocol/*.py",
-    "gnsq/addresses.py",
-    "gnsq/backofftimer.py",
-    "gnsq/contrib/envelope.py",
-    "gnsq/nsqd/proven.py",
-    "gnsq/producer/httpoutcomes.py",
-    "gnsq/producer/outcomes.py",
-    "gnsq/producer/stalls.py",
-    "gnsq/producer/strategies.py",
-    "gnsq/http/responses.py",
-    "gnsq/http/validation.py",
-    "gnsq/rdy.py",
-    "gnsq/stats.py",
-    "gnsq/texts.py",
+
+
+def imported(path):
+    """All that a file imports: below TYPE_CHECKING, in functions, and by import_module("...") too."""
+    text = path.read_text()
+    used = set(re.findall(r'import_module\("([\w.]+)"\)', text))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            used |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            used |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return used
+
+
+IMPORTED = {module: imported(path) for module, path in MODULES.items()}
+# A module may import the package that it is in: Python has loaded that before.
+GRAPH = {
+    module: {name for name in used if name in MODULES and name != module and not module.startswith(name + ".")}
+    for module, used in IMPORTED.items()
+}
+
+
+def reachable(start):
+    seen, todo = set(), [start]
+    while todo:
+        for name in GRAPH[todo.pop()] - seen:
+            seen.add(name)
+            todo.append(name)
+    return seen
+
+
+def test_no_import_circles():
+    reach = {module: reachable(module) for module in MODULES}
+    circles = {tuple(sorted(n for n in reach[m] if m in reach[n])) for m in MODULES if m in reach[m]}
+
+    assert circles == set()
+
+
+BASE = {"addresses", "clock", "concurrency", "errors", "localfiles", "options", "protocol", "stats", "texts"}
+NSQD = {
+    *["backofftimer", "http", "httpclient", "layers", "logs", "message", "signals", "states", "tls", "transport"],
+    *BASE,
+}
+CLIENT = {*NSQD, "discovery", "lookupd", "nsqd", "pool"}
+# A folder of gnsq: which modules and folders of gnsq its modules may import besides their own.
+FOLDERS = {
+    "protocol": {"errors", "options", "texts"},
+    "concurrency": {"clock", "errors"},
+    "http": {"concurrency", "errors", "options", "protocol", "texts", "tls", "transport"},
+    "nsqd": NSQD,
+    "consumer": {*CLIENT, "rdy"},
+    "producer": CLIENT,
+    "contrib": {*CLIENT, "consumer", "producer"},
+    "spark": {
+        *["Consumer", "LookupdClient", "Message", "NsqdHTTPClient", "Producer", "PublishResult", "concurrency"],
+        *["consumer", "errors", "finish_all", "localfiles", "options", "producer", "protocol", "texts"],
+    },
+}
+
+
+@pytest.mark.parametrize("folder", sorted(FOLDERS))
+def test_folder_imports_only_the_folders_below_it(folder):
+    for module in MODULES:
+        if module.split(".")[1:2] == [folder]:
+            used = {name.split(".")[1] for name in IMPORTED[module] if name.startswith("gnsq.")}
+            assert used <= FOLDERS[folder] | {folder}, module
+
+
+def test_every_folder_of_gnsq_has_its_row():
+    assert {path.parent.name for path in ROOT.glob("gnsq/*/__init__.py")} == set(FOLDERS)
+
+
+def test_gnsq_never_imports_fakensqd_but_for_the_demo():
+    users = {module for module, used in IMPORTED.items() if any(name.startswith("fakensqd") for name in used)}
+
+    assert {module for module in users if module.startswith("gnsq")} == {"gnsq.spark.pipeline.demo"}
+
+
+def test_emulator_uses_what_client_and_server_share_only():
+    for module in MODULES:
+        if module.startswith("fakensqd"):
+            used = {name.split(".")[1] for name in IMPORTED[module] if name.startswith("gnsq.")}
+            assert used <= {*BASE, "layers", "transport"} - {"addresses", "localfiles", "stats"}, module
+
+
+def test_pyspark_is_imported_below_spark_only():
+    for module, used in IMPORTED.items():
+        if not module.startswith("gnsq.spark"):
+            assert not {"pyspark", "pyarrow"} & {name.split(".")[0] for name in used}, module
+
+
+def test_imports_in_strings_are_those_of_the_tables_of_names():
+    by_string = {module for module, path in MODULES.items() if "import_module(" in path.read_text()}
+
+    # gnsq.contrib.sentry loads the user's SDK.
+    assert by_string == {"gnsq", "gnsq.contrib.sentry", "fakensqd", "fakensqd.faults"}
+
+
+PURE = [
+    *["gnsq.addresses", "gnsq.backofftimer", "gnsq.errors", "gnsq.options", "gnsq.rdy", "gnsq.stats", "gnsq.texts"],
+    *[name for name in MODULES if name.startswith("gnsq.protocol")],
+    *["gnsq.contrib.envelope", "gnsq.http.responses", "gnsq.http.validation", "gnsq.nsqd.proven"],
+    *[f"gnsq.producer.{name}" for name in ["httpoutcomes", "outcomes", "stalls", "strategies"]],
+    *[f"gnsq.spark.{name}" for name in ["collector", "drain", "failures", "gauge", "locations", "offsets", "options"]],
+    *[f"gnsq.spark.{name}" for name in ["rowkey", "topics"]],
+    *[f"gnsq.spark.pipeline.{name}" for name in ["counts", "hours", "report", "schema"]],
     *[
-        f"gnsq/spark/{name}.py"
-        for name in ["collector", "drain", "failures", "gauge", "locations", "offsets", "options", "rowkey", "topics"]
-    ],
-    *[f"gnsq/spark/pipeline/{name}.py" for name in ["counts", "hours", "report", "schema"]],
-    *[
-        f"fakensqd/{name}.py"
+        f"fakensqd.{name}"
         for name in [
             *["auth", "broker", "channel", "disk", "effects", "flags", "goflags", "gojson", "gotext", "http_api"],
             *["identify", "ids", "commands", "config", "http_head", "latency", "message_queue", "output"],
             *["lookupd_http", "lookupd_session", "nsqd_http", "opening", "options", "reader"],
-            *["registry", "session", "stats", "faults/chain", "faults/toxics", "old_http", "scan"],
-            *["line", "publishing", "tap", "transcript"],
-            *[f"faults/{name}" for name in ["action", "actions", "jsonform", "match", "passage", "scenario", "watch"]],
+            *["registry", "session", "stats", "old_http", "scan", "line", "publishing", "tap", "transcript"],
+            *[f"faults.{name}" for name in ["action", "actions", "chain", "jsonform", "match", "passage", "scenario"]],
+            *["faults.toxics", "faults.watch"],
         ]
     ],
 ]
 IMPURE = {"gevent", "socket", "logging", "time", "threading", "requests", "select"}
-# The host's own name is a fact that IDENTIFY carries.
-ALLOWED = {("gnsq/options.py", "socket")}
 
 
-@functools.cache
-def imported(path):
-    """Absolute names of all that a file imports outside of TYPE_CHECKING blocks."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    return names
+@pytest.mark.parametrize("module", PURE)
+def test_pure_module_does_no_io_and_reads_no_clock(module):
+    used = {name.split(".")[0] for name in IMPORTED[module]}
 
-
-def files(pattern):
-    return sorted(ROOT.glob(pattern))
-
-
-@pytest.mark.parametrize("module", sorted(GNSQ))
-def test_gnsq_modules_import_only_what_lies_below_them(module):
-    paths = files(f"gnsq/{module}.py") + files(f"gnsq/{module}/**/*.py")
-    assert paths
-    for path in paths:
-        used = {name.split(".")[1] for name in imported(path) if name.startswith("gnsq.")}
-        assert used <= {module, *GNSQ[module]}, path
-
-
-def test_every_module_of_gnsq_has_its_row():
-    found = {path.stem for path in files("gnsq/*.py")} | {path.parent.name for path in files("gnsq/*/__init__.py")}
-
-    assert found - {"__init__", "gnsq", "spark"} == set(GNSQ)
-
-
-@pytest.mark.parametrize("path", [path for pattern in PURE_MODULES for path in files(pattern)], ids=str)
-def test_pure_modules_touch_no_outside_world(path):
-    used = {name.split(".")[0] for name in imported(path)}
-    relative = str(path.relative_to(ROOT))
-
-    assert {name for name in used & IMPURE if (relative, name) not in ALLOWED} == set()
-
-
-def test_gnsq_never_imports_fakensqd():
-    for path in files("gnsq/**/*.py"):
-        if path.name.startswith("demo"):
-            continue
-        assert not {name for name in imported(path) if name.split(".")[0] == "fakensqd"}, path
-
-
-def test_spark_uses_public_names_of_gnsq():
-    public = {*gnsq.__all__, "errors", "hubthread", "localfiles", "options", "protocol", "spark", "texts"}
-    for path in files("gnsq/spark/**/*.py"):
-        used = {name.split(".")[1] for name in imported(path) if name.startswith("gnsq.")}
-        assert used <= public, path
-
-
-def test_pyspark_is_imported_below_spark_only():
-    for path in files("gnsq/**/*.py") + files("fakensqd/**/*.py"):
-        if ROOT / "gnsq" / "spark" in path.parents:
-            continue
-        assert not {name for name in imported(path) if name.split(".")[0] in ("pyspark", "pyarrow")}, path
-
-
-def test_emulator_uses_the_shared_protocol_and_threads_only():
-    for path in files("fakensqd/**/*.py"):
-        used = {name for name in imported(path) if name.startswith("gnsq.")}
-        assert {name.split(".")[1] for name in used} <= {
-            *["protocol", "errors", "options", "texts", "clock", "transport", "layers", "hubthread"]
-        }, path
+    # The host's own name is a fact that IDENTIFY carries.
+    assert used & IMPURE <= ({"socket"} if module == "gnsq.options" else set())
 
 
 def test_nothing_monkey_patches():
-    for path in files("gnsq/**/*.py") + files("fakensqd/**/*.py"):
-        assert "patch_all(" not in path.read_text(), path
+    assert [module for module, path in MODULES.items() if "patch_all(" in path.read_text()] == []
 
 
 def run(code):

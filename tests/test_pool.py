@@ -10,10 +10,10 @@ from fakensqd import FakeNsqd, on
 from fakensqd.faults import refuse
 from gnsq.clock import RealClock
 from gnsq.errors import NSQException, NSQInvalid, NSQSocketError
+from gnsq.logs import LogOwner
 from gnsq.options import ConnectionOptions
 from gnsq.pool import ConnectionPool, ReconnectOptions
 from gnsq.protocol.frames import RESPONSE, encode_frame
-from gnsq.repeats import Owner
 from tests.helpers import peer, refused_port, wait_until
 
 
@@ -205,7 +205,7 @@ def test_bug_in_a_callback_is_one_line_with_its_traceback(fakensqd, caplog):
         RealClock(),
         prepare=lambda connection: None,
         setup=fail,
-        owner=Owner("t/c", RealClock().monotonic),
+        owner=LogOwner("t/c", RealClock().monotonic),
     )
     pool.add(fakensqd.tcp_address, permanent=True)
     pool.wait_tried()

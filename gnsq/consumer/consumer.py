@@ -14,42 +14,52 @@ import itertools
 import logging
 import random
 from collections.abc import Callable, Collection
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, Unpack
 
 import gevent
+from blinker import ANY
 from gevent.event import Event
 
 from gnsq.addresses import Addresses, joined, parse_addresses
 from gnsq.backofftimer import Phase
 from gnsq.clock import Clock, RealClock
-from gnsq.consumer.attributes import OptionAttribute
+from gnsq.concurrency.forks import register_after_fork
+from gnsq.concurrency.greenlets import run_forever
+from gnsq.concurrency.hub_thread import HubThread
+from gnsq.concurrency.threads import NO_TIMEOUT, Once, OwnerThread, ThreadEvent, is_hub_greenlet
 from gnsq.consumer.closing import Closing
 from gnsq.consumer.flow import Flow
+from gnsq.consumer.handlers import HandlerSignal, check_handler, check_runs
 from gnsq.consumer.handling import Handling
-from gnsq.consumer.hooks import Handler, Hooks, check_handler
-from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict
-from gnsq.consumer.report import Totals, consumer_stats
+from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict, OptionAttribute
 from gnsq.consumer.workers import Workers
-from gnsq.crossing import EVER, Gate, Token
 from gnsq.discovery import TopicNodes, parse_lookupds
-from gnsq.endless import run_endlessly
+from gnsq.errors import NSQErrorCode
 from gnsq.httpclient import HttpOptionsDict
-from gnsq.hubthread import HubThread
+from gnsq.logs import LogOwner
 from gnsq.message import Message
 from gnsq.nsqd.connection import Connection, ConnectionState
-from gnsq.nsqd.forks import give_up_in_children
-from gnsq.nsqd.home import Home, in_hub
 from gnsq.nsqd.opening import prepared
 from gnsq.options import ConnectionOptions, parameters_of
 from gnsq.pool import ConnectionPool, Life, ReconnectOptions
 from gnsq.protocol.handshake import max_req_timeout
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
-from gnsq.repeats import Owner
-from gnsq.signals import notify
-from gnsq.stats import ConsumerStats
+from gnsq.signals import (
+    AuthReceiver,
+    BackoffReceiver,
+    CloseReceiver,
+    ErrorReceiver,
+    ExceptionReceiver,
+    FinishReceiver,
+    RequeueReceiver,
+    ResponseReceiver,
+    TypedSignal,
+    notify,
+)
+from gnsq.stats import ConsumerStats, Counts
 from gnsq.texts import counted
 
-__all__ = ["Consumer"]
+__all__ = ["Consumer", "Handler", "HandlerT"]
 
 # What the end may take beyond the timeout of close() until a thread that waits for it goes on, seconds.
 CLOSE_GRACE = 5.0
@@ -57,7 +67,33 @@ CLOSE_GRACE = 5.0
 WATCH = 10.0
 
 
-class Consumer(Hooks):
+class Handler(Protocol):
+    """Handles a message: message_handler, and the receivers of on_message and on_giving_up.
+
+    If it returns, the message is finished; the result is ignored. If it raises, the message is requeued.
+    """
+
+    def __call__(self, consumer: Consumer, /, *, message: Message) -> None:
+        """Handle a message."""
+
+
+HandlerT = TypeVar("HandlerT", bound=Handler)
+
+
+class MessageSignal(HandlerSignal):
+    """HandlerSignal of a Consumer: type checkers know here what its handlers are called with."""
+
+    if TYPE_CHECKING:
+
+        def connect(  # type: ignore[override]  # narrower: handlers only
+            self,
+            receiver: HandlerT,
+            sender: Any = ANY,  # Any: blinker's signature
+            weak: bool = True,
+        ) -> HandlerT: ...
+
+
+class Consumer:
     """Receive the messages of one channel.
 
     Args:
@@ -153,12 +189,24 @@ class Consumer(Hooks):
                 "heartbeat_interval -1 of a consumer must be at least 1 s: without heartbeats nsqd refuses SUB"
             )
         self.logger = logging.getLogger(name or f"gnsq.consumer.{topic}.{channel}")
-        super().__init__()
+        self.on_message = MessageSignal("on_message")
+        self.on_response: TypedSignal[ResponseReceiver] = TypedSignal()
+        self.on_error: TypedSignal[ErrorReceiver] = TypedSignal()
+        self.on_finish: TypedSignal[FinishReceiver] = TypedSignal()
+        self.on_requeue: TypedSignal[RequeueReceiver] = TypedSignal()
+        self.on_giving_up = MessageSignal("on_giving_up")
+        self.on_auth: TypedSignal[AuthReceiver] = TypedSignal()
+        self.on_exception: TypedSignal[ExceptionReceiver] = TypedSignal()
+        self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
+        self.on_backoff: TypedSignal[BackoffReceiver] = TypedSignal()
+        for method in ("handle_message", "handle_messages"):
+            if self._overridden(method):
+                check_runs(getattr(type(self), method), "override")
         if message_handler is not None:
             check_handler(message_handler, "message_handler")
             self.on_message.connect(message_handler, weak=False)
         self._clock = clock if clock is not None else RealClock()
-        self.log_owner = Owner(name or f"{topic}/{channel}", self._clock.monotonic)
+        self.log_owner = LogOwner(name or f"{topic}/{channel}", self._clock.monotonic)
         # What nsqds before 1.1.0 have refused a REQ with, in milliseconds, by address.
         self._max_req_timeouts: dict[str, int] = {}
         self._pool = ConnectionPool(
@@ -191,16 +239,17 @@ class Consumer(Hooks):
             self._handling.dropped,
             self._clock,
         )
-        self._totals = Totals()
+        # What connections have counted that are closed.
+        self._closed_counts = Counts()
         self._tasks: list[gevent.Greenlet] = []
         self._state = Life.INIT
         # Of the thread that it runs on.
-        self._home: Home | None = None
+        self._owner_thread: OwnerThread | None = None
         self._hub_thread: HubThread | None = None
         # The first caller of start() or close() gets it.
-        self._starting = Token()
+        self._starting = Once()
         self._close_requested = False
-        self._closed = Gate()
+        self._closed = ThreadEvent()
         self._closing: Closing | None = None
         self._nodes = TopicNodes(self.lookupds, topic, self.options.max_nsqds, self.log_owner)
         self._looked_up = False  # whether the last round of lookups had an answer
@@ -236,9 +285,9 @@ class Consumer(Hooks):
         if self._state is Life.CLOSED:
             self.logger.warning("%s: consumer was closed; make a new one", self.log_owner.label)
             return
-        if self.threaded and in_hub():
+        if self.threaded and is_hub_greenlet():
             raise RuntimeError("the hub itself can't wait for the consumer's thread; let a greenlet call start()")
-        if not self._starting.claim():
+        if not self._starting.acquire():
             self.logger.warning("%s: consumer is running already", self.log_owner.label)
         else:
             self._warn_of_collected_receivers()
@@ -258,9 +307,9 @@ class Consumer(Hooks):
             )
 
     def _start_here(self) -> None:
-        self._home = Home()
+        self._owner_thread = OwnerThread()
         self._state = Life.RUNNING
-        give_up_in_children(self)
+        register_after_fork(self)
         # In this order, while close() goes the other way: one of the two sees the other.
         if self._close_requested:
             self.close()
@@ -273,14 +322,14 @@ class Consumer(Hooks):
             atexit.register(self._close_at_exit)
             self._hub_thread.call(self._start_here)
         except BaseException as error:
-            if isinstance(error, RuntimeError) and self._closed.is_open:
+            if isinstance(error, RuntimeError) and self._closed.is_set:
                 return  # closed while it connected
             # Interrupted, or there is no thread to be had. It can't be started again.
             if self._hub_thread is None:
                 self._end_unstarted()
             else:
                 with contextlib.suppress(RuntimeError):  # the thread has ended
-                    self._hub_thread.soon(gevent.spawn, self._abort_start)
+                    self._hub_thread.call_soon(gevent.spawn, self._abort_start)
             raise
 
     def _abort_start(self) -> None:
@@ -304,12 +353,12 @@ class Consumer(Hooks):
         """
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout {timeout} of close() must be at least 0 s")
-        if self._starting.claim():
+        if self._starting.acquire():
             self._end_unstarted()
         # Another thread may be about to start it.
         self._close_requested = True
-        if self._state is Life.RUNNING and self._home is not None and self._home.elsewhere:
-            self._home.call(self.close, timeout)
+        if self._state is Life.RUNNING and self._owner_thread is not None and not self._owner_thread.is_current:
+            self._owner_thread.spawn(self.close, timeout)
         elif self._state is Life.RUNNING:
             self._state = Life.CLOSING
             limit = self.options.close_timeout if timeout is None else timeout
@@ -319,7 +368,7 @@ class Consumer(Hooks):
             self._tasks.append(closer)
         if timeout is not None and self.threaded:
             self.join(timeout + CLOSE_GRACE)
-        elif timeout is not None and not self._is_elsewhere:
+        elif timeout is not None and not self._is_other_thread:
             self.join()
 
     def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
@@ -330,10 +379,10 @@ class Consumer(Hooks):
         Raises:
             RuntimeError: In another thread than the one that started the consumer, unless it is threaded.
         """
-        if self.threaded and (self._home is None or self._home.elsewhere):
+        if self.threaded and (self._owner_thread is None or not self._owner_thread.is_current):
             self._join_thread(timeout)
             return
-        if self._is_elsewhere:
+        if self._is_other_thread:
             raise RuntimeError(
                 "only the thread that started the consumer can wait for its end, unless it has threaded=True; "
                 "others may close() it"
@@ -345,10 +394,10 @@ class Consumer(Hooks):
         if self._workers.is_one and self._closing is not None:
             self._closing.wait_for_others(timeout)
         else:
-            self._closed.wait(EVER if timeout is None else timeout)
+            self._closed.wait(NO_TIMEOUT if timeout is None else timeout)
 
     def _join_thread(self, timeout: float | None) -> None:
-        if not in_hub() and self._closed.wait(EVER if timeout is None else timeout) and self._hub_thread:
+        if not is_hub_greenlet() and self._closed.wait(NO_TIMEOUT if timeout is None else timeout) and self._hub_thread:
             self._hub_thread.stop()
 
     def __enter__(self) -> Self:
@@ -361,31 +410,31 @@ class Consumer(Hooks):
 
     def pause(self) -> None:
         """Ask nsqd for no further messages (RDY 0); what was delivered is still handled. From any thread."""
-        self._at_home(setattr, self._flow, "paused", True)
+        self._in_owner_thread(setattr, self._flow, "paused", True)
 
     def resume(self) -> None:
         """Undo pause()."""
-        self._at_home(setattr, self._flow, "paused", False)
+        self._in_owner_thread(setattr, self._flow, "paused", False)
 
     def apply_options(self) -> None:
         """Take over options that were set as attributes."""
-        self._at_home(self._flow.configure, self.options)
+        self._in_owner_thread(self._flow.configure, self.options)
 
-    def _at_home(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
+    def _in_owner_thread(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
         """Call a function where the consumer runs: now, or soon if that is another thread. After the end it changes
         nothing where it is called, and the thread may be gone."""
-        if self._home is not None and self._home.elsewhere and self._state is not Life.CLOSED:
-            self._home.call(function, *arguments)
+        if self._owner_thread is not None and not self._owner_thread.is_current and self._state is not Life.CLOSED:
+            self._owner_thread.spawn(function, *arguments)
         else:
             function(*arguments)
 
     @property
-    def _is_elsewhere(self) -> bool:
+    def _is_other_thread(self) -> bool:
         """Whether the consumer runs in another thread than the caller's."""
-        return self._home is not None and self._home.elsewhere
+        return self._owner_thread is not None and not self._owner_thread.is_current
 
-    def give_up(self, parent: int) -> None:
-        """Do nothing more in this process, which was forked while the consumer ran: see nsqd.forks."""
+    def after_fork_in_child(self, parent: int) -> None:
+        """Do nothing more in this child process: the parent goes on receiving. See concurrency.forks."""
         self._state = Life.CLOSED
         for task in self._tasks:
             task.kill(block=False)
@@ -424,7 +473,7 @@ class Consumer(Hooks):
     @max_in_flight.setter
     def max_in_flight(self, value: int) -> None:
         ConsumerOptions(max_in_flight=value)  # checks the bounds
-        self._at_home(setattr, self._flow, "max_in_flight", value)
+        self._in_owner_thread(setattr, self._flow, "max_in_flight", value)
 
     @property
     def total_ready_count(self) -> int:
@@ -454,27 +503,114 @@ class Consumer(Hooks):
 
     def stats(self) -> ConsumerStats:
         """Tell how things are at this moment, and what was counted since the start. Costs 10 us a connection."""
-        return consumer_stats(
-            self, self._state, self._totals, self._pool, self._flow, self._workers, self._handling, self._nodes
+        flow, workers, handling = self._flow, self._workers, self._handling
+        failures = {address: str(error) for address, error in self._pool.failures().items()}
+        connections = tuple(connection.stats() for connection in list(self._pool.connections.values()))
+        return ConsumerStats(
+            topic=self.topic,
+            channel=self.channel,
+            state=self._state.value,
+            max_in_flight=self.max_in_flight,
+            connections=connections,
+            counts=sum((connection.counts for connection in connections), self._closed_counts),
+            given_up=handling.given_up,
+            failed=handling.failed,
+            waiting=len(workers.inbox),
+            handling=len(workers.handled_now),
+            backoff=flow.backoff.phase.value,
+            backoff_failures=flow.backoff.failures,
+            backoff_remaining=flow.backoff_remaining,
+            latency=workers.latency.histogram(),
+            handlers_overdue=len(handling.overdue()),
+            handlers_timed_out=handling.handlers_timed_out,
+            async_timed_out=handling.async_timed_out,
+            failures=failures,
+            lookupd_failures=dict(self._nodes.report.failures),
+            not_ready=self._why_not_ready(failures),
         )
+
+    def _why_not_ready(self, failures: dict[str, str]) -> str:
+        if self.is_ready:
+            return ""
+        if self._state is not Life.RUNNING:
+            return "not started" if self._state is Life.INIT else self._state.value
+        reasons = [f"{address}: {text}" for address, text in failures.items()]
+        connecting = sorted((self.nsqd_tcp_addresses | self._nodes.known) - failures.keys())
+        reasons += [f"{address}: still connecting" for address in connecting]
+        if not self._nodes.known:
+            reasons += self._nodes.report.explanations(self.lookupds, self.topic)
+        return "; ".join(reasons)
 
     def note_failure(self, message: Message, error: BaseException) -> None:
         """Remember why a message failed, for the log line that tells when it is given up. For code that requeues
         messages itself, as BatchHandler does; what handlers raise is remembered without it."""
         self._handling.note_failure(message, error)
 
+    # --- what subclasses may override; an exception that these raise is logged only
+
+    def handle_message(self, conn: Connection | None, message: Message) -> None:
+        """Call the handlers of on_message, and answer by how they end. Runs in a worker; conn is None if it is gone."""
+        self._handling.handle(message)
+
+    def handle_messages(self, messages: list[Message]) -> None:
+        """Handle all that has come with one call, in place of handle_message() for each; for subclasses to override:
+        without one it is not called, and with one handlers of on_message only by super(). Runs in a worker.
+
+        What an override leaves unanswered is taken for asynchronous, and to be answered later. What it raises is what
+        a handler raises: one failure, for which all is requeued that it has not answered; on_exception is sent with the
+        first. Messages above max_tries are not among those it gets; handler_timeout is for the whole call.
+        """
+        for message in messages:
+            self._handle_one(message)
+
+    def _handle_one(self, message: Message) -> object:
+        handle: Callable[..., object] = self.handle_message  # an override may return anything
+        return handle(self._pool.connections.get(message.nsqd or ""), message)
+
+    def _overridden(self, name: str) -> bool:
+        return getattr(type(self), name) is not getattr(Consumer, name)
+
+    def handle_response(self, conn: Connection, response: bytes) -> None:
+        """Send on_response."""
+        notify(self.on_response, self, response=response)
+
+    def handle_error(self, conn: Connection, error: NSQErrorCode) -> None:
+        """Send on_error."""
+        notify(self.on_error, self, error=error)
+
+    def handle_auth(self, conn: Connection, response: dict[str, object]) -> None:
+        """Send on_auth."""
+        notify(self.on_auth, self, conn=conn, response=response)
+
+    def handle_finish(self, conn: Connection, message_id: bytes) -> None:
+        """Send on_finish."""
+        notify(self.on_finish, self, message_id=message_id)
+
+    def handle_requeue(self, conn: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
+        """Send on_requeue."""
+        notify(self.on_requeue, self, message_id=message_id, timeout=timeout)
+
+    def _tell(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call what a subclass may have overridden; nothing of ours may depend on it."""
+        try:
+            function(*arguments)
+        except Exception:  # a subclass may raise anything
+            self.logger.exception(
+                "%s: %s of a subclass raised", self.log_owner.label, getattr(function, "__name__", function)
+            )
+
     # --- connections
 
     def query_nsqd(self) -> None:
         """Connect to the given nsqds, in the background."""
         for address in self.nsqd_tcp_addresses:
-            self._at_home(functools.partial(self._pool.add, address, permanent=True))
+            self._in_owner_thread(functools.partial(self._pool.add, address, permanent=True))
 
     def query_lookupd(self) -> None:
         """Ask all nsqlookupds once, and connect to what they name; in the background if called by another thread."""
-        if self._is_elsewhere:
+        if self._is_other_thread:
             if self._state is not Life.CLOSED:
-                self._at_home(self.query_lookupd)
+                self._in_owner_thread(self.query_lookupd)
             return
         before = self._nodes.known
 
@@ -493,7 +629,7 @@ class Consumer(Hooks):
         line = self._nodes.report.empty_line(self.lookupds, self.topic, self._poll_interval)
         if line is not None:
             # Once a minute, however short the interval.
-            repeats = self.log_owner.repeats(self.logger)
+            repeats = self.log_owner.rate_limited(self.logger)
             repeats.log(line[0], f"empty round {line[0]}", "%s: %s", self.log_owner.label, line[1])
 
     @property
@@ -503,11 +639,11 @@ class Consumer(Hooks):
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
         """Connect to an nsqd, in the background; one that fails is left to the next round of lookups."""
-        self._at_home(functools.partial(self._pool.add, joined(address, port), permanent=False))
+        self._in_owner_thread(functools.partial(self._pool.add, joined(address, port), permanent=False))
 
     def redistribute_ready_state(self) -> None:
         """Share out RDY anew, soon."""
-        self._at_home(self._flow.ask)
+        self._in_owner_thread(self._flow.ask)
 
     def _connect_all(self) -> None:
         self.query_nsqd()
@@ -525,7 +661,7 @@ class Consumer(Hooks):
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
         what = f"the greenlet for {name} of consumer {self.log_owner.label}"
-        greenlet = gevent.spawn(run_endlessly, what, loop, self.logger, self._clock)
+        greenlet = gevent.spawn(run_forever, what, loop, self.logger, self._clock)
         greenlet.name = f"gnsq-{name}-{self.topic}"
         self._tasks.append(greenlet)
 
@@ -565,7 +701,7 @@ class Consumer(Hooks):
         limit = max_req_timeout(connection.error)
         if limit is not None:
             self._max_req_timeouts[connection.address] = limit
-        self._totals.add(connection)
+        self._closed_counts += connection.answers.counts
         self._workers.forget(connection.address)
         self._flow.leave(connection)
         if len(self._lost_nsqds) >= self.options.max_nsqds:
@@ -665,7 +801,7 @@ class Consumer(Hooks):
 
     def _end(self) -> None:
         """Let those go on that wait for the end, and end the thread if the consumer has one."""
-        self._closed.open()
+        self._closed.set()
         if self.threaded:
             atexit.unregister(self._close_at_exit)
         if self._hub_thread is not None:

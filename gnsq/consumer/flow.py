@@ -18,10 +18,10 @@ from gnsq.backofftimer import Phase
 from gnsq.clock import Clock
 from gnsq.consumer.options import ConsumerOptions
 from gnsq.errors import NSQProtocolError
+from gnsq.logs import LogOwner
 from gnsq.message import Message
 from gnsq.nsqd.connection import IN_FLIGHT_MARGIN, Connection
 from gnsq.rdy import RdyPolicy
-from gnsq.repeats import Owner
 
 __all__ = ["Flow"]
 
@@ -62,7 +62,7 @@ class Flow:
         on_timed_out: Callable[[list[Message]], None],
         untried: Callable[[], int],
         on_phase: Callable[[str, int, float], None],
-        owner: Owner,
+        owner: LogOwner,
     ) -> None:
         rng = random.Random()
         self.backoff = options.backoff(rng)

@@ -8,25 +8,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 import gevent
 
 from gnsq.clock import Clock
-from gnsq.consumer.hooks import check_ran, handler_name
+from gnsq.consumer.handlers import HandlerSignal, check_ran, handler_name
+from gnsq.consumer.options import ConsumerOptions
 from gnsq.consumer.workers import Running
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQRequeueMessage, NSQTimeout
+from gnsq.logs import INTERVAL, LogOwner, RateLimitedLogger
 from gnsq.message import Message, enable_async_all
-from gnsq.repeats import INTERVAL, Repeats
-from gnsq.signals import notify
+from gnsq.nsqd.connection import Connection
+from gnsq.signals import ExceptionReceiver, TypedSignal, notify
 from gnsq.texts import counted
-
-if TYPE_CHECKING:
-    from gnsq.consumer.consumer import Consumer
 
 __all__ = ["Handling"]
 
@@ -36,8 +36,8 @@ GIVEN_UP_LINES = 10
 FAILURES = 1000
 MAX_ERROR = 200
 
-# Modules that call handlers: what lies further out in a stack is ours.
-_CALLERS = ("gnsq.consumer.handling", "gnsq.consumer.hooks", "gnsq.consumer.workers")
+# Where the code lies that calls handlers: frames of it are further out in a stack than those of a handler.
+_CALLERS = os.path.join(os.path.dirname(__file__), "")
 
 _OVERDUE_HINT = (
     "keep messages with `with message.touching():`, end handlers with handler_timeout, or ask for a longer msg_timeout"
@@ -46,6 +46,26 @@ _WAITED_HINT = "lower max_in_flight, raise concurrency, or ask for a longer msg_
 
 # A message that no handler saw, because none is connected any more, comes again after so many milliseconds.
 UNHANDLED_DELAY = 1000
+
+
+class HandlingOwner(Protocol):
+    """Consumer whose messages are handled, as far as Handling knows it."""
+
+    logger: logging.Logger
+    log_owner: LogOwner
+    options: ConsumerOptions
+    on_exception: TypedSignal[ExceptionReceiver]
+
+    @property
+    def on_message(self) -> HandlerSignal:
+        """Its receivers handle messages."""
+
+    @property
+    def on_giving_up(self) -> HandlerSignal:
+        """Its receivers are the last to see a message."""
+
+    def handle_message(self, conn: Connection | None, message: Message) -> None:
+        """Handle a message; a subclass may have overridden this."""
 
 
 class Handling:
@@ -65,7 +85,7 @@ class Handling:
 
     def __init__(
         self,
-        consumer: Consumer,
+        consumer: HandlingOwner,
         clock: Clock,
         *,
         running: Callable[[], list[Running]],
@@ -91,7 +111,7 @@ class Handling:
         self._limits: set[gevent.Timeout] = set()
         self._logger = consumer.logger
         self._label = consumer.log_owner.label
-        self._repeats = Repeats(consumer.logger, clock.monotonic)
+        self._rate_limited = RateLimitedLogger(consumer.logger, clock.monotonic)
 
     def handle(self, message: Message) -> bool:
         """Call the handlers, and answer according to how they end; whether it is answered, and not asynchronously.
@@ -103,7 +123,7 @@ class Handling:
                 self._give_up(message)
                 return True
             if not self.receivers:
-                self._repeats.log(
+                self._rate_limited.log(
                     logging.ERROR,
                     "unhandled",
                     "%s: message %s: no handler is connected to on_message any more; requeued%s",
@@ -208,7 +228,7 @@ class Handling:
             yield
         except NSQConnectionClosed as error:
             text = "%s: message %s: no answer sent, its connection is gone: %s"
-            self._repeats.log(logging.INFO, "gone", text, self._label, message.id, error)
+            self._rate_limited.log(logging.INFO, "gone", text, self._label, message.id, error)
         except Exception:  # a receiver of the message's own signals may raise anything
             self._logger.exception("%s: message %s: a receiver of its signals raised", self._label, message.id)
 
@@ -226,7 +246,7 @@ class Handling:
             )
         self.log_overdue()
         for message in unanswered:
-            self._repeats.log(
+            self._rate_limited.log(
                 logging.WARNING,
                 "unanswered",
                 "%s: message %s of %s: not answered in the %.1f s since its delivery: its handler has "
@@ -263,7 +283,7 @@ class Handling:
     def dropped(self, message: Message) -> None:
         """Tell that a message timed out while it waited for a worker."""
         self._remember(message, "timed out while it waited for a handler")
-        self._repeats.log(
+        self._rate_limited.log(
             logging.WARNING,
             "dropped",
             "%s: message %s: not handled, it waited for a handler until its timeout was over and nsqd delivers it "
@@ -271,7 +291,7 @@ class Handling:
             self._label,
             message.id,
             # Many may be dropped at once, and looking through all handlers for each would take seconds.
-            self._cause_of_wait() if self._repeats.is_due("dropped") else _WAITED_HINT,
+            self._cause_of_wait() if self._rate_limited.is_due("dropped") else _WAITED_HINT,
         )
 
     def _cause_of_wait(self) -> str:
@@ -339,7 +359,7 @@ class Handling:
                 self._handler_failed(message, error, f"give-up handler {handler_name(receiver)}")
                 return
         self.given_up += 1
-        self._repeats.log(
+        self._rate_limited.log(
             logging.WARNING,
             "given up",
             "%s: message %s of %s: given up, delivered %d times, max_tries is %d; %s; last error: %s",
@@ -356,7 +376,7 @@ class Handling:
 
     def _unseen_failure(self, message: Message) -> str:
         """Say why a message failed of which no failure is known: perhaps an earlier delivery is still being handled."""
-        is_here = self._repeats.is_due("given up", burst=GIVEN_UP_LINES) and any(
+        is_here = self._rate_limited.is_due("given up", burst=GIVEN_UP_LINES) and any(
             other.id == message.id and other.nsqd == message.nsqd and other is not message
             for other in self._unanswered()
         )
@@ -368,7 +388,7 @@ class Handling:
 
     def log_rest(self, *, at_once: bool = False) -> None:
         """Tell how many messages were given up without a line of their own, once in INTERVAL, or at once."""
-        self._repeats.log_rest(
+        self._rate_limited.log_rest(
             logging.WARNING,
             "given up",
             "more message",
@@ -395,7 +415,7 @@ class Handling:
             what: The handler, for the text.
         """
         self.failed += 1
-        self._repeats.log(
+        self._rate_limited.log(
             logging.ERROR,
             f"{what} {type(error).__qualname__}",
             "%s: message %s: %s raised on attempt %d, message is %s",
@@ -438,7 +458,7 @@ def _position(worker: gevent.Greenlet) -> str:
     """Say where a handler is that waits: its own line, and the innermost that is not gevent's."""
     frame: FrameType | None = worker.gr_frame
     frames: list[FrameType] = []
-    while frame is not None and frame.f_globals.get("__name__") not in _CALLERS:
+    while frame is not None and not frame.f_code.co_filename.startswith(_CALLERS):
         if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("gevent", "greenlet"):
             frames.append(frame)
         frame = frame.f_back

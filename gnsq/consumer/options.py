@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, overload
 
 from gnsq.backofftimer import Backoff, growing_delay
 from gnsq.discovery import MAX_NSQDS
 from gnsq.options import ConnectionOptionsDict, Options, option
 from gnsq.pool import ReconnectOptionsDict
 
-__all__ = ["ConsumerOptions", "ConsumerOptionsDict"]
+__all__ = ["ConsumerOptions", "ConsumerOptionsDict", "OptionAttribute"]
 
 # Seconds between two rounds at most, while an nsqd is lost that was connected; with the default jitter less than 30.
 LOST_POLL_INTERVAL = 25.0
@@ -124,3 +125,32 @@ class ConsumerOptions(Options):
 
     def _pause(self, failures: int) -> float:
         return growing_delay(failures, self.backoff_initial, self.max_backoff_duration)
+
+
+class _HasOptions(Protocol):
+    options: ConsumerOptions
+
+    def apply_options(self) -> None:
+        """Use the options as they are now."""
+
+
+class OptionAttribute:
+    """Reads or sets one option, as gnsq 1.0 did by an attribute of the consumer of the same name."""
+
+    _name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> OptionAttribute: ...
+
+    @overload
+    def __get__(self, instance: _HasOptions, owner: type) -> Any: ...  # Any: each option has its own type
+
+    def __get__(self, instance: _HasOptions | None, owner: type) -> Any:
+        return self if instance is None else getattr(instance.options, self._name)
+
+    def __set__(self, instance: _HasOptions, value: Any) -> None:  # Any: as above
+        instance.options = replace(instance.options, **{self._name: value})
+        instance.apply_options()

@@ -12,9 +12,9 @@ import gevent
 from gevent.pool import Pool
 
 from gnsq.clock import Clock, RealClock
-from gnsq.consumer.hooks import check_ran, check_runs
+from gnsq.consumer.handlers import check_ran, check_runs
 from gnsq.errors import NSQException, NSQRequeueMessage
-from gnsq.repeats import Repeats
+from gnsq.logs import RateLimitedLogger
 from gnsq.texts import counted
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class BatchHandler:
         self._handle_batch_error = handle_batch_error
         self._handle_message_error = handle_message_error
         self._clock = clock if clock is not None else RealClock()
-        self._repeats = Repeats(logger, self._clock.monotonic)
+        self._rate_limited = RateLimitedLogger(logger, self._clock.monotonic)
         self._messages: list[Message] = []
         self._deadline = math.inf
         self._consumer: Consumer | None = None
@@ -174,7 +174,7 @@ class BatchHandler:
             return True
         if message.time_left != 0:
             return False
-        self._repeats.log(
+        self._rate_limited.log(
             logging.WARNING,
             "over",
             "message %s: its timeout was over before its batch ran, nsqd delivers it again",
@@ -285,7 +285,7 @@ class BatchHandler:
         if isinstance(error, NSQRequeueMessage):
             logger.debug(text, *arguments)
         else:
-            self._repeats.log(logging.ERROR, type(error).__qualname__, text, *arguments, exc_info=True)
+            self._rate_limited.log(logging.ERROR, type(error).__qualname__, text, *arguments, exc_info=True)
 
 
 def _warn(text: str) -> None:

@@ -25,17 +25,15 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, ca
 from weakref import WeakKeyDictionary
 
 import gevent
-from gevent._hub_local import get_hub_if_exists
 
 from gnsq.addresses import parse_address
-from gnsq.consumer.hooks import check_handler
+from gnsq.concurrency.threads import CrossThreadFuture, get_hub_if_exists, get_ident
+from gnsq.consumer.handlers import check_handler
 from gnsq.contrib.envelope import unwrap, wrap
-from gnsq.crossing import Crossing
 from gnsq.errors import NSQRequeueMessage
-from gnsq.natives import get_ident
+from gnsq.logs import RateLimitedLogger
 from gnsq.options import VERSION
 from gnsq.producer.result import PublishResult
-from gnsq.repeats import Repeats
 
 try:
     from opentelemetry import context as contexts
@@ -165,7 +163,7 @@ class TracedProducer:
         self._tracer_provider = tracer_provider
         self._tracer = trace.get_tracer("gnsq", VERSION, tracer_provider, SCHEMA_URL)
         self._endings = _Endings()
-        self._repeats = Repeats(logger, time.monotonic)
+        self._rate_limited = RateLimitedLogger(logger, time.monotonic)
 
     def __getattr__(self, name: str) -> Any:  # Any: the producer's own
         return getattr(self.producer, name)
@@ -297,7 +295,7 @@ class TracedProducer:
             return wrap(b"", headers) if headers else b""
         except ValueError as error:
             # A message must not be lost for what is known of its trace.
-            self._repeats.log(logging.WARNING, "headers", "published without trace context: %s", error)
+            self._rate_limited.log(logging.WARNING, "headers", "published without trace context: %s", error)
             return b""
 
 
@@ -331,7 +329,7 @@ class _Endings:
         # Spans whose results are there: with the error, and the nanoseconds of Unix time.
         self._due: deque[tuple[trace.Span, BaseException | None, int]] = deque()
         self._ender: gevent.Greenlet | None = None
-        self._none_open: Crossing[None] | None = None
+        self._none_open: CrossThreadFuture[None] | None = None
 
     def add(self, span: trace.Span, result: PublishResult) -> None:
         """End a span when a result is there."""
@@ -356,7 +354,7 @@ class _Endings:
         """Wait until all have ended, or the timeout (seconds) does."""
         if self._process == os.getpid():
             # In this order, while _end() goes the other way: one of the two sees the other.
-            none_open = self._none_open = Crossing()
+            none_open = self._none_open = CrossThreadFuture()
             # Here, because a thread of the producer's own is gone by now.
             self._end_due()
             if self._open:
@@ -389,7 +387,7 @@ class _Endings:
         finally:
             self._open.discard(span)
             if not self._open and self._none_open is not None:
-                self._none_open.set(None)
+                self._none_open.set_result(None)
 
 
 def _enveloped(prefix: bytes, body: bytes) -> bytes:

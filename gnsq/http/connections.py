@@ -23,10 +23,10 @@ from gevent.lock import BoundedSemaphore
 from requests.adapters import HTTPAdapter
 from urllib3.util.ssltransport import SSLTransport
 
-from gnsq.doors import door
+from gnsq.concurrency.forks import register_after_fork
+from gnsq.concurrency.threads import hub_call_queue
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable
 from gnsq.http.responses import Response, printable, shown
-from gnsq.nsqd.forks import give_up_in_children
 from gnsq.tls import make_context
 
 __all__ = ["Call", "Connections"]
@@ -99,11 +99,11 @@ class Connections:
         self.limits = limits
         self.headers = headers
         self._address = address
-        self._door = door()
+        self._queue = hub_call_queue()
         self._adapter = _Adapter(context, limits.maxsize)
         self._slots = BoundedSemaphore(limits.maxsize)
         self._calls: set[Call] = set()
-        give_up_in_children(self)
+        register_after_fork(self)
 
     def close(self, *, in_own_thread: bool) -> None:
         """Close all connections; calls that are waiting fail. From another thread: as soon as the hub runs."""
@@ -111,11 +111,11 @@ class Connections:
         if not in_own_thread:
             # ValueError: the hub was destroyed.
             with contextlib.suppress(ValueError):
-                self._door.call(self._end)
+                self._queue.call_soon_threadsafe(self._end)
                 return
         self._end()
 
-    def give_up(self, parent: int) -> None:
+    def after_fork_in_child(self, parent: int) -> None:
         """Close, in a child process, the child's descriptors of connections that the parent uses."""
         self.closed = f"given up in a child of process {parent}"
         for call in self._calls:

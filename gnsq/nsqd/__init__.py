@@ -1,7 +1,6 @@
 """Clients of one nsqd: over TCP by hand, over HTTP, and the connection that Consumer and Producer use."""
 
 import socket
-from importlib import import_module
 
 from gnsq.nsqd.http import NsqdHTTPClient
 from gnsq.nsqd.tcp import NsqdTCPClient
@@ -14,7 +13,9 @@ SHORTNAME = HOSTNAME.split(".")[0]
 
 
 def __getattr__(name: str) -> object:
-    """Load Nsqd, which gnsq 1.0 had here, from above this package. Source: PEP 562."""
+    """Load the deprecated Nsqd, which gnsq 1.0 had here. Source: PEP 562."""
     if name == "Nsqd":
-        return import_module("gnsq.deprecated").Nsqd
+        import gnsq
+
+        return gnsq.Nsqd
     raise AttributeError(f"module 'gnsq.nsqd' has no attribute {name!r}")

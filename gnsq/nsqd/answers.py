@@ -14,14 +14,13 @@ from typing import Any
 from gevent.event import Event
 
 from gnsq.clock import Clock
+from gnsq.concurrency.threads import OwnerThread, get_ident
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQTouchFailed
+from gnsq.logs import LogOwner
 from gnsq.message import Message
-from gnsq.natives import get_ident
-from gnsq.nsqd.home import Home
 from gnsq.nsqd.latency import Latency
 from gnsq.nsqd.touching import Toucher
 from gnsq.protocol import commands
-from gnsq.repeats import Owner
 from gnsq.stats import Counts
 from gnsq.texts import without_address
 
@@ -63,7 +62,7 @@ class Answers:
         send: Callable[[bytes], None],
         check: Callable[[], None],
         clock: Clock,
-        owner: Owner | None = None,
+        owner: LogOwner | None = None,
         *,
         finish: Callable[[bytes], None] | None = None,
     ) -> None:
@@ -86,19 +85,19 @@ class Answers:
         self._finish = finish if finish is not None else lambda message_id: send(commands.finish(message_id))
         self._check = check
         self._clock = clock
-        self._home = Home()
-        self._thread = self._home.thread
+        self._owner_thread = OwnerThread()
+        self._thread = self._owner_thread.ident
         self._finished = 0
         self._requeued = 0
         self._touched = 0
-        owner = owner if owner is not None else Owner("", clock.monotonic)
+        owner = owner if owner is not None else LogOwner("", clock.monotonic)
         self._subject = owner.at(nsqd)
-        self._repeats = owner.repeats(logger)
+        self._rate_limited = owner.rate_limited(logger)
 
     @property
-    def elsewhere(self) -> bool:
+    def is_other_thread(self) -> bool:
         """Whether the caller runs in another thread than the connection."""
-        return self._home.elsewhere
+        return not self._owner_thread.is_current
 
     @property
     def counts(self) -> Counts:
@@ -109,7 +108,7 @@ class Answers:
         """Note an error that answers a FIN, REQ or TOUCH: nsqd had taken the message back before."""
         if not isinstance(error, NSQTouchFailed):
             self.timed_out += 1
-        self._repeats.log(
+        self._rate_limited.log(
             logging.WARNING,
             error.code,
             "%s: %s: its timeout was over before it was answered, nsqd delivers it again; let fewer messages be in "
@@ -125,8 +124,8 @@ class Answers:
 
     def forget(self, message: Message) -> None:
         """Count a message as timed out and no longer in flight, unanswered."""
-        if self._home.elsewhere:
-            self._call_home(self.forget, message)
+        if not self._owner_thread.is_current:
+            self._call_in_owner(self.forget, message)
             return
         self.timed_out += 1
         self._answered()
@@ -135,7 +134,7 @@ class Answers:
         """Send FIN; a message of this connection is no longer in flight."""
         # The hot path: what others do by calls is written out here, 0.3 us for each message.
         if get_ident() != self._thread:
-            self._call_home(self.finish, message_id)
+            self._call_in_owner(self.finish, message_id)
             return
         self.in_flight -= 1
         if self.on_answered is not None:
@@ -149,8 +148,8 @@ class Answers:
 
     def finish_all(self, message_ids: Sequence[bytes]) -> None:
         """Send FIN for messages of this connection; they are no longer in flight."""
-        if self._home.elsewhere:
-            self._call_home(self.finish_all, message_ids)
+        if not self._owner_thread.is_current:
+            self._call_in_owner(self.finish_all, message_ids)
             return
         self.in_flight -= len(message_ids) - 1
         self._answered()
@@ -162,8 +161,8 @@ class Answers:
 
     def requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
         """Send REQ, timeout in milliseconds, cut to max_req_timeout; the message is no longer in flight."""
-        if self._home.elsewhere:
-            self._call_home(self.requeue, message_id, timeout, backoff)
+        if not self._owner_thread.is_current:
+            self._call_in_owner(self.requeue, message_id, timeout, backoff)
             return
         if self.max_req_timeout is not None and timeout > self.max_req_timeout:
             self._log_cut(timeout)
@@ -175,7 +174,7 @@ class Answers:
             self.on_requeue(message_id, timeout, backoff)
 
     def _log_cut(self, timeout: int) -> None:
-        self._repeats.log(
+        self._rate_limited.log(
             logging.WARNING,
             "cut",
             "%s: requeued with a delay of %d ms in place of %d ms: nsqd before 1.1.0 closes the connection for more "
@@ -187,8 +186,8 @@ class Answers:
 
     def touch(self, message_id: bytes) -> None:
         """Send TOUCH."""
-        if self._home.elsewhere:
-            self._call_home(self.touch, message_id)
+        if not self._owner_thread.is_current:
+            self._call_in_owner(self.touch, message_id)
             return
         self._send(commands.touch(message_id))
         self._touched += 1
@@ -200,16 +199,16 @@ class Answers:
     def release(self, message: Message) -> None:
         """Take note that such a message was answered, or one that had lapsed; before the answer itself."""
         latency = self.now() - message.received
-        if self._home.elsewhere:
-            self._call_home(self._released, message, latency)
+        if not self._owner_thread.is_current:
+            self._call_in_owner(self._released, message, latency)
         else:
             self._released(message, latency)
 
     def release_all(self, messages: Sequence[Message]) -> None:
         """Take note that some of them were answered: of those that are held, or had lapsed."""
         now = self.now()
-        if self._home.elsewhere:
-            self._call_home(self._all_released, messages, now)
+        if not self._owner_thread.is_current:
+            self._call_in_owner(self._all_released, messages, now)
         else:
             self._all_released(messages, now)
 
@@ -239,16 +238,16 @@ class Answers:
     def keep_touching(self, message: Message, interval: float) -> Callable[[], None]:
         """Touch a message every interval seconds; returns what stops it."""
         toucher = Toucher(message, interval, self._clock, self._subject)
-        if not self._home.elsewhere:
+        if self._owner_thread.is_current:
             toucher.start()
             return toucher.stop
-        self._call_home(toucher.start)
-        return lambda: self._stop_far_from_home(toucher)
+        self._call_in_owner(toucher.start)
+        return lambda: self._stop_from_other_thread(toucher)
 
-    def _stop_far_from_home(self, toucher: Toucher) -> None:
-        # Where the home is gone, so is what it ran.
+    def _stop_from_other_thread(self, toucher: Toucher) -> None:
+        # If that thread has ended, the toucher has ended, too.
         with contextlib.suppress(NSQConnectionClosed):
-            self._home.call(toucher.stop)
+            self._owner_thread.spawn(toucher.stop)
 
     def lapse(self, message: Message) -> None:
         """Count a message as timed out and no longer in flight; its answer may still come."""
@@ -263,6 +262,6 @@ class Answers:
         if not self.in_flight:
             self.drained.set()
 
-    def _call_home(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
+    def _call_in_owner(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
         self._check()
-        self._home.call(function, *arguments)
+        self._owner_thread.spawn(function, *arguments)

@@ -15,8 +15,10 @@ import gevent
 from gevent.event import AsyncResult, Event
 
 from gnsq.addresses import joined
-from gnsq.breath import Breath
 from gnsq.clock import Clock, RealClock
+from gnsq.concurrency.forks import register_after_fork
+from gnsq.concurrency.greenlets import CooperativeYield
+from gnsq.concurrency.hub_monitor import HubMonitor
 from gnsq.errors import (
     NSQConnectionClosed,
     NSQErrorCode,
@@ -25,20 +27,19 @@ from gnsq.errors import (
     NSQTimeout,
     make_error,
 )
+from gnsq.logs import LogOwner
 from gnsq.message import Message, read_messages
 from gnsq.nsqd.answers import Answers
-from gnsq.nsqd.forks import give_up_in_children
 from gnsq.nsqd.opening import Layers
 from gnsq.nsqd.outbox import Outbox
 from gnsq.nsqd.requests import Call, lost
-from gnsq.nsqd.stalls import StallWatch
 from gnsq.nsqd.watch import Watch
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, OK, RESPONSE, FrameDecoder
 from gnsq.protocol.handshake import Identity, explained, handshake
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
-from gnsq.repeats import Owner
+from gnsq.stats import ConnectionStats
 from gnsq.texts import counted, without_address
 from gnsq.transport import READ_SIZE, TcpTransport, Transport
 
@@ -98,7 +99,7 @@ class Connection:
         options: ConnectionOptions | None = None,
         clock: Clock | None = None,
         *,
-        owner: Owner | None = None,
+        owner: LogOwner | None = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -116,7 +117,7 @@ class Connection:
         self.on_error: Callable[[Connection, NSQErrorCode], None] | None = None
         self.on_closed: Callable[[Connection], None] | None = None
         self._clock = clock if clock is not None else RealClock()
-        self._owner = owner if owner is not None else Owner("", self._clock.monotonic)
+        self._owner = owner if owner is not None else LogOwner("", self._clock.monotonic)
         self._subject = self._owner.at(self.address)
         self._layers: Layers | None = None
         self._outbox = Outbox(self._clock.monotonic, self._check_open)
@@ -125,7 +126,7 @@ class Connection:
         self.answers = Answers(
             self.address, self._outbox.put, self._check_open, self._clock, self._owner, finish=self._outbox.finish
         )
-        self._stalls: StallWatch | None = None
+        self._hub_monitor: HubMonitor | None = None
         self._closed = Event()
         self._last_read = 0.0
         self._ended = False
@@ -152,7 +153,7 @@ class Connection:
             raise NSQException(f"{self.address}: connection was opened before; make a new one")
         layers = self._layers = Layers(self.host, self.port, self.options, transport)
         layers.on_frame = self._handle_handshake
-        give_up_in_children(self)
+        register_after_fork(self)
         deadline = self._clock.timeout(self.options.timeout)
         try:
             with deadline:
@@ -175,14 +176,16 @@ class Connection:
             raise
         self._last_read = self._clock.monotonic()
         self._enter(ConnectionState.CONNECTED)
-        self._stalls = StallWatch.acquire()
+        self._hub_monitor = HubMonitor.acquire()
         for name, loop in (("read", self._read_loop), ("write", self._write_loop), ("watch", self._watch_loop)):
             greenlet = gevent.spawn(self._run, loop)
             greenlet.name = f"gnsq-{name}-{self.address}"
             self._greenlets.append(greenlet)
         for warning in self.identity.warnings:
             text = "%s: %s"
-            self._owner.repeats(logger).log(logging.WARNING, f"{self.address} {warning}", text, self._subject, warning)
+            self._owner.rate_limited(logger).log(
+                logging.WARNING, f"{self.address} {warning}", text, self._subject, warning
+            )
         logger.info("%s: connected, %s", self._subject, self.identity.summary)
         return self.identity
 
@@ -263,8 +266,8 @@ class Connection:
         if self.on_closed is not None:
             self.on_closed(self)
         self.requests.fail(self.address, error)
-        if self._stalls is not None:
-            self._stalls.release()
+        if self._hub_monitor is not None:
+            self._hub_monitor.release()
         for greenlet in self._greenlets:
             # Reader and writer end by the closed socket; the watch may be asleep for a heartbeat interval.
             if greenlet is not gevent.getcurrent() and greenlet.name.startswith("gnsq-watch"):
@@ -288,15 +291,36 @@ class Connection:
         """Messages delivered and not yet answered."""
         return self.answers.in_flight
 
+    def stats(self) -> ConnectionStats:
+        """Return the statistics at this moment."""
+        answers = self.answers
+        return ConnectionStats(
+            address=self.address,
+            state=self.state.value,
+            version=self.identity.version,
+            rdy=self.ready_count,
+            in_flight=answers.in_flight,
+            idle=answers.now() - self.last_message if answers.received else None,
+            counts=answers.counts,
+            msg_timeout=answers.msg_timeout,
+            max_rdy_count=self.identity.max_rdy_count,
+        )
+
     def _enter(self, state: ConnectionState) -> None:
         self.state = state
 
-    def give_up(self, parent: int) -> None:
-        """Close our end of what another process goes on with: see forks."""
-        if self.answers.elsewhere:  # its thread is not in this process: abort() would wake who waited there
+    def after_fork_in_child(self, parent: int) -> None:
+        """Close this process's copy of the connection: the parent goes on using it. See concurrency.forks."""
+        self.abort_without_owner(
+            NSQConnectionClosed(f"opened in process {parent}; after a fork, make and start a new client")
+        )
+
+    def abort_without_owner(self, error: NSQException) -> None:
+        """Abort although the thread that opened the connection may have ended, or is not in this process."""
+        if self.answers.is_other_thread:  # abort() would wake greenlets of that thread
             self.state = ConnectionState.CLOSED
             self._close_transport()
-        self.abort(NSQConnectionClosed(f"opened in process {parent}; after a fork, make and start a new client"))
+        self.abort(error)
 
     def _check_not_aborted(self) -> None:
         if self.state is ConnectionState.CLOSED:
@@ -391,7 +415,7 @@ class Connection:
         transport, decoder = self._opened
         recv, feed, answers = transport.recv, decoder.feed, self.answers
         data = decoder.detach()  # what came behind the last answer of the handshake
-        breath = Breath()
+        pause = CooperativeYield()
         while True:
             messages: list[Message] = []
             for frame_type, payload in feed(data, functools.partial(read_messages, messages, answers, self._last_read)):
@@ -408,7 +432,7 @@ class Connection:
                 raise decoder.failure
             # recv() does not yield while data waits; without this the writer, timers and handlers starve.
             if messages or not isinstance(transport, TcpTransport):
-                breath()
+                pause()
                 data = recv(READ_SIZE)
             else:
                 # Behind answers there rarely is more, and what comes next rarely is anything else.

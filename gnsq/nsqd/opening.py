@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from gnsq.addresses import is_port, is_unix, joined
-from gnsq.breath import Breath
+from gnsq.concurrency.greenlets import CooperativeYield
 from gnsq.errors import (
     NSQConnectionClosed,
     NSQErrorCode,
@@ -75,7 +75,7 @@ class Layers:
         self.on_frame: Callable[[int, bytes], None] | None = None
         self.due = "connection"
         self.encrypted = False
-        self._breath = Breath()
+        self._cooperative_yield = CooperativeYield()
         self._host = host
         self._port = port
         self._options = options
@@ -132,7 +132,7 @@ class Layers:
                 case ReadFrame(due):
                     self.due = due
                     answer = self.read_frame()
-                    self._breath()
+                    self._cooperative_yield()
                     if self.on_frame is not None:
                         self.on_frame(*answer)
 

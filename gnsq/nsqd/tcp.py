@@ -18,6 +18,7 @@ from gevent.lock import BoundedSemaphore
 from gnsq import states
 from gnsq.addresses import joined, parse_address
 from gnsq.clock import RealClock
+from gnsq.concurrency.forks import register_after_fork
 from gnsq.errors import (
     NSQConnectionClosed,
     NSQErrorCode,
@@ -28,7 +29,6 @@ from gnsq.errors import (
 )
 from gnsq.message import Message
 from gnsq.nsqd.answers import Answers
-from gnsq.nsqd.forks import give_up_in_children
 from gnsq.nsqd.opening import Layers, prepared
 from gnsq.nsqd.verbs import Verbs
 from gnsq.options import USER_AGENT, ConnectionOptions, MoreConnectionOptionsDict, TlsOptionsDict
@@ -204,7 +204,7 @@ class NsqdTCPClient(Verbs):
         except BaseException:
             self._layers = None
             raise
-        give_up_in_children(self)
+        register_after_fork(self)
         # Made here and not before: answers from other threads go to the hub of the thread that reads.
         self._answers = Answers(self.nsqd, self.send, self._check_connected, RealClock())
         self._answers.on_finish = lambda message_id: self.on_finish.send(self, message_id=message_id)
@@ -223,8 +223,8 @@ class NsqdTCPClient(Verbs):
         self.state = states.DISCONNECTED
         self.on_close.send(self)
 
-    def give_up(self, parent: int) -> None:
-        """Close our end of what another process goes on with: see forks."""
+    def after_fork_in_child(self, parent: int) -> None:
+        """Close this process's copy of the connection: the parent goes on using it. See concurrency.forks."""
         logger.debug("%s: opened in process %d; after a fork, make and connect a new client", self.nsqd, parent)
         self.close_stream()
 

@@ -56,7 +56,7 @@ class _Batch(Publish):
         deadline = min([member.deadline for member in members])
         command = commands.multipublish(members[0].topic, bodies)
         super().__init__(members[0].topic, command, max(map(len, bodies)), members[0].started, deadline)
-        self.dispatcher = members[0].dispatcher
+        self.owner = members[0].owner
         self.key = members[0].key
         self.refused_by = frozenset().union(*(member.refused_by for member in members))
         self.together = 4 + sum(map(len, bodies)) + 4 * len(bodies)
@@ -67,14 +67,13 @@ class _Batch(Publish):
             self.done = True
             for member in self._left():
                 if member.deadline <= now:
-                    self.dispatcher.fail_overdue(member, where)
+                    self.owner.expire(member, where)
                 else:
-                    self.dispatcher.deadlines.look_by(member.deadline)
-                    self.dispatcher.forward(member)
+                    self.owner.resubmit(member)
             return
         for member in self._left():
             if member.deadline <= now:
-                self.dispatcher.fail_overdue(member, where)
+                self.owner.expire(member, where)
                 member.command = b""
         # As Publish.overdue(): only the answer is waited for.
         self.command = b""
@@ -90,13 +89,13 @@ class _Batch(Publish):
         self.messages = len(left)
         self.room = sum([member.room for member in left])
         if left:
-            self.dispatcher.settle(self)
+            self.owner.complete(self)
 
     def refused(self, error: NSQErrorCode) -> None:
         left = self._left()
         if is_about_the_topic(error):
             # None of them is any better alone.
-            self.dispatcher.refused_topic(self, error)
+            self.owner.refused_topic(self, error)
             return
         if len(self.members) > 1 and not is_about_the_nsqd(error):
             # One of them is bad, perhaps one whose deadline has passed: alone, it harms none of the others.
@@ -106,17 +105,17 @@ class _Batch(Publish):
             return
         self.done = True
         for member in left:
-            self.dispatcher.refused(member, copied(error))
+            self.owner.refused(member, copied(error))
 
     def lost(self, error: NSQException) -> None:
         self.done = True
         for member in self._left():
-            self.dispatcher.lost(member, error)
+            self.owner.lost(member, error)
 
     def not_executed(self, error: NSQException) -> None:
         self.done = True
         for member in self._left():
-            self.dispatcher.again(member, error)
+            self.owner.retry(member, error)
 
     def _left(self) -> list[Member]:
         left = [member for member in self.members if not member.done]

@@ -145,7 +145,7 @@ class Heard(Protocol):
 
 
 class HttpLink:
-    """One nsqd, as the dispatcher sees it: see links.Link.
+    """One nsqd, as the dispatcher sees it: see publish.Link.
 
     Args:
         at_once: Requests.

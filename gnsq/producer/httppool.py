@@ -13,14 +13,14 @@ import gevent
 from gevent.event import Event
 
 from gnsq.clock import Clock
+from gnsq.concurrency.forks import register_after_fork
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQHttpError
+from gnsq.logs import LogOwner
 from gnsq.nsqd.connection import InternalError
-from gnsq.nsqd.forks import give_up_in_children
 from gnsq.pool import STABLE, ReconnectOptions, wait_all
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.httplinks import HttpClients, HttpLink
 from gnsq.producer.httpoutcomes import answers
-from gnsq.repeats import Owner
 from gnsq.texts import without_address
 
 __all__ = ["HttpPool"]
@@ -73,7 +73,7 @@ class HttpPool:
         at_once: int,
         responded: Callable[[bytes], None],
         refused: Callable[[NSQErrorCode], None],
-        owner: Owner,
+        owner: LogOwner,
     ) -> None:
         self._clients = clients
         self._reconnect = reconnect
@@ -87,7 +87,7 @@ class HttpPool:
         # Also of addresses that are kept no more.
         self._links: set[HttpLink] = set()
         self._closing = False
-        give_up_in_children(self)
+        register_after_fork(self)
 
     def add(self, address: str, *, permanent: bool = True) -> None:
         """Use an nsqd whenever it answers, unless that is done already; in the background."""
@@ -118,6 +118,12 @@ class HttpPool:
             kept.released = True
             kept.woken.set()
 
+    def runs_in(self, greenlet: gevent.Greenlet) -> bool:
+        """Whether a greenlet does the work of the pool or of its links."""
+        return any(kept.greenlet is greenlet for kept in self._kept.values()) or any(
+            greenlet in link.workers for link in self._links
+        )
+
     def wait_tried(self, limit: float) -> None:
         """Wait until every address has been tried once, up to a limit in seconds; each try has one of its own."""
         wait_all([kept.tried for kept in self._kept.values()], limit, self._clock)
@@ -145,8 +151,8 @@ class HttpPool:
             link.abort(NSQConnectionClosed(f"{link.address}: the producer was closed"))
         gevent.joinall(ending, timeout=PATIENCE)
 
-    def give_up(self, parent: int) -> None:
-        """Do nothing more in this process, a child of the one that goes on with the connections: see forks."""
+    def after_fork_in_child(self, parent: int) -> None:
+        """Do nothing more in this child process: the parent goes on using the connections. See concurrency.forks."""
         self._closing = True
         for kept in self._kept.values():
             kept.greenlet.kill(block=False)
@@ -220,7 +226,7 @@ class HttpPool:
         what = "not published to until it answers" if was_used else "does not answer"
         then = f"trying again in {wait:.1f} s" if wait > 0 else "trying again at once"
         bug = error.__cause__ if isinstance(error, InternalError) else None
-        self._owner.repeats(logger).log(
+        self._owner.rate_limited(logger).log(
             logging.ERROR if bug else logging.WARNING,
             f"{address} {what} {type(error).__name__}",
             "%s: %s: %s; %s",

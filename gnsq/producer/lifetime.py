@@ -1,22 +1,31 @@
-"""Lifetime: a producer's start and its end, each once, whoever asks: greenlets, threads, signal handlers, children.
+"""Lifetime: starts and closes a producer, each once, for calls from greenlets, threads, signal handlers and children.
 
-Holds no lock: whoever interrupts a thread, as signal handlers do, could wait for what that thread holds. Knows nothing
-of publishes.
+Holds no lock: a signal handler that interrupts a thread would wait for a lock that this thread holds. Knows nothing of
+publishes.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
-import sys
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import gevent
-from gevent._hub_local import get_hub_if_exists
 
-from gnsq.crossing import EVER, Crossing, Gate, Token
+from gnsq.concurrency.forks import register_after_fork
+from gnsq.concurrency.hub_thread import HubThread
+from gnsq.concurrency.threads import (
+    CROSS_THREAD_GRACE,
+    NO_TIMEOUT,
+    CrossThreadFuture,
+    Once,
+    ThreadEvent,
+    get_hub_if_exists,
+    is_hub_greenlet,
+    start_new_thread,
+)
 from gnsq.errors import (
     NSQConnectionClosed,
     NSQException,
@@ -25,59 +34,74 @@ from gnsq.errors import (
     NSQTimeout,
     NSQUnknownClosed,
 )
-from gnsq.hubthread import HubThread
-from gnsq.natives import start_new_thread
-from gnsq.nsqd.forks import give_up_in_children
-from gnsq.nsqd.home import GRACE, in_hub
 from gnsq.pool import Life
 from gnsq.producer.publish import Unconfirmed
 from gnsq.producer.running import Running
-from gnsq.signals import notify
 from gnsq.texts import counted
-
-if TYPE_CHECKING:
-    from gnsq.producer.producer import Producer
 
 __all__ = ["Lifetime"]
 
 logger = logging.getLogger(__name__)
 
-# What may run below a signal's receiver or handler, and must not be held up.
-_OWN = ("gnsq.producer.", "gnsq.nsqd.", "gnsq.pool")
-
 
 class _Start:
-    """One try to start: who does it, and whether that is done, well or not."""
+    """One try to start: acquired by the greenlet that does it; done is set when it has succeeded or failed."""
 
     __slots__ = ("done", "token")
 
     def __init__(self) -> None:
-        self.token = Token()
-        self.done = Gate()
+        self.token = Once()
+        self.done = ThreadEvent()
 
 
 class Lifetime:
-    """One producer's.
+    """Starts and closes one producer.
+
+    Args:
+        begin: Makes and starts what runs.
+        label: The producer's name in log lines.
+        threaded: Whether it runs on a thread of its own.
+        close_timeout: Seconds for the close at the end of the program.
+        on_close: Called when a producer that has run is closed.
+        on_fork: Called in a forked child, before the producer can be started there.
 
     Attributes:
-        state: Where it is.
-        running: What it has while it is running or closing.
+        state: Of the producer.
+        running: Its connections and greenlets, while it is running or closing.
     """
 
-    def __init__(self, producer: Producer, begin: Callable[[], Running]) -> None:
+    def __init__(
+        self,
+        begin: Callable[[], Running],
+        label: str,
+        *,
+        threaded: bool,
+        close_timeout: float,
+        on_close: Callable[[], None],
+        on_fork: Callable[[], None],
+    ) -> None:
         self.state = Life.INIT
         self.running: Running | None = None
-        self._producer = producer
         self._begin = begin
+        self._label = label
+        self._threaded = threaded
+        self._close_timeout = close_timeout
+        self._on_close = on_close
+        self._on_fork = on_fork
         self._hub_thread: HubThread | None = None
         self._start = _Start()
-        self._end = Token()
-        self._closed = Gate()
+        self._end = Once()
+        self._closed = ThreadEvent()
+        # Greenlets that run started() or close().
+        self._active: set[gevent.Greenlet] = set()
 
     # --- the start
 
     def started(self, limit: float) -> Running:
-        """Start, unless that is done: in the calling thread, or one of its own.
+        """Start the producer if it is not running, in the calling thread or in a thread of its own.
+
+        Returns:
+            What runs.
 
         Args:
             limit: Seconds to wait for another thread that is doing so; 0: do not wait.
@@ -87,37 +111,41 @@ class Lifetime:
             NSQNotSentTimeout: If the other thread takes too long.
             RuntimeError: If that needs a thread of its own, for which the hub can't wait.
         """
+        with self._marked():
+            return self._started(limit)
+
+    def _started(self, limit: float) -> Running:
         while True:
             running = self.running
             if running is not None and self.state is Life.RUNNING:
                 return running
             if self.state is not Life.INIT:
                 raise NSQNotSentClosed("producer was closed; make a new one")
-            if self._producer.threaded and in_hub():
+            if self._threaded and is_hub_greenlet():
                 raise RuntimeError("the hub itself can't wait for the producer's thread; let a greenlet call start()")
-            # Before the token: in a child that is forked meanwhile nobody goes on with it.
-            give_up_in_children(self._producer)
+            # Before the start is acquired: in a child that is forked after that, nothing would go on with the start.
+            register_after_fork(self)
             start = self._start
-            if start.token.claim():
+            if start.token.acquire():
                 self._start_now(start)
-            elif not (start.done.is_open or (limit > 0 and start.done.wait(limit))):
+            elif not (start.done.is_set or (limit > 0 and start.done.wait(limit))):
                 raise NSQNotSentTimeout(f"another thread has not started the producer within {limit:g} s")
 
     def _start_now(self, start: _Start) -> None:
         try:
-            self.running = self._begin_in_thread() if self._producer.threaded else self._begin()
+            self.running = self._begin_in_thread() if self._threaded else self._begin()
         except BaseException:
-            # The next one tries again.
+            # The next call tries again.
             self._start = _Start()
             raise
         else:
             self.state = Life.RUNNING
-            _end_with_program(self)
+            _register_at_exit(self)
         finally:
-            start.done.open()
+            start.done.set()
 
     def _begin_in_thread(self) -> Running:
-        hub_thread = HubThread(f"gnsq-{self._producer.log_owner.label}")
+        hub_thread = HubThread(f"gnsq-{self._label}")
         try:
             running = hub_thread.call(self._begin)
         except BaseException:
@@ -139,96 +167,104 @@ class Lifetime:
         Raises:
             NSQTimeout: If it takes much longer: the hub of the producer's thread does not run. It goes on all the same.
         """
-        if not self._end.claim():
-            if not _must_not_wait():
-                self._closed.wait(timeout + GRACE)
+        may_wait = not self._is_reentrant()
+        with self._marked():
+            return self._close_once(timeout, may_wait=may_wait)
+
+    def _close_once(self, timeout: float, *, may_wait: bool) -> list[Unconfirmed]:
+        if not self._end.acquire():
+            if may_wait:
+                self._closed.wait(timeout + CROSS_THREAD_GRACE)
             return []
         if self._cancel_start(self._start):
             return []
-        if not _must_not_wait():
+        if may_wait:
             return self._close(timeout)
         if get_hub_if_exists() is not None:
-            gevent.spawn(self._quietly, self._close, timeout)
+            gevent.spawn(self._close_and_log, self._close, timeout)
         else:
-            start_new_thread(self._quietly, (self._close, timeout))
+            start_new_thread(self._close_and_log, (self._close, timeout))
         return []
 
-    def _quietly(self, close: Callable[[float], object], timeout: float) -> None:
-        """Close where nobody waits for the result."""
+    def _close_and_log(self, close: Callable[[float], object], timeout: float) -> None:
+        """Close, and log an error: nothing waits for the result."""
         try:
             close(timeout)
         except NSQException as error:
-            logger.warning("%s: not closed: %s", self._producer.log_owner.label, error)
+            logger.warning("%s: not closed: %s", self._label, error)
 
     def join(self, timeout: float | None) -> None:
         """Wait until it has closed, or the timeout (seconds) ends; not at all where it was not started."""
-        if self.state is not Life.INIT and not _must_not_wait():
-            self._closed.wait(EVER if timeout is None else timeout)
+        if self.state is not Life.INIT and not self._is_reentrant():
+            self._closed.wait(NO_TIMEOUT if timeout is None else timeout)
 
-    def end_with_program(self) -> None:
-        """Close a producer that has a thread of its own; of another one, say what is lost."""
+    def close_at_exit(self) -> None:
+        """Close a producer that has a thread of its own; for another one, log what is lost."""
         running = self.running
-        if self._producer.threaded:
-            self._quietly(self.close, self._producer.options.close_timeout)
+        if self._threaded:
+            self._close_and_log(self.close, self._close_timeout)
         elif running is not None and running.dispatcher.pending:
             count = running.dispatcher.pending
             text = "%s: the program ends with %s not confirmed: close() waits for them"
-            logger.warning(text, self._producer.log_owner.label, counted(count, "publish", "publishes"))
+            logger.warning(text, self._label, counted(count, "publish", "publishes"))
 
     def _close(self, timeout: float) -> list[Unconfirmed]:
         while True:
             start = self._start
-            # Whoever was starting it may have failed.
+            # A start may have failed, so that a new one can be acquired.
             if self._cancel_start(start):
                 return []
-            # Not only until there is something to close: the last that a start does is to say that it runs. By turns:
-            # in a child that is forked meanwhile nobody opens it.
-            start.done.wait(GRACE)
+            # Until the start is done, since it sets the state last. In slices: in a child that is forked meanwhile
+            # nothing sets this event.
+            start.done.wait(CROSS_THREAD_GRACE)
             running = self.running
-            if start.done.is_open and running is not None:
+            if start.done.is_set and running is not None:
                 return self._close_running(running, timeout)
 
     def _cancel_start(self, start: _Start) -> bool:
-        """Close a producer that nobody has begun to start; whether that is so."""
-        if not start.token.claim():
+        """Close the producer if no start was begun. Returns: whether it was closed so."""
+        if not start.token.acquire():
             return False
         self._finish()
-        # Somebody may have seen that it was claimed, and wait.
-        start.done.open()
+        # Another thread may have seen that the start was acquired, and wait for it.
+        start.done.set()
         return True
 
     def _close_running(self, running: Running, timeout: float) -> list[Unconfirmed]:
         self.state = Life.CLOSING
-        # Only says so: may be called in any thread.
+        # Sets a flag only, so any thread may call it.
         running.dispatcher.refuse_more()
         pending = counted(running.dispatcher.pending, "publish", "publishes")
-        logger.info("%s: closing, with up to %g s for %s pending", self._producer.log_owner.label, timeout, pending)
-        ended: Crossing[list[Unconfirmed]] = Crossing()
-        if running.home.elsewhere:
+        logger.info("%s: closing, with up to %g s for %s pending", self._label, timeout, pending)
+        ended: CrossThreadFuture[list[Unconfirmed]] = CrossThreadFuture()
+        if not running.owner_thread.is_current:
             try:
-                running.home.soon(gevent.spawn, self._end_running, running, timeout, ended)
+                running.owner_thread.call_soon(gevent.spawn, self._end_running, running, timeout, ended)
             except NSQConnectionClosed:
-                ended.set(self._bury(running))
+                ended.set_result(self._abort_after_thread_end(running))
         else:
-            # A greenlet of its own: it goes on if the caller is killed meanwhile, or runs into a gevent.Timeout.
+            # In a greenlet of its own, which goes on if the caller is killed or interrupted by a gevent.Timeout.
             gevent.spawn(self._end_running, running, timeout, ended)
-        if not ended.wait(timeout + GRACE):
-            if not running.home.elsewhere:
-                raise NSQTimeout(f"not closed within {timeout + GRACE:g} s, and goes on in the background")
-            text = f"the producer's thread has not run its hub for {timeout + GRACE:g} s, and closes when it does"
+        limit = timeout + CROSS_THREAD_GRACE
+        if not ended.wait(limit):
+            if running.owner_thread.is_current:
+                raise NSQTimeout(f"not closed within {limit:g} s, and goes on in the background")
+            text = f"the producer's thread has not run its hub for {limit:g} s, and closes when it does"
             raise NSQTimeout(f"{text}; in a program that blocks natively a producer needs threaded=True")
         if self._hub_thread is not None:
             self._hub_thread.stop()
         return ended.result()
 
-    def _end_running(self, running: Running, timeout: float, ended: Crossing[list[Unconfirmed]]) -> None:
+    def _end_running(self, running: Running, timeout: float, ended: CrossThreadFuture[list[Unconfirmed]]) -> None:
         try:
-            unconfirmed = running.close(timeout)
-            self._log_end(unconfirmed)
-            self._finish()
-            ended.set(unconfirmed)
+            with self._marked():  # receivers of on_close may call close() and join()
+                try:
+                    unconfirmed = running.close(timeout)
+                    self._log_end(unconfirmed)
+                finally:
+                    self._finish()
+            ended.set_result(unconfirmed)
         except BaseException as error:  # noqa: BLE001  # it is raised where close() waits
-            self._finish()
             ended.set_exception(error)
         finally:
             if self._hub_thread is not None:
@@ -236,18 +272,18 @@ class Lifetime:
 
     def _log_end(self, unconfirmed: list[Unconfirmed]) -> None:
         if not unconfirmed:
-            logger.info("%s: closed; nothing was left", self._producer.log_owner.label)
+            logger.info("%s: closed; nothing was left", self._label)
             return
         first = unconfirmed[0]
         text = "%s: closed with %s not confirmed, the first of them to %s: %s"
         what = counted(len(unconfirmed), "publish", "publishes")
-        logger.warning(text, self._producer.log_owner.label, what, first.topic, first.error)
+        logger.warning(text, self._label, what, first.topic, first.error)
 
-    def _bury(self, running: Running) -> list[Unconfirmed]:
-        """Close a producer whose thread has ended, and its hub with it."""
+    def _abort_after_thread_end(self, running: Running) -> list[Unconfirmed]:
+        """Close a producer whose thread has ended, and with it the hub."""
         error = NSQUnknownClosed("the thread that started the producer has ended; nsqd may have it")
         try:
-            unconfirmed = running.bury(error)
+            unconfirmed = running.abort_from_other_thread(error)
             self._log_end(unconfirmed)
             return unconfirmed
         finally:
@@ -256,60 +292,67 @@ class Lifetime:
     def _finish(self) -> None:
         self.state = Life.CLOSED
         was_running, self.running = self.running is not None, None
-        _unended.discard(self)
-        self._closed.open()
+        _open_producers.discard(self)
+        self._closed.set()
         if was_running:
-            notify(self._producer.on_close, self._producer)
+            self._on_close()
+
+    # --- calls that must not wait
+
+    @contextlib.contextmanager
+    def _marked(self) -> Iterator[None]:
+        """Mark the calling greenlet as one that runs code of this object."""
+        here = gevent.getcurrent()
+        if here in self._active:
+            yield
+            return
+        self._active.add(here)
+        try:
+            yield
+        finally:
+            self._active.discard(here)
+
+    def _is_reentrant(self) -> bool:
+        """Whether the caller must not wait: it runs in the hub itself, in a greenlet of the producer, such as one that
+        calls receivers of signals, or in a signal handler that has interrupted code of the producer."""
+        here, running = gevent.getcurrent(), self.running
+        return is_hub_greenlet() or here in self._active or (running is not None and running.is_reentrant(here))
 
     # --- forks
 
-    def give_up(self, parent: int) -> None:
-        """Begin anew in this process, which was forked from the parent meanwhile."""
+    def after_fork_in_child(self, parent: int) -> None:
+        """Return to the state before the start in this child process, so that it can start the producer anew."""
+        self._on_fork()
         running, self.running = self.running, None
-        # Whoever was starting it is not in this process; nor is the thread.
+        # A greenlet that was starting it may not be in this process; its own thread is not.
         self._start = _Start()
         self._hub_thread = None
+        self._active = set()
         if self.state is Life.RUNNING:
             self.state = Life.INIT
-            self._end = Token()
+            self._end = Once()
         elif self.state is Life.CLOSING:
             self.state = Life.CLOSED
-            self._closed.open()
-        _unended.discard(self)
+            self._closed.set()
+        _open_producers.discard(self)
         if running is not None:
-            running.give_up(parent)
+            running.after_fork_in_child(parent)
 
 
-def _must_not_wait() -> bool:
-    """Whether the caller runs in the hub itself, or was called by the producer's own code.
-
-    That calls receivers of signals, and a signal handler of Python's own may interrupt it anywhere.
-    """
-    if in_hub():
-        return True
-    frame = sys._getframe(1)
-    callers = []
-    while frame is not None:
-        callers.append(frame.f_globals.get("__name__", "").startswith(_OWN))
-        frame = frame.f_back  # type: ignore[assignment]  # of the last one it is None
-    # Up to the first that is not ours, it is close() itself.
-    return any(callers[callers.index(False) :]) if False in callers else False
-
-
-# Those that may have something to lose when the program ends.
-_unended: weakref.WeakSet[Lifetime] = weakref.WeakSet()
+# Producers that are not closed, and may lose publishes when the program ends.
+_open_producers: weakref.WeakSet[Lifetime] = weakref.WeakSet()
 _registered = False
 
 
-def _end_with_program(lifetime: Lifetime) -> None:
+def _register_at_exit(lifetime: Lifetime) -> None:
     global _registered
     if not _registered:
         # With the first producer: importing registers nothing.
         _registered = True
-        atexit.register(_end)
-    _unended.add(lifetime)
+        atexit.register(_close_all)
+    _open_producers.add(lifetime)
 
 
-def _end() -> None:
-    for lifetime in list(_unended):
-        lifetime.end_with_program()
+def _close_all() -> None:
+    for lifetime in list(_open_producers):
+        lifetime.close_at_exit()

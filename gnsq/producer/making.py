@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from gnsq.crossing import EVER
+from gnsq.concurrency.threads import NO_TIMEOUT
 from gnsq.producer.batches import Member
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import Publish
@@ -125,5 +125,5 @@ def check_timeout(timeout: float) -> None:
     Raises:
         ValueError: If it is negative, endless or no number at all.
     """
-    if not 0 <= timeout < EVER:
-        raise ValueError(f"timeout {timeout} must be at least 0 and less than {EVER:g} s")
+    if not 0 <= timeout < NO_TIMEOUT:
+        raise ValueError(f"timeout {timeout} must be at least 0 and less than {NO_TIMEOUT:g} s")

@@ -13,12 +13,12 @@ from typing import Any, Literal, Self, Unpack, overload
 
 from gnsq.addresses import Addresses, joined, ordered_addresses, parse_address
 from gnsq.clock import Clock, RealClock
-from gnsq.crossing import EVER
+from gnsq.concurrency.threads import CROSS_THREAD_GRACE, NO_TIMEOUT, current_thread, is_hub_greenlet
 from gnsq.discovery import parse_lookupds
 from gnsq.errors import NSQErrorCode, NSQTimeout
 from gnsq.httpclient import HttpOptionsDict
+from gnsq.logs import LogOwner
 from gnsq.nsqd.connection import Connection
-from gnsq.nsqd.home import GRACE, here, in_hub
 from gnsq.nsqd.latency import Latency
 from gnsq.nsqd.opening import prepared
 from gnsq.options import ConnectionOptions, parameters_of
@@ -30,15 +30,13 @@ from gnsq.producer.many import Chunk, Publishing, publish_chunks
 from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
 from gnsq.producer.outcomes import Totals
 from gnsq.producer.publish import Publish, Unconfirmed
-from gnsq.producer.report import producer_stats
 from gnsq.producer.result import PublishResult
-from gnsq.producer.running import Running
+from gnsq.producer.running import Running, RuntimeConfig
 from gnsq.producer.strategies import make_strategy
 from gnsq.producer.threads import begin, publish_and_wait
 from gnsq.protocol.frames import OK
-from gnsq.repeats import Owner
 from gnsq.signals import AuthReceiver, CloseReceiver, ErrorReceiver, ResponseReceiver, TypedSignal, notify
-from gnsq.stats import ProducerStats
+from gnsq.stats import LinkStats, ProducerStats
 from gnsq.texts import counted
 
 __all__ = ["Producer"]
@@ -134,11 +132,18 @@ class Producer:
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name of a producer must be a str, not {name!r}")
         self.name = name if name is not None else f"producer-{next(_numbers)}"
-        self.log_owner = Owner(self.name, self.clock.monotonic)
+        self.log_owner = LogOwner(self.name, self.clock.monotonic)
         self.totals = Totals()
         self.latency = Latency()
         self._making = Making(self.options, self.connection_options.max_name_length, self.clock.monotonic)
-        self._life = Lifetime(self, self._begin)
+        self._life = Lifetime(
+            self._begin,
+            self.name,
+            threaded=threaded,
+            close_timeout=self.options.close_timeout,
+            on_close=self._closed,
+            on_fork=self._reset_counts,
+        )
 
     def __repr__(self) -> str:
         running = self._life.running
@@ -162,13 +167,32 @@ class Producer:
         if self._life.state is Life.RUNNING:
             self.logger.warning("%s: producer is running already", self.name)
             return
-        running = self._life.started(EVER)
-        running.home.wait_for(EVER, running.wait_tried)
+        running = self._life.started(NO_TIMEOUT)
+        running.owner_thread.call_and_wait(NO_TIMEOUT, running.wait_tried)
 
     def _begin(self) -> Running:
-        running = Running(self)
+        config = RuntimeConfig(
+            options=self.options,
+            reconnect=self.reconnect,
+            connection=self.connection_options,
+            addresses=self.addresses,
+            lookupds=self.lookupds,
+            http_clients=self.http_clients,
+            clock=self.clock,
+            owner=self.log_owner,
+            totals=self.totals,
+            latency=self.latency,
+        )
+        running = Running(config, self)
         running.start()
         return running
+
+    def _closed(self) -> None:
+        notify(self.on_close, self)
+
+    def _reset_counts(self) -> None:
+        """Count from 0 in a forked child: the parent keeps what was counted so far."""
+        self.totals, self.latency = Totals(), Latency()
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything published so far has ended, its batches included.
@@ -187,7 +211,7 @@ class Producer:
         if running is None:
             return True
         try:
-            return running.home.wait_for(limit + GRACE, running.flush, limit)
+            return running.owner_thread.call_and_wait(limit + CROSS_THREAD_GRACE, running.flush, limit)
         except NSQTimeout:
             # The hub of the producer's thread does not run.
             return False
@@ -243,7 +267,32 @@ class Producer:
 
     def stats(self) -> ProducerStats:
         """Tell how things are at this moment, and what was counted since the start."""
-        return producer_stats(self._life.state.value, self.totals, self.latency, self._life.running)
+        state, running = self._life.state.value, self._life.running
+        dispatcher = None if running is None else running.dispatcher
+        links = [] if dispatcher is None else [(link, False) for link in dispatcher.links]
+        links += [] if dispatcher is None else [(link, True) for link in dispatcher.aside]
+        not_ready = "not started" if state == Life.INIT.value else state
+        if running is not None and state == Life.RUNNING.value:
+            not_ready = running.why_not_ready()
+        totals = self.totals
+        return ProducerStats(
+            state=state,
+            confirmed=totals.confirmed,
+            refused=totals.refused,
+            not_sent=totals.not_sent,
+            unknown=totals.unknown,
+            sent_again=totals.sent_again,
+            repeated=totals.repeated,
+            pending=0 if dispatcher is None else dispatcher.pending,
+            pending_bytes=0 if dispatcher is None else dispatcher.pending_bytes,
+            latency=self.latency.histogram(),
+            connections=tuple(
+                LinkStats(link.address, link.pending, link.confirmed, stalled) for link, stalled in links
+            ),
+            failures={} if running is None else {address: str(error) for address, error in running.failures().items()},
+            lookupd_failures={} if running is None else running.lookup_failures,
+            not_ready=not_ready,
+        )
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
         """Publish to one more nsqd, too; over HTTP its port is that of HTTP.
@@ -252,14 +301,8 @@ class Producer:
             ValueError: If the address is not valid.
         """
         added = joined(*parse_address(joined(address, port)))
-        running = self._life.started(GRACE)
-        running.home.wait_for(GRACE, running.add, added)
-
-    def give_up(self, parent: int) -> None:
-        """Begin anew in this process, which was forked while the producer ran: see nsqd.forks."""
-        # What was counted so far, the parent tells.
-        self.totals, self.latency = Totals(), Latency()
-        self._life.give_up(parent)
+        running = self._life.started(CROSS_THREAD_GRACE)
+        running.owner_thread.call_and_wait(CROSS_THREAD_GRACE, running.add, added)
 
     # --- what subclasses may override, as in gnsq 1.0; conn is None over HTTP
 
@@ -462,7 +505,7 @@ class Producer:
             ValueError, TypeError: For a topic or key that nsqd or the strategy would refuse.
             RuntimeError: In the hub itself.
         """
-        if in_hub():
+        if is_hub_greenlet():
             raise RuntimeError("nothing can wait for publishes in the hub itself; let a greenlet do it")
 
         def begin_chunk(bodies: list[bytes]) -> Publishing:
@@ -475,7 +518,7 @@ class Producer:
 
     def _begun(self, publish: Publish, block: bool) -> PublishResult:
         running = self._life.running or self._first(publish, block)
-        if here.mark is not running.home.mark():
+        if current_thread.token is not running.owner_thread.token():
             return begin(running, publish, block=block)
         result = publish.result = PublishResult()
         # ResultWaiters.new() in place: 0.05 us of 2.
@@ -488,7 +531,7 @@ class Producer:
 
     def _published(self, publish: Publish, block: bool) -> bytes:
         running = self._life.running or self._first(publish, block)
-        if here.mark is running.home.mark():
+        if current_thread.token is running.owner_thread.token():
             running.dispatcher.publish(publish, block)
         else:
             publish_and_wait(running, publish, block=block)
@@ -496,8 +539,8 @@ class Producer:
 
     def _first(self, publish: Publish, block: bool) -> Running:
         """Start with the first publish."""
-        can_wait = block and not in_hub()
+        can_wait = block and not is_hub_greenlet()
         running = self._life.started(publish.limit if can_wait else 0)
-        if can_wait and not running.home.elsewhere:
+        if can_wait and running.owner_thread.is_current:
             running.wait_first(publish.limit)
         return running

@@ -1,22 +1,19 @@
-"""Publish: one publish, from the call to its outcome. Knows its link, and nothing of what that does."""
+"""Publish: one publish, from the call to its outcome. Knows its owner and its link by their protocols only."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQProtocolError
+from gnsq.nsqd.requests import Request
 from gnsq.producer.outcomes import is_about_the_topic
+from gnsq.producer.result import PublishResult
 from gnsq.protocol.commands import split_multipublish_body
 from gnsq.protocol.frames import OK
 
-if TYPE_CHECKING:
-    from gnsq.producer.dispatcher import Dispatcher
-    from gnsq.producer.links import Link
-    from gnsq.producer.result import PublishResult
-
-__all__ = ["Publish", "Unconfirmed", "Where"]
+__all__ = ["Link", "Publish", "PublishOwner", "Unconfirmed", "Where"]
 
 
 class Where(enum.Enum):
@@ -44,6 +41,60 @@ class Unconfirmed(NamedTuple):
     error: NSQException
 
 
+class Link(Protocol):
+    """Takes publishes to one nsqd.
+
+    Attributes:
+        address: The nsqd's.
+        submit: Takes a publish and calls one of its methods with the outcome.
+        confirmed: Messages that nsqd has confirmed over this link.
+    """
+
+    address: str
+    submit: Callable[[Publish], None]
+    confirmed: int
+
+    @property
+    def pending(self) -> int:
+        """Publishes without an answer."""
+
+    @property
+    def unsent(self) -> Collection[Request]:
+        """Pending publishes that were not sent."""
+
+    @property
+    def sent(self) -> Collection[Request]:
+        """Pending publishes that were sent, the oldest first."""
+
+    def withdraw(self, publishes: Collection[Publish]) -> list[Publish]:
+        """Take back those of the given publishes that were not sent. Returns: them."""
+
+
+class PublishOwner(Protocol):
+    """Decides how a publish ends, and when it is sent again."""
+
+    def complete(self, publish: Publish) -> None:
+        """Count a publish that is done, and wake its caller."""
+
+    def expire(self, publish: Publish, where: Where) -> None:
+        """End a publish whose deadline has passed."""
+
+    def refused(self, publish: Publish, error: NSQErrorCode) -> None:
+        """Retry a publish that nsqd refused on another nsqd if that may help, or end it."""
+
+    def refused_topic(self, publish: Publish, error: NSQErrorCode) -> None:
+        """End a publish whose topic nsqd refused."""
+
+    def lost(self, publish: Publish, error: NSQException) -> None:
+        """End a publish that nsqd may have executed, or retry it if duplicates are allowed."""
+
+    def retry(self, publish: Publish, error: NSQException) -> None:
+        """Send a publish again that nsqd has not executed."""
+
+    def resubmit(self, publish: Publish) -> None:
+        """Send a publish whose batch expired before it was sent."""
+
+
 class Publish:
     """A PUB, DPUB or MPUB.
 
@@ -56,7 +107,7 @@ class Publish:
         deadline: When it must have ended.
 
     Attributes:
-        dispatcher: Who has taken it.
+        owner: Decides what an answer, or the lack of one, leads to.
         done: Whether it has ended.
         error: What it ended with, if nsqd has not confirmed it.
         size: Bytes of the command; of a member of a batch, of its body.
@@ -76,7 +127,7 @@ class Publish:
         loss: What lost it before it was sent again, where duplicates are allowed.
     """
 
-    dispatcher: Dispatcher
+    owner: PublishOwner
     # Most publishes need few of these; what is not set costs nothing.
     done = False
     room = 0
@@ -124,7 +175,7 @@ class Publish:
 
     def overdue(self, where: Where, now: float) -> None:
         """End it: its deadline has come. What a link has not sent, must have been taken back."""
-        self.dispatcher.fail_overdue(self, where)
+        self.owner.expire(self, where)
         if where is Where.SENT:
             # Its answer may still come, and must find it; the bytes are of no more use.
             self.command = b""
@@ -144,7 +195,7 @@ class Publish:
             raise self.misunderstood(data)
         if not self.done:
             self.done = True
-            self.dispatcher.settle(self)
+            self.owner.complete(self)
 
     def misunderstood(self, data: bytes) -> NSQProtocolError:
         """Take a response other than OK as a loss; gives what must close the connection: which answer is whose, nobody
@@ -156,16 +207,16 @@ class Publish:
     def refused(self, error: NSQErrorCode) -> None:
         """nsqd has not."""
         if is_about_the_topic(error):
-            self.dispatcher.refused_topic(self, error)
+            self.owner.refused_topic(self, error)
         elif not self.done:
-            self.dispatcher.refused(self, error)
+            self.owner.refused(self, error)
 
     def lost(self, error: NSQException) -> None:
         """Nobody knows."""
         if not self.done:
-            self.dispatcher.lost(self, error)
+            self.owner.lost(self, error)
 
     def not_executed(self, error: NSQException) -> None:
         """nsqd has not seen it, and will not."""
         if not self.done:
-            self.dispatcher.again(self, error)
+            self.owner.retry(self, error)

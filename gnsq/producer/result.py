@@ -15,13 +15,18 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import gevent
-from gevent._hub_local import get_hub_if_exists
 from gevent.event import AsyncResult
 
-from gnsq.crossing import EVER, LOOK, Gate
+from gnsq.concurrency.threads import (
+    ALIVE_CHECK_INTERVAL,
+    CROSS_THREAD_GRACE,
+    NO_TIMEOUT,
+    OwnerThread,
+    ThreadEvent,
+    get_hub_if_exists,
+    get_ident,
+)
 from gnsq.errors import NSQUnknownClosed, NSQUnknownTimeout
-from gnsq.natives import get_ident
-from gnsq.nsqd.home import GRACE, Home
 from gnsq.protocol.frames import OK
 
 __all__ = ["PublishResult", "ResultWaiters"]
@@ -37,7 +42,7 @@ class ResultWaiters:
     """Waits for the results of one running producer that gevent can't do: those of other threads, and callbacks.
 
     Args:
-        home: The producer's thread.
+        owner_thread: The producer's thread.
         now: Returns monotonic seconds.
         label: Names the producer in log lines.
 
@@ -45,10 +50,10 @@ class ResultWaiters:
         pending: What waits for each result, while it has not ended. One call of a dict's method is atomic.
     """
 
-    __slots__ = ("_label", "_now", "home", "links", "pending")
+    __slots__ = ("_label", "_now", "links", "owner_thread", "pending")
 
-    def __init__(self, home: Home, now: Callable[[], float], label: str) -> None:
-        self.home = home
+    def __init__(self, owner_thread: OwnerThread, now: Callable[[], float], label: str) -> None:
+        self.owner_thread = owner_thread
         self.pending: dict[PublishResult, _Waiters] = {}
         # Greenlets that wait for rawlink() of other threads, by result, callback and thread.
         self.links: dict[tuple[PublishResult, Callback, int], gevent.Greenlet] = {}
@@ -80,7 +85,7 @@ class ResultWaiters:
             self._call(waiters, result)
 
     def _call(self, waiters: _Waiters, result: PublishResult) -> None:
-        waiters.ended.open()
+        waiters.ended.set()
         with contextlib.suppress(IndexError):
             while True:
                 callback = waiters.callbacks.popleft()
@@ -95,10 +100,10 @@ class ResultWaiters:
         Raises:
             NSQUnknownTimeout: If that thread has not run its hub though the deadline is over.
         """
-        if self.home.mark() is None:
+        if self.owner_thread.token() is None:
             text = "the thread that started the producer has ended, or is not in this process after a fork"
             result.end(NSQUnknownClosed(f"{text}; nsqd may have the publish"))
-        elif self._now() > result.deadline + GRACE:
+        elif self._now() > result.deadline + CROSS_THREAD_GRACE:
             raise NSQUnknownTimeout("the producer's thread has not run its hub; nsqd may have the publish")
 
 
@@ -108,7 +113,7 @@ class _Waiters:
     __slots__ = ("callbacks", "ended")
 
     def __init__(self) -> None:
-        self.ended = Gate()
+        self.ended = ThreadEvent()
         self.callbacks: deque[Callback] = deque()
 
 
@@ -254,11 +259,11 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
 
     @property
     def _is_elsewhere(self) -> bool:
-        return self.waiters.home.elsewhere
+        return not self.waiters.owner_thread.is_current
 
     def _wait_elsewhere(self, timeout: float | None) -> None:
         """Wait in another thread than the producer's until it has ended, or the timeout (seconds) is over."""
-        until = time.monotonic() + (EVER if timeout is None else timeout)
+        until = time.monotonic() + (NO_TIMEOUT if timeout is None else timeout)
         waiters = self.waiters.of(self)
         self.waiters.tell_if_ended(waiters, self)
         while not self.ready():
@@ -266,7 +271,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
             left = until - time.monotonic()
             if left <= 0:
                 return
-            waiters.ended.wait(min(left, LOOK))
+            waiters.ended.wait(min(left, ALIVE_CHECK_INTERVAL))
 
     def _wait_for_link(self) -> None:
         while not self.ready():
@@ -274,4 +279,4 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
                 self._wait_elsewhere(None)
             # gevent would wait for ever, too: the hub of the producer's thread may still run.
             if not self.ready():
-                gevent.sleep(LOOK)
+                gevent.sleep(ALIVE_CHECK_INTERVAL)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gnsq.nsqd.requests import Request
-    from gnsq.producer.links import Link
+from gnsq.nsqd.requests import Request
+from gnsq.producer.publish import Link
 
 __all__ = ["Stalls"]
 

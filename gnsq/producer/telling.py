@@ -14,10 +14,10 @@ from gevent.event import Event
 
 from gnsq.clock import Clock
 from gnsq.errors import NSQException
+from gnsq.logs import LogOwner
 from gnsq.nsqd.latency import Latency
 from gnsq.producer.outcomes import Totals
 from gnsq.producer.publish import Publish
-from gnsq.repeats import Owner
 
 __all__ = ["Telling"]
 
@@ -49,7 +49,7 @@ class Telling:
         is_due: Whether something has ended that was not told yet.
     """
 
-    def __init__(self, account: _Account, totals: Totals, latency: Latency, clock: Clock, owner: Owner) -> None:
+    def __init__(self, account: _Account, totals: Totals, latency: Latency, clock: Clock, owner: LogOwner) -> None:
         self.told = Event()
         self.is_due = False
         self._account = account
@@ -135,4 +135,4 @@ class Telling:
         if publish.waiter is None and publish.result is None and publish.on_done is None:
             text = "%s: a publish to %s failed, and its caller no longer waits for it: %s"
             label = self._owner.label
-            self._owner.repeats(logger).log(logging.WARNING, "unheard", text, label, publish.topic, error)
+            self._owner.rate_limited(logger).log(logging.WARNING, "unheard", text, label, publish.topic, error)

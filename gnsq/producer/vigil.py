@@ -9,12 +9,10 @@ where it is in vain: where publishes come one by one, or answers from far away.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import gevent
 
-if TYPE_CHECKING:
-    from gnsq.producer.publish import Publish
+from gnsq.producer.publish import Publish
 
 __all__ = ["Vigil"]
 

@@ -10,8 +10,8 @@ import time
 
 import gevent
 
+from gnsq.concurrency.hub_thread import HubThread
 from gnsq.errors import NSQException
-from gnsq.hubthread import HubThread
 from gnsq.spark.channel import ChannelClient
 from gnsq.spark.drain import Depth, Unattended
 from gnsq.spark.options import ReadOptions

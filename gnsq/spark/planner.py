@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from gnsq.hubthread import HubThread
+from gnsq.concurrency.hub_thread import HubThread
 from gnsq.spark.channelwatch import ChannelWatch
 from gnsq.spark.drain import Drain, End, Look, Nudge, Outcome
 from gnsq.spark.errors import SpoolError, SpoolIncomplete

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable
 from types import FrameType
 
-from gnsq.hubthread import HubThread
+from gnsq.concurrency.hub_thread import HubThread
 from gnsq.spark.control import ReceiverControl
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import Receiver

@@ -17,10 +17,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 from fakensqd import on
 from fakensqd.faults import delay, error
 from gnsq import Consumer, Message, Producer
+from gnsq.concurrency.threads import OwnerThread
 from gnsq.contrib.envelope import unwrap, wrap
 from gnsq.contrib.opentelemetry import TracedProducer, traced
 from gnsq.errors import NSQException, NSQRequeueMessage
-from gnsq.nsqd.home import Home
 from gnsq.producer.result import ResultWaiters
 from tests.helpers import run_program, wait_until
 
@@ -402,7 +402,7 @@ def test_producer_on_a_thread_of_its_own_is_traced_from_others(fakensqd, spans):
     [pytest.param(None, StatusCode.UNSET, id="OK"), pytest.param(OSError("gone"), StatusCode.ERROR, id="error")],
 )
 def test_answer_of_another_thread_may_be_there_at_once(spans, result, status):
-    answer = ResultWaiters(Home(), time.monotonic, "producer-1").new(deadline=0)
+    answer = ResultWaiters(OwnerThread(), time.monotonic, "producer-1").new(deadline=0)
     answer.end(result)
     producer = TracedProducer(SimpleNamespace(publish_async=lambda *arguments: answer), tracer_provider=spans.provider)
 
@@ -446,7 +446,7 @@ import os, sys, time
 import gevent, gevent.os
 from fakensqd import on
 from gnsq import Producer
-from gnsq.nsqd.home import Home
+from gnsq.concurrency.threads import OwnerThread
 from gnsq.producer.result import ResultWaiters
 from gnsq.contrib.opentelemetry import TracedProducer
 from tests.contrib.test_opentelemetry import Spans

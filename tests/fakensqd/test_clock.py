@@ -1,6 +1,8 @@
 """Clocks: the one that stands still moves only when told to."""
 
+import itertools
 import time
+from types import SimpleNamespace
 
 import gevent
 import pytest
@@ -167,6 +169,17 @@ def test_advance_returns_when_nothing_can_go_on():
     gevent.killall(players)
     left.close()
     right.close()
+
+
+def test_advance_runs_what_is_due_even_if_the_process_is_suspended_meanwhile(monkeypatch):
+    ran = Event()
+    gevent.spawn(lambda: (gevent.sleep(0), ran.set()))
+    # A second passes between any two looks at the machine's clock.
+    monkeypatch.setattr("fakensqd.clock.time", SimpleNamespace(perf_counter=itertools.count(1.0).__next__))
+
+    ManualClock(start_ns=0).advance(0.0)
+
+    assert ran.is_set()
 
 
 def test_deadlines_set_on_the_way_are_met_in_order():

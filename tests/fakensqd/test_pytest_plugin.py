@@ -182,7 +182,7 @@ def test_a_wait_in_vain_is_shown_at_the_tests_line_with_the_transcript_once(outc
     assert not [line for line in output.splitlines() if line.startswith(("fakensqd/", "gnsq/"))]
     assert "waiting.py" not in output
     assert "thread.py" not in output
-    assert "crossing.py" not in output
+    assert "threads.py" not in output
 
 
 def test_a_wait_in_vain_on_a_server_of_the_tests_own_shows_its_transcript(outcomes):

@@ -8,7 +8,6 @@ import urllib.request
 
 import gevent
 import pytest
-from gevent._hub_local import get_hub_if_exists
 
 from fakensqd import FakeAuthServer, FakeCluster, FakeLookupd, FakeNsqd, Grant, on
 from fakensqd.clock import ManualClock
@@ -17,18 +16,17 @@ from fakensqd.faults.toxics import corrupt_bytes
 from fakensqd.options import NsqdOptions
 from fakensqd.thread import Server, ServerThread, ThreadProxy
 from fakensqd.transcript import Transcript
-from gnsq.crossing import Crossing
-from gnsq.natives import get_ident, start_thread
+from gnsq.concurrency.threads import CrossThreadFuture, get_hub_if_exists, get_ident, start_thread
 from tests.helpers import wait_until
 
 
 def start_plain_thread(function):
     """Run a function on a native thread without a hub; give back how it ends."""
-    outcome = Crossing()
+    outcome = CrossThreadFuture()
 
     def work():
         try:
-            outcome.set(function())
+            outcome.set_result(function())
         except Exception as error:  # noqa: BLE001  # raised by result()
             outcome.set_exception(error)
 

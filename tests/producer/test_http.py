@@ -263,7 +263,7 @@ def test_publish_whose_turn_comes_too_late_is_not_sent(producer, fakensqd):
     dispatcher = producer._life.running.dispatcher
     (link,) = dispatcher.links
     late = Publish("t", commands.publish("t", b"x"), 1, 0.0, 0.0)
-    late.dispatcher, late.link = dispatcher, link
+    late.owner, late.link = dispatcher, link
     dispatcher.pending += 1
 
     link.submit(late)

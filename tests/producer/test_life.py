@@ -12,7 +12,7 @@ import gevent
 import pytest
 
 from gnsq import NsqdHTTPClient, Producer
-from gnsq.crossing import Gate
+from gnsq.concurrency.threads import ThreadEvent
 from gnsq.discovery import LOOKUP_TIMEOUT
 from gnsq.errors import (
     NSQBadMessage,
@@ -44,7 +44,7 @@ def closed(producer):
 
 def held(nsqd):
     """How many messages of the topic it has."""
-    topics = NsqdHTTPClient.from_url(nsqd.http_address).stats("t")["topics"]
+    topics = NsqdHTTPClient.from_url(nsqd.http_address).stats("t")["topics"] or []  # null without topics
     return sum(topic["message_count"] for topic in topics)
 
 
@@ -175,8 +175,8 @@ def test_close_without_time_waits_for_the_start_of_another_thread_without_a_busy
     starter.start()
     assert slow.begun.wait(LIMIT)
     waits = []
-    wait = Gate.wait
-    monkeypatch.setattr(Gate, "wait", lambda self, timeout: (waits.append(timeout), wait(self, timeout))[1])
+    wait = ThreadEvent.wait
+    monkeypatch.setattr(ThreadEvent, "wait", lambda self, timeout: (waits.append(timeout), wait(self, timeout))[1])
 
     closer = gevent.spawn(producer.close, 0)
     for _ in range(100):
@@ -411,7 +411,7 @@ def test_timeout_that_no_clock_knows_is_refused(producer, call, timeout):
 
 
 def test_close_that_takes_too_long_in_its_own_thread_says_so(producer, monkeypatch):
-    monkeypatch.setattr("gnsq.producer.lifetime.GRACE", 0)
+    monkeypatch.setattr("gnsq.producer.lifetime.CROSS_THREAD_GRACE", 0)
     producer.on_close.connect(lambda sender: None, weak=False)
 
     with pytest.raises(NSQTimeout, match=r"not closed within 0 s, and goes on in the background"):
@@ -427,7 +427,7 @@ SIGNALLED = """
 import os, signal, sys, threading, time
 import gevent
 from gnsq import NsqdHTTPClient, Producer
-from gnsq.crossing import Gate
+from gnsq.concurrency.threads import ThreadEvent
 from gnsq.discovery import LOOKUP_TIMEOUT
 from gnsq.errors import NSQNotSentClosed
 
@@ -558,6 +558,22 @@ def test_close_by_a_signal_that_interrupts_a_publish_in_any_line_leaves_it_confi
 
     assert producer.stats().state == "closed"
     assert held(fakensqd) == len(confirmed)
+
+
+@pytest.mark.parametrize("line", range(1, 90, 4))
+def test_close_by_a_signal_that_interrupts_publish_async_and_flush_in_any_line_ends_every_publish(fakensqd, line):
+    producer = Producer(fakensqd.tcp_address, close_timeout=5, batch_messages=10)
+    producer.start()
+    results = []
+    with contextlib.suppress(NSQNotSentClosed), closed_by_a_signal(producer, line, "gnsq.producer"):
+        results.append(producer.publish_async("t", b"x", timeout=5))
+        producer.flush()
+    producer.close()
+    producer.join(LIMIT)
+
+    assert producer.stats().state == "closed"
+    outcomes = [isinstance(result.exception, NSQNotSentClosed) or result.get(timeout=LIMIT) for result in results]
+    assert held(fakensqd) == outcomes.count(b"OK")
 
 
 def test_subclass_may_put_its_own_in_the_place_of_signals(fakensqd, caplog):

@@ -14,8 +14,8 @@ from gevent.event import AsyncResult
 
 from fakensqd.faults import delay, on
 from gnsq import Producer, PublishResult
+from gnsq.concurrency.threads import OwnerThread, get_hub_if_exists
 from gnsq.errors import NSQException, NSQUnknownClosed, NSQUnknownTimeout
-from gnsq.nsqd.home import Home
 from gnsq.producer.result import ResultWaiters
 from tests.helpers import wait_until
 from tests.producer.test_threads import KINDS, LIMIT, Threads, with_hub
@@ -33,7 +33,7 @@ def threads():
 @pytest.fixture
 def waiters():
     """The waiters of a producer of this thread."""
-    return ResultWaiters(Home(), time.monotonic, "producer-1")
+    return ResultWaiters(OwnerThread(), time.monotonic, "producer-1")
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_error_is_raised_each_time_with_a_traceback_of_that_call_alone(threads, 
 def test_plain_thread_that_waits_makes_no_hub(threads, result):
     def look(number):
         value = result.get(timeout=LIMIT)
-        return value, gevent._hub_local.get_hub_if_exists()
+        return value, get_hub_if_exists()
 
     threads.start(look)
     wait_until(lambda: result.waiters.pending)
@@ -180,7 +180,7 @@ def test_hub_that_does_not_run_holds_no_other_thread_past_the_deadline(waiters):
 
 def test_thread_that_has_ended_ends_its_results(threads):
     made = []
-    threads.start(lambda number: made.append(ResultWaiters(Home(), time.monotonic, "producer-1")))
+    threads.start(lambda number: made.append(ResultWaiters(OwnerThread(), time.monotonic, "producer-1")))
     threads.wait()
     result = made[0].new(time.monotonic() + LIMIT)
 

@@ -208,8 +208,7 @@ def timed(function):
         return error, time.monotonic() - began
 
 
-@pytest.mark.slow
-def test_home_that_blocks_natively_holds_nobody_past_the_deadline(fakensqd):
+def test_owner_thread_that_blocks_natively_holds_nobody_past_the_deadline(fakensqd):
     producer = Producer(fakensqd.tcp_address)
     producer.start()
     outcomes = {}
@@ -250,8 +249,7 @@ def test_home_that_blocks_natively_holds_nobody_past_the_deadline(fakensqd):
     assert fakensqd.transcript.commands("PUB") == []
 
 
-@pytest.mark.slow
-def test_home_that_blocks_when_it_has_taken_a_publish_over_leaves_it_unknown(fakensqd):
+def test_owner_thread_that_blocks_when_it_has_taken_a_publish_over_leaves_it_unknown(fakensqd):
     producer = Producer(fakensqd.tcp_address)
     producer.start()
     producer.publish("t", b"x")
@@ -272,7 +270,7 @@ def test_home_that_blocks_when_it_has_taken_a_publish_over_leaves_it_unknown(fak
     producer.close(timeout=0)
 
 
-def test_home_that_has_ended_is_named(fakensqd):
+def test_owner_thread_that_has_ended_is_named(fakensqd):
     producer = Producer(fakensqd.tcp_address)
     thread = threading.Thread(target=lambda: producer.publish("t", b"x"))
     thread.start()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from gnsq.hubthread import HubThread
+from gnsq.concurrency.hub_thread import HubThread
 from gnsq.spark.spool import Spool
 from tests.spark.s3server import s3_server
 

@@ -392,7 +392,7 @@ def test_sink_slower_than_msg_timeout_gets_no_message_twice(fakensqd, planner):
 
 
 def test_disk_that_is_full_for_a_while_loses_nothing(fakensqd, planner, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.receiver.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("gnsq.spark.receiver.receiver.RETRY_FIRST", 0.05)
     publish(fakensqd, "clicks", [body + bytes(1000) for body in numbered(300)])
     stream = planner()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -9,7 +9,7 @@ import pytest
 from gnsq import NsqdHTTPClient
 from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver import COLLECT, Receiver, collect_rarely
+from gnsq.spark.receiver.receiver import COLLECT, Receiver, collect_rarely
 from gnsq.spark.store import LocalStore
 from tests.spark.helpers import FakeMessage, bodies_of, channel_stats, columns, is_empty, numbered, publish, wait_for
 
@@ -207,20 +207,20 @@ def stuck_put(monkeypatch):
 
 
 def test_close_gives_back_at_once_what_waits_behind_a_slow_write(fakensqd, hub, receive, stuck_put, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.receiver.WRITE_TIMEOUT", 30.0)
+    monkeypatch.setattr("gnsq.spark.receiver.receiver.WRITE_TIMEOUT", 30.0)
     reached = stuck_put(".arrow")
     receiver = receive(segment_rows=10, segment_time=30, max_in_flight=50)
     publish(fakensqd, "clicks", numbered(50))
     assert reached.wait(20)
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 50)
 
-    hub.soon(gevent.spawn, receiver.close)
+    hub.call_soon(gevent.spawn, receiver.close)
 
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["depth"] == 40, limit=5)
 
 
 def test_close_waits_for_a_write_that_hangs_no_longer_than_told(fakensqd, hub, receive, stuck_put, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.receiver.WRITE_TIMEOUT", 0.2)
+    monkeypatch.setattr("gnsq.spark.receiver.receiver.WRITE_TIMEOUT", 0.2)
     reached = stuck_put(".arrow")
     receiver = receive(segment_rows=10, max_in_flight=50)
     publish(fakensqd, "clicks", numbered(50))
@@ -236,7 +236,7 @@ def test_close_waits_for_a_write_that_hangs_no_longer_than_told(fakensqd, hub, r
 
 
 def test_closed_json_that_hangs_holds_up_nobody(fakensqd, hub, receive, stuck_put, monkeypatch, caplog):
-    monkeypatch.setattr("gnsq.spark.receiver.WRITE_TIMEOUT", 0.2)
+    monkeypatch.setattr("gnsq.spark.receiver.receiver.WRITE_TIMEOUT", 0.2)
     stuck_put("closed.json")
     receiver = receive()
     publish(fakensqd, "clicks", [b"one"])

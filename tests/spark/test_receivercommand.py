@@ -14,7 +14,7 @@ from gevent.event import Event
 from gnsq import NsqdHTTPClient
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import Receiver
-from gnsq.spark.receivercommand import _watch
+from gnsq.spark.receiver.__main__ import _watch
 from tests.spark.helpers import bodies_of, channel_stats, is_empty, numbered, publish, running, wait_for
 
 pytestmark = pytest.mark.subprocess
@@ -174,7 +174,7 @@ def test_missing_package_is_named(tmp_path, missing):
 @pytest.fixture
 def watched(hub, spool, monkeypatch):
     """Start a receiver and the command's watching of it; returns a function that stops the watching."""
-    monkeypatch.setattr("gnsq.spark.receivercommand.STATUS_INTERVAL", 0.05)
+    monkeypatch.setattr("gnsq.spark.receiver.__main__.STATUS_INTERVAL", 0.05)
     started = []
 
     def start(**options):
@@ -224,7 +224,7 @@ def test_topic_that_nobody_has_is_reported(fakelookupd, watched, caplog):
 def test_end_of_the_writing_ends_the_process_with_its_reason(fakensqd, tmp_path):
     code = (
         "from gnsq.spark.store import LocalStore\n"
-        "from gnsq.spark.receivercommand import main\n"
+        "from gnsq.spark.receiver.__main__ import main\n"
         "def bug(store, path, data): raise RuntimeError('bug')\n"
         "LocalStore.put = bug\n"
         "main()\n"
@@ -258,7 +258,7 @@ def test_file_system_that_hangs_at_the_start_holds_up_no_end(fakensqd, tmp_path)
     code = (
         "import os, threading\n"
         "from gnsq.spark.store import LocalStore\n"
-        "from gnsq.spark.receivercommand import main\n"
+        "from gnsq.spark.receiver.__main__ import main\n"
         "def hang(store, path): open(os.environ['REACHED'], 'w').close(); threading.Event().wait()\n"
         "LocalStore.make_directory = hang\n"
         "main()\n"

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from gnsq.spark.datasource import COLUMNS, NsqDataSource
 from gnsq.spark.errors import SpoolError, SpoolInUse
 from gnsq.spark.offsets import Segment
-from gnsq.spark.receiver import COLLECT
+from gnsq.spark.receiver.receiver import COLLECT
 from gnsq.spark.source import RETRY, SegmentsPartition
 from gnsq.spark.spool import Spool
 from tests.spark.helpers import channel_stats, columns, numbered, publish, running, wait_for
@@ -191,7 +191,8 @@ def test_file_system_that_fails_for_good_ends_a_drain_with_an_error(reader, monk
 
 SIGNALLED = """
 import os, signal, sys, time
-from gnsq.spark import receiver, store
+from gnsq.spark import store
+from gnsq.spark.receiver import receiver
 from gnsq.spark.datasource import NsqDataSource
 from pyspark.sql.types import StructType
 

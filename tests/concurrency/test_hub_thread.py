@@ -9,8 +9,8 @@ import greenlet
 import pytest
 from gevent._hub_local import get_hub_if_exists
 
-from gnsq.doors import Door, door
-from gnsq.hubthread import HubThread
+from gnsq.concurrency.hub_thread import HubThread
+from gnsq.concurrency.threads import HubCallQueue, hub_call_queue
 from tests.helpers import run_program, wait_until
 
 LIMIT = 30.0
@@ -122,29 +122,29 @@ def test_greenlets_go_on_between_calls(hub):
     assert done.wait(LIMIT)
 
 
-def test_is_here_in_the_thread_only(hub):
-    assert not hub.is_here
-    assert hub.call(lambda: hub.is_here)
-    assert hub.call(lambda: gevent.spawn(lambda: hub.is_here).get())
+def test_is_current_in_the_thread_only(hub):
+    assert not hub.is_current
+    assert hub.call(lambda: hub.is_current)
+    assert hub.call(lambda: gevent.spawn(lambda: hub.is_current).get())
 
 
 # --- soon -------------------------------------------------------------------------------------------------------------
 
 
-def test_soon_calls_in_order(hub):
+def test_call_soon_calls_in_order(hub):
     got = []
 
     for number in range(100):
-        hub.soon(got.append, number)
+        hub.call_soon(got.append, number)
     hub.call(int)
 
     assert got == list(range(100))
 
 
-def test_soon_from_the_thread_itself_comes_later(hub):
+def test_call_soon_from_the_thread_itself_comes_later(hub):
     def ask():
         got = []
-        hub.soon(got.append, 1)
+        hub.call_soon(got.append, 1)
         before = list(got)
         wait_until(lambda: got)
         return before, got
@@ -152,8 +152,8 @@ def test_soon_from_the_thread_itself_comes_later(hub):
     assert hub.call(ask) == ([], [1])
 
 
-def test_soon_goes_on_after_a_function_that_raises(hub, capfd):
-    hub.soon(int, "x")
+def test_call_soon_goes_on_after_a_function_that_raises(hub, capfd):
+    hub.call_soon(int, "x")
 
     assert hub.call(int) == 0
     assert "ValueError" in capfd.readouterr().err
@@ -180,7 +180,7 @@ def test_stop_from_two_threads_ends_both():
     assert [outcome() for outcome in outcomes] == [None, None]
 
 
-@pytest.mark.parametrize("name", ["call", "soon"])
+@pytest.mark.parametrize("name", ["call", "call_soon"])
 def test_thread_that_was_stopped_takes_nothing_in(name):
     hub = HubThread("test")
     hub.stop()
@@ -241,8 +241,8 @@ def test_greenlets_are_killed_and_may_still_use_the_thread():
             gevent.sleep(LIMIT)
         finally:
             gevent.sleep(0)
-            hub.soon(int)
-            ended.append(hub.call(gevent.spawn(lambda: hub.is_here).get))
+            hub.call_soon(int)
+            ended.append(hub.call(gevent.spawn(lambda: hub.is_current).get))
 
     hub.call(lambda: [gevent.spawn(work) for _ in range(2)] and gevent.sleep(0))
     hub.stop()
@@ -267,7 +267,7 @@ def test_thread_that_dies_ends_what_waits_for_it(caplog, capfd):
     hub = HubThread("test")
     outcome = start_call(hub)
 
-    hub.soon(sys.exit, "died")
+    hub.call_soon(sys.exit, "died")
 
     assert repr(outcome()) == "RuntimeError('thread test was stopped')"
     hub.stop()
@@ -275,7 +275,7 @@ def test_thread_that_dies_ends_what_waits_for_it(caplog, capfd):
 
 
 def test_thread_that_can_not_begin_raises(monkeypatch, caplog):
-    monkeypatch.setattr("gnsq.hubthread.gevent", None)
+    monkeypatch.setattr("gnsq.concurrency.hub_thread.gevent", None)
 
     with pytest.raises(RuntimeError, match="thread test was stopped"):
         HubThread("test")
@@ -286,7 +286,7 @@ def test_thread_that_can_not_begin_raises(monkeypatch, caplog):
 def left_over():
     gc.collect()
     things = gc.get_objects()
-    kinds = {kind: sum(issubclass(type(thing), kind) for thing in things) for kind in [greenlet.greenlet, Door]}
+    kinds = {kind: sum(issubclass(type(thing), kind) for thing in things) for kind in [greenlet.greenlet, HubCallQueue]}
     return {**kinds, "descriptors": len(os.listdir("/proc/self/fd"))}
 
 
@@ -295,7 +295,7 @@ def test_nothing_is_left_of_threads_that_were_stopped():
         with HubThread("test") as hub:
             # Greenlets that have not begun, that wait, and one that nobody ever starts.
             hub.call(lambda: (gevent.spawn(gevent.sleep, LIMIT), gevent.sleep(0)))
-            hub.call(lambda: (gevent.Greenlet(int), gevent.spawn(gevent.sleep, LIMIT), door()))
+            hub.call(lambda: (gevent.Greenlet(int), gevent.spawn(gevent.sleep, LIMIT), hub_call_queue()))
 
     live()
     gc.collect()
@@ -318,8 +318,8 @@ import sys
 import gevent
 from gevent import monkey
 from gevent._hub_local import get_hub_if_exists
-from gnsq.crossing import Crossing
-from gnsq.hubthread import HubThread
+from gnsq.concurrency.threads import CrossThreadFuture
+from gnsq.concurrency.hub_thread import HubThread
 
 start_new_thread = monkey.get_original("_thread", "start_new_thread")
 get_ident = monkey.get_original("_thread", "get_ident")
@@ -330,9 +330,9 @@ def work(done, with_hub):
         gevent.get_hub()
     try:
         good = [hub.call(lambda number=number: number) for number in range(500)] == list(range(500))
-        done.set((good, get_hub_if_exists() is not None))
+        done.set_result((good, get_hub_if_exists() is not None))
     except BaseException as error:
-        done.set(error)
+        done.set_result(error)
     finally:
         if with_hub:
             gevent.get_hub().destroy(destroy_loop=True)
@@ -341,15 +341,15 @@ def work(done, with_hub):
 with HubThread("test") as hub:
     assert hub.call(get_ident) != get_ident()
     for with_hub in [False, True]:
-        crossings = [Crossing() for _ in range(8)]
-        for crossing in crossings:
-            start_new_thread(work, (crossing, with_hub))
+        futures = [CrossThreadFuture() for _ in range(8)]
+        for future in futures:
+            start_new_thread(work, (future, with_hub))
         # This thread has a hub, or gets one: its greenlets call, too.
         greenlets = [gevent.spawn(lambda: [hub.call(int) for _ in range(50)]) for _ in range(8)]
         gevent.joinall(greenlets, raise_error=True)
-        for crossing in crossings:
-            assert crossing.wait(30)
-            assert crossing.result() == (True, with_hub), crossing.result()
+        for future in futures:
+            assert future.wait(30)
+            assert future.result() == (True, with_hub), future.result()
 print("done")
 """
 
@@ -373,8 +373,8 @@ def test_threads_and_greenlets_lose_no_wake_up(patch):
 PATCHED_LATE = """
 import threading
 from gevent import monkey
-from gnsq.hubthread import HubThread
-from gnsq.natives import get_ident
+from gnsq.concurrency.hub_thread import HubThread
+from gnsq.concurrency.threads import get_ident
 
 with HubThread("early") as early:
     early.call(int)
@@ -397,19 +397,19 @@ def test_threads_are_native_before_and_after_a_late_patch():
 
 FORKED = """
 import os
-from gnsq.hubthread import HubThread
+from gnsq.concurrency.hub_thread import HubThread
 
 hub = HubThread("test")
 child = os.fork()
 if not child:
     hub.stop()
-    for use in [hub.call, hub.soon]:
+    for use in [hub.call, hub.call_soon]:
         try:
             use(int)
         except RuntimeError as error:
             os.write(1, f"{error}\\n".encode())
     with HubThread("own") as own:
-        os.write(1, f"{own.call(int)} {hub.is_here}\\n".encode())
+        os.write(1, f"{own.call(int)} {hub.is_current}\\n".encode())
     os._exit(0)
 os.waitpid(child, 0)
 os.write(1, f"{hub.call(int)}\\n".encode())

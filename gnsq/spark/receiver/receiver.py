@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -374,11 +373,3 @@ class Receiver:
     def _pause_for_size(self) -> None:
         logger.info("spool %s has %d bytes, over maxSpoolBytes: paused", self._spool.location, self._gauge.size)
         self._pause("spool")
-
-
-if __name__ == "__main__":
-    try:
-        from gnsq.spark.receivercommand import main
-    except ImportError as error:
-        sys.exit(f"gnsq.spark.receiver needs click and pyarrow: pip install 'gnsq[spark]' ({error})")
-    main()

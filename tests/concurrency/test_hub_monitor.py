@@ -1,4 +1,4 @@
-"""StallWatch: one warning for each native stall, none for a hub that runs, and no trace behind it."""
+"""HubMonitor: one warning for each block, none for a hub that runs, and nothing is left of it."""
 
 import logging
 import textwrap
@@ -8,58 +8,58 @@ import time
 import gevent
 import pytest
 
-from gnsq.nsqd import stalls
-from gnsq.nsqd.stalls import StallWatch
+from gnsq.concurrency import hub_monitor
+from gnsq.concurrency.hub_monitor import HubMonitor
 from tests.helpers import run_program, wait_until
 
 BEFORE = set()
 
 
-def watchers():
+def monitor_threads():
     """Threads that the test has started."""
-    return [thread for thread in threading.enumerate() if thread.name == "gnsq-stalls" and thread not in BEFORE]
+    return [thread for thread in threading.enumerate() if thread.name == "gnsq-hub-monitor" and thread not in BEFORE]
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """Hide the watches of connections that are none of this test's."""
     BEFORE.clear()
-    BEFORE.update(watchers())
-    monkeypatch.setattr(stalls, "_here", type(stalls._here)())
+    BEFORE.update(monitor_threads())
+    monkeypatch.setattr(hub_monitor, "_local", type(hub_monitor._local)())
 
 
 @pytest.fixture
-def watch():
-    made = StallWatch.acquire()
+def monitor():
+    made = HubMonitor.acquire()
     yield made
     made.release()
-    wait_until(lambda: not watchers())
+    wait_until(lambda: not monitor_threads())
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Tell of stalls above 0.2 s; to be asked for before the watch."""
-    monkeypatch.setattr(stalls, "STALL", 0.2)
-    monkeypatch.setattr(stalls, "BEAT", 0.05)
+    """Log blocks above 0.2 s; a test takes this before the monitor."""
+    monkeypatch.setattr(hub_monitor, "BLOCKED_AFTER", 0.2)
+    monkeypatch.setattr(hub_monitor, "HEARTBEAT_INTERVAL", 0.05)
 
 
 def held(caplog):
-    """Lines about the hub that hold_the_hub() held: that it stalls, and its end. The machine may cause other stalls."""
+    """Lines about the block of hold_the_hub(): that it is there, and its end. The machine may cause other blocks."""
     began = [number for number, record in enumerate(caplog.records) if "in hold_the_hub" in record.message]
     return caplog.records[began[0] : began[0] + 2] if began else []
 
 
 def hold_the_hub(caplog):
-    """Stall natively until that is logged, 1 s at most."""
+    """Block natively until that is logged, 1 s at most."""
     end = time.monotonic() + 1.0
     while not held(caplog) and time.monotonic() < end:
         time.sleep(0.01)
 
 
-def stall(caplog, hold):
-    """Hold the hub, again if another stall hid it, until the end of a stall is logged; give the two lines."""
+def block(caplog, hold):
+    """Block the hub, again if another block hid it, until the end of a block is logged; give the two lines."""
     for _ in range(10):
-        gevent.sleep(2 * stalls.BEAT)
+        gevent.sleep(2 * hub_monitor.HEARTBEAT_INTERVAL)
         hold()
         if held(caplog):
             break
@@ -67,48 +67,50 @@ def stall(caplog, hold):
     return held(caplog)
 
 
-def test_stall_is_logged_once_with_the_stack_that_holds_the_hub_and_its_end(quick, watch, caplog):
-    began, ended = stall(caplog, lambda: gevent.spawn(hold_the_hub, caplog).join())
+def test_block_is_logged_once_with_the_stack_and_once_at_its_end(quick, monitor, caplog):
+    began, ended = block(caplog, lambda: gevent.spawn(hold_the_hub, caplog).join())
 
-    assert {(record.name, record.levelno) for record in caplog.records} == {("gnsq.nsqd.stalls", logging.WARNING)}
+    assert {(record.name, record.levelno) for record in caplog.records} == {
+        ("gnsq.concurrency.hub_monitor", logging.WARNING)
+    }
     assert sum("in hold_the_hub" in record.message for record in caplog.records) == 1
-    assert "has not come round for " in began.message
-    assert began.threadName == "gnsq-stalls"
+    assert "has been blocked for " in began.message
+    assert began.threadName == "gnsq-hub-monitor"
     assert "runs again, after" in ended.message
 
 
-def test_stall_in_the_main_greenlet_is_logged(quick, watch, caplog):
-    began, _ = stall(caplog, lambda: hold_the_hub(caplog))
+def test_block_in_the_main_greenlet_is_logged(quick, monitor, caplog):
+    began, _ = block(caplog, lambda: hold_the_hub(caplog))
 
     assert "in hold_the_hub" in began.message
 
 
-def test_busy_hub_is_seen(watch):
+def test_heartbeat_of_a_busy_hub_is_seen(monitor):
     def spin():
         while True:
             gevent.sleep(0)
 
     spinners = [gevent.spawn(spin) for _ in range(100)]
     for _ in range(3):
-        before = watch._seen
-        wait_until(lambda before=before: watch._seen > before)
+        before = monitor._last_heartbeat
+        wait_until(lambda before=before: monitor._last_heartbeat > before)
     gevent.killall(spinners)
 
 
 class Script:
     """The thread's lock and clock: each wait moves the time, by what was asked for unless the test says more."""
 
-    def __init__(self, watch, monkeypatch):
-        self.watch = watch
+    def __init__(self, monitor, monkeypatch):
+        self.monitor = monitor
         self.time = self.seen = 1000.0
         self.waits = []
-        monkeypatch.setattr(stalls, "_monotonic", lambda: self.time)
+        monkeypatch.setattr(hub_monitor, "_monotonic", lambda: self.time)
 
     def run(self, *steps):
         """Let the thread's function run here; each step is (seconds more than asked for, whether the hub beats)."""
         self.steps = list(steps)
-        self.watch._seen = self.time
-        self.watch._run(self)
+        self.monitor._last_heartbeat = self.time
+        self.monitor._run(self)
 
     def acquire(self, timeout):
         if not self.steps:
@@ -117,20 +119,20 @@ class Script:
         self.waits.append(timeout)
         self.time += timeout + more
         if beats:
-            self.watch._seen = self.time - 0.125
+            self.monitor._last_heartbeat = self.time - 0.125
         return False
 
 
 @pytest.fixture
-def script(watch, monkeypatch):
+def script(monitor, monkeypatch):
     # Its own thread would read the scripted clock. The lock stays taken: by that thread, in its end.
-    watch._stop.release()
-    wait_until(lambda: not watchers())
-    watch._timer.stop()
-    return Script(watch, monkeypatch)
+    monitor._stop.release()
+    wait_until(lambda: not monitor_threads())
+    monitor._timer.stop()
+    return Script(monitor, monkeypatch)
 
 
-def test_hub_that_comes_round_is_not_told_of(script, caplog):
+def test_hub_that_runs_is_not_logged(script, caplog):
     script.run(*[(0, True)] * 50)
 
     assert caplog.records == []
@@ -138,36 +140,36 @@ def test_hub_that_comes_round_is_not_told_of(script, caplog):
     assert script.waits[1:] == [0.875] * 49
 
 
-def test_stall_that_goes_on_is_told_of_once(script, caplog):
+def test_long_block_is_logged_once(script, caplog):
     script.run((0, False), *[(0, False)] * 20, (0, True), (0, True))
 
     assert [record.message.partition(";")[0] for record in caplog.records] == [
-        f"the hub of thread {threading.get_native_id()} has not come round for 1.0 s",
+        f"the hub of thread {threading.get_native_id()} has been blocked for 1.0 s",
         f"the hub of thread {threading.get_native_id()} runs again, after 6.1 s",
     ]
 
 
-def test_each_stall_is_told_of(script, caplog):
+def test_each_block_is_logged(script, caplog):
     script.run((0, False), (0, True), (0, False), (0, True))
 
     assert len(caplog.records) == 4
 
 
-def test_stall_that_held_the_whole_process_is_marked(script, caplog):
+def test_block_of_the_whole_process_is_marked(script, caplog):
     script.run((9, False), (0, True))
 
-    assert "come round for 10.0 s; until" in caplog.records[0].message
-    assert "(nothing of this process ran for 9.0 s of it, so the stack may be of afterwards)" in caplog.text
+    assert "been blocked for 10.0 s; until" in caplog.records[0].message
+    assert "(no thread of this process ran for 9.0 s of it, so the stack may be a later one)" in caplog.text
 
 
-def test_release_during_a_stall_ends_it(script, caplog):
+def test_release_during_a_block_ends_the_thread(script, caplog):
     script.run((0, False), (0, False))
 
     assert [record.message[-17:] for record in caplog.records[1:]] == ["gain, after 1.2 s"]
 
 
-def test_watch_of_a_thread_without_a_frame_ends(script, caplog, monkeypatch):
-    monkeypatch.setattr(script.watch, "_thread", -1)
+def test_monitor_of_a_thread_without_a_frame_ends(script, caplog, monkeypatch):
+    monkeypatch.setattr(script.monitor, "_thread", -1)
 
     script.run((0, False), (0, False))
 
@@ -175,11 +177,11 @@ def test_watch_of_a_thread_without_a_frame_ends(script, caplog, monkeypatch):
     assert len(script.steps) == 1
 
 
-def test_hub_that_ends_during_a_stall_ends_the_watch(script, caplog, monkeypatch):
+def test_hub_that_ends_during_a_block_ends_the_monitor(script, caplog, monkeypatch):
     def acquire(timeout):
         script.time += timeout
         if caplog.records:
-            monkeypatch.setattr(script.watch, "_witness", lambda: None)
+            monkeypatch.setattr(script.monitor, "_token", lambda: None)
         return False
 
     script.acquire = acquire
@@ -188,11 +190,11 @@ def test_hub_that_ends_during_a_stall_ends_the_watch(script, caplog, monkeypatch
     assert len(caplog.records) == 1
 
 
-def test_connections_of_a_hub_share_one_thread(watch):
-    (thread,) = watchers()
-    second = StallWatch.acquire()
-    assert second is watch
-    assert watchers() == [thread]
+def test_connections_of_a_hub_share_one_thread(monitor):
+    (thread,) = monitor_threads()
+    second = HubMonitor.acquire()
+    assert second is monitor
+    assert monitor_threads() == [thread]
 
     second.release()
 
@@ -201,17 +203,17 @@ def test_connections_of_a_hub_share_one_thread(watch):
 
 def test_thread_ends_with_the_last_release_and_comes_back():
     for _ in range(2):
-        watch = StallWatch.acquire()
-        assert len(watchers()) == 1
-        watch.release()
-        wait_until(lambda: not watchers())
+        monitor = HubMonitor.acquire()
+        assert len(monitor_threads()) == 1
+        monitor.release()
+        wait_until(lambda: not monitor_threads())
 
 
-def test_other_thread_has_a_watch_of_its_own(watch):
+def test_other_thread_has_a_monitor_of_its_own(monitor):
     got = []
 
     def other():
-        mine = StallWatch.acquire()
+        mine = HubMonitor.acquire()
         got.append(mine)
         mine.release()
         gevent.get_hub().destroy(True)
@@ -220,40 +222,40 @@ def test_other_thread_has_a_watch_of_its_own(watch):
     thread.start()
     thread.join()
 
-    assert got[0] is not watch
+    assert got[0] is not monitor
 
 
 @pytest.mark.parametrize("destroy", [True, False], ids=["hub destroyed", "thread ended"])
-def test_thread_that_ends_without_release_is_not_watched_any_more(quick, caplog, destroy):
+def test_thread_that_ends_without_release_is_not_monitored(quick, caplog, destroy):
     forgotten = []
 
     def other():
-        forgotten.append(StallWatch.acquire())
+        forgotten.append(HubMonitor.acquire())
         if destroy:
             gevent.get_hub().destroy(True)
 
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
-    wait_until(lambda: not watchers())
+    wait_until(lambda: not monitor_threads())
 
     assert caplog.records == []
 
 
-def test_hub_destroyed_and_made_anew_has_a_new_watch(quick):
+def test_new_hub_of_a_thread_has_a_new_monitor(quick):
     got = []
 
     def other():
-        got.append(StallWatch.acquire())
+        got.append(HubMonitor.acquire())
         gevent.get_hub().destroy(True)
-        got.append(StallWatch.acquire())
+        got.append(HubMonitor.acquire())
         got[1].release()
         gevent.get_hub().destroy(True)
 
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
-    wait_until(lambda: not watchers())
+    wait_until(lambda: not monitor_threads())
 
     assert got[0] is not got[1]
 
@@ -264,7 +266,7 @@ def test_no_thread_to_be_had_is_no_error(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
-    StallWatch.acquire().release()
+    HubMonitor.acquire().release()
 
 
 # --- in a process of its own
@@ -273,12 +275,12 @@ PREAMBLE = """
     import logging, os, sys, threading, time
     import gevent
     from gevent import monkey
-    from gnsq.nsqd import stalls
-    from gnsq.nsqd.stalls import StallWatch
-    stalls.STALL, stalls.BEAT = 0.2, 0.05
+    from gnsq.concurrency import hub_monitor
+    from gnsq.concurrency.hub_monitor import HubMonitor
+    hub_monitor.BLOCKED_AFTER, hub_monitor.HEARTBEAT_INTERVAL = 0.2, 0.05
     logging.basicConfig(format="%(levelname)s %(message)s")
     told = []
-    stalls.logger.addFilter(lambda record: told.append(record) or True)
+    hub_monitor.logger.addFilter(lambda record: told.append(record) or True)
     def wait_until_told_of_the_end():
         with gevent.Timeout(30):
             while len(told) < 2:
@@ -297,28 +299,25 @@ def run(code, before=""):
     return done.stdout, done.stderr
 
 
-@pytest.mark.subprocess
-def test_process_with_a_watched_hub_ends():
-    assert run("StallWatch.acquire(); gevent.sleep(0.01)") == ("", "")
+def test_process_with_a_monitored_hub_ends():
+    assert run("HubMonitor.acquire(); gevent.sleep(0.01)") == ("", "")
 
 
-@pytest.mark.subprocess
-def test_watch_does_not_keep_the_hub_from_ending():
-    assert run("StallWatch.acquire(); print(gevent.get_hub().join(timeout=30))") == ("True\n", "")
+def test_monitor_does_not_keep_the_hub_running():
+    assert run("HubMonitor.acquire(); print(gevent.get_hub().join(timeout=30))") == ("True\n", "")
 
 
 PATCH = "from gevent import monkey; monkey.patch_all()\n"
 
 
 @pytest.mark.parametrize("before", ["", PATCH], ids=["plain", "patched"])
-@pytest.mark.subprocess
-def test_patched_or_not_a_stall_is_told_of(before):
+def test_block_is_logged_monkey_patched_or_not(before):
     _, told = run(
         """
-        watch = StallWatch.acquire()
+        monitor = HubMonitor.acquire()
         gevent.spawn(hold_the_hub).join()
         wait_until_told_of_the_end()
-        watch.release()
+        monitor.release()
         """,
         before,
     )
@@ -328,8 +327,7 @@ def test_patched_or_not_a_stall_is_told_of(before):
 
 
 @pytest.mark.parametrize("before", ["", PATCH], ids=["plain", "patched"])
-@pytest.mark.subprocess
-def test_stall_inside_a_log_handler_is_told_of_when_it_lets_go(before):
+def test_block_inside_a_log_handler_is_logged_afterwards(before):
     _, told = run(
         """
         class Slow(logging.StreamHandler):
@@ -338,10 +336,10 @@ def test_stall_inside_a_log_handler_is_told_of_when_it_lets_go(before):
                     hold_the_hub()
                 super().emit(record)
         logging.getLogger().handlers[:] = [Slow()]
-        watch = StallWatch.acquire()
+        monitor = HubMonitor.acquire()
         gevent.spawn(logging.getLogger("slow").warning, "slow").join()
         wait_until_told_of_the_end()
-        watch.release()
+        monitor.release()
         """,
         before,
     )
@@ -349,20 +347,19 @@ def test_stall_inside_a_log_handler_is_told_of_when_it_lets_go(before):
     assert "in hold_the_hub" in told
 
 
-@pytest.mark.subprocess
-def test_fork_leaves_the_child_to_begin_anew():
+def test_forked_child_has_a_monitor_of_its_own():
     written, told = run(
         """
-        watch = StallWatch.acquire()
+        monitor = HubMonitor.acquire()
         child = os.fork()
         if child:
             print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(threading.enumerate()))
             sys.exit()
         gevent.reinit()
         assert threading.active_count() == 1
-        watch.release()
-        own = StallWatch.acquire()
-        assert own is not watch
+        monitor.release()
+        own = HubMonitor.acquire()
+        assert own is not monitor
         assert threading.active_count() == 2
         gevent.spawn(hold_the_hub).join()
         wait_until_told_of_the_end()

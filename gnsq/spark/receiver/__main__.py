@@ -13,7 +13,6 @@ import signal
 import sys
 from typing import Any
 
-import click
 import gevent
 from gevent.event import AsyncResult, Event
 
@@ -21,9 +20,15 @@ from gnsq.errors import NSQException
 from gnsq.spark.connecting import check_addresses
 from gnsq.spark.locations import redacted
 from gnsq.spark.options import ReadOptions, ordered_fields, shown, spark_name
-from gnsq.spark.receiver import Receiver, collect_rarely
-from gnsq.spark.spool import Spool
+from gnsq.spark.receiver.receiver import Receiver, collect_rarely
 from gnsq.texts import counted
+
+try:
+    import click
+
+    from gnsq.spark.spool import Spool
+except ImportError as error:
+    raise SystemExit(f"gnsq.spark.receiver needs click and pyarrow: pip install 'gnsq[spark]' ({error})") from None
 
 __all__ = ["main"]
 
@@ -193,3 +198,7 @@ main = click.Command(
         click.Option(["-v", "--verbose"], is_flag=True, help="Say what connections do."),
     ],
 )
+
+
+if __name__ == "__main__":
+    main()

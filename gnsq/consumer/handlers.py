@@ -1,55 +1,19 @@
-"""Hooks: a consumer's signals, what subclasses may override, and what can be a handler.
-
-Tells others; decides nothing but which handlers are refused.
-"""
+"""Handlers: which functions can handle a message, and the signals that they are connected to. Calls none of them."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from blinker import ANY, Signal
 
-from gnsq.errors import NSQErrorCode
-from gnsq.message import Message
-from gnsq.nsqd.connection import Connection
-from gnsq.pool import ConnectionPool
-from gnsq.repeats import Owner
-from gnsq.signals import (
-    AuthReceiver,
-    BackoffReceiver,
-    CloseReceiver,
-    ErrorReceiver,
-    ExceptionReceiver,
-    FinishReceiver,
-    RequeueReceiver,
-    ResponseReceiver,
-    TypedSignal,
-    notify,
-)
+__all__ = ["HandlerSignal", "check_handler", "check_ran", "check_runs", "handler_name"]
 
-if TYPE_CHECKING:
-    from gnsq.consumer.consumer import Consumer
-    from gnsq.consumer.handling import Handling
+_Receiver = TypeVar("_Receiver", bound=Callable[..., object])
 
-__all__ = ["Handler", "HandlerSignal", "Hooks", "check_handler", "check_ran", "check_runs", "handler_name"]
-
-
-class Handler(Protocol):
-    """Handles a message: message_handler, and what is connected to on_message and on_giving_up.
-
-    Returns: the message is finished, whatever is returned. Raises: it is requeued.
-    """
-
-    def __call__(self, consumer: Consumer, /, *, message: Message) -> None:
-        """Handle a message."""
-
-
-HandlerT = TypeVar("HandlerT", bound=Handler)
 
 # What to do about a handler that is none, in texts.
 PLAIN = (
@@ -158,10 +122,10 @@ class HandlerSignal(Signal):
 
     def connect(
         self,
-        receiver: HandlerT,
+        receiver: _Receiver,
         sender: Any = ANY,  # Any: blinker's signature
         weak: bool = True,
-    ) -> HandlerT:
+    ) -> _Receiver:
         """Connect a receiver, as blinker does: weakly unless told otherwise. May be used as a decorator.
 
         Raises:
@@ -195,78 +159,3 @@ class HandlerSignal(Signal):
             f"; {self.collected}, connected to {self._name}, was garbage collected: signals hold receivers weakly; "
             "a lambda needs weak=False, as everything does that nothing else refers to"
         )
-
-
-class Hooks:
-    """Base of Consumer. What an override raises is logged, and changes nothing."""
-
-    logger: logging.Logger
-    _pool: ConnectionPool
-    _handling: Handling
-    log_owner: Owner
-
-    def __init__(self) -> None:
-        self.on_message = HandlerSignal("on_message")
-        self.on_response: TypedSignal[ResponseReceiver] = TypedSignal()
-        self.on_error: TypedSignal[ErrorReceiver] = TypedSignal()
-        self.on_finish: TypedSignal[FinishReceiver] = TypedSignal()
-        self.on_requeue: TypedSignal[RequeueReceiver] = TypedSignal()
-        self.on_giving_up = HandlerSignal("on_giving_up")
-        self.on_auth: TypedSignal[AuthReceiver] = TypedSignal()
-        self.on_exception: TypedSignal[ExceptionReceiver] = TypedSignal()
-        self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
-        self.on_backoff: TypedSignal[BackoffReceiver] = TypedSignal()
-        for name in ("handle_message", "handle_messages"):
-            if self._overridden(name):
-                check_runs(getattr(type(self), name), "override")
-
-    def handle_message(self, conn: Connection | None, message: Message) -> None:
-        """Call the handlers of on_message, and answer by how they end. Runs in a worker; conn is None if it is gone."""
-        self._handling.handle(message)
-
-    def handle_messages(self, messages: list[Message]) -> None:
-        """Handle all that has come with one call, in place of handle_message() for each; for subclasses to override:
-        without one it is not called, and with one handlers of on_message only by super(). Runs in a worker.
-
-        What an override leaves unanswered is taken for asynchronous, and to be answered later. What it raises is what
-        a handler raises: one failure, for which all is requeued that it has not answered; on_exception is sent with the
-        first. Messages above max_tries are not among those it gets; handler_timeout is for the whole call.
-        """
-        for message in messages:
-            self._handle_one(message)
-
-    def _handle_one(self, message: Message) -> object:
-        handle: Callable[..., object] = self.handle_message  # an override may return anything
-        return handle(self._pool.connections.get(message.nsqd or ""), message)
-
-    def _overridden(self, name: str) -> bool:
-        return getattr(type(self), name) is not getattr(Hooks, name)
-
-    def handle_response(self, conn: Connection, response: bytes) -> None:
-        """Send on_response."""
-        notify(self.on_response, self, response=response)
-
-    def handle_error(self, conn: Connection, error: NSQErrorCode) -> None:
-        """Send on_error."""
-        notify(self.on_error, self, error=error)
-
-    def handle_auth(self, conn: Connection, response: dict[str, object]) -> None:
-        """Send on_auth."""
-        notify(self.on_auth, self, conn=conn, response=response)
-
-    def handle_finish(self, conn: Connection, message_id: bytes) -> None:
-        """Send on_finish."""
-        notify(self.on_finish, self, message_id=message_id)
-
-    def handle_requeue(self, conn: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
-        """Send on_requeue."""
-        notify(self.on_requeue, self, message_id=message_id, timeout=timeout)
-
-    def _tell(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call what a subclass may have overridden; nothing of ours may depend on it."""
-        try:
-            function(*arguments)
-        except Exception:  # a subclass may raise anything
-            self.logger.exception(
-                "%s: %s of a subclass raised", self.log_owner.label, getattr(function, "__name__", function)
-            )

@@ -1,4 +1,4 @@
-"""Log lines of one owner: which Consumer or Producer they are of, and how often those of one kind are said."""
+"""Log lines of a Consumer or Producer: which one they belong to, and how often a line of one kind is logged."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Callable
 
 from gnsq.texts import counted
 
-__all__ = ["Owner", "Repeats"]
+__all__ = ["INTERVAL", "LogOwner", "RateLimitedLogger"]
 
-# Seconds in which lines of one kind are one line.
+# Seconds in which lines of one kind are logged as one.
 INTERVAL = 60.0
-# Kinds that are remembered; then those whose interval is over are forgotten, with their number.
+# Kinds that are remembered. Above this number, kinds whose interval is over are forgotten, with their counts.
 MAX_KINDS = 1000
 
 
-class Repeats:
-    """Says the first line of each kind at once, the others at DEBUG; once in INTERVAL one is said with their number.
+class RateLimitedLogger:
+    """Logs the first line of each kind at its level and the others at DEBUG, until INTERVAL is over.
 
-    A kind may have several lines in an INTERVAL: burst.
+    The first line after that has the number of those that were logged at DEBUG.
 
     Args:
-        logger: Where to.
-        now: Tells monotonic seconds.
+        logger: Logs the lines.
+        now: Returns monotonic seconds.
     """
 
     __slots__ = ("_kinds", "_logger", "_now")
@@ -31,7 +31,7 @@ class Repeats:
     def __init__(self, logger: logging.Logger, now: Callable[[], float]) -> None:
         self._logger = logger
         self._now = now
-        # By kind: when it may be said again, how often it was said in this interval, and how often not.
+        # By kind: when its interval ends, how many lines were logged in the interval, how many only at DEBUG.
         self._kinds: dict[str, tuple[float, int, int]] = {}
 
     def log(
@@ -44,11 +44,11 @@ class Repeats:
         burst: int = 1,
         since: float = -math.inf,
     ) -> None:
-        """Log a line of some kind, or count it.
+        """Log a line of some kind, or log it at DEBUG and count it.
 
         Args:
-            burst: Lines of this kind in one INTERVAL.
-            since: What was said before this time, by now(), is another story: this line is the first of a new one.
+            burst: Lines of this kind that are logged in one INTERVAL.
+            since: Start a new interval if the current one began before this time (of now()).
         """
         due, said, unsaid = self._kinds.get(kind, (0.0, 0, 0))
         now = self._now()
@@ -66,17 +66,17 @@ class Repeats:
         self._logger.log(level, text, *arguments, exc_info=exc_info)
 
     def is_due(self, kind: str, *, burst: int = 1) -> bool:
-        """Whether a line of some kind would be logged now: one that costs much to put together is left out else."""
+        """Whether a line of some kind would be logged now; to be asked before making an expensive text."""
         due, said, _ = self._kinds.get(kind, (0.0, 0, 0))
         return said < burst or self._now() >= due
 
     def log_rest(self, level: int, kind: str, noun: str, text: str, *arguments: object, at_once: bool = False) -> None:
-        """Log how many lines of a kind were not said, when their interval is over and if there are any.
+        """Log how many lines of a kind were logged at DEBUG only, if there are any and the interval is over.
 
         Args:
-            noun: Of what is counted.
-            text: Has a %s for their number with the noun, after those for the arguments.
-            at_once: The interval may still last.
+            noun: Names what is counted.
+            text: Has a %s for the number with the noun, after those for the arguments.
+            at_once: Do not wait until the interval is over.
         """
         due, said, unsaid = self._kinds.get(kind, (0.0, 0, 0))
         if unsaid and (at_once or self._now() >= due):
@@ -84,27 +84,27 @@ class Repeats:
             self._logger.log(level, text, *arguments, counted(unsaid, noun))
 
 
-class Owner:
-    """The Consumer or Producer that log lines are of; handed to all that it makes, which log on its behalf.
+class LogOwner:
+    """The Consumer or Producer that log lines belong to. It is passed to all objects that log on its behalf.
 
     Args:
-        label: Its name in log lines; empty: none is named.
-        now: Tells monotonic seconds, for the rate limits.
+        label: Its name in log lines; empty: lines name none.
+        now: Returns monotonic seconds, for the rate limits.
     """
 
-    __slots__ = ("_now", "_repeats", "label")
+    __slots__ = ("_loggers", "_now", "label")
 
     def __init__(self, label: str, now: Callable[[], float]) -> None:
         self.label = label
         self._now = now
-        self._repeats: dict[str, Repeats] = {}
+        self._loggers: dict[str, RateLimitedLogger] = {}
 
     def at(self, address: str) -> str:
-        """Write how a line about a peer begins: its address, then the owner."""
+        """Return how a line about a peer begins: the address, then the owner."""
         return f"{address}: {self.label}" if self.label else address
 
-    def repeats(self, logger: logging.Logger) -> Repeats:
-        """Give the rate limit of a module's lines: one for all that the owner has of a kind, such as connections."""
-        if logger.name not in self._repeats:
-            self._repeats[logger.name] = Repeats(logger, self._now)
-        return self._repeats[logger.name]
+    def rate_limited(self, logger: logging.Logger) -> RateLimitedLogger:
+        """Return the rate-limited logger of a module, which all objects of this owner share."""
+        if logger.name not in self._loggers:
+            self._loggers[logger.name] = RateLimitedLogger(logger, self._now)
+        return self._loggers[logger.name]

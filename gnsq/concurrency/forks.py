@@ -1,0 +1,52 @@
+"""Forks: close in a forked child what it has inherited.
+
+A child has copies of its parent's sockets. Bytes that it read from them would be missing in the parent. So the child
+closes its copies and sends nothing to nsqd.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+import gevent
+
+from gnsq.concurrency.threads import get_hub_if_exists
+
+__all__ = ["ForkAware", "register_after_fork"]
+
+
+class ForkAware(Protocol):
+    """Object that a child process must not go on using as it is."""
+
+    def after_fork_in_child(self, parent: int) -> None:
+        """Close this process's copies of sockets, and send nothing.
+
+        Args:
+            parent: Id of the process that goes on using them.
+        """
+
+
+_registered: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+_hook_is_set = False
+
+
+def register_after_fork(obj: ForkAware) -> None:
+    """Call an object's after_fork_in_child() in each child process that is forked while the object lives."""
+    global _hook_is_set
+    if not _hook_is_set:
+        # With the first object: importing this module registers nothing.
+        _hook_is_set = True
+        os.register_at_fork(after_in_child=_run_after_fork)
+    _registered.add(obj)
+
+
+def _run_after_fork() -> None:
+    inherited = list(_registered)
+    _registered.clear()
+    if inherited and get_hub_if_exists() is not None:
+        # After a plain os.fork() both processes share one epoll, and the child's resolver has no threads.
+        gevent.reinit()
+    for obj in inherited:
+        obj.after_fork_in_child(os.getppid())

@@ -1,0 +1,55 @@
+"""Greenlets: run a loop until its greenlet is killed, and let other greenlets run between two steps of a loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import gevent
+
+from gnsq.clock import Clock
+
+__all__ = ["CooperativeYield", "run_forever"]
+
+# Seconds before a loop that has raised is called again.
+RESTART_DELAY = 1.0
+# Seconds after which a loop must let the event loop run.
+MAX_RUN_SECONDS = 0.01
+# The shortest sleep that goes through the event loop, seconds.
+_EVENT_LOOP_SLEEP = 1e-6
+
+
+def run_forever(what: str, loop: Callable[[], object], logger: logging.Logger, clock: Clock) -> None:
+    """Call a function, and call it again after it raises, until the greenlet is killed. A bug must not end it.
+
+    Args:
+        what: Describes the function, for the log.
+    """
+    while True:
+        try:
+            loop()
+        except Exception:
+            logger.exception("internal error in %s; it goes on in %g s", what, RESTART_DELAY)
+            clock.sleep(RESTART_DELAY)
+
+
+class CooperativeYield:
+    """Call between two steps of a loop that may never have to wait.
+
+    gevent's recv() and sendall() do not yield while the socket is ready. sleep(0) only lets other greenlets run: the
+    event loop looks at timers and sockets after up to 50 such sleeps. So one call in MAX_RUN_SECONDS sleeps until the
+    event loop has run.
+    """
+
+    __slots__ = ("_due",)
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def __call__(self) -> None:
+        if time.monotonic() < self._due:
+            gevent.sleep(0)
+            return
+        gevent.sleep(_EVENT_LOOP_SLEEP)
+        self._due = time.monotonic() + MAX_RUN_SECONDS

@@ -1,0 +1,259 @@
+"""HubThread: an OS thread with a gevent hub of its own, which other threads call into.
+
+For connections that are used by threads which block natively, such as those of asyncio or Spark. A hub on a thread that
+is blocked does not run: nsqd gets no answer to its heartbeats and closes the connection.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+import gevent
+from gevent.event import Event
+
+from gnsq.concurrency.threads import (
+    NO_TIMEOUT,
+    CrossThreadFuture,
+    HubCallQueue,
+    get_ident,
+    hub_call_queue,
+    start_thread,
+)
+
+__all__ = ["HubThread"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+# Seconds that a thread and its greenlets may take to end.
+STOP_TIMEOUT = 5.0
+# Seconds that a thread may take to end after its last line.
+_JOIN_TIMEOUT = 0.5
+
+
+class HubThread:
+    """Daemon thread that runs greenlets. The constructor starts it, and stop() ends it.
+
+    Make it in the process that uses it, after any fork. A greenlet of another hub that waits for this thread blocks no
+    other greenlet of its hub.
+
+    Args:
+        on_end: Called in the thread before its greenlets are killed, whatever ends the thread; may wait.
+        is_known: Let the threading module know the thread. In a process of one known thread, gevent's monkey-patching
+            replaces the locks that this thread holds.
+        kill_greenlets: Find the greenlets that still run when the thread ends, and kill them. The search looks at every
+            object of the process: 0.1 ms for 1000 objects.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        on_end: Callable[[], object] | None = None,
+        *,
+        is_known: bool = True,
+        kill_greenlets: bool = True,
+    ) -> None:
+        self.name = name
+        self._on_end = on_end
+        self._kills_greenlets = kill_greenlets
+        self._process = os.getpid()
+        # None when the thread has ended.
+        self._ident: int | None = None
+        # Whether calls are refused.
+        self._stopped = False
+        self._stop_timeout = STOP_TIMEOUT
+        self._queue: HubCallQueue
+        self._stop: Event
+        # Futures that other threads wait for. Those that are not done when the thread ends get an exception then.
+        self._awaited: dict[CrossThreadFuture[Any], None] = {}  # Any: a called function may return anything
+        # None in a monkey-patched process.
+        self._thread: threading.Thread | None = None
+        _running.add(self)
+        with self._future() as started:
+            self._thread = start_thread(self._run, started, name=self.name if is_known else "")
+            started.wait(NO_TIMEOUT)
+        started.result()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in this thread."""
+        return get_ident() == self._ident and self._process == os.getpid()
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function in a greenlet of the hub, and wait for its result; in the thread itself just call it.
+
+        There is no timeout. If the caller is interrupted, for example by a gevent.Timeout, the greenlet is killed.
+
+        Raises:
+            RuntimeError: If the thread was stopped, before or meanwhile. An exception of the function is raised, too.
+        """
+        __tracebackhide__ = True
+        if self.is_current:
+            return function(*args, **kwargs)
+        begun: list[gevent.Greenlet] = []
+
+        def work() -> None:
+            __tracebackhide__ = True
+            try:
+                future.set_result(function(*args, **kwargs))
+            except gevent.GreenletExit:
+                killed = RuntimeError(f"a call was killed in thread {self.name}")
+                future.set_exception(self._ended() if self._stopped else killed)
+            except BaseException as error:  # noqa: BLE001  # raised in the caller
+                future.set_exception(error)
+
+        with self._future() as future:
+            self.call_soon(lambda: begun.append(gevent.spawn(work)))
+            try:
+                future.wait(NO_TIMEOUT)
+            except BaseException:
+                with contextlib.suppress(RuntimeError):
+                    self.call_soon(lambda: begun[0].kill(block=False))
+                raise
+        result: T = future.result()
+        return result
+
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:  # Any: the function's own
+        """Call a function in the hub itself, soon and in the order of these calls. The function must not wait.
+
+        Calls that are made while the thread is being stopped may be lost.
+
+        Raises:
+            RuntimeError: If the thread was stopped.
+        """
+        if self._process != os.getpid():
+            raise RuntimeError(f"thread {self.name} was started before the fork; make a new one in this process")
+        # Greenlets that are being killed may still use it.
+        if self._stopped and not self.is_current:
+            raise self._ended()
+        try:
+            self._queue.call_soon_threadsafe(function, *args)
+        except ValueError as error:  # raised by gevent for a loop that was destroyed
+            raise self._ended() from error
+
+    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+        """End the thread: kill its greenlets, and raise RuntimeError in calls that still wait.
+
+        May be called twice. Does nothing in a child process. In the thread itself it does not wait.
+
+        Args:
+            timeout: Seconds to wait at most.
+        """
+        if self._process != os.getpid():
+            return
+        self._stopped = True
+        self._stop_timeout = timeout
+        with contextlib.suppress(ValueError):  # the thread has ended
+            self._queue.call_soon_threadsafe(self._stop.set)
+        if self.is_current:
+            return
+        with self._future() as ended:
+            if self._ident is not None and not ended.wait(timeout):
+                logger.warning("thread %s has not ended within %g s", self.name, timeout)
+            elif self._thread is not None:
+                # It has executed all but its last lines.
+                self._thread.join(_JOIN_TIMEOUT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @contextlib.contextmanager
+    def _future(self) -> Iterator[CrossThreadFuture[Any]]:  # Any: as above
+        """Make a future that gets an exception when the thread ends.
+
+        Register it before checking whether the thread has ended: the last thing that the thread does is to look at the
+        registered ones.
+        """
+        future: CrossThreadFuture[Any] = CrossThreadFuture()
+        self._awaited[future] = None
+        try:
+            yield future
+        finally:
+            del self._awaited[future]
+
+    def _ended(self) -> RuntimeError:
+        return RuntimeError(f"thread {self.name} was stopped")
+
+    # --- in the thread
+
+    def _run(self, started: CrossThreadFuture[None]) -> None:
+        try:
+            self._serve(started)
+        except BaseException:
+            # SystemExit or KeyboardInterrupt in one of the greenlets.
+            logger.exception("thread %s has failed", self.name)
+        finally:
+            self._stopped, self._ident = True, None
+            for future in list(self._awaited):
+                future.set_exception(self._ended())
+
+    def _serve(self, started: CrossThreadFuture[None]) -> None:
+        hub = gevent.get_hub()
+        # Keeps the loop running while there is nothing to do, before the first call for example.
+        keep_alive = hub.loop.async_()
+        keep_alive.start(lambda: None)
+        self._queue, self._stop, self._ident = hub_call_queue(), Event(), get_ident()
+        try:
+            started.set_result(None)
+            self._stop.wait()  # without a timeout: until stop() is called
+        finally:
+            self._stopped = True
+            try:
+                try:
+                    if self._on_end is not None:
+                        self._on_end()
+                finally:
+                    if self._kills_greenlets:
+                        self._kill_greenlets(hub)
+            finally:
+                keep_alive.close()
+                self._destroy(hub)
+
+    def _kill_greenlets(self, hub: Any) -> None:  # Any: gevent has no types
+        with gevent.Timeout(self._stop_timeout / 2, False):
+            while left := _greenlets_of(hub):
+                gevent.killall(left)
+
+    def _destroy(self, hub: Any) -> None:  # Any: as above
+        self._queue.close()
+        hub.destroy(destroy_loop=True)
+        # gevent leaves the hub suspended. A greenlet that is suspended when its thread ends is never freed: 10 KiB.
+        hub.throw()
+
+
+def _greenlets_of(hub: Any) -> list[gevent.Greenlet]:  # Any: as above
+    """Find the greenlets of a hub that have not ended; gevent keeps no list of them."""
+    # Not isinstance(): it reads __class__ of every object, and some objects raise then.
+    found = [obj for obj in gc.get_objects() if issubclass(type(obj), gevent.Greenlet)]
+    return [greenlet for greenlet in found if greenlet.parent is hub and not greenlet.dead]
+
+
+# Threads that may still run.
+_running: weakref.WeakSet[HubThread] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Stop all threads before the interpreter ends.
+
+    Up to Python 3.13 an interpreter that ends unwinds the stack of each thread that asks for the GIL. Then greenlet's
+    destructors run without the GIL, and the process crashes.
+    """
+    for hub_thread in list(_running):
+        hub_thread.stop()

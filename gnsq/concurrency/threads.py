@@ -1,0 +1,420 @@
+"""Calls between OS threads: run a function in another thread's hub, and wait for its result.
+
+Knows threads and hubs only. The only module that names gevent._hub_local, since gevent has no public way to ask for a
+hub without making one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import gevent
+from gevent import monkey
+from gevent._hub_local import get_hub_if_exists
+from gevent.event import Event
+
+from gnsq.errors import NSQConnectionClosed, NSQException, NSQTimeout
+
+__all__ = [
+    "ALIVE_CHECK_INTERVAL",
+    "CROSS_THREAD_GRACE",
+    "NO_TIMEOUT",
+    "CrossThreadFuture",
+    "HubCallQueue",
+    "Once",
+    "OwnerThread",
+    "ThreadEvent",
+    "ThreadToken",
+    "allocate_lock",
+    "current_thread",
+    "get_hub_if_exists",
+    "get_ident",
+    "hub_call_queue",
+    "is_hub_greenlet",
+    "local",
+    "start_new_thread",
+    "start_thread",
+]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Timeout that stands for none, seconds: native locks and timers take no infinity.
+NO_TIMEOUT = 1e9
+# Seconds that another thread's hub may take beyond the timeout of a call.
+CROSS_THREAD_GRACE = 1.0
+# Seconds after which a thread that waits returns to the interpreter, which then handles signals.
+SIGNAL_CHECK_INTERVAL = 1.0
+# Seconds between checks whether a thread that is waited for has ended.
+ALIVE_CHECK_INTERVAL = 1.0
+
+# --- thread primitives of the interpreter. The ones that gevent patches in would identify greenlets instead of threads,
+# or belong to one hub.
+
+# Any: gevent has no types.
+allocate_lock: Any = monkey.get_original("_thread", "allocate_lock")
+get_ident: Callable[[], int] = monkey.get_original("_thread", "get_ident")
+local: Any = monkey.get_original("_thread", "_local")
+start_new_thread: Any = monkey.get_original("_thread", "start_new_thread")
+
+
+def start_thread(
+    function: Callable[..., object],
+    *args: Any,  # Any: the function's own
+    name: str = "",
+) -> threading.Thread | None:
+    """Start a native daemon thread.
+
+    Args:
+        name: Registers the thread with the threading module, so that log records have its name. A thread without a
+            name, or of a monkey-patched process, is not registered. A process with one registered thread can still be
+            monkey-patched: gevent then lets that thread release the locks that it holds, such as the import lock.
+
+    Returns:
+        The threading module's thread; None if it is not registered.
+    """
+    if not name or monkey.is_module_patched("threading"):
+        start_new_thread(_run_unregistered, (function, args))
+        return None
+    thread = threading.Thread(target=_run_registered, args=(function, args), name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _run_registered(function: Callable[..., object], args: tuple[Any, ...]) -> None:  # Any: as above
+    try:
+        function(*args)
+    finally:
+        if (ident := threading.get_ident()) != get_ident():
+            # Monkey-patched after the start: the threading module looks for this thread by the id of a greenlet.
+            _threads[ident] = _threads.pop(get_ident())
+
+
+def _run_unregistered(function: Callable[..., object], args: tuple[Any, ...]) -> None:  # Any: as above
+    # As the threading module does for new threads, on behalf of debuggers and coverage.
+    sys.settrace(threading.gettrace())
+    sys.setprofile(threading.getprofile())
+    try:
+        function(*args)
+    finally:
+        # A log record of this thread registers a dummy, which would stay.
+        _threads.pop(get_ident(), None)
+
+
+# The threading module's threads by ident; there is no public way to either correction.
+_threads: dict[int, threading.Thread] = threading._active  # type: ignore[attr-defined]  # typeshed hides it
+
+
+# --- calls into another thread's hub
+
+
+class HubCallQueue:
+    """Queue of functions to call in the hub of the thread that made it; other threads add to it.
+
+    Not the loop's run_callback_threadsafe(): with gevent 26.9 and libev, calls of it beside other work make the loop
+    miscount its watchers, so that it ends with LoopExit or never ends. A watcher's send() is safe between threads.
+    """
+
+    def __init__(self, loop: Any) -> None:  # Any: gevent has no types
+        self._loop = loop
+        self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        # Not ref: a thread that might call keeps no program alive.
+        self._watcher = loop.async_(ref=False)
+        self._watcher.start(self._drain)
+
+    def call_soon_threadsafe(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's
+        """Call a function in the hub itself, soon and in the order of these calls. The function must not wait.
+
+        Raises:
+            ValueError: If the hub's loop was destroyed.
+        """
+        self._calls.append((function, arguments))
+        self._watcher.send()
+
+    def close(self) -> None:
+        """Accept no more calls. Needed before the hub's loop is destroyed: that frees no watcher that is started."""
+        self._watcher.close()
+
+    def _drain(self) -> None:
+        # Each as a callback of its own: gevent prints the exception of one, and the others go on.
+        while self._calls:
+            function, arguments = self._calls.popleft()
+            self._loop.run_callback(function, *arguments)
+
+
+# One for each hub.
+_hub_call_queues: weakref.WeakKeyDictionary[Any, HubCallQueue] = weakref.WeakKeyDictionary()
+
+
+def hub_call_queue() -> HubCallQueue:
+    """Return the queue of the calling thread's hub."""
+    hub = gevent.get_hub()
+    found = _hub_call_queues.get(hub)
+    if found is None:
+        found = _hub_call_queues[hub] = HubCallQueue(hub.loop)
+    return found
+
+
+def is_hub_greenlet() -> bool:
+    """Whether the caller runs in its thread's hub itself, as callbacks do. Nothing can wait there."""
+    hub = get_hub_if_exists()
+    return hub is not None and gevent.getcurrent() is hub
+
+
+# --- waiting for another thread
+
+
+class Once:
+    """Gives something to the first of several threads that ask for it."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = allocate_lock()
+
+    def acquire(self) -> bool:
+        """Return True to the first caller and False to all others, without waiting."""
+        return bool(self._lock.acquire(False))
+
+
+class CrossThreadFuture(Generic[T]):
+    """Result that one thread sets and one other thread waits for.
+
+    Cheap: making one takes a microsecond, and makes no hub in a thread that has none.
+
+    Attributes:
+        is_done: Whether it has a result or an exception.
+    """
+
+    __slots__ = ("_done", "_error", "_once", "_value", "_waiter", "is_done")
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._once = Once()
+        self._error: BaseException | None = None
+        # Held until the future is done: a thread without a hub waits for this.
+        self._done = allocate_lock()
+        self._done.acquire()
+        # A thread with a hub waits for this event.
+        self._waiter: tuple[HubCallQueue, Event] | None = None
+
+    def set_result(self, value: T) -> bool:
+        """Set the result, in any thread and without waiting.
+
+        Returns:
+            False if there was a result or an exception before; that one stays.
+        """
+        if not self._once.acquire():
+            return False
+        self._value = value
+        self._finish()
+        return True
+
+    def set_exception(self, error: BaseException) -> bool:
+        """Set an exception, which result() raises; otherwise as set_result()."""
+        if not self._once.acquire():
+            return False
+        self._error = error
+        self._finish()
+        return True
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until it is done, up to the timeout in seconds; only one thread may wait at a time.
+
+        A thread without a hub blocks. In a thread with a hub other greenlets run meanwhile.
+
+        Returns:
+            Whether it is done.
+        """
+        if not self.is_done:
+            if get_hub_if_exists() is None:
+                self._wait_without_hub(timeout)
+            else:
+                self._wait_in_hub(timeout)
+        return self.is_done
+
+    def result(self) -> T:
+        """Return the result, or raise the exception.
+
+        Raises:
+            RuntimeError: If it is not done.
+        """
+        __tracebackhide__ = True
+        if not self.is_done:
+            raise RuntimeError("the future has no result yet")
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def _finish(self) -> None:
+        # In this order; _wait_in_hub() uses the opposite order. So one of the two threads sees what the other has done.
+        self.is_done = True
+        self._done.release()
+        if self._waiter is not None:
+            queue, event = self._waiter
+            # The waiting thread's hub may have ended; then nothing waits.
+            with contextlib.suppress(ValueError):
+                queue.call_soon_threadsafe(event.set)
+
+    def _wait_without_hub(self, timeout: float) -> None:
+        # In slices: the interpreter would see a signal that comes just before the system call only after it.
+        end = time.monotonic() + timeout
+        while not self._done.acquire(timeout=min(max(end - time.monotonic(), 0.0), SIGNAL_CHECK_INTERVAL)):
+            if time.monotonic() >= end:
+                return
+
+    def _wait_in_hub(self, timeout: float) -> None:
+        event = Event()
+        self._waiter = (hub_call_queue(), event)
+        if not self.is_done:
+            # The timer also keeps the loop alive, which a HubCallQueue does not.
+            event.wait(min(timeout, NO_TIMEOUT))
+
+
+class ThreadEvent:
+    """Event that any number of threads and greenlets can wait for. It can't be cleared.
+
+    Attributes:
+        is_set: Whether it is set.
+    """
+
+    __slots__ = ("_waiting", "is_set")
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._waiting: dict[CrossThreadFuture[None], None] = {}
+
+    def set(self) -> None:
+        """Wake all that wait, without waiting."""
+        # In this order; wait() uses the opposite order. So one of the two threads sees what the other has done.
+        self.is_set = True
+        for future in list(self._waiting):
+            future.set_result(None)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait as CrossThreadFuture.wait() does. Returns: whether it is set."""
+        future: CrossThreadFuture[None] = CrossThreadFuture()
+        self._waiting[future] = None
+        try:
+            if not self.is_set:
+                future.wait(timeout)
+        finally:
+            del self._waiting[future]
+        return self.is_set
+
+
+# --- the thread that owns a hub
+
+
+class ThreadToken:
+    """Identifies a thread, and is deleted when the thread ends. Idents of threads are used again after that."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _CurrentThread(local):  # type: ignore[misc]  # gevent has no types
+    """Data of the calling thread.
+
+    Attributes:
+        token: The thread's. Other objects hold weak references only.
+    """
+
+    token: ThreadToken
+
+    def __init__(self) -> None:
+        self.token = ThreadToken()
+
+
+current_thread = _CurrentThread()
+
+
+class OwnerThread:
+    """The thread that made this object; other threads call into its hub.
+
+    Attributes:
+        ident: What get_ident() returns in that thread.
+        token: Weak reference to its token; returns None when the thread has ended.
+    """
+
+    __slots__ = ("_queue", "ident", "token")
+
+    def __init__(self) -> None:
+        self.ident = get_ident()
+        self.token = weakref.ref(current_thread.token)
+        self._queue = hub_call_queue()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in this thread."""
+        return current_thread.token is self.token()
+
+    def spawn(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
+        """Call a function in a new greenlet of this thread's hub. Calls begin in their order.
+
+        An NSQException that the function raises is logged: nothing waits for the function.
+
+        Raises:
+            NSQConnectionClosed: If the thread has ended, or its hub is gone.
+        """
+        self.call_soon(gevent.spawn, _log_exceptions, function, arguments)
+
+    def call_soon(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: as in spawn()
+        """Call a function in the thread's hub itself, soon. The function must neither wait nor raise.
+
+        Raises:
+            NSQConnectionClosed: If the thread has ended, or its hub is gone.
+        """
+        self._check_not_ended()
+        try:
+            self._queue.call_soon_threadsafe(function, *arguments)
+        except ValueError as error:  # raised by gevent for a loop that was destroyed
+            raise NSQConnectionClosed("the thread that this belongs to has ended") from error
+
+    def call_and_wait(self, limit: float, function: Callable[..., T], *arguments: Any) -> T:  # Any: as in spawn()
+        """Call a function in a greenlet of the thread's hub and wait for its result; in the thread itself just call it.
+
+        Args:
+            limit: Seconds to wait.
+
+        Raises:
+            NSQTimeout: If the function takes longer.
+            NSQConnectionClosed: If the thread has ended, before or meanwhile, or its hub is gone.
+        """
+        if self.is_current:
+            return function(*arguments)
+        future: CrossThreadFuture[T] = CrossThreadFuture()
+
+        def work() -> None:
+            try:
+                future.set_result(function(*arguments))
+            except BaseException as error:  # noqa: BLE001  # raised in the calling thread
+                future.set_exception(error)
+
+        self.call_soon(gevent.spawn, work)
+        end = time.monotonic() + limit
+        while not future.wait(min(end - time.monotonic(), ALIVE_CHECK_INTERVAL)):
+            self._check_not_ended()
+            if time.monotonic() >= end:
+                raise NSQTimeout(f"a call to another thread's hub was not done within {limit:g} s; does that hub run?")
+        return future.result()
+
+    def _check_not_ended(self) -> None:
+        if self.token() is None:
+            raise NSQConnectionClosed("the thread that this belongs to has ended")
+
+
+def _log_exceptions(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    try:
+        function(*arguments)
+    except NSQException as error:
+        # nsqd delivers the message again after its timeout.
+        logger.info("an answer from another thread was not sent: %s", error)

@@ -1,0 +1,460 @@
+"""Threads: futures, calls into another thread's hub, and which thread owns a hub."""
+
+import contextlib
+import sys
+import threading
+import time
+
+import gevent
+import pytest
+from gevent._hub_local import get_hub_if_exists
+from gevent.event import Event
+
+from gnsq.concurrency.hub_thread import HubThread
+from gnsq.concurrency.threads import CrossThreadFuture, Once, OwnerThread, ThreadEvent, get_ident, is_hub_greenlet
+from gnsq.errors import NSQConnectionClosed, NSQException, NSQTimeout
+from tests.helpers import run_program, wait_until
+
+LIMIT = 30.0
+KINDS = [pytest.param(False, id="plain thread"), pytest.param(True, id="thread with a hub")]
+
+
+def in_thread(function, *, with_hub=False):
+    """Run a function in a thread of its own; give back how to wait for what it gives."""
+    outcome = CrossThreadFuture()
+
+    def run():
+        if with_hub:
+            gevent.get_hub()
+        try:
+            outcome.set_result(function())
+        except BaseException as error:  # noqa: BLE001  # it is the test's
+            outcome.set_exception(error)
+        finally:
+            if with_hub:
+                gevent.get_hub().destroy(destroy_loop=True)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def result():
+        assert outcome.wait(LIMIT)
+        thread.join(LIMIT)
+        return outcome.result()
+
+    return result
+
+
+# --- what was given before the wait -----------------------------------------------------------------------------------
+
+
+def test_result_is_the_value():
+    future = CrossThreadFuture()
+
+    future.set_result(7)
+
+    assert future.wait(0)
+    assert future.result() == 7
+
+
+def test_result_raises_the_error():
+    future = CrossThreadFuture()
+
+    future.set_exception(ValueError("no"))
+
+    assert future.wait(0)
+    with pytest.raises(ValueError, match="no"):
+        future.result()
+
+
+def test_result_raises_before_the_future_is_done():
+    with pytest.raises(RuntimeError, match="the future has no result yet"):
+        CrossThreadFuture().result()
+
+
+def test_second_result_is_ignored():
+    future = CrossThreadFuture()
+
+    future.set_result(1)
+    future.set_result(2)
+    future.set_exception(ValueError("late"))
+
+    assert future.result() == 1
+
+
+def test_result_after_an_exception_is_ignored():
+    future = CrossThreadFuture()
+
+    future.set_exception(ValueError("first"))
+    future.set_result(2)
+
+    with pytest.raises(ValueError, match="first"):
+        future.result()
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_hub", KINDS)
+@pytest.mark.parametrize("timeout", [-1, 0, 0.01])
+def test_wait_ends_at_its_timeout(with_hub, timeout):
+    future = CrossThreadFuture()
+
+    waited = in_thread(lambda: future.wait(timeout), with_hub=with_hub)
+
+    assert waited() is False
+
+
+@pytest.mark.parametrize("with_hub", KINDS)
+def test_wait_may_be_repeated_after_a_timeout_and_after_the_end(with_hub):
+    future = CrossThreadFuture()
+
+    def wait():
+        first = future.wait(0.001)
+        future.set_result(1)
+        return first, future.wait(LIMIT), future.wait(LIMIT)
+
+    assert in_thread(wait, with_hub=with_hub)() == (False, True, True)
+
+
+@pytest.mark.parametrize("with_hub", KINDS)
+def test_result_wakes_the_waiting_thread(with_hub):
+    future = CrossThreadFuture()
+    waiting = threading.Event()
+
+    def wait():
+        waiting.set()
+        return future.wait(LIMIT) and future.result()
+
+    result = in_thread(wait, with_hub=with_hub)
+    assert waiting.wait(LIMIT)
+    future.set_result(7)
+
+    assert result() == 7
+
+
+def test_plain_thread_gets_no_hub():
+    def wait():
+        future = CrossThreadFuture()
+        future.wait(0.001)
+        return get_hub_if_exists()
+
+    assert in_thread(wait)() is None
+
+
+def test_other_greenlets_of_the_hub_run_meanwhile():
+    future = CrossThreadFuture()
+
+    def wait():
+        greenlet = gevent.spawn(future.set_result, "by a greenlet")
+        waited = future.wait(LIMIT)
+        greenlet.join()
+        return waited and future.result()
+
+    assert in_thread(wait, with_hub=True)() == "by a greenlet"
+
+
+def test_timeout_of_gevent_interrupts_the_wait():
+    def wait():
+        with gevent.Timeout(0.01, False):
+            CrossThreadFuture().wait(LIMIT)
+            return "waited"
+        return "interrupted"
+
+    assert in_thread(wait, with_hub=True)() == "interrupted"
+
+
+def test_result_for_a_destroyed_hub_is_kept():
+    future = CrossThreadFuture()
+    in_thread(lambda: future.wait(0.001), with_hub=True)()
+
+    future.set_result(1)
+
+    assert future.result() == 1
+
+
+def test_result_set_while_the_wait_begins_is_seen(monkeypatch):
+    future = CrossThreadFuture()
+
+    def hub_call_queue():
+        future.set_result(1)
+
+    monkeypatch.setattr("gnsq.concurrency.threads.hub_call_queue", hub_call_queue)
+
+    assert in_thread(lambda: future.wait(LIMIT), with_hub=True)()
+
+
+INTERRUPTED = """
+import os, signal, sys, threading
+import gevent
+from gnsq.concurrency.threads import CrossThreadFuture
+
+main = threading.main_thread().ident
+
+def interrupt():
+    while sys._current_frames()[main].f_code is not CrossThreadFuture._wait_without_hub.__code__:
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+try:
+    {start}
+    CrossThreadFuture().wait(60)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param("threading.Thread(target=interrupt, daemon=True).start()", id="plain thread"),
+        pytest.param("gevent.spawn(os.kill, os.getpid(), signal.SIGINT)", id="thread with a hub"),
+    ],
+)
+def test_wait_of_the_main_thread_is_interrupted_from_the_keyboard(start):
+    code = INTERRUPTED.format(start=start)
+
+    done = run_program(code, limit=LIMIT)
+
+    assert (done.stdout, done.returncode) == ("interrupted\n", 0)
+
+
+# --- many at once -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_hub", KINDS)
+def test_every_wait_of_many_threads_ends(with_hub):
+    with HubThread("test") as hub:
+
+        def cross():
+            got = []
+            for number in range(500):
+                future = CrossThreadFuture()
+                hub.call_soon(future.set_result, number)
+                assert future.wait(LIMIT)
+                got.append(future.result())
+            return got
+
+        results = [in_thread(cross, with_hub=with_hub) for _ in range(8)]
+
+        assert [result() for result in results] == [list(range(500))] * 8
+
+
+def test_result_at_the_time_of_the_timeout_is_kept():
+    with HubThread("test") as hub:
+
+        def cross():
+            for number in range(300):
+                future = CrossThreadFuture()
+                hub.call_soon(future.set_result, number)
+                while not future.wait(0.0001):
+                    pass
+                assert future.result() == number
+            return "done"
+
+        results = [in_thread(cross, with_hub=with_hub) for with_hub in [False, True] * 2]
+
+        assert [result() for result in results] == ["done"] * 4
+
+
+# --- Once -------------------------------------------------------------------------------------------------------------
+
+
+def test_once_is_acquired_by_the_first_caller_only():
+    token = Once()
+
+    assert [token.acquire() for _ in range(3)] == [True, False, False]
+
+
+def test_once_is_acquired_by_one_of_many_threads():
+    tokens = [Once() for _ in range(2000)]
+    begin = threading.Barrier(8)
+
+    def claim():
+        begin.wait(LIMIT)
+        return [token.acquire() for token in tokens]
+
+    with contextlib.ExitStack() as stack:
+        # Or each thread would claim all in one go.
+        stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(1e-6)
+        claims = [result() for result in [in_thread(claim) for _ in range(8)]]
+
+    assert [sum(claimed) for claimed in zip(*claims, strict=True)] == [1] * 2000
+
+
+@pytest.mark.parametrize("with_hub", KINDS)
+def test_wait_takes_an_infinite_timeout(with_hub):
+    future = CrossThreadFuture()
+    result = in_thread(lambda: future.wait(float("inf")), with_hub=with_hub)
+
+    future.set_result(None)
+
+    assert result()
+
+
+# --- ThreadEvent ------------------------------------------------------------------------------------------------------
+
+
+def test_thread_event_ends_waits_before_and_after_it_is_set():
+    gate = ThreadEvent()
+    waiting = gevent.spawn(gate.wait, LIMIT)
+    gevent.sleep(0)
+
+    assert not gate.wait(0)
+    gate.set()
+
+    assert waiting.get(timeout=LIMIT)
+    assert gate.wait(0)
+
+
+# --- OwnerThread ------------------------------------------------------------------------------------------------------
+
+
+def outcome_in_thread(function):
+    """Call a function in a plain thread, while this hub runs; give back what it returns or raises."""
+    outcomes = []
+
+    def run():
+        try:
+            outcomes.append(function())
+        except Exception as error:  # noqa: BLE001  # it is the test's
+            outcomes.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: not thread.is_alive())
+    return outcomes[0]
+
+
+def owner_thread_that_has_ended():
+    """That of a thread that has ended, and whose number another one may have."""
+    return outcome_in_thread(OwnerThread)
+
+
+def test_owner_thread_is_current_in_its_thread_only():
+    owner = OwnerThread()
+
+    assert owner.is_current
+    assert not outcome_in_thread(lambda: owner.is_current)
+    assert outcome_in_thread(lambda: OwnerThread().is_current)
+
+
+def test_thread_that_reuses_an_ident_is_not_the_owner_thread():
+    owner = owner_thread_that_has_ended()
+
+    def look():
+        return get_ident() == owner.ident, owner.is_current
+
+    looks = [outcome_in_thread(look) for _ in range(50)]
+
+    assert not any(is_current for _, is_current in looks)
+
+
+def test_call_and_wait_in_the_owner_thread_is_a_plain_call():
+    assert OwnerThread().call_and_wait(LIMIT, get_ident) == get_ident()
+
+
+def test_call_and_wait_from_another_thread_runs_in_the_owners_hub():
+    owner = OwnerThread()
+
+    assert outcome_in_thread(lambda: owner.call_and_wait(LIMIT, get_ident)) == get_ident()
+
+
+def test_call_and_wait_raises_the_exception_of_the_function():
+    owner = OwnerThread()
+
+    assert isinstance(outcome_in_thread(lambda: owner.call_and_wait(LIMIT, int, "x")), ValueError)
+
+
+def test_call_and_wait_raises_a_timeout():
+    owner, forever = OwnerThread(), Event()
+
+    error = outcome_in_thread(lambda: owner.call_and_wait(0.01, forever.wait))
+    forever.set()
+
+    assert isinstance(error, NSQTimeout)
+    assert "not done within 0.01 s; does that hub run?" in str(error)
+
+
+def test_spawn_logs_an_nsq_exception(caplog):
+    owner = OwnerThread()
+    made = []
+
+    def fail():
+        made.append(get_ident())
+        raise NSQException("lost")
+
+    with caplog.at_level("INFO", "gnsq"):
+        outcome_in_thread(lambda: owner.spawn(fail))
+        wait_until(lambda: made)
+
+    assert made == [get_ident()]
+    assert "was not sent: lost" in caplog.text
+
+
+def test_owner_thread_that_has_ended_refuses_calls():
+    owner = owner_thread_that_has_ended()
+
+    with pytest.raises(NSQConnectionClosed, match="has ended"):
+        owner.call_soon(print)
+    with pytest.raises(NSQConnectionClosed, match="has ended"):
+        owner.call_and_wait(LIMIT, print)
+
+
+def test_owner_thread_with_a_destroyed_hub_refuses_calls():
+    owners = []
+    looked = threading.Event()
+
+    def run():
+        owners.append(OwnerThread())
+        gevent.get_hub().destroy(destroy_loop=True)
+        looked.wait(LIMIT)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: owners)
+
+    try:
+        wait_until(lambda: _refuses(owners[0]))
+    finally:
+        looked.set()
+        thread.join(LIMIT)
+
+
+def _refuses(owner):
+    try:
+        owner.call_soon(int)
+    except NSQConnectionClosed:
+        return True
+    return False
+
+
+def test_call_and_wait_ends_when_the_owner_thread_ends():
+    owners, begun = [], threading.Event()
+
+    def run():
+        owners.append(OwnerThread())
+        # Natively: its hub never runs.
+        begun.wait(LIMIT)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: owners)
+    began = time.monotonic()
+    gevent.spawn_later(0.01, begun.set)
+
+    with pytest.raises(NSQConnectionClosed, match="has ended"):
+        owners[0].call_and_wait(LIMIT, print)
+
+    assert time.monotonic() - began < LIMIT
+
+
+def test_is_hub_greenlet_is_true_in_callbacks_of_the_hub_only():
+    told = []
+    gevent.get_hub().loop.run_callback(lambda: told.append(is_hub_greenlet()))
+    wait_until(lambda: told)
+
+    assert told == [True]
+    assert not is_hub_greenlet()
+    assert outcome_in_thread(is_hub_greenlet) is False
