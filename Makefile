@@ -27,7 +27,7 @@ test: $(VENV)/.dev
 	$(PYTEST) tests
 
 quick: $(VENV)/.dev
-	$(PYTEST) -m "not (spark or slow or subprocess)" --no-processes tests
+	$(PYTEST) -n 3 -m "not (spark or slow or subprocess)" --no-processes tests
 
 integration: $(VENV)/.dev
 	@$(BIN)/python -m integration.run

@@ -299,6 +299,7 @@ def run(code, before=""):
     return done.stdout, done.stderr
 
 
+@pytest.mark.subprocess
 def test_process_with_a_monitored_hub_ends():
     assert run("HubMonitor.acquire(); gevent.sleep(0.01)") == ("", "")
 
@@ -311,6 +312,7 @@ PATCH = "from gevent import monkey; monkey.patch_all()\n"
 
 
 @pytest.mark.parametrize("before", ["", PATCH], ids=["plain", "patched"])
+@pytest.mark.subprocess
 def test_block_is_logged_monkey_patched_or_not(before):
     _, told = run(
         """
@@ -327,6 +329,7 @@ def test_block_is_logged_monkey_patched_or_not(before):
 
 
 @pytest.mark.parametrize("before", ["", PATCH], ids=["plain", "patched"])
+@pytest.mark.subprocess
 def test_block_inside_a_log_handler_is_logged_afterwards(before):
     _, told = run(
         """
@@ -347,6 +350,7 @@ def test_block_inside_a_log_handler_is_logged_afterwards(before):
     assert "in hold_the_hub" in told
 
 
+@pytest.mark.subprocess
 def test_forked_child_has_a_monitor_of_its_own():
     written, told = run(
         """

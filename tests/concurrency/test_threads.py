@@ -211,6 +211,7 @@ except KeyboardInterrupt:
         pytest.param("gevent.spawn(os.kill, os.getpid(), signal.SIGINT)", id="thread with a hub"),
     ],
 )
+@pytest.mark.subprocess
 def test_wait_of_the_main_thread_is_interrupted_from_the_keyboard(start):
     code = INTERRUPTED.format(start=start)
 
