@@ -7,7 +7,6 @@ import socket
 import sys
 
 import pytest
-from click.testing import CliRunner
 from gevent.subprocess import PIPE
 
 import gnsq
@@ -18,29 +17,38 @@ from tests.fakensqd.wire import request
 pytestmark = pytest.mark.subprocess
 
 
-def run_here(*words):
-    return CliRunner().invoke(command_line, words, prog_name="fakensqd")
+@pytest.fixture
+def run_here(capsys):
+    """Run the command line in this process; returns its exit code, stdout and stderr."""
+
+    def run_here(*words):
+        with pytest.raises(SystemExit) as ended:
+            command_line(words, prog_name="fakensqd")
+        return ended.value.code, *capsys.readouterr()
+
+    return run_here
 
 
-def test_help():
-    result = run_here("--help")
+def test_help(run_here):
+    code, out, err = run_here("--help")
 
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert 'exec fakensqd nsqd "$@"' in result.stdout
+    assert (code, err) == (0, "")
+    assert 'exec fakensqd nsqd "$@"' in out
     for name in ("nsqd", "nsqlookupd", "cluster"):
-        assert f"\n  {name} " in result.stdout
+        assert f"\n  {name} " in out
 
 
-def test_version():
-    result = run_here("--version")
+def test_version(run_here):
+    version = f"fakensqd {gnsq.__version__}, emulates nsqd and nsqlookupd 1.3.0\n"
 
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == f"fakensqd {gnsq.__version__}, emulates nsqd and nsqlookupd 1.3.0\n"
+    assert run_here("--version") == (0, version, "")
 
 
-def test_no_words_and_wrong_words():
-    assert run_here().exit_code in (0, 2)
-    assert "No such command 'nsq'" in run_here("nsq").stderr
+def test_no_words_and_wrong_words(run_here):
+    code, _, err = run_here("nsq")
+
+    assert run_here()[0] in (0, 2)
+    assert (code, "No such command 'nsq'" in err) == (2, True)
 
 
 def test_a_daemon_behind_an_option():

@@ -1,9 +1,6 @@
 """PublishResult: one result of publish_async() for all threads, with a hub and without."""
 
 import asyncio
-import os
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -17,7 +14,7 @@ from gnsq import Producer, PublishResult
 from gnsq.concurrency.threads import OwnerThread, get_hub_if_exists
 from gnsq.errors import NSQException, NSQUnknownClosed, NSQUnknownTimeout
 from gnsq.producer.result import ResultWaiters
-from tests.helpers import wait_until
+from tests.helpers import run_program, wait_until
 from tests.producer.test_threads import KINDS, LIMIT, Threads, with_hub
 
 FAILED = NSQException("failed")
@@ -405,8 +402,8 @@ producer.close()
 @pytest.mark.subprocess
 def test_child_is_told_that_a_result_is_its_parents(fakensqd, where):
     with fakensqd.add(on.reply("PUB"), delay(0.5)):
-        command = [sys.executable, "-c", FORKING, fakensqd.tcp_address, where]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ)
+        # Python 3.12 warns of a fork beside threads.
+        done = run_program(FORKING, fakensqd.tcp_address, where, flags=("-W", "ignore::DeprecationWarning"))
 
     assert done.stderr == ""
     assert sorted(done.stdout.splitlines()) == ["child: [True]", "parent: OK"]
