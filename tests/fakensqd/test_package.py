@@ -1,12 +1,10 @@
 """The public names of fakensqd and fakensqd.faults, loaded when asked for."""
 
-import subprocess
-import sys
-
 import pytest
 
 import fakensqd
 from fakensqd import faults
+from tests.helpers import run_program
 
 
 @pytest.mark.parametrize("name", fakensqd.__all__)
@@ -25,7 +23,7 @@ def test_public_name_of_faults_is_the_one_of_its_module(name):
 def test_dir_lists_public_names_that_are_not_loaded():
     code = "from fakensqd import faults; print([name for name in faults.__all__ if name not in dir(faults)])"
 
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert run_program(code).stdout == "[]\n"
     assert set(fakensqd.__all__) < set(dir(fakensqd))
 
 

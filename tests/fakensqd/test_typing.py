@@ -2,12 +2,12 @@
 
 import dataclasses
 import re
-import subprocess
 import sys
 
 import pytest
 
 from fakensqd.options import ClusterOptionsDict, LookupdOptions, LookupdOptionsDict, NsqdOptions, NsqdOptionsDict
+from tests.helpers import run
 
 RIGHT = """
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ def errors(request, tmp_path_factory):
         "--follow-imports=silent",
         f"--cache-dir={request.config.cache.mkdir('mypy')}",
     ]
-    done = subprocess.run([sys.executable, "-m", "mypy", *options, path], capture_output=True, text=True, check=False)
+    done = run(sys.executable, "-m", "mypy", *options, str(path))
     found = re.findall(r"test_orders\.py:(\d+): error: .*\[([\w-]+)\]$", done.stdout, re.MULTILINE)
     assert found, done.stdout + done.stderr
     return {int(line): code for line, code in found}

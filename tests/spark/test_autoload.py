@@ -20,7 +20,7 @@ def test_import_never_raises(missing):
     )
     path = importlib.import_module("gnsq.spark.autoload").__file__
 
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True, timeout=60)
 
     assert done.stdout == "False\n"
     assert "format nsq is not available" in done.stderr
@@ -37,6 +37,6 @@ def test_without_pyspark_the_extra_is_named(use):
         "except ImportError as error: print(error)"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
 
     assert done.stdout.startswith("gnsq.spark needs pyspark and pyarrow: pip install 'gnsq[spark]' (")

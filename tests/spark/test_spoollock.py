@@ -7,6 +7,7 @@ import pytest
 
 from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.spool import Spool
+from tests.helpers import child
 
 
 @pytest.fixture
@@ -79,9 +80,7 @@ def test_lock_dies_with_its_process(spool, root):
         "print('held', flush=True)\n"
         "sys.stdin.read()\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with child(sys.executable, "-c", code, str(root), stdin=subprocess.PIPE) as process:
         assert process.stdout.readline() == "held\n"
         with pytest.raises(SpoolInUse):
             spool.lock("", "clicks/archive", patience=0)
