@@ -304,6 +304,7 @@ def test_process_with_a_monitored_hub_ends():
     assert run("HubMonitor.acquire(); gevent.sleep(0.01)") == ("", "")
 
 
+@pytest.mark.subprocess
 def test_monitor_does_not_keep_the_hub_running():
     assert run("HubMonitor.acquire(); print(gevent.get_hub().join(timeout=30))") == ("True\n", "")
 
