@@ -31,7 +31,7 @@ def wait_until(condition: Callable[[], object], limit: float = LIMIT) -> None:
 
 
 @contextlib.contextmanager
-def _no_ignored_signals() -> Iterator[None]:
+def default_signals() -> Iterator[None]:
     """Let programs start with default signal actions: exec() resets a handler, but keeps an ignored signal ignored."""
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     ignored = [number for number in ends if signal.getsignal(number) == signal.SIG_IGN]
@@ -60,7 +60,7 @@ def child(*command: str, limit: float = 60.0, **options: Any) -> Iterator[subpro
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
-    with _no_ignored_signals():
+    with default_signals():
         process = subprocess.Popen(command, text=True, start_new_session=True, **options)
     watchdog = threading.Timer(limit, kill)
     watchdog.daemon = True

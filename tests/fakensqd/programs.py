@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ from typing import Any
 
 import gevent
 from gevent.subprocess import DEVNULL, PIPE, Popen
+
+from tests.helpers import default_signals
 
 LIMIT = 20.0
 LISTENING = re.compile(
@@ -25,23 +26,6 @@ FREE_PORTS = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0")
 
 def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "fakensqd", *words]
-
-
-@contextlib.contextmanager
-def default_signals() -> Iterator[None]:
-    """Let programs start with default signal dispositions: exec() resets a handler, an ignored signal stays ignored."""
-    ignored = [
-        number
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) == signal.SIG_IGN
-    ]
-    for number in ignored:
-        signal.signal(number, lambda *_: None)
-    try:
-        yield
-    finally:
-        for number in ignored:
-            signal.signal(number, signal.SIG_IGN)
 
 
 def run_command(*command: str, limit: float = LIMIT, **options: Any) -> subprocess.CompletedProcess[str]:

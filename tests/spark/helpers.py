@@ -10,6 +10,7 @@ from pathlib import Path
 from gnsq import Message, NsqdHTTPClient, Producer
 from gnsq.errors import NSQConnectionClosed
 from gnsq.spark.segments import segment_columns
+from tests.helpers import default_signals
 
 LIMIT = 20.0
 
@@ -93,19 +94,6 @@ def is_empty(nsqd, topic, channel):
     """Whether a channel has nothing waiting, in flight or deferred."""
     stats = channel_stats(nsqd, topic, channel)
     return stats is not None and stats["depth"] + stats["in_flight_count"] + stats["deferred_count"] == 0
-
-
-@contextlib.contextmanager
-def default_signals():
-    """Let processes that are started meanwhile end by signals, also if this one ignores them, as under nohup."""
-    ignored = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is signal.SIG_IGN]
-    for number in ignored:
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        for number in ignored:
-            signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 
 from gnsq import Producer
 from gnsq.errors import NSQException
-from tests.spark.helpers import default_signals, numbered
+from tests.helpers import default_signals
+from tests.spark.helpers import numbered
 
 
 @contextlib.contextmanager
