@@ -71,7 +71,9 @@ def leave_on_signals() -> None:
 
 
 def _leave(*_: object) -> NoReturn:
-    raise SystemExit(0)
+    # Nothing is to be cleaned up yet; and an exception may strike code that drops it, as the callback of a weak
+    # reference does, which imports use.
+    os._exit(0)
 
 
 def _usage(program: str, flags: tuple[Flag, ...]) -> str:

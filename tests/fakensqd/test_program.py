@@ -19,7 +19,7 @@ from fakensqd.program import run as run_here
 from gnsq.protocol import commands
 from tests.fakensqd.programs import FREE_PORTS, LIMIT, child, command, program, run, run_command
 from tests.fakensqd.wire import Client, consumer, request
-from tests.helpers import wait_until
+from tests.helpers import run_program, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = ["nsqd", "nsqlookupd"]
@@ -148,6 +148,23 @@ def test_a_signal_before_it_listens_ends_it_as_well():
 
         # Python itself may not be up by then.
         assert process.wait(LIMIT) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.subprocess
+def test_a_signal_ends_it_in_code_that_drops_exceptions():
+    code = """
+import signal, weakref
+from fakensqd.program import leave_on_signals
+class Dropped: pass
+leave_on_signals()
+dropped = Dropped()
+reference = weakref.ref(dropped, lambda _: signal.raise_signal(signal.SIGTERM))
+del dropped
+raise SystemExit("it goes on")
+"""
+    result = run_program(code)
+
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.subprocess
