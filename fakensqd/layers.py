@@ -55,7 +55,7 @@ class Layers:
         if isinstance(layer, StartTLS):
             return self._start_tls()
         # What is imported here takes long, and most clients never ask for it.
-        from gnsq.layers import CompressedTransport
+        from gnsq.tls import CompressedTransport
 
         self.top = CompressedTransport(self._secured, layer.codec)
         return None

@@ -15,7 +15,7 @@ from gevent.ssl import SSLContext
 from fakensqd.effects import Failed, Secured
 from fakensqd.options import NsqdOptions
 from gnsq.errors import NSQConnectionClosed, NSQProtocolError, NSQSocketError
-from gnsq.layers import TlsTransport
+from gnsq.tls import TlsTransport
 from gnsq.transport import Transport
 
 __all__ = ["client_context", "handshake", "server_context"]

@@ -17,7 +17,7 @@ from typing import Any
 from gevent.event import Event
 
 from gnsq import Consumer
-from gnsq.layers import CompressedTransport, TlsTransport
+from gnsq.tls import CompressedTransport, TlsTransport
 
 LAYERS = ("plain", "tls", "snappy", "deflate")
 MAX_IN_FLIGHT = 2500
@@ -99,9 +99,9 @@ def consume(layer: str, tcp: str, topic: str, count: int, ca: str) -> float:
 
 
 def main() -> None:
-    import gnsq.layers
+    import gnsq.tls
 
-    gnsq.layers.TlsTransport, gnsq.layers.CompressedTransport = TimedTls, TimedCompression
+    gnsq.tls.TlsTransport, gnsq.tls.CompressedTransport = TimedTls, TimedCompression
     layer, tcp, topic, count, ca = sys.argv[1:]
     print(consume(layer, tcp, topic, int(count), ca), Timed.spent / int(count) * 1e6)
 

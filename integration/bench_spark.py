@@ -35,7 +35,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from gnsq import NsqdHTTPClient, Producer
 from gnsq.spark.datasource import COLUMNS
 from gnsq.spark.pipeline.session import open_session
-from gnsq.spark.segments import SCHEMA
+from gnsq.spark.spool.segments import SCHEMA
 
 COUNT = int(os.environ.get("BENCH_SPARK_COUNT", "1000000"))
 ROUNDS = int(os.environ.get("BENCH_SPARK_ROUNDS", "3"))

@@ -13,7 +13,7 @@ import pytest
 
 from gnsq import NsqdHTTPClient
 from gnsq.concurrency.hub_thread import HubThread
-from gnsq.spark.spool import Spool
+from gnsq.spark.spool.spool import Spool
 from integration.servers import program, running
 from tests.spark.helpers import bodies_of, is_empty, numbered, publish, wait_for
 from tests.spark.kills import drain, receiver_process, run_until_killed

@@ -9,7 +9,7 @@ from gnsq import Consumer, NsqdTCPClient, Producer
 from gnsq.clock import RealClock
 from gnsq.errors import NSQConnectionClosed, NSQException
 from gnsq.message import Message, finish_all
-from gnsq.nsqd.answers import Answers
+from gnsq.nsqd.in_flight import Answers
 from tests.helpers import channel_stats, wait_until
 
 ID = b"0123456789abcdef"

@@ -474,7 +474,7 @@ def test_connection_aborted_while_it_connects_stays_closed(transport, monkeypatc
         connection.abort()
         return transport
 
-    monkeypatch.setattr("gnsq.nsqd.opening.connect", connect)
+    monkeypatch.setattr("gnsq.nsqd.connect.connect", connect)
 
     with pytest.raises(NSQConnectionClosed, match="nsqd:4150"):
         connection.open()

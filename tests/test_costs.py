@@ -13,17 +13,15 @@ from gnsq import Consumer, finish_all
 from gnsq.clock import RealClock
 from gnsq.errors import NSQNoConnections
 from gnsq.nsqd.connection import Connection
-from gnsq.nsqd.latency import Latency
 from gnsq.options import ConnectionOptions
-from gnsq.producer.batches import Batches, Member
+from gnsq.producer.batching import Batches, Member
 from gnsq.producer.dispatcher import Dispatcher
-from gnsq.producer.links import TcpLink
 from gnsq.producer.options import ProducerOptions
-from gnsq.producer.outcomes import Totals
-from gnsq.producer.publish import Publish
-from gnsq.producer.strategies import RoundRobin
+from gnsq.producer.publish import Publish, Totals
+from gnsq.producer.routing import RoundRobin, TcpLink
 from gnsq.protocol import commands
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
+from gnsq.stats import Latency
 from tests.helpers import MemoryTransport, wait_until
 
 OK = encode_frame(RESPONSE, b"OK")

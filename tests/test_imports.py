@@ -114,9 +114,17 @@ def test_imports_in_strings_are_those_of_the_tables_of_names():
 
 
 PURE = [
-    *["gnsq.addresses", "gnsq.backofftimer", "gnsq.errors", "gnsq.options", "gnsq.rdy", "gnsq.stats", "gnsq.texts"],
+    *[
+        "gnsq.addresses",
+        "gnsq.backofftimer",
+        "gnsq.errors",
+        "gnsq.options",
+        "gnsq.consumer.rdy_policy",
+        "gnsq.stats",
+        "gnsq.texts",
+    ],
     *[name for name in MODULES if name.startswith("gnsq.protocol")],
-    *["gnsq.contrib.envelope", "gnsq.http.responses", "gnsq.http.validation", "gnsq.nsqd.proven"],
+    *["gnsq.contrib.envelope", "gnsq.http.responses", "gnsq.http.validation", "gnsq.nsqd.pending"],
     *[f"gnsq.producer.{name}" for name in ["httpoutcomes", "outcomes", "stalls", "strategies"]],
     *[f"gnsq.spark.{name}" for name in ["collector", "drain", "failures", "gauge", "locations", "offsets", "options"]],
     *[f"gnsq.spark.{name}" for name in ["rowkey", "topics"]],

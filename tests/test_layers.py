@@ -8,9 +8,9 @@ from gevent import socket
 
 from fakensqd.certificates import Certificates
 from gnsq.errors import NSQConnectionClosed, NSQProtocolError, NSQSocketError
-from gnsq.layers import CompressedTransport, TlsTransport, client_context
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import Deflate, Snappy
+from gnsq.tls import CompressedTransport, TlsTransport, client_context
 from gnsq.transport import TcpTransport
 from tests.helpers import MemoryTransport
 

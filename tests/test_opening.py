@@ -9,7 +9,7 @@ from gevent import socket
 
 from gnsq import Consumer, NsqdTCPClient, Producer
 from gnsq.errors import NSQException, NSQFrameError, NSQIdentifyFailed, NSQProtocolError
-from gnsq.nsqd.opening import Layers, prepared
+from gnsq.nsqd.connect import Layers, prepared
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, encode_frame, encode_message

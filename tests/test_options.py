@@ -7,8 +7,8 @@ import pytest
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
 from gnsq import Consumer, LookupdClient, NsqdHTTPClient, NsqdTCPClient, Producer
 from gnsq.consumer import ConsumerOptions
-from gnsq.layers import client_context
 from gnsq.options import ConnectionOptions, option_rows
+from gnsq.tls import client_context
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from gevent import socket
 
 from gnsq.errors import NSQConnectionClosed
-from gnsq.nsqd.outbox import Outbox
-from gnsq.nsqd.requests import Call
+from gnsq.nsqd.pending import Call
+from gnsq.nsqd.writer import Outbox
 from gnsq.transport import TcpTransport
 from tests.helpers import MemoryTransport, wait_until
 

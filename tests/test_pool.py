@@ -11,8 +11,8 @@ from fakensqd.faults import refuse
 from gnsq.clock import RealClock
 from gnsq.errors import NSQException, NSQInvalid, NSQSocketError
 from gnsq.logs import LogOwner
+from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions
 from gnsq.options import ConnectionOptions
-from gnsq.pool import ConnectionPool, ReconnectOptions
 from gnsq.protocol.frames import RESPONSE, encode_frame
 from tests.helpers import peer, refused_port, wait_until
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gnsq.nsqd.proven import Proven
+from gnsq.nsqd.pending import Proven
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gnsq.rdy import RdyPolicy
+from gnsq.consumer.rdy_policy import RdyPolicy
 
 IDLE = 10.0
 GRACE = 1.0

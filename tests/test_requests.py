@@ -3,7 +3,7 @@
 import pytest
 
 from gnsq.errors import NSQConnectionClosed, NSQMPubFailed, NSQSocketError, make_error
-from gnsq.nsqd.requests import Call, Requests, lost
+from gnsq.nsqd.pending import Call, Requests, lost
 from gnsq.protocol.frames import ERROR, OK, RESPONSE, encode_frame
 
 OK_FRAME = encode_frame(RESPONSE, OK)

@@ -8,7 +8,7 @@ from gevent.event import Event
 
 from gnsq.errors import NSQConnectionClosed
 from gnsq.message import Message
-from gnsq.nsqd.touching import Toucher
+from gnsq.nsqd.in_flight import Toucher
 from tests.helpers import wait_until
 
 ID = b"0123456789abcdef"
@@ -162,7 +162,7 @@ def test_at_the_longest_timeout_it_warns_once_and_stops(start, clock, responder,
     assert toucher.ended
     assert responder.touched == [30.0, 130.0, 230.0]
     (record,) = caplog.records
-    assert (record.name, record.levelno) == ("gnsq.nsqd.touching", logging.WARNING)
+    assert (record.name, record.levelno) == ("gnsq.nsqd.in_flight", logging.WARNING)
     assert "nsqd takes it back and delivers it again" in record.message
     assert record.message.startswith("host:4150: topic/channel: message ")
 

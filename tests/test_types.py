@@ -15,7 +15,7 @@ from fakensqd import FakeNsqd
 from gnsq import Consumer, NsqdHTTPClient, NsqdTCPClient, Producer, signals
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict
 from gnsq.httpclient import HTTPClient, HttpClientOptionsDict, HttpOptions, HttpOptionsDict
-from gnsq.layers import _TLS_OPTIONS
+from gnsq.nsqd.pool import ReconnectOptions, ReconnectOptionsDict
 from gnsq.options import (
     ConnectionOptions,
     ConnectionOptionsDict,
@@ -23,9 +23,9 @@ from gnsq.options import (
     TlsOptionsDict,
     parameters_of,
 )
-from gnsq.pool import ReconnectOptions, ReconnectOptionsDict
 from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
 from gnsq.stats import NsqdStats
+from gnsq.tls import _TLS_OPTIONS
 
 OPTIONS = [
     pytest.param(ConnectionOptionsDict, [ConnectionOptions], None, id="connection"),

@@ -3,7 +3,7 @@
 import pytest
 
 from gnsq.errors import NSQConnectionClosed, NSQTimeout
-from gnsq.nsqd.watch import Watch
+from gnsq.nsqd.connection import Watch
 
 TIMEOUT = 60.0
 

@@ -27,21 +27,21 @@ from gnsq.concurrency.forks import register_after_fork
 from gnsq.concurrency.greenlets import run_forever
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.concurrency.threads import NO_TIMEOUT, Once, OwnerThread, ThreadEvent, is_hub_greenlet
-from gnsq.consumer.closing import Closing
-from gnsq.consumer.flow import Flow
+from gnsq.consumer.handler_runner import Handling
 from gnsq.consumer.handlers import HandlerSignal, check_handler, check_runs
-from gnsq.consumer.handling import Handling
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict, OptionAttribute
-from gnsq.consumer.workers import Workers
+from gnsq.consumer.rdy_controller import Flow
+from gnsq.consumer.shutdown import Closing
+from gnsq.consumer.worker_pool import Workers
 from gnsq.discovery import TopicNodes, parse_lookupds
 from gnsq.errors import NSQErrorCode
 from gnsq.httpclient import HttpOptionsDict
 from gnsq.logs import LogOwner
 from gnsq.message import Message
+from gnsq.nsqd.connect import prepared
 from gnsq.nsqd.connection import Connection, ConnectionState
-from gnsq.nsqd.opening import prepared
+from gnsq.nsqd.pool import ConnectionPool, Life, ReconnectOptions
 from gnsq.options import ConnectionOptions, parameters_of
-from gnsq.pool import ConnectionPool, Life, ReconnectOptions
 from gnsq.protocol.handshake import max_req_timeout
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.signals import (

@@ -9,8 +9,8 @@ from typing import Any, Protocol, overload
 
 from gnsq.backofftimer import Backoff, growing_delay
 from gnsq.discovery import MAX_NSQDS
+from gnsq.nsqd.pool import ReconnectOptionsDict
 from gnsq.options import ConnectionOptionsDict, Options, option
-from gnsq.pool import ReconnectOptionsDict
 
 __all__ = ["ConsumerOptions", "ConsumerOptionsDict", "OptionAttribute"]
 

@@ -1,9 +1,9 @@
 """Producer: publishes messages. See producer.py for what lies where."""
 
-from gnsq.producer.many import Chunk, NSQManyFailed
 from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
 from gnsq.producer.producer import Producer
 from gnsq.producer.publish import Unconfirmed
+from gnsq.producer.publish_many import Chunk, NSQManyFailed
 from gnsq.producer.result import PublishResult
 
 __all__ = [

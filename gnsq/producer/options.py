@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnsq.discovery import MAX_NSQDS
+from gnsq.nsqd.pool import ReconnectOptionsDict
 from gnsq.options import ConnectionOptionsDict, Options, option
-from gnsq.pool import ReconnectOptionsDict
 
 __all__ = ["ProducerOptions", "ProducerOptionsDict"]
 

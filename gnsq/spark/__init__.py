@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from gnsq.spark.executors import ExecutorReceivers
+    from gnsq.spark.receiver.executors import ExecutorReceivers
 
 __all__ = ["ExecutorReceivers", "register"]
 
@@ -41,7 +41,7 @@ def run_pipeline() -> None:
 def __getattr__(name: str) -> object:
     if name == "ExecutorReceivers":
         try:
-            from gnsq.spark.executors import ExecutorReceivers  # as above
+            from gnsq.spark.receiver.executors import ExecutorReceivers  # as above
         except ImportError as error:
             raise _incomplete(error) from error
         return ExecutorReceivers

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from gnsq.spark.connecting import check_addresses
+from gnsq.spark.clients import check_addresses
 from gnsq.spark.options import ReadOptions, WriteOptions
 from gnsq.spark.sink import NsqBatchWriter, NsqStreamWriter, check_columns
-from gnsq.spark.source import NsqBatchReader, NsqStreamReader
+from gnsq.spark.source.reader import NsqBatchReader, NsqStreamReader
 
 __all__ = ["COLUMNS", "NsqDataSource"]
 

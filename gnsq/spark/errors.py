@@ -1,10 +1,24 @@
-"""What can go wrong between NSQ and Spark; part of the one exception tree. Knows no files and no Spark."""
+"""What can go wrong between NSQ and Spark; part of the one exception tree. Knows no files and no Spark.
+
+What a failure comes down to: one line out of Spark's pages. PURE.
+"""
 
 from __future__ import annotations
 
+import re
+
 from gnsq.errors import NSQException
 
-__all__ = ["JobFailed", "RowsNotPublished", "SegmentCorrupt", "SpoolError", "SpoolInUse", "SpoolIncomplete"]
+__all__ = [
+    "JobFailed",
+    "RowsNotPublished",
+    "SegmentCorrupt",
+    "SpoolError",
+    "SpoolInUse",
+    "SpoolIncomplete",
+    "essence",
+    "last_words",
+]
 
 
 class SpoolError(NSQException):
@@ -29,3 +43,39 @@ class RowsNotPublished(NSQException):
 
 class JobFailed(NSQException):
     """The job can't begin, or a query ended with an error; the text is one line that says why."""
+
+
+_PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*: ")
+_JAVA_ERROR = re.compile(r"^: (.+)$", re.MULTILINE)
+_JAVA_CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
+_SQLSTATE = re.compile(r" SQLSTATE: \w+.*$")
+# py4j's account of a Java error, which names only what Python has called.
+_CALL = re.compile(r"(py4j\.protocol\.Py4J\w+: )?An error occurred while calling ")
+_THREAD_ERROR = re.compile(r'Exception in thread "[^"]*" [\w.$]+: ')
+_CHATTER = ("WARNING:", "NOTE:", "Picked up ", "Using Spark's", "\tat ")
+_TASK = re.compile(r"^.*[Mm]ost recent failure: Lost task .*? executor [^)]*\): ")
+
+
+def essence(text: str) -> str:
+    """Find what went wrong in Spark's account of it: the last error of a Python traceback; where that is a call into
+    Java, or there is none, Java's error and its deepest cause."""
+    text = text.partition("=== Streaming Query ===")[0]
+    errors = [line for line in text.splitlines() if _PYTHON_ERROR.match(line)]
+    if "Traceback" in text and errors and not _CALL.match(errors[-1]):
+        return _SQLSTATE.sub("", errors[-1])
+    calls = [match.end() for match in _CALL.finditer(text)]
+    java = text[calls[-1] :] if calls else text
+    first, causes = _JAVA_ERROR.search(java), _JAVA_CAUSE.findall(java)
+    if first is None:
+        line = causes[-1] if causes else text.strip().partition("\n")[0]
+        return _SQLSTATE.sub("", line)
+    line = _SQLSTATE.sub("", _TASK.sub("", first[1]))
+    cause = _SQLSTATE.sub("", _TASK.sub("", causes[-1])) if causes else ""
+    return line if cause in line else f"{line.rstrip('.')}: {cause}"
+
+
+def last_words(text: str) -> str:
+    """Find in what a Java has written why it ended before it had begun; nothing if it does not say so."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_CHATTER)]
+    errors = [_THREAD_ERROR.sub("", line) for line in lines if _THREAD_ERROR.match(line)]
+    return (errors or lines or [""])[0]

@@ -19,7 +19,7 @@ from gnsq import Producer, PublishResult
 from gnsq.errors import NSQException
 from gnsq.protocol.names import assert_valid_topic_name
 from gnsq.spark import rowkey
-from gnsq.spark.connecting import connection_keywords
+from gnsq.spark.clients import connection_keywords
 from gnsq.spark.errors import RowsNotPublished
 from gnsq.spark.options import WriteOptions
 from gnsq.texts import counted

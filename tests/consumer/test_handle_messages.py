@@ -5,7 +5,7 @@ import pytest
 from gevent.event import Event
 
 from gnsq import Consumer, Message, finish_all
-from gnsq.consumer.workers import Workers
+from gnsq.consumer.worker_pool import Workers
 from gnsq.errors import NSQRequeueMessage, NSQTimeout
 from tests.helpers import wait_until
 

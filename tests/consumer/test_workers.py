@@ -4,7 +4,7 @@ import gevent
 import pytest
 
 from gnsq.clock import RealClock
-from gnsq.consumer.workers import Workers
+from gnsq.consumer.worker_pool import Workers
 from gnsq.message import Message
 from tests.helpers import wait_until
 

@@ -9,8 +9,8 @@ from fakensqd.clock import ManualClock
 from fakensqd.connection import Conditions, Connection
 from fakensqd.effects import AskAuth, Close, Reset, Send, StartCompression, Wait
 from fakensqd.layers import Layers
-from gnsq.layers import CompressedTransport
 from gnsq.protocol.compression import Deflate
+from gnsq.tls import CompressedTransport
 from gnsq.transport import TcpTransport
 from tests.helpers import wait_until
 

@@ -7,8 +7,8 @@ from fakensqd.clock import ManualClock, RealClock
 from fakensqd.effects import Failed, Secured, StartCompression, StartTLS
 from fakensqd.layers import Layers
 from gnsq.errors import NSQConnectionClosed
-from gnsq.layers import CompressedTransport, TlsTransport
 from gnsq.protocol.compression import Deflate, Snappy
+from gnsq.tls import CompressedTransport, TlsTransport
 
 
 def exchange(one, other):

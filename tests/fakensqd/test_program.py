@@ -232,7 +232,7 @@ def test_a_program_loads_only_what_it_needs():
         "faults.toxics",
         "faults_http",
     }
-    assert not {*(f"fakensqd.{name}" for name in late), "gnsq.layers", "cryptography", "click", "requests"} & loaded
+    assert not {*(f"fakensqd.{name}" for name in late), "gnsq.tls", "cryptography", "click", "requests"} & loaded
 
 
 @pytest.mark.subprocess

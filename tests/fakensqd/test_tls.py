@@ -14,7 +14,7 @@ from fakensqd.tls import client_context as make_client_context
 from fakensqd.tls import handshake
 from fakensqd.tls import server_context as make_server_context
 from gnsq.errors import NSQSocketError
-from gnsq.layers import TlsTransport
+from gnsq.tls import TlsTransport
 
 
 def client_context(*, files=None, maximum=None, ciphers=None):

@@ -25,8 +25,8 @@ from gevent.pool import Pool
 
 from fakensqd.clock import Clock, RealClock
 from gnsq.errors import NSQSocketError
-from gnsq.layers import CompressedTransport, TlsTransport
 from gnsq.protocol.compression import Deflate, Snappy
+from gnsq.tls import CompressedTransport, TlsTransport
 from gnsq.transport import TcpTransport, Transport
 from tests.fakensqd.templates import Difference, Names, compare_json, shortened, sorted_lists
 

@@ -11,10 +11,10 @@ import gevent
 from gevent import socket
 
 from gnsq.errors import NSQSocketError
-from gnsq.layers import CompressedTransport, TlsTransport
 from gnsq.protocol import commands
 from gnsq.protocol.compression import Codec
 from gnsq.protocol.frames import Frame, FrameDecoder
+from gnsq.tls import CompressedTransport, TlsTransport
 from gnsq.transport import TcpTransport, Transport
 
 LIMIT = 10.0

@@ -6,11 +6,11 @@ import pytest
 from fakensqd import FakeNsqd
 from gnsq import Producer
 from gnsq.errors import NSQErrorCode, NSQNoConnections, NSQNotSent, NSQUnknown
-from gnsq.nsqd.latency import Latency
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
-from gnsq.producer.outcomes import Totals
-from gnsq.producer.strategies import RoundRobin
+from gnsq.producer.publish import Totals
+from gnsq.producer.routing import RoundRobin
+from gnsq.stats import Latency
 
 
 @pytest.fixture

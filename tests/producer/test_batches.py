@@ -5,7 +5,7 @@ import pytest
 from fakensqd import FakeAuthServer, FakeNsqd, Grant, on
 from fakensqd.faults import error
 from fakensqd.faults.toxics import stall
-from gnsq.producer.batches import Batches, Member
+from gnsq.producer.batching import Batches, Member
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import Where
 from tests.producer.conftest import stored

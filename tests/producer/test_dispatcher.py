@@ -7,8 +7,8 @@ from fakensqd import FakeAuthServer, FakeNsqd, Grant, on
 from fakensqd.faults import error
 from fakensqd.faults.toxics import stall
 from gnsq.errors import NSQUnauthorized
+from gnsq.producer.dispatcher import Stalls
 from gnsq.producer.publish import Publish
-from gnsq.producer.stalls import Stalls
 from gnsq.protocol import commands
 from tests.producer.conftest import ListLink, stored
 

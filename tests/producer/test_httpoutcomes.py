@@ -12,7 +12,7 @@ from gnsq.errors import (
     NSQMPubFailed,
     NSQPubFailed,
 )
-from gnsq.producer.httpoutcomes import answers, is_turned_away, refusal, too_old
+from gnsq.producer.http import answers, is_turned_away, refusal, too_old
 
 EXITING = b'{"message":"EXITING"}'
 

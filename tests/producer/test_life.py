@@ -115,7 +115,7 @@ def test_start_that_fails_may_be_tried_again(fakensqd, monkeypatch):
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr("gnsq.producer.lifetime.HubThread", fail)
+        patch.setattr("gnsq.producer.lifecycle.HubThread", fail)
         with pytest.raises(RuntimeError, match="can't start"):
             producer.start()
 
@@ -137,7 +137,7 @@ class SlowThread:
 
 def test_start_of_another_thread_holds_no_publish_past_its_deadline_and_no_close_when_it_fails(fakensqd, monkeypatch):
     slow = SlowThread()
-    monkeypatch.setattr("gnsq.producer.lifetime.HubThread", slow)
+    monkeypatch.setattr("gnsq.producer.lifecycle.HubThread", slow)
     producer = Producer(fakensqd.tcp_address, threaded=True)
     raised = []
 
@@ -164,7 +164,7 @@ def test_start_of_another_thread_holds_no_publish_past_its_deadline_and_no_close
 
 def test_close_without_time_waits_for_the_start_of_another_thread_without_a_busy_loop(fakensqd, monkeypatch):
     slow = SlowThread()
-    monkeypatch.setattr("gnsq.producer.lifetime.HubThread", slow)
+    monkeypatch.setattr("gnsq.producer.lifecycle.HubThread", slow)
     producer = Producer(fakensqd.tcp_address, threaded=True)
 
     def start():
@@ -411,7 +411,7 @@ def test_timeout_that_no_clock_knows_is_refused(producer, call, timeout):
 
 
 def test_close_that_takes_too_long_in_its_own_thread_says_so(producer, monkeypatch):
-    monkeypatch.setattr("gnsq.producer.lifetime.CROSS_THREAD_GRACE", 0)
+    monkeypatch.setattr("gnsq.producer.lifecycle.CROSS_THREAD_GRACE", 0)
     producer.on_close.connect(lambda sender: None, weak=False)
 
     with pytest.raises(NSQTimeout, match=r"not closed within 0 s, and goes on in the background"):

@@ -8,7 +8,7 @@ import pytest
 from gnsq import Producer
 from gnsq.errors import NSQBadMessage, NSQNotSent, NSQNotSentClosed
 from gnsq.producer import Chunk, NSQManyFailed
-from gnsq.producer.many import CHUNK_MESSAGES, UNDER_WAY
+from gnsq.producer.publish_many import CHUNK_MESSAGES, UNDER_WAY
 from tests.helpers import bodies, refused_port, wait_until
 
 

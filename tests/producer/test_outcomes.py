@@ -10,7 +10,7 @@ from gnsq.errors import (
     NSQPubFailed,
     NSQUnauthorized,
 )
-from gnsq.producer.outcomes import copied, forbids, is_about_the_topic, leaves_open, tries_elsewhere
+from gnsq.producer.publish import copied, forbids, is_about_the_topic, leaves_open, tries_elsewhere
 
 
 @pytest.mark.parametrize(

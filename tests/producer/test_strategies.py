@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnsq.producer.strategies import Consistent, LeastPending, Primary, RoundRobin, make_strategy
+from gnsq.producer.routing import Consistent, LeastPending, Primary, RoundRobin, make_strategy
 
 
 @dataclass(eq=False)

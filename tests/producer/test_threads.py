@@ -413,7 +413,7 @@ from gnsq import Producer
 
 logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.WARNING)
 logging.getLogger("gnsq.nsqd").setLevel(logging.ERROR)
-logging.getLogger("gnsq.pool").setLevel(logging.ERROR)
+logging.getLogger("gnsq.nsqd.pool").setLevel(logging.ERROR)
 producer = Producer(sys.argv[1], threaded=sys.argv[2] == "threaded", close_timeout=0.2)
 producer.publish_async("t", b"x")
 """

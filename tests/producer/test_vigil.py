@@ -6,8 +6,8 @@ import pytest
 from fakensqd import FakeNsqd
 from gnsq import Producer
 from gnsq.producer import vigil as module
+from gnsq.producer.dispatcher import AWAKE, IN_A_ROW, MOST_LEFT_OUT, Vigil
 from gnsq.producer.publish import Publish
-from gnsq.producer.vigil import AWAKE, IN_A_ROW, MOST_LEFT_OUT, Vigil
 from tests.helpers import wait_until
 
 SOON = IN_A_ROW / 2

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import fs
 
 from gnsq.concurrency.hub_thread import HubThread
-from gnsq.spark.spool import Spool
+from gnsq.spark.spool.spool import Spool
 from tests.spark.s3server import s3_server
 
 # Without the second compiler Java starts a fifth faster, without a look at each class of Spark's another fifth.

@@ -10,10 +10,10 @@ import sys
 
 import gevent
 
-from gnsq.nsqd.answers import Answers
+from gnsq.nsqd.in_flight import Answers
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import Receiver
-from gnsq.spark.spool import Spool, SpoolWriter
+from gnsq.spark.spool.spool import Spool, SpoolWriter
 
 
 def die():

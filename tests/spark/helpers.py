@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gnsq import Message, NsqdHTTPClient, Producer
 from gnsq.errors import NSQConnectionClosed
-from gnsq.spark.segments import segment_columns
+from gnsq.spark.spool.segments import segment_columns
 from tests.helpers import default_signals
 
 LIMIT = 20.0

@@ -2,9 +2,9 @@ import pytest
 
 from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.errors import NSQHttpError
-from gnsq.spark.channel import ChannelClient
-from gnsq.spark.drain import Depth
 from gnsq.spark.options import ReadOptions
+from gnsq.spark.source.channel import ChannelClient
+from gnsq.spark.source.drain import Depth
 from tests.spark.helpers import channel_stats, numbered, publish, wait_for
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from gnsq.spark.collector import Collector, SegmentLimits
+from gnsq.spark.receiver.buffer import Collector, SegmentLimits
 from tests.spark.helpers import FakeMessage
 
 

@@ -3,7 +3,7 @@ import ssl
 import pytest
 
 from gnsq import Consumer, Producer
-from gnsq.spark.connecting import check_addresses, connection_keywords, http_keywords
+from gnsq.spark.clients import check_addresses, connection_keywords, http_keywords
 from gnsq.spark.options import ReadOptions, WriteOptions
 
 

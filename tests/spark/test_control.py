@@ -2,8 +2,8 @@ import logging
 
 import pytest
 
-from gnsq.spark.control import ReceiverControl
 from gnsq.spark.errors import SpoolError
+from gnsq.spark.receiver.executor_task import ReceiverControl
 
 
 @pytest.fixture

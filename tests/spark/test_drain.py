@@ -1,6 +1,6 @@
 import pytest
 
-from gnsq.spark.drain import Depth, Drain, Look, Nudge, Outcome, Unattended
+from gnsq.spark.source.drain import Depth, Drain, Look, Nudge, Outcome, Unattended
 
 EMPTY = Depth(0, 0, 0)
 BUSY = Depth(5, 5, 0)

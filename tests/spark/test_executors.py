@@ -7,10 +7,10 @@ from pyspark import SparkConf
 
 import gnsq.spark
 from gnsq.spark import ExecutorReceivers
-from gnsq.spark.control import ReceiverControl
 from gnsq.spark.errors import SpoolError
-from gnsq.spark.executors import TooFewSlots
 from gnsq.spark.options import ReadOptions
+from gnsq.spark.receiver.executor_task import ReceiverControl
+from gnsq.spark.receiver.executors import TooFewSlots
 from tests.spark.helpers import bodies_of, channel_stats, is_empty, numbered, publish, wait_for
 from tests.spark.queries import Publisher, descendants, kill, named, owner_of, running_query, written
 

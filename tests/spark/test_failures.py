@@ -1,6 +1,6 @@
 import pytest
 
-from gnsq.spark.failures import essence, last_words
+from gnsq.spark.errors import essence, last_words
 
 PYTHON = """[STREAM_FAILED] Query terminated. Reason: Traceback (most recent call last):
   File "x.py", line 1, in f

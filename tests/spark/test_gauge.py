@@ -1,6 +1,6 @@
 import pytest
 
-from gnsq.spark.gauge import SpoolGauge
+from gnsq.spark.receiver.receiver import SpoolGauge
 
 
 @pytest.fixture

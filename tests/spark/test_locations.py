@@ -1,6 +1,6 @@
 import pytest
 
-from gnsq.spark.locations import below, redacted
+from gnsq.spark.uris import below, redacted
 
 
 @pytest.mark.parametrize(

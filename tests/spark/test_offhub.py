@@ -3,7 +3,7 @@ import threading
 import gevent
 import pytest
 
-from gnsq.spark.offhub import OffHub
+from gnsq.spark.receiver.receiver import OffHub
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from gnsq.spark.errors import SpoolError, SpoolIncomplete, SpoolInUse
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.planner import Planner, drain_channel
+from gnsq.spark.source.planner import Planner, drain_channel
 from tests.spark.helpers import bodies_of, channel_stats, columns, is_empty, numbered, publish, wait_for
 
 pytestmark = pytest.mark.slow
@@ -261,7 +261,7 @@ def test_segment_set_aside_is_left_out(planner, spool, tmp_path):
 
 def test_second_query_on_a_spool_is_refused(planner, monkeypatch):
     planner()
-    monkeypatch.setattr("gnsq.spark.planner.LOCK_PATIENCE", 0)
+    monkeypatch.setattr("gnsq.spark.source.planner.LOCK_PATIENCE", 0)
 
     with pytest.raises(SpoolInUse, match="each query needs a spool of its own"):
         planner()
@@ -301,8 +301,8 @@ def test_drain_waits_for_nsqd_to_answer(fakensqd, planner, caplog):
 
 
 def test_channel_that_nobody_receives_is_told_of_once(fakensqd, planner, monkeypatch, caplog):
-    monkeypatch.setattr("gnsq.spark.channelwatch.REPORT", 0.01)
-    monkeypatch.setattr("gnsq.spark.drain.UNATTENDED_AFTER", 0.05)
+    monkeypatch.setattr("gnsq.spark.source.channel.REPORT", 0.01)
+    monkeypatch.setattr("gnsq.spark.source.drain.UNATTENDED_AFTER", 0.05)
     publish(fakensqd, "clicks", [b"one"])
 
     planner(receivers="external")
@@ -440,9 +440,9 @@ def test_receivers_that_may_wait_for_room_get_it(fakensqd, planner, spool):
 
 
 def test_stream_that_has_read_all_is_left_alone(planner, spool, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.drain.NUDGE_SURE", 0.0)
-    monkeypatch.setattr("gnsq.spark.drain.NUDGE_UNSURE", 0.0)
-    monkeypatch.setattr("gnsq.spark.channelwatch.REPORT", 0.01)
+    monkeypatch.setattr("gnsq.spark.source.drain.NUDGE_SURE", 0.0)
+    monkeypatch.setattr("gnsq.spark.source.drain.NUDGE_UNSURE", 0.0)
+    monkeypatch.setattr("gnsq.spark.source.channel.REPORT", 0.01)
     spool.writer("r1").write(1, columns(1))
     stream = planner(receivers="external")
     end = stream.latest({}, None, None)
@@ -452,7 +452,7 @@ def test_stream_that_has_read_all_is_left_alone(planner, spool, monkeypatch):
 
 
 def test_full_spool_that_can_not_be_pruned_makes_no_batch_after_batch(planner, spool, monkeypatch, caplog):
-    monkeypatch.setattr("gnsq.spark.drain.NUDGE_FIRST", 0.2)
+    monkeypatch.setattr("gnsq.spark.source.drain.NUDGE_FIRST", 0.2)
     spool.writer("r1").write(1, columns(1))
     stream = planner(receivers="external", nsqd_http_addresses=(), max_spool_bytes=1)
 

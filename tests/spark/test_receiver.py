@@ -10,7 +10,7 @@ from gnsq import NsqdHTTPClient
 from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.receiver import COLLECT, Receiver, collect_rarely
-from gnsq.spark.store import LocalStore
+from gnsq.spark.spool.storage import LocalStore
 from tests.spark.helpers import FakeMessage, bodies_of, channel_stats, columns, is_empty, numbered, publish, wait_for
 
 
@@ -348,7 +348,7 @@ def test_bug_in_the_writing_is_told(fakensqd, receive, monkeypatch, caplog):
 
 
 def test_spool_that_cannot_be_made_raises(fakensqd, tmp_path, hub):
-    from gnsq.spark.spool import Spool
+    from gnsq.spark.spool.spool import Spool
 
     (tmp_path / "file").write_text("")
     spool = Spool(str(tmp_path / "file" / "spool"))

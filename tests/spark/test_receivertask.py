@@ -2,10 +2,9 @@
 
 import pytest
 
-from gnsq.spark.control import ReceiverControl
 from gnsq.spark.errors import SpoolError
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receivertask import receive
+from gnsq.spark.receiver.executor_task import ReceiverControl, receive
 
 
 @pytest.fixture

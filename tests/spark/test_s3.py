@@ -7,11 +7,11 @@ import pytest
 from pyarrow import fs
 from pyspark.sql.types import StructType
 
-from gnsq.spark.control import ReceiverControl
 from gnsq.spark.datasource import NsqDataSource
 from gnsq.spark.errors import SpoolError, SpoolInUse
-from gnsq.spark.spool import Spool
-from gnsq.spark.store import open_store
+from gnsq.spark.receiver.executor_task import ReceiverControl
+from gnsq.spark.spool.spool import Spool
+from gnsq.spark.spool.storage import open_store
 from tests.spark.helpers import bodies_of, columns, is_empty, numbered, publish, wait_for
 
 pytestmark = pytest.mark.subprocess

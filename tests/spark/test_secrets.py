@@ -6,9 +6,9 @@ import pytest
 
 from gnsq import NsqdHTTPClient
 from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
-from gnsq.spark.planner import drain_channel
 from gnsq.spark.rowkey import split
-from gnsq.spark.spool import Spool
+from gnsq.spark.source.planner import drain_channel
+from gnsq.spark.spool.spool import Spool
 from tests.spark.conftest import SECRET
 from tests.spark.helpers import bodies_of, numbered
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnsq.spark.errors import SegmentCorrupt, SpoolError
-from gnsq.spark.segments import SCHEMA, decode_segment, encode_segment, segment_columns
+from gnsq.spark.spool.segments import SCHEMA, decode_segment, encode_segment, segment_columns
 from tests.spark.helpers import FakeMessage, columns
 
 

@@ -8,10 +8,10 @@ from gnsq import Producer
 from gnsq.errors import NSQNoConnections
 from gnsq.spark.errors import RowsNotPublished
 from gnsq.spark.options import ReadOptions, WriteOptions
-from gnsq.spark.planner import drain_channel
 from gnsq.spark.rowkey import split
 from gnsq.spark.sink import Place, Published, check_columns, publish
-from gnsq.spark.spool import Spool
+from gnsq.spark.source.planner import drain_channel
+from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import bodies_of, channel_stats, numbered, wait_for
 
 

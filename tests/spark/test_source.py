@@ -17,8 +17,8 @@ from gnsq.spark.datasource import COLUMNS, NsqDataSource
 from gnsq.spark.errors import SpoolError, SpoolInUse
 from gnsq.spark.offsets import Segment
 from gnsq.spark.receiver.receiver import COLLECT
-from gnsq.spark.source import RETRY, SegmentsPartition
-from gnsq.spark.spool import Spool
+from gnsq.spark.source.reader import RETRY, SegmentsPartition
+from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import channel_stats, columns, numbered, publish, running, wait_for
 
 NO_LIMIT = ReadMaxRows(2**63 - 1)
@@ -145,7 +145,7 @@ def test_failing_file_system_does_not_end_the_query(reader, monkeypatch, caplog)
     def fail(self):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("gnsq.spark.spool.Spool.contents", fail)
+    monkeypatch.setattr("gnsq.spark.spool.spool.Spool.contents", fail)
     began = time.monotonic()
 
     assert stream.latestOffset(start, NO_LIMIT) == start
@@ -156,7 +156,7 @@ def test_failing_file_system_does_not_end_the_query(reader, monkeypatch, caplog)
 
 @pytest.mark.parametrize("once", [False, True], ids=["AvailableNow", "Once"])
 def test_file_system_that_fails_for_a_moment_does_not_end_a_drain(fakensqd, reader, monkeypatch, once):
-    monkeypatch.setattr("gnsq.spark.source.RETRY", 0.01)
+    monkeypatch.setattr("gnsq.spark.source.reader.RETRY", 0.01)
     publish(fakensqd, "clicks", numbered(100))
     stream = reader()
     start = stream.initialOffset()
@@ -176,7 +176,7 @@ def test_file_system_that_fails_for_a_moment_does_not_end_a_drain(fakensqd, read
 
 
 def test_file_system_that_fails_for_good_ends_a_drain_with_an_error(reader, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.source.RETRY", 0.01)
+    monkeypatch.setattr("gnsq.spark.source.reader.RETRY", 0.01)
     stream = reader(idleTimeout="1")
     stream.prepareForTriggerAvailableNow()
 
@@ -286,7 +286,7 @@ def test_segment_that_breaks_after_planning_is_set_aside(reader, spool, tmp_path
 
 
 def test_second_query_is_refused(reader, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.planner.LOCK_PATIENCE", 0)
+    monkeypatch.setattr("gnsq.spark.source.planner.LOCK_PATIENCE", 0)
     first, second = reader(), reader()
     first.latestOffset(first.initialOffset(), NO_LIMIT)
 
@@ -313,8 +313,8 @@ def test_once_is_one_batch_of_everything(fakensqd, reader):
 
 
 def test_spool_taken_by_another_run_ends_the_first_one(reader, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.planner.CHECK", 0.0)
-    monkeypatch.setattr("gnsq.spark.spoollock.LocalStore", type(None))
+    monkeypatch.setattr("gnsq.spark.source.planner.CHECK", 0.0)
+    monkeypatch.setattr("gnsq.spark.spool.ownership.LocalStore", type(None))
     first, second = reader(receivers="external"), reader(receivers="external")
     start = first.initialOffset()
     first.latestOffset(start, NO_LIMIT)

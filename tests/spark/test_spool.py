@@ -10,8 +10,8 @@ import pytest
 
 from gnsq.spark.errors import SpoolError, SpoolIncomplete
 from gnsq.spark.offsets import Segment
-from gnsq.spark.segments import SCHEMA
-from gnsq.spark.spool import Spool
+from gnsq.spark.spool.segments import SCHEMA
+from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import bodies_of, columns
 
 
@@ -293,7 +293,7 @@ def test_rows_that_the_name_does_not_tell_are_damage(spool, root):
 
 
 def test_segment_of_a_later_version_is_refused_and_kept(spool, root, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.segments.VERSION", 2)
+    monkeypatch.setattr("gnsq.spark.spool.segments.VERSION", 2)
     spool.writer("r1").write(1, columns(1))
     monkeypatch.undo()
 

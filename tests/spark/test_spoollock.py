@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from gnsq.spark.errors import SpoolInUse
-from gnsq.spark.spool import Spool
+from gnsq.spark.spool.spool import Spool
 from tests.helpers import child
 
 

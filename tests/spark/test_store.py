@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from gnsq.spark.store import LocalStore, RemoteStore, open_store
+from gnsq.spark.spool.storage import LocalStore, RemoteStore, open_store
 
 
 @pytest.fixture(params=["local", "remote"])

@@ -1,7 +1,7 @@
 import pytest
 
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.topics import matching, shares
+from gnsq.spark.receiver.subscriptions import matching, shares
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from gnsq.spark.locations import below
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.events import malformed, well_formed
 from gnsq.spark.pipeline.objects import open_files
+from gnsq.spark.uris import below
 
 __all__ = ["ArchiveBatches"]
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.locations import redacted
+from gnsq.spark.uris import redacted
 
 __all__ = ["Checkpoint", "open_location", "read_checkpoint"]
 

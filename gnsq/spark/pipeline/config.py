@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
-from gnsq.spark.locations import below, redacted
 from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
 from gnsq.spark.pipeline.schema import EventSchema
+from gnsq.spark.uris import below, redacted
 from gnsq.texts import nearest
 
 __all__ = ["PipelineConfig", "QUERIES"]
@@ -320,7 +320,7 @@ def _resolved(place: str) -> PurePath:
 
 def _check_form(options: ReadOptions | WriteOptions, tcp: str) -> None:
     """Check what addresses look like; tcp is the setting that gives nsqdTcpAddresses."""
-    from gnsq.spark.connecting import check_addresses  # slow to load: --help does without
+    from gnsq.spark.clients import check_addresses  # slow to load: --help does without
 
     try:
         check_addresses(options)

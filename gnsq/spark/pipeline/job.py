@@ -16,9 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from gnsq.errors import NSQException
-from gnsq.spark.errors import JobFailed
-from gnsq.spark.executors import ExecutorReceivers
-from gnsq.spark.failures import essence
+from gnsq.spark.errors import JobFailed, essence
 from gnsq.spark.pipeline.archive import ArchiveBatches
 from gnsq.spark.pipeline.checkpoint import Checkpoint
 from gnsq.spark.pipeline.compaction import Compaction, Compactor
@@ -29,6 +27,7 @@ from gnsq.spark.pipeline.metrics import MetricsBatches
 from gnsq.spark.pipeline.preflight import checkpoints
 from gnsq.spark.pipeline.report import Batch, Silence, Summary
 from gnsq.spark.pipeline.status import depth_of, spool_state
+from gnsq.spark.receiver.executors import ExecutorReceivers
 from gnsq.texts import counted
 
 __all__ = ["Job"]

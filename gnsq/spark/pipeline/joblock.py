@@ -17,8 +17,8 @@ from typing import IO, Self
 
 from gnsq.localfiles import open_or_create
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.locations import redacted
-from gnsq.spark.store import LocalStore, open_store
+from gnsq.spark.spool.storage import LocalStore, open_store
+from gnsq.spark.uris import redacted
 
 __all__ = ["JobLock", "OutputClaim", "OutputLock", "job_id", "running_job"]
 

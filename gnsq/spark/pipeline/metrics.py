@@ -22,14 +22,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.locations import below
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.counts import EMPTY, Count, State, advance, decode_state, encode_state, updates, watermark
 from gnsq.spark.pipeline.events import well_formed
 from gnsq.spark.pipeline.objects import open_files
 from gnsq.spark.sink import publish
-from gnsq.spark.store import open_store
+from gnsq.spark.spool.storage import open_store
+from gnsq.spark.uris import below
 
 __all__ = ["MetricsBatches", "metric_body"]
 

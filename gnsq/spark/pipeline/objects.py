@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from gnsq.spark.pipeline.files import BatchFiles, batch_name
-from gnsq.spark.store import open_store
+from gnsq.spark.spool.storage import open_store
 
 __all__ = ["ObjectFiles", "open_files"]
 

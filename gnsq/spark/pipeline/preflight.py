@@ -13,18 +13,18 @@ from pathlib import Path
 from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.errors import NSQException
 from gnsq.localfiles import make_directory
-from gnsq.spark.channel import ChannelClient
-from gnsq.spark.connecting import connection_keywords, http_keywords
+from gnsq.spark.clients import connection_keywords, http_keywords
 from gnsq.spark.errors import JobFailed, SpoolInUse
-from gnsq.spark.locations import below, redacted
 from gnsq.spark.offsets import decode_offset
 from gnsq.spark.options import WriteOptions
 from gnsq.spark.pipeline.checkpoint import Checkpoint, read_checkpoint
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.schema import plain_type
-from gnsq.spark.spool import Spool
-from gnsq.spark.spoollock import found_owner
-from gnsq.spark.store import LocalStore, open_store
+from gnsq.spark.source.channel import ChannelClient
+from gnsq.spark.spool.ownership import found_owner
+from gnsq.spark.spool.spool import Spool
+from gnsq.spark.spool.storage import LocalStore, open_store
+from gnsq.spark.uris import below, redacted
 
 __all__ = ["Survey", "check_nsq", "check_places", "check_work", "checkpoints", "create_channels", "survey"]
 

@@ -17,8 +17,7 @@ from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from gnsq.spark import register
-from gnsq.spark.errors import JobFailed
-from gnsq.spark.failures import essence, last_words
+from gnsq.spark.errors import JobFailed, essence, last_words
 from gnsq.spark.java import prepare_environment
 
 __all__ = ["OpenSession", "is_submitted", "open_session"]

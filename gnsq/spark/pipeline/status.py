@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnsq.errors import NSQException
-from gnsq.spark.channel import ChannelClient
-from gnsq.spark.locations import redacted
 from gnsq.spark.offsets import decode_offset, pending
 from gnsq.spark.pipeline.checkpoint import Checkpoint, open_location, read_checkpoint
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.joblock import running_job
-from gnsq.spark.spool import Spool
+from gnsq.spark.source.channel import ChannelClient
+from gnsq.spark.spool.spool import Spool
+from gnsq.spark.uris import redacted
 from gnsq.texts import counted
 
 __all__ = ["SpoolState", "depth_of", "spool_state", "status_lines"]

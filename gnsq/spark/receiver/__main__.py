@@ -17,16 +17,16 @@ import gevent
 from gevent.event import AsyncResult, Event
 
 from gnsq.errors import NSQException
-from gnsq.spark.connecting import check_addresses
-from gnsq.spark.locations import redacted
+from gnsq.spark.clients import check_addresses
 from gnsq.spark.options import ReadOptions, ordered_fields, shown, spark_name
 from gnsq.spark.receiver.receiver import Receiver, collect_rarely
+from gnsq.spark.uris import redacted
 from gnsq.texts import counted
 
 try:
     import click
 
-    from gnsq.spark.spool import Spool
+    from gnsq.spark.spool.spool import Spool
 except ImportError as error:
     raise SystemExit(f"gnsq.spark.receiver needs click and pyarrow: pip install 'gnsq[spark]' ({error})") from None
 

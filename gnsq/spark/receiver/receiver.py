@@ -2,36 +2,129 @@
 
 At least once: a message is finished only when its segment is on disk, so one that is lost on the way is delivered
 again; one whose FIN is lost is in the spool twice. Lives in one gevent hub; knows no Spark.
+
+SpoolGauge: how full a spool is, by what was written and what listings say. PURE: is told both, and the time.
+
+OffHub: one thread for what blocks on a file system, so that the hub's heartbeats go on.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 import gevent
 from gevent.event import Event
+from gevent.threadpool import ThreadPool
 
 from gnsq import Consumer, Message, finish_all
 from gnsq.errors import NSQException
-from gnsq.spark.collector import Collector, SegmentLimits, Waiting
-from gnsq.spark.gauge import SpoolGauge
-from gnsq.spark.offhub import OffHub
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.subscriptions import Subscriptions
+from gnsq.spark.receiver.buffer import Collector, SegmentLimits, Waiting
+from gnsq.spark.receiver.subscriptions import Subscriptions
 from gnsq.texts import counted
 
 if TYPE_CHECKING:
-    # pyarrow is loaded by who makes a Spool: the command line says so if it is missing.
-    from gnsq.spark.spool import Spool, SpoolWriter
+    from gnsq.spark.spool.spool import Spool, SpoolWriter
 
-__all__ = ["Receiver", "collect_rarely"]
+__all__ = [
+    "OffHub",
+    "Receiver",
+    "SpoolGauge",
+    "collect_rarely",
+]
 
 logger = logging.getLogger(__name__)
+
+
+# Between two listings a receiver adds at most this part of the limit.
+PART = 4
+
+
+class SpoolGauge:
+    """Counts what its own receiver writes. Others write too and the reader deletes, and there may be much from the
+    start, so now and then it asks for a listing: more often the more was written, and as long as the spool is full.
+
+    Args:
+        limit: Bytes.
+        interval: Seconds between listings, at least.
+        longest: Seconds between listings, at most: others write, too.
+    """
+
+    def __init__(self, limit: int, interval: float, longest: float) -> None:
+        self.size = 0
+        self.is_full = False
+        self._limit = limit
+        self._interval = interval
+        self._longest = longest
+        self._added = 0
+        self._looked_at = -math.inf
+
+    def add(self, size: int) -> None:
+        """Count a segment that was written."""
+        self.size += size
+        self._added += size
+
+    def is_due(self, now: float) -> bool:
+        """Whether the spool is to be listed now."""
+        if self.size >= self._limit and not self.is_full:
+            # Not to be put off: what comes meanwhile is over the limit.
+            return True
+        hurried = self.is_full or self._added >= self._limit / PART
+        return now - self._looked_at >= (self._interval if hurried else self._longest)
+
+    def look(self, size: int, now: float) -> None:
+        """Take over what a listing has found."""
+        self.size = size
+        self.is_full = size >= self._limit
+        self._added = 0
+        self._looked_at = now
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class OffHub:
+    """Calls functions one after the other, in a thread that is made at the first call; for the greenlets of one hub."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPool | None = None
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function and wait for it, letting other greenlets run; what it raises is raised here."""
+        if self._pool is None:
+            # Not the hub's own pool, which resolves host names and has ten threads: order matters here.
+            self._pool = ThreadPool(1)
+        value, error = self._pool.apply(_caught, (function, args, kwargs))
+        if error is not None:
+            raise error
+        return cast("T", value)  # gevent's pool has no types
+
+    def close(self) -> None:
+        """End the thread. One that still works, for a caller that was killed, ends when it has done that."""
+        pool, self._pool = self._pool, None
+        if pool is not None and not len(pool):
+            pool.kill()
+        elif pool is not None:
+            # kill() would wait for it.
+            pool.task_queue.put(None)
+
+
+def _caught(
+    function: Callable[..., T], args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[T | None, Exception | None]:
+    """Call a function; gevent's pool prints the traceback of what is raised in it, so errors come as a value."""
+    try:
+        return function(*args, **kwargs), None
+    except Exception as error:  # noqa: BLE001  # handed over to the caller, whatever it is
+        return None, error
+
 
 # Answers are sent in runs, with a yield between: heartbeats and the reader go on.
 FIN_RUN = 1000
@@ -304,7 +397,7 @@ class Receiver:
             self.finished.set()
 
     def _write_segment(self, number: int, waiting: Waiting) -> int:
-        from gnsq.spark.segments import segment_columns  # as Spool
+        from gnsq.spark.spool.segments import segment_columns  # as Spool
 
         assert self._writer is not None  # start() has made it
         return self._writer.write(number, segment_columns(waiting.messages, waiting.topics, time.time_ns()))

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.pipeline.config import PipelineConfig
-from gnsq.spark.planner import drain_channel
-from gnsq.spark.spool import Spool
+from gnsq.spark.source.planner import drain_channel
+from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import bodies_of
 
 UTC = dt.UTC

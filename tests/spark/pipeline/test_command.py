@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.__main__ import main
 from gnsq.spark.pipeline.joblock import JobLock
-from gnsq.spark.store import open_store
+from gnsq.spark.spool.storage import open_store
 from tests.spark.helpers import channel_stats, members_of, publish, running, wait_for
 from tests.spark.pipeline.helpers import published, rows_below
 

@@ -12,8 +12,8 @@ from gnsq.spark.errors import JobFailed
 from gnsq.spark.pipeline.account import sum_highest_versions
 from gnsq.spark.pipeline.job import Job, _batch
 from gnsq.spark.pipeline.preflight import create_channels
-from gnsq.spark.spool import Spool
-from gnsq.spark.store import open_store
+from gnsq.spark.spool.spool import Spool
+from gnsq.spark.spool.storage import open_store
 from tests.spark.helpers import channel_stats, columns, publish
 from tests.spark.pipeline.helpers import config_for, published, rows_below
 

@@ -7,14 +7,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.locations import below
 from gnsq.spark.pipeline import objects
 from gnsq.spark.pipeline.archive import ArchiveBatches
 from gnsq.spark.pipeline.joblock import OutputClaim, job_id
 from gnsq.spark.pipeline.metrics import MetricsBatches
 from gnsq.spark.pipeline.objects import ObjectFiles
 from gnsq.spark.pipeline.preflight import check_places
-from gnsq.spark.store import RemoteStore, open_store
+from gnsq.spark.spool.storage import RemoteStore, open_store
+from gnsq.spark.uris import below
 from tests.spark.pipeline.helpers import config_for, event, messages, put_checkpoint
 from tests.spark.pipeline.test_archive import BODIES
 from tests.spark.pipeline.test_metrics import MINUTE, START

@@ -17,7 +17,7 @@ from gnsq.spark.pipeline.preflight import (
     create_channels,
     survey,
 )
-from gnsq.spark.spool import Spool
+from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import channel_stats, publish, wait_for
 from tests.spark.pipeline.helpers import batch_name, config_for, put_checkpoint, put_file
 

@@ -4,7 +4,7 @@ import os
 from gnsq.spark.offsets import encode_offset
 from gnsq.spark.pipeline.joblock import JobLock
 from gnsq.spark.pipeline.status import SpoolState, spool_state, status_lines
-from gnsq.spark.spool import Spool
+from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import columns, publish
 from tests.spark.pipeline.helpers import config_for, put_checkpoint
 

@@ -1,0 +1,472 @@
+"""Handling: what becomes of a message, by how its handlers end.
+
+Knows the signals and options of its consumer; neither connections nor workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+import gevent
+
+from gnsq.clock import Clock
+from gnsq.consumer.handlers import HandlerSignal, check_ran, handler_name
+from gnsq.consumer.options import ConsumerOptions
+from gnsq.consumer.worker_pool import Running
+from gnsq.errors import NSQConnectionClosed, NSQException, NSQRequeueMessage, NSQTimeout
+from gnsq.logs import INTERVAL, LogOwner, RateLimitedLogger
+from gnsq.message import Message, enable_async_all
+from gnsq.nsqd.connection import Connection
+from gnsq.signals import ExceptionReceiver, TypedSignal, notify
+from gnsq.texts import counted
+
+__all__ = ["Handling"]
+
+# Lines for messages that are given up, in one INTERVAL; then their number.
+GIVEN_UP_LINES = 10
+# Messages whose last failure is remembered, and characters of its text.
+FAILURES = 1000
+MAX_ERROR = 200
+
+# Where the code lies that calls handlers: frames of it are further out in a stack than those of a handler.
+_CALLERS = os.path.join(os.path.dirname(__file__), "")
+
+_OVERDUE_HINT = (
+    "keep messages with `with message.touching():`, end handlers with handler_timeout, or ask for a longer msg_timeout"
+)
+_WAITED_HINT = "lower max_in_flight, raise concurrency, or ask for a longer msg_timeout"
+
+# A message that no handler saw, because none is connected any more, comes again after so many milliseconds.
+UNHANDLED_DELAY = 1000
+
+
+class HandlingOwner(Protocol):
+    """Consumer whose messages are handled, as far as Handling knows it."""
+
+    logger: logging.Logger
+    log_owner: LogOwner
+    options: ConsumerOptions
+    on_exception: TypedSignal[ExceptionReceiver]
+
+    @property
+    def on_message(self) -> HandlerSignal:
+        """Its receivers handle messages."""
+
+    @property
+    def on_giving_up(self) -> HandlerSignal:
+        """Its receivers are the last to see a message."""
+
+    def handle_message(self, conn: Connection | None, message: Message) -> None:
+        """Handle a message; a subclass may have overridden this."""
+
+
+class Handling:
+    """Calls a consumer's handlers and answers messages.
+
+    Args:
+        running: Gives the messages whose handlers run.
+        unanswered: Gives these and the asynchronous ones.
+
+    Attributes:
+        receivers: Who is called with each message; looked up once for each chunk.
+        failed: Handlers that raised, NSQRequeueMessage aside.
+        given_up: Messages delivered more often than max_tries.
+        handlers_timed_out: Messages that nsqd took back while their handler ran.
+        async_timed_out: Asynchronous messages that nsqd took back because nobody had answered them.
+    """
+
+    def __init__(
+        self,
+        consumer: HandlingOwner,
+        clock: Clock,
+        *,
+        running: Callable[[], list[Running]],
+        unanswered: Callable[[], list[Message]],
+    ) -> None:
+        self.receivers: tuple[Callable[..., object], ...] = ()
+        self.failed = 0
+        self.given_up = 0
+        self.handlers_timed_out = 0
+        self.async_timed_out = 0
+        self._consumer = consumer
+        self._clock = clock
+        self._running = running
+        self._unanswered = unanswered
+        self._warned_of_false = False
+        # Why messages failed, by where they come from; the oldest go first.
+        self._failures: OrderedDict[tuple[str | None, bytes], str] = OrderedDict()
+        # Messages that are given up, for as long as somebody has them: a give-up handler may answer later.
+        self._given_up: WeakValueDictionary[tuple[str | None, bytes], Message] = WeakValueDictionary()
+        # When to tell of overdue handlers again.
+        self._overdue_due = -math.inf
+        # Limits of calls to a subclass's handle_messages() that run.
+        self._limits: set[gevent.Timeout] = set()
+        self._logger = consumer.logger
+        self._label = consumer.log_owner.label
+        self._rate_limited = RateLimitedLogger(consumer.logger, clock.monotonic)
+
+    def handle(self, message: Message) -> bool:
+        """Call the handlers, and answer according to how they end; whether it is answered, and not asynchronously.
+        Raises nothing but what is no Exception."""
+        # Not a with block around it all: this is called for each message, and a try costs nothing.
+        try:
+            options = self._consumer.options
+            if 0 < options.max_tries < message.attempts:
+                self._give_up(message)
+                return True
+            if not self.receivers:
+                self._rate_limited.log(
+                    logging.ERROR,
+                    "unhandled",
+                    "%s: message %s: no handler is connected to on_message any more; requeued%s",
+                    self._label,
+                    message.id,
+                    self._consumer.on_message.collected_hint(),
+                )
+                message.requeue(UNHANDLED_DELAY, backoff=False)
+                return True
+            try:
+                if options.handler_timeout is None:
+                    for receiver in self.receivers:
+                        result = receiver(self._consumer, message=message)
+                        if result is not None:
+                            self._check_result(receiver, result, message)
+                else:
+                    self._call_within(options.handler_timeout, message)
+            except BaseException as error:  # noqa: BLE001  # a handler may raise anything; what is ours to raise is
+                self._ended_by(message, error)
+            else:
+                return message.settle()
+        except Exception:
+            with self._reporting(message):
+                raise
+        return not message.is_async()
+
+    def handle_by(self, function: Callable[[Message], object], message: Message) -> bool:
+        """Let a subclass handle a message; what it raises is what a handler raises. One that it leaves unanswered is
+        taken for asynchronous."""
+        with self._reporting(message):
+            try:
+                check_ran(type(self._consumer).handle_message, function(message))
+            except BaseException as error:  # noqa: BLE001  # as in handle()
+                self._ended_by(message, error)
+            else:
+                if not message.has_responded():
+                    message.enable_async()
+        return not message.is_async()
+
+    def handle_all(self, function: Callable[[list[Message]], object], messages: list[Message]) -> list[Message]:
+        """Let a subclass handle messages with one call. If it raises, those are requeued that it has not answered;
+        else they are taken for asynchronous. Gives those that are answered, and not asynchronously."""
+        options = self._consumer.options
+        due = messages
+        if options.max_tries > 0:
+            due = [message for message in messages if message.attempts <= options.max_tries]
+        if len(due) < len(messages):
+            for message in messages:
+                if message.attempts > options.max_tries:
+                    with self._reporting(message):
+                        self._give_up(message)
+        if due:
+            try:
+                # The list is the subclass's to change.
+                if options.handler_timeout is None:
+                    check_ran(function, function(due[:]))
+                else:
+                    with self._time_limit(options.handler_timeout) as limit:
+                        self._limits.add(limit)
+                        try:
+                            check_ran(function, function(due[:]))
+                        finally:
+                            self._limits.discard(limit)
+            except BaseException as error:  # noqa: BLE001  # as in handle()
+                self._all_ended_by(due, error)
+        return enable_async_all(messages)
+
+    def _ended_by(self, message: Message, error: BaseException) -> None:
+        """Answer a message whose handler raised."""
+        if isinstance(error, gevent.Timeout) and error in self._limits:
+            # Handled inside of a call to handle_messages(), whose time is over: handle_all() answers.
+            raise error
+        if isinstance(error, NSQRequeueMessage):
+            self.note_failure(message, error)
+            backoff = self._consumer.options.backoff_on_requeue if error.backoff is None else error.backoff
+            self._requeue(message, bool(backoff))
+        elif isinstance(error, (Exception, gevent.Timeout)):
+            self.note_failure(message, error)
+            self._handler_failed(message, error)
+        else:
+            # Killed, or the program ends: the message must not wait for its timeout.
+            with contextlib.suppress(NSQException):
+                self._requeue(message, backoff=False, at_once=True)
+            raise error
+
+    def _all_ended_by(self, messages: list[Message], error: BaseException) -> None:
+        """Answer messages whose handler raised. It is one failure, and told of once, with the first of them."""
+        first, *others = [message for message in messages if not message.has_responded()] or messages
+        is_killed = not isinstance(error, (Exception, gevent.Timeout))
+        for message in others:
+            if not is_killed:
+                self.note_failure(message, error)
+            with self._reporting(message):
+                self._requeue(message, backoff=False, at_once=is_killed)
+        with self._reporting(first):
+            self._ended_by(first, error)
+
+    @contextlib.contextmanager
+    def _reporting(self, message: Message) -> Iterator[None]:
+        """Log what keeps a message from being answered; nsqd delivers it again when its timeout ends."""
+        try:
+            yield
+        except NSQConnectionClosed as error:
+            text = "%s: message %s: no answer sent, its connection is gone: %s"
+            self._rate_limited.log(logging.INFO, "gone", text, self._label, message.id, error)
+        except Exception:  # a receiver of the message's own signals may raise anything
+            self._logger.exception("%s: message %s: a receiver of its signals raised", self._label, message.id)
+
+    # --- what timed out
+
+    def timed_out(self, messages: list[Message]) -> None:
+        """Count messages that nsqd has just taken back, and tell of them."""
+        handled = {id(run.message) for run in self._running()}
+        unanswered = [message for message in messages if id(message) not in handled]
+        self.handlers_timed_out += len(messages) - len(unanswered)
+        self.async_timed_out += len(unanswered)
+        for message in messages:
+            self._remember(
+                message, "timed out while its handler ran" if id(message) in handled else "timed out unanswered"
+            )
+        self.log_overdue()
+        for message in unanswered:
+            self._rate_limited.log(
+                logging.WARNING,
+                "unanswered",
+                "%s: message %s of %s: not answered in the %.1f s since its delivery: its handler has "
+                "returned and left the answer for later, its timeout is over, and nsqd delivers it again; call "
+                "finish() or requeue() whatever happens, keep it with touching(), or ask for a longer msg_timeout",
+                *self._names(message),
+                self._clock.monotonic() - message.received,
+            )
+
+    def overdue(self) -> list[Running]:
+        """List handlers that run although their message has timed out, the one that runs for longest first."""
+        late = [run for run in self._running() if run.message.time_left == 0 and not run.message.has_responded()]
+        return sorted(late, key=lambda run: run.began)
+
+    def log_overdue(self) -> None:
+        """Tell of handlers that have outlived their messages, once in INTERVAL while there are any."""
+        now = self._clock.monotonic()
+        late = self.overdue() if now >= self._overdue_due else []
+        if not late:
+            return
+        self._overdue_due = now + INTERVAL
+        first = late[0]
+        self._logger.warning(
+            "%s: message %s of %s: its handler has run for %.1f s and is at %s; it was delivered %.1f s ago, its "
+            "timeout is over, and nsqd delivers it again; %s%s",
+            *self._names(first.message),
+            now - first.began,
+            _position(first.worker),
+            now - first.message.received,
+            _OVERDUE_HINT if _is_slow(first, now) else _WAITED_HINT,
+            f" ({counted(len(late) - 1, 'more handler')} likewise)" if len(late) > 1 else "",
+        )
+
+    def dropped(self, message: Message) -> None:
+        """Tell that a message timed out while it waited for a worker."""
+        self._remember(message, "timed out while it waited for a handler")
+        self._rate_limited.log(
+            logging.WARNING,
+            "dropped",
+            "%s: message %s: not handled, it waited for a handler until its timeout was over and nsqd delivers it "
+            "again: %s",
+            self._label,
+            message.id,
+            # Many may be dropped at once, and looking through all handlers for each would take seconds.
+            self._cause_of_wait() if self._rate_limited.is_due("dropped") else _WAITED_HINT,
+        )
+
+    def _cause_of_wait(self) -> str:
+        """Say why no handler was free, and what to do."""
+        now = self._clock.monotonic()
+        slow = [run for run in self.overdue() if _is_slow(run, now)]
+        if not slow:
+            return _WAITED_HINT
+        workers = {run.worker for run in self._running()}
+        return (
+            f"{len(slow)} of the {len(workers)} handlers that run have outlived their messages, the longest has run "
+            f"for {now - slow[0].began:.1f} s; {_OVERDUE_HINT}"
+        )
+
+    def _names(self, message: Message) -> tuple[str, bytes, str | None]:
+        return self._label, message.id, message.nsqd
+
+    # --- calls
+
+    def _call_within(self, limit: float, message: Message) -> None:
+        with self._time_limit(limit):
+            for receiver in self.receivers:
+                self._check_result(receiver, receiver(self._consumer, message=message), message)
+
+    def _check_result(self, handler: object, result: object, message: Message) -> None:
+        """Look at what a handler returned: all finishes its message but what shows that the handler has not run.
+
+        Raises:
+            TypeError: If it is a coroutine or generator; it is closed.
+        """
+        if result is not False:
+            check_ran(handler, result)
+        elif not self._warned_of_false:
+            self._warned_of_false = True
+            self._logger.warning(
+                "%s: message %s: handler %s returned False, and its message is finished as with any other result; "
+                "raise an exception or call message.requeue() to have it delivered again (this is logged once)",
+                self._label,
+                message.id,
+                handler_name(handler),
+            )
+
+    @contextlib.contextmanager
+    def _time_limit(self, limit: float) -> Iterator[gevent.Timeout]:
+        timeout = self._clock.timeout(limit)
+        try:
+            with timeout:
+                yield timeout
+        except gevent.Timeout as expired:
+            if expired is not timeout:
+                raise
+            raise NSQTimeout(f"handler was broken off after handler_timeout {limit} s") from expired
+
+    # --- failures
+
+    def _give_up(self, message: Message) -> None:
+        """Let those who want it have it; nobody else ever sees it again, so a failure of theirs is a failure."""
+        consumer = self._consumer
+        wanted = list(consumer.on_giving_up.receivers_for(consumer))
+        self._given_up[message.nsqd, message.id] = message
+        for receiver in wanted:
+            try:
+                self._check_result(receiver, receiver(consumer, message=message), message)
+            except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # the message is not lost: it is requeued
+                self._handler_failed(message, error, f"give-up handler {handler_name(receiver)}")
+                return
+        self.given_up += 1
+        self._rate_limited.log(
+            logging.WARNING,
+            "given up",
+            "%s: message %s of %s: given up, delivered %d times, max_tries is %d; %s; last error: %s",
+            *self._names(message),
+            message.attempts,
+            consumer.options.max_tries,
+            "handed to " + ", ".join(map(handler_name, wanted))
+            if wanted
+            else "finished and lost: nothing is connected to on_giving_up" + consumer.on_giving_up.collected_hint(),
+            self._failures.pop((message.nsqd, message.id), None) or self._unseen_failure(message),
+            burst=GIVEN_UP_LINES,
+        )
+        message.settle()
+
+    def _unseen_failure(self, message: Message) -> str:
+        """Say why a message failed of which no failure is known: perhaps an earlier delivery is still being handled."""
+        is_here = self._rate_limited.is_due("given up", burst=GIVEN_UP_LINES) and any(
+            other.id == message.id and other.nsqd == message.nsqd and other is not message
+            for other in self._unanswered()
+        )
+        return "timed out, and is still unanswered here" if is_here else "not seen here"
+
+    def is_given_up(self, nsqd: str, message_id: bytes) -> bool:
+        """Whether a message is one that was given up: its end is neither success nor failure."""
+        return (nsqd, message_id) in self._given_up
+
+    def log_rest(self, *, at_once: bool = False) -> None:
+        """Tell how many messages were given up without a line of their own, once in INTERVAL, or at once."""
+        self._rate_limited.log_rest(
+            logging.WARNING,
+            "given up",
+            "more message",
+            "%s: %s given up",
+            self._label,
+            at_once=at_once,
+        )
+
+    def note_failure(self, message: Message, error: BaseException) -> None:
+        """Remember why a message failed."""
+        self._remember(message, _error_text(error))
+
+    def _remember(self, message: Message, text: str) -> None:
+        key = message.nsqd, message.id
+        self._failures[key] = text
+        self._failures.move_to_end(key)
+        if len(self._failures) > FAILURES:
+            self._failures.popitem(last=False)
+
+    def _handler_failed(self, message: Message, error: BaseException, what: str = "handler") -> None:
+        """Tell of a handler that raised, and requeue its message.
+
+        Args:
+            what: The handler, for the text.
+        """
+        self.failed += 1
+        self._rate_limited.log(
+            logging.ERROR,
+            f"{what} {type(error).__qualname__}",
+            "%s: message %s: %s raised on attempt %d, message is %s",
+            self._label,
+            message.id,
+            what,
+            message.attempts,
+            "answered already" if message.has_responded() else "requeued",
+            exc_info=True,
+        )
+        try:
+            notify(self._consumer.on_exception, self._consumer, message=message, error=error)
+        finally:
+            # Whatever a receiver raises: unanswered, its worker would hand it on, to fail again at once.
+            self._requeue(message, backoff=True)
+
+    def _requeue(self, message: Message, backoff: bool, *, at_once: bool = False) -> None:
+        if not message.has_responded():
+            delay = 0 if at_once else self._consumer.options.requeue_after(message.attempts)
+            message.requeue(delay, backoff)
+
+
+def _error_text(error: BaseException) -> str:
+    """Say what an error was, in one short line: what peers and bodies put into it may be long."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  # a user's own class may raise anything
+        text = ""
+    text = " ".join(text[:MAX_ERROR].split())
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
+
+
+def _is_slow(run: Running, now: float) -> bool:
+    """Whether a message timed out for its handler, and not for the time in which it waited for one."""
+    return now - run.began >= run.began - run.message.received
+
+
+def _position(worker: gevent.Greenlet) -> str:
+    """Say where a handler is that waits: its own line, and the innermost that is not gevent's."""
+    frame: FrameType | None = worker.gr_frame
+    frames: list[FrameType] = []
+    while frame is not None and not frame.f_code.co_filename.startswith(_CALLERS):
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("gevent", "greenlet"):
+            frames.append(frame)
+        frame = frame.f_back
+    if not frames:
+        return "a line that Python does not tell"
+    text = _line(frames[-1])
+    return text if len(frames) == 1 else f"{text} (innermost: {_line(frames[0])})"
+
+
+def _line(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"

@@ -1,0 +1,339 @@
+"""Flow: how many messages each nsqd may send, kept up to date.
+
+The shell of RdyPolicy and Backoff: asks them when something has happened or their time has come, and sends the RDY
+they decide on. Knows connections, but neither messages nor handlers.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping
+
+import gevent
+from gevent.event import Event
+
+from gnsq.backofftimer import Phase
+from gnsq.clock import Clock
+from gnsq.consumer.options import ConsumerOptions
+from gnsq.consumer.rdy_policy import RdyPolicy
+from gnsq.errors import NSQProtocolError
+from gnsq.logs import LogOwner
+from gnsq.message import Message
+from gnsq.nsqd.connection import IN_FLIGHT_MARGIN, Connection
+
+__all__ = ["Flow"]
+
+logger = logging.getLogger(__name__)
+
+# Messages in flight are looked through for those that nsqd has taken back every so many seconds, or so often in its
+# msg_timeout if that is more.
+SWEEP = 1.0
+SWEEPS = 10
+# A moment that is nearer than this, in seconds, has come: what is left may be rounding.
+TICK = 1e-6
+
+_BAD_STRATEGY = "backoff_strategy raised, or gave no number of seconds"
+
+
+class Flow:
+    """RDY of one consumer's connections.
+
+    Args:
+        options: The timeouts; max_in_flight to begin with.
+        connections: Those that are open, by address; kept up to date by others.
+        unanswered: Gives messages that were delivered and that handlers or others still have.
+        on_timed_out: Called with those of them that nsqd has just taken back.
+        untried: Gives how many connections may soon be there besides.
+        clock: Replaceable time.
+        on_phase: Called with (phase, failures, seconds) when a pause begins ("start"), another follows ("continue")
+            or there is none any more ("end").
+        owner: Consumer that log lines name.
+    """
+
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        connections: Mapping[str, Connection],
+        clock: Clock,
+        *,
+        unanswered: Callable[[], Iterable[Message]],
+        on_timed_out: Callable[[list[Message]], None],
+        untried: Callable[[], int],
+        on_phase: Callable[[str, int, float], None],
+        owner: LogOwner,
+    ) -> None:
+        rng = random.Random()
+        self.backoff = options.backoff(rng)
+        self._policy: RdyPolicy[Connection] = RdyPolicy(
+            options.max_in_flight,
+            options.low_ready_idle_timeout,
+            rng,
+            turn_timeout=options.low_ready_timeout,
+            grace=options.ready_grace,
+        )
+        self._connections = connections
+        self._clock = clock
+        self._unanswered = unanswered
+        self._on_timed_out = on_timed_out
+        self._untried = untried
+        self._on_phase = on_phase
+        self._label = owner.label
+        # How long a message that is tried may take to come, seconds.
+        self._patience = options.low_ready_idle_timeout
+        # Whose message came for a probe, and is not answered yet.
+        self._tried: Connection | None = None
+        # When another is to be tried in place of the one that is.
+        self._probe_due = 0.0
+        # When to look for messages that nsqd has taken back; None while nothing is in flight.
+        self._sweep_due: float | None = None
+        # Until then the addresses that are being connected to get shares kept for them.
+        self._expect_until: float | None = None
+        # When to share out though nothing happens, and until when run() sleeps.
+        self._due: float | None = None
+        self._asleep_until: float | None = None
+        self._asked = False
+        self._stopped = False
+        self._wake = Event()
+
+    # --- what users say
+
+    @property
+    def paused(self) -> bool:
+        """Whether no messages are wanted; may be set."""
+        return self._policy.paused
+
+    @paused.setter
+    def paused(self, value: bool) -> None:
+        self._policy.paused = value
+        self._share_out()
+
+    @property
+    def max_in_flight(self) -> int:
+        """Over all connections; may be set."""
+        return self._policy.max_in_flight
+
+    @max_in_flight.setter
+    def max_in_flight(self, value: int) -> None:
+        self._policy.max_in_flight = value
+        self._share_out()
+
+    def configure(self, options: ConsumerOptions) -> None:
+        """Take over what was changed while running."""
+        self._patience = self._policy.idle_timeout = options.low_ready_idle_timeout
+        self._policy.turn_timeout, self._policy.grace = options.low_ready_timeout, options.ready_grace
+        self.backoff.maximum = options.max_backoff_duration
+        if not options.max_backoff_duration and self.backoff.end():
+            self._end_of_backoff()
+        self.ask()
+
+    @property
+    def backoff_remaining(self) -> float:
+        """Seconds of a pause that are left; 0 outside of one."""
+        if self.backoff.phase is not Phase.WAITING:
+            return 0.0
+        return max(0.0, self.backoff.until - self._clock.monotonic())
+
+    # --- what happens to connections
+
+    def join(self, connection: Connection) -> None:
+        """Take in a connection that has subscribed."""
+        identity, now = connection.identity, self._clock.monotonic()
+        if self._expect_until is None:
+            self._expect_until = now + self._policy.grace
+        self._policy.add(connection, identity.max_rdy_count, now, counts_down=identity.counts_rdy_down)
+        self.ask()
+
+    def leave(self, connection: Connection) -> None:
+        """Forget a connection that was lost."""
+        self._policy.remove(connection)
+        self.neither(connection)
+        self.ask()
+
+    def received(self, connection: Connection, count: int) -> None:
+        """Take note of a chunk's messages."""
+        news = self._policy.heard(connection, count, connection.in_flight, connection.last_message)
+        if self.backoff.phase is Phase.PROBING and connection is self._policy.probe:
+            # One is enough: RDY 0 before it is answered, or another would come.
+            self._tried, self._policy.probe = connection, None
+            self._probe_due = connection.last_message + max(self._patience, connection.answers.msg_timeout or 0.0)
+            self._share_out()
+        elif news or self._sweep_due is None:
+            self.ask()
+
+    def check_in_flight(self, connection: Connection) -> None:
+        """Refuse an nsqd that has more messages in flight than it may; those that have timed out do not count.
+
+        Raises:
+            NSQProtocolError: If there are more than connection.in_flight_limit.
+        """
+        self._lapse()
+        if connection.in_flight > connection.in_flight_limit:
+            raise NSQProtocolError(
+                f"{connection.in_flight} messages of this nsqd are in flight, the highest RDY it was sent is "
+                f"{connection.highest_ready_count}, and up to {IN_FLIGHT_MARGIN} more are allowed: it does not keep to "
+                "RDY"
+            )
+
+    # --- what becomes of messages
+
+    def failed(self) -> None:
+        """Take note of a failure."""
+        started = self.backoff.phase is Phase.OFF
+        try:
+            paused = not self._stopped and self.backoff.failed(self._clock.monotonic())
+        except Exception:  # a user's backoff_strategy may raise anything
+            logger.exception("%s: %s; not paused for this failure", self._label, _BAD_STRATEGY)
+            paused = False
+        if paused:
+            self._paused_for_failures("start" if started else "continue")
+        elif self.backoff.phase is Phase.PROBING:
+            self._tried = None
+            self.ask()
+
+    def succeeded(self) -> None:
+        """Take note of a success; while backoff.phase is OFF there is no need to."""
+        try:
+            news = not self._stopped and self.backoff.succeeded(self._clock.monotonic())
+        except Exception:  # as in failed()
+            logger.exception(
+                "%s: backoff_strategy raised, or gave no number of seconds; no more pauses for these failures",
+                self._label,
+            )
+            news = self.backoff.end()
+        if news and self.backoff.phase is Phase.WAITING:
+            self._paused_for_failures("continue")
+        elif news:
+            self._end_of_backoff()
+
+    def _end_of_backoff(self) -> None:
+        self._policy.backing_off = False
+        self._policy.probe = self._tried = None
+        self._share_out()
+        self._on_phase("end", 0, 0.0)
+
+    def neither(self, connection: Connection) -> None:
+        """Take note of a message given back for a reason that says nothing about handlers."""
+        if connection is self._tried:
+            self._tried = None
+            self.ask()
+
+    def _paused_for_failures(self, phase: str) -> None:
+        self._policy.backing_off = True
+        self._policy.probe = self._tried = None
+        self._share_out()
+        self._on_phase(phase, self.backoff.failures, self.backoff.duration)
+
+    # --- RDY
+
+    def run(self) -> None:
+        """Do what is due, until killed; a greenlet's."""
+        while True:
+            self._wake.clear()
+            self._asleep_until = self._due
+            if self._due is None:
+                self._wake.wait()
+            else:
+                self._clock.wait(self._wake, self._due - self._clock.monotonic())
+            if self._due is not None and self._due - self._clock.monotonic() < TICK:
+                self._share_out(self._due)
+
+    def stop(self) -> None:
+        """Ask for no further messages, for good."""
+        self._policy.paused = True
+        self._share_out()
+        self._stopped = True
+
+    def ask(self) -> None:
+        """Share out soon: once for all that asks in this round of the loop, and never inside of what asks."""
+        # Before the first connection it may be another thread's hub that would be asked.
+        if not self._asked and self._connections:
+            self._asked = True
+            gevent.get_hub().loop.run_callback(self._share_out)
+
+    def _share_out(self, at: float = 0.0) -> None:
+        """Send each connection the RDY that it is to have now, or at a moment that has all but come."""
+        self._asked = False
+        if self._stopped:
+            return
+        now = max(self._clock.monotonic(), at)
+        connections = self._connections.values()
+        self._sweep(now)
+        expecting = self._expect_until is not None and now < self._expect_until
+        self._policy.expected = self._untried() if expecting else 0
+        self._probe(now)
+        in_flight = {connection: connection.in_flight for connection in connections}
+        for connection, count in self._policy.decide(in_flight, now).items():
+            if connection.is_open:
+                connection.ready(count)
+        # Answers are looked at only while somebody waits for what they free: it costs a call for each.
+        watch = self.ask if self._policy.owed else None
+        for connection in connections:
+            connection.answers.on_answered = watch
+        probe = self._policy.probe
+        if probe is not None and probe.ready_count > 1:
+            probe.answers.on_answered = functools.partial(self._lower_probe, probe)
+        self._plan(now)
+
+    def _probe(self, now: float) -> None:
+        """Begin to try a message when the pause is over; try elsewhere when none comes, or none is answered."""
+        self.backoff.elapsed(now)
+        if self.backoff.phase is not Phase.PROBING:
+            return
+        probe = self._policy.probe
+        if probe is not None and not probe.ready_count:
+            # Others may have to free what it is to get; its time begins then.
+            self._probe_due = now + self._patience
+        elif (probe is None and self._tried is None) or now >= self._probe_due:
+            # What has just timed out must not count: nsqd would send one message more than the one to be tried.
+            self._lapse()
+            in_flight = {connection: connection.in_flight for connection in self._connections.values()}
+            if self._tried is not None:
+                # Its message is not answered: another is to be asked.
+                self._policy.probe = self._tried
+            self._policy.probe = self._policy.pick_probe(in_flight)
+            self._tried = None
+            self._probe_due = now + self._patience
+
+    def _lower_probe(self, probe: Connection) -> None:
+        """Lower the RDY of what is tried before an answer makes room for another message."""
+        count = self._policy.lower_probe(probe.in_flight, self._clock.monotonic())
+        if count is not None and probe.is_open:
+            probe.ready(count)
+        self.ask()
+
+    def _sweep(self, now: float) -> None:
+        """Take messages out of the count that nsqd has taken back: who has them may never answer, and others would
+        wait for ever for what they free."""
+        if self._sweep_due is not None and now >= self._sweep_due:
+            self._lapse()
+            self._sweep_due = None
+        if self._sweep_due is None and any(connection.in_flight for connection in self._connections.values()):
+            timeouts = [connection.answers.msg_timeout for connection in self._connections.values()]
+            self._sweep_due = now + max(SWEEP, min((timeout or 0.0) for timeout in timeouts) / SWEEPS)
+
+    def _lapse(self) -> None:
+        timed_out = []
+        for message in self._unanswered():
+            if message.time_left == 0 and not message.lapsed and not message.has_responded():
+                message.lapse()
+                timed_out.append(message)
+        if timed_out:
+            self._on_timed_out(timed_out)
+        # Those that were held when they had lapsed, or when another thread was answering them: nobody else lets go.
+        for connection in self._connections.values():
+            held = connection.answers.held
+            held.difference_update([message for message in list(held) if message.lapsed or message.has_responded()])
+
+    def _plan(self, now: float) -> None:
+        times = [self._policy.due(now), self._sweep_due]
+        if self.backoff.phase is Phase.WAITING:
+            times.append(self.backoff.until)
+        if self._policy.expected:
+            times.append(self._expect_until)
+        if self.backoff.phase is Phase.PROBING and len(self._connections):
+            times.append(self._probe_due)
+        self._due = min((time for time in times if time is not None), default=None)
+        if self._due is not None and (self._asleep_until is None or self._due < self._asleep_until):
+            self._wake.set()

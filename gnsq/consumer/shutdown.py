@@ -1,0 +1,125 @@
+"""Closing: works off what was delivered, within a time limit, and gives back what that leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+import gevent
+from gevent.event import Event
+
+from gnsq.clock import Clock
+from gnsq.consumer.worker_pool import Workers
+from gnsq.errors import NSQException
+from gnsq.message import Message
+from gnsq.nsqd.pool import ConnectionPool
+from gnsq.texts import counted
+
+__all__ = ["Closing"]
+
+logger = logging.getLogger(__name__)
+
+# For what is requeued at the time limit to be sent, and then for nsqd to close, seconds.
+LAST_WORDS = 2.0
+# How often to look whether others are through, or more has come, seconds.
+LOOK = 0.05
+
+
+class Closing:
+    """The end of one consumer.
+
+    Args:
+        timeout: Seconds for what was delivered.
+        label: Of the consumer, in log lines.
+        log: Where to say that it begins and ends.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        workers: Workers,
+        pool: ConnectionPool,
+        clock: Clock,
+        label: str,
+        log: logging.Logger,
+    ) -> None:
+        self._timeout = timeout
+        self._workers = workers
+        self._pool = pool
+        self._clock = clock
+        self._label = label
+        self._log = log
+        self._requeued = 0
+        self._over = Event()
+        # Handlers that wait for the end, and so can't be waited for.
+        self._waiting_handlers = 0
+
+    def run(self) -> None:
+        """Close the connections when nothing is in flight any more, or the time is over and the rest was requeued."""
+        connections = list(self._pool.connections.values())
+        in_flight = sum(connection.in_flight for connection in connections)
+        text = "%s: closing, with up to %g s for %s in flight on %s"
+        what = counted(in_flight, "message"), counted(len(connections), "connection")
+        self._log.info(text, self._label, self._timeout, *what)
+        closer = gevent.spawn(self._pool.close, self._timeout + LAST_WORDS)
+        closer.rawlink(lambda _: self._over.set())
+        try:
+            if not self._clock.wait(self._over, self._timeout) and self._requeue_rest():
+                end = self._clock.monotonic() + LAST_WORDS
+                # What nsqd had sent before it read the CLS may still come.
+                while not self._clock.wait(self._over, LOOK) and self._clock.monotonic() < end:
+                    self._requeue_rest()
+        finally:
+            # What is still there lost its connection; nsqd delivers it again.
+            self._workers.inbox.clear()
+            self._over.set()
+            closer.kill()  # cuts the connections that are still open
+            self._log_end(sum(connection.in_flight for connection in connections))
+
+    def _log_end(self, lost: int) -> None:
+        left = []
+        if self._requeued:
+            left.append(f"{counted(self._requeued, 'message')} requeued")
+        if lost:
+            left.append(f"{counted(lost, 'message')} not answered, which nsqd delivers again")
+        self._log.info("%s: closed; %s", self._label, " and ".join(left) or "nothing was left")
+
+    def wait_for_others(self, timeout: float | None) -> None:
+        """Wait in a handler until only handlers that do so are left, or the timeout (seconds) ends."""
+        end = None if timeout is None else self._clock.monotonic() + timeout
+        self._waiting_handlers += 1
+        try:
+            while not self._over.is_set() and self._others_left():
+                left = LOOK if end is None else min(LOOK, end - self._clock.monotonic())
+                if left <= 0:
+                    return
+                self._clock.wait(self._over, left)
+        finally:
+            self._waiting_handlers -= 1
+
+    def _others_left(self) -> bool:
+        held = sum(len(connection.answers.held) for connection in self._pool.connections.values())
+        return len(self._workers.inbox) + self._workers.busy + held > self._waiting_handlers
+
+    def _requeue_rest(self) -> bool:
+        """Give back what was not answered in time; whether there was any."""
+        running = self._workers.handled_now
+        rest: list[Message] = [*running, *self._workers.inbox]
+        for connection in self._pool.connections.values():
+            rest += connection.answers.held
+        self._workers.inbox.clear()
+        left = [message for message in dict.fromkeys(rest) if not message.has_responded()]
+        if left:
+            logger.warning(
+                "%s: %s not answered within %s s of close(), %d of them by handlers that still run; requeued, to be "
+                "delivered again at once",
+                self._label,
+                counted(len(left), "message was", "messages were"),
+                self._timeout,
+                sum(not message.has_responded() for message in running),
+            )
+        for message in left:
+            with contextlib.suppress(NSQException):
+                message.requeue(0, backoff=False)
+                self._requeued += 1
+        return bool(left)
