@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fakensqd import faults
-    from fakensqd.auth import Grant
     from fakensqd.auth_server import FakeAuthServer
     from fakensqd.certificates import Certificates
     from fakensqd.cluster import FakeCluster
-    from fakensqd.faults.match import on
-    from fakensqd.faults.scenario import Scenario
-    from fakensqd.lookupd import FakeLookupd
-    from fakensqd.relay import Relay
-    from fakensqd.server import FakeNsqd
+    from fakensqd.faults.relay import Relay
+    from fakensqd.faults.rules import Scenario, on
+    from fakensqd.lookupd.server import FakeLookupd
+    from fakensqd.nsqd.auth import Grant
+    from fakensqd.nsqd.server import FakeNsqd
     from fakensqd.transcript import Transcript
 
 __all__ = [
@@ -38,13 +37,13 @@ _MODULES = {
     "Certificates": "certificates",
     "FakeAuthServer": "auth_server",
     "FakeCluster": "cluster",
-    "FakeLookupd": "lookupd",
-    "FakeNsqd": "server",
-    "Grant": "auth",
-    "Relay": "relay",
-    "Scenario": "faults.scenario",
+    "FakeLookupd": "lookupd.server",
+    "FakeNsqd": "nsqd.server",
+    "Grant": "nsqd.auth",
+    "Relay": "faults.relay",
+    "Scenario": "faults.rules",
     "Transcript": "transcript",
-    "on": "faults.match",
+    "on": "faults.rules",
 }
 
 

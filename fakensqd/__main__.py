@@ -12,7 +12,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the program that the first word names, and exit."""
     _prefer_the_gnsq_beside_us()
-    from fakensqd.program import PROGRAMS, leave_on_signals, run
+    from fakensqd.cli.program import PROGRAMS, leave_on_signals, run
 
     leave_on_signals()
     words = sys.argv[1:]
@@ -20,7 +20,7 @@ def main() -> None:
         # They have the flags of Go, and are to listen before click has been imported.
         sys.exit(run(words[0], words[1:]))
     try:
-        from fakensqd.cli import command_line
+        from fakensqd.cli.main import command_line
     except ImportError as error:
         sys.exit(f"fakensqd's command line needs click: pip install 'gnsq[fakensqd]' ({error})")
     command_line(prog_name="fakensqd")

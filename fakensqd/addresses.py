@@ -2,6 +2,8 @@
 
 Opens listening sockets. Needs no gevent until one is to be served, so that a program can listen while it loads what
 serves.
+
+Connecting to others, by the daemon's clock.
 """
 
 from __future__ import annotations
@@ -9,11 +11,15 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fakensqd.clock import Clock
 
 __all__ = [
     "UNIX",
     "bound_address",
+    "connect",
     "forget",
     "join_address",
     "listen",
@@ -22,6 +28,7 @@ __all__ = [
     "peer_address",
     "split_address",
 ]
+
 
 # In place of a port; what nsqd says of a unix socket, too.
 UNIX = -1
@@ -139,3 +146,19 @@ def forget(address: tuple[str, int]) -> None:
     if address[1] == UNIX:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(address[0])
+
+
+def connect(address: tuple[str, int], clock: Clock, seconds: float) -> socket.socket:
+    """Connect to a host and port within so many seconds of a clock; the socket itself has no limit.
+
+    Raises:
+        TimeoutError: If it takes longer.
+        OSError: If it can't be done.
+    """
+    # A program listens before it loads gevent.
+    from gevent import socket as cooperative
+
+    from fakensqd.clock import run_within
+
+    opened: socket.socket = run_within(clock, seconds, lambda: cooperative.create_connection(address))
+    return opened

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import parse_qsl
 
-from fakensqd.auth import Grant
-from fakensqd.http_server import HttpPort
+from fakensqd.http.server import HttpPort
+from fakensqd.nsqd.auth import Grant
 from fakensqd.thread import Server
 
 __all__ = ["AuthAnswer", "AuthQuery", "FakeAuthServer"]

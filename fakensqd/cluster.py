@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from typing import Any, Self, Unpack
 
 from fakensqd.clock import Clock
-from fakensqd.faults.action import Action, Change
-from fakensqd.faults.match import Match, Point
-from fakensqd.faults.scenario import Rule, Scenario
-from fakensqd.lookupd import FakeLookupd
+from fakensqd.faults.control import Added, rules_of
+from fakensqd.faults.rules import Action, Change, Match, Point, Rule, Scenario
+from fakensqd.lookupd.server import FakeLookupd
+from fakensqd.nsqd.published import MessageAssertions
+from fakensqd.nsqd.server import FakeNsqd
 from fakensqd.options import ClusterOptionsDict, NsqdOptions
-from fakensqd.published import MessageAssertions
-from fakensqd.server import FakeNsqd
 from fakensqd.thread import Server
-from fakensqd.watched import Added, rules_of
 from gnsq.options import parameters_of
 
 __all__ = ["FakeCluster"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from fakensqd.auth import Authorization
+    from fakensqd.nsqd.auth import Authorization
     from gnsq.protocol.compression import Codec
 
 __all__ = [

@@ -16,9 +16,9 @@ import pytest
 if TYPE_CHECKING:
     from fakensqd.certificates import Certificates
     from fakensqd.cluster import FakeCluster
-    from fakensqd.daemon import Daemon
-    from fakensqd.lookupd import FakeLookupd
-    from fakensqd.server import FakeNsqd
+    from fakensqd.daemon.daemon import Daemon
+    from fakensqd.lookupd.server import FakeLookupd
+    from fakensqd.nsqd.server import FakeNsqd
 
 __all__ = ["fakecluster", "fakelookupd", "fakensqd", "fakensqd_certificates", "fakensqd_options"]
 

@@ -2,22 +2,39 @@
 
 Pure. Bounded: the oldest entries are dropped, and it is said how many. Answers what tests ask, as text and as JSON
 lines. What it is told was said has been handed to the connection; a client may not have read it yet.
+
+Wait until a question is answered as expected; say how far it came if it is not.
+
+A shell: it waits in the hub, for entries of a transcript and a little real time.
 """
 
 from __future__ import annotations
 
 import base64
 import dataclasses
+import difflib
 import json
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from fakensqd.commands import ROWS
+from gevent.event import Event
+
+from fakensqd.nsqd.commands import ROWS
 from gnsq.texts import counted
 
-__all__ = ["Entry", "Transcript", "decode_bytes", "encode_bytes"]
+__all__ = [
+    "Entry",
+    "NotAnswered",
+    "Transcript",
+    "decode_bytes",
+    "difference",
+    "encode_bytes",
+    "wait_for",
+]
+
 
 _SHOWN = 60
 
@@ -284,3 +301,81 @@ def encode_bytes(data: bytes) -> str | dict[str, str]:
 def decode_bytes(value: str | dict[str, str]) -> bytes:
     """Undo encode_bytes()."""
     return value.encode() if isinstance(value, str) else base64.b64decode(value["base64"])
+
+
+_Value = TypeVar("_Value")
+# What no transcript tells of (depths, timeouts) is looked at so often.
+_PACE = 0.005
+_SHOWN_ENTRIES = 40
+
+
+class NotAnswered(AssertionError):
+    """A question was not answered as expected within its limit.
+
+    Attributes:
+        transcript: The end of what happened, shown below the text; empty where it is shown elsewhere.
+    """
+
+    def __init__(self, text: str, transcript: str = "") -> None:
+        super().__init__(text)
+        self.transcript = transcript
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, [super().__str__(), self.transcript]))
+
+
+def wait_for(
+    question: Callable[[], _Value], expected: object = True, *, limit: float, transcript: Transcript | None = None
+) -> _Value:
+    """Wait until the answer is as expected, and give it back.
+
+    Args:
+        expected: A value; True: anything that is true.
+        limit: Seconds of real time.
+        transcript: Looked at whenever something is recorded, and shown in a failure.
+
+    Raises:
+        NotAnswered: If it has not come so far within the limit.
+    """
+    __tracebackhide__ = True
+    deadline = time.monotonic() + limit
+    happened = Event()
+    nearest: _Value | None = None
+    near = -1.0
+    before = transcript.on_entry if transcript is not None else None
+    if transcript is not None:
+        transcript.on_entry = happened.set
+    try:
+        while True:
+            answer = question()
+            if answer == expected or (expected is True and answer):
+                return answer
+            if (nearness := _nearness(answer, expected)) >= near:
+                near, nearest = nearness, answer
+            if time.monotonic() > deadline:
+                break
+            happened.clear()
+            happened.wait(_PACE)
+    finally:
+        if transcript is not None:
+            transcript.on_entry = before
+    text = f"not so within {limit:g} s: {difference(expected, nearest)}"
+    raise NotAnswered(text, transcript.text(_SHOWN_ENTRIES) if transcript is not None else "")
+
+
+def difference(expected: object, nearest: object) -> str:
+    """Say in words how an answer differs from what was expected; of lists, line by line."""
+    head = f"expected {expected!r}, nearest was {nearest!r}"
+    if not isinstance(expected, (list, tuple)) or not isinstance(nearest, (list, tuple)):
+        return head
+    lines = difflib.ndiff([repr(item) for item in expected], [repr(item) for item in nearest])
+    return "\n".join([head, *(line for line in lines if not line.startswith("?"))])
+
+
+def _nearness(answer: object, expected: object) -> float:
+    """How near it comes, from 0 to 1."""
+    if isinstance(answer, (int, float)) and isinstance(expected, (int, float)):
+        return 1 / (1 + abs(expected - answer))
+    if isinstance(answer, Sequence) and isinstance(expected, Sequence):
+        return difflib.SequenceMatcher(None, list(map(repr, answer)), list(map(repr, expected))).ratio()
+    return 0.0

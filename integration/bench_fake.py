@@ -20,7 +20,7 @@ from gevent.event import Event
 
 from fakensqd import FakeNsqd
 from fakensqd.clock import RealClock
-from fakensqd.link import Link
+from fakensqd.faults.link import Link
 from gnsq import Consumer, Message, Producer
 from gnsq.transport import Transport
 

@@ -55,17 +55,17 @@ def test_no_import_circles():
 
 BASE = {"addresses", "clock", "concurrency", "errors", "localfiles", "options", "protocol", "stats", "texts"}
 NSQD = {
-    *["backofftimer", "http", "httpclient", "layers", "logs", "message", "signals", "states", "tls", "transport"],
+    *["backofftimer", "http", "httpclient", "logs", "message", "signals", "states", "tls", "transport"],
     *BASE,
 }
-CLIENT = {*NSQD, "discovery", "lookupd", "nsqd", "pool"}
+CLIENT = {*NSQD, "discovery", "lookupd", "nsqd"}
 # A folder of gnsq: which modules and folders of gnsq its modules may import besides their own.
 FOLDERS = {
     "protocol": {"errors", "options", "texts"},
     "concurrency": {"clock", "errors"},
     "http": {"concurrency", "errors", "options", "protocol", "texts", "tls", "transport"},
     "nsqd": NSQD,
-    "consumer": {*CLIENT, "rdy"},
+    "consumer": CLIENT,
     "producer": CLIENT,
     "contrib": {*CLIENT, "consumer", "producer"},
     "spark": {
@@ -97,7 +97,7 @@ def test_emulator_uses_what_client_and_server_share_only():
     for module in MODULES:
         if module.startswith("fakensqd"):
             used = {name.split(".")[1] for name in IMPORTED[module] if name.startswith("gnsq.")}
-            assert used <= {*BASE, "layers", "transport"} - {"addresses", "localfiles", "stats"}, module
+            assert used <= {*BASE, "tls", "transport"} - {"addresses", "localfiles", "stats"}, module
 
 
 def test_pyspark_is_imported_below_spark_only():
@@ -115,29 +115,34 @@ def test_imports_in_strings_are_those_of_the_tables_of_names():
 
 PURE = [
     *[
-        "gnsq.addresses",
-        "gnsq.backofftimer",
-        "gnsq.errors",
-        "gnsq.options",
-        "gnsq.consumer.rdy_policy",
-        "gnsq.stats",
-        "gnsq.texts",
+        f"gnsq.{name}"
+        for name in [
+            *["addresses", "backofftimer", "errors", "options", "stats", "texts", "consumer.rdy_policy"],
+            *[
+                "contrib.envelope",
+                "http.responses",
+                "http.validation",
+                "nsqd.pending",
+                "producer.publish",
+                "producer.routing",
+            ],
+            *[
+                f"spark.{name}"
+                for name in ["errors", "offsets", "options", "receiver.buffer", "rowkey", "source.drain"]
+            ],
+            *[f"spark.pipeline.{name}" for name in ["counts", "hours", "report", "schema"]],
+        ]
     ],
     *[name for name in MODULES if name.startswith("gnsq.protocol")],
-    *["gnsq.contrib.envelope", "gnsq.http.responses", "gnsq.http.validation", "gnsq.nsqd.pending"],
-    *[f"gnsq.producer.{name}" for name in ["httpoutcomes", "outcomes", "stalls", "strategies"]],
-    *[f"gnsq.spark.{name}" for name in ["collector", "drain", "failures", "gauge", "locations", "offsets", "options"]],
-    *[f"gnsq.spark.{name}" for name in ["rowkey", "topics"]],
-    *[f"gnsq.spark.pipeline.{name}" for name in ["counts", "hours", "report", "schema"]],
     *[
         f"fakensqd.{name}"
         for name in [
-            *["auth", "broker", "channel", "disk", "effects", "flags", "goflags", "gojson", "gotext", "http_api"],
-            *["identify", "ids", "commands", "config", "http_head", "latency", "message_queue", "output"],
-            *["lookupd_http", "lookupd_session", "nsqd_http", "opening", "options", "reader"],
-            *["registry", "session", "stats", "old_http", "scan", "line", "publishing", "tap", "transcript"],
-            *[f"faults.{name}" for name in ["action", "actions", "chain", "jsonform", "match", "passage", "scenario"]],
-            *["faults.toxics", "faults.watch"],
+            *["cli.flags", "effects", "golang.encoding_json", "golang.flags", "golang.text", "http.router"],
+            *["input_buffer", "message", "options"],
+            *[f"faults.{name}" for name in ["actions", "injector", "interceptor", "json_rules", "rules", "toxics"]],
+            *[f"lookupd.{name}" for name in ["http", "registry", "session"]],
+            *[f"nsqd.{name}" for name in ["auth", "broker", "channel", "commands", "http", "identify", "session"]],
+            *["nsqd.stats"],
         ]
     ],
 ]

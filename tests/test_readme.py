@@ -16,8 +16,8 @@ import pytest
 
 from fakensqd import Certificates, FakeAuthServer, FakeCluster, FakeNsqd, Grant
 from fakensqd.faults.actions import ACTIONS
+from fakensqd.faults.http import STATES
 from fakensqd.faults.toxics import TOXICS
-from fakensqd.faults_http import STATES
 from gnsq import NsqdHTTPClient, options
 from tests.helpers import bodies, channel_stats, child, wait_until
 

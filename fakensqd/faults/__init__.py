@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fakensqd.faults.action import Action
     from fakensqd.faults.actions import (
         answer,
         corrupt,
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
         reset,
         time_out,
     )
-    from fakensqd.faults.match import Event, Match, Point, Times, on
-    from fakensqd.faults.scenario import Rule, Scenario
+    from fakensqd.faults.rules import Action, Event, Match, Point, Rule, Scenario, Times, on
 
 __all__ = [
     "Action",
@@ -51,13 +49,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Action": "action",
-    "Event": "match",
-    "Match": "match",
-    "Point": "match",
-    "Rule": "scenario",
-    "Scenario": "scenario",
-    "Times": "match",
+    "Action": "rules",
+    "Event": "rules",
+    "Match": "rules",
+    "Point": "rules",
+    "Rule": "rules",
+    "Scenario": "rules",
+    "Times": "rules",
     "answer": "actions",
     "corrupt": "actions",
     "delay": "actions",
@@ -66,7 +64,7 @@ _MODULES = {
     "duplicate": "actions",
     "error": "actions",
     "inject": "actions",
-    "on": "match",
+    "on": "rules",
     "refuse": "actions",
     "reorder": "actions",
     "reset": "actions",

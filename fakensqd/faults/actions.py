@@ -24,8 +24,7 @@ from fakensqd.effects import (
     TimeOut,
     Wait,
 )
-from fakensqd.faults.action import Action, Steps
-from fakensqd.faults.match import Event, Point
+from fakensqd.faults.rules import Action, Event, Point, Steps
 from gnsq.errors import ERROR_CODES
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame
 

@@ -5,9 +5,8 @@ import pytest
 from fakensqd.effects import Close, Execute, HttpAnswer, Send, SendLater, TimeOut, Wait
 from fakensqd.faults import actions
 from fakensqd.faults.actions import answer, corrupt, delay, disconnect, drop, error, inject, time_out
-from fakensqd.faults.jsonform import decode_rules, encode_rule
-from fakensqd.faults.match import Event, Point, on
-from fakensqd.faults.scenario import Rule
+from fakensqd.faults.json_rules import decode_rules, encode_rule
+from fakensqd.faults.rules import Event, Point, Rule, on
 from gnsq.protocol.frames import ERROR, encode_frame
 
 EVENT = Event(Point.COMMAND, "FIN", 0.0, message_id=b"0123456789abcdef", raw=b"raw")

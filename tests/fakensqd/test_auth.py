@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fakensqd.auth import Authorization, Grant, decode_authorization, query_url
+from fakensqd.nsqd.auth import Authorization, Grant, decode_authorization, query_url
 
 GRANT = {"topic": "t", "channels": ["c"], "permissions": ["publish"]}
 

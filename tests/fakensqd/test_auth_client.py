@@ -6,10 +6,10 @@ import gevent
 import pytest
 
 from fakensqd import Certificates, FakeAuthServer, Grant
-from fakensqd.auth_client import AuthClient
 from fakensqd.clock import ManualClock, RealClock
 from fakensqd.effects import AskAuth
-from fakensqd.http_server import HttpPort
+from fakensqd.http.server import HttpPort
+from fakensqd.nsqd.auth_client import AuthClient
 from fakensqd.options import NsqdOptions
 from fakensqd.tls import server_context
 from tests.helpers import peer, refused_port, wait_until

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fakensqd.broker import Broker
+from fakensqd.nsqd.broker import Broker
 from fakensqd.options import NsqdOptions
 from tests.fakensqd.test_channel import Reader
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fakensqd.channel import BrokerError, Channel, Message
+from fakensqd.nsqd.channel import BrokerError, Channel, Message
 from fakensqd.options import NsqdOptions
 
 

@@ -10,7 +10,7 @@ import pytest
 from gevent.subprocess import PIPE
 
 import gnsq
-from fakensqd.cli import command_line
+from fakensqd.cli.main import command_line
 from tests.fakensqd.programs import LIMIT, child, command, run, run_command
 from tests.fakensqd.wire import request
 

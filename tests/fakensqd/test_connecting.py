@@ -7,11 +7,10 @@ import pytest
 from gevent import socket
 
 from fakensqd import FakeLookupd, FakeNsqd
-from fakensqd.addresses import join_address
-from fakensqd.auth_client import AuthClient
+from fakensqd.addresses import connect, join_address
 from fakensqd.clock import RealClock
-from fakensqd.connecting import connect
 from fakensqd.effects import AskAuth
+from fakensqd.nsqd.auth_client import AuthClient
 from fakensqd.options import NsqdOptions
 from tests.fakensqd.wire import request
 from tests.helpers import peer, refused_port, wait_until

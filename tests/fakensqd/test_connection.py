@@ -6,9 +6,8 @@ from gevent import socket
 from gevent.event import AsyncResult
 
 from fakensqd.clock import ManualClock
-from fakensqd.connection import Conditions, Connection
+from fakensqd.daemon.connection import Conditions, Connection, Layers
 from fakensqd.effects import AskAuth, Close, Reset, Send, StartCompression, Wait
-from fakensqd.layers import Layers
 from gnsq.protocol.compression import Deflate
 from gnsq.tls import CompressedTransport
 from gnsq.transport import TcpTransport

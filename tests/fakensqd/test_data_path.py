@@ -6,7 +6,7 @@ import pytest
 from gevent import socket
 
 from fakensqd import FakeNsqd
-from fakensqd.data_path import DataPath, DataPathError
+from fakensqd.nsqd.storage import DataPath, DataPathError
 from gnsq.protocol import commands
 from gnsq.protocol.frames import decode_message
 from tests.fakensqd.wire import Client, consumer, request

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fakensqd.channel import Message
-from fakensqd.disk import (
+from fakensqd.nsqd.channel import Message
+from fakensqd.nsqd.storage import (
     ChannelRecord,
     DiskError,
     Queue,

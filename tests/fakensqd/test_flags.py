@@ -6,7 +6,7 @@ import re
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.flags import (
+from fakensqd.cli.flags import (
     LOOKUPD_FLAGS,
     NSQD_FLAGS,
     check_start,
@@ -15,7 +15,7 @@ from fakensqd.flags import (
     options_of,
     without_meaning,
 )
-from fakensqd.goflags import parse
+from fakensqd.golang.flags import parse
 from fakensqd.options import LookupdOptions, NsqdOptions
 
 TABLES = [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fakensqd.goflags import Flag, FlagError, HelpWanted, configured, parse, parse_duration, usage
+from fakensqd.golang.flags import Flag, FlagError, HelpWanted, configured, parse, parse_duration, usage
 
 FLAGS = (
     Flag("name", "string", meaning="what it is called", default="x"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fakensqd.gojson import BOOL, INT, INT32, STRING, decode, encode, list_of, object_of
+from fakensqd.golang.encoding_json import BOOL, INT, INT32, STRING, decode, encode, list_of, object_of
 
 FIELDS = {
     "name": STRING,

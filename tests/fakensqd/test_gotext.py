@@ -2,7 +2,7 @@
 
 import pytest
 
-from fakensqd.gotext import base10, duration, int64, quote
+from fakensqd.golang.text import base10, duration, int64, quote
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from fakensqd.http_api import HttpError, Request, Route, Router, profiling_routes
+from fakensqd.http.router import HttpError, Request, Route, Router, profiling_routes
 
 
 def environ(method, path, query="", body=b""):

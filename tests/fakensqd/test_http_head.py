@@ -4,7 +4,7 @@ import pytest
 from gevent import socket
 
 from fakensqd import FakeNsqd
-from fakensqd.http_head import HeadRefusal, check_head, check_request_line
+from fakensqd.http.server import HeadRefusal, check_head, check_request_line
 
 BAD = "400 Bad Request"
 MISSING = f"{BAD}: missing required Host header"

@@ -7,7 +7,7 @@ import pytest
 from gevent import socket
 from gevent.ssl import SSLContext
 
-from fakensqd.http_server import HttpPort
+from fakensqd.http.server import HttpPort
 from tests.fakensqd.wire import request
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fakensqd.identify import Identification, IdentifyError, Settings, Upgrades, decode_identify, negotiated
+from fakensqd.nsqd.identify import Identification, IdentifyError, Settings, Upgrades, decode_identify, negotiated
 from fakensqd.options import NsqdOptions
 
 OPTIONS = NsqdOptions()

@@ -1,6 +1,6 @@
 """Message ids: nsqd's layout, rising, never twice."""
 
-from fakensqd.ids import IdSource
+from fakensqd.message import IdSource
 
 NOW = 1_795_243_560 * 10**9
 

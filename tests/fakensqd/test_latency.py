@@ -2,8 +2,8 @@
 
 import pytest
 
-from fakensqd import latency
-from fakensqd.latency import Latencies, human, summary
+from fakensqd.nsqd import channel
+from fakensqd.nsqd.channel import Latencies, human, summary
 
 
 def values(latencies, now=0.0):
@@ -45,7 +45,7 @@ def test_the_window_forgets_by_halves():
 
 
 def test_a_half_keeps_so_many(monkeypatch):
-    monkeypatch.setattr(latency, "_KEPT", 2)
+    monkeypatch.setattr(channel, "_KEPT", 2)
     latencies = Latencies((1.0,), 10.0, 0.0)
     for number in range(5):
         latencies.add(number, 0.0)

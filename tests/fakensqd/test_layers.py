@@ -4,8 +4,8 @@ import gevent
 import pytest
 
 from fakensqd.clock import ManualClock, RealClock
+from fakensqd.daemon.connection import Layers
 from fakensqd.effects import Failed, Secured, StartCompression, StartTLS
-from fakensqd.layers import Layers
 from gnsq.errors import NSQConnectionClosed
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.tls import CompressedTransport, TlsTransport

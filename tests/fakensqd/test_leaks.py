@@ -13,8 +13,8 @@ import pytest
 
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
 from fakensqd.addresses import split_address
+from fakensqd.faults.relay import Relay
 from fakensqd.faults.toxics import latency, slice_bytes
-from fakensqd.relay import Relay
 from gnsq.protocol import commands
 from tests.fakensqd.wire import Client, consumer, request
 

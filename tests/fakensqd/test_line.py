@@ -3,7 +3,7 @@
 import math
 
 from fakensqd.effects import Close, Reset, Send, SendBehind, SendLater, TimeOut, Wait
-from fakensqd.line import Line
+from fakensqd.faults.interceptor import Line
 
 
 def test_what_is_ready_leaves_at_once_in_one_piece():

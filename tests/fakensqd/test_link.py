@@ -8,8 +8,8 @@ import pytest
 
 from fakensqd import FakeNsqd
 from fakensqd.clock import RealClock
+from fakensqd.faults.link import Link
 from fakensqd.faults.toxics import corrupt_bytes, latency, limit_bytes, reset, slice_bytes, stall
-from fakensqd.link import Link
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.protocol import commands
 from gnsq.protocol.frames import MESSAGE, RESPONSE

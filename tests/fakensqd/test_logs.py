@@ -31,7 +31,7 @@ def test_lines_are_as_nsqd_writes_them(pipe, logger):
 
     logger.debug("not this")
     logger.info("TCP: listening on %s", "127.0.0.1:1")
-    logging.getLogger("fakensqd.server").critical("no")
+    logging.getLogger("fakensqd.nsqd.server").critical("no")
 
     lines = os.read(pipe[0], 1000).decode().splitlines()
     moment = r"\[nsqd\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}"

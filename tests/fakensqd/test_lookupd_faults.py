@@ -7,9 +7,9 @@ from gevent import socket
 from fakensqd import FakeLookupd, FakeNsqd, on
 from fakensqd.effects import Close, Execute, Send, SendLater
 from fakensqd.faults import corrupt, delay, disconnect, drop, duplicate, error, inject, reorder, reset, time_out
-from fakensqd.faults.jsonform import decode_rules
-from fakensqd.lookupd_session import LookupdSession
-from fakensqd.registry import Key, Registry
+from fakensqd.faults.json_rules import decode_rules
+from fakensqd.lookupd.registry import Key, Registry
+from fakensqd.lookupd.session import LookupdSession
 from tests.fakensqd.test_lookupd_session import identify
 from tests.fakensqd.wire import Client, request
 from tests.helpers import wait_until

@@ -7,8 +7,8 @@ import struct
 import pytest
 
 from fakensqd.effects import Close, Send
-from fakensqd.lookupd_session import LookupdSession
-from fakensqd.registry import Key, Registry
+from fakensqd.lookupd.registry import Key, Registry
+from fakensqd.lookupd.session import LookupdSession
 
 FACTS = {"broadcast_address": "b", "hostname": "h", "http_port": 4151, "tcp_port": 4150, "version": "1.3.0"}
 

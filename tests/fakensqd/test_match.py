@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from fakensqd import FakeCluster, FakeNsqd
 from fakensqd.faults.actions import drop, reorder
-from fakensqd.faults.match import Event, Point, on
-from fakensqd.faults.scenario import Plan, Rule, Scenario
+from fakensqd.faults.rules import Event, Plan, Point, Rule, Scenario, on
 
 PUB = Event(Point.COMMAND, "PUB", 0.0, 2, "me", "orders", "", (b"a", b"b"))
 

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from fakensqd.broker import Broker
-from fakensqd.nsqd_http import nsqd_application, tls_required_application
+from fakensqd.nsqd.broker import Broker
+from fakensqd.nsqd.http import nsqd_application, tls_required_application
 from fakensqd.options import NsqdOptions
 from gnsq.protocol.commands import multipublish_body
 from tests.fakensqd.test_http_api import call, environ

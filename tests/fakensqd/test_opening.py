@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from fakensqd.auth import Authorization, Grant
-from fakensqd.broker import Broker
 from fakensqd.effects import AskAuth, Close, Secured, Send, StartCompression, StartTLS
+from fakensqd.nsqd.auth import Authorization, Grant
+from fakensqd.nsqd.broker import Broker
+from fakensqd.nsqd.session import Session
+from fakensqd.nsqd.stats import client_statistics
 from fakensqd.options import NsqdOptions
-from fakensqd.session import Session
-from fakensqd.stats import client_statistics
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, FrameDecoder
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fakensqd.output import Output
+from fakensqd.nsqd.session import Output
 
 
 def message(output, size):

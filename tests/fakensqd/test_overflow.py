@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.data_path import DataPath
+from fakensqd.nsqd.storage import DataPath
 from gnsq.protocol import commands
 from gnsq.protocol.frames import decode_message
 from tests.fakensqd.wire import Client, consumer, request

@@ -13,9 +13,9 @@ from gevent import socket
 from gevent.subprocess import DEVNULL
 
 from fakensqd.addresses import split_address
-from fakensqd.flags import LOOKUPD_FLAGS, NSQD_FLAGS, faults_flags, options_of
-from fakensqd.goflags import parse
-from fakensqd.program import run as run_here
+from fakensqd.cli.flags import LOOKUPD_FLAGS, NSQD_FLAGS, faults_flags, options_of
+from fakensqd.cli.program import run as run_here
+from fakensqd.golang.flags import parse
 from gnsq.protocol import commands
 from tests.fakensqd.programs import FREE_PORTS, LIMIT, child, command, program, run, run_command
 from tests.fakensqd.wire import Client, consumer, request
@@ -154,7 +154,7 @@ def test_a_signal_before_it_listens_ends_it_as_well():
 def test_a_signal_ends_it_in_code_that_drops_exceptions():
     code = """
 import signal, weakref
-from fakensqd.program import leave_on_signals
+from fakensqd.cli.program import leave_on_signals
 class Dropped: pass
 leave_on_signals()
 dropped = Dropped()
@@ -220,7 +220,7 @@ def test_flags_without_a_meaning_are_named_once(configured):
 def test_a_program_loads_only_what_it_needs():
     code = "import sys, fakensqd.server, fakensqd.lookupd, fakensqd.flags; print(*sys.modules)"
     loaded = set(run_command(sys.executable, "-c", code).stdout.split())
-    assert "fakensqd.server" in loaded
+    assert "fakensqd.nsqd.server" in loaded
 
     late = {
         "auth",

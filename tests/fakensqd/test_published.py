@@ -4,7 +4,7 @@ import gevent
 import pytest
 
 from fakensqd import FakeCluster, FakeNsqd, Transcript
-from fakensqd.published import PublishedBodies
+from fakensqd.nsqd.published import PublishedBodies
 from gnsq import Consumer, NsqdHTTPClient, Producer
 from gnsq.protocol import commands, decode_message
 from tests.fakensqd.wire import Client

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fakensqd.registry import Key, Peer, Registry
+from fakensqd.lookupd.registry import Key, Peer, Registry
 
 
 def peer(number=1):

@@ -9,8 +9,8 @@ import pytest
 
 from fakensqd import FakeNsqd
 from fakensqd.clock import ManualClock
+from fakensqd.faults.relay import Relay
 from fakensqd.faults.toxics import latency, limit_bytes, reset, slice_bytes, stall
-from fakensqd.relay import Relay
 from gnsq import Consumer, NsqdHTTPClient, Producer
 from gnsq.errors import NSQSocketError
 from gnsq.protocol import commands

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from fakensqd import FakeNsqd
-from fakensqd.channel import Message
-from fakensqd.scan import last_listing, next_listing, next_scan, scan
+from fakensqd.nsqd.broker import last_listing, next_listing, next_scan, scan
+from fakensqd.nsqd.channel import Message
 
 SCANS = [
     pytest.param(1.0, 0.0, 1.0, id="at a scan"),

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakensqd.broker import Broker
 from fakensqd.effects import Close, Send
+from fakensqd.nsqd.broker import Broker
+from fakensqd.nsqd.session import Session, State
 from fakensqd.options import NsqdOptions
-from fakensqd.session import Session, State
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, FrameDecoder, decode_message
 

@@ -7,7 +7,7 @@ import gevent.socket
 import pytest
 
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
-from fakensqd.daemon import _reserved
+from fakensqd.daemon.daemon import _reserved
 from fakensqd.faults.toxics import latency
 from gnsq import Consumer, LookupdClient, Producer
 from gnsq.errors import NSQConnectionClosed, NSQTimeout

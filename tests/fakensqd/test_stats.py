@@ -2,10 +2,10 @@
 
 import pytest
 
-from fakensqd.broker import Broker
+from fakensqd.nsqd.broker import Broker
+from fakensqd.nsqd.session import Session
+from fakensqd.nsqd.stats import statistics, statistics_text
 from fakensqd.options import NsqdOptions
-from fakensqd.session import Session
-from fakensqd.stats import statistics, statistics_text
 from gnsq.protocol import commands
 
 START = 1_577_836_800

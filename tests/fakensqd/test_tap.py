@@ -4,12 +4,12 @@ import gevent
 import pytest
 
 from fakensqd import FakeAuthServer, FakeNsqd, on
-from fakensqd.broker import Broker
 from fakensqd.clock import ManualClock
 from fakensqd.effects import Close, Execute, Send, Wait
 from fakensqd.faults import drop
-from fakensqd.opening import OK_FRAME
-from fakensqd.session import Session
+from fakensqd.nsqd.broker import Broker
+from fakensqd.nsqd.identify import OK_FRAME
+from fakensqd.nsqd.session import Session
 from gnsq.protocol import commands
 from tests.behaviour.test_recorded import LOOKUPD, TRANSCRIPTS, emulated, finish, flags, played
 from tests.fakensqd.recorded_auth import RecordedAnswers

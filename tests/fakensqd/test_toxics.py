@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakensqd.faults.chain import Chain
 from fakensqd.faults.toxics import (
+    Chain,
     Deliver,
     End,
     Reset,

@@ -7,8 +7,7 @@ import pytest
 from fakensqd import FakeNsqd, Transcript, on
 from fakensqd.clock import ManualClock
 from fakensqd.faults import drop, error, inject
-from fakensqd.transcript import Entry
-from fakensqd.waiting import difference, wait_for
+from fakensqd.transcript import Entry, difference, wait_for
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, decode_message, encode_frame
 from tests.fakensqd.wire import Client, consumer

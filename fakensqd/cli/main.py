@@ -1,0 +1,130 @@
+"""The command line for people: help, and ``fakensqd cluster``. The daemons' own flags are program.py's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import click
+
+from fakensqd.cli.program import run
+from fakensqd.options import NSQ_VERSION
+from gnsq.options import VERSION
+
+if TYPE_CHECKING:
+    from fakensqd.cluster import FakeCluster
+    from fakensqd.daemon.daemon import Daemon
+
+__all__ = ["command_line"]
+
+_PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, message=f"%(prog)s %(version)s, emulates nsqd and nsqlookupd {NSQ_VERSION}")
+def command_line() -> None:
+    """An emulator of nsqd and nsqlookupd, for tests of what talks to them.
+
+    "fakensqd nsqd" and "fakensqd nsqlookupd" take the place of the real programs, with their flags. A wrapper of two
+    lines in a directory on PATH is enough for a test-suite that starts the real ones:
+
+    \b
+        #!/bin/sh
+        exec fakensqd nsqd "$@"
+
+    With --faults-over-http, tests in any language break connections, spoil answers and take the servers down.
+    """
+
+
+@command_line.command("nsqd", context_settings=_PASSED_ON, short_help=f"Be nsqd {NSQ_VERSION}, with its flags.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def _nsqd(words: tuple[str, ...]) -> None:
+    raise SystemExit(run("nsqd", words))
+
+
+@command_line.command(
+    "nsqlookupd", context_settings=_PASSED_ON, short_help=f"Be nsqlookupd {NSQ_VERSION}, with its flags."
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def _nsqlookupd(words: tuple[str, ...]) -> None:
+    raise SystemExit(run("nsqlookupd", words))
+
+
+@command_line.command("cluster", short_help="Be nsqds that are registered with nsqlookupds.")
+@click.option("--nsqds", default=2, show_default=True, type=click.IntRange(min=1), help="How many nsqds.")
+@click.option("--lookupds", default=1, show_default=True, type=click.IntRange(min=0), help="How many nsqlookupds.")
+@click.option(
+    "--base-port",
+    metavar="PORT",
+    type=click.IntRange(1, 65535),
+    help="Fixed ports. Nsqd number n, from 0, has PORT + 100 n for TCP, the next one for HTTP and the third after for"
+    " /faults; nsqlookupd n is 10 above it. 4150 gives the first of both NSQ's usual ports.  [default: free ports]",
+)
+@click.option("--faults-over-http", is_flag=True, help="Let /faults of each steer rules, toxics and states.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all addresses when all are ready.")
+def _cluster(nsqds: int, lookupds: int, base_port: int | None, faults_over_http: bool, as_json: bool) -> None:
+    """Start nsqds that are registered with nsqlookupds, print their addresses, run until SIGINT or SIGTERM.
+
+    All are in one process, on 127.0.0.1; nothing is written to disk. One line each on stdout: the program's name, its
+    TCP address, its HTTP address and, with --faults-over-http, that of /faults; then the nsqadmin command for them.
+    """
+    import gevent
+    from gevent.event import Event
+
+    from fakensqd.cluster import FakeCluster
+
+    over = Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        gevent.signal_handler(number, over.set)
+    try:
+        cluster = FakeCluster(nsqds, lookupds, faults_over_http=faults_over_http, base_port=base_port or 0)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--base-port") from None
+    try:
+        cluster.start()
+    except OSError as error:
+        raise click.ClickException(_start_failure(error, base_port)) from None
+    with cluster:
+        if as_json:
+            click.echo(json.dumps(_described(cluster)))
+        else:
+            _print_addresses(cluster)
+        over.wait()  # until a signal comes
+
+
+def _start_failure(error: OSError, base_port: int | None) -> str:
+    where = f"cannot listen on {error.filename}: " if error.filename else ""
+    advice = "; give another --base-port" if base_port else ""
+    return f"{where}{error.strerror or error}{advice}"
+
+
+def _print_addresses(cluster: FakeCluster) -> None:
+    for daemon in (*cluster.lookupds, *cluster.nsqds):
+        name = "nsqd" if daemon in cluster.nsqds else "nsqlookupd"
+        faults = f"  faults {daemon.faults_http_address}" if daemon.faults_http_address else ""
+        click.echo(f"{name:10}  tcp {daemon.tcp_address}  http {daemon.http_address}{faults}")
+    click.echo(_nsqadmin(cluster))
+    click.echo(f"pid {os.getpid()}: stop it with SIGINT (ctrl-C) or SIGTERM", err=True)
+
+
+def _described(cluster: FakeCluster) -> dict[str, object]:
+    return {
+        "nsqds": [_addresses(nsqd) for nsqd in cluster.nsqds],
+        "nsqlookupds": [_addresses(lookupd) for lookupd in cluster.lookupds],
+        "nsqadmin": _nsqadmin(cluster),
+        "pid": os.getpid(),
+    }
+
+
+def _addresses(daemon: Daemon) -> dict[str, str]:
+    addresses = {"tcp_address": daemon.tcp_address, "http_address": daemon.http_address}
+    return addresses | ({"faults_http_address": daemon.faults_http_address} if daemon.faults_http_address else {})
+
+
+def _nsqadmin(cluster: FakeCluster) -> str:
+    """Give the command that shows the cluster; without nsqlookupds, nsqadmin asks the nsqds."""
+    asked = cluster.lookupds or cluster.nsqds
+    flag = "--lookupd-http-address" if cluster.lookupds else "--nsqd-http-address"
+    return " ".join(["nsqadmin", *(f"{flag}={daemon.http_address}" for daemon in asked)])

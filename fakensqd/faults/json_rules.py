@@ -1,0 +1,309 @@
+"""Rules, toxics and states as JSON, for clients in another process or language: the same arguments by the same names.
+
+Pure. ``{"on": "reply", "kind": "PUB", "topic": "orders", "times": {"nth": 3}, "actions": [{"action": "disconnect"}]}``,
+``{"toxic": "latency", "seconds": 0.2, "upstream": true}``. Bytes are text, or ``{"base64": "..."}``.
+"""
+
+from __future__ import annotations
+
+import binascii
+import dataclasses
+import inspect
+import math
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fakensqd.faults.actions import ACTIONS, Action
+from fakensqd.faults.rules import Match, Rule, on
+from fakensqd.faults.toxics import TOXICS, Toxic
+from fakensqd.transcript import decode_bytes, encode_bytes
+from gnsq.texts import nearest
+
+if TYPE_CHECKING:
+    from fakensqd.faults.link import PlacedToxic
+
+__all__ = ["decode_rules", "decode_state", "decode_toxic", "encode_rule", "encode_toxic"]
+
+_Object = Mapping[str, Any]  # Any: JSON
+
+_POINTS: dict[str, Callable[..., Match]] = {
+    "command": on.command,
+    "reply": on.reply,
+    "frame": on.frame,
+    "connect": on.connect,
+    "http": on.http,
+}
+
+
+def _check(good: bool) -> None:
+    if not good:
+        raise ValueError
+
+
+def _text(value: Any) -> str:  # Any: JSON, as below
+    _check(isinstance(value, str))
+    return str(value)
+
+
+def _flag(value: Any) -> bool:
+    _check(isinstance(value, bool))
+    return bool(value)
+
+
+def _count(value: Any) -> int:
+    _check(type(value) is int and value >= 1)
+    return int(value)
+
+
+def _status(value: Any) -> int:
+    _check(type(value) is int and 100 <= value <= 599)
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    _check(type(value) in (int, float) and 0 <= value < math.inf)
+    return float(value)
+
+
+def _whole(value: Any) -> int:
+    _check(type(value) is int and value >= 0)
+    return int(value)
+
+
+def _rate(value: Any) -> float:
+    _check(_number(value) >= 1)
+    return float(value)
+
+
+def _share(value: Any) -> float:
+    _check(_number(value) <= 1)
+    return float(value)
+
+
+def _places(value: Any) -> tuple[int, ...]:
+    _check(isinstance(value, list))
+    return tuple(map(_whole, value))
+
+
+def _bytes(value: Any) -> bytes:
+    _check(isinstance(value, (str, dict)))
+    return decode_bytes(value)
+
+
+def _frame(value: Any) -> bytes | str:
+    return "heartbeat" if value == "heartbeat" else _bytes(value if isinstance(value, dict) else None)
+
+
+def _to(value: Any) -> int | bytes:
+    return value if type(value) is int else _bytes(value)
+
+
+# How a field is read, and what it may be.
+_Field = tuple[Callable[[Any], object], str]  # Any: JSON
+_BYTES = 'text, or {"base64": "..."}'
+_TEXT: _Field = (_text, "text")
+_FLAG: _Field = (_flag, "true or false")
+_COUNT: _Field = (_count, "a whole number from 1")
+_SECONDS: _Field = (_number, "a number of seconds, 0 or more")
+_MATCHERS: dict[str, _Field] = {
+    "kind": _TEXT,
+    "topic": _TEXT,
+    "channel": _TEXT,
+    "connection": _COUNT,
+    "client_id": _TEXT,
+    "body": (_bytes, _BYTES),
+    "method": _TEXT,
+    "executed": _FLAG,
+}
+_TIMES: dict[str, _Field] = {
+    "nth": _COUNT,
+    "first": _COUNT,
+    "every": _COUNT,
+    "sometimes": (_number, "a number from 0 to 1"),
+    "always": (lambda value: _check(value is True), "true"),
+    "after": _SECONDS,
+}
+_PARAMETERS: dict[str, _Field] = {
+    "code": _TEXT,
+    "text": _TEXT,
+    "seconds": _SECONDS,
+    "alone": _FLAG,
+    "after": _FLAG,
+    "times": _COUNT,
+    "part": _TEXT,
+    "to": (_to, f"a whole number, {_BYTES}"),
+    "frame": (_frame, '"heartbeat", or {"base64": "..."}'),
+    "status": (_status, "a whole number from 100 to 599"),
+    "body": (_bytes, _BYTES),
+}
+_WHOLE: _Field = (_whole, "a whole number, 0 or more")
+_TOXIC_PARAMETERS: dict[str, _Field] = {
+    "seconds": _SECONDS,
+    "jitter": _SECONDS,
+    "bytes_per_second": (_rate, "a number, 1 or more"),
+    "after": _WHOLE,
+    "size": _COUNT,
+    "variation": _WHOLE,
+    "delay": _SECONDS,
+    "count": _WHOLE,
+    "share": (_share, "a number from 0 to 1"),
+    "at": (_places, "a list of whole numbers, 0 or more"),
+}
+# Which bytes a toxic is for.
+_PLACEMENT: dict[str, _Field] = {"upstream": _FLAG, "connection": _COUNT}
+_STATE_PARAMETERS: dict[str, _Field] = {"seconds": _SECONDS, "keep_messages": _FLAG}
+_RULE = ("on", "times", "actions", "optional", "name")
+
+
+def decode_rules(document: object) -> list[Rule]:
+    """Read a rule, or the rules of a scenario, which stand in a list.
+
+    Raises:
+        ValueError: If it is none; the text says which field has which value, and what is allowed.
+    """
+    documents = document if isinstance(document, list) else [document]
+    if not documents:
+        raise ValueError("the list is empty; it must have one rule at least")
+    return [_decode_rule(each) for each in documents]
+
+
+def _decode_rule(document: object) -> Rule:
+    if not isinstance(document, dict):
+        raise ValueError(f"a rule is {_shown(document)}, not an object")
+    _check_names(document, "a rule", (*_RULE, *_MATCHERS))
+    point = document.get("on")
+    if not isinstance(point, str) or point not in _POINTS:
+        raise ValueError(f"on is {_shown(point)}, not one of {', '.join(_POINTS)}")
+    make = _POINTS[point]
+    known = [name for name in inspect.signature(make).parameters if name != "where"]
+    # A path is the kind of a request.
+    _check_names(document, f"on {point}", (*_RULE, *("kind" if name == "path" else name for name in known)))
+    arguments = {name: _read(document, name, field) for name, field in _MATCHERS.items() if name in document}
+    kind = [arguments.pop("kind")] if "kind" in arguments else []
+    match = _timed(make(*kind, **arguments), document.get("times", {}))
+    actions = document.get("actions")
+    if not isinstance(actions, list) or not actions:
+        raise ValueError(f"actions is {_shown(actions)}, not a list of one action at least")
+    optional = _read(document, "optional", _FLAG) if "optional" in document else False
+    name = _read(document, "name", _TEXT) if "name" in document else ""
+    return Rule(match, *map(_decode_action, actions), optional=optional, name=name)
+
+
+def _timed(match: Match, times: object) -> Match:
+    if isinstance(times, str):
+        times = {times: True}
+    if not isinstance(times, dict) or not set(times) <= set(_TIMES) or len(set(times) - {"after"}) > 1:
+        raise ValueError(f"times is {_shown(times)}, not one of {', '.join(list(_TIMES)[:-1])}, and perhaps after")
+    for name in times:
+        value = _read(times, name, _TIMES[name], "times.")
+        match = match.always() if name == "always" else getattr(match, name)(value)
+    return match
+
+
+def _decode_action(document: object) -> Action:
+    name = document.get("action") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not isinstance(name, str) or name not in ACTIONS:
+        raise ValueError(f"an action is {_shown(name or document)}, not one of {', '.join(ACTIONS)}")
+    return ACTIONS[name](**_arguments(document, f"action {name}", ACTIONS[name], _PARAMETERS, ("action",)))
+
+
+def decode_toxic(document: object) -> tuple[Toxic, dict[str, Any]]:  # Any: of all types
+    """Read a toxic; give it back with the arguments of Link.add().
+
+    Raises:
+        ValueError: If it is none; the text says which field has which value, and what is allowed.
+    """
+    name = document.get("toxic") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not isinstance(name, str) or name not in TOXICS:
+        raise ValueError(f"a toxic is {_shown(name or document)}, not one of {', '.join(TOXICS)}")
+    arguments = _arguments(document, f"toxic {name}", TOXICS[name], _TOXIC_PARAMETERS, ("toxic", *_PLACEMENT))
+    placement = {key: _read(document, key, field) for key, field in _PLACEMENT.items() if key in document}
+    return TOXICS[name](**arguments), placement
+
+
+def decode_state(name: str, document: object, change: Callable[..., object]) -> dict[str, Any]:  # Any: of all types
+    """Read the arguments of the method that brings a state about.
+
+    Raises:
+        ValueError: If it takes others; the text says which field has which value, and what is allowed.
+    """
+    if not isinstance(document, dict):
+        raise ValueError(f"the arguments of {name} are {_shown(document)}, not an object")
+    return _arguments(document, name, change, _STATE_PARAMETERS)
+
+
+def _arguments(
+    document: _Object,
+    owner: str,
+    called: Callable[..., object],
+    fields: Mapping[str, _Field],
+    others: Sequence[str] = (),
+) -> dict[str, Any]:  # Any: of all types
+    """Read the arguments of a function; the last word of owner is its name in JSON."""
+    parameters = inspect.signature(called).parameters
+    _check_names(document, owner, (*others, *parameters))
+    missing = [key for key, value in parameters.items() if value.default is value.empty and key not in document]
+    if missing:
+        raise ValueError(f"{owner} has no {missing[0]}, which must be {fields[missing[0]][1]}")
+    where = f"{owner.rpartition(' ')[2]}."
+    return {key: _read(document, key, fields[key], where) for key in parameters if key in document}
+
+
+def _check_names(document: _Object, owner: str, known: Sequence[str]) -> None:
+    unknown = sorted(set(document) - set(known))
+    if unknown:
+        given = ", ".join(f"{name} ({_shown(document[name])})" for name in unknown)
+        allowed = nearest(unknown, known, "it has") if known else "; it has no arguments"
+        raise ValueError(f"{owner} has no {given}{allowed}")
+
+
+def _read(document: _Object, name: str, field: _Field, where: str = "") -> Any:  # Any: each field has its own type
+    read, allowed = field
+    try:
+        return read(document[name])
+    except (ValueError, KeyError, TypeError, binascii.Error):
+        raise ValueError(f"{where}{name} is {_shown(document[name])}, not {allowed}") from None
+
+
+def _shown(value: object) -> str:
+    return reprlib.repr(value)
+
+
+def encode_rule(rule: Rule) -> dict[str, object]:
+    """Describe a rule and what has become of it; a predicate, or a function of one's own, by its name only."""
+    match, times = rule.match, rule.match.times
+    described: dict[str, object] = {"name": rule.name, "on": match.point.value.partition("_")[0]}
+    for name in ("kind", "topic", "channel", "connection", "client_id", "method"):
+        if getattr(match, name) is not None:
+            described[name] = getattr(match, name)
+    if match.body is not None:
+        described["body"] = encode_bytes(match.body)
+    if match.point.value.endswith("_answer"):
+        described["executed"] = True
+    if str(times):
+        described["times"] = str(times).removeprefix(".")
+    described["actions"] = [_encoded_action(action) for action in rule.actions]
+    state = {"optional": rule.optional, "armed": rule.armed_at is not None and not rule.over}
+    return described | state | {"fitting": rule.fitting, "fired": rule.fired}
+
+
+def _encoded_action(action: object) -> Mapping[str, object]:
+    if not isinstance(action, Action):
+        return {"action": getattr(action, "__name__", repr(action))}
+    arguments: Sequence[tuple[str, Any]] = list(action.arguments.items())  # Any: of all types
+    return {"action": action.name} | {
+        name: encode_bytes(value) if isinstance(value, bytes) else value for name, value in arguments
+    }
+
+
+def encode_toxic(placed: PlacedToxic) -> dict[str, object]:
+    """Describe a toxic on a link, as decode_toxic() reads it; one of the caller's own by its text only."""
+    described: dict[str, object] = {"id": placed.number}
+    name = next((name for name, make in TOXICS.items() if type(placed.toxic) is make), None)
+    if name is None:
+        described["toxic"] = repr(placed.toxic)
+    else:
+        described |= {"toxic": name} | dataclasses.asdict(placed.toxic)  # type: ignore[call-overload]  # those all are
+    where = {"upstream": placed.upstream, "connection": placed.connection}
+    return described | {key: value for key, value in where.items() if value is not None}

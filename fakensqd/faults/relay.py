@@ -1,0 +1,128 @@
+"""Relay: a link of its own before any server that speaks TCP: a real nsqd, nsqlookupd, or an HTTP endpoint.
+
+Owns its listener and two pumps for each connection. Knows no protocol.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import gevent
+from gevent import socket
+from gevent.pool import Pool
+from gevent.server import StreamServer
+
+from fakensqd.addresses import bound_address, join_address, listen, peer_address, split_address
+from fakensqd.clock import Clock, RealClock
+from fakensqd.faults.link import Link, LinkedTransport, reset_socket
+from fakensqd.thread import Server
+from gnsq.errors import NSQSocketError
+from gnsq.transport import READ_SIZE, TcpTransport, Transport
+
+__all__ = ["Relay"]
+
+# Real seconds, for the server behind to be connected to.
+_CONNECT_TIMEOUT = 10.0
+
+
+class Relay(Server):
+    """Pass each connection on to another address, with toxics on the way: start() or ``with``.
+
+    Args:
+        upstream_address: ``host:port`` of the server behind.
+        address: Where to listen; port 0 takes a free one, which a second start() takes again.
+        clock: What toxics wait by; default: the machine's.
+        seed: Of what toxics leave to chance; default: another one each time.
+        threaded: Run on a thread of its own. What the constructor gives stands for the relay then: its methods run on
+            that thread, see fakensqd.thread.
+
+    Attributes:
+        link: Where toxics are put on; upstream is what clients send.
+        errors: What should not have happened: always empty.
+
+    Raises:
+        ValueError: If an address is none.
+    """
+
+    def __init__(
+        self,
+        upstream_address: str,
+        *,
+        address: str = "127.0.0.1:0",
+        clock: Clock | None = None,
+        seed: int | None = None,
+        threaded: bool = False,
+    ) -> None:
+        self.upstream_address = upstream_address
+        self.link = Link(clock or RealClock(), seed)
+        self.errors: list[BaseException] = []
+        self._upstream = split_address(upstream_address)
+        self._bind = split_address(address)
+        self._server: StreamServer | None = None
+
+    @property
+    def address(self) -> str:
+        """``host:port`` that clients connect to; port 0 before the first start."""
+        return join_address(*self._bind)
+
+    def start(self) -> Self:
+        """Listen, and give back this relay. Does nothing if it listens already.
+
+        Raises:
+            OSError: If the address cannot be listened on.
+        """
+        if self._server is None:
+            listener = listen(self._bind)
+            self._bind = bound_address(listener)
+            self._server = StreamServer(listener, self._serve, spawn=Pool())
+            self._server.start()
+        return self
+
+    def stop(self) -> None:
+        """Close everything at once. Does nothing if it is stopped."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+            server.stop(timeout=0)
+            self.link.cut()
+
+    def _serve(self, client: socket.socket, address: object) -> None:
+        try:
+            server = socket.create_connection(self._upstream, timeout=_CONNECT_TIMEOUT)
+        except OSError:
+            reset_socket(client)  # a relay that is there cannot refuse
+            return
+        server.settimeout(None)
+        for sock in (client, server):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        linked = self.link.wrap(TcpTransport(client, peer_address(address)), lambda: reset_socket(client))
+        behind = TcpTransport(server, self.upstream_address)
+        answers = gevent.spawn(_answer, behind, linked)
+        answers.name = "fakensqd-relay"
+        try:
+            if _pump(linked, behind):
+                answers.join()  # the server says when it is over, or stop()
+                linked.close()
+                linked.join()
+            else:
+                reset_socket(server)
+        finally:
+            answers.kill()
+            linked.drop()
+            behind.close()
+
+
+def _answer(server: Transport, client: LinkedTransport) -> None:
+    if not _pump(server, client):
+        client.drop(reset=True)
+
+
+def _pump(source: Transport, target: Transport) -> bool:
+    """Carry bytes until the source ends; whether that was in order."""
+    try:
+        while data := source.recv(READ_SIZE):
+            target.sendall(data)
+        target.end()
+    except NSQSocketError:
+        return False
+    return True

@@ -1,0 +1,186 @@
+"""FakeNsqd's connection to one nsqlookupd: says what it has, and PING while nothing changes.
+
+Owns its socket; runs in a greenlet of the server's. Source: nsqd lookup.go and lookup_peer.go.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import struct
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+from gevent import socket
+from gevent.event import Event
+from gevent.queue import Queue
+
+from fakensqd.addresses import connect, split_address
+from fakensqd.clock import Clock, Timer, run_within
+from fakensqd.golang import encoding_json
+from fakensqd.lookupd.session import MAGIC_V1
+from fakensqd.options import NsqdOptions
+
+__all__ = ["LookupPeer"]
+
+logger = logging.getLogger(__name__)
+
+_PING = b"PING\n"
+# For connecting, and for each read and write. Source: lookup_peer.go.
+_TIMEOUT = 1.0
+_SIZE = struct.Struct(">i")
+
+
+class LookupPeer:
+    """One nsqlookupd.
+
+    Args:
+        address: ``host:port``.
+        identity: What IDENTIFY says, without the version.
+        registrations: Gives topic and channel of what is to be registered on connecting.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: Mapping[str, object],
+        registrations: Callable[[], list[tuple[str, str | None]]],
+        clock: Clock,
+        options: NsqdOptions,
+    ) -> None:
+        self._address = address
+        self._identity = dict(identity) | {"version": options.version}
+        self._registrations = registrations
+        self._clock = clock
+        self._options = options
+        self._socket: socket.socket | None = None
+        self._timer: Timer | None = None
+        # Where its HTTP API is, once IDENTIFY has been answered.
+        self._http_address: tuple[str, int] | None = None
+        self._tried = Event()
+        # Commands to send; None ends the greenlet.
+        self._commands: Queue[bytes | None] = Queue()
+
+    def register(self, topic: str, channel: str | None) -> None:
+        """Say that a topic or channel exists."""
+        self._commands.put(_registration(b"REGISTER", topic, channel))
+
+    def unregister(self, topic: str, channel: str | None) -> None:
+        """Say that a topic or channel is gone."""
+        self._commands.put(_registration(b"UNREGISTER", topic, channel))
+
+    @property
+    def askable(self) -> bool:
+        """Whether it has answered IDENTIFY, or may yet."""
+        return self._http_address is not None or not self._tried.is_set()
+
+    def wait_tried(self) -> None:
+        """Wait for the first connection, and what is registered on it, or its failure."""
+        self._tried.wait()  # run() sets it, whatever happens
+
+    def channels(self, topic: str) -> list[str]:
+        """Ask for the channels of a topic; none if there is no answer. Waits for the first connection."""
+        self.wait_tried()
+        if self._http_address is None:
+            return []
+        address, options = self._http_address, self._options
+        try:
+            return run_within(
+                self._clock,
+                options.http_client_request_timeout,
+                lambda: _channels(connect(address, self._clock, options.http_client_connect_timeout), topic),
+            )
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+            logger.warning("nsqlookupd %s: channels of topic %s: %s", self._address, topic, error)
+            return []
+
+    def stop(self) -> None:
+        """Hang up: nsqlookupd forgets this nsqd."""
+        self._commands.put(None)
+
+    def run(self) -> None:
+        """Talk to nsqlookupd until stop(); what cannot be said is dropped, a new connection begins with everything."""
+        try:
+            self._command(b"")
+            self._tried.set()
+            self._ping_later()
+            while (command := self._commands.get()) is not None:
+                self._command(command)
+                if command == _PING:
+                    self._ping_later()
+        finally:
+            self._tried.set()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._disconnect()
+
+    def _ping_later(self) -> None:
+        self._timer = self._clock.call_later(self._options.lookupd_ping_interval, lambda: self._commands.put(_PING))
+
+    def _command(self, command: bytes) -> None:
+        try:
+            if self._socket is None:
+                self._connect()
+            if command:
+                self._ask(command)
+        except (OSError, ValueError) as error:  # ValueError: no address; PUT /config takes anything
+            logger.warning("nsqlookupd %s: %s", self._address, error)
+            self._disconnect()
+
+    def _connect(self) -> None:
+        self._socket = connect(split_address(self._address), self._clock, _TIMEOUT)
+        body = encoding_json.encode(self._identity)
+        self._http_address = _http_address(self._ask(MAGIC_V1 + b"IDENTIFY\n" + _SIZE.pack(len(body)) + body))
+        for topic, channel in self._registrations():
+            self._ask(_registration(b"REGISTER", topic, channel))
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _ask(self, command: bytes) -> bytes:
+        sock = self._socket
+        assert sock is not None  # _command() has connected
+        run_within(self._clock, _TIMEOUT, partial(sock.sendall, command))
+        (size,) = _SIZE.unpack(self._receive(sock, _SIZE.size))
+        return self._receive(sock, size)
+
+    def _receive(self, sock: socket.socket, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            part = run_within(self._clock, _TIMEOUT, partial(sock.recv, count - len(data)))
+            if not part:
+                raise ConnectionResetError("closed by nsqlookupd")
+            data += part
+        return bytes(data)
+
+
+def _registration(verb: bytes, topic: str, channel: str | None) -> bytes:
+    words = [verb, topic.encode()] if channel is None else [verb, topic.encode(), channel.encode()]
+    return b" ".join(words) + b"\n"
+
+
+def _channels(sock: socket.socket, topic: str) -> list[str]:
+    """Ask over a connection to the HTTP API, and close it."""
+    connection = http.client.HTTPConnection("nsqlookupd")
+    # http.client over a socket of gevent's waits without blocking the hub.
+    connection.sock = sock
+    try:
+        connection.request("GET", f"/channels?topic={quote(topic, safe='')}")
+        answer: Any = json.loads(connection.getresponse().read())  # Any: JSON
+        return list(answer["channels"])
+    finally:
+        connection.close()
+
+
+def _http_address(answer: bytes) -> tuple[str, int] | None:
+    """Read where the HTTP API is from the answer to IDENTIFY; None if it does not say."""
+    try:
+        facts = json.loads(answer)
+        return str(facts["broadcast_address"]), int(facts["http_port"])
+    except (ValueError, LookupError, TypeError):
+        return None

@@ -1,0 +1,99 @@
+"""FakeLookupd: an nsqlookupd in this process, for fake and real nsqds alike.
+
+Owns its listeners and connections (through Daemon). What it knows is Registry's, what it says is LookupdSession's and
+lookupd_http's.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from typing import Unpack
+
+from fakensqd.clock import Clock
+from fakensqd.daemon.daemon import Daemon
+from fakensqd.faults.rules import LOOKUPD_COMMANDS, Point
+from fakensqd.http.server import Application
+from fakensqd.lookupd.http import lookupd_application
+from fakensqd.lookupd.registry import Registry
+from fakensqd.lookupd.session import LookupdSession
+from fakensqd.options import NSQ_VERSION, LookupdOptions, LookupdOptionsDict
+from gnsq.options import parameters_of
+
+__all__ = ["FakeLookupd"]
+
+
+class FakeLookupd(Daemon):
+    """An nsqlookupd 1.3.0, in the hub of the caller: start() or ``with``.
+
+    Args:
+        clock: What to ask for time; default: the machine's.
+        record: Keep a transcript.
+        seed: Of what faults do sometimes; default: a random one.
+        faults_over_http: Let ``/faults`` steer rules, toxics and states.
+        faults_http_address: Where ``/faults`` answers while it is down, too; port 0 takes a free one, "" is off.
+        threaded: Run on a thread of its own. What the constructor gives stands for the server then: its methods run on
+            that thread, see fakensqd.thread.
+        options: nsqlookupd's flags with underscores, see LookupdOptions; durations in seconds.
+
+    Raises:
+        TypeError: If an option does not exist.
+        ValueError: If a value is out of its bounds.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        record: bool = False,
+        seed: int | None = None,
+        faults_over_http: bool = False,
+        faults_http_address: str = "127.0.0.1:0",
+        threaded: bool = False,
+        **options: Unpack[LookupdOptionsDict],
+    ) -> None:
+        self.options = LookupdOptions.of("FakeLookupd", options, parameters=parameters_of(FakeLookupd.__init__))
+        self._watch_as(
+            record=record, seed=seed, faults_over_http=faults_over_http, faults_http_address=faults_http_address
+        )
+        super().__init__(self.options.tcp_address, self.options.http_address, clock)
+        self.hostname = socket.gethostname()
+        self.registry = Registry()
+        self._epoch_ns = self.clock.time_ns() - round(self.clock.monotonic() * 1e9)
+
+    # It only answers: no frames. An answer is size and data.
+    points = frozenset(Point) - {Point.FRAME}
+    commands = LOOKUPD_COMMANDS
+    header = 4
+
+    @property
+    def broadcast_address(self) -> str:
+        """The address told to nsqds."""
+        return self.options.broadcast_address
+
+    def now(self) -> float:
+        """The clock's time, as the registry knows it."""
+        return self.clock.monotonic()
+
+    def wall_ns(self, now: float) -> int:
+        """The wall clock at a monotonic time, nanoseconds since 1970."""
+        return self._epoch_ns + int(now * 1e9)
+
+    def _forget(self, *, keep_messages: bool) -> None:
+        # nsqlookupd has no files: nsqds that connect again tell it everything.
+        self.registry = Registry()
+
+    def _open_session(self, remote_address: str, wake: Callable[[], bool]) -> LookupdSession:
+        return LookupdSession(self.registry, remote_address=remote_address, identity=self._identity)
+
+    def _application(self, *, secure: bool) -> Application:
+        return lookupd_application(self)
+
+    def _identity(self) -> Mapping[str, object]:
+        return {
+            "broadcast_address": self.options.broadcast_address,
+            "hostname": self.hostname,
+            "http_port": self.http_port,
+            "tcp_port": self.tcp_port,
+            "version": NSQ_VERSION,
+        }

@@ -1,0 +1,269 @@
+"""One nsqd as nsqlookupd sees it: bytes in, effects out.
+
+Pure: takes ``now``, writes into a Registry, knows no socket. Source: nsqlookupd lookup_protocol_v1.go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from fakensqd.effects import Answer, Close, Effect, Question, Send
+from fakensqd.faults.interceptor import Tap, Tapped
+from fakensqd.golang import encoding_json
+from fakensqd.input_buffer import SIZE, BodyReader, Input, Reading, Refusal
+from fakensqd.lookupd.registry import Peer, Registry
+from gnsq.protocol.names import valid_channel_name, valid_topic_name
+
+__all__ = ["MAGIC_V1", "LookupdSession"]
+
+MAGIC_V1 = b"  V1"
+_OK = b"OK"
+_SPACE = b"\t\n\v\f\r "
+_FIELDS = {
+    "broadcast_address": encoding_json.STRING,
+    "hostname": encoding_json.STRING,
+    "tcp_port": encoding_json.INT,
+    "http_port": encoding_json.INT,
+    "version": encoding_json.STRING,
+    "remote_address": encoding_json.STRING,
+}
+
+_Handler = Callable[["LookupdSession", list[bytes]], Reading[None] | None]
+
+
+class _Refusal(Refusal):
+    """An answer after which the connection ends."""
+
+    @property
+    def frame(self) -> bytes:
+        """Size and data: there is no frame type, errors look like answers."""
+        return _framed(self.data)
+
+
+class _Ended(Exception):
+    """The input ended where nothing is to be said about it."""
+
+
+class LookupdSession:
+    """The server's side of one connection.
+
+    Args:
+        remote_address: ``host:port``, the id of this nsqd.
+        identity: Gives what IDENTIFY answers.
+    """
+
+    def __init__(
+        self, registry: Registry, *, remote_address: str, identity: Callable[[], Mapping[str, object]]
+    ) -> None:
+        self._registry = registry
+        self._remote_address = remote_address
+        self._identity = identity
+        self._now = 0.0
+        self._peer: Peer | None = None
+        self._input = Input()
+        self._closed = False
+        self._output: list[bytes] = []
+        self._question: Question | None = None
+        self._tap: Tapped | None = None
+        self._program = self._run()
+
+    # --- what the shell calls -----------------------------------------------------------------------------------------
+
+    def attach(self, tap: Tap) -> None:
+        """Let a tap listen from the next command on, if none does."""
+        self._tap = self._tap or Tapped(tap, self._input, self._output, self._body_reader)
+
+    def receive(self, data: bytes, now: float) -> list[Effect]:
+        """Take what the nsqd has sent."""
+        self._input.decoder.feed(data)
+        return self._advance(now)
+
+    def end_of_input(self, now: float) -> list[Effect]:
+        """Take note that nothing more will come."""
+        self._input.ended = True
+        return self._advance(now)
+
+    def resume(self, answer: Answer, now: float) -> list[Effect]:
+        """Go on with the answer to the question that was the last effect."""
+        self._question = None
+        return self._advance(now, answer)
+
+    def pump(self, now: float) -> list[Effect]:
+        """Give what a fault has held back until now; nothing else is ever sent but answers."""
+        return self.tick(now)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Give what a fault has held back until now."""
+        self._now = now
+        return [] if self._tap is None else self._effects()
+
+    def disconnected(self) -> None:
+        """The nsqd is gone. What is still to be said may be."""
+        self._closed = True
+        if self._peer is not None:
+            self._registry.disconnect(self._peer)
+
+    @property
+    def due(self) -> float:
+        """When tick() is worth calling, seconds; infinity if never."""
+        return math.inf if self._tap is None else self._tap.due
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """What nsqd says clients reach it at, before IDENTIFY where it is; it subscribes to nothing."""
+        peer = self._peer
+        return (self._remote_address if peer is None else f"{peer.broadcast_address}:{peer.tcp_port}", "", "")
+
+    # --- input --------------------------------------------------------------------------------------------------------
+
+    def _advance(self, now: float, answer: Answer = None) -> list[Effect]:
+        self._now = now
+        if self._closed or self._question is not None:
+            return self.tick(now)
+        try:
+            self._question = self._program.send(answer)
+        except StopIteration:
+            self.disconnected()
+        effects = self._effects()
+        if self._question is not None:
+            effects.append(self._question)
+        return effects
+
+    def _effects(self) -> list[Effect]:
+        if self._tap is not None:
+            return self._tap.take(self._now, flush=True, closed=self._closed)
+        effects: list[Effect] = [Send(b"".join(self._output))] if self._output else []
+        self._output.clear()
+        if self._closed:
+            effects.append(Close())
+        return effects
+
+    def _run(self) -> Reading[None]:
+        try:
+            if (yield from self._read(len(MAGIC_V1))) != MAGIC_V1:
+                raise _Refusal(b"E_BAD_PROTOCOL")
+            while True:
+                line = yield from self._read_line()
+                if self._tap is not None and self._tap.idle:
+                    self._tap = None
+                words = line.strip(_SPACE).split(b" ")
+                handler = self._handler(words[0])
+                if self._tap is not None:
+                    begin, legal = partial(handler, self, words), handler is not _illegal
+                    if (yield from self._tap.execute(words, begin, self._time, legal=legal)):
+                        return
+                elif (reading := handler(self, words)) is not None:
+                    yield from reading
+        except _Refusal as refusal:
+            self._output.append(refusal.frame)
+        except _Ended:
+            pass
+
+    def _time(self) -> float:
+        return self._now
+
+    def _read_line(self) -> Reading[bytes]:
+        # Not the decoder's take_line(): nsqlookupd has no limit.
+        decoder = self._input.decoder
+        while b"\n" not in (data := decoder.peek(decoder.buffered) or b""):
+            if self._input.ended:
+                raise _Ended
+            yield None
+        return (yield from self._read(data.index(b"\n") + 1))
+
+    def _read(self, count: int) -> Reading[bytes]:
+        while (data := self._input.decoder.take(count)) is None:
+            if self._input.ended:
+                raise _Ended
+            yield None
+        return data
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def _handler(self, name: bytes) -> _Handler:
+        if name == b"IDENTIFY" and self._peer is not None:
+            return _illegal
+        return _HANDLERS.get(name, _illegal)
+
+    def _body_reader(self, words: list[bytes]) -> BodyReader | None:
+        return _read_identify if words[0] == b"IDENTIFY" else None
+
+    def _respond(self, data: bytes) -> None:
+        self._output.append(_framed(data))
+
+    def _ping(self, words: list[bytes]) -> None:
+        if self._peer is not None:
+            self._peer.last_update = self._now
+        self._respond(_OK)
+
+    def _register(self, words: list[bytes]) -> None:
+        self._registry.register(*self._names(words))
+        self._respond(_OK)
+
+    def _unregister(self, words: list[bytes]) -> None:
+        self._registry.unregister(*self._names(words))
+        self._respond(_OK)
+
+    def _names(self, words: list[bytes]) -> tuple[Peer, str, str]:
+        if self._peer is None:
+            raise _Refusal(b"E_INVALID client must IDENTIFY")
+        verb, *names = (word.decode("latin-1") for word in words)
+        if not names:
+            raise _Refusal(f"E_INVALID {verb} insufficient number of params".encode())
+        topic, channel = names[0], names[1] if len(names) > 1 else ""
+        if not valid_topic_name(topic):
+            raise _Refusal(f"E_BAD_TOPIC {verb} topic name '{topic}' is not valid".encode("latin-1"))
+        if channel and not valid_channel_name(channel):
+            raise _Refusal(f"E_BAD_CHANNEL {verb} channel name '{channel}' is not valid".encode("latin-1"))
+        return self._peer, topic, channel
+
+    def _identify(self, words: list[bytes]) -> Reading[None]:
+        try:
+            body = yield from _read_identify(self._input)
+        except Refusal as refusal:
+            raise (_Refusal(refusal.data) if refusal.data else _Ended) from None
+        try:
+            values: dict[str, Any] = encoding_json.decode(body, _FIELDS)  # Any: decode() has checked each type
+        except ValueError:
+            raise _Refusal(b"E_BAD_BODY IDENTIFY failed to decode JSON body") from None
+        if not all(values.get(name) for name in ("broadcast_address", "tcp_port", "http_port", "version")):
+            raise _Refusal(b"E_BAD_BODY IDENTIFY missing fields")
+        self._peer = Peer(
+            id=self._remote_address,
+            broadcast_address=values["broadcast_address"],
+            hostname=values.get("hostname", ""),
+            tcp_port=values["tcp_port"],
+            http_port=values["http_port"],
+            version=values["version"],
+            last_update=self._now,
+        )
+        self._registry.connect(self._peer)
+        self._respond(encoding_json.encode(self._identity()))
+
+
+def _framed(data: bytes) -> bytes:
+    return SIZE.pack(len(data)) + data
+
+
+def _read_identify(source: Input) -> Reading[bytes]:
+    size = yield from source.read_size(b"E_BAD_BODY IDENTIFY failed to read body size")
+    if size < 0:
+        raise Refusal(b"")  # the real one crashes
+    return (yield from source.read(size, b"E_BAD_BODY IDENTIFY failed to read body"))
+
+
+def _illegal(session: LookupdSession, words: list[bytes]) -> None:
+    if words[0] == b"IDENTIFY":
+        raise _Refusal(b"E_INVALID cannot IDENTIFY again")
+    raise _Refusal(b"E_INVALID invalid command %s" % words[0])
+
+
+_HANDLERS: dict[bytes, _Handler] = {
+    b"PING": LookupdSession._ping,
+    b"IDENTIFY": LookupdSession._identify,
+    b"REGISTER": LookupdSession._register,
+    b"UNREGISTER": LookupdSession._unregister,
+}

@@ -1,0 +1,129 @@
+"""Authorization: what an auth server is asked, what its answer must be, and what it allows.
+
+Pure. Who asks over HTTP is auth_client. Source: nsq internal/auth/authorizations.go.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote_plus
+
+from fakensqd.golang import encoding_json
+from fakensqd.golang.text import int64
+
+__all__ = ["Authorization", "Grant", "decode_authorization", "query_url"]
+
+_PERMISSIONS = frozenset(["subscribe", "publish"])
+# What Python's re has and Go's regexp refuses: references to groups, lookaround, conditions, atomic groups, comments,
+# possessive repetition. And [:alpha:], which Python reads as other characters.
+_NOT_PORTABLE = re.compile(r"(?<!\\)(?:\\\\)*(?:\\[1-9]|\(\?(?:[=!>(#]|<[=!]|P=)|[*+?}]\+|\[:)")
+_FIELDS = {
+    "ttl": encoding_json.INT,
+    "authorizations": encoding_json.list_of(
+        encoding_json.object_of(
+            {
+                "topic": encoding_json.STRING,
+                "channels": encoding_json.list_of(encoding_json.STRING),
+                "permissions": encoding_json.list_of(encoding_json.STRING),
+            }
+        )
+    ),
+    "identity": encoding_json.STRING,
+    "identity_url": encoding_json.STRING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Permissions for topics and channels; both are patterns that Go and Python read alike. They are not anchored."""
+
+    topic: str = ".*"
+    channels: tuple[str, ...] = (".*",)
+    permissions: tuple[str, ...] = ("subscribe", "publish")
+
+    def check(self) -> None:
+        """Refuse what nsqd refuses.
+
+        Raises:
+            ValueError: If a permission is unknown or a pattern does not compile.
+        """
+        for permission in self.permissions:
+            if permission not in _PERMISSIONS:
+                raise ValueError(f"unknown permission {permission}")
+        for pattern in (self.topic, *self.channels):
+            _compile(pattern)
+
+    def allows(self, topic: str, channel: str) -> bool:
+        """Say whether a topic may be published to (no channel), or a channel be subscribed to."""
+        return (
+            ("subscribe" if channel else "publish") in self.permissions
+            and _compile(self.topic).search(topic) is not None
+            and any(_compile(pattern).search(channel) for pattern in self.channels)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Authorization:
+    """A good answer of an auth server. ttl in seconds, from when it came; below 0 if Go's clock overflows."""
+
+    ttl: float
+    identity: str = ""
+    identity_url: str = ""
+    grants: tuple[Grant, ...] = ()
+
+    def allows(self, topic: str, channel: str) -> bool:
+        """Say whether one of the grants allows it; the channel is empty for publishing."""
+        return any(grant.allows(topic, channel) for grant in self.grants)
+
+
+def decode_authorization(body: bytes) -> Authorization:
+    """Read the body of an auth server's answer.
+
+    Raises:
+        ValueError: If nsqd would not accept it.
+    """
+    values: dict[str, Any] = encoding_json.decode(body, _FIELDS)  # Any: decode() has checked each type
+    grants = tuple(
+        Grant(grant.get("topic", ""), tuple(grant.get("channels", ())), tuple(grant.get("permissions", ())))
+        for grant in values.get("authorizations", ())
+    )
+    for grant in grants:
+        grant.check()
+    ttl = values.get("ttl", 0)
+    if ttl <= 0:
+        raise ValueError(f"invalid TTL {ttl} (must be >0)")
+    return Authorization(
+        ttl=int64(ttl * 10**9) / 1e9,
+        identity=values.get("identity", ""),
+        identity_url=values.get("identity_url", ""),
+        grants=grants,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _compile(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern of names.
+
+    Raises:
+        ValueError: If Python does not compile it, or Go would not.
+    """
+    if _NOT_PORTABLE.search(pattern):
+        raise ValueError(f"pattern {pattern!r} has what Go and Python do not read alike")
+    try:
+        return re.compile(pattern, re.ASCII)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"pattern {pattern!r} does not compile: {error}") from error
+
+
+def query_url(address: str, parameters: Iterable[tuple[str, str | bytes]]) -> str:
+    """Build the URL that an auth server is asked at.
+
+    Args:
+        address: ``host:port``, or a whole URL.
+    """
+    query = "&".join(f"{name}={quote_plus(value)}" for name, value in sorted(parameters))
+    return f"{address}?{query}" if "://" in address else f"http://{address}/auth?{query}"

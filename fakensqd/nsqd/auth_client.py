@@ -1,0 +1,105 @@
+"""Asks auth servers over HTTP, on gevent: who asks waits, the others do not.
+
+Owns a connection per question. Source: nsq internal/auth/authorizations.go; internal/http_api/api_request.go GETV1.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import random
+import ssl
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from gevent import socket
+
+from fakensqd.addresses import connect
+from fakensqd.clock import Clock, run_within
+from fakensqd.effects import AskAuth
+from fakensqd.nsqd.auth import Authorization, decode_authorization, query_url
+from fakensqd.options import NsqdOptions
+from fakensqd.tls import client_context
+
+__all__ = ["AuthClient"]
+
+logger = logging.getLogger(__name__)
+
+_HEADERS = {"Accept": "application/vnd.nsq; version=1.0"}
+_REDIRECTS = (301, 302, 303, 307, 308)
+# Source: Go's net/http, defaultCheckRedirect.
+_MAX_REDIRECTS = 10
+
+
+class AuthClient:
+    """The auth servers of one nsqd."""
+
+    def __init__(self, options: NsqdOptions, clock: Clock) -> None:
+        self._options = options
+        self._clock = clock
+        self._context: ssl.SSLContext | None = None
+
+    def ask(self, question: AskAuth) -> Authorization | None:
+        """Give back the first good answer, begun with any of the servers; None if there is none."""
+        addresses = self._options.auth_http_addresses
+        start = random.randrange(len(addresses))
+        for address in (*addresses[start:], *addresses[:start]):
+            url = query_url(address, question.parameters)
+            try:
+                return decode_authorization(self._get_in_time(url))
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                logger.warning("auth server %s: %s", address, error)
+        return None
+
+    def _get_in_time(self, url: str) -> bytes:
+        return run_within(self._clock, self._options.http_client_request_timeout, lambda: self._get(url))
+
+    def _get(self, url: str) -> bytes:
+        """Get the body of a 200; follows redirects, and the port of HTTPS that a 403 names."""
+        for _ in range(_MAX_REDIRECTS):
+            status, location, body = self._request(url)
+            if status == 200:
+                return body
+            if status in _REDIRECTS and location:
+                url = urljoin(url, location)
+            elif status == 403 and url.startswith("http:"):
+                url = _https_url(url, body)
+            else:
+                raise ValueError(f"got response {status} {body[:80]!r}")
+        raise ValueError(f"more than {_MAX_REDIRECTS} redirects")
+
+    def _request(self, url: str) -> tuple[int, str | None, bytes]:
+        parts = urlsplit(url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
+        try:
+            # http.client over a socket of gevent's waits without blocking the hub.
+            connection.sock = self._connected(parts)
+            connection.request("GET", f"{parts.path or '/'}?{parts.query}", headers=_HEADERS)
+            answer = connection.getresponse()
+            return answer.status, answer.getheader("Location"), answer.read()
+        finally:
+            connection.close()
+
+    def _connected(self, parts: SplitResult) -> socket.socket:
+        secure = parts.scheme == "https"
+        if not secure and parts.scheme != "http":
+            raise ValueError(f"unsupported protocol scheme {parts.scheme!r}")
+        address = parts.hostname or "", parts.port or (443 if secure else 80)
+        sock = connect(address, self._clock, self._options.http_client_connect_timeout)
+        if not secure:
+            return sock  # ask() has the limit of the rest
+        if self._context is None:
+            self._context = client_context(self._options)
+        try:
+            return self._context.wrap_socket(sock, server_hostname=parts.hostname)
+        except BaseException:
+            sock.close()
+            raise
+
+
+def _https_url(url: str, body: bytes) -> str:
+    """Read the port of HTTPS from a refusal, as nsqd itself gives one."""
+    facts = json.loads(body)
+    port = facts.get("https_port", 0) if isinstance(facts, dict) else 0
+    parts = urlsplit(url)
+    return parts._replace(scheme="https", netloc=f"{parts.netloc.rpartition(':')[0]}:{port}").geturl()

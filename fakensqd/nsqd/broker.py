@@ -1,0 +1,316 @@
+"""Topics and channels: what is queued, in flight, deferred, timed out, paused, and who gets it.
+
+Pure: takes ``now`` (seconds of a monotonic clock), wakes consumers by calling them, knows no bytes of the wire, no
+socket and no clock. Per message: delivery and FIN cost a few dict operations, timeouts are found without a search.
+Source: nsqd nsqd.go and topic.go.
+
+When nsqd looks for messages whose time has come, and where: at every scan, in some channels of its last listing.
+
+Pure. Seconds; scans and listings are counted from the start. Source: nsqd nsqd.go queueScanLoop.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from fakensqd.message import IdSource, Message, MessageQueue
+from fakensqd.nsqd.channel import BrokerError, Channel, Consumer
+from fakensqd.options import NsqdOptions
+from gnsq.protocol.names import is_ephemeral
+
+__all__ = [
+    "Broker",
+    "BrokerError",
+    "Channel",
+    "Consumer",
+    "Message",
+    "Topic",
+    "last_listing",
+    "next_listing",
+    "next_scan",
+    "scan",
+]
+
+
+_Channel = TypeVar("_Channel")
+
+# Source: nsqd options.go, queue-scan-interval and queue-scan-refresh-interval.
+_SCAN = 0.1
+_LISTING = 5.0
+# Source: the same, queue-scan-dirty-percent.
+_DIRTY = 0.25
+# What is due at a scan is not to wait for the next because of the last bit of a float.
+_CLOSE = 1e-9
+
+
+def next_scan(due: float, now: float, since: float) -> float:
+    """When something that falls due is looked for: never before it, and later than now."""
+    scan = max(math.ceil((due - since) / _SCAN - _CLOSE), math.floor((now - since) / _SCAN + _CLOSE) + 1)
+    return since + scan * _SCAN
+
+
+def last_listing(now: float, since: float) -> float:
+    """When it was last looked which channels there are."""
+    return since + math.floor((now - since) / _LISTING + _CLOSE) * _LISTING
+
+
+def next_listing(now: float, since: float) -> float:
+    """When that will be done again."""
+    return last_listing(now, since) + _LISTING
+
+
+def scan(channels: Sequence[_Channel], count: int, chance: random.Random, expire: Callable[[_Channel], bool]) -> None:
+    """Look into so many of the channels, by chance; and again, while more than a quarter had something.
+
+    Args:
+        expire: Looks into one; says whether anything's time had come.
+    """
+    count = min(count, len(channels))
+    while sum([expire(channel) for channel in chance.sample(channels, count)]) > _DIRTY * count:
+        pass
+
+
+_EPOCH_NS = 1_577_836_800 * 10**9
+
+
+def _nothing(*_: object) -> None:
+    """Stand in for a listener that nobody has set."""
+
+
+class Topic:
+    """A topic: hands each message to every channel, and holds messages while there is none or it is paused."""
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        self.name = name
+        self.channels: dict[str, Channel] = {}
+        self.paused = False
+        self.message_count = 0
+        self.message_bytes = 0
+        # A topic that is not started holds its messages: nsqlookupd is being asked for its channels.
+        self._started = True
+        self._broker = broker
+        self._ids = IdSource(broker.options.node_id)
+        self._backlog = MessageQueue(broker, name, None, broker.options.mem_queue_size, ephemeral=self.ephemeral)
+
+    @property
+    def depth(self) -> int:
+        """Messages that wait here, in no channel yet."""
+        return len(self._backlog)
+
+    @property
+    def backend_depth(self) -> int:
+        """How many of them are on disk, or would be if there is no data path."""
+        return self._backlog.backend_depth
+
+    @property
+    def ephemeral(self) -> bool:
+        """Whether it goes with its last channel."""
+        return is_ephemeral(self.name)
+
+    def publish(self, bodies: Sequence[bytes], now: float, delay: float = 0.0) -> None:
+        """Take messages in; a delay begins when they reach a channel."""
+        timestamp = self._broker.wall_ns(now)
+        ids = self._ids.take(len(bodies), timestamp)
+        messages = [Message(id_, body, timestamp, delay) for id_, body in zip(ids, bodies, strict=True)]
+        self.message_count += len(messages)
+        self.message_bytes += sum(map(len, bodies))
+        self._broker.on_publish(self.name, bodies)
+        if self._holding:
+            self._backlog.extend(messages)
+        else:
+            self._hand_over(messages, now)
+
+    def ensure_channel(self, name: str, now: float) -> Channel:
+        """Give back a channel, made if there is none of that name; the first one gets what the topic holds."""
+        channel = self.channels.get(name)
+        if channel is None:
+            channel = self.channels[name] = Channel(self._broker, self.name, name, now)
+            self._broker.on_register(self.name, name)
+            self._release(now)
+        return channel
+
+    def delete_channel(self, name: str) -> None:
+        """Forget a channel with its messages and hang up on its consumers.
+
+        Raises:
+            KeyError: If there is none of that name.
+        """
+        channel = self.channels.pop(name)
+        self._broker.on_unregister(self.name, name)
+        channel.close()
+        if self.ephemeral and not self.channels:
+            self._broker.delete_topic(self.name)
+
+    def leave_channel(self, channel: Channel, consumer: Consumer) -> None:
+        """Take a consumer off a channel; an ephemeral channel goes with its last one."""
+        channel.remove(consumer)
+        if channel.ephemeral and not channel.consumers and self.channels.get(channel.name) is channel:
+            self.delete_channel(channel.name)
+
+    def set_paused(self, paused: bool, now: float) -> None:
+        """Stop, or let on again, what goes from here to the channels."""
+        self.paused = paused
+        self._release(now)
+        self._broker.on_pause()
+
+    def set_started(self, started: bool, now: float) -> None:
+        """Hold messages back, or let them on, while its channels are being learnt."""
+        self._started = started
+        self._release(now)
+
+    def empty(self) -> None:
+        """Drop what waits here; channels keep theirs."""
+        self._backlog.clear()
+
+    def stored(self) -> list[Message]:
+        """List what nsqd would write to disk when it stops; channels have their own."""
+        return list(self._backlog)
+
+    def on_disk(self) -> list[Message]:
+        """List what of it is on disk already."""
+        return self._backlog.on_disk()
+
+    def restore(self, messages: Sequence[Message], now: float) -> None:
+        """Take in what was stored, and is on disk; it counts as depth, not as messages that came in."""
+        self._backlog.restore(messages)
+        self._release(now)
+
+    @property
+    def _holding(self) -> bool:
+        return self.paused or not self.channels or not self._started
+
+    def _release(self, now: float) -> None:
+        if self._backlog and not self._holding:
+            messages = self._backlog.take(len(self._backlog))
+            self._hand_over([message for message in messages if not message.delay], now)
+            for message in messages:
+                if message.delay:
+                    self._hand_over([message], now)
+
+    def _hand_over(self, messages: Sequence[Message], now: float) -> None:
+        # The first channel gets the messages themselves, the others copies; as nsqd does, and it saves one each.
+        copies: Sequence[Message] | None = messages
+        for channel in self.channels.values():
+            own = copies if copies is not None else [message.copy() for message in messages]
+            copies = None
+            if own and own[0].delay:
+                channel.defer(own, own[0].delay, now)
+            else:
+                channel.put(own)
+
+
+class Broker:
+    """All topics of one nsqd.
+
+    Args:
+        options: nsqd's flags; the sizes and times of queues and messages are used here.
+        epoch_ns: The wall clock, in nanoseconds since 1970, at now = 0; default: the beginning of 2020.
+
+    Attributes:
+        on_register, on_unregister: Called with topic and channel (None for the topic itself) on each change.
+        on_stored, on_removed: Called with topic, channel (None for the topic itself) and messages for which there is no
+            room in memory; and with the ids of those that leave.
+        on_publish: Called with topic and bodies that it has taken.
+        on_pause: Called when a topic or channel has been paused, or let on.
+        on_due: Called with a time when something falls due earlier than ``due`` said so far.
+        due: When expire() is worth calling next; infinity if never. It may turn out that nothing is left then.
+    """
+
+    def __init__(self, options: NsqdOptions | None = None, *, epoch_ns: int = _EPOCH_NS) -> None:
+        self.options = options or NsqdOptions()
+        self.topics: dict[str, Topic] = {}
+        self.on_register: Callable[[str, str | None], None] = _nothing
+        self.on_unregister: Callable[[str, str | None], None] = _nothing
+        self.on_stored: Callable[[str, str | None, Sequence[Message]], None] = _nothing
+        self.on_removed: Callable[[str, str | None, Sequence[bytes]], None] = _nothing
+        self.on_publish: Callable[[str, Sequence[bytes]], None] = _nothing
+        self.on_pause: Callable[[], None] = _nothing
+        self.on_due: Callable[[float], None] = _nothing
+        self.due = math.inf
+        self._epoch_ns = epoch_ns
+
+    def wall_ns(self, now: float) -> int:
+        """The wall clock, in nanoseconds since 1970."""
+        return self._epoch_ns + int(now * 1e9)
+
+    def ensure_topic(self, name: str) -> Topic:
+        """Give back a topic, made if there is none of that name."""
+        topic = self.topics.get(name)
+        if topic is None:
+            topic = self.topics[name] = Topic(self, name)
+            self.on_register(name, None)
+        return topic
+
+    def delete_topic(self, name: str) -> None:
+        """Forget a topic with its channels and messages, and hang up on its consumers.
+
+        Raises:
+            KeyError: If there is none of that name.
+        """
+        topic = self.topics.pop(name)
+        self.on_unregister(name, None)
+        for channel in topic.channels.values():
+            self.on_unregister(name, channel.name)
+            channel.close()
+        topic.channels.clear()
+        topic.empty()
+
+    def restarted(self, now: float, *, keep_messages: bool) -> Broker:
+        """Make the broker that nsqd has after a restart: no counts, no delays, nothing in flight, nothing ephemeral."""
+        broker = Broker(self.options, epoch_ns=self._epoch_ns)
+        for old in self.topics.values():
+            if old.ephemeral:
+                continue
+            topic = broker.ensure_topic(old.name)
+            topic.paused = old.paused
+            # A clock that stands still would give ids out twice.
+            topic._ids = old._ids
+            for channel in old.channels.values():
+                if not channel.ephemeral:
+                    new = topic.ensure_channel(channel.name, now)
+                    new.paused = channel.paused
+                    new.created_at = -math.inf
+                    new.restore(_undelayed(channel.stored() if keep_messages else channel.on_disk()))
+            topic.restore(_undelayed(old.stored() if keep_messages else old.on_disk()), now)
+        return broker
+
+    def channels(self) -> Iterator[Channel]:
+        """All channels of all topics."""
+        return (channel for topic in self.topics.values() for channel in topic.channels.values())
+
+    def falls_due(self, when: float) -> None:
+        """Note that something is to be expired at that time."""
+        if when < self.due:
+            self.due = when
+            self.on_due(when)
+
+    def expire(self, now: float) -> list[Message]:
+        """Queue again what has timed out and what was deferred until now; give back what has timed out."""
+        self.due = math.inf
+        return [message for channel in list(self.channels()) for message in channel.expire(now)]
+
+    def scan(self, now: float, listed_at: float, chance: random.Random) -> None:
+        """Do so in some channels only, as nsqd does, chosen by chance; those made since its last listing are not known.
+
+        The others stay due: at once, or from the next listing on.
+        """
+        known = [channel for channel in self.channels() if channel.created_at < listed_at]
+        self.due = math.inf
+        scan(known, self.options.queue_scan_selection_count, chance, lambda channel: _had_something(channel, now))
+        for channel in known:
+            self.falls_due(channel.due)
+
+
+def _had_something(channel: Channel, now: float) -> bool:
+    due = channel.due <= now
+    channel.expire(now)
+    return due
+
+
+def _undelayed(messages: list[Message]) -> list[Message]:
+    for message in messages:
+        message.delay = 0.0
+    return messages

@@ -1,0 +1,206 @@
+"""Bodies published to the topics of a server, and the assertion about them.
+
+PublishedBodies is the record of one nsqd, MessageAssertions the base of servers that have such records. Knows no queue:
+what is left of the messages is the Broker's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+
+from fakensqd.transcript import NotAnswered, Transcript, wait_for
+from gnsq.texts import counted, nearest
+
+__all__ = ["MessageAssertions", "PublishedBodies", "published_difference"]
+
+# Of each topic, the newest bodies are kept, up to these limits.
+MAX_MESSAGES = 100_000
+MAX_BYTES = 64 * 1024 * 1024
+# How much of the bodies a failure shows, and how much of them is compared to find the nearest.
+_SHOWN_MESSAGES = 10
+_SHOWN_BYTES = 60
+_COMPARED_MESSAGES = 1000
+_COMPARED_BYTES = 200
+
+
+class _TopicRecord:
+    """The newest bodies of one topic."""
+
+    __slots__ = ("bodies", "count", "size")
+
+    def __init__(self) -> None:
+        self.bodies: deque[bytes] = deque()
+        self.count = 0
+        self.size = 0
+
+
+class PublishedBodies:
+    """The bodies published to each topic, in order. Of each topic, the newest are kept.
+
+    Args:
+        max_messages, max_bytes: Limits for one topic; beyond them its oldest bodies are dropped.
+    """
+
+    def __init__(self, *, max_messages: int = MAX_MESSAGES, max_bytes: int = MAX_BYTES) -> None:
+        self._records: dict[str, _TopicRecord] = {}
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+
+    def add(self, topic: str, bodies: Sequence[bytes]) -> None:
+        """Record bodies that a topic has taken."""
+        record = self._records.get(topic)
+        if record is None:
+            record = self._records[topic] = _TopicRecord()
+        record.bodies.extend(bodies)
+        record.count += len(bodies)
+        record.size += sum(map(len, bodies))
+        while len(record.bodies) > self._max_messages or record.size > self._max_bytes:
+            record.size -= len(record.bodies.popleft())
+
+    def of(self, topic: str) -> list[bytes]:
+        """Give the bodies of a topic; none if nothing was published to it.
+
+        Raises:
+            RuntimeError: If some have been dropped.
+        """
+        record = self._records.get(topic)
+        if record is None:
+            return []
+        if len(record.bodies) < record.count:
+            raise RuntimeError(
+                f"{counted(record.count, 'message')} were published to topic {topic!r}, and only the last "
+                f"{len(record.bodies)} are kept: ask depth(), or messages() of a channel"
+            )
+        return list(record.bodies)
+
+    def counts(self) -> dict[str, int]:
+        """Give the number of messages published to each topic."""
+        return {topic: record.count for topic, record in self._records.items()}
+
+
+class MessageAssertions(ABC):
+    """Base of a server that can be asked for the messages published to it."""
+
+    @abstractmethod
+    def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
+        """Give the bodies published to a topic so far, or those that one of its channels still has."""
+
+    @abstractmethod
+    def _published_counts(self) -> dict[str, int]:
+        """Give the number of messages published to each topic."""
+
+    def _waited_transcript(self) -> Transcript | None:
+        """Give the transcript whose entries end a wait early."""
+        return None
+
+    def assert_published(self, topic: str, *bodies: bytes, count: int | None = None, timeout: float = 0.0) -> None:
+        """Assert that messages were published to a topic, in any order, perhaps among others.
+
+        For all messages of a topic in order: ``assert nsqd.messages("orders") == [b"1", b"2"]``.
+
+        Args:
+            bodies: Each was published, and as often as it is given. None: any message was.
+            count: How often each of the bodies was published, exactly; without bodies, how many messages in all.
+            timeout: Seconds of real time to wait for it.
+
+        Raises:
+            AssertionError: If not; says what was published instead, and which body comes nearest.
+            TypeError: If a body is not bytes.
+        """
+        __tracebackhide__ = True
+        check_body_types(bodies)
+
+        def difference() -> str:
+            return published_difference(topic, self.messages(topic), bodies, count, self._published_counts())
+
+        if timeout:
+            with contextlib.suppress(NotAnswered):
+                wait_for(lambda: not difference(), limit=timeout, transcript=self._waited_transcript())
+        if text := difference():
+            raise AssertionError(f"{text}\n(after {timeout:g} s)" if timeout else text)
+
+
+def check_body_types(bodies: Sequence[object]) -> None:
+    """Refuse bodies that are not bytes.
+
+    Raises:
+        TypeError: Naming the body and its type.
+    """
+    for body in bodies:
+        if not isinstance(body, bytes):
+            raise TypeError(f"body {body!r} is {type(body).__name__}, not bytes")
+
+
+def published_difference(
+    topic: str, published: Sequence[bytes], wanted: Sequence[bytes], count: int | None, counts: Mapping[str, int]
+) -> str:
+    """Explain how the bodies published to a topic differ from those wanted.
+
+    Args:
+        count: How often each wanted body is to be there; None: at least as often as it is wanted.
+        counts: Messages published to each topic.
+
+    Returns:
+        Empty if they do not differ.
+    """
+    found, times = Counter(published), Counter(wanted)
+    if not wanted:
+        if len(published) == count or (count is None and published):
+            return ""
+        expected = "none" if count == 0 else counted(count or 1, "message") + (" or more" if count is None else "")
+        return f"expected {expected} in topic {topic!r}\n{_account(topic, published, counts)}"
+    for body, least in times.items():
+        if found[body] != count if count is not None else found[body] < least:
+            expected = f"{count if count is not None else least}"
+            text = f"{_shown(body)} was published {_times(found[body])} to topic {topic!r}, expected {expected}"
+            if not found[body]:
+                text = f"{_shown(body)} was not published to topic {topic!r}{_nearest(body, published)}"
+            elif count is None:
+                text += " or more"
+            return f"{text}\n{_account(topic, published, counts)}"
+    return ""
+
+
+def _account(topic: str, published: Sequence[bytes], counts: Mapping[str, int]) -> str:
+    """Tell what was published: the bodies in the topic, else the topics that have some."""
+    if not published:
+        others = [name for name, number in counts.items() if number]
+        text = f"nothing was published to topic {topic!r}"
+        return text + (nearest([topic], others, "topics with messages are") if others else ", nor to any other")
+    lines = [f"published ({counted(len(published), 'message')}):", *map(_shown, published[:_SHOWN_MESSAGES])]
+    if len(published) > _SHOWN_MESSAGES:
+        lines.append(f"and {len(published) - _SHOWN_MESSAGES} more")
+    return "\n  ".join(lines)
+
+
+def _nearest(body: bytes, published: Sequence[bytes]) -> str:
+    """Tell which of the bodies is most like one, and where they begin to differ."""
+    matcher = difflib.SequenceMatcher(autojunk=False)
+    matcher.set_seq2(body[:_COMPARED_BYTES].decode("latin-1"))
+    best, found = 0.0, None
+    for other in dict.fromkeys(published[-_COMPARED_MESSAGES:]):
+        matcher.set_seq1(other[:_COMPARED_BYTES].decode("latin-1"))
+        if matcher.real_quick_ratio() > best and matcher.quick_ratio() > best and matcher.ratio() > best:
+            best, found = matcher.ratio(), other
+    if found is None:
+        return ""
+    shorter = min(len(body), len(found))
+    differs = next((index for index in range(shorter) if body[index] != found[index]), shorter)
+    return f"\nnearest is {_shown(found, differs)}, which differs from byte {differs} on"
+
+
+def _shown(body: bytes, around: int = 0) -> str:
+    """Write a body, or the part of a long one around a position."""
+    if len(body) <= _SHOWN_BYTES:
+        return repr(body)
+    begin = max(0, around - _SHOWN_BYTES // 2)
+    part = repr(body[begin : begin + _SHOWN_BYTES])
+    return f"{'... ' if begin else ''}{part}{' ...' if begin + _SHOWN_BYTES < len(body) else ''} ({len(body)} bytes)"
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"

@@ -1,0 +1,378 @@
+"""FakeNsqd: an nsqd in this process.
+
+Owns its listeners, connections and timers (through Daemon). What it does with messages is the Broker's, what it says
+is Session's and nsqd_http's. What takes long to import, and is not for every nsqd, is imported where it is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import socket
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Self, Unpack
+
+from fakensqd.clock import Clock, Timer
+from fakensqd.daemon.daemon import Daemon
+from fakensqd.http.server import Application
+from fakensqd.logs import set_level
+from fakensqd.nsqd.broker import Broker, Channel, Topic, last_listing, next_listing, next_scan
+from fakensqd.nsqd.http import nsqd_application, tls_required_application
+from fakensqd.nsqd.published import MessageAssertions, PublishedBodies, check_body_types
+from fakensqd.nsqd.session import Session
+from fakensqd.nsqd.storage import DataPath
+from fakensqd.options import NsqdOptions, NsqdOptionsDict, TlsRequired
+from fakensqd.transcript import Entry, Transcript
+from gnsq.options import parameters_of
+from gnsq.protocol.names import assert_valid_topic_name, is_ephemeral
+
+if TYPE_CHECKING:
+    import ssl
+
+    from fakensqd.lookupd.client import LookupPeer
+
+__all__ = ["FakeNsqd"]
+
+_logger = logging.getLogger("fakensqd")
+
+
+class FakeNsqd(MessageAssertions, Daemon):
+    """An nsqd 1.3.0, in the hub of the caller: start() or ``with``.
+
+    A stop keeps topics and messages; started again, it has them and the same ports. With a data_path they outlive this
+    object, too: topics and channels as soon as they exist, messages from an orderly stop on.
+
+    Args:
+        clock: What to ask for time; default: the machine's.
+        record: Keep a transcript.
+        seed: Of what faults do sometimes; default: a random one.
+        faults_over_http: Let ``/faults`` steer rules, toxics and states.
+        faults_http_address: Where ``/faults`` answers while this nsqd is down, too; port 0 takes a free one, "" is off.
+        threaded: Run on a thread of its own. What the constructor gives stands for the server then: its methods run on
+            that thread, see fakensqd.thread.
+        options: nsqd's flags with underscores, see NsqdOptions; durations in seconds.
+
+    Raises:
+        TypeError: If an option does not exist.
+        ValueError: If a value is out of its bounds, or an address is none.
+        OSError: If a certificate, key or file of CAs can't be read, or is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        record: bool = False,
+        seed: int | None = None,
+        faults_over_http: bool = False,
+        faults_http_address: str = "127.0.0.1:0",
+        threaded: bool = False,
+        **options: Unpack[NsqdOptionsDict],
+    ) -> None:
+        self.options = NsqdOptions.of("FakeNsqd", options, parameters=parameters_of(FakeNsqd.__init__))
+        self._watch_as(
+            record=record, seed=seed, faults_over_http=faults_over_http, faults_http_address=faults_http_address
+        )
+        super().__init__(
+            self.options.tcp_address,
+            self.options.http_address,
+            clock,
+            https_address=self.options.https_address,
+            context=_context(self.options),
+        )
+        self.hostname = socket.gethostname()
+        if self.options.auth_http_addresses:
+            from fakensqd.nsqd.auth_client import AuthClient
+
+            self._ask_auth = AuthClient(self.options, self.clock).ask
+        addresses = self.options.lookupd_tcp_addresses
+        self.lookupd_tcp_addresses: tuple[str, ...] = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        self.log_level = self.options.log_level
+        # Of the process, before it was told another.
+        self._logger_level: int | None = None
+        self._published = PublishedBodies()
+        self._adopt(Broker(self.options, epoch_ns=self.clock.time_ns() - round(self.clock.monotonic() * 1e9)))
+        self._data_path = DataPath(self.options.data_path) if self.options.data_path else None
+        self._heartbeats = True
+        self._scanned_since = 0.0
+        self._chance = random.Random(self.seed)
+        self._timer: Timer | None = None
+        self._peers: dict[str, LookupPeer] = {}
+
+    @property
+    def broadcast_address(self) -> str:
+        """The address that nsqlookupd gives to consumers."""
+        return self.options.broadcast_address
+
+    @property
+    def sessions(self) -> list[Session]:
+        """Those of the connections that are open."""
+        return [connection.session for connection in self._connections if isinstance(connection.session, Session)]
+
+    # --- messages, for tests ------------------------------------------------------------------------------------------
+
+    def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
+        """Put messages into a topic, as producers do with PUB, or DPUB if there is a delay.
+
+        No connection is needed: AUTH, fault rules and states do not apply, and it works before start() and while the
+        server is down, too. The topic is made if there is none of the name. A transcript records it.
+
+        Args:
+            bodies: One message each.
+            delay: Seconds until channels deliver them; up to max_req_timeout.
+
+        Raises:
+            ValueError: If nsqd would refuse the topic's name, a body's size, or the delay; nothing is published then.
+            TypeError: If a body is not bytes.
+        """
+        self._check_publish(topic, bodies, delay)
+        now = self.now()
+        entry = Entry(now, 0, "publish", "publish", topic=topic, bodies=bodies, executed=1)
+        entry.detail = f"delay {delay:g} s" if delay else ""
+        self._watch.note(entry)
+        self.broker.ensure_topic(topic).publish(bodies, now, delay)
+
+    def _check_publish(self, topic: str, bodies: Sequence[bytes], delay: float) -> None:
+        """Refuse what nsqd would refuse in PUB and DPUB."""
+        options, release = self.options, self.options.emulated
+        assert_valid_topic_name(topic, release.max_name_length)
+        if not release.is_topic_name(topic):
+            raise ValueError(f"topic name {topic!r} is not valid: release {options.release} has no ephemeral topics")
+        if not bodies:
+            raise ValueError("publish() needs at least one body")
+        check_body_types(bodies)
+        for body in bodies:
+            if not body:
+                raise ValueError("body of 0 bytes is too small: nsqd takes 1 byte or more")
+            if len(body) > options.max_msg_size:
+                raise ValueError(f"body of {len(body)} bytes exceeds max_msg_size {options.max_msg_size}")
+        if not 0 <= delay <= options.max_req_timeout:
+            raise ValueError(f"delay {delay:g} s must be within 0 to {options.max_req_timeout:g} s (max_req_timeout)")
+
+    def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
+        """Give the bodies published to a topic so far, or those that one of its channels still has.
+
+        Of a topic: all that was published to this server over TCP, HTTP and by publish(), in order, whether consumed
+        since or not. It outlasts restarts and the topic's deletion.
+        Of a channel: what is not finished yet: first the queued messages, then those in flight, then the deferred ones.
+
+        Returns:
+            Empty if there is no topic or channel of the name.
+
+        Raises:
+            RuntimeError: Of a topic, if more was published than is kept: the last 100,000 messages, 64 MiB.
+        """
+        if channel is None:
+            return self._published.of(topic)
+        found = self._find(topic, channel)
+        return [message.body for message in found.stored()] if found is not None else []
+
+    def _published_counts(self) -> dict[str, int]:
+        return self._published.counts()
+
+    def _waited_transcript(self) -> Transcript | None:
+        return self._watch.transcript
+
+    def depth(self, topic: str, channel: str | None = None) -> int:
+        """Messages queued in a topic, or in one of its channels; 0 if there is none of the name."""
+        queue = self._find(topic, channel)
+        return queue.depth if queue is not None else 0
+
+    def in_flight(self, topic: str, channel: str) -> int:
+        """Messages of a channel that are delivered and not answered; 0 if there is none of the name."""
+        found = self._find(topic, channel)
+        return found.in_flight_count if isinstance(found, Channel) else 0
+
+    def _find(self, topic_name: str, channel_name: str | None) -> Topic | Channel | None:
+        topic = self.broker.topics.get(topic_name)
+        return topic if topic is None or channel_name is None else topic.channels.get(channel_name)
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    @property
+    def client_ids(self) -> list[str]:
+        """What the clients that are connected call themselves."""
+        return [session.opening.client_id for session in self.sessions]
+
+    def now(self) -> float:
+        """The clock's time, as the broker knows it."""
+        return self.clock.monotonic()
+
+    def start(self) -> Self:
+        """Listen on all ports, and give back this server. Does nothing if it listens already.
+
+        Raises:
+            OSError: If an address cannot be listened on, or the data path not used.
+        """
+        data_path = self._data_path
+        if self.running or data_path is None:
+            return super().start()
+        data_path.lock()
+        try:
+            data_path.load(self.broker, self.now())
+            data_path.save_topics(self.broker)
+            return super().start()
+        except BaseException:
+            data_path.unlock()
+            raise
+
+    def states(self) -> dict[str, bool | float]:
+        """Say which states it is in."""
+        return super().states() | {"pause_heartbeats": not self._heartbeats}
+
+    def _cut(self) -> None:
+        """Close everything but the port of ``/faults``."""
+        was_running = self.running
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._peers.clear()
+        super()._cut()
+        if self._logger_level is not None:
+            _logger.setLevel(self._logger_level)
+            self._logger_level = None
+        if was_running and self._data_path is not None:
+            self._data_path.close(self.broker)
+
+    def wait_registered(self) -> None:
+        """Wait until each nsqlookupd knows this nsqd, or has been tried once."""
+        for peer in list(self._peers.values()):
+            peer.wait_tried()
+
+    def set_log_level(self, level: str) -> None:
+        """Log from this level on, one of LOG_LEVELS; with all that fakensqd does in this process, until stop()."""
+        if self._logger_level is None:
+            self._logger_level = _logger.level
+        self.log_level = level
+        set_level(level)
+
+    def set_lookupd_tcp_addresses(self, addresses: tuple[str, ...]) -> None:
+        """Register with these nsqlookupds from now on, and with no other."""
+        self.lookupd_tcp_addresses = addresses
+        for address in [address for address in self._peers if address not in addresses]:
+            self._peers.pop(address).stop()
+        for address in addresses:
+            if address not in self._peers:
+                from fakensqd.lookupd.client import LookupPeer
+
+                peer = LookupPeer(address, self._identity(), self._registrations, self.clock, self.options)
+                self._peers[address] = peer
+                self._spawn(peer.run)
+
+    def pause_heartbeats(self) -> None:
+        """Send no heartbeats, and hang up on nobody for being silent, until resume_heartbeats()."""
+        self._set_heartbeats(False)
+
+    def resume_heartbeats(self) -> None:
+        """Undo pause_heartbeats(). What has fallen due is done now: who has been silent for too long is hung up on."""
+        self._set_heartbeats(True)
+        for connection in list(self._connections):
+            connection.look_at_time()
+
+    def _set_heartbeats(self, on: bool) -> None:
+        self._heartbeats = on
+        for session in self.sessions:
+            session.heartbeats = on
+
+    def _adopt(self, broker: Broker) -> None:
+        self.broker = broker
+        self.start_time = self.clock.time_ns() // 10**9
+        broker.on_due = self._arm
+        broker.on_register = self._register
+        broker.on_unregister = self._unregister
+        broker.on_pause = self._save_topics
+        broker.on_publish = self._published.add
+
+    def _forget(self, *, keep_messages: bool) -> None:
+        self._adopt(self.broker.restarted(self.now(), keep_messages=keep_messages))
+
+    def _started(self) -> None:
+        self.set_lookupd_tcp_addresses(self.lookupd_tcp_addresses)
+        self._scanned_since = self.now()
+        self._expire()
+
+    def _open_session(self, remote_address: str, wake: Callable[[], bool]) -> Session:
+        session = Session(self.broker, now=self.now(), remote_address=remote_address, on_wake=wake)
+        session.heartbeats = self._heartbeats
+        return session
+
+    def _application(self, *, secure: bool) -> Application:
+        if self.options.tls_policy is TlsRequired.TCP_AND_HTTP and not secure:
+            return tls_required_application(self)
+        return nsqd_application(self)
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _arm(self, due: float) -> None:
+        if not self.running:
+            return  # start() looks for what has fallen due
+        if self._timer is not None:
+            self._timer.cancel()
+        now = self.now()
+        if self.options.scan_lateness:
+            due = next_scan(due, now, self._scanned_since)
+        self._timer = self.clock.call_later(due - now, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self.now()
+        if not self.options.scan_lateness:
+            self.broker.expire(now)
+            return
+        listed_at = last_listing(now, self._scanned_since)
+        self.broker.scan(now, listed_at, self._chance)
+        if any(channel.created_at >= listed_at for channel in self.broker.channels()):
+            self.broker.falls_due(next_listing(now, self._scanned_since))
+
+    # --- nsqlookupd ---------------------------------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, object]:
+        return {
+            "broadcast_address": self.options.broadcast_address,
+            "hostname": self.hostname,
+            "http_port": self.options.broadcast_http_port or self.http_port,
+            "tcp_port": self.options.broadcast_tcp_port or self.tcp_port,
+        }
+
+    def _registrations(self) -> list[tuple[str, str | None]]:
+        """What a newly connected nsqlookupd is told."""
+        registrations: list[tuple[str, str | None]] = []
+        for topic in self.broker.topics.values():
+            registrations += [(topic.name, channel) for channel in topic.channels] or [(topic.name, None)]
+        return registrations
+
+    def _save_topics(self) -> None:
+        if self._data_path is not None:
+            self._data_path.save_topics(self.broker)
+
+    def _register(self, topic: str, channel: str | None) -> None:
+        self._save_topics()
+        for peer in self._peers.values():
+            peer.register(topic, channel)
+        if channel is None and any(peer.askable for peer in self._peers.values()):
+            # Before the first message moves on, the channels that others have of this topic are made here, too.
+            self.broker.topics[topic].set_started(False, self.now())
+            self._spawn(self._learn_channels, self.broker.topics[topic])
+
+    def _learn_channels(self, topic: Topic) -> None:
+        try:
+            names = {name for peer in list(self._peers.values()) for name in peer.channels(topic.name)}
+            if self.broker.topics.get(topic.name) is topic:
+                for name in names:
+                    if not is_ephemeral(name):
+                        topic.ensure_channel(name, self.now())
+        finally:
+            topic.set_started(True, self.now())
+
+    def _unregister(self, topic: str, channel: str | None) -> None:
+        self._save_topics()
+        for peer in self._peers.values():
+            peer.unregister(topic, channel)
+
+
+def _context(options: NsqdOptions) -> ssl.SSLContext | None:
+    if not options.tls_offered:
+        return None
+    from fakensqd.tls import server_context
+
+    return server_context(options)
