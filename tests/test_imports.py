@@ -122,7 +122,6 @@ PURE = [
                 "contrib.envelope",
                 "http.responses",
                 "http.validation",
-                "nsqd.pending",
                 "producer.publish",
                 "producer.routing",
             ],

@@ -218,7 +218,7 @@ def test_flags_without_a_meaning_are_named_once(configured):
 
 @pytest.mark.subprocess
 def test_a_program_loads_only_what_it_needs():
-    code = "import sys, fakensqd.server, fakensqd.lookupd, fakensqd.flags; print(*sys.modules)"
+    code = "import sys, fakensqd.nsqd.server, fakensqd.lookupd.server, fakensqd.cli.flags; print(*sys.modules)"
     loaded = set(run_command(sys.executable, "-c", code).stdout.split())
     assert "fakensqd.nsqd.server" in loaded
 

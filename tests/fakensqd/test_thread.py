@@ -94,7 +94,7 @@ def test_attributes_are_read_and_methods_called_on_the_servers_thread():
         cluster.nsqds[0].clock.advance(60.0)
 
         assert (channel.depth, list(topic.channels)) == (1, ["c"])
-        assert repr(cluster.nsqds[0]).startswith("<proxy of <fakensqd.server.FakeNsqd")
+        assert repr(cluster.nsqds[0]).startswith("<proxy of <fakensqd.nsqd.server.FakeNsqd")
 
 
 def test_errors_are_raised_in_the_caller():
@@ -207,7 +207,7 @@ def test_a_server_may_be_made_for_a_thread():
     nsqd = FakeNsqd(threaded=True, max_rdy_count=7)
     assert isinstance(nsqd, ServerThread)
     assert (nsqd.running, nsqd.options.max_rdy_count) == (False, 7)
-    assert repr(nsqd).startswith("<proxy of <fakensqd.server.FakeNsqd")
+    assert repr(nsqd).startswith("<proxy of <fakensqd.nsqd.server.FakeNsqd")
 
     nsqd.start()
     assert get(nsqd.http_address, "/ping") == b"OK"

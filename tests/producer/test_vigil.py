@@ -5,7 +5,7 @@ import pytest
 
 from fakensqd import FakeNsqd
 from gnsq import Producer
-from gnsq.producer import vigil as module
+from gnsq.producer import dispatcher as module
 from gnsq.producer.dispatcher import AWAKE, IN_A_ROW, MOST_LEFT_OUT, Vigil
 from gnsq.producer.publish import Publish
 from tests.helpers import wait_until
