@@ -223,7 +223,7 @@ def test_topic_that_nobody_has_is_reported(fakelookupd, watched, caplog):
 
 def test_end_of_the_writing_ends_the_process_with_its_reason(fakensqd, tmp_path):
     code = (
-        "from gnsq.spark.store import LocalStore\n"
+        "from gnsq.spark.spool.storage import LocalStore\n"
         "from gnsq.spark.receiver.__main__ import main\n"
         "def bug(store, path, data): raise RuntimeError('bug')\n"
         "LocalStore.put = bug\n"
@@ -257,7 +257,7 @@ def test_silent_nsqd_holds_up_no_end(fakensqd, silent_address, tmp_path):
 def test_file_system_that_hangs_at_the_start_holds_up_no_end(fakensqd, tmp_path):
     code = (
         "import os, threading\n"
-        "from gnsq.spark.store import LocalStore\n"
+        "from gnsq.spark.spool.storage import LocalStore\n"
         "from gnsq.spark.receiver.__main__ import main\n"
         "def hang(store, path): open(os.environ['REACHED'], 'w').close(); threading.Event().wait()\n"
         "LocalStore.make_directory = hang\n"

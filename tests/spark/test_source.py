@@ -191,7 +191,7 @@ def test_file_system_that_fails_for_good_ends_a_drain_with_an_error(reader, monk
 
 SIGNALLED = """
 import os, signal, sys, time
-from gnsq.spark import store
+from gnsq.spark.spool import storage
 from gnsq.spark.receiver import receiver
 from gnsq.spark.datasource import NsqDataSource
 from pyspark.sql.types import StructType
@@ -208,8 +208,8 @@ def signal_at(owner, name):
         return method(self, *arguments)
     setattr(owner, name, signalling)
 
-slow = store.LocalStore.put
-store.LocalStore.put = lambda self, path, data: (path.endswith(".arrow") and time.sleep(1), slow(self, path, data))
+slow = storage.LocalStore.put
+storage.LocalStore.put = lambda self, path, data: (path.endswith(".arrow") and time.sleep(1), slow(self, path, data))
 if when == "starting":
     begin = receiver.Receiver.start
     def starting(self):

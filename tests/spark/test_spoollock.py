@@ -75,7 +75,7 @@ def test_unreadable_owner_is_written_anew(spool, root, text):
 def test_lock_dies_with_its_process(spool, root):
     code = (
         "import sys, os\n"
-        "from gnsq.spark.spool import Spool\n"
+        "from gnsq.spark.spool.spool import Spool\n"
         "lock = Spool(sys.argv[1]).lock('', 'clicks/archive')\n"
         "print('held', flush=True)\n"
         "sys.stdin.read()\n"
