@@ -1,0 +1,86 @@
+"""The design as it is told, in the numbered walks at the top of four modules, names what the code has."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# A module with a walk, the way of one message: how many files the walk may visit.
+WALKS = {
+    "gnsq/nsqd/connection.py": 11,
+    "gnsq/producer/dispatcher.py": 11,
+    "fakensqd/nsqd/session.py": 9,
+    "gnsq/spark/receiver/receiver.py": 12,
+}
+# Names in backticks, with the file that they are in: `feed` and `FrameDecoder.next_frame` in protocol/frames.py.
+NAMES = re.compile(r"((?:`[\w.]+`(?:, and |, | and | or )?)+)(?:(?<=`) in ([\w/]+\.py))?")
+
+
+def steps(module):
+    """The numbered steps of the comment that follows a module's docstring, each as one line."""
+    text = (ROOT / module).read_text()
+    docstring = ast.parse(text).body[0]
+    lines = text.splitlines()[docstring.end_lineno :]
+    found = []
+    open_step = False
+    for line in lines:
+        if line and not line.startswith("#"):
+            break
+        words = line.lstrip("#").strip()
+        if numbered := re.match(r"(\d+)\. +(.*)", words):
+            assert int(numbered[1]) == len(found) + 1, f"{module}: {line}"
+            found.append(numbered[2])
+        elif words and open_step:
+            found[-1] += " " + words
+        open_step = bool(words and found)
+    return found
+
+
+def visited(module, step):
+    """(file, name) of each name in backticks in a step."""
+    package = Path(module).parts[0]
+    for names, file in NAMES.findall(step):
+        path = f"{package}/{file}" if file else module
+        for name in re.findall(r"`([\w.]+)`", names):
+            yield path if (ROOT / path).exists() else file, name
+
+
+def defined(path):
+    """What a file defines: functions, classes, Class.method, and names that are assigned in the module or a class."""
+
+    def names(body, prefix=""):
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                yield prefix + node.name
+            if isinstance(node, ast.ClassDef):
+                yield from names(node.body, f"{node.name}.")
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            yield from (prefix + target.id for target in targets if isinstance(target, ast.Name))
+
+    return set(names(ast.parse((ROOT / path).read_text()).body))
+
+
+def walk_of(module):
+    found = steps(module)
+    if not found:
+        pytest.skip(f"{module} has no walk yet")
+    return found
+
+
+@pytest.mark.parametrize("module", WALKS)
+def test_each_step_of_a_walk_names_functions_that_exist(module):
+    for step in walk_of(module):
+        found = list(visited(module, step))
+
+        assert found, f"{module}: no function in backticks: {step}"
+        assert [(path, name) for path, name in found if name not in defined(path)] == []
+
+
+@pytest.mark.parametrize(("module", "limit"), WALKS.items())
+def test_walk_visits_few_files(module, limit):
+    files = {path for step in walk_of(module) for path, _ in visited(module, step)}
+
+    assert module in files
+    assert len(files) <= limit
