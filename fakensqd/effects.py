@@ -1,6 +1,6 @@
-"""What a session wants done to its connection. Values only; who performs them owns the socket.
+"""What a session asks its connection to do, and what fault actions are made of. Values only.
 
-A Question stops the session: it reads nothing and says nothing more until its resume() is given the Answer.
+After an IoRequest, the session reads and sends nothing until its resume() gets the IoResult.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     from gnsq.protocol.compression import Codec
 
 __all__ = [
-    "Answer",
     "AskAuth",
     "Close",
     "Effect",
     "Execute",
-    "Failed",
-    "HttpAnswer",
+    "ExpireMessage",
+    "FaultStep",
+    "HttpResponse",
+    "IoRequest",
+    "IoResult",
     "Open",
-    "Question",
     "Reset",
-    "Secured",
     "Send",
-    "SendBehind",
+    "SendAfterNext",
     "SendLater",
     "StartCompression",
     "StartTLS",
-    "Step",
-    "TimeOut",
+    "TlsEstablished",
+    "TlsFailed",
     "Wait",
 ]
 
@@ -44,36 +44,36 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Send what is queued, then close the connection."""
+    """Send the queued bytes, then close the connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Send what is queued, then end the connection with a TCP RST."""
+    """Send the queued bytes, then end the connection with a TCP RST."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Do nothing for some seconds; what follows waits, too. As a question, its answer is None."""
+    """Wait some seconds before the next effect. As an IoRequest, its result is None."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class StartTLS:
-    """Send what is queued, then wait for the client's TLS handshake. The answer is Secured or Failed."""
+    """Send the queued bytes, then do the TLS handshake. The result is TlsEstablished or TlsFailed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartCompression:
-    """Send what is queued, then compress and decompress. The answer is None."""
+    """Send the queued bytes, then compress and decompress. The result is None."""
 
     codec: Codec
 
 
 @dataclass(frozen=True, slots=True)
 class AskAuth:
-    """Ask the auth servers about a client. The answer is the first good one's, or None."""
+    """Ask the auth servers about a client. The result is the first valid answer, or None."""
 
     secret: bytes
     remote_ip: str
@@ -82,7 +82,7 @@ class AskAuth:
 
     @property
     def parameters(self) -> list[tuple[str, str | bytes]]:
-        """What stands in the query."""
+        """Parameters of the HTTP request."""
         return [
             ("common_name", self.common_name),
             ("remote_ip", self.remote_ip),
@@ -92,8 +92,8 @@ class AskAuth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Secured:
-    """TLS is on. The words are those of /stats; the common name is that of the client's certificate."""
+class TlsEstablished:
+    """TLS is on. Version and cipher suite are written as in /stats; the common name is the client certificate's."""
 
     version: str
     cipher_suite: str
@@ -101,56 +101,56 @@ class Secured:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """TLS is not on; the words are for the client."""
+class TlsFailed:
+    """TLS is not on; the text is for the client."""
 
     text: str
 
 
-Question = StartTLS | StartCompression | AskAuth | Wait
-Answer: TypeAlias = "Secured | Failed | Authorization | None"
-Effect = Send | Close | Reset | Question
+IoRequest = StartTLS | StartCompression | AskAuth | Wait
+IoResult: TypeAlias = "TlsEstablished | TlsFailed | Authorization | None"
+Effect = Send | Close | Reset | IoRequest
 
-# --- what faults are made of: performed before a connection sees it ---------------------------------------------------
+# --- steps of faults: connections never see those below ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class SendLater:
-    """Send these bytes in some seconds; nothing waits for them."""
+    """Send these bytes in some seconds; later bytes do not wait for them."""
 
     data: bytes
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class SendBehind:
-    """Send these bytes behind the frame that comes next."""
+class SendAfterNext:
+    """Send these bytes after the next frame."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Execute the command, or answer the request; with another body than it came with, if there is one here."""
+    """Execute the command or request; if there is a body here, with this one in place of its own."""
 
     body: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class TimeOut:
-    """Take the message back from its consumer, as if its timeout had come."""
+class ExpireMessage:
+    """Time out a message in flight at once."""
 
     message_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Serve the connection that has been accepted."""
+    """Serve the accepted connection."""
 
 
 @dataclass(frozen=True, slots=True)
-class HttpAnswer:
-    """Answer a request. The size is that of the body unless it says otherwise."""
+class HttpResponse:
+    """Answer an HTTP request. The Content-Length is `size`, or that of the body if it is None."""
 
     status: int
     body: bytes
@@ -158,4 +158,4 @@ class HttpAnswer:
     size: int | None = None
 
 
-Step = Send | SendLater | SendBehind | Close | Reset | Wait | Execute | TimeOut | Open | HttpAnswer
+FaultStep = Send | SendLater | SendAfterNext | Close | Reset | Wait | Execute | ExpireMessage | Open | HttpResponse

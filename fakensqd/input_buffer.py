@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from fakensqd.effects import Answer, Question
+from fakensqd.effects import IoRequest, IoResult
 from gnsq.errors import ERROR_CODES
 from gnsq.protocol.commands import CommandDecoder
 from gnsq.protocol.frames import ERROR, encode_frame
@@ -22,7 +22,7 @@ SIZE = struct.Struct(">i")
 _Value = TypeVar("_Value")
 
 # A step of reading that returns a value in the end; paused with None while bytes are missing, or with what it asks.
-Reading = Generator[Question | None, Answer, _Value]
+Reading = Generator[IoRequest | None, IoResult, _Value]
 
 
 class Refusal(Exception):

@@ -12,7 +12,7 @@ from typing import Any
 
 from gevent.ssl import SSLContext
 
-from fakensqd.effects import Failed, Secured
+from fakensqd.effects import TlsEstablished, TlsFailed
 from fakensqd.options import NsqdOptions
 from gnsq.errors import NSQConnectionClosed, NSQProtocolError, NSQSocketError
 from gnsq.tls import TlsTransport
@@ -77,14 +77,14 @@ def _context(protocol: int, options: NsqdOptions) -> ssl.SSLContext:
     return context
 
 
-def handshake(transport: Transport, context: ssl.SSLContext) -> tuple[TlsTransport, Secured] | Failed:
+def handshake(transport: Transport, context: ssl.SSLContext) -> tuple[TlsTransport, TlsEstablished] | TlsFailed:
     """Wait for a client's handshake; give back what it settled, and the transport inside TLS."""
     beginning = _Beginning(transport)
     tls = TlsTransport(beginning, context, server_side=True)
     try:
         tls.handshake()
     except (NSQSocketError, NSQProtocolError) as error:
-        return Failed(_words(error))
+        return TlsFailed(_words(error))
     beginning.over = True
     return tls, _settled(tls.object, context)
 
@@ -169,14 +169,14 @@ _SUITES = {
 _VERSION_NAMES = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
 
 
-def _settled(connection: ssl.SSLObject, context: ssl.SSLContext) -> Secured:
+def _settled(connection: ssl.SSLObject, context: ssl.SSLContext) -> TlsEstablished:
     suite = connection.cipher()
     version = connection.version()
     assert suite is not None  # the handshake is over
     assert version is not None
     # OpenSSL numbers suites with a prefix.
     number = next(cipher["id"] & 0xFFFF for cipher in context.get_ciphers() if cipher["name"] == suite[0])
-    return Secured(
+    return TlsEstablished(
         version=_VERSION_NAMES[version],
         cipher_suite=_SUITES.get(number, f"Unknown {number}"),
         common_name=_common_name(connection.getpeercert() or {}),

@@ -22,16 +22,16 @@ from gevent.event import Event
 
 from fakensqd.clock import Clock, Timer, run_within
 from fakensqd.effects import (
-    Answer,
     AskAuth,
     Close,
     Effect,
-    Failed,
-    Question,
+    IoRequest,
+    IoResult,
     Reset,
     Send,
     StartCompression,
     StartTLS,
+    TlsFailed,
     Wait,
 )
 from fakensqd.faults.interceptor import Tap
@@ -83,8 +83,8 @@ class Layers:
         self._context = context
         self._reset = reset or tcp.close
 
-    def start(self, layer: StartTLS | StartCompression) -> Answer:
-        """Put a layer on; give back what its question is to be answered with."""
+    def start(self, layer: StartTLS | StartCompression) -> IoResult:
+        """Start a layer on top; return the result of its IoRequest."""
         if isinstance(layer, StartTLS):
             return self._start_tls()
         # What is imported here takes long, and most clients never ask for it.
@@ -101,7 +101,7 @@ class Layers:
         """Break the connection: what was sent and is still on its way is lost."""
         self._reset()
 
-    def _start_tls(self) -> Answer:
+    def _start_tls(self) -> IoResult:
         from fakensqd import tls
 
         context = self._context
@@ -109,8 +109,8 @@ class Layers:
         try:
             outcome = run_within(self._clock, _HANDSHAKE_TIMEOUT, lambda: tls.handshake(self._tcp, context))
         except TimeoutError:
-            return Failed(f"read tcp {self._addresses[0]}->{self._addresses[1]}: i/o timeout")
-        if isinstance(outcome, Failed):
+            return TlsFailed(f"read tcp {self._addresses[0]}->{self._addresses[1]}: i/o timeout")
+        if isinstance(outcome, TlsFailed):
             return outcome
         self.top, secured = outcome
         self._secured = self.top
@@ -157,8 +157,8 @@ class ConnectionSession(Protocol):
     def tick(self, now: float) -> list[Effect]:
         """Say what time has brought."""
 
-    def resume(self, answer: Answer, now: float) -> list[Effect]:
-        """Take the answer to a question."""
+    def resume(self, answer: IoResult, now: float) -> list[Effect]:
+        """Take the result of an IoRequest."""
 
     def disconnected(self) -> None:
         """Take note that the connection is gone."""
@@ -188,7 +188,7 @@ class Connection:
         clock: Clock,
         open_session: Callable[[Callable[[], bool]], ConnectionSession],
         on_error: Callable[[BaseException], None],
-        ask_auth: Callable[[AskAuth], Answer] | None = None,
+        ask_auth: Callable[[AskAuth], IoResult] | None = None,
         conditions: Conditions | None = None,
     ) -> None:
         self._layers = layers
@@ -202,7 +202,7 @@ class Connection:
         self._unsent = 0
         self._closing = self._resetting = False
         # Asked by the session; while it is about a new layer, what is to be sent waits for that.
-        self._question: Question | None = None
+        self._io_request: IoRequest | None = None
         self._held_back: list[bytes] | None = None
         self._timer: Timer | None = None
         self._timer_due = math.inf
@@ -261,8 +261,8 @@ class Connection:
                 self._perform(session.receive(data, clock.monotonic()))
             else:
                 self._perform(session.end_of_input(clock.monotonic()))
-            if self._question is not None:
-                self._answer_questions()
+            if self._io_request is not None:
+                self._perform_io_requests()
                 receive = self._layers.top.recv
             if not data:
                 self._wait_for_close()
@@ -273,21 +273,21 @@ class Connection:
             # recv() does not yield while data waits; without this the writer and all others starve.
             gevent.sleep(0)
 
-    def _answer_questions(self) -> None:
+    def _perform_io_requests(self) -> None:
         """Do what the session wants done before it reads on."""
-        while (question := self._question) is not None and not self._closing:
-            if isinstance(question, AskAuth):
+        while (io_request := self._io_request) is not None and not self._closing:
+            if isinstance(io_request, AskAuth):
                 assert self._ask_auth is not None  # what asks has been given whom to ask
-                answer = self._ask_auth(question)
-            elif isinstance(question, Wait):
-                self._clock.sleep(question.seconds)
+                answer = self._ask_auth(io_request)
+            elif isinstance(io_request, Wait):
+                self._clock.sleep(io_request.seconds)
                 answer = None
             else:
                 self._wait_until_sent()
                 if self._closing:
                     return
-                answer = self._layers.start(question)
-            self._question = None
+                answer = self._layers.start(io_request)
+            self._io_request = None
             held_back, self._held_back = self._held_back, None
             self._perform(map(Send, held_back or ()))
             self._perform(self.session.resume(answer, self._clock.monotonic()))
@@ -341,7 +341,7 @@ class Connection:
                     self._closing = True
                     self._resetting = isinstance(effect, Reset)
                 case _:
-                    self._question = effect
+                    self._io_request = effect
                     if not isinstance(effect, (AskAuth, Wait)):
                         self._held_back = []
             self._awake.set()

@@ -27,7 +27,7 @@ from fakensqd.addresses import (
 )
 from fakensqd.clock import Clock, RealClock
 from fakensqd.daemon.connection import Conditions, Connection, ConnectionSession, Layers
-from fakensqd.effects import Answer, AskAuth
+from fakensqd.effects import AskAuth, IoResult
 from fakensqd.faults.control import Watched
 from fakensqd.faults.link import Link, PlacedToxic, reset_socket
 from fakensqd.http.server import Application, HttpPort
@@ -75,7 +75,7 @@ class Daemon(Watched, Server):
         self._faults_port = HttpPort(self._faults_bind)
         self._context = context
         # A subclass whose sessions want to know sets it.
-        self._ask_auth: Callable[[AskAuth], Answer] | None = None
+        self._ask_auth: Callable[[AskAuth], IoResult] | None = None
         self.link = Link(self.clock, self.seed)
         self._conditions = Conditions()
         self._deafness: PlacedToxic | None = None

@@ -14,14 +14,14 @@ from typing import Any
 from fakensqd.effects import (
     Close,
     Execute,
-    HttpAnswer,
+    ExpireMessage,
+    FaultStep,
+    HttpResponse,
     Open,
     Reset,
     Send,
-    SendBehind,
+    SendAfterNext,
     SendLater,
-    Step,
-    TimeOut,
     Wait,
 )
 from fakensqd.faults.rules import Action, Event, Point, Steps
@@ -125,7 +125,7 @@ def reorder() -> Action:
     """Send it behind the frame that comes next on the connection."""
 
     def change(steps: Steps, event: Event) -> Steps:
-        return [SendBehind(step.data) if isinstance(step, Send) else step for step in steps]
+        return [SendAfterNext(step.data) if isinstance(step, Send) else step for step in steps]
 
     return Action("reorder", change, _SENT)
 
@@ -205,7 +205,7 @@ def time_out() -> Action:
     """Take the message back as if its timeout had come: once it is sent, or before its FIN is executed."""
 
     def change(steps: Steps, event: Event) -> Steps:
-        taken: Steps = [TimeOut(event.message_id)]
+        taken: Steps = [ExpireMessage(event.message_id)]
         return taken + steps if event.point is Point.COMMAND else steps + taken
 
     return Action("time_out", change, _TCP, nsqd_only=True)
@@ -221,10 +221,10 @@ def answer(status: int | None = None, body: bytes | None = None) -> Action:
 
     def change(steps: Steps, event: Event) -> Steps:
         if event.point is Point.HTTP:
-            return _instead(steps, [HttpAnswer(status or 200, body or b"")])
+            return _instead(steps, [HttpResponse(status or 200, body or b"")])
         return [
             replace(step, status=status or step.status, body=step.body if body is None else body)
-            if isinstance(step, HttpAnswer)
+            if isinstance(step, HttpResponse)
             else step
             for step in steps
         ]
@@ -244,12 +244,12 @@ ACTIONS: dict[str, Callable[..., Action]] = {
 # --- how steps are changed --------------------------------------------------------------------------------------------
 
 
-def _is_subject(step: Step) -> bool:
+def _is_subject(step: FaultStep) -> bool:
     """Whether a step is what an event is about."""
-    return isinstance(step, (Send, SendLater, SendBehind, Execute, Open, HttpAnswer))
+    return isinstance(step, (Send, SendLater, SendAfterNext, Execute, Open, HttpResponse))
 
 
-def _instead(steps: Sequence[Step], new: Steps) -> Steps:
+def _instead(steps: Sequence[FaultStep], new: Steps) -> Steps:
     """Put something in the place of what an event is about; behind everything if that is nothing."""
     place = next((index for index, step in enumerate(steps) if _is_subject(step)), len(steps))
     return [*steps[:place], *new, *(step for step in steps[place:] if not _is_subject(step))]
@@ -260,15 +260,15 @@ def _ending(steps: Steps, end: Close | Reset, after: bool) -> Steps:
     return [*kept, end] if after else [*_instead(kept, []), end]
 
 
-def _corrupted(step: Step, part: str, to: int | bytes | None, event: Event) -> Step:
+def _corrupted(step: FaultStep, part: str, to: int | bytes | None, event: Event) -> FaultStep:
     match step:
-        case Send(data) | SendLater(data) | SendBehind(data):
+        case Send(data) | SendLater(data) | SendAfterNext(data):
             return replace(step, data=_corrupted_frame(data, part, to, event.header))
         case Execute():
             return Execute(_corrupted_body(event.raw if step.body is None else step.body, to))
-        case HttpAnswer() if part == "size":
+        case HttpResponse() if part == "size":
             return replace(step, size=to if isinstance(to, int) else len(step.body) + 1)
-        case HttpAnswer():
+        case HttpResponse():
             return replace(step, body=_corrupted_body(step.body, to))
         case _:
             return step

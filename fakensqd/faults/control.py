@@ -171,7 +171,7 @@ class Watched:
 
     def wait_until(
         self,
-        question: Callable[[Self], _Value],
+        predicate: Callable[[Self], _Value],
         expected: object = True,
         *,
         limit: float | None = None,
@@ -193,7 +193,7 @@ class Watched:
         if limit is not None and timeout is not None:
             raise TypeError(f"limit={limit!r} and timeout={timeout!r} mean the same: give one of them")
         seconds = limit if limit is not None else timeout if timeout is not None else _LIMIT
-        return wait_for(lambda: question(self), expected, limit=seconds, transcript=self._watch.transcript)
+        return wait_for(lambda: predicate(self), expected, limit=seconds, transcript=self._watch.transcript)
 
     def report(self) -> str:
         """Tell the seed and the end of the transcript, for the report of a failed test."""

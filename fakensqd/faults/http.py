@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gevent.lock import BoundedSemaphore
 
 from fakensqd.clock import Clock
-from fakensqd.effects import Close, Execute, HttpAnswer, Reset, Step, Wait
+from fakensqd.effects import Close, Execute, FaultStep, HttpResponse, Reset, Wait
 from fakensqd.faults.injector import Watch
 from fakensqd.faults.rules import Event, Point, Rule
 from fakensqd.http.router import JSON_TYPE, HttpError, Request
@@ -69,33 +69,35 @@ class WatchedApplication:
         entry.status = answer.status
         return _answered(answer, environ, start_response)
 
-    def _performed(self, steps: Sequence[Step], event: Event, entry: Entry, environ: dict[str, Any]) -> HttpAnswer:
+    def _performed(
+        self, steps: Sequence[FaultStep], event: Event, entry: Entry, environ: dict[str, Any]
+    ) -> HttpResponse:
         """Do what is to be done.
 
         Raises:
             ConnectionResetError: If there is to be no answer, once the client has been told so, or has gone.
         """
-        answer: HttpAnswer | None = None
+        answer: HttpResponse | None = None
         for step in steps:
             match step:
                 case Wait(seconds):
                     self._clock.sleep(seconds)
                 case Execute():
                     answer = self._executed(event, entry, environ)
-                case HttpAnswer():
+                case HttpResponse():
                     answer = step
                 case Close() | Reset():
                     if isinstance(step, Reset):
                         _set_reset(environ[SOCKET])
                     if answer is None:
                         raise _broken_off()
-                    return HttpAnswer(answer.status, answer.body, (*answer.headers, _CLOSE), answer.size)
+                    return HttpResponse(answer.status, answer.body, (*answer.headers, _CLOSE), answer.size)
         if answer is None:
             _wait_for_end(environ[SOCKET])
             raise _broken_off()
         return answer
 
-    def _executed(self, event: Event, entry: Entry, environ: dict[str, Any]) -> HttpAnswer:
+    def _executed(self, event: Event, entry: Entry, environ: dict[str, Any]) -> HttpResponse:
         source = environ["wsgi.input"] = _Recorded(environ["wsgi.input"])
         answer = _captured(self._application, environ)
         if event.method in ("POST", "PUT"):
@@ -136,14 +138,14 @@ def _bodies(event: Event, data: bytes) -> tuple[bytes, ...]:
         return (data,)
 
 
-def _captured(application: Application, environ: dict[str, Any]) -> HttpAnswer:
+def _captured(application: Application, environ: dict[str, Any]) -> HttpResponse:
     begun: list[tuple[str, list[tuple[str, str]]]] = []
     body = b"".join(application(environ, lambda status, headers, exc_info=None: begun.append((status, headers))))
     ((status, headers),) = begun
-    return HttpAnswer(int(status.partition(" ")[0]), body, tuple(headers))
+    return HttpResponse(int(status.partition(" ")[0]), body, tuple(headers))
 
 
-def _answered(answer: HttpAnswer, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+def _answered(answer: HttpResponse, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     headers = [(name, value) for name, value in answer.headers if name != "Content-Length"]
     length = len(answer.body) if answer.size is None else answer.size
     if environ["REQUEST_METHOD"] == "HEAD":

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from fakensqd.effects import Execute, Open, Send, Step
+from fakensqd.effects import Execute, FaultStep, Open, Send
 from fakensqd.faults.rules import Event, Plan, Point
 from fakensqd.nsqd.channel import Message
 from fakensqd.nsqd.commands import ROWS, CommandRow
@@ -18,8 +18,8 @@ from gnsq.protocol.frames import ERROR, HEARTBEAT
 
 __all__ = ["Client", "ConnectionTap", "Watch"]
 
-_EXECUTE: tuple[Step, ...] = (Execute(),)
-_OPEN: tuple[Step, ...] = (Open(),)
+_EXECUTE: tuple[FaultStep, ...] = (Execute(),)
+_OPEN: tuple[FaultStep, ...] = (Open(),)
 # The second word of a frame that is an error.
 _ERROR_TYPE = ERROR.to_bytes(4, "big")
 _UNKNOWN = CommandRow()
@@ -54,14 +54,14 @@ class Watch:
         """Record something, if that is wanted."""
         return entry if self.transcript is None else self.transcript.append(entry)
 
-    def change(self, event: Event, steps: Sequence[Step]) -> Sequence[Step]:
+    def change(self, event: Event, steps: Sequence[FaultStep]) -> Sequence[FaultStep]:
         """Give back what is to happen where the steps would; record the rule that wants it so."""
         rule, changed = self.plan.change(event, steps)
         if rule is not None:
             self.note(Entry(event.now, event.connection, "fault", rule.name))
         return changed
 
-    def connect(self, address: str, now: float) -> tuple[int, Sequence[Step]]:
+    def connect(self, address: str, now: float) -> tuple[int, Sequence[FaultStep]]:
         """Take note of a connection: give back its number and what is to become of it."""
         self._connections += 1
         number = self._connections
@@ -101,7 +101,7 @@ class ConnectionTap:
         """Whether anybody wants to know."""
         return self._watch.active
 
-    def command(self, command: Command, now: float) -> Sequence[Step]:
+    def command(self, command: Command, now: float) -> Sequence[FaultStep]:
         """Take note of a command that has come."""
         event = self._event = self._command_event(command, now)
         self._entry = self._watch.note(self._entry_of(event, "command", event.kind, detail=_details(command)))
@@ -115,7 +115,7 @@ class ConnectionTap:
         if refusal is None and self._entry is not None:
             self._entry.executed += 1
 
-    def reply(self, command: Command, steps: Sequence[Step], now: float) -> Sequence[Step]:
+    def reply(self, command: Command, steps: Sequence[FaultStep], now: float) -> Sequence[FaultStep]:
         """Take note of what a command is answered with."""
         event = self._event
         event.point, event.now, event.client_id = Point.REPLY, now, self._client.names[0]
@@ -123,7 +123,7 @@ class ConnectionTap:
         self._note_replies(event, changed)
         return changed
 
-    def message(self, message: Message, frame: bytes, now: float) -> Sequence[Step]:
+    def message(self, message: Message, frame: bytes, now: float) -> Sequence[FaultStep]:
         """Take note of a message that is to be pushed."""
         event = Event(
             Point.FRAME,
@@ -137,11 +137,11 @@ class ConnectionTap:
         )
         return self._pushed(event, frame)
 
-    def heartbeat(self, frame: bytes, now: float) -> Sequence[Step]:
+    def heartbeat(self, frame: bytes, now: float) -> Sequence[FaultStep]:
         """Take note of a heartbeat that is to be pushed."""
         return self._pushed(Event(Point.FRAME, "heartbeat", now, self._number, *self._client.names), frame)
 
-    def _pushed(self, event: Event, frame: bytes) -> Sequence[Step]:
+    def _pushed(self, event: Event, frame: bytes) -> Sequence[FaultStep]:
         changed = self._watch.change(event, (Send(frame),))
         if self._watch.transcript is not None:
             for step in changed:
@@ -157,7 +157,7 @@ class ConnectionTap:
                         self._watch.note(self._entry_of(event, "heartbeat", "heartbeat", bare=True))
         return changed
 
-    def _note_replies(self, event: Event, steps: Sequence[Step]) -> None:
+    def _note_replies(self, event: Event, steps: Sequence[FaultStep]) -> None:
         if self._watch.transcript is not None:
             for step in steps:
                 data = getattr(step, "data", None)

@@ -20,18 +20,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from fakensqd.effects import (
-    Answer,
     Close,
     Effect,
     Execute,
+    ExpireMessage,
+    FaultStep,
+    IoResult,
     Reset,
     Send,
-    SendBehind,
+    SendAfterNext,
     SendLater,
     StartCompression,
     StartTLS,
-    Step,
-    TimeOut,
     Wait,
 )
 from fakensqd.input_buffer import SIZE, BodyReader, Input, Reading, Refusal
@@ -52,7 +52,7 @@ class Line:
         self._ready: list[bytes] = []
         self._end: Close | Reset | None = None
         self._ending = False
-        self._stalled: deque[Step] = deque()
+        self._stalled: deque[FaultStep] = deque()
         self._until = -math.inf
         self._behind: list[bytes] = []
         self._later: list[tuple[float, int, bytes]] = []
@@ -83,7 +83,7 @@ class Line:
         """Say the end of the connection: behind all that has been said, what is late included."""
         self._ending = True
 
-    def put(self, steps: Iterable[Step], now: float) -> None:
+    def put(self, steps: Iterable[FaultStep], now: float) -> None:
         """Say something; what is not for a connection's output is left out."""
         for step in steps:
             if self._stalled:
@@ -121,14 +121,14 @@ class Line:
                 return
             self._let_go(self._stalled.popleft(), now)
 
-    def _let_go(self, step: Step, now: float) -> None:
+    def _let_go(self, step: FaultStep, now: float) -> None:
         if self._end is not None:
             return
         match step:
             case Send(data):
                 self._ready += [data, *self._behind]
                 self._behind.clear()
-            case SendBehind(data):
+            case SendAfterNext(data):
                 self._behind.append(data)
             case SendLater(data, seconds):
                 heapq.heappush(self._later, (now + seconds, next(self._order), data))
@@ -148,19 +148,19 @@ class Tap(Protocol):
     def active(self) -> bool:
         """Whether anybody wants to know."""
 
-    def command(self, command: Command, now: float) -> Sequence[Step]:
+    def command(self, command: Command, now: float) -> Sequence[FaultStep]:
         """Take note of a command that has come; as a rule, give back Execute."""
 
     def executed(self, command: Command, refusal: bytes | None) -> None:
         """Take note that it has been executed, or how it has been refused."""
 
-    def reply(self, command: Command, steps: Sequence[Step], now: float) -> Sequence[Step]:
+    def reply(self, command: Command, steps: Sequence[FaultStep], now: float) -> Sequence[FaultStep]:
         """Take note of what a command is answered with, perhaps nothing."""
 
-    def message(self, message: Message, frame: bytes, now: float) -> Sequence[Step]:
+    def message(self, message: Message, frame: bytes, now: float) -> Sequence[FaultStep]:
         """Take note of a message that is to be pushed."""
 
-    def heartbeat(self, frame: bytes, now: float) -> Sequence[Step]:
+    def heartbeat(self, frame: bytes, now: float) -> Sequence[FaultStep]:
         """Take note of a heartbeat that is to be pushed."""
 
 
@@ -230,13 +230,13 @@ class Tapped:
             self._line.put([Send(b"".join(self._output))], now)
             self._output.clear()
 
-    def _say(self, steps: Sequence[Step], now: float, *, urgent: bool = True) -> bool:
+    def _say(self, steps: Sequence[FaultStep], now: float, *, urgent: bool = True) -> bool:
         """Let steps come true; say whether the connection ends with them."""
         self._line.put(steps, now)
         if urgent or len(steps) != 1:
             self._urgent = True
         for step in steps:
-            if isinstance(step, TimeOut) and self._time_out is not None:
+            if isinstance(step, ExpireMessage) and self._time_out is not None:
                 self._time_out(step.message_id)
         return any(isinstance(step, (Close, Reset)) for step in steps)
 
@@ -281,32 +281,32 @@ class Tapped:
         self, command: Command, begin: Callable[[], Reading[None] | None], now: Callable[[], float]
     ) -> Reading[bool]:
         ended = answered = False
-        answer: Answer = None
+        answer: IoResult = None
         try:
             reading = begin()
             while reading is not None:
-                question = reading.send(answer)
+                io_request = reading.send(answer)
                 if self._output:
                     answered = True
                     ended = self._reply(command, [], now()) or ended
-                if isinstance(question, (StartTLS, StartCompression)):
+                if isinstance(io_request, (StartTLS, StartCompression)):
                     # What is to be read before the layer begins must be under way.
                     while (seconds := self._line.held_until - now()) > 0:
                         yield Wait(seconds)
-                answer = yield question
+                answer = yield io_request
         except StopIteration:
             pass
         except Refusal as refusal:
             self._tap.executed(command, refusal.data)
-            steps: list[Step] = [Send(refusal.frame)]
+            steps: list[FaultStep] = [Send(refusal.frame)]
             return self._reply(command, [*steps, Close()] if refusal.fatal else steps, now()) or refusal.fatal
         self._tap.executed(command, None)
         if self._output or not answered:
             ended = self._reply(command, [], now()) or ended
         return ended
 
-    def _reply(self, command: Command, steps: list[Step], now: float) -> bool:
-        replies: list[Step] = [Send(frame) for frame in self._output]
+    def _reply(self, command: Command, steps: list[FaultStep], now: float) -> bool:
+        replies: list[FaultStep] = [Send(frame) for frame in self._output]
         self._output.clear()
         return self._say(self._tap.reply(command, replies + steps, now), now)
 
@@ -339,8 +339,8 @@ def read_ahead(read: BodyReader, source: Input) -> Reading[bytes | None]:
     is_whole = True
     try:
         ahead.ended = source.ended
-        for question in read(ahead):
-            yield question
+        for io_request in read(ahead):
+            yield io_request
             ahead.ended = source.ended
     except Refusal:
         is_whole = False

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
-from fakensqd.effects import Step
+from fakensqd.effects import FaultStep
 from fakensqd.nsqd.commands import LOOKUPD_ROWS, NSQD_ROWS, ROWS
 
 __all__ = [
@@ -320,7 +320,7 @@ class on:  # a word of the language of rules, not a class that is made
         return Match(point, path, topic, channel, body=body, method=method, where=where)
 
 
-Steps = list[Step]
+Steps = list[FaultStep]
 Change = Callable[[Steps, Event], Steps]
 
 
@@ -415,7 +415,7 @@ class Rule:
         self.fired += 1
         return True
 
-    def apply(self, steps: Sequence[Step], event: Event) -> list[Step]:
+    def apply(self, steps: Sequence[FaultStep], event: Event) -> list[FaultStep]:
         """Let its actions say what is to happen."""
         changed = list(steps)
         for action in self.actions:
@@ -490,7 +490,7 @@ class Plan:
         ]
         self._changed()
 
-    def change(self, event: Event, steps: Sequence[Step]) -> tuple[Rule | None, Sequence[Step]]:
+    def change(self, event: Event, steps: Sequence[FaultStep]) -> tuple[Rule | None, Sequence[FaultStep]]:
         """Give back what is to happen where the steps would, and the rule that wanted it so."""
         if event.point not in self._points:
             return None, steps

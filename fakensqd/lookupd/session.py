@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from fakensqd.effects import Answer, Close, Effect, Question, Send
+from fakensqd.effects import Close, Effect, IoRequest, IoResult, Send
 from fakensqd.faults.interceptor import Tap, Tapped
 from fakensqd.golang import encoding_json
 from fakensqd.input_buffer import SIZE, BodyReader, Input, Reading, Refusal
@@ -66,7 +66,7 @@ class LookupdSession:
         self._input = Input()
         self._closed = False
         self._output: list[bytes] = []
-        self._question: Question | None = None
+        self._io_request: IoRequest | None = None
         self._tap: Tapped | None = None
         self._program = self._run()
 
@@ -86,9 +86,9 @@ class LookupdSession:
         self._input.ended = True
         return self._advance(now)
 
-    def resume(self, answer: Answer, now: float) -> list[Effect]:
-        """Go on with the answer to the question that was the last effect."""
-        self._question = None
+    def resume(self, answer: IoResult, now: float) -> list[Effect]:
+        """Continue with the result of the last IoRequest."""
+        self._io_request = None
         return self._advance(now, answer)
 
     def pump(self, now: float) -> list[Effect]:
@@ -119,17 +119,17 @@ class LookupdSession:
 
     # --- input --------------------------------------------------------------------------------------------------------
 
-    def _advance(self, now: float, answer: Answer = None) -> list[Effect]:
+    def _advance(self, now: float, answer: IoResult = None) -> list[Effect]:
         self._now = now
-        if self._closed or self._question is not None:
+        if self._closed or self._io_request is not None:
             return self.tick(now)
         try:
-            self._question = self._program.send(answer)
+            self._io_request = self._program.send(answer)
         except StopIteration:
             self.disconnected()
         effects = self._effects()
-        if self._question is not None:
-            effects.append(self._question)
+        if self._io_request is not None:
+            effects.append(self._io_request)
         return effects
 
     def _effects(self) -> list[Effect]:

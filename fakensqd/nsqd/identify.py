@@ -6,7 +6,7 @@ protocol_v2.go IDENTIFY.
 What comes before SUB: who the client is, which layers are on, what it may do.
 
 Pure. IDENTIFY and AUTH are generators that read what they need, send answers through a callable, and pause with a
-Question where something outside has to be done. Source: nsqd protocol_v2.go IDENTIFY, AUTH, CheckAuth.
+IoRequest where something outside has to be done. Source: nsqd protocol_v2.go IDENTIFY, AUTH, CheckAuth.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fakensqd.effects import AskAuth, Failed, Secured, StartCompression, StartTLS
+from fakensqd.effects import AskAuth, StartCompression, StartTLS, TlsEstablished, TlsFailed
 from fakensqd.golang import encoding_json
 from fakensqd.golang.text import quote
 from fakensqd.input_buffer import Input, Reading, Refusal
@@ -276,7 +276,7 @@ class Opening:
         self.user_agent = ""
         self.settings = self.pump_settings = Settings.default(options)
         self.identified = False
-        self.secured: Secured | None = None
+        self.secured: TlsEstablished | None = None
         self.snappy = self.deflate = False
         self.authorization: Authorization | None = None
         self._options = options
@@ -326,9 +326,9 @@ class Opening:
     def _start_tls(self) -> Reading[None]:
         self._forget_input()
         outcome = yield StartTLS()
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, TlsFailed):
             raise Refusal(b"E_IDENTIFY_FAILED IDENTIFY failed %s" % outcome.text.encode())
-        assert isinstance(outcome, Secured)  # the other answer there is
+        assert isinstance(outcome, TlsEstablished)  # the other answer there is
         self.secured = outcome
         self._respond(OK_FRAME)
 
@@ -381,7 +381,7 @@ class Opening:
     def _ask(self) -> Reading[Authorization]:
         common_name = self.secured.common_name if self.secured else ""
         answer = yield AskAuth(self._secret, self._remote_ip, common_name, self.secured is not None)
-        if answer is None or isinstance(answer, (Secured, Failed)):
+        if answer is None or isinstance(answer, (TlsEstablished, TlsFailed)):
             raise Refusal(b"E_AUTH_FAILED AUTH failed")
         self.authorization = answer
         self._expires = self._now() + answer.ttl

@@ -22,7 +22,7 @@ import random
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from fakensqd.effects import Answer, Close, Effect, Question, Send
+from fakensqd.effects import Close, Effect, IoRequest, IoResult, Send
 from fakensqd.faults.interceptor import Tap, Tapped
 from fakensqd.input_buffer import BodyReader, Input, Reading, Refusal
 from fakensqd.nsqd import commands
@@ -272,7 +272,7 @@ class Session:
         self._handlers = _TLS_FIRST if self._tls_missing else _HANDLERS[State.INIT]
         self._auth_required = bool(self._options.auth_http_addresses)
         # What the shell is to answer, and the deadline that waits meanwhile.
-        self._question: Question | None = None
+        self._io_request: IoRequest | None = None
         self._later_read_due = math.inf
         self._executed = False
         self._hung_up = False
@@ -298,9 +298,9 @@ class Session:
         self._input.ended = True
         return self._advance(now)
 
-    def resume(self, answer: Answer, now: float) -> list[Effect]:
-        """Go on with the answer to the question that was the last effect."""
-        self._question = None
+    def resume(self, answer: IoResult, now: float) -> list[Effect]:
+        """Continue with the result of the last IoRequest."""
+        self._io_request = None
         self._read_due = self._later_read_due
         return self._advance(now, answer)
 
@@ -452,17 +452,17 @@ class Session:
 
     # --- input --------------------------------------------------------------------------------------------------------
 
-    def _advance(self, now: float, answer: Answer = None) -> list[Effect]:
+    def _advance(self, now: float, answer: IoResult = None) -> list[Effect]:
         if self._hung_up:
             return self.pump(now)
         self._now = now
-        if self._closed or self._question is not None:
+        if self._closed or self._io_request is not None:
             return [] if self._tap is None else self._effects()
         self._executed = False
         try:
-            question = self._question = self._program.send(answer)
+            io_request = self._io_request = self._program.send(answer)
         except StopIteration:
-            question = None
+            io_request = None
             self.disconnected()
         if self._executed:
             # The deadline runs from the end of the last whole command and covers all of the next.
@@ -470,10 +470,10 @@ class Session:
             self._read_due = now + 2 * interval if interval else math.inf
         self._deliver()
         effects = self._effects()
-        if question is not None:
+        if io_request is not None:
             # Nobody waits for the client meanwhile.
             self._later_read_due, self._read_due = self._read_due, math.inf
-            effects.append(question)
+            effects.append(io_request)
         return effects
 
     def _run(self) -> Reading[None]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fakensqd.effects import Close, Execute, HttpAnswer, Send, SendLater, TimeOut, Wait
+from fakensqd.effects import Close, Execute, ExpireMessage, HttpResponse, Send, SendLater, Wait
 from fakensqd.faults import actions
 from fakensqd.faults.actions import answer, corrupt, delay, disconnect, drop, error, inject, time_out
 from fakensqd.faults.json_rules import decode_rules, encode_rule
@@ -10,7 +10,7 @@ from fakensqd.faults.rules import Event, Point, Rule, on
 from gnsq.protocol.frames import ERROR, encode_frame
 
 EVENT = Event(Point.COMMAND, "FIN", 0.0, message_id=b"0123456789abcdef", raw=b"raw")
-ANSWER = HttpAnswer(200, b"OK")
+ANSWER = HttpResponse(200, b"OK")
 
 CHANGES = [
     pytest.param(drop(), [Wait(1.0), Execute()], [Wait(1.0)], id="drop keeps what stands before"),
@@ -20,11 +20,11 @@ CHANGES = [
         error("E_INVALID"), [Close()], [Send(encode_frame(ERROR, b"E_INVALID FIN failed")), Close()], id="end"
     ),
     pytest.param(disconnect(), [Wait(1.0), Send(b"x"), Close()], [Wait(1.0), Close()], id="one end is enough"),
-    pytest.param(time_out(), [Execute()], [TimeOut(b"0123456789abcdef"), Execute()], id="before a command"),
+    pytest.param(time_out(), [Execute()], [ExpireMessage(b"0123456789abcdef"), Execute()], id="before a command"),
     pytest.param(corrupt("body"), [Execute()], [Execute(b"\x8daw")], id="a command's body"),
     pytest.param(corrupt("body"), [Execute(b"")], [Execute(b"\xff")], id="no body"),
-    pytest.param(corrupt("body"), [ANSWER, Close()], [HttpAnswer(200, b"\xb0K"), Close()], id="an answer's body"),
-    pytest.param(corrupt("size", 9), [ANSWER], [HttpAnswer(200, b"OK", size=9)], id="an answer's size"),
+    pytest.param(corrupt("body"), [ANSWER, Close()], [HttpResponse(200, b"\xb0K"), Close()], id="an answer's body"),
+    pytest.param(corrupt("size", 9), [ANSWER], [HttpResponse(200, b"OK", size=9)], id="an answer's size"),
     pytest.param(corrupt("size", 0), [Send(b"\0\0\0\6\0\0\0\0OK")], [Send(b"\0\0\0\0\0\0\0\0OK")], id="a frame's size"),
     pytest.param(answer(404), [ANSWER, Close()], [ANSWER, Close()], id="answer has no meaning elsewhere"),
 ]
@@ -34,7 +34,7 @@ CHANGES = [
 def test_what_steps_become(action, steps, changed):
     event = EVENT if action.name != "answer" else Event(Point.HTTP_ANSWER, "/pub", 0.0)
 
-    assert action(steps, event) == (changed if action.name != "answer" else [HttpAnswer(404, b"OK"), Close()])
+    assert action(steps, event) == (changed if action.name != "answer" else [HttpResponse(404, b"OK"), Close()])
 
 
 @pytest.mark.parametrize("code", ["E_FIN_FAILED", "E_TOUCH_FAILED"])

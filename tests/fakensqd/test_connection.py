@@ -250,23 +250,23 @@ QUESTION = AskAuth(b"secret", "127.0.0.1", "", False)
 def asked(clock):
     """A connection whose questions the test answers: session, client, what was asked, the answer, errors."""
     ours, theirs = socket.socketpair()
-    errors, questions, answer = [], [], AsyncResult()
+    errors, io_requests, answer = [], [], AsyncResult()
 
-    def ask(question):
-        questions.append(question)
+    def ask(io_request):
+        io_requests.append(io_request)
         return answer.get()
 
     connection = Connection(Layers(TcpTransport(ours, "client"), clock), clock, Script, errors.append, ask)
     greenlet = gevent.spawn(connection.run)
     theirs.settimeout(10)
-    yield connection.session, theirs, questions, answer
+    yield connection.session, theirs, io_requests, answer
     theirs.close()
     greenlet.kill()
     assert errors == []
 
 
 def test_a_question_is_answered_before_anything_else_is_read(asked):
-    session, client, questions, answer = asked
+    session, client, io_requests, answer = asked
     session.answers = [Send(b"wait "), QUESTION]
     session.after = [[Send(b"done")]]
 
@@ -276,7 +276,7 @@ def test_a_question_is_answered_before_anything_else_is_read(asked):
     session.pumped = [Send(b"news ")]
     session.wake()
     assert client.recv(100) == b"news "
-    assert (questions, session.received) == ([QUESTION], b"first")
+    assert (io_requests, session.received) == ([QUESTION], b"first")
 
     answer.set("yes")
     assert client.recv(100) == b"done"
@@ -297,11 +297,11 @@ def test_one_question_may_follow_the_other(asked):
 
 
 def test_who_closes_meanwhile_is_not_answered(asked):
-    session, client, questions, answer = asked
+    session, client, io_requests, answer = asked
     session.answers = [QUESTION]
     session.after = [[QUESTION]]
     client.sendall(b"x")
-    wait_until(lambda: questions)
+    wait_until(lambda: io_requests)
     session.pumped = [Close()]
     session.wake()
     assert client.recv(100) == b""
@@ -309,7 +309,7 @@ def test_who_closes_meanwhile_is_not_answered(asked):
     answer.set("yes")
 
     wait_until(lambda: session.gone)
-    assert questions == [QUESTION]
+    assert io_requests == [QUESTION]
 
 
 def test_compression_begins_behind_what_was_said_before(pair):

@@ -5,7 +5,7 @@ import pytest
 
 from fakensqd.clock import ManualClock, RealClock
 from fakensqd.daemon.connection import Layers
-from fakensqd.effects import Failed, Secured, StartCompression, StartTLS
+from fakensqd.effects import StartCompression, StartTLS, TlsEstablished, TlsFailed
 from gnsq.errors import NSQConnectionClosed
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.tls import CompressedTransport, TlsTransport
@@ -25,7 +25,7 @@ def secured(ends, server_context, client_context):
     starting = gevent.spawn(layers.start, StartTLS())
     client = TlsTransport(ends[1], client_context, server_hostname="localhost")
     client.handshake()
-    assert isinstance(starting.get(timeout=10), Secured)
+    assert isinstance(starting.get(timeout=10), TlsEstablished)
     return layers, client
 
 
@@ -64,7 +64,7 @@ def test_a_handshake_that_fails_leaves_what_was(ends, server_context):
     layers = Layers(ends[0], RealClock(), context=server_context)
     ends[1].sendall(b"NOP\nNOP\n")
 
-    assert layers.start(StartTLS()) == Failed("tls: first record does not look like a TLS handshake")
+    assert layers.start(StartTLS()) == TlsFailed("tls: first record does not look like a TLS handshake")
 
     layers.top.sendall(b"in clear")
     assert ends[1].recv(100) == b"in clear"
@@ -81,7 +81,7 @@ def test_a_handshake_has_five_seconds(ends, server_context):
     assert not starting.ready()
     clock.advance(0.1)
 
-    assert starting.get(timeout=10) == Failed("read tcp 127.0.0.1:4150->127.0.0.1:1000: i/o timeout")
+    assert starting.get(timeout=10) == TlsFailed("read tcp 127.0.0.1:4150->127.0.0.1:1000: i/o timeout")
     layers.top.sendall(b"in clear")
     assert ends[1].recv(100) == b"in clear"
 

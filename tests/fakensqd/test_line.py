@@ -2,13 +2,13 @@
 
 import math
 
-from fakensqd.effects import Close, Reset, Send, SendBehind, SendLater, TimeOut, Wait
+from fakensqd.effects import Close, ExpireMessage, Reset, Send, SendAfterNext, SendLater, Wait
 from fakensqd.faults.interceptor import Line
 
 
 def test_what_is_ready_leaves_at_once_in_one_piece():
     line = Line()
-    line.put([Send(b"a"), TimeOut(b"id"), Send(b"b")], 0.0)
+    line.put([Send(b"a"), ExpireMessage(b"id"), Send(b"b")], 0.0)
 
     assert (line.due, line.take(0.0)) == (math.inf, [Send(b"ab")])
 
@@ -36,7 +36,7 @@ def test_what_is_late_alone_is_overtaken():
 
 def test_what_stands_behind_leaves_with_the_next_frame():
     line = Line()
-    line.put([SendBehind(b"a")], 0.0)
+    line.put([SendAfterNext(b"a")], 0.0)
     assert line.take(0.0) == []
 
     line.put([Send(b"b")], 0.0)
@@ -46,6 +46,6 @@ def test_what_stands_behind_leaves_with_the_next_frame():
 
 def test_nothing_comes_behind_the_end():
     line = Line()
-    line.put([SendLater(b"late", 1.0), SendBehind(b"a"), Reset(), Send(b"b")], 0.0)
+    line.put([SendLater(b"late", 1.0), SendAfterNext(b"a"), Reset(), Send(b"b")], 0.0)
 
     assert line.take(5.0) == [Send(b"a"), Reset()]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fakensqd.effects import AskAuth, Close, Secured, Send, StartCompression, StartTLS
+from fakensqd.effects import AskAuth, Close, Send, StartCompression, StartTLS, TlsEstablished
 from fakensqd.nsqd.auth import Authorization, Grant
 from fakensqd.nsqd.broker import Broker
 from fakensqd.nsqd.session import Session
@@ -15,7 +15,7 @@ from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, FrameDecoder
 
 OK = (RESPONSE, b"OK")
 TLS = {"tls_cert": "cert.pem", "tls_key": "key.pem"}
-SECURED = Secured(version="TLS1.3", cipher_suite="Unknown 4865", common_name="me")
+SECURED = TlsEstablished(version="TLS1.3", cipher_suite="Unknown 4865", common_name="me")
 AUTH = {"auth_http_addresses": ("a:1",)}
 ALL = Authorization(ttl=10.0, identity="me", identity_url="u", grants=(Grant(),))
 
@@ -81,11 +81,11 @@ def test_tls_is_begun_behind_the_answer_and_said_to_be_on_inside():
 def test_compression_is_begun_behind_the_answer(name):
     client = Client()
 
-    features, (question,) = client.identify(**{name: True})
+    features, (io_request,) = client.identify(**{name: True})
 
     assert features == {name}
-    assert isinstance(question, StartCompression)
-    assert question.codec.name == name
+    assert isinstance(io_request, StartCompression)
+    assert io_request.codec.name == name
     assert client.resume(None) == [OK]
     assert client_statistics(client.session)[name]
 
@@ -94,9 +94,9 @@ def test_tls_comes_before_compression():
     client = Client(**TLS)
 
     assert client.identify(tls_v1=True, deflate=True) == ({"tls_v1", "deflate"}, [StartTLS()])
-    ok, question = client.resume(SECURED)
+    ok, io_request = client.resume(SECURED)
     assert ok == OK
-    assert isinstance(question, StartCompression)
+    assert isinstance(io_request, StartCompression)
     assert client.resume(None) == [OK]
 
 
@@ -114,9 +114,9 @@ def test_a_second_identify_may_change_the_compression():
     client.identify(snappy=True)
     client.resume(None)
 
-    features, (question,) = client.identify(deflate=True)
+    features, (io_request,) = client.identify(deflate=True)
 
-    assert (features, question.codec.name) == ({"deflate"}, "deflate")
+    assert (features, io_request.codec.name) == ({"deflate"}, "deflate")
 
 
 def test_no_deadline_runs_while_a_layer_is_put_on():

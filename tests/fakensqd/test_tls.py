@@ -8,7 +8,7 @@ import pytest
 from gevent.ssl import SSLContext
 
 from fakensqd import Certificates
-from fakensqd.effects import Failed, Secured
+from fakensqd.effects import TlsEstablished, TlsFailed
 from fakensqd.options import NsqdOptions
 from fakensqd.tls import client_context as make_client_context
 from fakensqd.tls import handshake
@@ -62,7 +62,7 @@ def test_an_old_certificate_is_good_enough(lowest):
 def test_a_handshake(ends, server_context, client_context):
     (transport, secured), client = shaken(ends, server_context, client_context)
 
-    assert secured == Secured(version="TLS1.3", cipher_suite="Unknown 4866")
+    assert secured == TlsEstablished(version="TLS1.3", cipher_suite="Unknown 4866")
     client.sendall(b"hello")
     assert transport.recv(100) == b"hello"
     transport.sendall(b"back")
@@ -84,7 +84,7 @@ def test_suites_have_the_names_that_go_knows(ends, server_context, cipher, name)
 
     (_, secured), _ = shaken(ends, server_context, client)
 
-    assert secured == Secured(version="TLS1.2", cipher_suite=name)
+    assert secured == TlsEstablished(version="TLS1.2", cipher_suite=name)
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1:DeprecationWarning")
@@ -102,7 +102,7 @@ def test_the_lowest_version(ends, tls_options, lowest, accepted):
     if accepted:
         assert outcome[1].version == "TLS1.1"
     else:
-        assert (outcome, tls) == (Failed("tls: client offered only unsupported versions"), None)
+        assert (outcome, tls) == (TlsFailed("tls: client offered only unsupported versions"), None)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_client_with_a_certificate(ends, verifying, certificates):
 def test_a_client_without(ends, verifying):
     outcome, client = shaken(ends, verifying, client_context())
 
-    assert outcome == Failed("tls: client didn't provide a certificate")
+    assert outcome == TlsFailed("tls: client didn't provide a certificate")
     # TLS 1.3 tells the client only now.
     with pytest.raises(NSQSocketError, match="CERTIFICATE_REQUIRED"):
         client.recv(100)
@@ -129,7 +129,7 @@ def test_a_client_without(ends, verifying):
 def test_a_client_with_another_cas(ends, verifying, tmp_path):
     outcome, _ = shaken(ends, verifying, client_context(files=Certificates(tmp_path).client()))
 
-    assert outcome == Failed("tls: failed to verify certificate: x509: certificate signed by unknown authority")
+    assert outcome == TlsFailed("tls: failed to verify certificate: x509: certificate signed by unknown authority")
 
 
 @pytest.mark.parametrize("policy", ["require", "require-verify"])
@@ -159,7 +159,7 @@ def test_what_is_no_handshake_gets_no_alert(ends, server_context, data, words):
     ends[1].sendall(data)
     ends[1].end()
 
-    assert handshake(ends[0], server_context) == Failed(words)
+    assert handshake(ends[0], server_context) == TlsFailed(words)
     ends[0].close()
     assert ends[1].recv(100) == b""
 
@@ -167,20 +167,20 @@ def test_what_is_no_handshake_gets_no_alert(ends, server_context, data, words):
 def test_what_is_none_inside_gets_an_alert(ends, server_context):
     ends[1].sendall(b"\x16\x03\x01\0\x05hello")
 
-    assert handshake(ends[0], server_context) == Failed("tls: unexpected message")
+    assert handshake(ends[0], server_context) == TlsFailed("tls: unexpected message")
     assert ends[1].recv(100)[:1] == b"\x15"
 
 
 def test_a_client_that_trusts_us_not(ends, server_context):
     outcome, _ = shaken(ends, server_context, SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
-    assert outcome == Failed("remote error: tls: unknown certificate authority")
+    assert outcome == TlsFailed("remote error: tls: unknown certificate authority")
 
 
 def test_a_client_that_breaks_off(ends, server_context):
     ends[0].close()
 
-    assert isinstance(handshake(ends[0], server_context), Failed)
+    assert isinstance(handshake(ends[0], server_context), TlsFailed)
     ends[1].close()
 
 
