@@ -82,11 +82,13 @@ class _Batch(Publish):
         if data != OK:
             raise self.misunderstood(data)
         self.done = True
-        left = self.members = self._left()
+        left = self.members = [member for member in self.members if not member.done]
+        room = 0
         for member in left:
             member.done = True
+            room += member.room
         self.messages = len(left)
-        self.room = sum([member.room for member in left])
+        self.room = room
         if left:
             self.owner.complete(self)
 

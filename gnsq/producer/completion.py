@@ -116,7 +116,7 @@ class Telling:
 
     def _tell_members(self, batch: Publish, now: float) -> None:
         """Wake those who wait for a batch that was confirmed; counted as one, which saves 0.5 us of 3 for each."""
-        members = deque(batch.members)
+        members = iter(batch.members)
         account = self._account
         account.pending -= batch.messages
         account.pending_bytes -= batch.room
@@ -125,10 +125,11 @@ class Telling:
             batch.link.confirmed += batch.messages
         self._latency.add(now - batch.started, batch.messages)
         try:
-            while members:
-                member = members.popleft()
+            for member in members:
                 if member.waiter is not None:
                     member.waiter.switch()
+                elif member.result is not None:
+                    member.result.confirm()  # tell() in place: 0.04 us of 2
                 else:
                     member.tell()
         finally:

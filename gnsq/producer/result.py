@@ -248,14 +248,19 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         else:
             job.kill(block=False)
 
+    def confirm(self) -> None:
+        """End with b"OK"; for the producer."""
+        self.set(OK)
+        if self.waiters.pending:
+            self.waiters.tell(self)
+
     def end(self, error: Exception | None) -> None:
         """End with b"OK", or with an error; for the producer."""
         if error is None:
-            self.set(OK)
-        else:
-            self.set_exception(error)
-        if self.waiters.pending:
-            self.waiters.tell(self)
+            self.confirm()
+            return
+        self.set_exception(error)
+        self.waiters.tell(self)
 
     @property
     def _is_elsewhere(self) -> bool:
