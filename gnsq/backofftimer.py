@@ -6,7 +6,7 @@ import enum
 import random
 from collections.abc import Callable
 
-__all__ = ["Backoff", "BackoffTimer", "Phase", "growing_delay"]
+__all__ = ["ConsumerBackoff", "BackoffTimer", "BackoffPhase", "exponential_delay"]
 
 # Beyond this the power has long passed any sane limit; it keeps the numbers small.
 _MAX_EXPONENT = 64
@@ -56,7 +56,7 @@ class BackoffTimer:
         return interval
 
 
-def growing_delay(
+def exponential_delay(
     failures: int, initial: float, maximum: float, *, growth: float = 2.0, jitter: float = 0.0, spread: float = 0.0
 ) -> float:
     """Wait before trying again: initial, times growth with each failure in a row, up to maximum.
@@ -70,7 +70,7 @@ def growing_delay(
     return min(delay, maximum) * (1 - jitter * spread)
 
 
-class Phase(enum.Enum):
+class BackoffPhase(enum.Enum):
     """What a consumer that backs off does."""
 
     OFF = "off"
@@ -78,11 +78,11 @@ class Phase(enum.Enum):
     PROBING = "probing"
 
 
-class Backoff:
+class ConsumerBackoff:
     """When a consumer stops after failures, and when it tries one message again.
 
     Told results and the time; one result counts for each wait, the others are ignored. Source: the client guide,
-    "Backoff".
+    "ConsumerBackoff".
 
     Args:
         delay: Called with the failures in a row (1 or more); gives seconds.
@@ -104,7 +104,7 @@ class Backoff:
         jitter: float = 0.0,
         rng: random.Random | None = None,
     ) -> None:
-        self.phase = Phase.OFF
+        self.phase = BackoffPhase.OFF
         self.failures = 0
         self.duration = 0.0
         self.until = 0.0
@@ -113,9 +113,9 @@ class Backoff:
         self._jitter = jitter
         self._rng = rng if rng is not None else random.Random()
 
-    def failed(self, now: float) -> bool:
+    def record_failure(self, now: float) -> bool:
         """Note a failure; whether a wait begins with it."""
-        if self.phase is Phase.WAITING or self.maximum <= 0:
+        if self.phase is BackoffPhase.WAITING or self.maximum <= 0:
             return False
         failures = self.failures + 1
         # Where more failures no longer make the wait longer they are not counted: as many successes would be needed.
@@ -124,36 +124,36 @@ class Backoff:
         self._wait(failures, now)
         return True
 
-    def succeeded(self, now: float) -> bool:
+    def record_success(self, now: float) -> bool:
         """Note a success; whether it changes anything: a shorter wait, or none any more."""
-        if self.phase is not Phase.PROBING:
+        if self.phase is not BackoffPhase.PROBING:
             return False
         if self.failures > 1:
             self._wait(self.failures - 1, now)
         else:
             self.failures = 0
-            self.phase = Phase.OFF
+            self.phase = BackoffPhase.OFF
         return True
 
-    def end(self) -> bool:
+    def reset(self) -> bool:
         """Forget all failures; whether there were any."""
-        ended = self.phase is not Phase.OFF
+        ended = self.phase is not BackoffPhase.OFF
         self.failures = 0
-        self.phase = Phase.OFF
+        self.phase = BackoffPhase.OFF
         return ended
 
-    def elapsed(self, now: float) -> bool:
+    def update(self, now: float) -> bool:
         """Note the time; whether the wait has just ended, so that a message is to be tried."""
-        if self.phase is not Phase.WAITING or now < self.until:
+        if self.phase is not BackoffPhase.WAITING or now < self.until:
             return False
-        self.phase = Phase.PROBING
+        self.phase = BackoffPhase.PROBING
         return True
 
     def _wait(self, failures: int, now: float) -> None:
         # What may raise, a user's delay, comes first.
         self.duration = self._length(failures) * (1 - self._jitter * self._rng.random())
         self.failures = failures
-        self.phase = Phase.WAITING
+        self.phase = BackoffPhase.WAITING
         self.until = now + self.duration
 
     def _length(self, failures: int) -> float:

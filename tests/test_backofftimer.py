@@ -2,7 +2,7 @@
 
 import pytest
 
-from gnsq.backofftimer import BackoffTimer, growing_delay
+from gnsq.backofftimer import BackoffTimer, exponential_delay
 
 
 def test_starts_reset_and_waits_not_at_all():
@@ -38,8 +38,8 @@ def test_interval_keeps_its_limits():
 
 @pytest.mark.parametrize(("failures", "delay"), [(1, 8), (2, 16), (3, 32), (5, 128), (6, 128), (10_000, 128)])
 def test_growing_delay_doubles_up_to_the_maximum(failures, delay):
-    assert growing_delay(failures, 8, 128) == delay
+    assert exponential_delay(failures, 8, 128) == delay
 
 
 def test_jitter_takes_off_up_to_its_share():
-    assert growing_delay(1, 10, 100, jitter=0.3, spread=0.5) == pytest.approx(8.5)
+    assert exponential_delay(1, 10, 100, jitter=0.3, spread=0.5) == pytest.approx(8.5)

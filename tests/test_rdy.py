@@ -18,29 +18,29 @@ GRACE = 1.0
 TURN = 30.0
 
 
-def policy(max_in_flight, connections=(), limit=2500, *, heard=True, **options):
+def policy(max_in_flight, connections=(), limit=2500, *, on_messages=True, **options):
     """A policy whose connections have got their first message, and are not starved."""
     made = RdyPolicy(max_in_flight, IDLE, random.Random(1))
     for key in connections:
         made.add(key, limit, 0.0, **options)
-    if heard:
+    if on_messages:
         made.decide({}, 0.0)
         for key in connections:
-            made.heard(key, 1, 0, 0.0)
+            made.on_messages(key, 1, 0, 0.0)
     return made
 
 
 def test_connection_begins_with_one():
-    assert policy(10, "ab", heard=False).decide({}, 0.0) == {"a": 1, "b": 1}
+    assert policy(10, "ab", on_messages=False).decide({}, 0.0) == {"a": 1, "b": 1}
 
 
 def test_first_message_brings_the_share():
-    made = policy(10, "a", heard=False)
+    made = policy(10, "a", on_messages=False)
     made.decide({}, 0.0)
 
-    assert made.heard("a", 1, 1, 0.0)
+    assert made.on_messages("a", 1, 1, 0.0)
     assert made.decide({"a": 1}, 0.0) == {"a": 10}
-    assert not made.heard("a", 1, 1, 0.1)
+    assert not made.on_messages("a", 1, 1, 0.1)
 
 
 def test_shares_are_even_and_the_remainder_goes_to_some():
@@ -58,7 +58,7 @@ def test_what_one_nsqd_does_not_allow_goes_to_others():
     made = policy(100, "a", limit=10)
     made.add("b", 2500, 0.0)
     made.decide({}, 0.0)
-    made.heard("b", 1, 0, 0.0)
+    made.on_messages("b", 1, 0, 0.0)
     made.decide({}, 0.0)
 
     assert (made._shares["a"].rdy, made._shares["b"].rdy) == (10, 90)
@@ -78,11 +78,11 @@ def test_newcomer_waits_for_what_is_in_flight_elsewhere():
 
     # The half that b will have, should it have messages, is kept for it for a moment.
     assert made.decide({"a": 10}, 0.0) == {"a": 5}
-    assert made.owed
+    assert made.has_unassigned
     # Nothing else can be on its way from a: it had as many in flight as its RDY allowed.
     assert made.decide({"a": 9}, 0.0) == {"b": 1}
     assert made.decide({"a": 9}, GRACE) == {"a": 9}
-    assert not made.owed
+    assert not made.has_unassigned
 
 
 def test_lowered_rdy_is_granted_elsewhere_only_when_nsqd_must_have_read_it():
@@ -91,17 +91,17 @@ def test_lowered_rdy_is_granted_elsewhere_only_when_nsqd_must_have_read_it():
     made.add("b", 2500, 0.0)
     made.decide({}, 0.0)
 
-    assert made.owed
+    assert made.has_unassigned
     assert made.due(0.0) == GRACE
     assert made.decide({}, GRACE / 2) == {}
     assert made.decide({}, GRACE) == {"a": 9, "b": 1}
 
 
 def test_share_is_kept_for_those_that_are_expected():
-    made = policy(100, "a", heard=False)
+    made = policy(100, "a", on_messages=False)
     made.decide({}, 0.0)
     made.expected = 3
-    made.heard("a", 1, 1, 0.0)
+    made.on_messages("a", 1, 1, 0.0)
     assert made.decide({"a": 1}, 0.0) == {"a": 25}
 
     made.expected = 0
@@ -136,7 +136,7 @@ def test_removing_twice_is_no_error():
 def test_idle_connection_gives_its_share_to_one_that_is_starved():
     made = policy(10, "ab")
     made.decide({}, 0.0)
-    made.heard("a", 5, 5, IDLE)
+    made.on_messages("a", 5, 5, IDLE)
 
     assert made.decide({"a": 5}, IDLE) == {"b": 1}
     assert made.decide({"a": 5}, IDLE + GRACE) == {"a": 9}
@@ -145,7 +145,7 @@ def test_idle_connection_gives_its_share_to_one_that_is_starved():
 def test_idle_connection_keeps_its_share_while_nobody_needs_it():
     made = policy(10, "ab")
     made.decide({}, 0.0)
-    made.heard("a", 1, 1, IDLE)
+    made.on_messages("a", 1, 1, IDLE)
 
     assert made.decide({"a": 1}, IDLE) == {}
 
@@ -153,11 +153,11 @@ def test_idle_connection_keeps_its_share_while_nobody_needs_it():
 def test_idle_connection_gets_its_share_back_with_its_next_message():
     made = policy(10, "ab")
     made.decide({}, 0.0)
-    made.heard("a", 5, 5, IDLE)
+    made.on_messages("a", 5, 5, IDLE)
     made.decide({"a": 5}, IDLE)
     made.decide({"a": 5}, IDLE + GRACE)
 
-    assert made.heard("b", 1, 1, IDLE + 2)
+    assert made.on_messages("b", 1, 1, IDLE + 2)
     assert made.decide({"a": 5, "b": 1}, IDLE + 2) == {"a": 5}
     assert made.decide({"a": 5, "b": 1}, IDLE + 2 + GRACE) == {"b": 5}
 
@@ -165,7 +165,7 @@ def test_idle_connection_gets_its_share_back_with_its_next_message():
 def test_becoming_idle_is_noticed_without_an_event():
     made = policy(10, "ab")
     made.decide({}, 0.0)
-    made.heard("a", 5, 5, 4.0)
+    made.on_messages("a", 5, 5, 4.0)
 
     assert made.due(4.0) == IDLE
 
@@ -173,10 +173,10 @@ def test_becoming_idle_is_noticed_without_an_event():
 def test_connection_with_less_than_nearly_all_in_flight_is_not_starved():
     made = policy(20, "ab")
     made.decide({}, 0.0)
-    made.heard("a", 8, 8, IDLE)
+    made.on_messages("a", 8, 8, IDLE)
     assert made.decide({"a": 8}, IDLE) == {}
 
-    made.heard("a", 1, 9, IDLE)
+    made.on_messages("a", 1, 9, IDLE)
     assert made.decide({"a": 9}, IDLE) == {"b": 1}
 
 
@@ -187,7 +187,7 @@ def test_nothing_is_due_while_nobody_is_starved():
     assert made.due(0.0) is None
 
 
-def test_fewer_than_connections_take_turns():
+def test_fewer_than_connections_rotate():
     made = policy(1, "abc")
     now, served, rdy = 0.0, [], {}
 
@@ -207,7 +207,7 @@ def test_busy_connection_keeps_its_turn_longer_but_not_for_ever():
 
     while not changes:
         now += 1.0
-        made.heard(busy, 1, 1, now)
+        made.on_messages(busy, 1, 1, now)
         changes = made.decide({busy: 1}, now)
 
     assert now == TURN
@@ -250,7 +250,7 @@ def test_backing_off_leaves_nothing_but_the_probe():
 
 def test_probe_is_first_the_one_that_had_messages_last():
     made = policy(9, "abc")
-    made.heard("b", 1, 1, 5.0)
+    made.on_messages("b", 1, 1, 5.0)
     made.add("d", 2500, 6.0)
 
     assert made.pick_probe({}) == "b"
@@ -283,14 +283,14 @@ def test_resize_takes_effect():
 
 
 def test_rdy_that_is_counted_down_is_sent_again_when_less_than_a_quarter_is_left():
-    made = policy(100, "a", counts_down=True, heard=False)
+    made = policy(100, "a", counts_down=True, on_messages=False)
     assert made.decide({}, 0.0) == {"a": 1}
-    made.heard("a", 1, 1, 0.0)
+    made.on_messages("a", 1, 1, 0.0)
     assert made.decide({"a": 1}, 0.0) == {"a": 100}
 
-    assert not made.heard("a", 75, 1, 0.0)
+    assert not made.on_messages("a", 75, 1, 0.0)
     assert made.decide({"a": 1}, 0.0) == {}
-    assert made.heard("a", 1, 2, 0.0)
+    assert made.on_messages("a", 1, 2, 0.0)
     assert made.decide({"a": 2}, 0.0) == {"a": 100}
 
 
@@ -298,7 +298,7 @@ def test_rdy_that_is_counted_down_is_sent_again_when_less_than_a_quarter_is_left
 def test_rdy_that_is_counted_down_is_the_share_whatever_is_in_flight(in_flight):
     made = policy(2, "a", counts_down=True)
     made.decide({}, 0.0)
-    made.heard("a", 2, 2, 0.0)
+    made.on_messages("a", 2, 2, 0.0)
 
     # Less, and nsqd would send nothing while this is in flight.
     assert made.decide({"a": in_flight}, 0.0) == {"a": 2}
@@ -309,7 +309,7 @@ def test_rdy_that_is_counted_down_is_not_sent_again_while_paused():
     made.decide({}, 0.0)
     made.paused = True
     assert made.decide({}, 0.0) == {"a": 0}
-    made.heard("a", 2, 2, 0.0)
+    made.on_messages("a", 2, 2, 0.0)
 
     assert made.decide({"a": 2}, 0.0) == {}
 
@@ -406,7 +406,7 @@ class RdyMachine(RuleBasedStateMachine):
             nsqd.read(self.now)
             nsqd.send(self.now, self.backlog.get(key, 0))
             count = nsqd.deliver(self.now)
-            if count and self.policy.heard(key, count, nsqd.in_flight, self.now):
+            if count and self.policy.on_messages(key, count, nsqd.in_flight, self.now):
                 self.decide()
 
     backlog = {}  # messages that each nsqd may send in one exchange, by key
@@ -456,7 +456,7 @@ class RdyMachine(RuleBasedStateMachine):
         for _ in range(count):
             nsqd.in_flight -= 1
             nsqd.tell(self.now, None)
-            if self.policy.owed:
+            if self.policy.has_unassigned:
                 self.decide()
 
     @rule(paused=st.booleans())
@@ -552,7 +552,7 @@ class Simulation:
     def answer(self, key):
         self.nsqds[key].in_flight -= 1
         self.tell(key, None)
-        if self.policy.owed:
+        if self.policy.has_unassigned:
             self.decide()
 
     def decide(self):
@@ -577,7 +577,7 @@ class Simulation:
         count = nsqd.deliver(self.now)
         for _ in range(count):
             self.at(self.now + self.rng.expovariate(10), self.answer, key)
-        if count and self.policy.heard(key, count, nsqd.in_flight, self.now):
+        if count and self.policy.on_messages(key, count, nsqd.in_flight, self.now):
             self.decide()
         self.loads[key] = nsqd.load()
 
@@ -611,7 +611,7 @@ def test_of_many_nsqds_none_exceeds_its_share_and_none_starves(seed):
 
 
 def test_random_order_of_newcomers_is_seeded():
-    assert policy(2, "abc", heard=False).decide({}, 0.0) == policy(2, "abc", heard=False).decide({}, 0.0)
+    assert policy(2, "abc", on_messages=False).decide({}, 0.0) == policy(2, "abc", on_messages=False).decide({}, 0.0)
 
 
 @pytest.mark.parametrize("paused", [True, False])

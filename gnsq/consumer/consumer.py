@@ -1,8 +1,8 @@
 """Consumer: discovery, connections, and its life from start() to close().
 
-Policy only: bytes are Connection's. The path of a message: a connection's reader hands each chunk to _receive(); the
-workers (workers.py) take from the inbox and handle (handling.py); the outcome goes back through Message to the
-connection. Beside that runs the flow (flow.py): who may send how many, asked of rdy.py and backofftimer.py.
+Policy only: bytes are Connection's. The path of a message: a connection's reader hands each chunk to _on_messages();
+the workers (worker_pool.py) take from the inbox and handle (handler_runner.py); the outcome goes back through
+Message to the connection. Beside that runs RdyController, which asks rdy_policy.py and backofftimer.py.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from blinker import ANY
 from gevent.event import Event
 
 from gnsq.addresses import Addresses, joined, parse_addresses
-from gnsq.backofftimer import Phase
+from gnsq.backofftimer import BackoffPhase
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.forks import register_after_fork
 from gnsq.concurrency.greenlets import run_forever
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.concurrency.threads import NO_TIMEOUT, Once, OwnerThread, ThreadEvent, is_hub_greenlet
-from gnsq.consumer.handler_runner import Handling
+from gnsq.consumer.handler_runner import HandlerRunner
 from gnsq.consumer.handlers import HandlerSignal, check_handler, check_runs
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict, OptionAttribute
-from gnsq.consumer.rdy_controller import Flow
-from gnsq.consumer.shutdown import Closing
-from gnsq.consumer.worker_pool import Workers
+from gnsq.consumer.rdy_controller import RdyController
+from gnsq.consumer.shutdown import Shutdown
+from gnsq.consumer.worker_pool import WorkerPool
 from gnsq.discovery import TopicNodes, parse_lookupds
 from gnsq.errors import NSQErrorCode
 from gnsq.httpclient import HttpOptionsDict
@@ -64,7 +64,7 @@ __all__ = ["Consumer", "Handler", "HandlerT"]
 # What the end may take beyond the timeout of close() until a thread that waits for it goes on, seconds.
 CLOSE_GRACE = 5.0
 # Seconds between looks for handlers that have outlived their messages.
-WATCH = 10.0
+OVERDUE_CHECK_INTERVAL = 10.0
 
 
 class Handler(Protocol):
@@ -213,30 +213,32 @@ class Consumer:
             connection,
             reconnect,
             self._clock,
-            prepare=self._prepare,
-            setup=self._setup,
-            on_lost=self._lost,
+            prepare=self._prepare_connection,
+            setup=self._setup_connection,
+            on_lost=self._on_connection_lost,
             owner=self.log_owner,
         )
-        self._flow = Flow(
+        self._rdy = RdyController(
             self.options,
             self._pool.connections,
             self._clock,
-            unanswered=self._unanswered,
-            on_timed_out=lambda messages: self._handling.timed_out(messages),
-            untried=lambda: self._pool.untried,
-            on_phase=self._handle_backoff,
+            unanswered=self._unanswered_messages,
+            on_timed_out=lambda messages: self._runner.on_timed_out(messages),
+            not_attempted=lambda: self._pool.untried,
+            on_phase=self._on_backoff_phase,
             owner=self.log_owner,
         )
-        self._handling = Handling(self, self._clock, running=lambda: self._workers.running, unanswered=self._unanswered)
-        self._workers = Workers(
+        self._runner = HandlerRunner(
+            self, self._clock, running=lambda: self._workers.running, unanswered=self._unanswered_messages
+        )
+        self._workers = WorkerPool(
             f"gnsq-worker-{topic}",
             lambda: self.concurrency,
             self._handle,
-            functools.partial(self._handling.handle_all, self.handle_messages)
+            functools.partial(self._runner.handle_batch_with_override, self.handle_messages)
             if self._overridden("handle_messages")
             else None,
-            self._handling.dropped,
+            self._runner.on_dropped,
             self._clock,
         )
         # What connections have counted that are closed.
@@ -250,7 +252,7 @@ class Consumer:
         self._starting = Once()
         self._close_requested = False
         self._closed = ThreadEvent()
-        self._closing: Closing | None = None
+        self._shutdown: Shutdown | None = None
         self._nodes = TopicNodes(self.lookupds, topic, self.options.max_nsqds, self.log_owner)
         self._looked_up = False  # whether the last round of lookups had an answer
         # nsqds whose connection was lost, and when.
@@ -294,7 +296,7 @@ class Consumer:
             if self.threaded:
                 self._start_on_thread()
             else:
-                self._start_here()
+                self._start_in_thread()
         if block:
             self.join()
 
@@ -306,7 +308,7 @@ class Consumer:
                 self.on_giving_up.collected_hint(),
             )
 
-    def _start_here(self) -> None:
+    def _start_in_thread(self) -> None:
         self._owner_thread = OwnerThread()
         self._state = Life.RUNNING
         register_after_fork(self)
@@ -318,15 +320,15 @@ class Consumer:
 
     def _start_on_thread(self) -> None:
         try:
-            self._hub_thread = HubThread(f"gnsq-consumer-{self.topic}", on_end=self._end_with_thread)
+            self._hub_thread = HubThread(f"gnsq-consumer-{self.topic}", on_end=self._abort_with_thread)
             atexit.register(self._close_at_exit)
-            self._hub_thread.call(self._start_here)
+            self._hub_thread.call(self._start_in_thread)
         except BaseException as error:
             if isinstance(error, RuntimeError) and self._closed.is_set:
                 return  # closed while it connected
             # Interrupted, or there is no thread to be had. It can't be started again.
             if self._hub_thread is None:
-                self._end_unstarted()
+                self._close_unstarted()
             else:
                 with contextlib.suppress(RuntimeError):  # the thread has ended
                     self._hub_thread.call_soon(gevent.spawn, self._abort_start)
@@ -334,7 +336,7 @@ class Consumer:
 
     def _abort_start(self) -> None:
         if self._state is Life.INIT:
-            self._end_unstarted()
+            self._close_unstarted()
         else:
             self.close()
 
@@ -354,7 +356,7 @@ class Consumer:
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout {timeout} of close() must be at least 0 s")
         if self._starting.acquire():
-            self._end_unstarted()
+            self._close_unstarted()
         # Another thread may be about to start it.
         self._close_requested = True
         if self._state is Life.RUNNING and self._owner_thread is not None and not self._owner_thread.is_current:
@@ -362,8 +364,8 @@ class Consumer:
         elif self._state is Life.RUNNING:
             self._state = Life.CLOSING
             limit = self.options.close_timeout if timeout is None else timeout
-            self._closing = Closing(limit, self._workers, self._pool, self._clock, self.log_owner.label, self.logger)
-            closer = gevent.spawn(self._close, self._closing)
+            self._shutdown = Shutdown(limit, self._workers, self._pool, self._clock, self.log_owner.label, self.logger)
+            closer = gevent.spawn(self._close, self._shutdown)
             closer.name = f"gnsq-close-{self.topic}"
             self._tasks.append(closer)
         if timeout is not None and self.threaded:
@@ -391,8 +393,8 @@ class Consumer:
         if here is gevent.get_hub() or here in self._tasks or self._pool.runs_in(here):
             # A signal handler of Python's own runs in whatever runs: it must not wait for what it holds up.
             return
-        if self._workers.is_one and self._closing is not None:
-            self._closing.wait_for_others(timeout)
+        if self._workers.is_current and self._shutdown is not None:
+            self._shutdown.wait_for_others(timeout)
         else:
             self._closed.wait(NO_TIMEOUT if timeout is None else timeout)
 
@@ -410,15 +412,15 @@ class Consumer:
 
     def pause(self) -> None:
         """Ask nsqd for no further messages (RDY 0); what was delivered is still handled. From any thread."""
-        self._in_owner_thread(setattr, self._flow, "paused", True)
+        self._in_owner_thread(setattr, self._rdy, "paused", True)
 
     def resume(self) -> None:
         """Undo pause()."""
-        self._in_owner_thread(setattr, self._flow, "paused", False)
+        self._in_owner_thread(setattr, self._rdy, "paused", False)
 
     def apply_options(self) -> None:
         """Take over options that were set as attributes."""
-        self._in_owner_thread(self._flow.configure, self.options)
+        self._in_owner_thread(self._rdy.configure, self.options)
 
     def _in_owner_thread(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
         """Call a function where the consumer runs: now, or soon if that is another thread. After the end it changes
@@ -438,7 +440,7 @@ class Consumer:
         self._state = Life.CLOSED
         for task in self._tasks:
             task.kill(block=False)
-        self._workers.kill()
+        self._workers.abort()
         self._end()
 
     # --- state
@@ -468,12 +470,12 @@ class Consumer:
     @property
     def max_in_flight(self) -> int:
         """Messages delivered and not yet answered, over all connections; may be changed while running."""
-        return self._flow.max_in_flight
+        return self._rdy.max_in_flight
 
     @max_in_flight.setter
     def max_in_flight(self, value: int) -> None:
         ConsumerOptions(max_in_flight=value)  # checks the bounds
-        self._in_owner_thread(setattr, self._flow, "max_in_flight", value)
+        self._in_owner_thread(setattr, self._rdy, "max_in_flight", value)
 
     @property
     def total_ready_count(self) -> int:
@@ -503,7 +505,7 @@ class Consumer:
 
     def stats(self) -> ConsumerStats:
         """Tell how things are at this moment, and what was counted since the start. Costs 10 us a connection."""
-        flow, workers, handling = self._flow, self._workers, self._handling
+        flow, workers, handling = self._rdy, self._workers, self._runner
         failures = {address: str(error) for address, error in self._pool.failures().items()}
         connections = tuple(connection.stats() for connection in list(self._pool.connections.values()))
         return ConsumerStats(
@@ -516,7 +518,7 @@ class Consumer:
             given_up=handling.given_up,
             failed=handling.failed,
             waiting=len(workers.inbox),
-            handling=len(workers.handled_now),
+            handling=len(workers.handling),
             backoff=flow.backoff.phase.value,
             backoff_failures=flow.backoff.failures,
             backoff_remaining=flow.backoff_remaining,
@@ -544,13 +546,13 @@ class Consumer:
     def note_failure(self, message: Message, error: BaseException) -> None:
         """Remember why a message failed, for the log line that tells when it is given up. For code that requeues
         messages itself, as BatchHandler does; what handlers raise is remembered without it."""
-        self._handling.note_failure(message, error)
+        self._runner.note_failure(message, error)
 
     # --- what subclasses may override; an exception that these raise is logged only
 
     def handle_message(self, conn: Connection | None, message: Message) -> None:
         """Call the handlers of on_message, and answer by how they end. Runs in a worker; conn is None if it is gone."""
-        self._handling.handle(message)
+        self._runner.handle(message)
 
     def handle_messages(self, messages: list[Message]) -> None:
         """Handle all that has come with one call, in place of handle_message() for each; for subclasses to override:
@@ -590,7 +592,7 @@ class Consumer:
         """Send on_requeue."""
         notify(self.on_requeue, self, message_id=message_id, timeout=timeout)
 
-    def _tell(self, function: Callable[..., None], *arguments: object) -> None:
+    def _call_hook(self, function: Callable[..., None], *arguments: object) -> None:
         """Call what a subclass may have overridden; nothing of ours may depend on it."""
         try:
             function(*arguments)
@@ -643,12 +645,12 @@ class Consumer:
 
     def redistribute_ready_state(self) -> None:
         """Share out RDY anew, soon."""
-        self._in_owner_thread(self._flow.ask)
+        self._in_owner_thread(self._rdy.schedule_update)
 
     def _connect_all(self) -> None:
         self.query_nsqd()
-        self._spawn("flow", self._flow.run)
-        self._spawn("watch", self._watch)
+        self._spawn("rdy", self._rdy.run)
+        self._spawn("overdue", self._check_overdue)
         if self.lookupds:
             # A task, for close() to end.
             first = gevent.spawn(self.query_lookupd)
@@ -665,11 +667,11 @@ class Consumer:
         greenlet.name = f"gnsq-{name}-{self.topic}"
         self._tasks.append(greenlet)
 
-    def _watch(self) -> None:
+    def _check_overdue(self) -> None:
         while True:
-            self._clock.sleep(WATCH)
-            self._handling.log_overdue()
-            self._handling.log_rest()
+            self._clock.sleep(OVERDUE_CHECK_INTERVAL)
+            self._runner.log_overdue()
+            self._runner.log_given_up_summary()
 
     def _poll_lookupds(self) -> None:
         while True:
@@ -680,30 +682,30 @@ class Consumer:
                 self._clock.wait(self._nsqd_lost, left)
             self.query_lookupd()
 
-    def _prepare(self, connection: Connection) -> None:
-        connection.on_messages = self._receive
-        connection.on_response = functools.partial(self._tell, self.handle_response)
-        connection.on_error = functools.partial(self._tell, self.handle_error)
+    def _prepare_connection(self, connection: Connection) -> None:
+        connection.on_messages = self._on_messages
+        connection.on_response = functools.partial(self._call_hook, self.handle_response)
+        connection.on_error = functools.partial(self._call_hook, self.handle_error)
         connection.answers.latency = self._workers.latency
         connection.answers.requeue_after = lambda attempts: self.options.requeue_after(attempts)  # they may be replaced
         connection.answers.max_req_timeout = self._max_req_timeouts.get(connection.address)
-        connection.answers.on_requeue = functools.partial(self._requeued, connection)
-        self._listen_for_finishes([connection])
+        connection.answers.on_requeue = functools.partial(self._on_requeue, connection)
+        self._set_finish_listener([connection])
 
-    def _setup(self, connection: Connection) -> None:
+    def _setup_connection(self, connection: Connection) -> None:
         if connection.identity.auth:
-            self._tell(self.handle_auth, connection, dict(connection.identity.auth))
+            self._call_hook(self.handle_auth, connection, dict(connection.identity.auth))
         connection.subscribe(self.topic, self.channel)
         self._lost_nsqds.pop(connection.address, None)
-        self._flow.join(connection)
+        self._rdy.add(connection)
 
-    def _lost(self, connection: Connection) -> None:
+    def _on_connection_lost(self, connection: Connection) -> None:
         limit = max_req_timeout(connection.error)
         if limit is not None:
             self._max_req_timeouts[connection.address] = limit
         self._closed_counts += connection.answers.counts
-        self._workers.forget(connection.address)
-        self._flow.leave(connection)
+        self._workers.drop_from(connection.address)
+        self._rdy.remove(connection)
         if len(self._lost_nsqds) >= self.options.max_nsqds:
             del self._lost_nsqds[next(iter(self._lost_nsqds))]
         self._lost_nsqds[connection.address] = self._clock.monotonic()
@@ -711,51 +713,53 @@ class Consumer:
 
     # --- messages
 
-    def _receive(self, connection: Connection, messages: list[Message]) -> None:
+    def _on_messages(self, connection: Connection, messages: list[Message]) -> None:
         """Take a chunk's messages in. What the hot path needs of signals is asked here, once per chunk."""
-        self._handling.receivers = tuple(self.on_message.receivers_for(self))
-        self._listen_for_finishes([connection])
-        self._flow.received(connection, len(messages))
+        self._runner.receivers = tuple(self.on_message.receivers_for(self))
+        self._set_finish_listener([connection])
+        self._rdy.on_messages(connection, len(messages))
         self._workers.put(messages)
         if connection.answers.in_flight > connection.in_flight_limit:
-            self._flow.check_in_flight(connection)
+            self._rdy.check_in_flight(connection)
 
     @functools.cached_property
     def _handle(self) -> Callable[[Message], bool]:
         if self._overridden("handle_message"):
-            return functools.partial(self._handling.handle_by, self._handle_one)
-        return self._handling.handle
+            return functools.partial(self._runner.handle_with_override, self._handle_one)
+        return self._runner.handle
 
-    def _unanswered(self) -> list[Message]:
+    def _unanswered_messages(self) -> list[Message]:
         """Messages that handlers have, or whoever answers asynchronous ones."""
         # Each taken in one step: other threads may add to it.
         held = [list(connection.answers.held) for connection in self._pool.connections.values()]
-        return list(itertools.chain(self._workers.handled_now, *held))
+        return list(itertools.chain(self._workers.handling, *held))
 
-    def _listen_for_finishes(self, connections: Collection[Connection]) -> None:
+    def _set_finish_listener(self, connections: Collection[Connection]) -> None:
         """Be told of each FIN only while somebody wants to know: it costs a call."""
         wanted = (
-            self.on_finish.receivers or self._flow.backoff.phase is not Phase.OFF or self._overridden("handle_finish")
+            self.on_finish.receivers
+            or self._rdy.backoff.phase is not BackoffPhase.OFF
+            or self._overridden("handle_finish")
         )
         for connection in connections:
-            connection.answers.on_finish = functools.partial(self._finished, connection) if wanted else None
+            connection.answers.on_finish = functools.partial(self._on_finish, connection) if wanted else None
 
-    def _finished(self, connection: Connection, message_id: bytes) -> None:
-        if self._handling.is_given_up(connection.address, message_id):
-            self._flow.neither(connection)
+    def _on_finish(self, connection: Connection, message_id: bytes) -> None:
+        if self._runner.is_given_up(connection.address, message_id):
+            self._rdy.record_neutral(connection)
         else:
-            self._flow.succeeded()
-        self._tell(self.handle_finish, connection, message_id)
+            self._rdy.record_success()
+        self._call_hook(self.handle_finish, connection, message_id)
 
-    def _requeued(self, connection: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
+    def _on_requeue(self, connection: Connection, message_id: bytes, timeout: int, backoff: bool) -> None:
         if backoff:
-            self._flow.failed()
+            self._rdy.record_failure()
         else:
-            self._flow.neither(connection)
-        self._tell(self.handle_requeue, connection, message_id, timeout, backoff)
+            self._rdy.record_neutral(connection)
+        self._call_hook(self.handle_requeue, connection, message_id, timeout, backoff)
 
-    def _handle_backoff(self, phase: str, failures: int, duration: float) -> None:
-        self._listen_for_finishes(self._pool.connections.values())
+    def _on_backoff_phase(self, phase: str, failures: int, duration: float) -> None:
+        self._set_finish_listener(self._pool.connections.values())
         if phase == "end":
             self.logger.info("%s: messages are handled again, as many as before", self.log_owner.label)
         else:
@@ -766,12 +770,12 @@ class Consumer:
 
     # --- end
 
-    def _close(self, closing: Closing) -> None:
+    def _close(self, shutdown: Shutdown) -> None:
         try:
             gevent.killall([task for task in self._tasks if task is not gevent.getcurrent()])
-            self._flow.stop()
-            closing.run()
-            self._handling.log_rest(at_once=True)
+            self._rdy.stop()
+            shutdown.run()
+            self._runner.log_given_up_summary(at_once=True)
             for lookupd in self.lookupds:
                 lookupd.close()
         finally:
@@ -781,12 +785,12 @@ class Consumer:
             finally:
                 self._end()
 
-    def _end_unstarted(self) -> None:
+    def _close_unstarted(self) -> None:
         self._state = Life.CLOSED
         self._pool.close(0)
         self._end()
 
-    def _end_with_thread(self) -> None:
+    def _abort_with_thread(self) -> None:
         """Close at once if the thread ends before close(), as when a handler calls sys.exit()."""
         if self._state is Life.RUNNING:
             self._state = Life.CLOSED

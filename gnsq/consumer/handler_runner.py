@@ -20,7 +20,7 @@ import gevent
 from gnsq.clock import Clock
 from gnsq.consumer.handlers import HandlerSignal, check_ran, handler_name
 from gnsq.consumer.options import ConsumerOptions
-from gnsq.consumer.worker_pool import Running
+from gnsq.consumer.worker_pool import RunningHandler
 from gnsq.errors import NSQConnectionClosed, NSQException, NSQRequeueMessage, NSQTimeout
 from gnsq.logs import INTERVAL, LogOwner, RateLimitedLogger
 from gnsq.message import Message, enable_async_all
@@ -28,13 +28,13 @@ from gnsq.nsqd.connection import Connection
 from gnsq.signals import ExceptionReceiver, TypedSignal, notify
 from gnsq.texts import counted
 
-__all__ = ["Handling"]
+__all__ = ["HandlerRunner"]
 
 # Lines for messages that are given up, in one INTERVAL; then their number.
 GIVEN_UP_LINES = 10
 # Messages whose last failure is remembered, and characters of its text.
-FAILURES = 1000
-MAX_ERROR = 200
+MAX_FAILURES = 1000
+MAX_ERROR_CHARACTERS = 200
 
 # Where the code lies that calls handlers: frames of it are further out in a stack than those of a handler.
 _CALLERS = os.path.join(os.path.dirname(__file__), "")
@@ -42,13 +42,13 @@ _CALLERS = os.path.join(os.path.dirname(__file__), "")
 _OVERDUE_HINT = (
     "keep messages with `with message.touching():`, end handlers with handler_timeout, or ask for a longer msg_timeout"
 )
-_WAITED_HINT = "lower max_in_flight, raise concurrency, or ask for a longer msg_timeout"
+_QUEUE_HINT = "lower max_in_flight, raise concurrency, or ask for a longer msg_timeout"
 
 # A message that no handler saw, because none is connected any more, comes again after so many milliseconds.
-UNHANDLED_DELAY = 1000
+UNHANDLED_DELAY_MS = 1000
 
 
-class HandlingOwner(Protocol):
+class HandlerOwner(Protocol):
     """Consumer whose messages are handled, as far as Handling knows it."""
 
     logger: logging.Logger
@@ -68,7 +68,7 @@ class HandlingOwner(Protocol):
         """Handle a message; a subclass may have overridden this."""
 
 
-class Handling:
+class HandlerRunner:
     """Calls a consumer's handlers and answers messages.
 
     Args:
@@ -85,10 +85,10 @@ class Handling:
 
     def __init__(
         self,
-        consumer: HandlingOwner,
+        consumer: HandlerOwner,
         clock: Clock,
         *,
-        running: Callable[[], list[Running]],
+        running: Callable[[], list[RunningHandler]],
         unanswered: Callable[[], list[Message]],
     ) -> None:
         self.receivers: tuple[Callable[..., object], ...] = ()
@@ -106,7 +106,7 @@ class Handling:
         # Messages that are given up, for as long as somebody has them: a give-up handler may answer later.
         self._given_up: WeakValueDictionary[tuple[str | None, bytes], Message] = WeakValueDictionary()
         # When to tell of overdue handlers again.
-        self._overdue_due = -math.inf
+        self._next_overdue_line = -math.inf
         # Limits of calls to a subclass's handle_messages() that run.
         self._limits: set[gevent.Timeout] = set()
         self._logger = consumer.logger
@@ -131,7 +131,7 @@ class Handling:
                     message.id,
                     self._consumer.on_message.collected_hint(),
                 )
-                message.requeue(UNHANDLED_DELAY, backoff=False)
+                message.requeue(UNHANDLED_DELAY_MS, backoff=False)
                 return True
             try:
                 if options.handler_timeout is None:
@@ -140,30 +140,32 @@ class Handling:
                         if result is not None:
                             self._check_result(receiver, result, message)
                 else:
-                    self._call_within(options.handler_timeout, message)
+                    self._call_with_time_limit(options.handler_timeout, message)
             except BaseException as error:  # noqa: BLE001  # a handler may raise anything; what is ours to raise is
-                self._ended_by(message, error)
+                self._on_handler_exception(message, error)
             else:
                 return message.settle()
         except Exception:
-            with self._reporting(message):
+            with self._log_answer_errors(message):
                 raise
         return not message.is_async()
 
-    def handle_by(self, function: Callable[[Message], object], message: Message) -> bool:
+    def handle_with_override(self, function: Callable[[Message], object], message: Message) -> bool:
         """Let a subclass handle a message; what it raises is what a handler raises. One that it leaves unanswered is
         taken for asynchronous."""
-        with self._reporting(message):
+        with self._log_answer_errors(message):
             try:
                 check_ran(type(self._consumer).handle_message, function(message))
             except BaseException as error:  # noqa: BLE001  # as in handle()
-                self._ended_by(message, error)
+                self._on_handler_exception(message, error)
             else:
                 if not message.has_responded():
                     message.enable_async()
         return not message.is_async()
 
-    def handle_all(self, function: Callable[[list[Message]], object], messages: list[Message]) -> list[Message]:
+    def handle_batch_with_override(
+        self, function: Callable[[list[Message]], object], messages: list[Message]
+    ) -> list[Message]:
         """Let a subclass handle messages with one call. If it raises, those are requeued that it has not answered;
         else they are taken for asynchronous. Gives those that are answered, and not asynchronously."""
         options = self._consumer.options
@@ -173,7 +175,7 @@ class Handling:
         if len(due) < len(messages):
             for message in messages:
                 if message.attempts > options.max_tries:
-                    with self._reporting(message):
+                    with self._log_answer_errors(message):
                         self._give_up(message)
         if due:
             try:
@@ -188,10 +190,10 @@ class Handling:
                         finally:
                             self._limits.discard(limit)
             except BaseException as error:  # noqa: BLE001  # as in handle()
-                self._all_ended_by(due, error)
+                self._on_batch_exception(due, error)
         return enable_async_all(messages)
 
-    def _ended_by(self, message: Message, error: BaseException) -> None:
+    def _on_handler_exception(self, message: Message, error: BaseException) -> None:
         """Answer a message whose handler raised."""
         if isinstance(error, gevent.Timeout) and error in self._limits:
             # Handled inside of a call to handle_messages(), whose time is over: handle_all() answers.
@@ -202,27 +204,27 @@ class Handling:
             self._requeue(message, bool(backoff))
         elif isinstance(error, (Exception, gevent.Timeout)):
             self.note_failure(message, error)
-            self._handler_failed(message, error)
+            self._on_failure(message, error)
         else:
             # Killed, or the program ends: the message must not wait for its timeout.
             with contextlib.suppress(NSQException):
                 self._requeue(message, backoff=False, at_once=True)
             raise error
 
-    def _all_ended_by(self, messages: list[Message], error: BaseException) -> None:
+    def _on_batch_exception(self, messages: list[Message], error: BaseException) -> None:
         """Answer messages whose handler raised. It is one failure, and told of once, with the first of them."""
         first, *others = [message for message in messages if not message.has_responded()] or messages
         is_killed = not isinstance(error, (Exception, gevent.Timeout))
         for message in others:
             if not is_killed:
                 self.note_failure(message, error)
-            with self._reporting(message):
+            with self._log_answer_errors(message):
                 self._requeue(message, backoff=False, at_once=is_killed)
-        with self._reporting(first):
-            self._ended_by(first, error)
+        with self._log_answer_errors(first):
+            self._on_handler_exception(first, error)
 
     @contextlib.contextmanager
-    def _reporting(self, message: Message) -> Iterator[None]:
+    def _log_answer_errors(self, message: Message) -> Iterator[None]:
         """Log what keeps a message from being answered; nsqd delivers it again when its timeout ends."""
         try:
             yield
@@ -234,7 +236,7 @@ class Handling:
 
     # --- what timed out
 
-    def timed_out(self, messages: list[Message]) -> None:
+    def on_timed_out(self, messages: list[Message]) -> None:
         """Count messages that nsqd has just taken back, and tell of them."""
         handled = {id(run.message) for run in self._running()}
         unanswered = [message for message in messages if id(message) not in handled]
@@ -256,7 +258,7 @@ class Handling:
                 self._clock.monotonic() - message.received,
             )
 
-    def overdue(self) -> list[Running]:
+    def overdue(self) -> list[RunningHandler]:
         """List handlers that run although their message has timed out, the one that runs for longest first."""
         late = [run for run in self._running() if run.message.time_left == 0 and not run.message.has_responded()]
         return sorted(late, key=lambda run: run.began)
@@ -264,10 +266,10 @@ class Handling:
     def log_overdue(self) -> None:
         """Tell of handlers that have outlived their messages, once in INTERVAL while there are any."""
         now = self._clock.monotonic()
-        late = self.overdue() if now >= self._overdue_due else []
+        late = self.overdue() if now >= self._next_overdue_line else []
         if not late:
             return
-        self._overdue_due = now + INTERVAL
+        self._next_overdue_line = now + INTERVAL
         first = late[0]
         self._logger.warning(
             "%s: message %s of %s: its handler has run for %.1f s and is at %s; it was delivered %.1f s ago, its "
@@ -276,11 +278,11 @@ class Handling:
             now - first.began,
             _position(first.worker),
             now - first.message.received,
-            _OVERDUE_HINT if _is_slow(first, now) else _WAITED_HINT,
+            _OVERDUE_HINT if _is_slow(first, now) else _QUEUE_HINT,
             f" ({counted(len(late) - 1, 'more handler')} likewise)" if len(late) > 1 else "",
         )
 
-    def dropped(self, message: Message) -> None:
+    def on_dropped(self, message: Message) -> None:
         """Tell that a message timed out while it waited for a worker."""
         self._remember(message, "timed out while it waited for a handler")
         self._rate_limited.log(
@@ -291,15 +293,15 @@ class Handling:
             self._label,
             message.id,
             # Many may be dropped at once, and looking through all handlers for each would take seconds.
-            self._cause_of_wait() if self._rate_limited.is_due("dropped") else _WAITED_HINT,
+            self._wait_hint() if self._rate_limited.is_due("dropped") else _QUEUE_HINT,
         )
 
-    def _cause_of_wait(self) -> str:
+    def _wait_hint(self) -> str:
         """Say why no handler was free, and what to do."""
         now = self._clock.monotonic()
         slow = [run for run in self.overdue() if _is_slow(run, now)]
         if not slow:
-            return _WAITED_HINT
+            return _QUEUE_HINT
         workers = {run.worker for run in self._running()}
         return (
             f"{len(slow)} of the {len(workers)} handlers that run have outlived their messages, the longest has run "
@@ -311,7 +313,7 @@ class Handling:
 
     # --- calls
 
-    def _call_within(self, limit: float, message: Message) -> None:
+    def _call_with_time_limit(self, limit: float, message: Message) -> None:
         with self._time_limit(limit):
             for receiver in self.receivers:
                 self._check_result(receiver, receiver(self._consumer, message=message), message)
@@ -356,7 +358,7 @@ class Handling:
             try:
                 self._check_result(receiver, receiver(consumer, message=message), message)
             except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # the message is not lost: it is requeued
-                self._handler_failed(message, error, f"give-up handler {handler_name(receiver)}")
+                self._on_failure(message, error, f"give-up handler {handler_name(receiver)}")
                 return
         self.given_up += 1
         self._rate_limited.log(
@@ -386,7 +388,7 @@ class Handling:
         """Whether a message is one that was given up: its end is neither success nor failure."""
         return (nsqd, message_id) in self._given_up
 
-    def log_rest(self, *, at_once: bool = False) -> None:
+    def log_given_up_summary(self, *, at_once: bool = False) -> None:
         """Tell how many messages were given up without a line of their own, once in INTERVAL, or at once."""
         self._rate_limited.log_rest(
             logging.WARNING,
@@ -405,10 +407,10 @@ class Handling:
         key = message.nsqd, message.id
         self._failures[key] = text
         self._failures.move_to_end(key)
-        if len(self._failures) > FAILURES:
+        if len(self._failures) > MAX_FAILURES:
             self._failures.popitem(last=False)
 
-    def _handler_failed(self, message: Message, error: BaseException, what: str = "handler") -> None:
+    def _on_failure(self, message: Message, error: BaseException, what: str = "handler") -> None:
         """Tell of a handler that raised, and requeue its message.
 
         Args:
@@ -444,12 +446,12 @@ def _error_text(error: BaseException) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001  # a user's own class may raise anything
         text = ""
-    text = " ".join(text[:MAX_ERROR].split())
+    text = " ".join(text[:MAX_ERROR_CHARACTERS].split())
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
 
 
-def _is_slow(run: Running, now: float) -> bool:
+def _is_slow(run: RunningHandler, now: float) -> bool:
     """Whether a message timed out for its handler, and not for the time in which it waited for one."""
     return now - run.began >= run.began - run.message.received
 

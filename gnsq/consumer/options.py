@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, overload
 
-from gnsq.backofftimer import Backoff, growing_delay
+from gnsq.backofftimer import ConsumerBackoff, exponential_delay
 from gnsq.discovery import MAX_NSQDS
 from gnsq.nsqd.pool import ReconnectOptionsDict
 from gnsq.options import ConnectionOptionsDict, Options, option
@@ -114,17 +114,17 @@ class ConsumerOptions(Options):
         """Say after how many milliseconds a message that failed on this attempt is to come again."""
         if self.requeue_delay is not None:
             return round(self.requeue_delay)
-        delay = growing_delay(attempts, self.requeue_initial, self.requeue_maximum, growth=self.requeue_growth)
+        delay = exponential_delay(attempts, self.requeue_initial, self.requeue_maximum, growth=self.requeue_growth)
         return round(delay * 1000)
 
-    def backoff(self, rng: random.Random) -> Backoff:
+    def backoff(self, rng: random.Random) -> ConsumerBackoff:
         """Make what decides about pauses."""
         if self.backoff_strategy is not None:
-            return Backoff(self.backoff_strategy, self.max_backoff_duration)
-        return Backoff(self._pause, self.max_backoff_duration, self.backoff_jitter, rng)
+            return ConsumerBackoff(self.backoff_strategy, self.max_backoff_duration)
+        return ConsumerBackoff(self._pause, self.max_backoff_duration, self.backoff_jitter, rng)
 
     def _pause(self, failures: int) -> float:
-        return growing_delay(failures, self.backoff_initial, self.max_backoff_duration)
+        return exponential_delay(failures, self.backoff_initial, self.max_backoff_duration)
 
 
 class _HasOptions(Protocol):

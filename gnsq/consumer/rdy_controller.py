@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 import gevent
 from gevent.event import Event
 
-from gnsq.backofftimer import Phase
+from gnsq.backofftimer import BackoffPhase
 from gnsq.clock import Clock
 from gnsq.consumer.options import ConsumerOptions
 from gnsq.consumer.rdy_policy import RdyPolicy
@@ -23,21 +23,21 @@ from gnsq.logs import LogOwner
 from gnsq.message import Message
 from gnsq.nsqd.connection import IN_FLIGHT_MARGIN, Connection
 
-__all__ = ["Flow"]
+__all__ = ["RdyController"]
 
 logger = logging.getLogger(__name__)
 
 # Messages in flight are looked through for those that nsqd has taken back every so many seconds, or so often in its
 # msg_timeout if that is more.
-SWEEP = 1.0
-SWEEPS = 10
+TIMEOUT_CHECK_INTERVAL = 1.0
+CHECKS_PER_TIMEOUT = 10
 # A moment that is nearer than this, in seconds, has come: what is left may be rounding.
-TICK = 1e-6
+CLOCK_ROUNDING = 1e-6
 
 _BAD_STRATEGY = "backoff_strategy raised, or gave no number of seconds"
 
 
-class Flow:
+class RdyController:
     """RDY of one consumer's connections.
 
     Args:
@@ -45,7 +45,7 @@ class Flow:
         connections: Those that are open, by address; kept up to date by others.
         unanswered: Gives messages that were delivered and that handlers or others still have.
         on_timed_out: Called with those of them that nsqd has just taken back.
-        untried: Gives how many connections may soon be there besides.
+        not_attempted: Gives how many connections may soon be there besides.
         clock: Replaceable time.
         on_phase: Called with (phase, failures, seconds) when a pause begins ("start"), another follows ("continue")
             or there is none any more ("end").
@@ -60,7 +60,7 @@ class Flow:
         *,
         unanswered: Callable[[], Iterable[Message]],
         on_timed_out: Callable[[list[Message]], None],
-        untried: Callable[[], int],
+        not_attempted: Callable[[], int],
         on_phase: Callable[[str, int, float], None],
         owner: LogOwner,
     ) -> None:
@@ -77,23 +77,23 @@ class Flow:
         self._clock = clock
         self._unanswered = unanswered
         self._on_timed_out = on_timed_out
-        self._untried = untried
+        self._not_attempted = not_attempted
         self._on_phase = on_phase
         self._label = owner.label
         # How long a message that is tried may take to come, seconds.
-        self._patience = options.low_ready_idle_timeout
+        self._idle_timeout = options.low_ready_idle_timeout
         # Whose message came for a probe, and is not answered yet.
-        self._tried: Connection | None = None
+        self._probed: Connection | None = None
         # When another is to be tried in place of the one that is.
         self._probe_due = 0.0
         # When to look for messages that nsqd has taken back; None while nothing is in flight.
-        self._sweep_due: float | None = None
+        self._timeout_check_due: float | None = None
         # Until then the addresses that are being connected to get shares kept for them.
-        self._expect_until: float | None = None
+        self._expected_until: float | None = None
         # When to share out though nothing happens, and until when run() sleeps.
         self._due: float | None = None
-        self._asleep_until: float | None = None
-        self._asked = False
+        self._sleeping_until: float | None = None
+        self._update_scheduled = False
         self._stopped = False
         self._wake = Event()
 
@@ -107,7 +107,7 @@ class Flow:
     @paused.setter
     def paused(self, value: bool) -> None:
         self._policy.paused = value
-        self._share_out()
+        self._update_rdy()
 
     @property
     def max_in_flight(self) -> int:
@@ -117,50 +117,50 @@ class Flow:
     @max_in_flight.setter
     def max_in_flight(self, value: int) -> None:
         self._policy.max_in_flight = value
-        self._share_out()
+        self._update_rdy()
 
     def configure(self, options: ConsumerOptions) -> None:
         """Take over what was changed while running."""
-        self._patience = self._policy.idle_timeout = options.low_ready_idle_timeout
+        self._idle_timeout = self._policy.idle_timeout = options.low_ready_idle_timeout
         self._policy.turn_timeout, self._policy.grace = options.low_ready_timeout, options.ready_grace
         self.backoff.maximum = options.max_backoff_duration
-        if not options.max_backoff_duration and self.backoff.end():
-            self._end_of_backoff()
-        self.ask()
+        if not options.max_backoff_duration and self.backoff.reset():
+            self._end_backoff()
+        self.schedule_update()
 
     @property
     def backoff_remaining(self) -> float:
         """Seconds of a pause that are left; 0 outside of one."""
-        if self.backoff.phase is not Phase.WAITING:
+        if self.backoff.phase is not BackoffPhase.WAITING:
             return 0.0
         return max(0.0, self.backoff.until - self._clock.monotonic())
 
     # --- what happens to connections
 
-    def join(self, connection: Connection) -> None:
+    def add(self, connection: Connection) -> None:
         """Take in a connection that has subscribed."""
         identity, now = connection.identity, self._clock.monotonic()
-        if self._expect_until is None:
-            self._expect_until = now + self._policy.grace
+        if self._expected_until is None:
+            self._expected_until = now + self._policy.grace
         self._policy.add(connection, identity.max_rdy_count, now, counts_down=identity.counts_rdy_down)
-        self.ask()
+        self.schedule_update()
 
-    def leave(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         """Forget a connection that was lost."""
         self._policy.remove(connection)
-        self.neither(connection)
-        self.ask()
+        self.record_neutral(connection)
+        self.schedule_update()
 
-    def received(self, connection: Connection, count: int) -> None:
+    def on_messages(self, connection: Connection, count: int) -> None:
         """Take note of a chunk's messages."""
-        news = self._policy.heard(connection, count, connection.in_flight, connection.last_message)
-        if self.backoff.phase is Phase.PROBING and connection is self._policy.probe:
+        news = self._policy.on_messages(connection, count, connection.in_flight, connection.last_message)
+        if self.backoff.phase is BackoffPhase.PROBING and connection is self._policy.probe:
             # One is enough: RDY 0 before it is answered, or another would come.
-            self._tried, self._policy.probe = connection, None
-            self._probe_due = connection.last_message + max(self._patience, connection.answers.msg_timeout or 0.0)
-            self._share_out()
-        elif news or self._sweep_due is None:
-            self.ask()
+            self._probed, self._policy.probe = connection, None
+            self._probe_due = connection.last_message + max(self._idle_timeout, connection.answers.msg_timeout or 0.0)
+            self._update_rdy()
+        elif news or self._timeout_check_due is None:
+            self.schedule_update()
 
     def check_in_flight(self, connection: Connection) -> None:
         """Refuse an nsqd that has more messages in flight than it may; those that have timed out do not count.
@@ -168,7 +168,7 @@ class Flow:
         Raises:
             NSQProtocolError: If there are more than connection.in_flight_limit.
         """
-        self._lapse()
+        self._drop_timed_out()
         if connection.in_flight > connection.in_flight_limit:
             raise NSQProtocolError(
                 f"{connection.in_flight} messages of this nsqd are in flight, the highest RDY it was sent is "
@@ -178,51 +178,51 @@ class Flow:
 
     # --- what becomes of messages
 
-    def failed(self) -> None:
+    def record_failure(self) -> None:
         """Take note of a failure."""
-        started = self.backoff.phase is Phase.OFF
+        started = self.backoff.phase is BackoffPhase.OFF
         try:
-            paused = not self._stopped and self.backoff.failed(self._clock.monotonic())
+            paused = not self._stopped and self.backoff.record_failure(self._clock.monotonic())
         except Exception:  # a user's backoff_strategy may raise anything
             logger.exception("%s: %s; not paused for this failure", self._label, _BAD_STRATEGY)
             paused = False
         if paused:
-            self._paused_for_failures("start" if started else "continue")
-        elif self.backoff.phase is Phase.PROBING:
-            self._tried = None
-            self.ask()
+            self._begin_pause("start" if started else "continue")
+        elif self.backoff.phase is BackoffPhase.PROBING:
+            self._probed = None
+            self.schedule_update()
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Take note of a success; while backoff.phase is OFF there is no need to."""
         try:
-            news = not self._stopped and self.backoff.succeeded(self._clock.monotonic())
+            news = not self._stopped and self.backoff.record_success(self._clock.monotonic())
         except Exception:  # as in failed()
             logger.exception(
                 "%s: backoff_strategy raised, or gave no number of seconds; no more pauses for these failures",
                 self._label,
             )
-            news = self.backoff.end()
-        if news and self.backoff.phase is Phase.WAITING:
-            self._paused_for_failures("continue")
+            news = self.backoff.reset()
+        if news and self.backoff.phase is BackoffPhase.WAITING:
+            self._begin_pause("continue")
         elif news:
-            self._end_of_backoff()
+            self._end_backoff()
 
-    def _end_of_backoff(self) -> None:
+    def _end_backoff(self) -> None:
         self._policy.backing_off = False
-        self._policy.probe = self._tried = None
-        self._share_out()
+        self._policy.probe = self._probed = None
+        self._update_rdy()
         self._on_phase("end", 0, 0.0)
 
-    def neither(self, connection: Connection) -> None:
+    def record_neutral(self, connection: Connection) -> None:
         """Take note of a message given back for a reason that says nothing about handlers."""
-        if connection is self._tried:
-            self._tried = None
-            self.ask()
+        if connection is self._probed:
+            self._probed = None
+            self.schedule_update()
 
-    def _paused_for_failures(self, phase: str) -> None:
+    def _begin_pause(self, phase: str) -> None:
         self._policy.backing_off = True
-        self._policy.probe = self._tried = None
-        self._share_out()
+        self._policy.probe = self._probed = None
+        self._update_rdy()
         self._on_phase(phase, self.backoff.failures, self.backoff.duration)
 
     # --- RDY
@@ -231,89 +231,91 @@ class Flow:
         """Do what is due, until killed; a greenlet's."""
         while True:
             self._wake.clear()
-            self._asleep_until = self._due
+            self._sleeping_until = self._due
             if self._due is None:
                 self._wake.wait()
             else:
                 self._clock.wait(self._wake, self._due - self._clock.monotonic())
-            if self._due is not None and self._due - self._clock.monotonic() < TICK:
-                self._share_out(self._due)
+            if self._due is not None and self._due - self._clock.monotonic() < CLOCK_ROUNDING:
+                self._update_rdy(self._due)
 
     def stop(self) -> None:
         """Ask for no further messages, for good."""
         self._policy.paused = True
-        self._share_out()
+        self._update_rdy()
         self._stopped = True
 
-    def ask(self) -> None:
+    def schedule_update(self) -> None:
         """Share out soon: once for all that asks in this round of the loop, and never inside of what asks."""
         # Before the first connection it may be another thread's hub that would be asked.
-        if not self._asked and self._connections:
-            self._asked = True
-            gevent.get_hub().loop.run_callback(self._share_out)
+        if not self._update_scheduled and self._connections:
+            self._update_scheduled = True
+            gevent.get_hub().loop.run_callback(self._update_rdy)
 
-    def _share_out(self, at: float = 0.0) -> None:
+    def _update_rdy(self, at: float = 0.0) -> None:
         """Send each connection the RDY that it is to have now, or at a moment that has all but come."""
-        self._asked = False
+        self._update_scheduled = False
         if self._stopped:
             return
         now = max(self._clock.monotonic(), at)
         connections = self._connections.values()
-        self._sweep(now)
-        expecting = self._expect_until is not None and now < self._expect_until
-        self._policy.expected = self._untried() if expecting else 0
+        self._drop_timed_out_if_due(now)
+        expecting = self._expected_until is not None and now < self._expected_until
+        self._policy.expected = self._not_attempted() if expecting else 0
         self._probe(now)
         in_flight = {connection: connection.in_flight for connection in connections}
         for connection, count in self._policy.decide(in_flight, now).items():
             if connection.is_open:
                 connection.ready(count)
         # Answers are looked at only while somebody waits for what they free: it costs a call for each.
-        watch = self.ask if self._policy.owed else None
+        watch = self.schedule_update if self._policy.has_unassigned else None
         for connection in connections:
             connection.answers.on_answered = watch
         probe = self._policy.probe
         if probe is not None and probe.ready_count > 1:
             probe.answers.on_answered = functools.partial(self._lower_probe, probe)
-        self._plan(now)
+        self._schedule_next(now)
 
     def _probe(self, now: float) -> None:
         """Begin to try a message when the pause is over; try elsewhere when none comes, or none is answered."""
-        self.backoff.elapsed(now)
-        if self.backoff.phase is not Phase.PROBING:
+        self.backoff.update(now)
+        if self.backoff.phase is not BackoffPhase.PROBING:
             return
         probe = self._policy.probe
         if probe is not None and not probe.ready_count:
             # Others may have to free what it is to get; its time begins then.
-            self._probe_due = now + self._patience
-        elif (probe is None and self._tried is None) or now >= self._probe_due:
+            self._probe_due = now + self._idle_timeout
+        elif (probe is None and self._probed is None) or now >= self._probe_due:
             # What has just timed out must not count: nsqd would send one message more than the one to be tried.
-            self._lapse()
+            self._drop_timed_out()
             in_flight = {connection: connection.in_flight for connection in self._connections.values()}
-            if self._tried is not None:
+            if self._probed is not None:
                 # Its message is not answered: another is to be asked.
-                self._policy.probe = self._tried
+                self._policy.probe = self._probed
             self._policy.probe = self._policy.pick_probe(in_flight)
-            self._tried = None
-            self._probe_due = now + self._patience
+            self._probed = None
+            self._probe_due = now + self._idle_timeout
 
     def _lower_probe(self, probe: Connection) -> None:
         """Lower the RDY of what is tried before an answer makes room for another message."""
         count = self._policy.lower_probe(probe.in_flight, self._clock.monotonic())
         if count is not None and probe.is_open:
             probe.ready(count)
-        self.ask()
+        self.schedule_update()
 
-    def _sweep(self, now: float) -> None:
+    def _drop_timed_out_if_due(self, now: float) -> None:
         """Take messages out of the count that nsqd has taken back: who has them may never answer, and others would
         wait for ever for what they free."""
-        if self._sweep_due is not None and now >= self._sweep_due:
-            self._lapse()
-            self._sweep_due = None
-        if self._sweep_due is None and any(connection.in_flight for connection in self._connections.values()):
+        if self._timeout_check_due is not None and now >= self._timeout_check_due:
+            self._drop_timed_out()
+            self._timeout_check_due = None
+        if self._timeout_check_due is None and any(connection.in_flight for connection in self._connections.values()):
             timeouts = [connection.answers.msg_timeout for connection in self._connections.values()]
-            self._sweep_due = now + max(SWEEP, min((timeout or 0.0) for timeout in timeouts) / SWEEPS)
+            self._timeout_check_due = now + max(
+                TIMEOUT_CHECK_INTERVAL, min((timeout or 0.0) for timeout in timeouts) / CHECKS_PER_TIMEOUT
+            )
 
-    def _lapse(self) -> None:
+    def _drop_timed_out(self) -> None:
         timed_out = []
         for message in self._unanswered():
             if message.time_left == 0 and not message.lapsed and not message.has_responded():
@@ -326,14 +328,14 @@ class Flow:
             held = connection.answers.held
             held.difference_update([message for message in list(held) if message.lapsed or message.has_responded()])
 
-    def _plan(self, now: float) -> None:
-        times = [self._policy.due(now), self._sweep_due]
-        if self.backoff.phase is Phase.WAITING:
+    def _schedule_next(self, now: float) -> None:
+        times = [self._policy.due(now), self._timeout_check_due]
+        if self.backoff.phase is BackoffPhase.WAITING:
             times.append(self.backoff.until)
         if self._policy.expected:
-            times.append(self._expect_until)
-        if self.backoff.phase is Phase.PROBING and len(self._connections):
+            times.append(self._expected_until)
+        if self.backoff.phase is BackoffPhase.PROBING and len(self._connections):
             times.append(self._probe_due)
         self._due = min((time for time in times if time is not None), default=None)
-        if self._due is not None and (self._asleep_until is None or self._due < self._asleep_until):
+        if self._due is not None and (self._sleeping_until is None or self._due < self._sleeping_until):
             self._wake.set()

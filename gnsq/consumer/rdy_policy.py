@@ -16,11 +16,11 @@ from typing import Generic, TypeVar
 __all__ = ["RdyPolicy"]
 
 # Share of its RDY that a connection has in flight when it could do with more. Source: the guide, "is_starved".
-STARVED = 0.85
+STARVED_SHARE = 0.85
 # Share of a RDY that is counted down, below which it is sent again. Source: the guide, "RDY State".
-RENEWED_BELOW = 0.25
+RENEW_BELOW = 0.25
 # A message that a silent nsqd has sent before it read a lower RDY arrives within so many of the delays measured.
-DELAYS = 4
+SILENT_GRACE_FACTOR = 4
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -29,21 +29,21 @@ class _Share:
     """What one connection was granted, and what is known of it."""
 
     __slots__ = (
-        "answered",
         "arriving",
         "arriving_until",
-        "asked",
         "counts_down",
-        "fresh",
         "had_turn",
         "has_backlog",
-        "hungry",
+        "idle_since",
         "last",
-        "left",
         "limit",
+        "new",
+        "raised_at",
         "rdy",
-        "renewed",
+        "remaining",
+        "starved",
         "turn",
+        "turn_renewed",
     )
 
     def __init__(self, limit: int, counts_down: bool, now: float) -> None:
@@ -51,22 +51,22 @@ class _Share:
         self.counts_down = counts_down
         # The RDY that it was sent last; for an nsqd that counts down, left is what remains of it at least.
         self.rdy = 0
-        self.left = 0
+        self.remaining = 0
         self.last = now
-        self.fresh = True
+        self.new = True
         # When it last had nearly all it may have.
-        self.hungry = -math.inf
+        self.starved = -math.inf
         # Messages that nsqd may have sent before it reads a lower RDY, and until when they may arrive.
         self.arriving = 0
         self.arriving_until = -math.inf
         # When its RDY was raised from 0; None once a message came.
-        self.asked: float | None = None
+        self.raised_at: float | None = None
         # With fewer in flight than connections: since when it has its turn, None while it waits for one.
         self.turn: float | None = None
         # When it was last allowed to keep its turn.
-        self.renewed = -math.inf
+        self.turn_renewed = -math.inf
         # Since when nothing is known to be in flight; None: something is, or was when decide() looked last.
-        self.answered: float | None = now
+        self.idle_since: float | None = now
         # Whether its last turn, or this one, brought messages and did not end in silence; whether it had one in this
         # round.
         self.has_backlog = False
@@ -77,11 +77,11 @@ class _Share:
         self.arriving = max(self.rdy - in_flight, self.arriving if now < self.arriving_until else 0)
         self.arriving_until = now + grace
         self.rdy = target
-        self.asked = None
+        self.raised_at = None
 
     def begin_turn(self, now: float) -> None:
         """Begin a turn, or its time where it was granted only now."""
-        self.turn = self.renewed = now
+        self.turn = self.turn_renewed = now
         self.had_turn = True
 
     def held(self, in_flight: int, now: float) -> int:
@@ -143,16 +143,16 @@ class RdyPolicy(Generic[Key]):
         # Whose turn ends in this decide(), and whether because nothing came.
         self._ended: dict[Key, bool] = {}
         # How many of those that wait are known to have messages, and when one with messages is interrupted, seconds.
-        self._backlogs = 0
-        self._turn_length = turn_timeout
-        self._owed = False
+        self._waiting_with_backlog = 0
+        self._turn_seconds = turn_timeout
+        self._has_unassigned = False
         # Seconds from a RDY to its first message, measured where that came within grace.
         self._delay = 0.0
 
     @property
-    def owed(self) -> bool:
+    def has_unassigned(self) -> bool:
         """Whether some connection waits for RDY that others must free first: ask decide() again as answers go out."""
-        return self._owed
+        return self._has_unassigned
 
     def add(self, key: Key, max_rdy_count: int, now: float, *, counts_down: bool = False) -> None:
         """Take in a connection that has RDY 0.
@@ -173,7 +173,7 @@ class RdyPolicy(Generic[Key]):
         if self.probe == key:
             self.probe = None
 
-    def heard(self, key: Key, count: int, in_flight: int, now: float) -> bool:
+    def on_messages(self, key: Key, count: int, in_flight: int, now: float) -> bool:
         """Note that messages came; say whether decide() may now have something to say.
 
         Args:
@@ -183,22 +183,22 @@ class RdyPolicy(Generic[Key]):
         share = self._shares.get(key)
         if share is None:
             return False
-        news = share.fresh or self._is_idle(share, now)
-        share.fresh = False
+        changed = share.new or self._is_idle(share, now)
+        share.new = False
         share.last = now
-        share.answered = None
+        share.idle_since = None
         share.has_backlog = True
-        if share.asked is not None and now - share.asked < self.grace:
-            self._delay = max(now - share.asked, (self._delay + now - share.asked) / 2)
-        share.asked = None
+        if share.raised_at is not None and now - share.raised_at < self.grace:
+            self._delay = max(now - share.raised_at, (self._delay + now - share.raised_at) / 2)
+        share.raised_at = None
         share.arriving = max(share.arriving - count, 0)
-        if in_flight >= share.rdy * STARVED:
-            news = news or not self._is_hungry(share, now)
-            share.hungry = now
+        if in_flight >= share.rdy * STARVED_SHARE:
+            changed = changed or not self._is_starved(share, now)
+            share.starved = now
         if share.counts_down:
-            share.left = max(share.left - count, 0)
-            news = news or self._must_renew(share)
-        return news or (share.turn is not None and now >= share.renewed + self._turn_length)
+            share.remaining = max(share.remaining - count, 0)
+            changed = changed or self._must_renew(share)
+        return changed or (share.turn is not None and now >= share.turn_renewed + self._turn_seconds)
 
     def pick_probe(self, in_flight: Mapping[Key, int]) -> Key | None:
         """Choose whom to ask for one message; None without connections.
@@ -211,7 +211,7 @@ class RdyPolicy(Generic[Key]):
         if not best:
             return None
         if self.probe is None:
-            return max(best, key=lambda key: (not self._shares[key].fresh, self._shares[key].last))
+            return max(best, key=lambda key: (not self._shares[key].new, self._shares[key].last))
         return self._rng.choice(best)
 
     def decide(self, in_flight: Mapping[Key, int], now: float) -> dict[Key, int]:
@@ -222,11 +222,11 @@ class RdyPolicy(Generic[Key]):
         """
         self._ended.clear()
         targets = self._targets(in_flight, now)
-        changed = self._take_back(self._within(targets, in_flight), in_flight, now)
+        changed = self._reclaim(self._cap(targets, in_flight), in_flight, now)
         changed |= self._grant(targets, in_flight, now)
         changed.update(key for key, share in self._shares.items() if self._must_renew(share))
         for key in changed:
-            self._shares[key].left = self._shares[key].rdy
+            self._shares[key].remaining = self._shares[key].rdy
         return {key: self._shares[key].rdy for key in changed}
 
     def lower_probe(self, in_flight: int, now: float) -> int | None:
@@ -240,26 +240,30 @@ class RdyPolicy(Generic[Key]):
         if share is None or share.rdy <= in_flight + 1:
             return None
         share.lower(in_flight + 1, in_flight + 1, now, self.grace)
-        share.left = share.rdy
+        share.remaining = share.rdy
         return share.rdy
 
     def due(self, now: float) -> float | None:
         """Say when decide() may have something to say though nothing has happened; None for never."""
         shares = self._shares.values()
-        times = [share.arriving_until for share in shares if self._owed and share.arriving]
-        if self._crowded:
+        times = [share.arriving_until for share in shares if self._has_unassigned and share.arriving]
+        if self._is_oversubscribed:
             for share in shares:
                 if share.turn is not None and share.rdy:
-                    times += [self._silent_at(share, now), share.renewed + self._turn_length]
-        times += [share.last + self.grace for share in shares if share.fresh]
-        if not self._crowded and len(self._shares) > 1 and any(self._is_hungry(share, now) for share in shares):
+                    times += [self._silent_at(share, now), share.turn_renewed + self._turn_seconds]
+        times += [share.last + self.grace for share in shares if share.new]
+        if (
+            not self._is_oversubscribed
+            and len(self._shares) > 1
+            and any(self._is_starved(share, now) for share in shares)
+        ):
             times += [share.last + self.idle_timeout for share in shares]
-            times += [share.hungry + self.idle_timeout for share in shares]
+            times += [share.starved + self.idle_timeout for share in shares]
         return min((time for time in times if time > now), default=None)
 
     # --- steps of decide()
 
-    def _within(self, targets: Mapping[Key, int], in_flight: Mapping[Key, int]) -> dict[Key, int]:
+    def _cap(self, targets: Mapping[Key, int], in_flight: Mapping[Key, int]) -> dict[Key, int]:
         """Cut targets where others hold more than theirs, as when max_in_flight was lowered: to 1 at least, so that
         who waits for their answers does not wait for ever."""
         rdy = {key: min(target, self._shares[key].rdy) for key, target in targets.items()}
@@ -271,10 +275,10 @@ class RdyPolicy(Generic[Key]):
                 excess -= min(spare, excess)
         return rdy
 
-    def _take_back(self, targets: Mapping[Key, int], in_flight: Mapping[Key, int], now: float) -> set[Key]:
+    def _reclaim(self, targets: Mapping[Key, int], in_flight: Mapping[Key, int], now: float) -> set[Key]:
         lowered = {key for key, target in targets.items() if target < self._shares[key].rdy}
         for key in lowered:
-            grace = min(self.grace, DELAYS * self._delay) if self._ended.get(key) else self.grace
+            grace = min(self.grace, SILENT_GRACE_FACTOR * self._delay) if self._ended.get(key) else self.grace
             self._shares[key].lower(targets[key], in_flight.get(key, 0), now, grace)
         return lowered
 
@@ -285,13 +289,13 @@ class RdyPolicy(Generic[Key]):
     def _grant(self, targets: Mapping[Key, int], in_flight: Mapping[Key, int], now: float) -> set[Key]:
         free = self._free(in_flight, now)
         raised = set()
-        self._owed = False
+        self._has_unassigned = False
         for key, target in targets.items():
             share = self._shares[key]
             if target <= share.rdy:
                 continue
             if free < 0:
-                self._owed = True
+                self._has_unassigned = True
                 continue
             # What it holds beyond its RDY is counted already; it needs no free place to be allowed again.
             held = share.held(in_flight.get(key, 0), now)
@@ -301,13 +305,13 @@ class RdyPolicy(Generic[Key]):
                 if share.turn is not None and not share.rdy:
                     # Only now: others may have held what it waited for.
                     share.begin_turn(now)
-                    share.answered = now
+                    share.idle_since = now
                 if not share.rdy:
-                    share.asked = now
+                    share.raised_at = now
                 share.rdy = granted
                 raised.add(key)
             if granted < target:
-                self._owed = True
+                self._has_unassigned = True
         return raised
 
     def _must_renew(self, share: _Share) -> bool:
@@ -316,12 +320,12 @@ class RdyPolicy(Generic[Key]):
         It is never too much: nsqd sends nothing while as many as its last RDY are in flight. It is never less, either:
         with two slow messages in flight an nsqd that was sent RDY 2 sends nothing.
         """
-        return share.counts_down and share.left < share.rdy * RENEWED_BELOW
+        return share.counts_down and share.remaining < share.rdy * RENEW_BELOW
 
     # --- who should have how many
 
     @property
-    def _crowded(self) -> bool:
+    def _is_oversubscribed(self) -> bool:
         return len(self._order) > self.max_in_flight
 
     def _targets(self, in_flight: Mapping[Key, int], now: float) -> dict[Key, int]:
@@ -331,53 +335,53 @@ class RdyPolicy(Generic[Key]):
                 # One more than it has: RDY is a ceiling, and what it has may take long. See lower_probe().
                 targets[self.probe] = min(in_flight.get(self.probe, 0) + 1, self._shares[self.probe].limit)
             return targets
-        if self._crowded:
-            self._take_turns(in_flight, now)
+        if self._is_oversubscribed:
+            self._rotate(in_flight, now)
             return {
                 key: min(int(index < self.max_in_flight), self._shares[key].limit)
                 for index, key in enumerate(self._order)
             }
         for share in self._shares.values():
             share.turn = None
-        hungry = any(self._is_hungry(share, now) for share in self._shares.values())
-        takers = [
+        starved = any(self._is_starved(share, now) for share in self._shares.values())
+        eligible = [
             key
             for key, share in self._shares.items()
             # One that works on messages is not idle: cut down, it would get no more before they are answered.
-            if not share.fresh and not (hungry and self._is_idle(share, now) and not in_flight.get(key))
+            if not share.new and not (starved and self._is_idle(share, now) and not in_flight.get(key))
         ]
         targets = {key: min(1, self._shares[key].limit) for key in self._order}
         # The first to have a message must not take what others will have to be given a moment later.
-        young = sum(share.fresh and now < share.last + self.grace for share in self._shares.values())
-        count = self.max_in_flight - len(self._order) + len(takers) + young
-        targets.update(self._spread(count, set(takers), young + self.expected))
+        recently_added = sum(share.new and now < share.last + self.grace for share in self._shares.values())
+        count = self.max_in_flight - len(self._order) + len(eligible) + recently_added
+        targets.update(self._distribute(count, set(eligible), recently_added + self.expected))
         return targets
 
-    def _spread(self, count: int, takers: set[Key], reserved: int) -> dict[Key, int]:
+    def _distribute(self, count: int, eligible: set[Key], reserved: int) -> dict[Key, int]:
         """Divide evenly, with shares for others kept back; the remainder goes to the first in order, what one's nsqd
         does not allow to the others."""
         targets = {}
         # Those with the lowest limits first: what they leave is then shared by the rest.
-        waiting = sorted((key for key in self._order if key in takers), key=lambda key: self._shares[key].limit)
+        waiting = sorted((key for key in self._order if key in eligible), key=lambda key: self._shares[key].limit)
         while waiting:
             share, remainder = divmod(count, len(waiting) + reserved)
             if reserved:
                 share, remainder = max(share, 1), 0
             if self._shares[waiting[0]].limit > share:
-                targets.update(self._even(waiting, share, remainder))
+                targets.update(self._split_evenly(waiting, share, remainder))
                 break
             key = waiting.pop(0)
             targets[key] = self._shares[key].limit
             count -= targets[key]
         return targets
 
-    def _even(self, keys: Iterable[Key], share: int, remainder: int) -> dict[Key, int]:
+    def _split_evenly(self, keys: Iterable[Key], share: int, remainder: int) -> dict[Key, int]:
         chosen = set(keys)
         order = [key for key in self._order if key in chosen]
         return {key: share + (1 if index < remainder else 0) for index, key in enumerate(order)}
 
-    def _is_hungry(self, share: _Share, now: float) -> bool:
-        return now < share.hungry + self.idle_timeout
+    def _is_starved(self, share: _Share, now: float) -> bool:
+        return now < share.starved + self.idle_timeout
 
     def _is_idle(self, share: _Share, now: float) -> bool:
         return now >= share.last + self.idle_timeout
@@ -385,21 +389,21 @@ class RdyPolicy(Generic[Key]):
     # --- turns: fewer in flight than connections
 
     @property
-    def _patience(self) -> float:
+    def _silence_timeout(self) -> float:
         """Seconds without a message after which a turn ends."""
-        return self.grace if self._backlogs else self.idle_timeout
+        return self.grace if self._waiting_with_backlog else self.idle_timeout
 
     def _silent_at(self, share: _Share, now: float) -> float:
         """Say when to look whether a connection with a turn is silent."""
-        silent = max(share.last, share.turn or 0.0) + self._patience
-        if share.answered is not None:
-            return max(silent, share.answered + self.grace)
+        silent = max(share.last, share.turn or 0.0) + self._silence_timeout
+        if share.idle_since is not None:
+            return max(silent, share.idle_since + self.grace)
         return silent - self.grace if silent - self.grace > now else now + self.grace
 
-    def _take_turns(self, in_flight: Mapping[Key, int], now: float) -> None:
+    def _rotate(self, in_flight: Mapping[Key, int], now: float) -> None:
         """Let those whose turn is over change places with those that wait."""
         active, waiting = self._order[: self.max_in_flight], self._order[self.max_in_flight :]
-        self._backlogs = sum(self._shares[key].has_backlog for key in waiting)
+        self._waiting_with_backlog = sum(self._shares[key].has_backlog for key in waiting)
         for key in waiting:
             self._shares[key].turn = None
         for key in active:
@@ -407,31 +411,31 @@ class RdyPolicy(Generic[Key]):
             if share.turn is None:
                 share.begin_turn(now)
             if in_flight.get(key):
-                share.answered = None
-            elif share.answered is None:
-                share.answered = now
+                share.idle_since = None
+            elif share.idle_since is None:
+                share.idle_since = now
         # In random order: there may be fewer that wait.
         for key in self._rng.sample(active, len(active)):
             share = self._shares[key]
             if not share.rdy or share.turn is None:
                 continue
-            if share.answered is not None and now >= self._silent_at(share, now):
+            if share.idle_since is not None and now >= self._silent_at(share, now):
                 self._end_turn(key, now, is_silent=True)
-            elif now >= share.renewed + self._turn_length:
+            elif now >= share.turn_renewed + self._turn_seconds:
                 if not self._is_wanted():
-                    share.renewed = now
+                    share.turn_renewed = now
                 elif in_flight.get(key, 0) >= share.rdy:
                     # Not before: nothing else can be on its way now, so the next turn begins with the answer.
                     self._end_turn(key, now, is_silent=False)
         waiting = self._order[self.max_in_flight :]
         # All that wait are asked within turn_timeout, but half of the time is for those with messages.
-        self._turn_length = max(self.turn_timeout / max(len(waiting) - self._backlogs, 1), self.grace)
+        self._turn_seconds = max(self.turn_timeout / max(len(waiting) - self._waiting_with_backlog, 1), self.grace)
 
     def _is_wanted(self) -> bool:
         """Whether one with messages must let others have a turn: not while one without messages will do so."""
         active = [self._shares[key] for key in self._order[: self.max_in_flight]]
         searching = sum(not share.has_backlog for share in active)
-        return not searching or self._backlogs > searching
+        return not searching or self._waiting_with_backlog > searching
 
     def _end_turn(self, key: Key, now: float, *, is_silent: bool) -> None:
         """Give the turn of a connection to one that waits: to each once in a round, in random order; but after a turn
@@ -442,15 +446,15 @@ class RdyPolicy(Generic[Key]):
             share.begin_turn(now)
             return
         backlog = [other for other in waiting if self._shares[other].has_backlog and not share.has_backlog]
-        fresh = [other for other in backlog or waiting if not self._shares[other].had_turn]
-        if not fresh and not backlog:
+        new = [other for other in backlog or waiting if not self._shares[other].had_turn]
+        if not new and not backlog:
             for other in waiting:
                 self._shares[other].had_turn = False
-        chosen = self._rng.choice(fresh or backlog or waiting)
+        chosen = self._rng.choice(new or backlog or waiting)
         here, there = self._order.index(key), self._order.index(chosen)
         self._order[here], self._order[there] = chosen, key
         share.turn = None
         share.has_backlog = share.has_backlog and not is_silent
-        self._backlogs += int(share.has_backlog) - int(self._shares[chosen].has_backlog)
+        self._waiting_with_backlog += int(share.has_backlog) - int(self._shares[chosen].has_backlog)
         self._ended[key] = is_silent
         self._shares[chosen].begin_turn(now)

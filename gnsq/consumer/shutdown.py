@@ -9,23 +9,23 @@ import gevent
 from gevent.event import Event
 
 from gnsq.clock import Clock
-from gnsq.consumer.worker_pool import Workers
+from gnsq.consumer.worker_pool import WorkerPool
 from gnsq.errors import NSQException
 from gnsq.message import Message
 from gnsq.nsqd.pool import ConnectionPool
 from gnsq.texts import counted
 
-__all__ = ["Closing"]
+__all__ = ["Shutdown"]
 
 logger = logging.getLogger(__name__)
 
 # For what is requeued at the time limit to be sent, and then for nsqd to close, seconds.
-LAST_WORDS = 2.0
+CLOSE_GRACE = 2.0
 # How often to look whether others are through, or more has come, seconds.
-LOOK = 0.05
+POLL_INTERVAL = 0.05
 
 
-class Closing:
+class Shutdown:
     """The end of one consumer.
 
     Args:
@@ -37,7 +37,7 @@ class Closing:
     def __init__(
         self,
         timeout: float,
-        workers: Workers,
+        workers: WorkerPool,
         pool: ConnectionPool,
         clock: Clock,
         label: str,
@@ -50,7 +50,7 @@ class Closing:
         self._label = label
         self._log = log
         self._requeued = 0
-        self._over = Event()
+        self._done = Event()
         # Handlers that wait for the end, and so can't be waited for.
         self._waiting_handlers = 0
 
@@ -61,18 +61,18 @@ class Closing:
         text = "%s: closing, with up to %g s for %s in flight on %s"
         what = counted(in_flight, "message"), counted(len(connections), "connection")
         self._log.info(text, self._label, self._timeout, *what)
-        closer = gevent.spawn(self._pool.close, self._timeout + LAST_WORDS)
-        closer.rawlink(lambda _: self._over.set())
+        closer = gevent.spawn(self._pool.close, self._timeout + CLOSE_GRACE)
+        closer.rawlink(lambda _: self._done.set())
         try:
-            if not self._clock.wait(self._over, self._timeout) and self._requeue_rest():
-                end = self._clock.monotonic() + LAST_WORDS
+            if not self._clock.wait(self._done, self._timeout) and self._requeue_unanswered():
+                end = self._clock.monotonic() + CLOSE_GRACE
                 # What nsqd had sent before it read the CLS may still come.
-                while not self._clock.wait(self._over, LOOK) and self._clock.monotonic() < end:
-                    self._requeue_rest()
+                while not self._clock.wait(self._done, POLL_INTERVAL) and self._clock.monotonic() < end:
+                    self._requeue_unanswered()
         finally:
             # What is still there lost its connection; nsqd delivers it again.
             self._workers.inbox.clear()
-            self._over.set()
+            self._done.set()
             closer.kill()  # cuts the connections that are still open
             self._log_end(sum(connection.in_flight for connection in connections))
 
@@ -89,21 +89,21 @@ class Closing:
         end = None if timeout is None else self._clock.monotonic() + timeout
         self._waiting_handlers += 1
         try:
-            while not self._over.is_set() and self._others_left():
-                left = LOOK if end is None else min(LOOK, end - self._clock.monotonic())
+            while not self._done.is_set() and self._has_other_messages():
+                left = POLL_INTERVAL if end is None else min(POLL_INTERVAL, end - self._clock.monotonic())
                 if left <= 0:
                     return
-                self._clock.wait(self._over, left)
+                self._clock.wait(self._done, left)
         finally:
             self._waiting_handlers -= 1
 
-    def _others_left(self) -> bool:
+    def _has_other_messages(self) -> bool:
         held = sum(len(connection.answers.held) for connection in self._pool.connections.values())
         return len(self._workers.inbox) + self._workers.busy + held > self._waiting_handlers
 
-    def _requeue_rest(self) -> bool:
+    def _requeue_unanswered(self) -> bool:
         """Give back what was not answered in time; whether there was any."""
-        running = self._workers.handled_now
+        running = self._workers.handling
         rest: list[Message] = [*running, *self._workers.inbox]
         for connection in self._pool.connections.values():
             rest += connection.answers.held

@@ -1,7 +1,7 @@
 """Workers: the inbox, and the greenlets that take messages from it.
 
 Knows neither what handling a message means nor where messages come from. The inbox has no limit of its own: RDY bounds
-what is delivered, and what has timed out meanwhile is dropped.
+what is delivered, and what has timed out meanwhile is on_dropped.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from gnsq.clock import Clock
 from gnsq.message import Message
 from gnsq.stats import Latency
 
-__all__ = ["Running", "Workers"]
+__all__ = ["RunningHandler", "WorkerPool"]
 
 # A worker ends behind the message with which it has worked for so many seconds; another goes on.
-SLICE = 0.002
+MAX_RUN_SECONDS = 0.002
 # Handlers that take less, in seconds, are quick: too little to tell their latencies apart.
-QUICK = 0.0005
+FAST_HANDLER = 0.0005
 
 
-class Running(NamedTuple):
+class RunningHandler(NamedTuple):
     """A message whose handler runs.
 
     Attributes:
-        began: When the handler was called; monotonic seconds, at most SLICE too early.
+        began: When the handler was called; monotonic seconds, at most MAX_RUN_SECONDS too early.
         worker: The greenlet in which it runs.
     """
 
@@ -38,7 +38,7 @@ class Running(NamedTuple):
     worker: gevent.Greenlet
 
 
-class Workers:
+class WorkerPool:
     """Handles messages in greenlets, in order of arrival, several at once.
 
     Args:
@@ -47,7 +47,7 @@ class Workers:
         handle: Called with each message, in a worker; says whether it is answered. Must not raise what is an
             Exception.
         handle_all: If there is one, called in its place with all that is in the inbox; gives those that are answered.
-        dropped: Called with a message that timed out before a worker took it.
+        on_dropped: Called with a message that timed out before a worker took it.
         clock: Replaceable time.
 
     Attributes:
@@ -61,7 +61,7 @@ class Workers:
         concurrency: Callable[[], int],
         handle: Callable[[Message], bool],
         handle_all: Callable[[list[Message]], Sequence[Message]] | None,
-        dropped: Callable[[Message], None],
+        on_dropped: Callable[[Message], None],
         clock: Clock,
     ) -> None:
         self.inbox: deque[Message] = deque()
@@ -71,40 +71,40 @@ class Workers:
         self._handle = handle
         self._handle_all = handle_all
         self._run = self._work if handle_all is None else self._work_all
-        self._dropped = dropped
+        self._on_dropped = on_dropped
         self._clock = clock
         # Each worker with the messages that it handles; before the first, None.
         self._workers: dict[gevent.Greenlet, list[Message | None]] = {}
-        # When each has begun. It takes messages for SLICE only, so a handler that runs for longer was called then.
+        # When each has begun. It takes messages for MAX_RUN_SECONDS only, so a longer handler was called then.
         self._began: dict[gevent.Greenlet, float] = {}
         # The one that is on its way.
-        self._due: gevent.Greenlet | None = None
+        self._starting: gevent.Greenlet | None = None
 
     def __len__(self) -> int:
         return len(self._workers)
 
     @property
-    def handled_now(self) -> list[Message]:
+    def handling(self) -> list[Message]:
         """Messages whose handlers run."""
-        return [message for cell in list(self._workers.values()) for message in cell if message is not None]
+        return [message for current in list(self._workers.values()) for message in current if message is not None]
 
     @property
-    def running(self) -> list[Running]:
+    def running(self) -> list[RunningHandler]:
         """Messages whose handlers run, with what is known of those."""
         return [
-            Running(message, self._began.get(worker, math.inf), worker)
-            for worker, cell in list(self._workers.items())
-            for message in cell
+            RunningHandler(message, self._began.get(worker, math.inf), worker)
+            for worker, current in list(self._workers.items())
+            for message in current
             if message is not None
         ]
 
     @property
     def busy(self) -> int:
         """Handlers that run."""
-        return sum(cell[0] is not None for cell in list(self._workers.values()))
+        return sum(current[0] is not None for current in list(self._workers.values()))
 
     @property
-    def is_one(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the caller runs in a worker."""
         return gevent.getcurrent() in self._workers
 
@@ -113,31 +113,31 @@ class Workers:
         # Here, too: where all workers are busy for longer than nsqd waits, it sends everything again.
         self._drop_timed_out()
         self.inbox.extend(messages)
-        if self._may_wake():
+        if self._may_start():
             self._add(gevent.spawn(self._run))
 
-    def forget(self, nsqd: str) -> None:
+    def drop_from(self, nsqd: str) -> None:
         """Drop what came from an nsqd whose connection is gone: it could not be answered, and is delivered again."""
         kept = [message for message in self.inbox if message.nsqd != nsqd]
         self.inbox.clear()
         self.inbox.extend(kept)
 
-    def kill(self) -> None:
+    def abort(self) -> None:
         """Break off all workers but the caller, and forget what no worker has taken. For a forked child."""
         self.inbox.clear()
-        for worker, cell in list(self._workers.items()):
+        for worker, current in list(self._workers.items()):
             if worker is not gevent.getcurrent():
-                cell[:] = [None]  # nothing that _ended() would hand on
+                current[:] = [None]  # nothing that _on_worker_end() would hand on
                 worker.kill(block=False)
 
-    def _may_wake(self) -> bool:
-        return self._due is None and len(self._workers) < self._concurrency()
+    def _may_start(self) -> bool:
+        return self._starting is None and len(self._workers) < self._concurrency()
 
     def _add(self, worker: gevent.Greenlet) -> None:
-        self._due = worker
+        self._starting = worker
         worker.name = self._name
         self._workers[worker] = [None]
-        worker.rawlink(self._ended)
+        worker.rawlink(self._on_worker_end)
 
     def _work(self) -> None:
         """Handle messages until the inbox is empty or the slice is over, then end.
@@ -148,22 +148,22 @@ class Workers:
         only compute, however many at once, hold up heartbeats no longer than one of them takes.
         """
         inbox, latency, handle, now = self.inbox, self.latency, self._handle, self._clock.monotonic
-        cell = self._begin()
+        current = self._start_worker()
         # A look at the clock costs 0.05 us, counting a latency four times that: quick ones of one chunk are counted
         # together.
         time = now()
-        end_of_slice = time + SLICE
+        end_of_slice = time + MAX_RUN_SECONDS
         arrived, quick = 0.0, 0
         try:
             while inbox and time < end_of_slice:
                 # In this order: Ctrl-C may strike behind any call.
-                message = cell[0] = inbox[0]
+                message = current[0] = inbox[0]
                 inbox.popleft()
-                if inbox and self._due is None and self._may_wake():
+                if inbox and self._starting is None and self._may_start():
                     self._add(gevent.spawn_later(0, self._run))
                 is_answered = handle(message)
                 began, time = time, now()
-                if message.received == arrived and time < began + QUICK:
+                if message.received == arrived and time < began + FAST_HANDLER:
                     quick += is_answered
                     continue
                 latency.add(began - arrived, quick)
@@ -172,57 +172,57 @@ class Workers:
                     latency.add(time - arrived)
         finally:
             latency.add(time - arrived, quick)
-        self._end()
+        self._end_worker()
 
     def _work_all(self) -> None:
         """Handle all that is in the inbox with one call, then what has come meanwhile, as _work() does one by one. No
         other worker has to be on its way: what comes while the handler waits wakes one."""
         inbox, handle_all, now = self.inbox, self._handle_all, self._clock.monotonic
         assert handle_all is not None  # or this would not be called
-        cell = self._begin()
+        current = self._start_worker()
         time = now()
-        end_of_slice = time + SLICE
+        end_of_slice = time + MAX_RUN_SECONDS
         while inbox and time < end_of_slice:
             messages = list(inbox)
-            cell[:] = messages
+            current[:] = messages
             inbox.clear()
             answered = handle_all(messages)
             time = now()
             for arrived, number in Counter(message.received for message in answered).items():
                 self.latency.add(time - arrived, number)
-        self._end()
+        self._end_worker()
 
-    def _begin(self) -> list[Message | None]:
-        self._due = None
+    def _start_worker(self) -> list[Message | None]:
+        self._starting = None
         self._drop_timed_out()
         worker = gevent.getcurrent()
         self._began[worker] = self._clock.monotonic()
         return self._workers[worker]
 
-    def _end(self) -> None:
+    def _end_worker(self) -> None:
         worker = gevent.getcurrent()
         del self._workers[worker]
         self._began.pop(worker, None)
-        if self.inbox and self._may_wake():
+        if self.inbox and self._may_start():
             self._add(gevent.spawn_later(0, self._run))
 
-    def _ended(self, worker: gevent.Greenlet) -> None:
+    def _on_worker_end(self, worker: gevent.Greenlet) -> None:
         """Go on where a worker was broken off. Ctrl-C strikes whatever runs: one that has not begun, too, or one
         between a message and its handler."""
-        if self._due is worker:
-            self._due = None
+        if self._starting is worker:
+            self._starting = None
         self._began.pop(worker, None)
-        cell = self._workers.pop(worker, None)
-        if cell is None:
+        current = self._workers.pop(worker, None)
+        if current is None:
             return
         if isinstance(worker.exception, Exception):
             # A bug, which would come again with the message.
-            cell.clear()
+            current.clear()
         unanswered = [
-            message for message in cell if not (message is None or message.has_responded() or message.is_async())
+            message for message in current if not (message is None or message.has_responded() or message.is_async())
         ]
         self.inbox.extendleft([message for message in reversed(unanswered) if message not in self.inbox])
-        if self.inbox and self._may_wake():
+        if self.inbox and self._may_start():
             self._add(gevent.spawn_later(0, self._run))
 
     def _drop_timed_out(self) -> None:
@@ -234,4 +234,4 @@ class Workers:
         while inbox and inbox[0].time_left == 0:
             message = inbox.popleft()
             message.discard()
-            self._dropped(message)
+            self._on_dropped(message)

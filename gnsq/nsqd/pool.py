@@ -19,7 +19,7 @@ import gevent
 from gevent.event import Event
 
 from gnsq.addresses import parse_address
-from gnsq.backofftimer import growing_delay
+from gnsq.backofftimer import exponential_delay
 from gnsq.clock import Clock
 from gnsq.errors import NSQException
 from gnsq.logs import LogOwner
@@ -50,7 +50,7 @@ class ReconnectOptions(Options):
 
     def delay(self, failures: int) -> float:
         """Seconds until the next try, behind so many failures in a row."""
-        return growing_delay(
+        return exponential_delay(
             failures,
             self.reconnect_initial,
             self.reconnect_maximum,

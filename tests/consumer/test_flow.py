@@ -507,21 +507,21 @@ def test_paused_consumer_with_nothing_in_flight_is_not_starved(nsqd, started, ha
     assert not consumer.is_starved
 
 
-def test_bug_in_the_flow_is_logged_and_it_goes_on(nsqd, clock, started, monkeypatch, caplog):
+def test_bug_in_the_rdy_greenlet_is_logged_and_the_greenlet_restarts(nsqd, clock, started, monkeypatch, caplog):
     consumer = started(lambda consumer, message: None, nsqd)
 
     def bug():
         monkeypatch.undo()
         raise RuntimeError("bug")
 
-    monkeypatch.setattr(consumer._flow, "run", bug)
+    monkeypatch.setattr(consumer._rdy, "run", bug)
     for task in consumer._tasks:
-        if task.name.startswith("gnsq-flow"):
+        if task.name.startswith("gnsq-rdy"):
             task.kill(block=False)
-    consumer._spawn("flow", consumer._flow.run)
+    consumer._spawn("rdy", consumer._rdy.run)
     clock.advance(2.0)
 
-    assert "internal error in the greenlet for flow of consumer t/c; it goes on in 1 s" in caplog.text
+    assert "internal error in the greenlet for rdy of consumer t/c; it goes on in 1 s" in caplog.text
     assert not consumer._tasks[-1].dead
 
 

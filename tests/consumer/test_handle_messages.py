@@ -5,7 +5,7 @@ import pytest
 from gevent.event import Event
 
 from gnsq import Consumer, Message, finish_all
-from gnsq.consumer.worker_pool import Workers
+from gnsq.consumer.worker_pool import WorkerPool
 from gnsq.errors import NSQRequeueMessage, NSQTimeout
 from tests.helpers import wait_until
 
@@ -100,7 +100,7 @@ def test_worker_whose_slice_is_over_leaves_the_rest_to_another():
             workers.put([second])
         return []
 
-    workers = Workers("w", lambda: 1, lambda message: True, handle_all, lambda message: None, Steps())
+    workers = WorkerPool("w", lambda: 1, lambda message: True, handle_all, lambda message: None, Steps())
     workers.put([first])
     wait_until(lambda: not len(workers))
 

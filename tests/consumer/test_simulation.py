@@ -62,7 +62,7 @@ class Simulation:
         )
         # As far as it goes the same each time: what the system does first is not ours.
         random.seed(seed)
-        self.consumer._flow._policy._rng.seed(seed)
+        self.consumer._rdy._policy._rng.seed(seed)
         self.consumer.on_backoff.connect(self.note_phase, weak=False)
         self.consumer.start(block=False)
 

@@ -4,7 +4,7 @@ import gevent
 import pytest
 
 from gnsq.clock import RealClock
-from gnsq.consumer.worker_pool import Workers
+from gnsq.consumer.worker_pool import WorkerPool
 from gnsq.message import Message
 from tests.helpers import wait_until
 
@@ -26,7 +26,7 @@ def workers(handled):
         handled.append(message)
         return True
 
-    return Workers("w", lambda: 2, handle, None, lambda message: None, RealClock())
+    return WorkerPool("w", lambda: 2, handle, None, lambda message: None, RealClock())
 
 
 def wait_until_idle(workers):
@@ -75,7 +75,7 @@ def test_those_of_a_call_that_were_answered_or_kept_for_later_do_not_come_again(
             raise gevent.GreenletExit
         return batch
 
-    workers = Workers("w", lambda: 1, lambda message: True, handle_all, lambda message: None, RealClock())
+    workers = WorkerPool("w", lambda: 1, lambda message: True, handle_all, lambda message: None, RealClock())
     workers.put(messages)
     wait_until_idle(workers)
 
