@@ -439,9 +439,9 @@ def test_blameless_loss_of_a_released_address_is_not_opened_again(kept, nsqd, cl
 
 
 def test_wait_tried_ends_at_its_limit_for_all_addresses_together(kept, nsqd, clock):
-    nsqd.deaf()
+    nsqd.stop_reading()
     with FakeNsqd(clock=clock) as other:
-        other.deaf()
+        other.stop_reading()
         log = kept()
         log.pool.add(other.tcp_address, permanent=True)
         waiting = gevent.spawn(log.pool.wait_tried, 1.5)

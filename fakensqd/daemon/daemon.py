@@ -43,7 +43,7 @@ __all__ = ["Daemon"]
 class Daemon(Watched, Server):
     """A server with a TCP and an HTTP port, and perhaps one of HTTPS, started with start() or ``with``.
 
-    It may be put into states, each until it is taken out of it: down, deaf, slow. Toxics are put on its link.
+    It may be put into states, each until it is taken out of it: down, not reading, delayed. Toxics are put on its link.
 
     Args:
         https_address: Where to listen for HTTPS, if there is a context.
@@ -78,8 +78,8 @@ class Daemon(Watched, Server):
         self._ask_auth: Callable[[AskAuth], IoResult] | None = None
         self.link = Link(self.clock, self.seed)
         self._conditions = Conditions()
-        self._deafness: PlacedToxic | None = None
-        self._hearing: Event | None = None
+        self._stalled: PlacedToxic | None = None
+        self._resumed: Event | None = None
         # Holds the ports while it is down, so that nobody else gets them.
         self._reserved: list[socket.socket] = []
         self._connections: dict[Connection, None] = {}
@@ -235,22 +235,22 @@ class Daemon(Watched, Server):
         self._forget(keep_messages=keep_messages)
         self.up()
 
-    def deaf(self) -> None:
-        """Take connections, and neither read nor answer on any until hearing(), over HTTP as well."""
+    def stop_reading(self) -> None:
+        """Take connections, and neither read nor answer on any until resume_reading(), over HTTP as well."""
         from fakensqd.faults.toxics import stall
 
-        if self._deafness is None:
-            self._deafness = self.link.add(stall(), kept=True)
-            self._hearing = Event()
+        if self._stalled is None:
+            self._stalled = self.link.add(stall(), kept=True)
+            self._resumed = Event()
 
-    def hearing(self) -> None:
-        """Undo deaf(): what has come meanwhile is read now."""
-        if self._deafness is not None and self._hearing is not None:
-            self._deafness.remove()
-            self._hearing.set()
-            self._deafness = self._hearing = None
+    def resume_reading(self) -> None:
+        """Undo stop_reading(): what has come meanwhile is read now."""
+        if self._stalled is not None and self._resumed is not None:
+            self._stalled.remove()
+            self._resumed.set()
+            self._stalled = self._resumed = None
 
-    def slow(self, seconds: float) -> None:
+    def set_processing_delay(self, seconds: float) -> None:
         """Work on whatever clients send, and on requests, so much later; commands that come together wait together.
 
         Args:
@@ -264,8 +264,12 @@ class Daemon(Watched, Server):
         self._conditions.slowness = seconds
 
     def states(self) -> dict[str, bool | float]:
-        """Say which states it is in: nothing is, with down, deaf and slow false or 0."""
-        return {"down": not self.running, "deaf": self._hearing is not None, "slow": self._conditions.slowness}
+        """Give the states that it is in; false or 0: it is not in this one."""
+        return {
+            "down": not self.running,
+            "stop_reading": self._resumed is not None,
+            "processing_delay": self._conditions.slowness,
+        }
 
     def _forget(self, *, keep_messages: bool) -> None:
         """Lose what does not outlive the process; a subclass knows what that is."""
@@ -284,8 +288,8 @@ class Daemon(Watched, Server):
         def answer(
             environ: dict[str, Any], start_response: Callable[..., Any]
         ) -> Iterable[bytes]:  # Any: as WSGI has it
-            while self._hearing is not None:
-                self._hearing.wait()  # hearing() sets it; a stop ends this greenlet
+            while self._resumed is not None:
+                self._resumed.wait()  # resume_reading() sets it; a stop ends this greenlet
             if self._conditions.slowness:
                 self.clock.sleep(self._conditions.slowness)
             return application(environ, start_response)

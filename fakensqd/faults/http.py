@@ -178,7 +178,16 @@ _ROOT = "/faults"
 # Of the number of a rule or toxic, at most.
 _MAX_DIGITS = 19
 # The methods that bring a state about, or end it; a daemon has some of them.
-STATES = ("down", "up", "restart", "deaf", "hearing", "pause_heartbeats", "resume_heartbeats", "slow")
+STATES = (
+    "down",
+    "up",
+    "restart",
+    "stop_reading",
+    "resume_reading",
+    "pause_heartbeats",
+    "resume_heartbeats",
+    "set_processing_delay",
+)
 # They end the connections of the daemon's own HTTP port.
 _ENDING = ("down", "restart")
 

@@ -258,14 +258,14 @@ def test_silent_nsqlookupd_holds_up_neither_the_others_nor_the_next_round(
 ):
     monkeypatch.setattr("gnsq.discovery.LOOKUP_TIMEOUT", 0.1)
     registered(nsqd, other_lookupd)
-    lookupd.deaf()
+    lookupd.stop_reading()
     started(lookupds=[lookupd, other_lookupd])
     assert connected(nsqd) == [1]
 
     rounds.turn(2 * LATEST)
 
     assert len(rounds.times) >= 3
-    lookupd.hearing()
+    lookupd.resume_reading()
 
 
 # --- probes -----------------------------------------------------------------------------------------------------------
@@ -536,7 +536,7 @@ def test_nsqd_that_refuses_is_tried_once_a_round(lookupd, nsqd, rounds, started)
 def test_silent_nsqd_is_not_tried_twice_at_once(lookupd, nsqds, rounds, started):
     silent, other, _ = nsqds
     silent.record()
-    silent.deaf()
+    silent.stop_reading()
     registered(silent, lookupd)
     registered(other, lookupd)
     started(lookupds=[lookupd], lookupd_poll_interval=10, lookupd_poll_jitter=0)
@@ -544,7 +544,7 @@ def test_silent_nsqd_is_not_tried_twice_at_once(lookupd, nsqds, rounds, started)
 
     rounds.turn(59)
     assert len(attempts(silent)) == 1
-    silent.hearing()
+    silent.resume_reading()
     rounds.turn(20)
 
     assert connected(silent, other) == [1, 1]

@@ -186,7 +186,7 @@ def test_close_before_start_ends_it_for_good(nsqd, caplog):
 
 
 def test_close_while_it_connects_ends_the_attempt(nsqd, clock):
-    nsqd.deaf()
+    nsqd.stop_reading()
     consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: None, clock=clock)
     starting = gevent.spawn(consumer.start)
     clock.advance(1.0)
@@ -195,7 +195,7 @@ def test_close_while_it_connects_ends_the_attempt(nsqd, clock):
 
     assert starting.ready()
     assert not consumer.is_running
-    nsqd.hearing()
+    nsqd.resume_reading()
 
 
 @pytest.mark.parametrize("state", ["idle", "busy"])
@@ -226,14 +226,14 @@ def test_close_in_a_signal_handler(fakensqd, state):
 
 def test_deadline_holds_though_nsqd_is_silent(nsqd, clock, started):
     consumer = started(lambda _, message: None, nsqd, close_timeout=5.0)
-    nsqd.deaf()
+    nsqd.stop_reading()
     consumer.close()
     clock.advance(4.9)
     assert consumer.stats().state == "closing"
     clock.advance(0.1)
 
     assert consumer.stats().state == "closed"
-    nsqd.hearing()
+    nsqd.resume_reading()
 
 
 def test_message_that_comes_behind_the_deadline_is_requeued_too(nsqd, clock, publish, started):

@@ -252,7 +252,7 @@ def test_hub_itself_cannot_start_it(fakensqd):
 
 def test_interrupted_start_leaves_no_thread(fakensqd):
     silent = fakensqd.tcp_address
-    fakensqd.deaf()
+    fakensqd.stop_reading()
     consumer = Consumer("t", "c", silent, message_handler=ignore, threaded=True)
 
     with gevent.Timeout(0.05, False):

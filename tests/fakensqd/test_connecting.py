@@ -96,7 +96,7 @@ def test_channels_that_are_not_told_hold_a_topic_up_for_so_long_only(clock):
         FakeNsqd(clock=clock, lookupd_tcp_addresses=lookupd.tcp_address) as nsqd,
     ):
         nsqd.wait_registered()
-        lookupd.slow(3600.0)
+        lookupd.set_processing_delay(3600.0)
         channel = nsqd.broker.ensure_topic("t").ensure_channel("c", nsqd.now())
         request(nsqd.http_address, "POST", "/pub?topic=t", b"x")
         clock.advance(4.9)

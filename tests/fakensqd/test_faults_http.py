@@ -249,13 +249,13 @@ class OwnToxic:
         return "OwnToxic()"
 
 
-def test_a_toxic_of_the_callers_own_is_listed_and_that_of_deaf_is_not(nsqd):
-    nsqd.deaf()
+def test_a_toxic_of_the_callers_own_is_listed_and_that_of_stop_reading_is_not(nsqd):
+    nsqd.stop_reading()
     nsqd.link.add(OwnToxic())
 
     assert faults(nsqd, path="/toxics", over="http_address") == {"toxics": [{"id": 2, "toxic": "OwnToxic()"}]}
     faults(nsqd, "DELETE", path="/toxics")
-    assert nsqd.states()["deaf"]
+    assert nsqd.states()["stop_reading"]
 
 
 WRONG_TOXICS = [
@@ -292,7 +292,7 @@ def test_what_is_no_toxic_is_told(nsqd, document, text):
 
 # --- states -----------------------------------------------------------------------------------------------------------
 
-USUAL = {"down": False, "deaf": False, "slow": 0.0, "pause_heartbeats": False}
+USUAL = {"down": False, "stop_reading": False, "processing_delay": 0.0, "pause_heartbeats": False}
 
 
 def test_a_daemon_that_is_down_is_steered_on_the_port_of_faults(nsqd):
@@ -324,14 +324,14 @@ def test_a_restart(nsqd, arguments, depth):
 
 
 @pytest.mark.parametrize("over", ["http_address", "faults_http_address"])
-def test_a_deaf_daemon_is_steered_on_both_ports(nsqd, over):
-    assert faults(nsqd, "POST", path="/deaf", over=over) == USUAL | {"deaf": True}
+def test_daemon_that_does_not_read_is_controlled_on_both_ports(nsqd, over):
+    assert faults(nsqd, "POST", path="/stop_reading", over=over) == USUAL | {"stop_reading": True}
     client = Client(nsqd.tcp_address)
     client.send(commands.publish("t", b"x"))
     pinging = gevent.spawn(request, nsqd.http_address, "GET", "/ping")
-    wait_until(lambda: nsqd._hearing.linkcount())
+    wait_until(lambda: nsqd._resumed.linkcount())
 
-    assert faults(nsqd, "POST", path="/hearing", over=over) == USUAL
+    assert faults(nsqd, "POST", path="/resume_reading", over=over) == USUAL
     assert (client.frame(), pinging.get(timeout=10)) == ((0, b"OK"), "OK")
 
 
@@ -344,22 +344,22 @@ def test_heartbeats_are_paused_and_resumed(nsqd, clock):
     assert client.frame() == HEARTBEAT
 
 
-def test_a_slow_daemon_is_steered_at_once(nsqd, clock):
+def test_daemon_with_a_processing_delay_is_controlled_at_once(nsqd, clock):
     client = Client(nsqd.tcp_address)
-    assert state(nsqd, "slow", seconds=3) == USUAL | {"slow": 3.0}
+    assert state(nsqd, "set_processing_delay", seconds=3) == USUAL | {"processing_delay": 3.0}
     client.send(commands.publish("t", b"x"))
     clock.advance(2.9)
     assert nsqd.depth("t") == 0
 
-    assert faults(nsqd, "POST", {"seconds": 0}, path="/slow", over="http_address") == USUAL
+    assert faults(nsqd, "POST", {"seconds": 0}, path="/set_processing_delay", over="http_address") == USUAL
     clock.advance(0.1)
     assert client.frame() == (0, b"OK")
 
 
 def test_states_of_nsqlookupd():
     with FakeLookupd(faults_over_http=True) as lookupd:
-        assert state(lookupd, "down") == {"down": True, "deaf": False, "slow": 0.0}
-        assert state(lookupd, "restart") == {"down": False, "deaf": False, "slow": 0.0}
+        assert state(lookupd, "down") == {"down": True, "stop_reading": False, "processing_delay": 0.0}
+        assert state(lookupd, "restart") == {"down": False, "stop_reading": False, "processing_delay": 0.0}
         told = state(lookupd, "pause_heartbeats")["message"]
 
     assert told.startswith(
@@ -370,11 +370,33 @@ def test_states_of_nsqlookupd():
 
 WRONG_STATES = [
     pytest.param(
-        "POST", "/slow", None, "slow has no seconds, which must be a number of seconds, 0 or more", id="missing"
+        "POST",
+        "/set_processing_delay",
+        None,
+        "set_processing_delay has no seconds, which must be a number of seconds, 0 or more",
+        id="missing",
     ),
-    pytest.param("POST", "/slow", {"seconds": "2"}, "slow.seconds is '2', not a number of seconds, 0 or", id="seconds"),
-    pytest.param("POST", "/slow", [2], "the arguments of slow are [2], not an object", id="no object"),
-    pytest.param("POST", "/slow?seconds=2", None, "query has no seconds; it is empty: arguments are JSON", id="query"),
+    pytest.param(
+        "POST",
+        "/set_processing_delay",
+        {"seconds": "2"},
+        "set_processing_delay.seconds is '2', not a number of seconds, 0 or",
+        id="seconds",
+    ),
+    pytest.param(
+        "POST",
+        "/set_processing_delay",
+        [2],
+        "the arguments of set_processing_delay are [2], not an object",
+        id="no object",
+    ),
+    pytest.param(
+        "POST",
+        "/set_processing_delay?seconds=2",
+        None,
+        "query has no seconds; it is empty: arguments are JSON",
+        id="query",
+    ),
     pytest.param("POST", "/down", {"for": 2}, "down has no for (2); it has no arguments", id="no arguments"),
     pytest.param("POST", "/restart", {"keep_messages": 1}, "restart.keep_messages is 1, not true or false", id="flag"),
     pytest.param("GET", "/down", None, "/faults/down takes POST, not GET", id="method"),
@@ -404,7 +426,7 @@ def test_what_would_end_its_own_connection_is_sent_to_the_port_that_stays(nsqd, 
 def test_without_a_port_of_its_own_all_but_what_ends_the_connection_works():
     with FakeNsqd(faults_over_http=True, faults_http_address="") as nsqd:
         assert nsqd.faults_http_address == ""
-        assert faults(nsqd, "POST", path="/deaf", over="http_address")["deaf"]
+        assert faults(nsqd, "POST", path="/stop_reading", over="http_address")["stop_reading"]
         told = faults(nsqd, "POST", path="/down", over="http_address")["message"]
 
     assert told == "down would end this connection, too; POST it to the port of faults_http_address, which stays up"

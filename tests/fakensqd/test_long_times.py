@@ -95,7 +95,7 @@ def test_minutes_of_backoff_between_reconnects(nsqd, clock, consume):
 
 
 def test_a_minute_for_the_handshake(nsqd, clock):
-    nsqd.deaf()
+    nsqd.stop_reading()
     host, port = nsqd.tcp_address.split(":")
     connection = Connection(host, int(port), ConnectionOptions(timeout=60.0), clock)
     opening = gevent.spawn(connection.open)
@@ -106,7 +106,7 @@ def test_a_minute_for_the_handshake(nsqd, clock):
 
     with pytest.raises(NSQTimeout, match=r"within 60\.0 s"):
         opening.get(timeout=10)
-    nsqd.hearing()
+    nsqd.resume_reading()
 
 
 def test_a_minute_without_any_connection(nsqd, clock):

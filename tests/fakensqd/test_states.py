@@ -1,4 +1,4 @@
-"""States of a daemon: down, restarted, deaf, slow, without heartbeats."""
+"""States of a daemon: down, restarted, not reading, delayed, without heartbeats."""
 
 import socket
 
@@ -193,17 +193,17 @@ def lookupd_topics(lookupd):
     return request(lookupd.http_address, "GET", "/topics")["topics"]
 
 
-# --- deaf -------------------------------------------------------------------------------------------------------------
+# --- stop_reading() -------------------------------------------------------------------------------------------------
 
 
-def test_deaf_takes_connections_and_does_nothing_on_any(nsqd, clock):
+def test_stop_reading_accepts_connections_and_answers_none(nsqd, clock):
     nsqd.record()
     before = Client(nsqd.tcp_address)
     before.send(b"NOP\n")
     nsqd.wait_until(lambda nsqd: nsqd.transcript.commands(), ["NOP"])
 
-    nsqd.deaf()
-    nsqd.deaf()
+    nsqd.stop_reading()
+    nsqd.stop_reading()
     after = Client(nsqd.tcp_address)
     for client in (before, after):
         client.send(commands.publish("t", b"x"))
@@ -212,15 +212,15 @@ def test_deaf_takes_connections_and_does_nothing_on_any(nsqd, clock):
     assert nsqd.broker.topics == {}
     assert not asked.ready()
 
-    nsqd.hearing()
-    nsqd.hearing()
+    nsqd.resume_reading()
+    nsqd.resume_reading()
     assert after.frame() == OK
     assert asked.get(timeout=10) == "OK"
     assert [before.frame(), before.frame()] == [HEARTBEAT, OK]
 
 
-def test_clear_does_not_make_it_hear(nsqd, clock):
-    nsqd.deaf()
+def test_clearing_the_link_does_not_resume_reading(nsqd, clock):
+    nsqd.stop_reading()
     nsqd.link.clear()
     client = Client(nsqd.tcp_address)
     client.send(commands.publish("t", b"x"))
@@ -228,30 +228,30 @@ def test_clear_does_not_make_it_hear(nsqd, clock):
     assert nsqd.broker.topics == {}
 
 
-def test_a_deaf_nsqlookupd_times_our_client_out():
+def test_nsqlookupd_that_does_not_read_makes_our_client_time_out():
     with FakeLookupd() as lookupd:
         # Loads what it needs, which is not to count.
         assert LookupdClient.from_url(lookupd.http_address).topics() == {"topics": []}
-        lookupd.deaf()
+        lookupd.stop_reading()
         with pytest.raises(NSQTimeout):
             LookupdClient.from_url(lookupd.http_address, timeout=0.1).topics()
-        lookupd.hearing()
+        lookupd.resume_reading()
         assert LookupdClient.from_url(lookupd.http_address).topics() == {"topics": []}
 
 
-def test_stop_while_deaf():
+def test_stop_while_reading_is_stopped():
     with FakeNsqd() as nsqd:
-        nsqd.deaf()
+        nsqd.stop_reading()
         asked = gevent.spawn(request, nsqd.http_address, "GET", "/ping")
-        wait_until(lambda: nsqd._hearing.linkcount())
+        wait_until(lambda: nsqd._resumed.linkcount())
 
     with pytest.raises(OSError, match=r"closed|reset"):
         asked.get(timeout=10)
 
 
-def test_our_publish_times_out_at_a_deaf_nsqd(nsqd, clock):
+def test_publish_times_out_at_an_nsqd_that_does_not_read(nsqd, clock):
     with Producer(nsqd.tcp_address, clock=clock, heartbeat_interval=60) as producer:
-        nsqd.deaf()
+        nsqd.stop_reading()
         publishing = gevent.spawn(producer.publish, "t", b"x")
         clock.advance(59.9)
         assert not publishing.ready()
@@ -260,7 +260,7 @@ def test_our_publish_times_out_at_a_deaf_nsqd(nsqd, clock):
 
         with pytest.raises(NSQTimeout, match=r"publish not answered within 60 s"):
             publishing.get(timeout=10)
-        nsqd.hearing()
+        nsqd.resume_reading()
 
 
 # --- heartbeats -------------------------------------------------------------------------------------------------------
@@ -309,12 +309,12 @@ def test_who_was_silent_for_too_long_is_hung_up_on_in_the_end(nsqd, clock):
     assert client.ended()
 
 
-# --- slow -------------------------------------------------------------------------------------------------------------
+# --- set_processing_delay() -----------------------------------------------------------------------------------------
 
 
-def test_slow_works_on_everything_later(nsqd, clock):
+def test_processing_delay_delays_commands_and_requests(nsqd, clock):
     client = Client(nsqd.tcp_address)
-    nsqd.slow(3.0)
+    nsqd.set_processing_delay(3.0)
     client.send(commands.publish("t", b"x"))
     asked = gevent.spawn(request, nsqd.http_address, "GET", "/ping")
 
@@ -324,13 +324,13 @@ def test_slow_works_on_everything_later(nsqd, clock):
     assert client.frame() == OK
     assert asked.get(timeout=10) == "OK"
 
-    nsqd.slow(0)
+    nsqd.set_processing_delay(0)
     client.send(commands.publish("t", b"x"))
     assert client.frame() == OK
 
 
-def test_slow_is_above_the_link(nsqd, clock):
-    nsqd.slow(3.0)
+def test_processing_delay_adds_to_the_delay_of_the_link(nsqd, clock):
+    nsqd.set_processing_delay(3.0)
     nsqd.link.add(latency(1.0), upstream=True)
     client = Client(nsqd.tcp_address)
     client.send(commands.publish("t", b"x"))
@@ -345,9 +345,9 @@ def test_the_seed_of_the_server_is_its_links():
     assert FakeNsqd(seed=7).link.seed == FakeLookupd(seed=7).link.seed == 7
 
 
-def test_slow_takes_seconds(nsqd):
+def test_negative_processing_delay_is_refused(nsqd):
     with pytest.raises(ValueError, match="seconds -1 must be 0 or more"):
-        nsqd.slow(-1)
+        nsqd.set_processing_delay(-1)
 
 
 def test_our_close_waits_no_longer_than_its_timeout(nsqd, clock):
@@ -355,7 +355,7 @@ def test_our_close_waits_no_longer_than_its_timeout(nsqd, clock):
         "t", "c", nsqd.tcp_address, message_handler=lambda _, message: None, clock=clock, close_timeout=30.0
     )
     client.start(block=False)
-    nsqd.deaf()
+    nsqd.stop_reading()
 
     client.close()
     clock.advance(29.0)
@@ -379,7 +379,7 @@ def test_on_a_thread_states_are_the_same():
 
 def test_lost_while_down_is_said_so(nsqd, clock):
     with Producer(nsqd.tcp_address, clock=clock) as producer:
-        nsqd.deaf()
+        nsqd.stop_reading()
         publishing = gevent.spawn(producer.publish, "t", b"x")
         clock.advance(1.0)
         nsqd.down()

@@ -114,12 +114,12 @@ def test_silent_nsqd_holds_nobody_past_the_deadline(nsqd, clock, producing, begi
 
 def test_deaf_nsqd_goes_on_once_it_hears(nsqd, clock, producing, begin):
     producer = producing(nsqd)
-    nsqd.deaf()
+    nsqd.stop_reading()
     jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(3)]
     clock.advance(10.0)
     assert outcomes(jobs) == [None, None, None]
 
-    nsqd.hearing()
+    nsqd.resume_reading()
     clock.advance(0.1)
 
     assert outcomes(jobs) == ["confirmed"] * 3
@@ -452,7 +452,7 @@ def test_body_longer_than_the_bound_goes_alone(nsqd, clock, producing, begin):
 
 def test_publish_that_finds_no_room_and_must_not_wait_is_not_sent(nsqd, clock, producing, begin):
     producer = producing(nsqd, max_pending_bytes=1)
-    nsqd.deaf()
+    nsqd.stop_reading()
     begin(producer.publish, "t", b"x")
 
     job = begin(producer.publish, "t", b"y", block=False)
@@ -645,7 +645,7 @@ def test_flush_returns_when_all_is_told(nsqd, clock, producing, begin):
 
 def test_flush_says_when_its_time_is_over(nsqd, clock, producing, begin):
     producer = producing(nsqd)
-    nsqd.deaf()
+    nsqd.stop_reading()
     begin(producer.publish, "t", b"x")
 
     flushing = gevent.spawn(producer.flush, 2.0)
@@ -674,7 +674,7 @@ def test_publish_of_a_greenlet_that_is_killed_arrives(nsqd, clock, producing, be
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["waiting for the answer", "waiting for room"])
 def test_publish_that_fails_behind_a_killed_greenlet_is_logged(nsqd, clock, producing, begin, caplog, asynchronous):
     producer = producing(nsqd, max_pending_bytes=1)
-    nsqd.deaf()
+    nsqd.stop_reading()
     begin(producer.publish, "t", b"before", timeout=10.0)
     job = begin(producer.publish_async if asynchronous else producer.publish, "t", b"x", timeout=1.0)
     job.kill()

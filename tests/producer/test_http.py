@@ -242,12 +242,12 @@ def test_other_answer_than_ok_is_unknown(body):
 
 def test_deaf_nsqd_holds_nobody_past_the_deadline(producer, fakensqd):
     producer.publish("t", b"1")
-    fakensqd.deaf()
+    fakensqd.stop_reading()
 
     with pytest.raises(NSQUnknownTimeout, match=r"publish not answered within 0.05 s; nsqd may have it"):
         producer.publish("t", b"2", timeout=0.05)
 
-    fakensqd.hearing()
+    fakensqd.resume_reading()
 
 
 def test_publish_without_time_is_not_sent(producer, fakensqd):
@@ -274,7 +274,7 @@ def test_publish_whose_turn_comes_too_late_is_not_sent(producer, fakensqd):
 
 
 def test_late_answer_harms_nobody(producer, fakensqd):
-    fakensqd.slow(0.3)
+    fakensqd.set_processing_delay(0.3)
     with pytest.raises(NSQUnknownTimeout):
         producer.publish("t", b"1", timeout=0.05)
 
@@ -284,7 +284,7 @@ def test_late_answer_harms_nobody(producer, fakensqd):
 def test_publish_that_waits_for_others_is_not_sent_by_its_deadline(fakensqd):
     options = {"http_requests_at_once": 1, "close_timeout": 0.01}
     with Producer(nsqd_http_addresses=fakensqd.http_address, **options) as producer:
-        fakensqd.deaf()
+        fakensqd.stop_reading()
         first = producer.publish_async("t", b"1", timeout=60)
 
         with pytest.raises(NSQNotSentTimeout, match=r"publish not sent within 0\.05 s"):
@@ -294,10 +294,10 @@ def test_publish_that_waits_for_others_is_not_sent_by_its_deadline(fakensqd):
 
 
 def test_publishes_leave_a_deaf_nsqd_for_another(fakecluster):
-    deaf, other = fakecluster.nsqds
+    silent, other = fakecluster.nsqds
     options = {"strategy": "primary", "stalled_after": 0.05, "http_requests_at_once": 1, "close_timeout": 0.01}
-    with Producer(nsqd_http_addresses=[deaf.http_address, other.http_address], **options) as producer:
-        deaf.deaf()
+    with Producer(nsqd_http_addresses=[silent.http_address, other.http_address], **options) as producer:
+        silent.stop_reading()
         results = [producer.publish_async("t", b"%d" % number) for number in range(10)]
 
         assert [result.get(timeout=5) for result in results[1:]] == [b"OK"] * 9

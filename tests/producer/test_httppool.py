@@ -196,7 +196,7 @@ def test_close_waits_for_what_has_no_answer(fakensqd):
 def test_close_returns_what_is_unconfirmed(fakensqd):
     producer = Producer(nsqd_http_addresses=fakensqd.http_address, http_requests_at_once=1)
     producer.start()
-    fakensqd.deaf()
+    fakensqd.stop_reading()
     results = [producer.publish_async("t", b"%d" % number) for number in range(3)]
     wait_until(lambda: producer.stats().connections[0].pending == 3)
 
@@ -207,7 +207,7 @@ def test_close_returns_what_is_unconfirmed(fakensqd):
     assert found == {b"0": NSQUnknownClosed, b"1": NSQNotSentClosed, b"2": NSQNotSentClosed}
     with pytest.raises(NSQUnknownClosed, match="producer was closed"):
         results[0].get(timeout=1)
-    fakensqd.hearing()
+    fakensqd.resume_reading()
 
 
 def greenlets():

@@ -65,8 +65,8 @@ poisons = st.one_of(
 troubles = st.one_of(
     st.tuples(st.just("fault"), places, faults),
     st.tuples(st.just("toxic"), places, poisons, st.sampled_from([True, False, None])),
-    st.tuples(st.just("state"), places, st.sampled_from(["down", "up", "restart", "deaf", "hearing"])),
-    st.tuples(st.just("slow"), places, seconds),
+    st.tuples(st.just("state"), places, st.sampled_from(["down", "up", "restart", "stop_reading", "resume_reading"])),
+    st.tuples(st.just("delay"), places, seconds),
     st.tuples(st.just("calm"), places),
 )
 others = st.one_of(
@@ -203,15 +203,15 @@ class World:
     def _state(self, place: int, name: str) -> None:
         getattr(self._nsqd(place), name)()
 
-    def _slow(self, place: int, late: float) -> None:
-        self._nsqd(place).slow(late)
+    def _delay(self, place: int, late: float) -> None:
+        self._nsqd(place).set_processing_delay(late)
 
     def _calm(self, place: int) -> None:
         nsqd = self._nsqd(place)
         nsqd.remove_rules()
         nsqd.link.clear()
-        nsqd.hearing()
-        nsqd.slow(0)
+        nsqd.resume_reading()
+        nsqd.set_processing_delay(0)
         nsqd.up()
 
     def _advance(self, seconds: float) -> None:
