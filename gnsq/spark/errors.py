@@ -16,8 +16,8 @@ __all__ = [
     "SpoolError",
     "SpoolInUse",
     "SpoolIncomplete",
-    "essence",
-    "last_words",
+    "root_cause",
+    "startup_error",
 ]
 
 
@@ -52,11 +52,11 @@ _SQLSTATE = re.compile(r" SQLSTATE: \w+.*$")
 # py4j's account of a Java error, which names only what Python has called.
 _CALL = re.compile(r"(py4j\.protocol\.Py4J\w+: )?An error occurred while calling ")
 _THREAD_ERROR = re.compile(r'Exception in thread "[^"]*" [\w.$]+: ')
-_CHATTER = ("WARNING:", "NOTE:", "Picked up ", "Using Spark's", "\tat ")
+_NOISE = ("WARNING:", "NOTE:", "Picked up ", "Using Spark's", "\tat ")
 _TASK = re.compile(r"^.*[Mm]ost recent failure: Lost task .*? executor [^)]*\): ")
 
 
-def essence(text: str) -> str:
+def root_cause(text: str) -> str:
     """Find what went wrong in Spark's account of it: the last error of a Python traceback; where that is a call into
     Java, or there is none, Java's error and its deepest cause."""
     text = text.partition("=== Streaming Query ===")[0]
@@ -74,8 +74,8 @@ def essence(text: str) -> str:
     return line if cause in line else f"{line.rstrip('.')}: {cause}"
 
 
-def last_words(text: str) -> str:
+def startup_error(text: str) -> str:
     """Find in what a Java has written why it ended before it had begun; nothing if it does not say so."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_CHATTER)]
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_NOISE)]
     errors = [_THREAD_ERROR.sub("", line) for line in lines if _THREAD_ERROR.match(line)]
     return (errors or lines or [""])[0]

@@ -11,22 +11,22 @@ from dataclasses import dataclass
 __all__ = [
     "Segment",
     "Vector",
-    "cut",
+    "take_up_to",
     "decode_offset",
     "encode_offset",
-    "end_of",
-    "latest",
+    "end_vector",
+    "advance",
     "missing",
-    "nudged",
+    "with_new_revision",
     "pending",
-    "share_out",
+    "distribute",
 ]
 
 VERSION = 1
 # Stands among the receivers, where nothing else tells a vector from the one before.
-_NUDGE = ""
+_REVISION = ""
 # Before the name of a receiver: all up to this number was gone when its first segment was read.
-_GONE = "/"
+_DELETED_UP_TO = "/"
 
 # Receiver -> number of the last segment that was read; one that is not in it has had none read.
 Vector = Mapping[str, int]
@@ -103,7 +103,7 @@ def pending(segments: Iterable[Segment], start: Vector, end: Vector | None = Non
     return [segment for _, _, segment in sorted(turns, key=lambda item: item[:2])]
 
 
-def cut(waiting: Sequence[Segment], max_rows: int | None = None, max_bytes: int | None = None) -> list[Segment]:
+def take_up_to(waiting: Sequence[Segment], max_rows: int | None = None, max_bytes: int | None = None) -> list[Segment]:
     """Take from the front as much as the limits allow, and one segment at least: they are not divided.
 
     Args:
@@ -122,7 +122,7 @@ def cut(waiting: Sequence[Segment], max_rows: int | None = None, max_bytes: int 
     return taken
 
 
-def latest(start: Vector, taken: Iterable[Segment], receivers: Set[str]) -> dict[str, int]:
+def advance(start: Vector, taken: Iterable[Segment], receivers: Set[str]) -> dict[str, int]:
     """Advance start by the segments taken.
 
     Args:
@@ -137,14 +137,14 @@ def latest(start: Vector, taken: Iterable[Segment], receivers: Set[str]) -> dict
     gone: dict[str, int] = {}
     for segment in taken:
         if segment.receiver not in start and segment.receiver not in end and segment.number > 1:
-            gone[_GONE + segment.receiver] = segment.number - 1
+            gone[_DELETED_UP_TO + segment.receiver] = segment.number - 1
         end[segment.receiver] = max(segment.number, end.get(segment.receiver, 0))
     if end == dict(start):
         return end
     return {receiver: number for receiver, number in end.items() if receiver in receivers} | gone
 
 
-def end_of(segments: Iterable[Segment]) -> dict[str, int]:
+def end_vector(segments: Iterable[Segment]) -> dict[str, int]:
     """Say how far one reads who reads all of them."""
     end: dict[str, int] = {}
     for segment in segments:
@@ -152,9 +152,9 @@ def end_of(segments: Iterable[Segment]) -> dict[str, int]:
     return end
 
 
-def nudged(start: Vector) -> dict[str, int]:
+def with_new_revision(start: Vector) -> dict[str, int]:
     """Say the same as start in other words: the batch between them is empty, and ends the one before it."""
-    return {**start, _NUDGE: start.get(_NUDGE, 0) + 1}
+    return {**start, _REVISION: start.get(_REVISION, 0) + 1}
 
 
 def missing(present: Iterable[tuple[str, int]], start: Vector, end: Vector) -> list[tuple[str, int]]:
@@ -170,15 +170,15 @@ def missing(present: Iterable[tuple[str, int]], start: Vector, end: Vector) -> l
         numbers.setdefault(receiver, set()).add(number)
     gaps: list[tuple[str, int]] = []
     for receiver, last in sorted(end.items()):
-        if receiver == _NUDGE or receiver.startswith(_GONE):
+        if receiver == _REVISION or receiver.startswith(_DELETED_UP_TO):
             continue
         own = numbers.get(receiver, set())
-        first = 1 + start.get(receiver, end.get(_GONE + receiver, 0))
+        first = 1 + start.get(receiver, end.get(_DELETED_UP_TO + receiver, 0))
         gaps.extend((receiver, number) for number in range(first, last + 1) if number not in own)
     return gaps
 
 
-def share_out(segments: Sequence[Segment], groups: int) -> list[list[Segment]]:
+def distribute(segments: Sequence[Segment], groups: int) -> list[list[Segment]]:
     """Divide segments into at most so many runs of about the same size in bytes; none is empty."""
     total = sum(segment.size for segment in segments)
     groups = min(groups, len(segments))

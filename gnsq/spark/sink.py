@@ -24,17 +24,17 @@ from gnsq.spark.errors import RowsNotPublished
 from gnsq.spark.options import WriteOptions
 from gnsq.texts import counted
 
-__all__ = ["COLUMNS", "NsqBatchWriter", "NsqStreamWriter", "Place", "Published", "check_columns", "publish"]
+__all__ = ["COLUMNS", "NsqBatchWriter", "NsqStreamWriter", "RowOrigin", "Published", "check_columns", "publish"]
 
 # Column -> Spark types it may have.
 COLUMNS = {"body": ("binary", "string"), "topic": ("string",), "defer_ms": ("int", "bigint", "smallint", "tinyint")}
 # Seconds that the producer's thread may be late with an answer, or with the end.
-GRACE = 5.0
+RESULT_GRACE = 5.0
 # Of an MPUB's body: the number of messages, and each one's length. Source: nsqd protocol_v2.go, readMPUB.
-COUNT = LENGTH = 4
+MPUB_COUNT_SIZE = MPUB_LENGTH_SIZE = 4
 # Bytes that wait for their batches, over all topics, and what a row costs beside its body.
-MOST_WAITING = 16 * 1024 * 1024
-ROW = 100
+MAX_BUFFERED_BYTES = 16 * 1024 * 1024
+ROW_OVERHEAD = 100
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Published(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not ty
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowOrigin:
     """Which rows these are: the same for a task that is run again."""
 
     query: str = ""
@@ -77,7 +77,7 @@ class _Batch:
     topic: str
     bodies: list[bytes] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
-    size: int = COUNT
+    size: int = MPUB_COUNT_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +109,10 @@ class _Publisher:
     """Collects rows and publishes them in bounded batches, from a plain thread; some of them are under way while Spark
     computes the next."""
 
-    def __init__(self, options: WriteOptions, place: Place) -> None:
+    def __init__(self, options: WriteOptions, origin: RowOrigin) -> None:
         self.rows = 0
         self._options = options
-        self._place = place
+        self._origin = origin
         self._producer: Producer | None = None
         # In the order of their batches.
         self._answers: deque[_Pending] = deque()
@@ -130,14 +130,14 @@ class _Publisher:
         topic = topic or self._options.topic
         batch = self._batches.get(topic)
         if batch is None:
-            batch = self._batches[topic] = self._begun(topic)
+            batch = self._batches[topic] = self._new_batch(topic)
         if not body:
             raise ValueError(f"{self._row()} for topic {topic!r} has an empty body, which nsqd refuses: filter it out")
         data = body.encode() if isinstance(body, str) else body
         row = self.rows
         if self._options.row_key:
-            place = self._place
-            data = rowkey.join(data, place.query, place.batch, place.partition, row)
+            origin = self._origin
+            data = rowkey.join(data, origin.query, origin.batch, origin.partition, row)
         size = len(data)
         if size > self._limit:
             raise ValueError(
@@ -146,33 +146,33 @@ class _Publisher:
             )
         self.rows = row + 1
         if defer_ms:
-            self._defer(topic, data, row, defer_ms)
+            self._publish_deferred(topic, data, row, defer_ms)
             return
-        size += LENGTH
+        size += MPUB_LENGTH_SIZE
         if batch.bodies and batch.size + size > self._options.batch_bytes:
             self._flush(batch)
             batch = self._batches[topic]
         batch.bodies.append(data)
         batch.rows.append(row)
         batch.size += size
-        self._waiting += size + ROW
+        self._waiting += size + ROW_OVERHEAD
         if len(batch.bodies) >= self._options.batch_rows:
             self._flush(batch)
-        elif self._waiting > MOST_WAITING:
+        elif self._waiting > MAX_BUFFERED_BYTES:
             self._flush_all()
 
     def flush(self) -> None:
         """Publish all that is left, and wait until nsqd has confirmed everything."""
         self._flush_all()
         while self._answers:
-            self._settle(self._answers.popleft())
+            self._wait_confirmed(self._answers.popleft())
 
     def _flush_all(self) -> None:
         for batch in list(self._batches.values()):
             if batch.bodies:
                 self._flush(batch)
 
-    def _begun(self, topic: str) -> _Batch:
+    def _new_batch(self, topic: str) -> _Batch:
         if not topic:
             raise ValueError(f"{self._row()} has no topic, and the option topic is not given")
         try:
@@ -182,38 +182,38 @@ class _Publisher:
         return _Batch(topic)
 
     def _row(self) -> str:
-        return f"row {self.rows} of partition {self._place.partition}"
+        return f"row {self.rows} of partition {self._origin.partition}"
 
     def _flush(self, batch: _Batch) -> None:
         bodies, rows = batch.bodies, batch.rows
-        self._waiting -= batch.size - COUNT + ROW * len(rows)
-        answer = self._connected().multipublish(batch.topic, bodies, raise_error=False)
+        self._waiting -= batch.size - MPUB_COUNT_SIZE + ROW_OVERHEAD * len(rows)
+        answer = self._connect().multipublish(batch.topic, bodies, raise_error=False)
         sizes = list(map(len, bodies))
         size = max(sizes)
-        self._note(_Pending(answer, batch.topic, rows[0], rows[-1], len(rows), rows[sizes.index(size)], size))
+        self._add_pending(_Pending(answer, batch.topic, rows[0], rows[-1], len(rows), rows[sizes.index(size)], size))
         self._batches[batch.topic] = _Batch(batch.topic)
 
-    def _defer(self, topic: str, data: bytes, row: int, delay: int) -> None:
+    def _publish_deferred(self, topic: str, data: bytes, row: int, delay: int) -> None:
         """Publish by itself: there is no MPUB for that."""
         if delay < 0:
-            raise ValueError(f"row {row} of partition {self._place.partition} has defer_ms {delay}: 0 or more was due")
-        answer = self._connected().publish_async(topic, data, defer=delay)
-        self._note(_Pending(answer, topic, row, row, 1, row, len(data)))
+            raise ValueError(f"row {row} of partition {self._origin.partition} has defer_ms {delay}: 0 or more was due")
+        answer = self._connect().publish_async(topic, data, defer=delay)
+        self._add_pending(_Pending(answer, topic, row, row, 1, row, len(data)))
 
-    def _note(self, pending: _Pending) -> None:
+    def _add_pending(self, pending: _Pending) -> None:
         self._answers.append(pending)
         while self._answers and self._answers[0].answer.ready():
-            self._settle(self._answers.popleft())
+            self._wait_confirmed(self._answers.popleft())
 
-    def _settle(self, pending: _Pending) -> None:
+    def _wait_confirmed(self, pending: _Pending) -> None:
         try:
-            pending.answer.get(timeout=self._options.publish_timeout + GRACE)
+            pending.answer.get(timeout=self._options.publish_timeout + RESULT_GRACE)
         except (NSQException, gevent.Timeout) as error:
             is_late = isinstance(error, gevent.Timeout)
             what = "no answer, and no timeout of the producer's" if is_late else str(error)
-            raise RowsNotPublished(f"{pending.name(self._place.partition)}: {what}") from error
+            raise RowsNotPublished(f"{pending.name(self._origin.partition)}: {what}") from error
 
-    def _connected(self) -> Producer:
+    def _connect(self) -> Producer:
         """Connect when there is something to publish; many tasks have no rows."""
         if self._producer is None:
             # A thread of its own: this one blocks natively while Spark computes the next rows. A task that is run
@@ -229,7 +229,7 @@ class _Publisher:
         return self._producer
 
 
-def publish(batches: Iterator[Any], options: WriteOptions, place: Place = Place()) -> Published:  # frozen
+def publish(batches: Iterator[Any], options: WriteOptions, origin: RowOrigin = RowOrigin()) -> Published:  # frozen
     """Publish all rows of some record batches; returns when nsqd has confirmed each.
 
     Raises:
@@ -237,7 +237,7 @@ def publish(batches: Iterator[Any], options: WriteOptions, place: Place = Place(
             be used.
         RowsNotPublished: If nsqd has not confirmed some; its cause is what Producer raised.
     """
-    publisher = _Publisher(options, place)
+    publisher = _Publisher(options, origin)
     try:
         for batch in batches:
             _add_all(publisher, batch)
@@ -266,7 +266,7 @@ class NsqBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is
 
     def write(self, iterator: Iterator[Any]) -> Published:
         """Publish one task's rows."""
-        return publish(iterator, self._options, Place(self._id, "0", _task().partitionId()))
+        return publish(iterator, self._options, RowOrigin(self._id, "0", _task().partitionId()))
 
 
 class NsqStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # as above
@@ -279,7 +279,7 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # as 
         """Publish one task's rows."""
         task = _task()
         query, batch = (task.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
-        return publish(iterator, self._options, Place(query, batch, task.partitionId()))
+        return publish(iterator, self._options, RowOrigin(query, batch, task.partitionId()))
 
 
 def _task() -> TaskContext:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["below", "redacted"]
+__all__ = ["join_uri", "redact_uri"]
 
 # Greedy up to the last @: a secret that was not percent-encoded may hold anything.
 _CREDENTIALS = re.compile(r"^([a-zA-Z][\w+.-]*://).*:.*@")
@@ -13,14 +13,14 @@ _USER = re.compile(r"^(s3[an]?://).*@", re.IGNORECASE)
 _URI = re.compile(r"^[a-zA-Z][\w+.-]*://")
 
 
-def redacted(location: str) -> str:
+def redact_uri(location: str) -> str:
     """Leave out what may be secret in a URI: user and password, and the query; a plain path stays as it is."""
     if not _URI.match(location):
         return location
     return _USER.sub(r"\1***@", _CREDENTIALS.sub(r"\1***@", location)).partition("?")[0]
 
 
-def below(location: str, path: str) -> str:
+def join_uri(location: str, path: str) -> str:
     """Name what is below a directory, a path or a URI; a URI's query stays at its end."""
     if not _URI.match(location):
         return f"{location}/{path}"

@@ -65,7 +65,7 @@ def columns(*numbers, topic="clicks"):
 
 def bodies_of(spool):
     """All bodies in a spool, in reading order."""
-    segments = sorted(spool.contents().segments, key=lambda segment: (segment.receiver, segment.number))
+    segments = sorted(spool.listing().segments, key=lambda segment: (segment.receiver, segment.number))
     return [body for segment in segments for batch in spool.read(segment) for body in batch.column("body").to_pylist()]
 
 

@@ -90,7 +90,7 @@ def test_nsqd_that_is_named_and_found_counts_once(fakecluster, hub, ask):
     publish(nsqd, "clicks", [b"one"])
     port = nsqd.http_address.rpartition(":")[2]
     found = ask((), tuple(fakecluster.lookupd_http_addresses))
-    wait_for(lambda: hub.call(found.create) or hub.call(found._places)[0])
+    wait_for(lambda: hub.call(found.create) or hub.call(found._topics_by_nsqd)[0])
 
     both = ask((f"localhost:{port}",), tuple(fakecluster.lookupd_http_addresses))
 
@@ -137,7 +137,7 @@ def test_consumers_are_counted_where_nsqd_only_lists_them(fakensqd, hub, ask, mo
 
     monkeypatch.setattr(NsqdHTTPClient, "stats", of_1_1_0)
 
-    assert hub.call(asked.depth).consumers == 2
+    assert hub.call(asked.depth).subscribers == 2
 
 
 def test_topics_of_a_pattern_are_found(fakecluster, hub, ask):
@@ -181,4 +181,4 @@ def test_lookupd_that_is_down_is_an_error_when_it_is_the_only_one(fakelookupd, f
 
 
 def test_without_addresses_nobody_can_be_asked(ask):
-    assert not ask().can_ask
+    assert not ask().has_http

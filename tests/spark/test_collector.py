@@ -1,11 +1,11 @@
 import pytest
 
-from gnsq.spark.receiver.buffer import Collector, SegmentLimits
+from gnsq.spark.receiver.buffer import SegmentBuffer, SegmentLimits
 from tests.spark.helpers import FakeMessage
 
 
 def collector(*bodies, rows=10, size=1000, age=0.1, in_flight_limit=100):
-    filled = Collector(SegmentLimits(rows, size, age))
+    filled = SegmentBuffer(SegmentLimits(rows, size, age))
     filled.begin(100.0, "clicks", in_flight_limit)
     filled.add([FakeMessage(number, body) for number, body in enumerate(bodies)])
     return filled
@@ -37,9 +37,9 @@ def test_adding_tells_when_it_is_full():
 def test_due_by_age():
     filled = collector(b"x", age=0.1)
 
-    assert filled.due_in(100.0) == pytest.approx(0.1)
-    assert filled.due_in(100.08) == pytest.approx(0.02)
-    assert filled.due_in(101.0) == 0
+    assert filled.seconds_to_flush(100.0) == pytest.approx(0.1)
+    assert filled.seconds_to_flush(100.08) == pytest.approx(0.02)
+    assert filled.seconds_to_flush(101.0) == 0
 
 
 def test_take_hands_over_all_and_begins_anew():
@@ -74,15 +74,15 @@ def test_take_keeps_the_order_and_the_age_of_the_rest():
     filled = collector(b"1", b"2", b"3", rows=2, age=0.1)
 
     assert [message.body for message in filled.take().messages] == [b"1", b"2"]
-    assert filled.due_in(100.1) == 0
+    assert filled.seconds_to_flush(100.1) == 0
     assert [message.body for message in filled.take().messages] == [b"3"]
 
 
 def of_topics(*topics, rows=10):
-    filled = Collector(SegmentLimits(rows, 1000, 0.1))
+    filled = SegmentBuffer(SegmentLimits(rows, 1000, 0.1))
     filled.begin(100.0, topics[0], 100)
     for number, topic in enumerate(topics):
-        filled.turn_to(topic)
+        filled.switch_topic(topic)
         filled.add([FakeMessage(number)])
     return filled
 
@@ -109,22 +109,22 @@ def test_run_that_was_cut_goes_on():
     filled = of_topics("a", "b", "b", rows=2)
     filled.take()
 
-    filled.turn_to("b")
+    filled.switch_topic("b")
     filled.add([FakeMessage(3)])
 
     assert filled.take().topics == [("b", 2)]
 
 
 def test_nothing_is_taken_of_nothing():
-    assert Collector(SegmentLimits(1, 1, 1)).take().topics == []
+    assert SegmentBuffer(SegmentLimits(1, 1, 1)).take().topics == []
 
 
 @pytest.mark.parametrize(
     ("time_left", "due"), [(None, 10.0), (60.0, 10.0), (5.0, 2.5)], ids=["unknown", "long enough", "short"]
 )
 def test_waits_for_no_more_than_half_of_what_nsqd_leaves(time_left, due):
-    filled = Collector(SegmentLimits(10, 1000, 10.0))
+    filled = SegmentBuffer(SegmentLimits(10, 1000, 10.0))
 
     filled.begin(100.0, "clicks", 100, time_left)
 
-    assert filled.due_in(100.0) == due
+    assert filled.seconds_to_flush(100.0) == due

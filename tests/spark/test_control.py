@@ -3,70 +3,70 @@ import logging
 import pytest
 
 from gnsq.spark.errors import SpoolError
-from gnsq.spark.receiver.executor_task import ReceiverControl
+from gnsq.spark.receiver.executor_task import ReceiverLease
 
 
 @pytest.fixture
-def control(tmp_path):
-    return ReceiverControl(str(tmp_path / "spool"))
+def lease(tmp_path):
+    return ReceiverLease(str(tmp_path / "spool"))
 
 
-def test_named_run_may_go_on_and_any_other_ends(control):
-    control.name("one")
-    assert control.allows("one")
+def test_named_run_may_go_on_and_any_other_ends(lease):
+    lease.grant("one")
+    assert lease.is_allowed("one")
 
-    control.name("two")
-    assert not control.allows("one")
-    assert control.named() == "two"
-
-
-def test_without_file_nobody_may_run(control):
-    assert control.named() is None
-    assert not control.allows("one")
+    lease.grant("two")
+    assert not lease.is_allowed("one")
+    assert lease.current() == "two"
 
 
-def test_cleared_run_ends_and_its_file_is_still_seen(control):
-    control.name("one")
-
-    control.clear("one")
-
-    assert control.named() is None
-    assert not control.allows("one")
-    control.check_seen()
+def test_without_file_nobody_may_run(lease):
+    assert lease.current() is None
+    assert not lease.is_allowed("one")
 
 
-def test_file_that_this_machine_does_not_see_is_told(control):
+def test_cleared_run_ends_and_its_file_is_still_seen(lease):
+    lease.grant("one")
+
+    lease.revoke("one")
+
+    assert lease.current() is None
+    assert not lease.is_allowed("one")
+    lease.check_visible()
+
+
+def test_file_that_this_machine_does_not_see_is_told(lease):
     with pytest.raises(SpoolError, match=r"spool .* has no receivers\.json here: does this executor see the spool\?"):
-        control.check_seen()
+        lease.check_visible()
 
 
-def test_clear_leaves_the_run_of_another(control):
-    control.name("two")
+def test_clear_leaves_the_run_of_another(lease):
+    lease.grant("two")
 
-    control.clear("one")
+    lease.revoke("one")
 
-    assert control.allows("two")
+    assert lease.is_allowed("two")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}"], ids=["empty", "cut short", "no object", "no run"])
-def test_file_that_names_nobody_lets_nobody_run(control, tmp_path, content):
-    control.name("one")
+def test_file_that_names_nobody_lets_nobody_run(lease, tmp_path, content):
+    lease.grant("one")
     (tmp_path / "spool" / "receivers.json").write_bytes(content)
 
-    assert control.named() == ""
-    assert not control.allows("one")
+    assert lease.current() == ""
+    assert not lease.is_allowed("one")
 
 
-def test_run_goes_on_while_the_spool_cannot_be_read(control, tmp_path, caplog):
+def test_run_goes_on_while_the_spool_cannot_be_read(lease, tmp_path, caplog):
     caplog.set_level(logging.WARNING)
-    control.name("one")
+    lease.grant("one")
     path = tmp_path / "spool" / "receivers.json"
     path.unlink()
     path.mkdir()
 
-    assert control.allows("one")
-    assert control.allows("one")
+    assert lease.is_allowed("one")
+    assert lease.is_allowed("one")
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
     path.rmdir()
-    assert not control.allows("one")
+    assert not lease.is_allowed("one")

@@ -130,7 +130,7 @@ def test_batches_that_were_not_committed_run_again_as_they_were(fakensqd, source
     assert archived(tmp_path / "batches") == numbered(350)
     # What the last batch has read stays until the next one; all else is deleted.
     [*_, newest] = sorted((tmp_path / "batches").iterdir(), key=lambda path: int(path.name))
-    assert sum(segment.rows for segment in spool.contents().segments) == len(archived(newest))
+    assert sum(segment.rows for segment in spool.listing().segments) == len(archived(newest))
 
 
 def test_once_is_one_batch(fakensqd, source, archive, tmp_path):

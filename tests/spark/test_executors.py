@@ -9,7 +9,7 @@ import gnsq.spark
 from gnsq.spark import ExecutorReceivers
 from gnsq.spark.errors import SpoolError
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver.executor_task import ReceiverControl
+from gnsq.spark.receiver.executor_task import ReceiverLease
 from gnsq.spark.receiver.executors import TooFewSlots
 from tests.spark.helpers import bodies_of, channel_stats, is_empty, numbered, publish, wait_for
 from tests.spark.queries import Publisher, descendants, kill, named, owner_of, running_query, written
@@ -100,7 +100,7 @@ def test_receiver_in_a_task_fills_the_spool_and_ends_in_order(receivers, fakensq
 
     assert sorted(bodies_of(spool)) == numbered(500)
     assert clients(fakensqd) == []
-    assert ReceiverControl(spool.location).named() is None
+    assert ReceiverLease(spool.location).current() is None
     assert "stopped" in receiver.check()
 
 
@@ -123,13 +123,13 @@ def test_receivers_of_another_application_take_over_and_hand_back(receivers, fak
     receiver = receivers()
     receiver.start()
     wait_for(lambda: clients(fakensqd))
-    control = ReceiverControl(spool.location)
+    lease = ReceiverLease(spool.location)
 
-    control.name("another")
+    lease.grant("another")
 
     wait_for(lambda: not clients(fakensqd))
     wait_for(lambda: "another application has receivers on" in receiver.check())
-    control.clear("another")
+    lease.revoke("another")
     wait_for(lambda: clients(fakensqd) and receiver.check() == "")
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from gnsq.spark.errors import essence, last_words
+from gnsq.spark.errors import root_cause, startup_error
 
 PYTHON = """[STREAM_FAILED] Query terminated. Reason: Traceback (most recent call last):
   File "x.py", line 1, in f
@@ -53,7 +53,7 @@ CAUSE = "\n\nCaused by: java.io.IOException: disk\n\tat x"
     ],
 )
 def test_failure_comes_down_to_one_line(text, line):
-    assert essence(text) == line
+    assert root_cause(text) == line
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_failure_comes_down_to_one_line(text, line):
     ],
 )
 def test_java_that_has_not_begun_says_why(text, words):
-    assert last_words(text) == words
+    assert startup_error(text) == words

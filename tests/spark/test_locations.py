@@ -1,6 +1,6 @@
 import pytest
 
-from gnsq.spark.uris import below, redacted
+from gnsq.spark.uris import join_uri, redact_uri
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from gnsq.spark.uris import below, redacted
     ],
 )
 def test_location_for_people(location, shown):
-    assert redacted(location) == shown
+    assert redact_uri(location) == shown
 
 
 @pytest.mark.parametrize(
@@ -31,4 +31,4 @@ def test_location_for_people(location, shown):
     ],
 )
 def test_below_a_location(location, found):
-    assert below(location, "a/b") == found
+    assert join_uri(location, "a/b") == found

@@ -3,12 +3,12 @@ import threading
 import gevent
 import pytest
 
-from gnsq.spark.receiver.receiver import OffHub
+from gnsq.spark.receiver.receiver import BlockingIOThread
 
 
 @pytest.fixture
 def off_hub(hub):
-    off_hub = OffHub()
+    off_hub = BlockingIOThread()
     yield off_hub
     hub.call(off_hub.close)
 
@@ -41,4 +41,4 @@ def test_calls_run_one_after_the_other(hub, off_hub):
 
 
 def test_close_twice(hub):
-    hub.call(OffHub().close)
+    hub.call(BlockingIOThread().close)

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from gnsq.spark.offsets import (
     Segment,
-    cut,
+    advance,
     decode_offset,
+    distribute,
     encode_offset,
-    latest,
     missing,
-    nudged,
     pending,
-    share_out,
+    take_up_to,
+    with_new_revision,
 )
 
 VECTORS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 9))
@@ -78,7 +78,7 @@ def test_pending_ends_at_end():
     ],
 )
 def test_cut(limits, taken):
-    assert len(cut(segments("a", 1, 2, 3, 4), **limits)) == taken
+    assert len(take_up_to(segments("a", 1, 2, 3, 4), **limits)) == taken
 
 
 @given(SPOOLS, VECTORS, st.one_of(st.none(), st.integers(1, 100)), st.one_of(st.none(), st.integers(1, 100)))
@@ -87,8 +87,8 @@ def test_cutting_again_and_again_reads_every_segment_once(spool, start, max_rows
     todo = pending(spool, start)
     read = []
     while waiting := pending(spool, start):
-        taken = cut(waiting, max_rows, max_bytes)
-        end = latest(start, taken, receivers)
+        taken = take_up_to(waiting, max_rows, max_bytes)
+        end = advance(start, taken, receivers)
         assert set(pending(spool, start, end)) == set(taken)
         read += taken
         start = end
@@ -98,20 +98,20 @@ def test_cutting_again_and_again_reads_every_segment_once(spool, start, max_rows
 
 
 def test_latest_drops_receivers_that_are_gone():
-    assert latest({"gone": 4, "a": 1}, segments("a", 2), {"a"}) == {"a": 2}
+    assert advance({"gone": 4, "a": 1}, segments("a", 2), {"a"}) == {"a": 2}
 
 
 def test_latest_says_what_was_gone_before_a_receiver_was_known():
-    end = latest({"a": 1}, segments("a", 4) + segments("b", 5, 6), {"a", "b"})
+    end = advance({"a": 1}, segments("a", 4) + segments("b", 5, 6), {"a", "b"})
 
     assert end == {"a": 4, "b": 6, "/b": 4}
     assert missing([("b", 5), ("b", 6), ("a", 2), ("a", 3), ("a", 4)], {"a": 1}, end) == []
     # Once is enough.
-    assert latest(end, segments("b", 7), {"a", "b"}) == {"a": 4, "b": 7}
+    assert advance(end, segments("b", 7), {"a", "b"}) == {"a": 4, "b": 7}
 
 
 def test_latest_is_start_when_nothing_is_taken():
-    assert latest({"gone": 4, "a": 1}, [], {"a"}) == {"gone": 4, "a": 1}
+    assert advance({"gone": 4, "a": 1}, [], {"a"}) == {"gone": 4, "a": 1}
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_missing(present, start, end, gaps):
 
 @given(SPOOLS, st.integers(1, 5))
 def test_sharing_out_keeps_every_segment_once_and_in_order(spool, groups):
-    shares = share_out(spool, groups)
+    shares = distribute(spool, groups)
 
     assert [segment for share in shares for segment in share] == spool
     assert len(shares) <= groups
@@ -143,16 +143,16 @@ def test_sharing_out_keeps_every_segment_once_and_in_order(spool, groups):
 
 
 def test_sharing_out_balances_bytes():
-    shares = share_out(segments("a", 1, 2, 3, 4, 5, 6), 3)
+    shares = distribute(segments("a", 1, 2, 3, 4, 5, 6), 3)
 
     assert [len(share) for share in shares] == [2, 2, 2]
 
 
 def test_nudged_vector_differs_and_means_the_same():
     start = {"a": 2}
-    end = nudged(start)
+    end = with_new_revision(start)
 
-    assert start != end != nudged(end)
+    assert start != end != with_new_revision(end)
     assert pending(segments("a", 1, 2), start, end) == []
     assert missing([("a", 2)], start, end) == []
-    assert latest(end, segments("a", 3), {"a"}) == {"a": 3}
+    assert advance(end, segments("a", 3), {"a"}) == {"a": 3}

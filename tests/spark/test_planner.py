@@ -128,24 +128,24 @@ def test_everything_is_one_batch(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(5000))
     stream = planner(drain=True, segment_rows=100)
 
-    end = stream.everything({})
+    end = stream.all_available({})
 
     assert sorted(read(stream, {}, end)) == numbered(5000)
-    assert stream.everything(end) == end
+    assert stream.all_available(end) == end
 
 
 def test_everything_of_a_running_query(fakensqd, planner):
     stream = planner()
     publish(fakensqd, "clicks", numbered(300))
 
-    assert sorted(read(stream, {}, stream.everything({}))) == numbered(300)
+    assert sorted(read(stream, {}, stream.all_available({}))) == numbered(300)
 
 
 def test_everything_ends_where_the_spool_is_full(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(1000))
     stream = planner(drain=True, max_spool_bytes=1, segment_rows=100, max_in_flight=100)
 
-    assert 0 < len(read(stream, {}, stream.everything({}))) < 1000
+    assert 0 < len(read(stream, {}, stream.all_available({}))) < 1000
 
 
 def test_drain_reads_what_was_there_and_ends(fakensqd, planner):
@@ -240,7 +240,7 @@ def test_pruned_batch_is_an_error(fakensqd, planner):
     stream.commit(end)
 
     with pytest.raises(SpoolIncomplete, match=r"lacks 1 segment .*new checkpoint"):
-        stream.shares({}, end)
+        stream.partitions({}, end)
 
 
 def test_segment_set_aside_is_left_out(planner, spool, tmp_path):
@@ -256,12 +256,12 @@ def test_segment_set_aside_is_left_out(planner, spool, tmp_path):
     # Again, and in the account.
     assert read(stream, {}, end) == [b"body 2"]
     stream.latest(end, None, None)
-    assert stream.newest()[1]["set_aside"] == 1
+    assert stream.progress()[1]["quarantined"] == 1
 
 
 def test_second_query_on_a_spool_is_refused(planner, monkeypatch):
     planner()
-    monkeypatch.setattr("gnsq.spark.source.planner.LOCK_PATIENCE", 0)
+    monkeypatch.setattr("gnsq.spark.source.planner.LOCK_TIMEOUT", 0)
 
     with pytest.raises(SpoolInUse, match="each query needs a spool of its own"):
         planner()
@@ -301,8 +301,8 @@ def test_drain_waits_for_nsqd_to_answer(fakensqd, planner, caplog):
 
 
 def test_channel_that_nobody_receives_is_told_of_once(fakensqd, planner, monkeypatch, caplog):
-    monkeypatch.setattr("gnsq.spark.source.channel.REPORT", 0.01)
-    monkeypatch.setattr("gnsq.spark.source.drain.UNATTENDED_AFTER", 0.05)
+    monkeypatch.setattr("gnsq.spark.source.channel.POLL_INTERVAL", 0.01)
+    monkeypatch.setattr("gnsq.spark.source.drain.WARN_AFTER", 0.05)
     publish(fakensqd, "clicks", [b"one"])
 
     planner(receivers="external")
@@ -342,7 +342,7 @@ def test_backlog_is_seen(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(50))
     stream = planner(receivers="external")
 
-    wait_for(lambda: stream.newest()[1].get("waiting") == 50)
+    wait_for(lambda: stream.progress()[1].get("waiting") == 50)
 
 
 def test_backlog_counts_what_is_in_no_batch_yet(planner, spool):
@@ -351,9 +351,9 @@ def test_backlog_counts_what_is_in_no_batch_yet(planner, spool):
     stream = planner(receivers="external")
 
     stream.latest({}, 1, None)
-    backlog = stream.newest()[1]
+    backlog = stream.progress()[1]
 
-    assert (backlog["spool_rows"], backlog["spool_bytes"], backlog["set_aside"]) == (5, sum(sizes[1:]), 0)
+    assert (backlog["spool_rows"], backlog["spool_bytes"], backlog["quarantined"]) == (5, sum(sizes[1:]), 0)
 
 
 def test_nsqd_that_goes_and_comes_back_loses_nothing(fakensqd, planner):
@@ -392,7 +392,7 @@ def test_sink_slower_than_msg_timeout_gets_no_message_twice(fakensqd, planner):
 
 
 def test_disk_that_is_full_for_a_while_loses_nothing(fakensqd, planner, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.receiver.receiver.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("gnsq.spark.receiver.receiver.RETRY_INITIAL", 0.05)
     publish(fakensqd, "clicks", [body + bytes(1000) for body in numbered(300)])
     stream = planner()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -407,7 +407,7 @@ def test_disk_that_is_full_for_a_while_loses_nothing(fakensqd, planner, monkeypa
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     wait_for(lambda: stream.receiver.rows == 300)
-    assert len(set(read(stream, {}, stream.everything({})))) == 300
+    assert len(set(read(stream, {}, stream.all_available({})))) == 300
 
 
 def test_external_receivers_segments_are_read(planner, spool):
@@ -430,19 +430,19 @@ def test_receivers_that_may_wait_for_room_get_it(fakensqd, planner, spool):
     # With a limit of its own, the receiver is paused.
     publish(fakensqd, "clicks", [b"waits"])
 
-    nudged = wait_for(lambda: (found := stream.latest(end, None, None)) != end and found)
+    with_new_revision = wait_for(lambda: (found := stream.latest(end, None, None)) != end and found)
 
-    assert stream.shares(end, nudged) == []
+    assert stream.partitions(end, with_new_revision) == []
     stream.commit(end)
     assert spool.size() == 0
     # There is no more that could be done for them.
-    assert stream.latest(nudged, None, None) == nudged
+    assert stream.latest(with_new_revision, None, None) == with_new_revision
 
 
 def test_stream_that_has_read_all_is_left_alone(planner, spool, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.source.drain.NUDGE_SURE", 0.0)
-    monkeypatch.setattr("gnsq.spark.source.drain.NUDGE_UNSURE", 0.0)
-    monkeypatch.setattr("gnsq.spark.source.channel.REPORT", 0.01)
+    monkeypatch.setattr("gnsq.spark.source.drain.TRIGGER_AFTER_DEPTH", 0.0)
+    monkeypatch.setattr("gnsq.spark.source.drain.TRIGGER_AFTER_UNKNOWN", 0.0)
+    monkeypatch.setattr("gnsq.spark.source.channel.POLL_INTERVAL", 0.01)
     spool.writer("r1").write(1, columns(1))
     stream = planner(receivers="external")
     end = stream.latest({}, None, None)
@@ -452,7 +452,7 @@ def test_stream_that_has_read_all_is_left_alone(planner, spool, monkeypatch):
 
 
 def test_full_spool_that_can_not_be_pruned_makes_no_batch_after_batch(planner, spool, monkeypatch, caplog):
-    monkeypatch.setattr("gnsq.spark.source.drain.NUDGE_FIRST", 0.2)
+    monkeypatch.setattr("gnsq.spark.source.drain.RETRY_INITIAL", 0.2)
     spool.writer("r1").write(1, columns(1))
     stream = planner(receivers="external", nsqd_http_addresses=(), max_spool_bytes=1)
 
@@ -485,7 +485,7 @@ def test_once_goes_on_where_a_full_spool_ended_the_last_run(fakensqd, planner, c
     start, bodies = {}, []
     for _ in range(3):
         stream = planner(drain=True, **small)
-        end = stream.everything(start)
+        end = stream.all_available(start)
         found = read(stream, start, end)
         assert found
         bodies += found
@@ -601,7 +601,7 @@ def test_new_checkpoint_on_an_old_spool(planner, spool):
     stream.stop()
     spool.prune({"r1": 2})
     with pytest.raises(SpoolIncomplete, match="lacks 1 segment"):
-        planner(receivers="external").shares({}, end)
+        planner(receivers="external").partitions({}, end)
 
 
 # --- batch
@@ -613,7 +613,7 @@ def test_channel_is_drained_into_the_spool(fakensqd, options, spool):
     shares = drain_channel(options())
 
     assert sorted(bodies_of(spool)) == numbered(3000)
-    assert {segment for share in shares for segment in share} == set(spool.contents().segments)
+    assert {segment for share in shares for segment in share} == set(spool.listing().segments)
     assert is_empty(fakensqd, "clicks", "archive")
 
 
@@ -662,8 +662,8 @@ def test_what_keeps_messages_out_is_told(fakensqd, planner, spool):
 
     with pytest.raises(SpoolError, match=r"127\.0\.0\.1:1 not connected"):
         stream.latest({}, None, None)
-    assert stream.newest()[1]["trouble"].startswith("127.0.0.1:1 not connected: ")
+    assert stream.progress()[1]["trouble"].startswith("127.0.0.1:1 not connected: ")
     spool.writer("r1").write(1, columns(1))
     stream._limit = 1
     stream._list()
-    assert "is full" in stream.newest()[1]["trouble"]
+    assert "is full" in stream.progress()[1]["trouble"]

@@ -9,7 +9,7 @@ import pytest
 from gnsq import NsqdHTTPClient
 from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver.receiver import COLLECT, Receiver, collect_rarely
+from gnsq.spark.receiver.receiver import GC_THRESHOLD, Receiver, tune_gc
 from gnsq.spark.spool.storage import LocalStore
 from tests.spark.helpers import FakeMessage, bodies_of, channel_stats, columns, is_empty, numbered, publish, wait_for
 
@@ -43,8 +43,8 @@ def test_messages_are_in_the_spool_and_finished(fakensqd, spool, receive):
 
     assert sorted(bodies_of(spool)) == numbered(2500)
     wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
-    assert {segment.receiver for segment in spool.contents().segments} == {receiver.id}
-    [batch] = spool.read(spool.contents().segments[0])
+    assert {segment.receiver for segment in spool.listing().segments} == {receiver.id}
+    [batch] = spool.read(spool.listing().segments[0])
     assert set(batch.column("nsqd").to_pylist()) == {fakensqd.tcp_address}
     assert set(batch.column("topic").to_pylist()) == {"clicks"}
 
@@ -128,7 +128,7 @@ def test_close_gives_back_what_is_not_durable(fakensqd, spool, hub, receive):
     stats = channel_stats(fakensqd, "clicks", "archive")
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (20, 0, 20)
     assert bodies_of(spool) == []
-    assert spool.contents().receivers == set()
+    assert spool.listing().receivers == set()
 
 
 def test_close_says_that_nothing_more_will_come(fakensqd, tmp_path, hub, receive):
@@ -189,7 +189,7 @@ def test_close_with_a_failing_disk_gives_everything_back(fakensqd, hub, receive,
 
 @pytest.fixture
 def stuck_put(monkeypatch):
-    """Give what files of a spool are named by; their writing hangs until the end of the test."""
+    """Give what files of a spool are named by; their writing is_stuck until the end of the test."""
     put, reached, go_on = LocalStore.put, threading.Event(), threading.Event()
 
     def start(name):
@@ -230,7 +230,7 @@ def test_close_waits_for_a_write_that_hangs_no_longer_than_told(fakensqd, hub, r
     hub.call(receiver.close)
 
     assert time.monotonic() - began < 5
-    assert receiver.hangs
+    assert receiver.is_stuck
     stats = channel_stats(fakensqd, "clicks", "archive")
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (50, 0, 50)
 
@@ -317,7 +317,7 @@ def test_messages_whose_connection_is_gone_are_counted(spool, hub):
 
     hub.call(receiver._finish_all, messages)
 
-    assert receiver.unanswered == 1
+    assert receiver.not_finished == 1
     assert [message.answers for message in messages] == [["FIN"], ["FIN"]]
 
 
@@ -365,7 +365,7 @@ def test_segments_hold_several_topics(fakensqd, spool, receive):
     receiver = receive(topic="a,b")
     wait_for(lambda: receiver.rows == 3000)
 
-    rows = [row for segment in spool.contents().segments for batch in spool.read(segment) for row in batch.to_pylist()]
+    rows = [row for segment in spool.listing().segments for batch in spool.read(segment) for row in batch.to_pylist()]
     assert {row["topic"] for row in rows if row["body"].startswith(b"a")} == {"a"}
     assert {row["topic"] for row in rows if row["body"].startswith(b"b")} == {"b"}
     assert len({row["body"] for row in rows}) == 3000
@@ -423,14 +423,14 @@ def test_spool_of_a_query_that_reads_something_else_is_refused(spool, receive):
 @pytest.mark.parametrize(
     ("before", "first"),
     [
-        pytest.param((700, 10, 10), COLLECT, id="Python's"),
-        pytest.param((COLLECT + 1, 10, 10), COLLECT + 1, id="more rarely already"),
+        pytest.param((700, 10, 10), GC_THRESHOLD, id="Python's"),
+        pytest.param((GC_THRESHOLD + 1, 10, 10), GC_THRESHOLD + 1, id="more rarely already"),
         pytest.param((0, 10, 10), 0, id="never"),
     ],
 )
 def test_cycles_are_searched_for_no_more_often_than_before(before, first):
     gc.set_threshold(*before)
 
-    collect_rarely()
+    tune_gc()
 
     assert gc.get_threshold() == (first, *before[1:])

@@ -4,7 +4,7 @@ import pytest
 
 from gnsq.spark.errors import SpoolError
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver.executor_task import ReceiverControl, receive
+from gnsq.spark.receiver.executor_task import ReceiverLease, receive
 
 
 @pytest.fixture
@@ -22,9 +22,9 @@ def test_executor_that_does_not_see_the_spool_is_told(options, tmp_path):
 
 
 def test_task_of_a_run_that_was_told_to_end_does_nothing(options, tmp_path):
-    control = ReceiverControl(options.spool)
-    control.name("run")
-    control.clear("run")
+    lease = ReceiverLease(options.spool)
+    lease.grant("run")
+    lease.revoke("run")
 
     receive(options, "run", ())
 

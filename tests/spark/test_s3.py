@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from gnsq.spark.datasource import NsqDataSource
 from gnsq.spark.errors import SpoolError, SpoolInUse
-from gnsq.spark.receiver.executor_task import ReceiverControl
+from gnsq.spark.receiver.executor_task import ReceiverLease
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import open_store
 from tests.spark.helpers import bodies_of, columns, is_empty, numbered, publish, wait_for
@@ -39,7 +39,7 @@ def test_segment_is_one_request_to_write_and_none_to_list(s3, remote):
     before = len(s3.requests)
 
     writer.write(1, columns(1, 2))
-    assert [segment.rows for segment in remote.contents().segments] == [2]
+    assert [segment.rows for segment in remote.listing().segments] == [2]
 
     wait_for(lambda: len(s3.requests) >= before + 2)
     assert [request.split()[0] for request in s3.requests[before:]] == ["PUT", "GET"]
@@ -61,12 +61,12 @@ def test_nothing_is_left_of_a_receiver_that_ended(remote, location):
 
 def test_damaged_segment_is_set_aside(remote, location, caplog):
     remote.writer("r1").write(1, columns(1, 2))
-    [segment] = remote.contents().segments
+    [segment] = remote.listing().segments
     open_store(location).put(segment.path, b"broken")
 
     assert bodies_of(remote) == []
 
-    assert remote.contents().rows_set_aside == 2
+    assert remote.listing().rows_quarantined == 2
     assert remote.read(segment) == []
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
@@ -89,7 +89,7 @@ def test_missing_bucket_is_an_error(s3, monkeypatch, fakensqd):
 
 def test_endpoint_that_fails_is_no_damage(remote):
     remote.writer("r1").write(1, columns(1))
-    [segment] = remote.contents().segments
+    [segment] = remote.listing().segments
     unreachable = Spool("s3://bucket/spool?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1")
 
     with pytest.raises(OSError, match="NETWORK_CONNECTION"):
@@ -131,21 +131,21 @@ def test_whole_way_from_nsq_to_rows(fakensqd, s3, location, caplog, tmp_path):
     assert is_empty(fakensqd, "clicks", "archive")
     texts.append(open_store(location).open("owner.json").read().decode())
     assert "SECRET" not in "".join(texts) + caplog.text
-    assert Spool(location).contents().segments == []
+    assert Spool(location).listing().segments == []
 
 
 def test_receivers_are_told_to_end(location):
-    control = ReceiverControl(location)
-    assert control.named() is None
-    control.name("one")
-    control.name("two")
+    lease = ReceiverLease(location)
+    assert lease.current() is None
+    lease.grant("one")
+    lease.grant("two")
 
-    assert (control.allows("one"), control.allows("two")) == (False, True)
-    control.clear("two")
-    assert not control.allows("two")
+    assert (lease.is_allowed("one"), lease.is_allowed("two")) == (False, True)
+    lease.revoke("two")
+    assert not lease.is_allowed("two")
 
 
 def test_receivers_go_on_while_the_endpoint_fails(location):
     unreachable = "s3://bucket/spool?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1"
 
-    assert ReceiverControl(unreachable).allows("one")
+    assert ReceiverLease(unreachable).is_allowed("one")

@@ -9,7 +9,7 @@ from gnsq.errors import NSQNoConnections
 from gnsq.spark.errors import RowsNotPublished
 from gnsq.spark.options import ReadOptions, WriteOptions
 from gnsq.spark.rowkey import split
-from gnsq.spark.sink import Place, Published, check_columns, publish
+from gnsq.spark.sink import Published, RowOrigin, check_columns, publish
 from gnsq.spark.source.planner import drain_channel
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import bodies_of, channel_stats, numbered, wait_for
@@ -145,7 +145,7 @@ def test_refused_rows_are_named_with_nsqds_words(options):
     rows = [*numbered(1500), b"secret" * 300_000, *numbered(10)]
 
     with pytest.raises(RowsNotPublished, match="E_BAD_MESSAGE") as failure:
-        publish(iter([batch(body=rows)]), options(), Place(partition=3))
+        publish(iter([batch(body=rows)]), options(), RowOrigin(partition=3))
 
     assert str(failure.value).startswith("row 1500 of partition 3, topic 'out', 1800000 bytes: ")
     assert "secret" not in str(failure.value)
@@ -214,10 +214,10 @@ def test_nsqds_are_found_through_nsqlookupd(fakecluster):
 
 
 def test_task_that_runs_again_gives_its_rows_the_same_keys(fakensqd, options, tmp_path):
-    rows, place = batch(body=numbered(5), defer_ms=[0, 0, 1, 0, 0]), Place("query", "7", 3)
+    rows, origin = batch(body=numbered(5), defer_ms=[0, 0, 1, 0, 0]), RowOrigin("query", "7", 3)
 
     for _ in range(2):
-        publish(iter([rows]), options(row_key=True, batch_rows=2), place)
+        publish(iter([rows]), options(row_key=True, batch_rows=2), origin)
 
     found = sorted(split(body) for body in drained(fakensqd, tmp_path))
     expected = [(b"%08d" % row, f"query/7/3/{row}") for row in range(5)]
@@ -226,7 +226,7 @@ def test_task_that_runs_again_gives_its_rows_the_same_keys(fakensqd, options, tm
 
 def test_key_counts_for_the_size(options):
     with pytest.raises(ValueError, match="has 9 bytes, option maxMsgSize is 8"):
-        publish(iter([batch(body=[b"x"])]), options(row_key=True, max_msg_size=8), Place("q", "7", 3))
+        publish(iter([batch(body=[b"x"])]), options(row_key=True, max_msg_size=8), RowOrigin("q", "7", 3))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_batches_keep_to_the_limit_with_all_that_is_in_their_mpub(options, publi
 
 
 def test_what_waits_over_all_topics_is_bounded(options, published_sizes, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.sink.MOST_WAITING", 2000)
+    monkeypatch.setattr("gnsq.spark.sink.MAX_BUFFERED_BYTES", 2000)
 
     def first():
         yield batch(body=[b"x" * 300] * 6, topic=list("abcdef"))

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from gnsq.spark.datasource import COLUMNS, NsqDataSource
 from gnsq.spark.errors import SpoolError, SpoolInUse
 from gnsq.spark.offsets import Segment
-from gnsq.spark.receiver.receiver import COLLECT
+from gnsq.spark.receiver.receiver import GC_THRESHOLD
 from gnsq.spark.source.reader import RETRY, SegmentsPartition
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import channel_stats, columns, numbered, publish, running, wait_for
@@ -145,7 +145,7 @@ def test_failing_file_system_does_not_end_the_query(reader, monkeypatch, caplog)
     def fail(self):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("gnsq.spark.spool.spool.Spool.contents", fail)
+    monkeypatch.setattr("gnsq.spark.spool.spool.Spool.listing", fail)
     began = time.monotonic()
 
     assert stream.latestOffset(start, NO_LIMIT) == start
@@ -161,14 +161,14 @@ def test_file_system_that_fails_for_a_moment_does_not_end_a_drain(fakensqd, read
     stream = reader()
     start = stream.initialOffset()
     stream.prepareForTriggerAvailableNow()
-    contents, failures = Spool.contents, iter([OSError(5, "Input/output error")])
+    contents, failures = Spool.listing, iter([OSError(5, "Input/output error")])
 
     def fail_once(self):
         for failure in failures:
             raise failure
         return contents(self)
 
-    monkeypatch.setattr(Spool, "contents", fail_once)
+    monkeypatch.setattr(Spool, "listing", fail_once)
 
     end = stream.latestOffset(start, ReadAllAvailable() if once else NO_LIMIT)
 
@@ -183,7 +183,7 @@ def test_file_system_that_fails_for_good_ends_a_drain_with_an_error(reader, monk
     def fail(self):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(Spool, "contents", fail)
+    monkeypatch.setattr(Spool, "listing", fail)
 
     with pytest.raises(SpoolError, match=r"can't be listed for 1 s .*Input/output error: repair"):
         stream.latestOffset(stream.initialOffset(), NO_LIMIT)
@@ -214,7 +214,7 @@ if when == "starting":
     begin = receiver.Receiver.start
     def starting(self):
         begin(self)
-        while not len(self._collector) and not self._writing:
+        while not len(self._buffer) and not self._writing:
             time.sleep(0.01) or receiver.gevent.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
         receiver.gevent.sleep(20)
@@ -238,7 +238,7 @@ def test_sigterm_gives_back_what_is_not_in_the_spool(fakensqd, tmp_path, when):
 
     # Nothing has to wait for a timeout.
     stats = channel_stats(fakensqd, "clicks", "archive")
-    rows = sum(segment.rows for segment in Spool(str(tmp_path / "spool")).contents().segments)
+    rows = sum(segment.rows for segment in Spool(str(tmp_path / "spool")).listing().segments)
     assert (stats["in_flight_count"], stats["depth"] + rows) == (0, 100)
 
 
@@ -251,7 +251,7 @@ def test_nothing_happens_before_the_first_call(reader, tmp_path):
     assert not (tmp_path / "spool").exists()
 
 
-@pytest.mark.parametrize(("receivers", "first"), [("driver", COLLECT), ("external", 700)])
+@pytest.mark.parametrize(("receivers", "first"), [("driver", GC_THRESHOLD), ("external", 700)])
 def test_cycles_are_searched_for_rarely_where_the_process_receives(reader, receivers, first):
     gc.set_threshold(700, 10, 10)
 
@@ -267,7 +267,7 @@ def test_reader_pickles_as_options(fakensqd, reader, spool):
 
     copy = pickle.loads(pickle.dumps(stream))
 
-    partition = SegmentsPartition(spool.location, spool.contents().segments)
+    partition = SegmentsPartition(spool.location, spool.listing().segments)
     assert [batch.num_rows for batch in copy.read(partition)] == [1]
 
 
@@ -286,7 +286,7 @@ def test_segment_that_breaks_after_planning_is_set_aside(reader, spool, tmp_path
 
 
 def test_second_query_is_refused(reader, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.source.planner.LOCK_PATIENCE", 0)
+    monkeypatch.setattr("gnsq.spark.source.planner.LOCK_TIMEOUT", 0)
     first, second = reader(), reader()
     first.latestOffset(first.initialOffset(), NO_LIMIT)
 
@@ -313,7 +313,7 @@ def test_once_is_one_batch_of_everything(fakensqd, reader):
 
 
 def test_spool_taken_by_another_run_ends_the_first_one(reader, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.source.planner.CHECK", 0.0)
+    monkeypatch.setattr("gnsq.spark.source.planner.OWNER_CHECK_INTERVAL", 0.0)
     monkeypatch.setattr("gnsq.spark.spool.ownership.LocalStore", type(None))
     first, second = reader(receivers="external"), reader(receivers="external")
     start = first.initialOffset()

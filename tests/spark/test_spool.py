@@ -33,11 +33,11 @@ def test_segment_is_read_as_it_was_written(spool):
     assert batch.column("attempts").to_pylist() == [1, 1]
     assert batch.column("nsqd").to_pylist() == ["127.0.0.1:4150"] * 2
     assert batch.column("topic").to_pylist() == ["clicks"] * 2
-    assert spool.contents().segments == [Segment("r1", 1, size, 2)]
+    assert spool.listing().segments == [Segment("r1", 1, size, 2)]
 
 
 def test_contents_of_nothing(spool):
-    contents = spool.contents()
+    contents = spool.listing()
 
     assert contents.segments == []
     assert contents.size == 0
@@ -148,7 +148,7 @@ def test_directory_that_may_not_be_read_tells_what_lets_users_share_a_spool(tmp_
     request.getfixturevalue("unprivileged")
     spool = Spool(str(tmp_path / "spool"))
 
-    for use in (spool.contents, lambda: spool.read(Segment("r1", 1, 1, 1))):
+    for use in (spool.listing, lambda: spool.read(Segment("r1", 1, 1, 1))):
         with pytest.raises(PermissionError, match=r"are several users need one group and the option spoolMode"):
             use()
 
@@ -185,7 +185,7 @@ def test_users_of_one_group_share_a_spool(tmp_path):
         assert bodies_of(readers) == [b"body 1"]
         readers.prune({"r1": 1})
 
-    assert readers.contents().present() == []
+    assert readers.listing().present() == []
 
 
 def test_symlink_in_the_place_of_a_temporary_file_is_not_followed(spool, root):
@@ -228,8 +228,8 @@ def test_temporary_and_foreign_files_are_no_segments(spool, root):
     for name in (".tmp-000000000002-1.arrow", "notes.txt", "2-1.arrow"):
         (root / "r1" / name).write_bytes(b"x")
 
-    assert [segment.number for segment in spool.contents().segments] == [1]
-    assert spool.size() == spool.contents().size
+    assert [segment.number for segment in spool.listing().segments] == [1]
+    assert spool.size() == spool.listing().size
 
 
 DAMAGES = [
@@ -250,10 +250,10 @@ def test_damaged_segment_is_set_aside_and_its_messages_are_counted(spool, root, 
 
     assert bodies_of(spool) == [b"body 0", b"body 0", b"body 1", b"body 2"]
 
-    contents = spool.contents()
+    contents = spool.listing()
     assert [segment.number for segment in contents.segments] == [1, 3]
-    assert [(segment.path, segment.rows) for segment in contents.set_aside] == [("r1/000000000002-2.arrow", 2)]
-    assert contents.rows_set_aside == 2
+    assert [(segment.path, segment.rows) for segment in contents.quarantined] == [("r1/000000000002-2.arrow", 2)]
+    assert contents.rows_quarantined == 2
     assert set(contents.present()) == {("r1", 1), ("r1", 2), ("r1", 3)}
     assert (root / "r1" / "000000000002-2.arrow.corrupt").exists()
     [record] = caplog.records
@@ -277,7 +277,7 @@ def test_wrong_crc_is_told_with_the_file_and_what_to_do(spool, root, caplog):
 
 def test_damaged_segment_is_left_out_by_all_who_read_it(spool, root, caplog):
     spool.writer("r1").write(1, columns(1))
-    [segment] = spool.contents().segments
+    [segment] = spool.listing().segments
     (root / segment.path).write_bytes(b"no arrow at all")
 
     assert [spool.read(segment) for _ in range(3)] == [[], [], []]
@@ -289,7 +289,7 @@ def test_rows_that_the_name_does_not_tell_are_damage(spool, root):
     (root / "r1" / "000000000001-2.arrow").rename(root / "r1" / "000000000001-3.arrow")
 
     assert bodies_of(spool) == []
-    assert spool.contents().rows_set_aside == 3
+    assert spool.listing().rows_quarantined == 3
 
 
 def test_segment_of_a_later_version_is_refused_and_kept(spool, root, monkeypatch):
@@ -299,12 +299,12 @@ def test_segment_of_a_later_version_is_refused_and_kept(spool, root, monkeypatch
 
     with pytest.raises(SpoolError, match=r"version 2, this gnsq reads versions up to 1: install the gnsq"):
         bodies_of(spool)
-    assert spool.contents().rows_set_aside == 0
+    assert spool.listing().rows_quarantined == 0
 
 
 def test_failing_disk_is_no_damage(spool, root):
     spool.writer("r1").write(1, columns(1))
-    [segment] = spool.contents().segments
+    [segment] = spool.listing().segments
     (root / segment.path).unlink()
     # A directory can be opened, and not read.
     (root / segment.path).mkdir()
@@ -316,7 +316,7 @@ def test_failing_disk_is_no_damage(spool, root):
 
 def test_segment_that_is_gone_is_an_error(spool, root):
     spool.writer("r1").write(1, columns(1))
-    [segment] = spool.contents().segments
+    [segment] = spool.listing().segments
     spool.prune({"r1": 1})
 
     with pytest.raises(SpoolIncomplete, match=r"r1/000000000001-1.arrow is gone: bring it back"):
@@ -329,7 +329,7 @@ def test_spool_of_an_older_layout_is_refused(spool, root, suffix):
     (root / "r1" / f"000000000001.arrow{suffix}").write_bytes(b"old")
 
     with pytest.raises(SpoolError, match=r"r1/000000000001.arrow.*, of an older layout: .*another directory"):
-        spool.contents()
+        spool.listing()
 
 
 def test_prune_deletes_up_to_end(spool):
@@ -340,7 +340,7 @@ def test_prune_deletes_up_to_end(spool):
 
     spool.prune({"r1": 2})
 
-    assert set(spool.contents().present()) == {("r1", 3), ("r2", 1), ("r2", 2), ("r2", 3)}
+    assert set(spool.listing().present()) == {("r1", 3), ("r2", 1), ("r2", 2), ("r2", 3)}
 
 
 def test_prune_removes_the_directory_of_a_closed_receiver_behind_its_last_segment(spool, root):

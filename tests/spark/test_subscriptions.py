@@ -199,7 +199,7 @@ def test_topic_that_has_all_it_may_have_borrows_from_one_that_does_not(fakensqd,
 
 
 def test_what_was_borrowed_comes_back_when_it_is_answered(fakensqd, subscribe, hub, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.SHARING", 0.0)
+    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.REBALANCE_INTERVAL", 0.0)
     held = []
     subscriptions = subscribe([], held, topic="a,b", nsqd_tcp_addresses=(fakensqd.tcp_address,), max_in_flight=100)
     publish(fakensqd, "a", numbered(200))
@@ -231,7 +231,7 @@ def widened(hub, subscriptions, nsqd, count):
     """Ask for more consumers until there are so many, and see that then no more are added."""
 
     def clients():
-        hub.call(subscriptions.widen)
+        hub.call(subscriptions.add_connection)
         return channel_stats(nsqd, "a", "archive")["client_count"]
 
     wait_for(lambda: clients() == count)
@@ -240,7 +240,7 @@ def widened(hub, subscriptions, nsqd, count):
 
 
 def test_consumers_join_while_nsqd_lets_each_have_less_than_may_be_in_flight(limited_nsqd, subscribe, hub, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.SHARING", 0.0)
+    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.REBALANCE_INTERVAL", 0.0)
     held = []
     subscriptions = subscribe([], held, topic="a", nsqd_tcp_addresses=(limited_nsqd.tcp_address,), max_in_flight=40)
     wait_for(lambda: len(held) == 10)
@@ -258,8 +258,8 @@ def test_consumers_join_while_nsqd_lets_each_have_less_than_may_be_in_flight(lim
     [pytest.param(10, 1, id="one gets all it may have"), pytest.param(100, 3, id="there are as many as there may be")],
 )
 def test_no_consumer_joins_where(limited_nsqd, subscribe, hub, monkeypatch, max_in_flight, consumers):
-    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.SHARING", 0.0)
-    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.MOST", 3)
+    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.REBALANCE_INTERVAL", 0.0)
+    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.MAX_CONNECTIONS", 3)
     held, address = [], limited_nsqd.tcp_address
     subscriptions = subscribe([], held, topic="a", nsqd_tcp_addresses=(address,), max_in_flight=max_in_flight)
     wait_for(lambda: len(held) == 10)
@@ -268,13 +268,13 @@ def test_no_consumer_joins_where(limited_nsqd, subscribe, hub, monkeypatch, max_
 
 
 def test_consumer_that_nsqd_refuses_is_given_up(subscribe, hub, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.SHARING", 0.0)
+    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.REBALANCE_INTERVAL", 0.0)
     held = []
     with FakeNsqd(max_rdy_count=10, max_channel_consumers=1, threaded=True) as nsqd:
         publish(nsqd, "a", numbered(200))
         subscriptions = subscribe([], held, topic="a", nsqd_tcp_addresses=(nsqd.tcp_address,), max_in_flight=40)
         wait_for(lambda: len(held) == 10)
-        hub.call(subscriptions.widen)
+        hub.call(subscriptions.add_connection)
         [subscription] = subscriptions._subscriptions.values()
         wait_for(lambda: any(consumer.stats().failures for consumer in subscription.consumers))
         assert subscriptions.failures() == {}
@@ -285,26 +285,30 @@ def test_consumer_that_nsqd_refuses_is_given_up(subscribe, hub, monkeypatch):
 
 
 def test_no_consumer_joins_for_few_messages_in_flight(limited_nsqd, subscribe, hub, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.SHARING", 0.0)
+    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.REBALANCE_INTERVAL", 0.0)
     publish(limited_nsqd, "few", [b"x"])
     held, address = [], limited_nsqd.tcp_address
     subscriptions = subscribe([], held, topic="a,few", nsqd_tcp_addresses=(address,), max_in_flight=100)
     wait_for(lambda: len(held) == 11)
 
-    wait_for(lambda: hub.call(subscriptions.widen) or channel_stats(limited_nsqd, "a", "archive")["client_count"] == 5)
+    wait_for(
+        lambda: (
+            hub.call(subscriptions.add_connection) or channel_stats(limited_nsqd, "a", "archive")["client_count"] == 5
+        )
+    )
 
     assert channel_stats(limited_nsqd, "few", "archive")["client_count"] == 1
 
 
 def test_consumer_that_joins_is_closed_with_the_others(limited_nsqd, subscribe, hub, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.SHARING", 0.0)
+    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.REBALANCE_INTERVAL", 0.0)
     held = []
     subscriptions = subscribe([], held, topic="a", nsqd_tcp_addresses=(limited_nsqd.tcp_address,), max_in_flight=20)
     wait_for(lambda: len(held) == 10)
     widened(hub, subscriptions, limited_nsqd, 2)
 
     hub.call(subscriptions.pause)
-    hub.call(subscriptions.widen)
+    hub.call(subscriptions.add_connection)
     assert subscriptions.ready_count == 0
     hub.call(finish_all, held)
     hub.call(subscriptions.close)

@@ -1,7 +1,7 @@
 import pytest
 
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver.subscriptions import matching, shares
+from gnsq.spark.receiver.subscriptions import matching_topics, split_max_in_flight
 
 
 @pytest.mark.parametrize(
@@ -15,11 +15,11 @@ from gnsq.spark.receiver.subscriptions import matching, shares
     ],
 )
 def test_shares(total, topics, expected):
-    assert shares(total, topics) == expected
+    assert split_max_in_flight(total, topics) == expected
 
 
 @pytest.mark.parametrize(
-    ("total", "hungry", "expected"),
+    ("total", "starved", "expected"),
     [
         pytest.param(300, {"a"}, {"a": 280, "b": 10, "c": 10}, id="one"),
         pytest.param(300, {"a", "b"}, {"a": 145, "b": 145, "c": 10}, id="two share alike"),
@@ -28,8 +28,8 @@ def test_shares(total, topics, expected):
         pytest.param(300, {"gone"}, {"a": 100, "b": 100, "c": 100}, id="one that is no more"),
     ],
 )
-def test_hungry_topics_borrow(total, hungry, expected):
-    assert shares(total, ["a", "b", "c"], hungry) == expected
+def test_hungry_topics_borrow(total, starved, expected):
+    assert split_max_in_flight(total, ["a", "b", "c"], starved) == expected
 
 
 def options(**changes):
@@ -46,4 +46,4 @@ def options(**changes):
     ],
 )
 def test_matching(given, expected):
-    assert matching(options(**given), ["b", "a", "ab", "ab#ephemeral", "a"]) == expected
+    assert matching_topics(options(**given), ["b", "a", "ab", "ab#ephemeral", "a"]) == expected

@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from gnsq.spark.pipeline.config import PipelineConfig
 from gnsq.spark.pipeline.events import malformed, well_formed
 from gnsq.spark.pipeline.objects import open_files
-from gnsq.spark.uris import below
+from gnsq.spark.uris import join_uri
 
 __all__ = ["ArchiveBatches"]
 
@@ -24,8 +24,8 @@ class ArchiveBatches:
     """
 
     def __init__(self, config: PipelineConfig) -> None:
-        self.files = open_files(below(config.output, "archive"), "hour")
-        self._dead = open_files(below(config.output, "dead"))
+        self.files = open_files(join_uri(config.output, "archive"), "hour")
+        self._dead = open_files(join_uri(config.output, "dead"))
         self._columns = tuple(config.fields)
         self._sink = config.sink_options(config.dead_letters_to)
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from gnsq.spark.errors import JobFailed
-from gnsq.spark.uris import redacted
+from gnsq.spark.uris import redact_uri
 
 __all__ = ["Checkpoint", "open_location", "read_checkpoint"]
 
@@ -46,7 +46,7 @@ def open_location(location: str) -> tuple[Any, str]:
         filesystem, path = fs.FileSystem.from_uri(location)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError):
         # OSError: such as the library for HDFS, which pyarrow comes without.
-        raise ValueError(f"{redacted(location)} can't be read without Spark") from None
+        raise ValueError(f"{redact_uri(location)} can't be read without Spark") from None
     return filesystem, path
 
 
@@ -59,7 +59,7 @@ def read_checkpoint(location: str) -> Checkpoint:
         OSError: If the file system fails.
     """
     filesystem, root = open_location(location)
-    shown = redacted(location)
+    shown = redact_uri(location)
     offsets, commits = _log(filesystem, f"{root}/offsets"), _log(filesystem, f"{root}/commits")
     metadata = filesystem.get_file_info(f"{root}/metadata")
     if metadata.type == fs.FileType.File:

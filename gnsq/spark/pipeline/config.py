@@ -15,7 +15,7 @@ from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.spark.options import ReadOptions, WriteOptions, spark_name
 from gnsq.spark.pipeline.schema import EventSchema
-from gnsq.spark.uris import below, redacted
+from gnsq.spark.uris import join_uri, redact_uri
 from gnsq.texts import nearest
 
 __all__ = ["PipelineConfig", "QUERIES"]
@@ -139,14 +139,14 @@ class PipelineConfig:
     def _check_locations(self) -> None:
         if _is_uri(self.work):
             raise ValueError(
-                f"setting work {redacted(self.work)!r} is a URI: give a local or mounted directory (output, spool and "
-                "checkpoint may be URIs)"
+                f"setting work {redact_uri(self.work)!r} is a URI: give a local or mounted directory (output, spool "
+                "and checkpoint may be URIs)"
             )
         if not _is_uri(self.output):
             return
         if urlsplit(self.output).scheme not in _OBJECT_STORES:
             raise ValueError(
-                f"setting output {redacted(self.output)!r} is no object store ({', '.join(_OBJECT_STORES)}): give "
+                f"setting output {redact_uri(self.output)!r} is no object store ({', '.join(_OBJECT_STORES)}): give "
                 "one, or a local or mounted directory as a path"
             )
         if self.compact_files:
@@ -166,7 +166,7 @@ class PipelineConfig:
 
     def _check_places(self) -> None:
         """See that no directory is in another one, whose files would be taken for its own."""
-        places = {f"output/{name}": below(self.output, name) for name in ("archive", "metrics", "late", "dead")}
+        places = {f"output/{name}": join_uri(self.output, name) for name in ("archive", "metrics", "late", "dead")}
         places["work/metrics/state"] = f"{self.work}/metrics/state"
         for query in QUERIES:
             places |= {f"spool of {query}": self.spool_of(query), f"checkpoint of {query}": self.checkpoint_of(query)}
@@ -175,8 +175,8 @@ class PipelineConfig:
             for other, outer in found.items():
                 if name != other and place.is_relative_to(outer):
                     raise ValueError(
-                        f"directories overlap: {name} ({redacted(places[name])}) is in {other} "
-                        f"({redacted(places[other])}): give output, work, spool and checkpoint places of their own"
+                        f"directories overlap: {name} ({redact_uri(places[name])}) is in {other} "
+                        f"({redact_uri(places[other])}): give output, work, spool and checkpoint places of their own"
                     )
 
     def _check_names(self) -> None:
@@ -306,7 +306,7 @@ class PipelineConfig:
 
 
 def _below(base: str, query: str) -> str:
-    return below(base, query) if _is_uri(base) else str(Path(base, query).absolute())
+    return join_uri(base, query) if _is_uri(base) else str(Path(base, query).absolute())
 
 
 def _is_uri(place: str) -> bool:

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from gnsq.errors import NSQException
-from gnsq.spark.errors import JobFailed, essence
+from gnsq.spark.errors import JobFailed, root_cause
 from gnsq.spark.pipeline.archive import ArchiveBatches
 from gnsq.spark.pipeline.checkpoint import Checkpoint
 from gnsq.spark.pipeline.compaction import Compaction, Compactor
@@ -220,7 +220,7 @@ class Job:
         try:
             self._queries[name] = writer.start()
         except (PySparkException, Py4JError) as error:
-            raise JobFailed(f"query {name} did not start: {essence(str(error))}") from error
+            raise JobFailed(f"query {name} did not start: {root_cause(str(error))}") from error
 
     def _report_batches(self, name: str, query: StreamingQuery) -> None:
         recent = query.recentProgress
@@ -294,4 +294,4 @@ def _batch(name: str, progress: Any) -> Batch:  # Any: Spark's JSON
 def _raise_failure(name: str, query: StreamingQuery) -> None:
     failure = query.exception()
     if failure is not None:
-        raise JobFailed(f"query {name}: {essence(str(failure))}")
+        raise JobFailed(f"query {name}: {root_cause(str(failure))}")

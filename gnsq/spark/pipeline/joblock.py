@@ -18,7 +18,7 @@ from typing import IO, Self
 from gnsq.localfiles import open_or_create
 from gnsq.spark.errors import JobFailed
 from gnsq.spark.spool.storage import LocalStore, open_store
-from gnsq.spark.uris import redacted
+from gnsq.spark.uris import redact_uri
 
 __all__ = ["JobLock", "OutputClaim", "OutputLock", "job_id", "running_job"]
 
@@ -105,7 +105,7 @@ class OutputClaim:
     """
 
     def __init__(self, location: str, claim: Mapping[str, str]) -> None:
-        self._shown = redacted(location)
+        self._shown = redact_uri(location)
         self._claim = dict(claim)
         try:
             self._store = open_store(location, "output")

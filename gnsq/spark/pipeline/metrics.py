@@ -29,7 +29,7 @@ from gnsq.spark.pipeline.events import well_formed
 from gnsq.spark.pipeline.objects import open_files
 from gnsq.spark.sink import publish
 from gnsq.spark.spool.storage import open_store
-from gnsq.spark.uris import below
+from gnsq.spark.uris import join_uri
 
 __all__ = ["MetricsBatches", "metric_body"]
 
@@ -50,10 +50,10 @@ class MetricsBatches:
         self._key = config.key_field
         self._bound = config.max_open_counts
         self._sink = WriteOptions.parse(config.sink_options(config.metrics_to))
-        self._late = open_files(below(config.output, "late"))
+        self._late = open_files(join_uri(config.output, "late"))
         self._location = f"{config.work}/metrics"
         self._store = open_store(f"{self._location}/state")
-        self._metrics = open_store(below(config.output, "metrics"), "output")
+        self._metrics = open_store(join_uri(config.output, "metrics"), "output")
         for store in (self._store, self._metrics):
             store.make_directory("")
 

@@ -21,10 +21,10 @@ from gnsq.spark.pipeline.checkpoint import Checkpoint, read_checkpoint
 from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.schema import plain_type
 from gnsq.spark.source.channel import ChannelClient
-from gnsq.spark.spool.ownership import found_owner
+from gnsq.spark.spool.ownership import read_owner
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import LocalStore, open_store
-from gnsq.spark.uris import below, redacted
+from gnsq.spark.uris import join_uri, redact_uri
 
 __all__ = ["Survey", "check_nsq", "check_places", "check_work", "checkpoints", "create_channels", "survey"]
 
@@ -87,7 +87,7 @@ def checkpoints(config: PipelineConfig) -> dict[str, Checkpoint | None]:
             logger.debug("%s", error)
             found[query] = None
         except OSError as error:
-            raise JobFailed(f"checkpoint {redacted(config.checkpoint_of(query))} can't be read: {error}") from error
+            raise JobFailed(f"checkpoint {redact_uri(config.checkpoint_of(query))} can't be read: {error}") from error
     return found
 
 
@@ -111,7 +111,7 @@ def _check_spool(config: PipelineConfig, query: str) -> None:
             _check_writable("spool", str(store.root), options.spool_permissions)
             spool.prepare()
         # Whose it is; not claimed yet: the topic may be a mistake that is only seen later.
-        found = found_owner(store)
+        found = read_owner(store)
         for name, value in (("owner", options.spool_owner), ("source", options.source)):
             if found.get(name, value) != value:
                 raise SpoolInUse(
@@ -119,13 +119,13 @@ def _check_spool(config: PipelineConfig, query: str) -> None:
                     "spool of its own, or delete the spool if nothing in it is needed"
                 )
         # One of an older layout is told of here.
-        spool.contents()
+        spool.listing()
     except OSError as error:
         raise JobFailed(f"spool {spool.location} can't be used: {error}: give a directory that can be") from error
 
 
 def _check_checkpoint(config: PipelineConfig, query: str, checkpoint: Checkpoint) -> None:
-    shown = redacted(config.checkpoint_of(query))
+    shown = redact_uri(config.checkpoint_of(query))
     if checkpoint.planned < 0:
         _check_output_is_new(config, query, shown)
     if checkpoint.offset is not None:
@@ -164,11 +164,11 @@ def _check_checkpoint(config: PipelineConfig, query: str, checkpoint: Checkpoint
 def _check_output_is_new(config: PipelineConfig, query: str, checkpoint: str) -> None:
     """A new checkpoint counts batches from 0, and files are named by batch."""
     for name in ("archive", "dead") if query == "archive" else ("metrics", "late"):
-        place = below(config.output, name)
+        place = join_uri(config.output, name)
         found = _first_batch(place, config)
         if found:
             raise JobFailed(
-                f"checkpoint {checkpoint} is new, but {redacted(below(place, found))} is there, which its batches "
+                f"checkpoint {checkpoint} is new, but {redact_uri(join_uri(place, found))} is there, which its batches "
                 "would overwrite: bring the checkpoint back, or give another output directory"
             )
 
@@ -182,7 +182,9 @@ def _first_batch(place: str, config: PipelineConfig) -> str:
         paths = (path for path, _ in open_store(place, "output").list() if not path.startswith("_"))
         return next((path for path in paths if path.rpartition("/")[2].startswith("batch-")), "")
     except (OSError, ValueError) as error:
-        raise JobFailed(f"setting output {redacted(place)} can't be read: {error}: give a place that can be") from error
+        raise JobFailed(
+            f"setting output {redact_uri(place)} can't be read: {error}: give a place that can be"
+        ) from error
 
 
 # --- nsqd and nsqlookupd
@@ -279,7 +281,7 @@ def create_channels(
     """
     client = ChannelClient(config.read_options("archive"))
     try:
-        if not client.can_ask:
+        if not client.has_http:
             logger.warning(
                 "channels of %s not created: without nsqd_http_addresses or lookupd_http_addresses, what waits in a "
                 "topic that has no channel yet goes to one of them alone, and a topic that does not exist is created",
@@ -322,7 +324,7 @@ def _has_begun(config: PipelineConfig) -> bool:
     """Whether both queries have read this topic: then they have had their channels."""
     try:
         return all(
-            found_owner(open_store(config.spool_of(query))).get("source") == config.read_options(query).source
+            read_owner(open_store(config.spool_of(query))).get("source") == config.read_options(query).source
             for query in QUERIES
         )
     except OSError:

@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from gnsq.spark import register
-from gnsq.spark.errors import JobFailed, essence, last_words
+from gnsq.spark.errors import JobFailed, root_cause, startup_error
 from gnsq.spark.java import prepare_environment
 
 __all__ = ["OpenSession", "is_submitted", "open_session"]
@@ -123,13 +123,13 @@ def _prepare(spark: SparkSession) -> None:
 def _reason(error: BaseException, log: Path | None, written: int) -> str:
     """Say why Spark does not start: the first of all causes, or what Java wrote behind so many bytes of its log."""
     if isinstance(error, PySparkRuntimeError) and error.getCondition() == "JAVA_GATEWAY_EXITED" and log is not None:
-        words = last_words(log.read_bytes()[written:].decode(errors="replace"))
+        words = startup_error(log.read_bytes()[written:].decode(errors="replace"))
         return f"Java has ended at once: {words or 'it did not say why'}: see the settings spark and master"
     # Spark's errors keep Java's causes there.
     while (cause := getattr(error, "_cause", None)) is not None:
         error = cause
     # With str() such an error asks the session for a setting, which takes seconds and fails if a bad one is the cause.
-    return essence(getattr(error, "_desc", None) or str(error))
+    return root_cause(getattr(error, "_desc", None) or str(error))
 
 
 def _stop(spark: SparkSession, log: Path | None, *, has_queries: bool = True) -> None:

@@ -14,7 +14,7 @@ from gnsq.spark.pipeline.config import QUERIES, PipelineConfig
 from gnsq.spark.pipeline.joblock import running_job
 from gnsq.spark.source.channel import ChannelClient
 from gnsq.spark.spool.spool import Spool
-from gnsq.spark.uris import redacted
+from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
 __all__ = ["SpoolState", "depth_of", "spool_state", "status_lines"]
@@ -47,7 +47,7 @@ def spool_state(config: PipelineConfig, query: str, checkpoint: Checkpoint | Non
         ValueError: If the checkpoint is another topic's.
     """
     location = config.spool_of(query)
-    contents = Spool(location).contents()
+    contents = Spool(location).listing()
     vector: dict[str, int] = {}
     if checkpoint is not None and checkpoint.offset is not None:
         vector = decode_offset(checkpoint.offset, config.read_options(query).source)
@@ -60,8 +60,8 @@ def spool_state(config: PipelineConfig, query: str, checkpoint: Checkpoint | Non
         sum(segment.size for segment in waiting),
         # One that was just read to its end has none.
         min((time for time in times if time is not None), default=None),
-        len(contents.set_aside),
-        contents.rows_set_aside,
+        len(contents.quarantined),
+        contents.rows_quarantined,
         sum(1 for info in closed if not info.is_file),
     )
 
@@ -96,7 +96,7 @@ def status_lines(config: PipelineConfig, now: dt.datetime) -> Iterable[str]:
         try:
             yield f"         spool {_spool(spool_state(config, query, checkpoint), now)}"
         except (NSQException, OSError, ValueError) as error:
-            yield f"         spool {redacted(config.spool_of(query))}: {error}"
+            yield f"         spool {redact_uri(config.spool_of(query))}: {error}"
         if config.nsqd_http_addresses or config.lookupd_http_addresses:
             try:
                 yield f"         nsqd {counted(depth_of(config, query), 'message', spec=',')} waiting or in flight"

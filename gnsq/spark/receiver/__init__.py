@@ -1,5 +1,5 @@
 """Receivers: processes, threads or tasks that write the messages of a channel into a spool."""
 
-from gnsq.spark.receiver.receiver import Receiver, collect_rarely
+from gnsq.spark.receiver.receiver import Receiver, tune_gc
 
-__all__ = ["Receiver", "collect_rarely"]
+__all__ = ["Receiver", "tune_gc"]

@@ -19,8 +19,8 @@ from gevent.event import AsyncResult, Event
 from gnsq.errors import NSQException
 from gnsq.spark.clients import check_addresses
 from gnsq.spark.options import ReadOptions, ordered_fields, shown, spark_name
-from gnsq.spark.receiver.receiver import Receiver, collect_rarely
-from gnsq.spark.uris import redacted
+from gnsq.spark.receiver.receiver import Receiver, tune_gc
+from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
 try:
@@ -37,11 +37,11 @@ logger = logging.getLogger("gnsq.spark.receiver")
 STATUS_INTERVAL = 10.0
 PREFIX = "GNSQ_RECEIVER_"
 # What the query alone does.
-_QUERYS = {
+_QUERY_ONLY_OPTIONS = {
     *["nsqd_http_addresses", "spool_owner", "receivers", "max_rows_per_batch", "max_bytes_per_batch"],
     *["num_partitions", "max_rows", "idle_timeout"],
 }
-_FIELDS = [field for field in ordered_fields(ReadOptions) if field.name not in _QUERYS]
+_FIELDS = [field for field in ordered_fields(ReadOptions) if field.name not in _QUERY_ONLY_OPTIONS]
 
 
 def _is_hidden(field: dataclasses.Field[Any]) -> bool:
@@ -58,17 +58,17 @@ def _variable(field: dataclasses.Field[Any]) -> str:
     return PREFIX + field.name.upper()
 
 
-def _written(field: dataclasses.Field[Any]) -> str:
+def _user_name(field: dataclasses.Field[Any]) -> str:
     """Name an option as users of the command line write it."""
     return _variable(field) if _is_hidden(field) else _flag(field)
 
 
-def _in_our_words(text: str) -> str:
+def _with_flag_names(text: str) -> str:
     """Put flags in the place of Spark's names of options."""
     for field in _FIELDS:
         name = spark_name(field)
         before = r"options? " if name.islower() else r"(?:options? )?"
-        text = re.sub(rf"\b{before}{name}\b", _written(field), text)
+        text = re.sub(rf"\b{before}{name}\b", _user_name(field), text)
     return text
 
 
@@ -76,7 +76,7 @@ def _option(field: dataclasses.Field[Any]) -> click.Option:
     flag, kind, many = _flag(field), str(field.type), str(field.type).startswith("tuple")
     if kind == "bool":
         flag = f"{flag}/--no-{flag.removeprefix('--')}"
-    meaning = _in_our_words(field.metadata["meaning"]) + (" (may be given again)" if many else "")
+    meaning = _with_flag_names(field.metadata["meaning"]) + (" (may be given again)" if many else "")
     default = f"  [default: {shown(field.default)}]" if shown(field.default) else ""
     unit = field.metadata["unit"]
     return click.Option(
@@ -90,7 +90,7 @@ def _option(field: dataclasses.Field[Any]) -> click.Option:
     )
 
 
-def _given(values: dict[str, Any]) -> dict[str, str]:  # Any: as click gives them
+def _spark_options(values: dict[str, Any]) -> dict[str, str]:  # Any: as click gives them
     """Write what was given as Spark's options."""
     texts: dict[str, str] = {}
     for field in _FIELDS:
@@ -110,24 +110,24 @@ def _run(verbose: bool, **values: Any) -> None:  # Any: as above
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logger.setLevel(logging.INFO)
-    collect_rarely()
+    tune_gc()
     stop = Event()
     signals = [gevent.signal_handler(number, stop.set) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
-        options = ReadOptions.parse(_given(values))
+        options = ReadOptions.parse(_spark_options(values))
         if not options.spool:
             raise ValueError("option spool is required")
         check_addresses(options)
         spool = Spool(options.spool, options.spool_permissions)
         receiver = Receiver(options, spool)
-        if not _started(receiver, stop):
+        if not _start_unless_stopped(receiver, stop):
             click.echo("stopped before the spool could be written", err=True)
             sys.exit(0)
     except (ValueError, TypeError) as error:
-        raise click.UsageError(_in_our_words(str(error))) from error
+        raise click.UsageError(_with_flag_names(str(error))) from error
     except OSError as error:
         raise click.ClickException(
-            f"spool {redacted(values['spool'])}: {error}: give a directory that can be written"
+            f"spool {redact_uri(values['spool'])}: {error}: give a directory that can be written"
         ) from error
     except NSQException as error:
         raise click.ClickException(str(error)) from error
@@ -143,13 +143,13 @@ def _run(verbose: bool, **values: Any) -> None:  # Any: as above
             "spool; what was received besides is given back to nsqd"
         )
     click.echo(f"stopped in order: {total}", err=True)
-    if receiver.hangs:
+    if receiver.is_stuck:
         # pyarrow would wait for its last request, half a minute.
         os._exit(0)
     sys.exit(0)
 
 
-def _started(receiver: Receiver, stop: Event) -> bool:
+def _start_unless_stopped(receiver: Receiver, stop: Event) -> bool:
     """Start; False if told to stop first: a file system may take its time, and nothing is received before it has."""
     started: AsyncResult[None] = AsyncResult()
 

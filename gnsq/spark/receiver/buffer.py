@@ -1,4 +1,4 @@
-"""Collector: messages that wait for a segment, and when it is due. PURE: is told the time, answers no message."""
+"""SegmentBuffer: messages that wait for a segment, and when it is due. PURE: is told the time, answers no message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gnsq import Message
 
-__all__ = ["Collector", "SegmentLimits", "Waiting"]
+__all__ = ["SegmentBuffer", "SegmentLimits", "BufferedMessages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class SegmentLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class BufferedMessages:
     """Messages for a segment, the bytes of their bodies, and their topics as runs: (topic, number of messages), in the
     same order."""
 
@@ -31,7 +31,7 @@ class Waiting:
     topics: Sequence[tuple[str, int]]
 
 
-class Collector:
+class SegmentBuffer:
     """What was received and is in no segment yet."""
 
     __slots__ = ("_age", "_due", "_limits", "_messages", "_since", "_size", "_starts")
@@ -70,7 +70,7 @@ class Collector:
         self._starts = [(topic, 0)]
         self._due = min(self._limits.rows, max(in_flight_limit * 3 // 4, 1))
 
-    def turn_to(self, topic: str) -> None:
+    def switch_topic(self, topic: str) -> None:
         """Tell of what topic the next messages are, if there may be several; not when the collector is empty."""
         if topic != self._starts[-1][0]:
             self._starts.append((topic, len(self._messages)))
@@ -85,11 +85,11 @@ class Collector:
         """Whether a segment is due for its rows or bytes."""
         return len(self._messages) >= self._due or self._size >= self._limits.size
 
-    def due_in(self, now: float) -> float:
+    def seconds_to_flush(self, now: float) -> float:
         """Say in how many seconds the segment is due for its age; 0 if it is already."""
         return max(self._since + self._age - now, 0.0)
 
-    def take(self) -> Waiting:
+    def take(self) -> BufferedMessages:
         """Hand over all that waits, or what makes a full segment: the rest is for the next, and as old."""
         messages, size = self._messages, self._size
         count = min(len(messages), self._limits.rows)
@@ -101,8 +101,8 @@ class Collector:
         starts = self._starts
         self._messages = messages[count:]
         self._size -= size
-        self._starts = _starts_behind(starts, count) if self._messages else []
-        return Waiting(messages[:count], size, _runs(starts, count))
+        self._starts = _remaining_runs(starts, count) if self._messages else []
+        return BufferedMessages(messages[:count], size, _runs(starts, count))
 
 
 def _size(messages: Sequence[Message]) -> int:
@@ -116,7 +116,7 @@ def _runs(starts: Sequence[tuple[str, int]], count: int) -> list[tuple[str, int]
     return [(topic, min(end, count) - start) for (topic, start), end in runs if start < count]
 
 
-def _starts_behind(starts: Sequence[tuple[str, int]], count: int) -> list[tuple[str, int]]:
+def _remaining_runs(starts: Sequence[tuple[str, int]], count: int) -> list[tuple[str, int]]:
     """Say where runs begin once the first messages are taken away; one that was cut begins anew."""
     behind = [(topic, start - count) for topic, start in starts if start > count]
     cut = [topic for topic, start in starts if start <= count]

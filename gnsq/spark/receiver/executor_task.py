@@ -1,8 +1,8 @@
-"""What a task of ExecutorReceivers does: one receiver in a worker of Spark's, until the control file ends its run.
+"""What a task of ExecutorReceivers does: one receiver in a worker of Spark's, until the lease file ends its run.
 
 Runs on executors, where it is imported by its name: gnsq has to be installed there. Knows nothing of the driver.
 
-ReceiverControl: whose receivers may run: ``receivers.json`` in the spool names the run that may, all others end.
+ReceiverLease: whose receivers may run: ``receivers.json`` in the spool names the run that may, all others end.
 
 Ending a task is not in Spark's hands: it kills the process, and what that had in flight waits for nsqd's timeout. A
 file reaches every executor that reaches the spool. Knows no Spark.
@@ -25,10 +25,10 @@ from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import Receiver
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import open_store
-from gnsq.spark.uris import redacted
+from gnsq.spark.uris import redact_uri
 
 __all__ = [
-    "ReceiverControl",
+    "ReceiverLease",
     "receive",
 ]
 
@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 _FILE = "receivers.json"
 
 
-class ReceiverControl:
-    """The control file of one spool, from the side of who starts receivers, and from theirs.
+class ReceiverLease:
+    """The lease file of one spool, from the side of who starts receivers, and from theirs.
 
     Args:
         location: The spool's.
@@ -50,11 +50,11 @@ class ReceiverControl:
     """
 
     def __init__(self, location: str, mode: int = PRIVATE) -> None:
-        self._location = redacted(location)
+        self._location = redact_uri(location)
         self._store = open_store(location, mode=mode)
         self._unreadable = False
 
-    def name(self, run: str) -> None:
+    def grant(self, run: str) -> None:
         """Let a run's receivers go on; those of any other end.
 
         Raises:
@@ -63,17 +63,17 @@ class ReceiverControl:
         self._store.make_directory("")
         self._store.put(_FILE, json.dumps({"run": run}).encode())
 
-    def clear(self, run: str) -> None:
+    def revoke(self, run: str) -> None:
         """Let a run's receivers end; no-op if another is named. The file stays: without it, an executor that does not
         see the spool would look like one that is to end.
 
         Raises:
             OSError: If the spool can't be written.
         """
-        if self.named() == run:
+        if self.current() == run:
             self._store.put(_FILE, json.dumps({"run": None}).encode())
 
-    def named(self) -> str | None:
+    def current(self) -> str | None:
         """Say whose receivers may run; None if nobody's are named, "" if the file is damaged.
 
         Raises:
@@ -88,7 +88,7 @@ class ReceiverControl:
         except (ValueError, KeyError, TypeError):
             return ""
 
-    def check_seen(self) -> None:
+    def check_visible(self) -> None:
         """Find out whether this machine sees the file at all.
 
         Raises:
@@ -100,10 +100,10 @@ class ReceiverControl:
                 "driver and executors share"
             )
 
-    def allows(self, run: str) -> bool:
+    def is_allowed(self, run: str) -> bool:
         """Whether a run's receivers may go on. They may as long as the spool can't be read, which is logged once."""
         try:
-            allowed = self.named() == run
+            allowed = self.current() == run
         except OSError as error:
             if not self._unreadable:
                 logger.warning("spool %s: %s can't be read: %s; going on", self._location, _FILE, error)
@@ -113,8 +113,8 @@ class ReceiverControl:
         return allowed
 
 
-# Seconds between looks at the control file.
-LOOK = 1.0
+# Seconds between looks at the lease file.
+POLL_INTERVAL = 1.0
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -128,9 +128,9 @@ def receive(options: ReadOptions, run: str, _: Iterable[int]) -> None:
     """
     # Nobody else sets up logging in a worker; its stderr is the executor's.
     logging.basicConfig(format=_FORMAT)
-    control = ReceiverControl(options.spool)
-    control.check_seen()
-    if not control.allows(run):
+    lease = ReceiverLease(options.spool)
+    lease.check_visible()
+    if not lease.is_allowed(run):
         return
     hung_up = threading.Event()
 
@@ -143,7 +143,7 @@ def receive(options: ReadOptions, run: str, _: Iterable[int]) -> None:
         with HubThread("gnsq-receiver") as hub:
             receiver = hub.call(_started, options)
             try:
-                while receiver.error is None and control.allows(run) and not hung_up.wait(LOOK):
+                while receiver.error is None and lease.is_allowed(run) and not hung_up.wait(POLL_INTERVAL):
                     pass
             finally:
                 hub.call(receiver.close)

@@ -1,6 +1,6 @@
 """ExecutorReceivers: ``receivers=executors:N``: receivers as long-running tasks of the query's own Spark application.
 
-The driver's side: how many, started when, and what ends them: the spool's control file, since Spark can end a task only
+The driver's side: how many, started when, and what ends them: the spool's lease file, since Spark can end a task only
 by killing its process. What the tasks do is receivertask.py's.
 """
 
@@ -14,10 +14,10 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
-from gnsq.spark.errors import SpoolError, essence
+from gnsq.spark.errors import SpoolError, root_cause
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver.executor_task import ReceiverControl, receive
-from gnsq.spark.uris import redacted
+from gnsq.spark.receiver.executor_task import ReceiverLease, receive
+from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
 __all__ = ["ExecutorReceivers", "TooFewSlots"]
@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 # Seconds. How long executors may take to register, and receivers to end before they are killed; how often slots are
 # counted, and for how long they must have changed to count: an executor that has died is replaced by then, or not soon.
-SLOTS_PATIENCE = 60.0
-END_PATIENCE = 30.0
-LOOK = 1.0
-SETTLED = 10.0
-# Between tries to run receivers again; behind a run as long as GOOD_RUN from the first on.
-RETRY_FIRST, RETRY_LAST = 1.0, 60.0
-GOOD_RUN = 60.0
+SLOTS_TIMEOUT = 60.0
+STOP_TIMEOUT = 30.0
+POLL_INTERVAL = 1.0
+STABLE_AFTER = 10.0
+# Between tries to run receivers again; behind a run as long as SUCCESSFUL_RUN from the first on.
+RETRY_INITIAL, RETRY_MAXIMUM = 1.0, 60.0
+SUCCESSFUL_RUN = 60.0
 
 # Those that are started, in order: who comes later gets what is left.
 _started: list[ExecutorReceivers] = []
@@ -71,10 +71,10 @@ class ExecutorReceivers:
         self._count = options.receiver_count
         if not self._count:
             raise ValueError(f"option receivers {options.receivers!r} is none for executors: give executors:N")
-        self._control = ReceiverControl(options.spool, options.spool_permissions)
+        self._lease = ReceiverLease(options.spool, options.spool_permissions)
         self._group = f"gnsq-receivers-{uuid.uuid4().hex}"
-        self._location = redacted(options.spool)
-        # Named in the control file; and how many receivers it has, or had.
+        self._location = redact_uri(options.spool)
+        # Named in the lease file; and how many receivers it has, or had.
         self._run = ""
         self._running = 0
         self._failure = ""
@@ -116,9 +116,9 @@ class ExecutorReceivers:
             return self._failure
         active = self._active_tasks()
         if active < self._running:
-            return self._said(f"{active} run, others wait for a slot")
+            return self._reported(f"{active} run, others wait for a slot")
         if self._running < self._count:
-            return self._said(f"{active} run: Spark has too few slots, and one is left for the query")
+            return self._reported(f"{active} run: Spark has too few slots, and one is left for the query")
         return ""
 
     def stop(self) -> None:
@@ -128,27 +128,27 @@ class ExecutorReceivers:
             return
         self._stopping.set()
         try:
-            self._control.clear(self._run)
+            self._lease.revoke(self._run)
         except OSError as error:
             logger.warning("spool %s: %s: the receivers can't be told to end", self._location, error)
-        keeper.join(END_PATIENCE)
+        keeper.join(STOP_TIMEOUT)
         if keeper.is_alive():
             logger.warning(
                 "%s; nsqd delivers again what they had when its timeout ends",
-                self._said(f"not ended within {END_PATIENCE:.0f} s, killed"),
+                self._reported(f"not ended within {STOP_TIMEOUT:.0f} s, killed"),
             )
             self._context.cancelJobGroup(self._group)
-            keeper.join(END_PATIENCE)
+            keeper.join(STOP_TIMEOUT)
         _started.remove(self)
 
-    def _said(self, what: str) -> str:
+    def _reported(self, what: str) -> str:
         return f"{counted(self._count, 'receiver')} of {self._options.source}: {what}"
 
     # --- slots
 
     def _wait_for_slots(self) -> None:
         # A local master's are all there from the start.
-        deadline = time.monotonic() + (0 if self._context._jsc.isLocal() else SLOTS_PATIENCE)
+        deadline = time.monotonic() + (0 if self._context._jsc.isLocal() else SLOTS_TIMEOUT)
         while (slots := self._slots()) <= self._count:
             if time.monotonic() >= deadline:
                 raise TooFewSlots(
@@ -182,27 +182,27 @@ class ExecutorReceivers:
     # --- one run after the other
 
     def _keep_running(self) -> None:
-        retry = RETRY_FIRST
+        retry = RETRY_INITIAL
         while not self._stopping.is_set():
             started = time.monotonic()
             reason = self._run_once()
             if self._stopping.is_set():
                 return
             if self._context._jsc is None or self._context._jsc.sc().isStopped():
-                self._failure = self._said("ended with the Spark application")
+                self._failure = self._reported("ended with the Spark application")
                 logger.error("%s", self._failure)
                 return
-            if time.monotonic() - started > GOOD_RUN:
-                retry = RETRY_FIRST
-            self._failure = self._said(f"do not run: {reason}")
+            if time.monotonic() - started > SUCCESSFUL_RUN:
+                retry = RETRY_INITIAL
+            self._failure = self._reported(f"do not run: {reason}")
             logger.warning("%s; started again in %.0f s", self._failure, retry)
             self._stopping.wait(retry)
-            retry = min(retry * 2, RETRY_LAST)
+            retry = min(retry * 2, RETRY_MAXIMUM)
 
     def _run_once(self) -> str:
         """Run as many receivers as there is room for until they have ended; says why they have."""
         try:
-            if self._control.named() not in (None, "", self._run):
+            if self._lease.current() not in (None, "", self._run):
                 return f"another application has receivers on {self._location}"
             room = self._room()
             if not room:
@@ -210,19 +210,19 @@ class ExecutorReceivers:
             self._allow_new_run()
             if self._stopping.is_set():
                 # stop() has cleared the run before.
-                self._control.clear(self._run)
+                self._lease.revoke(self._run)
                 return ""
             reason = self._run_tasks(room)
             # Spark kills what is left of a job that it has given up, in 2 s or more: time enough to end in order.
-            self._control.clear(self._run)
+            self._lease.revoke(self._run)
         except Exception as error:  # noqa: BLE001  # a file system's, py4j's or Spark's: there is always a next run
-            return essence(str(error))
+            return root_cause(str(error))
         return reason
 
     def _allow_new_run(self) -> None:
         """Name a new run, so that whatever is left of others ends in order."""
         run = uuid.uuid4().hex
-        self._control.name(run)
+        self._lease.grant(run)
         self._run = run
 
     def _run_tasks(self, count: int) -> str:
@@ -231,25 +231,25 @@ class ExecutorReceivers:
 
         def run() -> None:
             try:
-                self._context.setJobGroup(self._group, self._said(counted(count, "task")))
+                self._context.setJobGroup(self._group, self._reported(counted(count, "task")))
                 task = partial(receive, self._options, self._run)
                 # Of one job, since Spark spreads the tasks of one over executors.
                 self._context.parallelize(range(count), count).foreachPartition(task)
             except Exception as error:  # noqa: BLE001  # py4j's, Spark's or a socket's
-                reason.append(essence(str(error)))
+                reason.append(root_cause(str(error)))
 
         # A thread of its own: it has no scheduler pool of the caller's.
         job = threading.Thread(target=run, name="gnsq-receivers-job", daemon=True)
         job.start()
         self._running, self._failure = count, ""
-        settled_at = time.monotonic() + SETTLED
+        settled_at = time.monotonic() + STABLE_AFTER
         while job.is_alive():
-            job.join(LOOK)
+            job.join(POLL_INTERVAL)
             room = self._room()
             if room == count:
-                settled_at = time.monotonic() + SETTLED
+                settled_at = time.monotonic() + STABLE_AFTER
             elif time.monotonic() > settled_at:
                 reason.append(f"{count} ran, and Spark has slots for {room} beside the query")
-                self._control.clear(self._run)
-                job.join(END_PATIENCE)
+                self._lease.revoke(self._run)
+                job.join(STOP_TIMEOUT)
         return reason[-1]

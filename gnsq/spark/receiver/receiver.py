@@ -3,9 +3,9 @@
 At least once: a message is finished only when its segment is on disk, so one that is lost on the way is delivered
 again; one whose FIN is lost is in the spool twice. Lives in one gevent hub; knows no Spark.
 
-SpoolGauge: how full a spool is, by what was written and what listings say. PURE: is told both, and the time.
+SpoolSizeEstimator: how full a spool is, by what was written and what listings say. PURE: is told both, and the time.
 
-OffHub: one thread for what blocks on a file system, so that the hub's heartbeats go on.
+BlockingIOThread: one thread for what blocks on a file system, so that the hub's heartbeats go on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gevent.threadpool import ThreadPool
 from gnsq import Consumer, Message, finish_all
 from gnsq.errors import NSQException
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver.buffer import Collector, SegmentLimits, Waiting
+from gnsq.spark.receiver.buffer import BufferedMessages, SegmentBuffer, SegmentLimits
 from gnsq.spark.receiver.subscriptions import Subscriptions
 from gnsq.texts import counted
 
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from gnsq.spark.spool.spool import Spool, SpoolWriter
 
 __all__ = [
-    "OffHub",
+    "BlockingIOThread",
     "Receiver",
-    "SpoolGauge",
-    "collect_rarely",
+    "SpoolSizeEstimator",
+    "tune_gc",
 ]
 
 logger = logging.getLogger(__name__)
 
 
 # Between two listings a receiver adds at most this part of the limit.
-PART = 4
+LISTINGS_PER_LIMIT = 4
 
 
-class SpoolGauge:
+class SpoolSizeEstimator:
     """Counts what its own receiver writes. Others write too and the reader deletes, and there may be much from the
     start, so now and then it asks for a listing: more often the more was written, and as long as the spool is full.
 
@@ -75,10 +75,10 @@ class SpoolGauge:
         if self.size >= self._limit and not self.is_full:
             # Not to be put off: what comes meanwhile is over the limit.
             return True
-        hurried = self.is_full or self._added >= self._limit / PART
+        hurried = self.is_full or self._added >= self._limit / LISTINGS_PER_LIMIT
         return now - self._looked_at >= (self._interval if hurried else self._longest)
 
-    def look(self, size: int, now: float) -> None:
+    def record_listing(self, size: int, now: float) -> None:
         """Take over what a listing has found."""
         self.size = size
         self.is_full = size >= self._limit
@@ -90,7 +90,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class OffHub:
+class BlockingIOThread:
     """Calls functions one after the other, in a thread that is made at the first call; for the greenlets of one hub."""
 
     def __init__(self) -> None:
@@ -127,29 +127,29 @@ def _caught(
 
 
 # Answers are sent in runs, with a yield between: heartbeats and the reader go on.
-FIN_RUN = 1000
+FINISH_CHUNK = 1000
 # Seconds between tries of a segment that could not be written, and between looks at a spool that is too big.
-RETRY_FIRST, RETRY_LAST = 0.5, 10.0
-RECHECK = 0.5
+RETRY_INITIAL, RETRY_MAXIMUM = 0.5, 10.0
+CHECK_INTERVAL = 0.5
 # Seconds between listings of a spool that is not, at most: others write into it, too.
-LIST = 10.0
+MAX_LISTING_INTERVAL = 10.0
 # Seconds between looks at whether a segment is due since nsqd waits for answers.
 STARVED_CHECK = 0.01
 # Seconds for an orderly end; of a write that is under way, and of the last one.
 CLOSE_TIMEOUT = 10.0
 WRITE_TIMEOUT = 5.0
 # Segments whose bytes may be in memory, by segment_bytes: above that no more is asked for until half is written.
-MOST_IN_MEMORY = 8
+MAX_BUFFERED_SEGMENTS = 8
 # Objects that are there more than at the last search for cycles, until the next: above what messages in flight are.
-COLLECT = 50_000
+GC_THRESHOLD = 50_000
 
 
-def collect_rarely() -> None:
+def tune_gc() -> None:
     """Let Python search for cycles less often, in a process that does nothing but receive. Each time it looks at all
     messages in flight, which are in none: an eighth of what receiving costs."""
     first, *others = gc.get_threshold()
     if first:  # 0: not at all
-        gc.set_threshold(max(first, COLLECT), *others)
+        gc.set_threshold(max(first, GC_THRESHOLD), *others)
 
 
 class Receiver:
@@ -164,9 +164,9 @@ class Receiver:
     Attributes:
         id: Its directory in the spool.
         rows, segments: What is durable so far. May be read from any thread.
-        unanswered: Messages that are durable, but whose connection was lost before FIN: they will come twice.
+        not_finished: Messages that are durable, but whose connection was lost before FIN: they will come twice.
         failing: Whether the last write failed.
-        hangs: Whether close() has left a write that does not end; the end of the process may wait for that.
+        is_stuck: Whether close() has left a write that does not end; the end of the process may wait for that.
         finished: Set when max_rows are durable, and when there is an error.
         error: What ended the writing for good; None while all is well.
         subscriptions: The topics, and the connections.
@@ -188,14 +188,14 @@ class Receiver:
         self.id = uuid.uuid4().hex
         self.rows = 0
         self.segments = 0
-        self.unanswered = 0
+        self.not_finished = 0
         self.failing = False
-        self.hangs = False
+        self.is_stuck = False
         self.finished = Event()
         self.error: Exception | None = None
         self._spool = spool
         self._on_segment = on_segment
-        self._collector = Collector(
+        self._buffer = SegmentBuffer(
             SegmentLimits(options.segment_rows, options.segment_bytes, max(options.segment_time, 0.001))
         )
         # Of the segment that is being written; whoever breaks that off gives them back.
@@ -205,11 +205,11 @@ class Receiver:
         self._closing = False
         self._paused: set[str] = set()
         self._wake = Event()
-        self._gauge = SpoolGauge(options.max_spool_bytes, RECHECK, LIST)
+        self._spool_size = SpoolSizeEstimator(options.max_spool_bytes, CHECK_INTERVAL, MAX_LISTING_INTERVAL)
         self._writer: SpoolWriter | None = None
         self._loop: gevent.Greenlet | None = None
-        self._off_hub = OffHub()
-        self.subscriptions = Subscriptions(options, self._take, CLOSE_TIMEOUT)
+        self._io_thread = BlockingIOThread()
+        self.subscriptions = Subscriptions(options, self._on_messages, CLOSE_TIMEOUT)
 
     # --- life
 
@@ -221,11 +221,11 @@ class Receiver:
             SpoolInUse: If the spool is that of a query which reads something else.
         """
         try:
-            self._writer = self._off_hub.call(self._open_writer)
+            self._writer = self._io_thread.call(self._open_writer)
         except (OSError, NSQException):
-            self._off_hub.close()
+            self._io_thread.close()
             raise
-        if self._gauge.is_full:
+        if self._spool_size.is_full:
             self._pause_for_size()
         self._loop = gevent.spawn(self._run)
         self._loop.name = f"gnsq-spool-{self.options.source}"
@@ -237,18 +237,18 @@ class Receiver:
             return
         self._closing = True
         self.subscriptions.close()
-        while len(self._collector):
-            self._requeue_all(self._collector.take().messages)
+        while len(self._buffer):
+            self._requeue_all(self._buffer.take().messages)
         self._wake.set()
         self._loop.join(WRITE_TIMEOUT)
-        self.hangs = not self._loop.ready()
+        self.is_stuck = not self._loop.ready()
         self._loop.kill()
         # Should the write succeed yet, they are in the spool twice.
         self._requeue_writing()
         self.subscriptions.join(CLOSE_TIMEOUT + 1)
-        if not self.hangs:
+        if not self.is_stuck:
             self._close_writer()
-        self._off_hub.close()
+        self._io_thread.close()
         what = counted(self.rows, "row"), counted(self.segments, "segment")
         logger.info("receiver %s: closed, %s in %s", self.id, *what)
 
@@ -256,20 +256,20 @@ class Receiver:
         assert self._writer is not None  # start() has made it
         try:
             with gevent.Timeout(WRITE_TIMEOUT, TimeoutError(f"not within {WRITE_TIMEOUT:g} s")):
-                self._off_hub.call(self._writer.close, self.segments)
+                self._io_thread.call(self._writer.close, self.segments)
         except OSError as error:
-            self.hangs = isinstance(error, TimeoutError)
+            self.is_stuck = isinstance(error, TimeoutError)
             logger.warning("spool %s: closed.json not written: %s", self._spool.location, error)
 
     def _open_writer(self) -> SpoolWriter:
         self._spool.prepare()
         self._spool.check_source(self.options.source)
-        self._gauge.look(self._spool.size(), time.monotonic())
+        self._spool_size.record_listing(self._spool.size(), time.monotonic())
         return self._spool.writer(self.id)
 
     # --- in
 
-    def _take(self, consumer: Consumer, messages: list[Message]) -> None:
+    def _on_messages(self, consumer: Consumer, messages: list[Message]) -> None:
         """Let messages wait for a segment; they are answered when that is durable."""
         room = len(messages) if self._max_rows is None else self._max_rows - self._accepted
         if self._closing:
@@ -280,15 +280,15 @@ class Receiver:
         if not messages:
             return
         self._accepted += len(messages)
-        collector = self._collector
+        collector = self._buffer
         if len(collector):
-            collector.turn_to(consumer.topic)
+            collector.switch_topic(consumer.topic)
         else:
             ready_count, time_left = self.subscriptions.ready_count, messages[0].time_left
             collector.begin(time.monotonic(), consumer.topic, ready_count, time_left)
             self._wake.set()
         is_full = collector.add(messages)
-        if collector.size + self._writing_size > MOST_IN_MEMORY * self.options.segment_bytes:
+        if collector.size + self._writing_size > MAX_BUFFERED_SEGMENTS * self.options.segment_bytes:
             self._pause("memory")
         if self._accepted == self._max_rows:
             self._pause("maxRows")
@@ -330,20 +330,20 @@ class Receiver:
 
     def _write_loop(self) -> None:
         while not self._closing:
-            if not len(self._collector):
-                self._wake.wait(RECHECK)
+            if not len(self._buffer):
+                self._wake.wait(CHECK_INTERVAL)
                 self._wake.clear()
             self._check_size()
-            if len(self._collector) and self._wait_due():
-                if self._collector.is_full:
-                    self.subscriptions.widen()
-                self._write(self._collector.take())
+            if len(self._buffer) and self._wait_due():
+                if self._buffer.is_full:
+                    self.subscriptions.add_connection()
+                self._write(self._buffer.take())
 
     def _wait_due(self) -> bool:
         """Wait until the segment is full or old enough; False if the receiver is closing: the rest is given back."""
         while not self._closing:
-            left = self._collector.due_in(time.monotonic())
-            if not left or self._collector.is_full or "maxRows" in self._paused:
+            left = self._buffer.seconds_to_flush(time.monotonic())
+            if not left or self._buffer.is_full or "maxRows" in self._paused:
                 return True
             if self.subscriptions.is_starved():
                 # One of many nsqds or topics has all that is due: the sum that makes a full segment may never come.
@@ -354,15 +354,15 @@ class Receiver:
             self._wake.clear()
         return False
 
-    def _write(self, waiting: Waiting) -> None:
+    def _write(self, waiting: BufferedMessages) -> None:
         """Write one segment and finish its messages. Tries until it succeeds or the receiver closes."""
         messages = self._writing = waiting.messages
         self._writing_size = waiting.size
         number = self.segments + 1
-        retry = RETRY_FIRST
+        retry = RETRY_INITIAL
         while True:
             try:
-                size = self._off_hub.call(self._write_segment, number, waiting)
+                size = self._io_thread.call(self._write_segment, number, waiting)
             except OSError as error:
                 # nsqd keeps the messages; no more are taken, or a full disk would fill the memory too.
                 self.failing = True
@@ -376,33 +376,33 @@ class Receiver:
                     error,
                     retry,
                 )
-                if self._closing_within(retry):
+                if self._wait_closing(retry):
                     self._requeue_writing()
                     return
-                retry = min(retry * 2, RETRY_LAST)
+                retry = min(retry * 2, RETRY_MAXIMUM)
                 continue
             break
         self._writing, self._writing_size = (), 0
         self.failing = False
         self._resume("disk")
-        if self._collector.size <= MOST_IN_MEMORY // 2 * self.options.segment_bytes:
+        if self._buffer.size <= MAX_BUFFERED_SEGMENTS // 2 * self.options.segment_bytes:
             self._resume("memory")
         self.segments = number
         self.rows += len(messages)
-        self._gauge.add(size)
+        self._spool_size.add(size)
         self._finish_all(messages)
         if self._on_segment is not None:
             self._on_segment()
         if self.rows == self._max_rows:
             self.finished.set()
 
-    def _write_segment(self, number: int, waiting: Waiting) -> int:
+    def _write_segment(self, number: int, waiting: BufferedMessages) -> int:
         from gnsq.spark.spool.segments import segment_columns  # as Spool
 
         assert self._writer is not None  # start() has made it
         return self._writer.write(number, segment_columns(waiting.messages, waiting.topics, time.time_ns()))
 
-    def _closing_within(self, seconds: float) -> bool:
+    def _wait_closing(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while not self._closing and (left := deadline - time.monotonic()) > 0:
             self._wake.wait(left)
@@ -411,11 +411,11 @@ class Receiver:
 
     def _finish_all(self, messages: Sequence[Message]) -> None:
         lost = 0
-        for first in range(0, len(messages), FIN_RUN):
-            lost += len(finish_all(messages[first : first + FIN_RUN]))
+        for first in range(0, len(messages), FINISH_CHUNK):
+            lost += len(finish_all(messages[first : first + FINISH_CHUNK]))
             gevent.sleep(0)
         if lost:
-            self.unanswered += lost
+            self.not_finished += lost
             logger.warning(
                 "%d of %s of a durable segment not finished, their connection is gone: nsqd delivers them "
                 "again, and they will be in the spool twice",
@@ -446,17 +446,17 @@ class Receiver:
 
     def _check_size(self) -> None:
         """Stop above max_spool_bytes, go on below."""
-        gauge = self._gauge
+        gauge = self._spool_size
         now = time.monotonic()
         if not gauge.is_due(now):
             return
         try:
-            size = self._off_hub.call(self._spool.size)
+            size = self._io_thread.call(self._spool.size)
         except OSError as error:
             logger.warning("spool %s can't be listed: %s", self._spool.location, error)
             size = gauge.size
         was_full = gauge.is_full
-        gauge.look(size, now)
+        gauge.record_listing(size, now)
         if gauge.is_full and not was_full:
             self._pause_for_size()
         elif was_full and not gauge.is_full:
@@ -464,5 +464,5 @@ class Receiver:
             self._resume("spool")
 
     def _pause_for_size(self) -> None:
-        logger.info("spool %s has %d bytes, over maxSpoolBytes: paused", self._spool.location, self._gauge.size)
+        logger.info("spool %s has %d bytes, over maxSpoolBytes: paused", self._spool.location, self._spool_size.size)
         self._pause("spool")

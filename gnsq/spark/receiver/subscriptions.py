@@ -32,15 +32,15 @@ from gnsq.spark.options import ReadOptions
 __all__ = [
     "Subscription",
     "Subscriptions",
-    "matching",
-    "shares",
+    "matching_topics",
+    "split_max_in_flight",
 ]
 
 logger = logging.getLogger(__name__)
 
 
 # Consumers of one topic, at most.
-MOST = 8
+MAX_CONNECTIONS = 8
 
 
 class Subscription:
@@ -53,7 +53,7 @@ class Subscription:
 
     def __init__(self, make: Callable[[int], Consumer], max_in_flight: int) -> None:
         self._make = make
-        self._most = MOST
+        self._most = MAX_CONNECTIONS
         self.consumers = [make(max_in_flight)]
 
     @property
@@ -100,7 +100,7 @@ class Subscription:
             if address not in connected
         }
 
-    def widen(self) -> Consumer | None:
+    def add_connection(self) -> Consumer | None:
         """Add a consumer, to be started, if those that are there may have more in flight than their nsqds allow, and
         each has about as much from some nsqd: with large messages, or in a topic with few, nothing is gained by it."""
         self._give_up_refused()
@@ -128,11 +128,11 @@ class Subscription:
                 consumer.close()
 
 
-# Of its share a topic that is not hungry keeps one part in so many.
-LENT = 10
+# Of its share a topic that is not starved keeps one part in so many.
+BORROWED_SHARE = 10
 
 
-def matching(options: ReadOptions, names: Iterable[str]) -> list[str]:
+def matching_topics(options: ReadOptions, names: Iterable[str]) -> list[str]:
     """Pick the topics that are to be read, in the order of names, each once."""
     if options.topic_pattern:
         # nsqlookupd's names are nsqd's, so each is a valid one.
@@ -141,28 +141,28 @@ def matching(options: ReadOptions, names: Iterable[str]) -> list[str]:
     return sorted(set(options.topics).intersection(names))
 
 
-def shares(total: int, topics: Iterable[str], hungry: Collection[str] = ()) -> dict[str, int]:
+def split_max_in_flight(total: int, topics: Iterable[str], starved: Collection[str] = ()) -> dict[str, int]:
     """Share out what may be in flight: evenly, the rest to the first, and at least 1 each.
 
     Args:
-        hungry: Those that could do with more. The others lend them nine tenths of their shares.
+        starved: Those that could do with more. The others lend them nine tenths of their split_max_in_flight.
     """
     names = sorted(topics)
-    eaters = [name for name in names if name in hungry]
-    if not eaters or len(eaters) == len(names):
+    active = [name for name in names if name in starved]
+    if not active or len(active) == len(names):
         return {name: max((total + len(names) - 1 - index) // len(names), 1) for index, name in enumerate(names)}
-    kept = max(total // len(names) // LENT, 1)
-    left = total - kept * (len(names) - len(eaters))
-    return dict.fromkeys(names, kept) | shares(left, eaters)
+    kept = max(total // len(names) // BORROWED_SHARE, 1)
+    left = total - kept * (len(names) - len(active))
+    return dict.fromkeys(names, kept) | split_max_in_flight(left, active)
 
 
 # Well below the segment's waiting time, else the tail of a burst sits in nsqd's buffer; the least that nsqd allows
 # unless its min-output-buffer-timeout says otherwise.
 OUTPUT_BUFFER_TIMEOUT_MS = 25
 # Seconds between changes of shares, or of how many consumers there are, and for which a topic that had all it may have
-# counts as hungry.
-SHARING = 0.1
-HUNGRY = 2.0
+# counts as starved.
+REBALANCE_INTERVAL = 0.1
+STARVED_SECONDS = 2.0
 
 
 class _TopicConsumer(Consumer):
@@ -201,7 +201,7 @@ class Subscriptions:
         self._starting = Group()
         self._poller: gevent.Greenlet | None = None
         # Topic -> when it last had all it may have.
-        self._hungry: dict[str, float] = {}
+        self._starved_at: dict[str, float] = {}
         self._shared_at = self._widened_at = 0.0
         self._lookupds: list[LookupdClient] = []
         if options.topic_pattern:
@@ -252,12 +252,12 @@ class Subscriptions:
         """Messages that nsqds may deliver before they wait for answers."""
         return sum(subscription.ready_count for subscription in self._subscriptions.values())
 
-    def widen(self) -> None:
+    def add_connection(self) -> None:
         """Connect once more where nsqds let one connection deliver less than may be in flight. For who gets much."""
         now = time.monotonic()
-        if not self._paused and now - self._widened_at >= SHARING:
+        if not self._paused and now - self._widened_at >= REBALANCE_INTERVAL:
             self._widened_at = now
-            added = [subscription.widen() for subscription in self._subscriptions.values()]
+            added = [subscription.add_connection() for subscription in self._subscriptions.values()]
             self._start([consumer for consumer in added if consumer is not None])
 
     def is_starved(self) -> bool:
@@ -267,10 +267,10 @@ class Subscriptions:
         if len(self._subscriptions) == 1:
             return bool(starved)
         now = time.monotonic()
-        self._hungry.update(dict.fromkeys(starved, now))
-        if starved and now - self._shared_at >= SHARING:
+        self._starved_at.update(dict.fromkeys(starved, now))
+        if starved and now - self._shared_at >= REBALANCE_INTERVAL:
             self._shared_at = now
-            self._share_out()
+            self._rebalance()
         return bool(starved)
 
     @property
@@ -294,10 +294,10 @@ class Subscriptions:
     # --- topics
 
     def _add(self, topics: list[str]) -> list[Consumer]:
-        due = shares(self._options.max_in_flight, [*self._subscriptions, *topics])
+        due = split_max_in_flight(self._options.max_in_flight, [*self._subscriptions, *topics])
         added = {topic: Subscription(functools.partial(self._consumer, topic), due[topic]) for topic in topics}
         self._subscriptions |= added
-        self._share_out()
+        self._rebalance()
         return [consumer for subscription in added.values() for consumer in subscription.consumers]
 
     def _consumer(self, topic: str, max_in_flight: int) -> Consumer:
@@ -321,11 +321,11 @@ class Subscriptions:
             consumer.pause()
         return consumer
 
-    def _share_out(self) -> None:
+    def _rebalance(self) -> None:
         """Let each have its share; what one is to give back to another, that other gets when it is answered."""
         all_, total = self._subscriptions, self._options.max_in_flight
-        recent = time.monotonic() - HUNGRY
-        due = shares(total, all_, {topic for topic, since in self._hungry.items() if since > recent})
+        recent = time.monotonic() - STARVED_SECONDS
+        due = split_max_in_flight(total, all_, {topic for topic, since in self._starved_at.items() if since > recent})
         for topic, share in due.items():
             if share < all_[topic].max_in_flight:
                 all_[topic].max_in_flight = share
@@ -366,15 +366,15 @@ class Subscriptions:
             except NSQHttpError as error:
                 logger.warning("topics of %s: %s", self._options.source, error)
                 complete = False
-        found = matching(self._options, names)
+        found = matching_topics(self._options, names)
         if complete:
-            self._drop([topic for topic in self._subscriptions if topic not in found])
+            self._unsubscribe([topic for topic in self._subscriptions if topic not in found])
         new = [topic for topic in found if topic not in self._subscriptions]
         if new:
             logger.info("%s: reading topics %s", self._options.source, ", ".join(new))
         return self._add(new)
 
-    def _drop(self, vanished: list[str]) -> None:
+    def _unsubscribe(self, vanished: list[str]) -> None:
         """End the consumers that have no connection left; nsqlookupd may forget a topic that nsqd still has."""
         for topic in vanished:
             if not self._subscriptions[topic].nsqds:

@@ -1,6 +1,6 @@
 """ChannelClient: one channel of some topics, over all their nsqds' HTTP: create it, ask its depth. No policy.
 
-ChannelWatch: creates a query's channel, asks its depth now and then, and says when nobody receives it.
+ChannelMonitor: creates a query's channel, asks its depth now and then, and says when nobody receives it.
 
 What is connected runs on a hub thread; its methods are called from another one.
 """
@@ -20,12 +20,12 @@ from gnsq.concurrency.hub_thread import HubThread
 from gnsq.errors import NSQException, NSQHttpError
 from gnsq.spark.clients import http_keywords
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver.subscriptions import matching
-from gnsq.spark.source.drain import Depth, Unattended
+from gnsq.spark.receiver.subscriptions import matching_topics
+from gnsq.spark.source.drain import Depth, NoReceiverWarning
 
 __all__ = [
     "ChannelClient",
-    "ChannelWatch",
+    "ChannelMonitor",
 ]
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class ChannelClient:
         self._lookupds = [LookupdClient.from_url(address, **self._http) for address in options.lookupd_http_addresses]
 
     @property
-    def can_ask(self) -> bool:
+    def has_http(self) -> bool:
         """Whether there is any address to ask."""
         return bool(self._named or self._lookupds)
 
@@ -66,9 +66,9 @@ class ChannelClient:
         Raises:
             NSQHttpError: If one of them does not answer; the others have the channel then.
         """
-        places, failures = self._places()
+        places, failures = self._topics_by_nsqd()
         for address, topics in places.items():
-            nsqd = self._at(address)
+            nsqd = self._client_of(address)
             try:
                 for topic in topics:
                     if address in self._named:
@@ -99,7 +99,7 @@ class ChannelClient:
         Raises:
             NSQHttpError: If one of them does not answer (partial: none), or nobody knows of any.
         """
-        places, failures = self._places()
+        places, failures = self._topics_by_nsqd()
         found: list[Depth] = []
         for address, topics in places.items():
             try:
@@ -115,14 +115,14 @@ class ChannelClient:
             sum(depth.waiting for depth in found),
             sum(depth.in_flight for depth in found),
             sum(depth.deferred for depth in found),
-            sum(depth.consumers for depth in found),
+            sum(depth.subscribers for depth in found),
             exact=not failures,
         )
 
     def _depth_at(self, address: str, topics: Sequence[str]) -> Depth:
         waiting = in_flight = deferred = consumers = 0
         # Not filtered by channel: nsqd would leave a topic out that does not have it.
-        stats = self._at(address).stats(topics[0] if len(topics) == 1 else None)
+        stats = self._client_of(address).stats(topics[0] if len(topics) == 1 else None)
         try:
             for topic in stats["topics"] or ():
                 if topic["topic_name"] not in topics:
@@ -146,35 +146,35 @@ class ChannelClient:
         for client in (*self._named.values(), *self._found.values(), *self._lookupds):
             client.close()
 
-    def _places(self) -> tuple[dict[str, list[str]], list[NSQHttpError]]:
+    def _topics_by_nsqd(self) -> tuple[dict[str, list[str]], list[NSQHttpError]]:
         """Say which nsqds to ask about which topics: those named about all, others about what a nsqlookupd says; and
         what was wrong with nsqlookupds, if that leaves open which: each of them is told of all nsqds."""
         places = {address: list(self._options.topics) for address in self._named}
         failures: list[NSQHttpError] = []
         for lookupd in self._lookupds:
             try:
-                found = self._offered(lookupd)
+                found = self._topics_of_lookupd(lookupd)
             except NSQHttpError as error:
                 failures.append(error)
             else:
                 places |= {address: topics for address, topics in found.items() if address not in places}
         return places, failures if len(failures) == len(self._lookupds) or not places else []
 
-    def _offered(self, lookupd: LookupdClient) -> dict[str, list[str]]:
+    def _topics_of_lookupd(self, lookupd: LookupdClient) -> dict[str, list[str]]:
         """Say which nsqds that were not named have which topics."""
         found: dict[str, list[str]] = {}
         nodes = lookupd.nodes()
         try:
             for node in nodes["producers"] or ():
-                there = matching(self._options, _topics_of(node))
+                there = matching_topics(self._options, _topics_of(node))
                 address = f"{node['broadcast_address']}:{node['http_port']}"
-                if there and address not in self._own_names():
+                if there and address not in self._advertised_addresses():
                     found[address] = there
         except (KeyError, TypeError, ValueError) as error:
             raise NSQHttpError(f"{lookupd}: /nodes is not nsqlookupd's: {error!r}") from error
         return found
 
-    def _own_names(self) -> set[str]:
+    def _advertised_addresses(self) -> set[str]:
         """Say by what addresses nsqlookupd knows the nsqds that were named: else they would count twice."""
         for address, client in self._named.items():
             if address not in self._names:
@@ -184,7 +184,7 @@ class ChannelClient:
                     self._names[address] = f"{info['broadcast_address']}:{info['http_port']}"
         return set(self._names.values())
 
-    def _at(self, address: str) -> NsqdHTTPClient:
+    def _client_of(self, address: str) -> NsqdHTTPClient:
         client = self._named.get(address) or self._found.get(address)
         if client is None:
             client = self._found[address] = self._client(address)
@@ -206,11 +206,11 @@ def _has_channels(nsqd: NsqdHTTPClient, topic: str) -> bool:
 
 
 # Seconds between two looks by itself, and at least between two that somebody asks for.
-REPORT = 2.0
-ASK = 0.2
+POLL_INTERVAL = 2.0
+MIN_POLL_INTERVAL = 0.2
 
 
-class ChannelWatch:
+class ChannelMonitor:
     """Nothing happens before start().
 
     Args:
@@ -232,18 +232,18 @@ class ChannelWatch:
         self._client = hub.call(ChannelClient, options)
 
     @property
-    def can_ask(self) -> bool:
+    def has_http(self) -> bool:
         """Whether there is any address to ask."""
-        return self._client.can_ask
+        return self._client.has_http
 
     def start(self) -> None:
         """Create the channel if it is missing, and begin to watch."""
-        if self.can_ask:
+        if self.has_http:
             self._hub.call(self._start)
 
-    def ask(self, interval: float = ASK) -> Depth | None:
+    def ask(self, interval: float = MIN_POLL_INTERVAL) -> Depth | None:
         """Ask now; None if nobody answers, or somebody asked in the last seconds."""
-        if not self.can_ask or time.monotonic() - self.asked_at < interval:
+        if not self.has_http or time.monotonic() - self.asked_at < interval:
             return None
         return self._hub.call(self._read)
 
@@ -275,12 +275,12 @@ class ChannelWatch:
         return self.depth
 
     def _watch(self) -> None:
-        unattended = Unattended(time.monotonic())
+        unattended = NoReceiverWarning(time.monotonic())
         while True:
             depth = self._read()
             if not self._options.receives_here and unattended.is_due(depth, time.monotonic()):
                 self._warn()
-            gevent.sleep(REPORT)
+            gevent.sleep(POLL_INTERVAL)
 
     def _warn(self) -> None:
         options = self._options

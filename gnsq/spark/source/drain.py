@@ -9,21 +9,21 @@ from enum import Enum, auto
 
 from gnsq.texts import counted
 
-__all__ = ["Depth", "Drain", "End", "Look", "Nudge", "Outcome", "Unattended"]
+__all__ = ["Depth", "Drain", "DrainResult", "DepthSample", "EmptyBatchTrigger", "Outcome", "NoReceiverWarning"]
 
 # nsqd moves a message from queue to in flight, and from topic to channel, with an instant in which it is in neither:
 # one look at a channel proves nothing.
-LOOKS = 2
+MIN_SAMPLES = 2
 # Where nobody can say what is left: nothing new for so many seconds means that it was all.
-QUIET = 2.0
+QUIET_SECONDS = 2.0
 # Messages wait and no consumer is connected: for so long it is no wonder, and it is said again so often.
-UNATTENDED_AFTER = 10.0
-UNATTENDED_AGAIN = 60.0
+WARN_AFTER = 10.0
+WARN_INTERVAL = 60.0
 # Seconds without anything new until what was read is deleted for receivers that may be waiting for room: where nsqd
 # has messages, and where nobody knows.
-NUDGE_SURE, NUDGE_UNSURE = 0.5, 5.0
+TRIGGER_AFTER_DEPTH, TRIGGER_AFTER_UNKNOWN = 0.5, 5.0
 # Seconds between tries while nothing gets deleted.
-NUDGE_FIRST, NUDGE_LAST = 1.0, 60.0
+RETRY_INITIAL, RETRY_MAXIMUM = 1.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Depth:
     waiting: int
     in_flight: int
     deferred: int
-    consumers: int = 0
+    subscribers: int = 0
     exact: bool = True
 
     @property
@@ -54,7 +54,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class DrainResult:
     """That it is over, and why."""
 
     outcome: Outcome
@@ -62,7 +62,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class DepthSample:
     """What is known now.
 
     Attributes:
@@ -84,12 +84,12 @@ class Drain:
     Args:
         idle_timeout: Seconds without a new message, after which what is left is left.
         now: Seconds of some clock.
-        askable: Whether there is anybody who could say how much there is.
+        has_http: Whether there is anybody who could say how much there is.
     """
 
-    def __init__(self, idle_timeout: float, now: float, *, askable: bool = True) -> None:
+    def __init__(self, idle_timeout: float, now: float, *, has_http: bool = True) -> None:
         self._idle_timeout = idle_timeout
-        self._askable = askable
+        self._askable = has_http
         self._seen_at = now
         self._rows = 0
         self._was_paused = False
@@ -105,32 +105,32 @@ class Drain:
         """Wait from now on: what has passed since the last look was the query's time, in which nothing had to come."""
         self._seen_at = now
 
-    def learn(self, rows: int, depth: Depth) -> None:
+    def record(self, rows: int, depth: Depth) -> None:
         """Take in what nsqd says: is_done() does, and whoever asks before there is anything to wait for."""
-        if (self._exact_looks if depth.exact else self._looks) < LOOKS:
+        if (self._exact_looks if depth.exact else self._looks) < MIN_SAMPLES:
             self._target = max(self._target, rows + depth.total)
         self._looks += 1
         self._exact_looks += depth.exact
         self._empty_looks = self._empty_looks + 1 if depth.exact and not depth.total else 0
         self._waiting = depth.total
 
-    def is_done(self, look: Look, now: float) -> End | None:
+    def is_done(self, look: DepthSample, now: float) -> DrainResult | None:
         """Say that it is over, and why; None if it is not."""
         self._pass_time(look, now)
         if look.depth is not None:
-            self.learn(look.rows, look.depth)
+            self.record(look.rows, look.depth)
         has_come = look.rows >= self._target
-        if has_come and self._exact_looks >= LOOKS:
-            return End(Outcome.DRAINED, "all that was there at the start has come")
-        if self._empty_looks >= LOOKS:
-            return End(Outcome.DRAINED, "the channel is empty")
+        if has_come and self._exact_looks >= MIN_SAMPLES:
+            return DrainResult(Outcome.DRAINED, "all that was there at the start has come")
+        if self._empty_looks >= MIN_SAMPLES:
+            return DrainResult(Outcome.DRAINED, "the channel is empty")
         if self._idle >= self._idle_timeout:
             return self._idled_out(look)
-        if has_come and self._exact_looks < LOOKS and look.is_reached and not look.is_paused:
+        if has_come and self._exact_looks < MIN_SAMPLES and look.is_reached and not look.is_paused:
             return self._guess()
         return None
 
-    def _pass_time(self, look: Look, now: float) -> None:
+    def _pass_time(self, look: DepthSample, now: float) -> None:
         passed, self._seen_at = now - self._seen_at, now
         self._idle += passed
         self._waited += passed
@@ -141,25 +141,27 @@ class Drain:
             self._was_paused = look.is_paused
             self._idle = 0.0
 
-    def _guess(self) -> End | None:
+    def _guess(self) -> DrainResult | None:
         """Where not all can say what there is: it ends, too, however much is published meanwhile."""
-        if self._idle >= QUIET and (self._looks >= LOOKS or not self._askable):
-            return End(Outcome.LEFT, f"nothing has come for {QUIET:g} s, and not every nsqd says what it has")
+        if self._idle >= QUIET_SECONDS and (self._looks >= MIN_SAMPLES or not self._askable):
+            return DrainResult(
+                Outcome.LEFT, f"nothing has come for {QUIET_SECONDS:g} s, and not every nsqd says what it has"
+            )
         if self._waited >= self._idle_timeout:
-            return End(
+            return DrainResult(
                 Outcome.LEFT,
                 f"messages have come for {self._waited:.0f} s (idleTimeout), and not every nsqd says what it has",
             )
         return None
 
-    def _idled_out(self, look: Look) -> End:
+    def _idled_out(self, look: DepthSample) -> DrainResult:
         seconds = f"{self._idle_timeout:g} s (idleTimeout)"
         if look.is_paused:
-            return End(
+            return DrainResult(
                 Outcome.FAILED, f"nothing could be received for {seconds}: the spool is full, or can't be written"
             )
         if not look.is_reached:
-            return End(
+            return DrainResult(
                 Outcome.FAILED,
                 f"no nsqd was reached for {seconds}, so nobody knows what there is to read: check addresses and topic",
             )
@@ -168,10 +170,10 @@ class Drain:
             if self._waiting
             else "the channel is not known to be empty"
         )
-        return End(Outcome.LEFT, f"nothing has come for {seconds}, though {left}")
+        return DrainResult(Outcome.LEFT, f"nothing has come for {seconds}, though {left}")
 
 
-class Nudge:
+class EmptyBatchTrigger:
     """Decides when what was read is to be deleted out of turn. Spark says that a batch is done only behind the next
     one, and none comes while receivers wait for room in the spool; where their limit is, nobody else knows."""
 
@@ -180,7 +182,7 @@ class Nudge:
         self._delay = 0.0
         self._due = 0.0
 
-    def see(self, read: int) -> None:
+    def update(self, read: int) -> None:
         """Tell how many bytes lie in the spool that were read; to be told whenever that is known."""
         if read < self._before or not read:
             # It helped.
@@ -195,23 +197,23 @@ class Nudge:
             idle: Seconds since something new came into the spool.
             is_paused: Whether it is known that receivers wait for room.
         """
-        self.see(read)
+        self.update(read)
         if not read or waiting == 0 or now < self._due:
             return False
-        if not is_paused and idle < (NUDGE_UNSURE if waiting is None else NUDGE_SURE):
+        if not is_paused and idle < (TRIGGER_AFTER_UNKNOWN if waiting is None else TRIGGER_AFTER_DEPTH):
             return False
         self._before = read
-        self._delay = min(self._delay * 2, NUDGE_LAST) or NUDGE_FIRST
+        self._delay = min(self._delay * 2, RETRY_MAXIMUM) or RETRY_INITIAL
         self._due = now + self._delay
         return True
 
     @property
-    def is_in_vain(self) -> bool:
+    def is_ineffective(self) -> bool:
         """Whether it was done twice and more, and nothing got less."""
-        return self._delay > NUDGE_FIRST
+        return self._delay > RETRY_INITIAL
 
 
-class Unattended:
+class NoReceiverWarning:
     """Decides when to say that messages wait and nobody receives them.
 
     Args:
@@ -219,14 +221,14 @@ class Unattended:
     """
 
     def __init__(self, now: float) -> None:
-        self._due = now + UNATTENDED_AFTER
+        self._due = now + WARN_AFTER
 
     def is_due(self, depth: Depth | None, now: float) -> bool:
         """Whether to say it now; depth is None if nobody knows."""
-        if depth is None or not depth.waiting or depth.consumers:
-            self._due = now + UNATTENDED_AFTER
+        if depth is None or not depth.waiting or depth.subscribers:
+            self._due = now + WARN_AFTER
             return False
         if now < self._due:
             return False
-        self._due = now + UNATTENDED_AGAIN
+        self._due = now + WARN_INTERVAL
         return True

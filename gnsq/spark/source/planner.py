@@ -14,13 +14,23 @@ from collections.abc import Iterator
 
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.spark.errors import SpoolError, SpoolIncomplete
-from gnsq.spark.offsets import Segment, Vector, cut, end_of, latest, missing, nudged, pending, share_out
+from gnsq.spark.offsets import (
+    Segment,
+    Vector,
+    advance,
+    distribute,
+    end_vector,
+    missing,
+    pending,
+    take_up_to,
+    with_new_revision,
+)
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import Receiver
-from gnsq.spark.source.channel import ChannelWatch
-from gnsq.spark.source.drain import Drain, End, Look, Nudge, Outcome
+from gnsq.spark.source.channel import ChannelMonitor
+from gnsq.spark.source.drain import DepthSample, Drain, DrainResult, EmptyBatchTrigger, Outcome
 from gnsq.spark.spool.ownership import SpoolLock
-from gnsq.spark.spool.spool import Contents, Spool
+from gnsq.spark.spool.spool import Spool, SpoolListing
 from gnsq.texts import counted
 
 __all__ = ["Planner", "drain_channel"]
@@ -28,16 +38,21 @@ __all__ = ["Planner", "drain_channel"]
 logger = logging.getLogger(__name__)
 
 # Seconds: Spark asks again at once, so an idle stream waits here.
-PATIENCE = 0.5
+NEW_DATA_TIMEOUT = 0.5
 # A planner that was told to end lets go of the lock at once; a restarted query may still have to wait a moment.
-LOCK_PATIENCE = 3.0
+LOCK_TIMEOUT = 3.0
 # Between two listings of the spool, if nobody tells of something new: of a directory, and of one that costs a request.
-LOOK_LOCAL, LOOK_LOCAL_TOLD, LOOK_REMOTE, LOOK_REMOTE_TOLD = 0.02, 0.2, 0.5, 5.0
+LISTING_INTERVAL_LOCAL, LISTING_INTERVAL_LOCAL_OWN, LISTING_INTERVAL_REMOTE, LISTING_INTERVAL_REMOTE_OWN = (
+    0.02,
+    0.2,
+    0.5,
+    5.0,
+)
 # While draining: between two listings where much comes in, and to gather a batch.
-LOOK_DRAIN = 0.1
-GATHER = 2.0
+DRAIN_POLL_INTERVAL = 0.1
+GATHER_SECONDS = 2.0
 # Between two looks at who owns the spool.
-CHECK = 5.0
+OWNER_CHECK_INTERVAL = 5.0
 
 
 class Planner:
@@ -56,22 +71,24 @@ class Planner:
         self._limit = options.max_spool_bytes
         self._lock: SpoolLock | None = None
         self._hub: HubThread | None = None
-        self._channel: ChannelWatch | None = None
+        self._channel: ChannelMonitor | None = None
         self._changed = threading.Event()
         self._checked_at = self._listed_at = 0.0
-        self._contents = Contents()
+        self._contents = SpoolListing()
         # The end of the spool, and when it was found to be farther than before.
         self._end: dict[str, int] = {}
         self._grown_at = time.monotonic()
         self._planned: Vector = {}
-        self._nudge = Nudge()
+        self._trigger = EmptyBatchTrigger()
         # AvailableNow and Once: when to stop, how far, and what has been counted on the way.
         self._drain: Drain | None = None
         self._ceiling: Vector | None = None
         self._counted: dict[str, int] = {}
         self._counted_rows = 0
         self._reached = False
-        untold, told = (LOOK_LOCAL, LOOK_LOCAL_TOLD) if self.spool.is_local else (LOOK_REMOTE, LOOK_REMOTE_TOLD)
+        local = (LISTING_INTERVAL_LOCAL, LISTING_INTERVAL_LOCAL_OWN)
+        remote = (LISTING_INTERVAL_REMOTE, LISTING_INTERVAL_REMOTE_OWN)
+        untold, told = local if self.spool.is_local else remote
         self._interval = told if options.receives_here else untold
 
     @property
@@ -95,11 +112,11 @@ class Planner:
             return
         options = self._options
         try:
-            self._lock = self.spool.lock(options.spool_owner, options.source, LOCK_PATIENCE)
+            self._lock = self.spool.lock(options.spool_owner, options.source, LOCK_TIMEOUT)
             self._checked_at = time.monotonic()
             self.spool.remove_leftovers()
             self._hub = HubThread("gnsq-spark-receiver")
-            self._channel = ChannelWatch(self._hub, options, self.spool.location)
+            self._channel = ChannelMonitor(self._hub, options, self.spool.location)
             self._channel.start()
             if drain:
                 self._start_drain()
@@ -157,18 +174,18 @@ class Planner:
         if self._drain is not None:
             self._drain.begin(since)
         while True:
-            self._look()
-            waiting = self._beyond(start)
-            taken = cut(waiting, max_rows, max_bytes)
-            if not waiting and self._is_nudge_due(start):
+            self._poll()
+            waiting = self._segments_after(start)
+            taken = take_up_to(waiting, max_rows, max_bytes)
+            if not waiting and self._is_trigger_due(start):
                 if self._drain is None:
-                    return nudged(start)
+                    return with_new_revision(start)
                 self.commit(start)
-            if not self._is_waited_for(waiting, taken, time.monotonic() - since):
-                return self._planned_to(start, taken)
-            self._pause()
+            if not self._should_wait(waiting, taken, time.monotonic() - since):
+                return self._plan_up_to(start, taken)
+            self._wait()
 
-    def everything(self, start: Vector) -> dict[str, int]:
+    def all_available(self, start: Vector) -> dict[str, int]:
         """Say how far one batch reads that holds all that is there now, for Trigger.Once; waits until it has come.
 
         Raises:
@@ -176,18 +193,18 @@ class Planner:
         """
         if self._drain is None:
             self._start_drain()
-        for _ in self._draining():
-            if self._is_nudge_due(start):
+        for _ in self._poll_until_drained():
+            if self._is_trigger_due(start):
                 self.commit(start)
-            if self._is_full() and self._beyond(start):
+            if self._is_full() and self._segments_after(start):
                 logger.warning(
                     "spool %s is full (maxSpoolBytes): this batch ends there, the next one goes on with the rest",
                     self.spool.location,
                 )
                 break
-        return self._planned_to(start, self._beyond(start))
+        return self._plan_up_to(start, self._segments_after(start))
 
-    def shares(self, start: Vector, end: Vector) -> list[list[Segment]]:
+    def partitions(self, start: Vector, end: Vector) -> list[list[Segment]]:
         """Divide what lies between two offsets for parallel reading.
 
         Raises:
@@ -197,7 +214,7 @@ class Planner:
         contents = self._contents
         if missing(contents.present(), start, end):
             # The last look may be older than the batch, or there was none since the query was started again.
-            contents = self._contents = self.spool.contents()
+            contents = self._contents = self.spool.listing()
         gaps = missing(contents.present(), start, end)
         if gaps:
             raise SpoolIncomplete(
@@ -206,7 +223,7 @@ class Planner:
                 "new checkpoint, without the messages that were in it"
             )
         self._planned = dict(end)
-        return share_out(pending(contents.segments, start, end), self._options.partitions)
+        return distribute(pending(contents.segments, start, end), self._options.partitions)
 
     def commit(self, end: Vector) -> None:
         """Delete what has been read for good. A failure is logged: the next commit covers it.
@@ -221,7 +238,7 @@ class Planner:
         except OSError as error:
             logger.warning("spool %s not pruned: %s", self.spool.location, error)
 
-    def newest(self) -> tuple[dict[str, int], dict[str, int | str]]:
+    def progress(self) -> tuple[dict[str, int], dict[str, int | str]]:
         """Say what the last looks have seen: the end of the spool, and the backlog as names and numbers; as trouble,
         if there is any, what keeps messages out of the spool."""
         contents, depth = self._contents, self._channel.depth if self._channel else None
@@ -229,16 +246,16 @@ class Planner:
         backlog: dict[str, int | str] = {
             "spool_rows": sum(segment.rows for segment in waiting),
             "spool_bytes": sum(segment.size for segment in waiting),
-            "set_aside": contents.rows_set_aside,
+            "quarantined": contents.rows_quarantined,
         }
         if depth is not None and depth.exact:
             backlog |= {"waiting": depth.waiting, "in_flight": depth.in_flight}
-        trouble = self._trouble()
+        trouble = self._receiver_error()
         if trouble:
             backlog["trouble"] = trouble
-        return end_of(contents.segments), backlog
+        return end_vector(contents.segments), backlog
 
-    def drained(self) -> list[Segment]:
+    def drain(self) -> list[Segment]:
         """Wait until nothing more is to be waited for, stop, and list what this planner's own receiver wrote.
 
         Raises:
@@ -246,7 +263,7 @@ class Planner:
         """
         receiver, options = self.receiver, self._options
         assert receiver is not None  # start() has made it
-        for _ in self._draining():
+        for _ in self._poll_until_drained():
             if options.max_rows is not None and receiver.rows >= options.max_rows:
                 break
             if self._is_full():
@@ -256,46 +273,46 @@ class Planner:
                     f"received and finished at nsqd: the spool {self.spool.location} keeps them for spark.readStream"
                 )
         self.stop()
-        own = [segment for segment in self.spool.contents().segments if segment.receiver == receiver.id]
+        own = [segment for segment in self.spool.listing().segments if segment.receiver == receiver.id]
         return pending(own, {})
 
-    def _draining(self) -> Iterator[None]:
+    def _poll_until_drained(self) -> Iterator[None]:
         """Look again and again until all has come."""
         assert self._drain is not None  # _start_drain() has made it
         self._drain.begin(time.monotonic())
-        self._look()
+        self._poll()
         while self._ceiling is None:
             yield
-            self._pause()
-            self._look()
+            self._wait()
+            self._poll()
 
-    def _is_waited_for(self, waiting: list[Segment], taken: list[Segment], waited: float) -> bool:
+    def _should_wait(self, waiting: list[Segment], taken: list[Segment], waited: float) -> bool:
         """Whether something is to come yet that belongs into this batch.
 
         While draining, batches are gathered: each costs as much as receiving some ten thousand messages, and nobody
         waits for the first.
         """
         if self._drain is None:
-            return not waiting and waited < PATIENCE
+            return not waiting and waited < NEW_DATA_TIMEOUT
         if self._ceiling is not None or len(taken) < len(waiting):
             return False
-        return not waiting or (waited < GATHER and self._contents.size < self._limit // 2)
+        return not waiting or (waited < GATHER_SECONDS and self._contents.size < self._limit // 2)
 
-    def _pause(self) -> None:
+    def _wait(self) -> None:
         """Wait for something new; while draining for some of it, as each look lists all that is there."""
-        if self._changed.wait(min(self._interval, PATIENCE)) and self._drain is not None:
-            time.sleep(LOOK_DRAIN)
+        if self._changed.wait(min(self._interval, NEW_DATA_TIMEOUT)) and self._drain is not None:
+            time.sleep(DRAIN_POLL_INTERVAL)
 
-    def _beyond(self, start: Vector) -> list[Segment]:
+    def _segments_after(self, start: Vector) -> list[Segment]:
         """List what is to be read behind start. What a listing lacks in between, as it may be written meanwhile, a
         second one has; if not, it is gone."""
         waiting = pending(self._contents.segments, start, self._ceiling)
-        if missing(self._contents.present(), start, end_of(waiting)):
+        if missing(self._contents.present(), start, end_vector(waiting)):
             self._list()
             waiting = pending(self._contents.segments, start, self._ceiling)
         return waiting
 
-    def _is_nudge_due(self, start: Vector) -> bool:
+    def _is_trigger_due(self, start: Vector) -> bool:
         """Whether what was read is to be deleted now: Spark tells of it only behind the next batch, which may never
         come as long as nothing more is received. A query that drains may delete it by itself, since with its triggers
         Spark writes a batch down as done before it asks for the next one; another can only ask for an empty batch."""
@@ -304,10 +321,10 @@ class Planner:
         watch = self._watch
         depth = watch.depth if watch.asked_at > self._grown_at else None
         waiting = depth.waiting if depth is not None and (depth.exact or depth.waiting) else None
-        due = self._ceiling is None and self._nudge.is_due(
+        due = self._ceiling is None and self._trigger.is_due(
             read, waiting, now - self._grown_at, now, is_paused=self._is_paused()
         )
-        if due and self._nudge.is_in_vain:
+        if due and self._trigger.is_ineffective:
             logger.warning(
                 "spool %s: %s read and can't be deleted, receivers may be waiting for room; trying again, "
                 "ever more slowly",
@@ -316,20 +333,20 @@ class Planner:
             )
         return due
 
-    def _planned_to(self, start: Vector, taken: list[Segment]) -> dict[str, int]:
-        self._planned = latest(start, taken, self._contents.receivers)
+    def _plan_up_to(self, start: Vector, taken: list[Segment]) -> dict[str, int]:
+        self._planned = advance(start, taken, self._contents.receivers)
         return dict(self._planned)
 
     # --- looking
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """List the spool, if it is time; while draining, find out whether that was the last of it."""
         if self.receiver is not None and self.receiver.error is not None:
             raise SpoolError(
                 f"the receiver has ended: {self.receiver.error!r}, its traceback is in the log: start the query again, "
                 "nothing is lost"
             )
-        self._check_owner(CHECK)
+        self._check_owner(OWNER_CHECK_INTERVAL)
         told = self._changed.is_set()
         self._changed.clear()
         if self._drain is None or self._ceiling is not None:
@@ -340,18 +357,18 @@ class Planner:
         depth = self._watch.ask()
         self._list()
         self._count(self._contents.segments)
-        look = Look(self._counted_rows, depth, is_paused=self._is_paused(), is_reached=self._is_reached())
+        look = DepthSample(self._counted_rows, depth, is_paused=self._is_paused(), is_reached=self._is_reached())
         end = self._drain.is_done(look, time.monotonic())
         if end is not None:
             self._end_drain(end)
 
-    def _end_drain(self, end: End) -> None:
-        trouble, options = self._trouble(), self._options
+    def _end_drain(self, end: DrainResult) -> None:
+        trouble, options = self._receiver_error(), self._options
         said = "; ".join(filter(None, (trouble, end.reason)))
         is_helpless = end.outcome is Outcome.LEFT and trouble and not self._is_receiving()
         if end.outcome is Outcome.FAILED or is_helpless:
             raise SpoolError(f"channel {options.source} is not drained, nothing is received: {said}")
-        self._ceiling = end_of(self._contents.segments)
+        self._ceiling = end_vector(self._contents.segments)
         if self.receiver is not None and self._hub is not None:
             # What comes later is for others, or for the next run: nobody would read it.
             self._hub.call(self.receiver.pause, "drained")
@@ -360,7 +377,7 @@ class Planner:
         else:
             logger.warning("channel %s may have messages left, for the next run: %s", options.source, said)
 
-    def _trouble(self) -> str:
+    def _receiver_error(self) -> str:
         receiver = self.receiver
         if receiver is not None and receiver.failing:
             return f"spool {self.spool.location} can't be written, see the log"
@@ -381,7 +398,7 @@ class Planner:
         """Whether anybody was ever reached; external receivers alone would know."""
         if not self._reached:
             if self.receiver is None:
-                self._reached = not self._watch.can_ask
+                self._reached = not self._watch.has_http
             else:
                 self._reached = self._is_receiving()
             self._reached |= self._counted_rows > 0 or self._watch.depth is not None
@@ -394,9 +411,9 @@ class Planner:
         return self._contents.size >= self._limit
 
     def _list(self) -> None:
-        self._contents = self.spool.contents()
+        self._contents = self.spool.listing()
         self._listed_at = time.monotonic()
-        end = end_of(self._contents.segments)
+        end = end_vector(self._contents.segments)
         if any(number > self._end.get(receiver, 0) for receiver, number in end.items()):
             self._grown_at = self._listed_at
         self._end = end
@@ -409,7 +426,7 @@ class Planner:
             self._checked_at = now
 
     @property
-    def _watch(self) -> ChannelWatch:
+    def _watch(self) -> ChannelMonitor:
         assert self._channel is not None  # start() has made it
         return self._channel
 
@@ -417,13 +434,13 @@ class Planner:
         """Note what is there: in the channel first, then in the spool, so that nothing is counted in neither."""
         depth = self._watch.ask(0.0)
         self._list()
-        self._counted = end_of(self._contents.segments)
+        self._counted = end_vector(self._contents.segments)
         if self._is_batch:
             # What others have left there is not read, and nobody deletes it.
             self._limit += self._contents.size
-        self._drain = Drain(self._options.idle_timeout, time.monotonic(), askable=self._watch.can_ask)
+        self._drain = Drain(self._options.idle_timeout, time.monotonic(), has_http=self._watch.has_http)
         if depth is not None:
-            self._drain.learn(0, depth)
+            self._drain.record(0, depth)
 
     def _count(self, segments: list[Segment]) -> None:
         for segment in pending(segments, self._counted):
@@ -440,7 +457,7 @@ def drain_channel(options: ReadOptions) -> list[list[Segment]]:
     planner = Planner(dataclasses.replace(options, receivers="driver"), is_batch=True)
     planner.start(drain=True)
     try:
-        segments = planner.drained()
+        segments = planner.drain()
     finally:
         planner.stop()
-    return share_out(segments, options.partitions)
+    return distribute(segments, options.partitions)

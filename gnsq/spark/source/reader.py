@@ -29,10 +29,10 @@ from gnsq.errors import NSQException
 from gnsq.spark.errors import SpoolError
 from gnsq.spark.offsets import Segment, decode_offset, encode_offset
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver import collect_rarely
+from gnsq.spark.receiver import tune_gc
 from gnsq.spark.source.planner import Planner, drain_channel
 from gnsq.spark.spool.spool import Spool
-from gnsq.spark.uris import redacted
+from gnsq.spark.uris import redact_uri
 
 __all__ = ["NsqBatchReader", "NsqStreamReader", "SegmentsPartition"]
 
@@ -54,7 +54,7 @@ class SegmentsPartition(InputPartition):  # type: ignore[misc]  # pyspark is not
         self.segments = segments
 
     def __repr__(self) -> str:
-        return f"SegmentsPartition({redacted(self.location)!r}, {[segment.path for segment in self.segments]})"
+        return f"SegmentsPartition({redact_uri(self.location)!r}, {[segment.path for segment in self.segments]})"
 
 
 def read_segments(partition: InputPartition, columns: tuple[str, ...]) -> Iterator[Any]:
@@ -99,12 +99,12 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Note how much is there now."""
-        self._live(drain=True)
+        self._started_planner(drain=True)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Say how far the next batch reads; start itself, when there is nothing new or the network fails."""
         once = isinstance(limit, ReadAllAvailable)
-        planner = self._live(drain=once)
+        planner = self._started_planner(drain=once)
         source = self._options.source
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
@@ -116,7 +116,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         while True:
             try:
                 return encode_offset(
-                    planner.everything(vector) if once else planner.latest(vector, max_rows, max_bytes), source
+                    planner.all_available(vector) if once else planner.latest(vector, max_rows, max_bytes), source
                 )
             except SpoolError:
                 raise
@@ -141,13 +141,13 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         is any, what keeps messages out of the spool."""
         if self._planner is None:
             return None
-        vector, backlog = self._planner.newest()
+        vector, backlog = self._planner.progress()
         return {**encode_offset(vector, self._options.source), **backlog}
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """List the files between two offsets. After a restart this is Spark's first call: needs the spool alone."""
         source = self._options.source
-        shares = self._live().shares(decode_offset(start, source), decode_offset(end, source))
+        shares = self._started_planner().partitions(decode_offset(start, source), decode_offset(end, source))
         return [SegmentsPartition(self._options.spool, share) for share in shares]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -156,7 +156,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def commit(self, end: Offset) -> None:
         """Delete what is at or below end."""
-        self._live().commit(decode_offset(end, self._options.source))
+        self._started_planner().commit(decode_offset(end, self._options.source))
 
     def stop(self) -> None:
         """End in order. Spark calls it when the input of this process ends, and sends SIGTERM otherwise."""
@@ -169,18 +169,18 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         finally:
             self._planner, self._is_stopping = None, False
             if self._signal:
-                _die_of(self._signal)
+                _end_by_signal(self._signal)
             self._restore_handler()
 
-    def _live(self, *, drain: bool = False) -> Planner:
+    def _started_planner(self, *, drain: bool = False) -> Planner:
         if self._planner is None:
             if self._options.receives_here:
                 # Spark gives each query's reader a process of its own.
-                collect_rarely()
+                tune_gc()
             # First: it may have to stop while it starts, with messages in flight already.
             self._planner = planner = Planner(self._options)
             if threading.current_thread() is threading.main_thread():
-                self._previous_handler = signal.signal(signal.SIGTERM, self._terminated)
+                self._previous_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
             try:
                 planner.start(drain=drain)
             except BaseException:
@@ -194,7 +194,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
             signal.signal(signal.SIGTERM, self._previous_handler)
             self._previous_handler = None
 
-    def _terminated(self, number: int, frame: FrameType | None) -> None:
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         """End in order, then by the signal, as whoever sent it expects."""
         # Spark sends it twice; the second must not cut the first short.
         signal.signal(number, signal.SIG_IGN)
@@ -205,10 +205,10 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         try:
             self.stop()
         finally:
-            _die_of(number)
+            _end_by_signal(number)
 
 
-def _die_of(number: int) -> None:
+def _end_by_signal(number: int) -> None:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 

@@ -13,7 +13,7 @@ from typing import IO
 from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.spool.storage import LocalStore, Store
 
-__all__ = ["SpoolLock", "found_owner"]
+__all__ = ["SpoolLock", "read_owner"]
 
 _OWNER = "owner.json"
 
@@ -50,7 +50,7 @@ class SpoolLock:
             SpoolInUse: If another run has taken it.
             OSError: If nobody can tell.
         """
-        found = found_owner(self._store)
+        found = read_owner(self._store)
         if found.get("run", self._run) != self._run:
             raise SpoolInUse(
                 f"spool {self._location} was taken over by another run of this query (process {found.get('pid')} on "
@@ -83,7 +83,7 @@ class SpoolLock:
                 return file
 
     def _compare(self, claim: dict[str, str]) -> None:
-        found = found_owner(self._store)
+        found = read_owner(self._store)
         for name, value in claim.items():
             before = found.get(name)
             if before and value and before != value:
@@ -94,7 +94,7 @@ class SpoolLock:
                 )
 
 
-def found_owner(store: Store) -> dict[str, object]:
+def read_owner(store: Store) -> dict[str, object]:
     """Read the owner's file; nothing if it is not there, or not one of ours."""
     try:
         with store.open(_OWNER) as file:

@@ -25,13 +25,13 @@ from typing import Any
 from gnsq.localfiles import PRIVATE
 from gnsq.spark.errors import SegmentCorrupt, SpoolError, SpoolIncomplete, SpoolInUse
 from gnsq.spark.offsets import Segment, Vector
-from gnsq.spark.spool.ownership import SpoolLock, found_owner
+from gnsq.spark.spool.ownership import SpoolLock, read_owner
 from gnsq.spark.spool.segments import decode_segment, encode_segment
 from gnsq.spark.spool.storage import LocalStore, Store, open_store
-from gnsq.spark.uris import redacted
+from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
-__all__ = ["Contents", "Spool", "SpoolWriter"]
+__all__ = ["SpoolListing", "Spool", "SpoolWriter"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,17 +41,17 @@ _SEGMENT = re.compile(r"(?P<receiver>[^/]+)/(?P<number>\d{12})(?:-(?P<rows>\d+))
 
 
 @dataclass(slots=True)
-class Contents:
+class SpoolListing:
     """What a listing found.
 
     Attributes:
         segments: Those that can be read.
-        set_aside: Those that could not be.
+        quarantined: Those that could not be.
         receivers: All that have a file in the spool.
     """
 
     segments: list[Segment] = field(default_factory=list)
-    set_aside: list[Segment] = field(default_factory=list)
+    quarantined: list[Segment] = field(default_factory=list)
     receivers: set[str] = field(default_factory=set)
 
     @property
@@ -60,13 +60,13 @@ class Contents:
         return sum(segment.size for segment in self.segments)
 
     @property
-    def rows_set_aside(self) -> int:
+    def rows_quarantined(self) -> int:
         """Messages that are missing in the query's results."""
-        return sum(segment.rows for segment in self.set_aside)
+        return sum(segment.rows for segment in self.quarantined)
 
     def present(self) -> list[tuple[str, int]]:
         """List (receiver, number) of all segments that were not pruned."""
-        return [(segment.receiver, segment.number) for segment in (*self.segments, *self.set_aside)]
+        return [(segment.receiver, segment.number) for segment in (*self.segments, *self.quarantined)]
 
 
 class Spool:
@@ -87,7 +87,7 @@ class Spool:
     """
 
     def __init__(self, location: str, mode: int = PRIVATE) -> None:
-        self.location = redacted(location)
+        self.location = redact_uri(location)
         self._uri = location
         self._mode = mode
         self._store = open_store(location, mode=mode)
@@ -136,7 +136,7 @@ class Spool:
         """
         self.prepare()
         with self._advising():
-            return SpoolLock(self._store, self.location, {"owner": redacted(owner), "source": source}, patience)
+            return SpoolLock(self._store, self.location, {"owner": redact_uri(owner), "source": source}, patience)
 
     def check_source(self, source: str) -> None:
         """Find out whether a receiver of this source may write here; it may where there is no owner yet.
@@ -145,20 +145,20 @@ class Spool:
             SpoolInUse: If the spool is that of a query which reads something else.
         """
         with self._advising():
-            owner = found_owner(self._store).get("source", source)
+            owner = read_owner(self._store).get("source", source)
         if owner != source:
             raise SpoolInUse(
                 f"spool {self.location} belongs to a query that reads {owner}, not {source}: give the receiver that "
                 "query's topics and channel, or another spool"
             )
 
-    def contents(self) -> Contents:
+    def listing(self) -> SpoolListing:
         """List all segments; opens none of them.
 
         Raises:
             SpoolError: If there are segments of an older layout.
         """
-        contents = Contents()
+        contents = SpoolListing()
         for path, size in self._list():
             if "/" in path:
                 contents.receivers.add(path.partition("/")[0])
@@ -172,7 +172,7 @@ class Spool:
                 )
             segment = Segment(match["receiver"], int(match["number"]), size, int(match["rows"]))
             if match["corrupt"]:
-                contents.set_aside.append(segment)
+                contents.quarantined.append(segment)
                 continue
             contents.segments.append(segment)
         return contents
@@ -206,10 +206,10 @@ class Spool:
         try:
             return decode_segment(data, segment.rows, segment.path)
         except SegmentCorrupt as error:
-            self._set_aside(segment, error)
+            self._quarantine(segment, error)
             return []
 
-    def _set_aside(self, segment: Segment, error: SegmentCorrupt) -> None:
+    def _quarantine(self, segment: Segment, error: SegmentCorrupt) -> None:
         """Rename a segment that can't be read, so that it is kept but asked for no more."""
         if self._store.rename(segment.path, segment.path + _CORRUPT):
             logger.error(

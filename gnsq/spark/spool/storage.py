@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from gnsq.localfiles import make_directory, open_or_create, write_file
-from gnsq.spark.uris import redacted
+from gnsq.spark.uris import redact_uri
 
 __all__ = ["LocalStore", "RemoteStore", "Store", "TEMPORARY", "open_store"]
 
@@ -73,7 +73,7 @@ def open_store(location: str, what: str = "spool", *, mode: int | None = None) -
         raise ValueError(f"{what} is empty: give a directory, as a path or a URI")
     scheme = urlsplit(location).scheme
     if scheme in ("s3a", "s3n"):
-        raise ValueError(f"{what} {redacted(location)!r}: {scheme}: is Hadoop's name for it, write s3:")
+        raise ValueError(f"{what} {redact_uri(location)!r}: {scheme}: is Hadoop's name for it, write s3:")
     if scheme == "file" and urlsplit(location).netloc not in ("", "localhost"):
         raise ValueError(
             f"{what} {location!r} names a host: write file:/// and the path, which this machine has to see"
@@ -84,15 +84,15 @@ def open_store(location: str, what: str = "spool", *, mode: int | None = None) -
     try:
         filesystem, path = fs.FileSystem.from_uri(location)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        shown = redacted(location)
+        shown = redact_uri(location)
         # The cause is left out: it may show the whole location, with its credentials.
         raise ValueError(f"{what} {shown!r} can't be opened: {str(error).replace(location, shown)}") from None
     if filesystem.type_name == "s3":
-        filesystem = _with_one_put(filesystem)
+        filesystem = _with_single_put(filesystem)
     return RemoteStore(filesystem, path)
 
 
-def _with_one_put(filesystem: Any) -> Any:  # Any: pyarrow has no types
+def _with_single_put(filesystem: Any) -> Any:  # Any: pyarrow has no types
     """Let a small file be one PUT instead of an upload in three requests; a URI can't say so."""
     make, (settings, *_) = filesystem.__reduce__()[:2]
     # pyarrow before 19 has no such setting.

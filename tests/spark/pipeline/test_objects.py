@@ -14,7 +14,7 @@ from gnsq.spark.pipeline.metrics import MetricsBatches
 from gnsq.spark.pipeline.objects import ObjectFiles
 from gnsq.spark.pipeline.preflight import check_places
 from gnsq.spark.spool.storage import RemoteStore, open_store
-from gnsq.spark.uris import below
+from gnsq.spark.uris import join_uri
 from tests.spark.pipeline.helpers import config_for, event, messages, put_checkpoint
 from tests.spark.pipeline.test_archive import BODIES
 from tests.spark.pipeline.test_metrics import MINUTE, START
@@ -35,7 +35,7 @@ def config(fakensqd, location, tmp_path):
 
 @pytest.fixture
 def archive(location):
-    return open_store(below(location, "archive"))
+    return open_store(join_uri(location, "archive"))
 
 
 def names(store):
@@ -118,10 +118,10 @@ def test_other_results_are_there_too(spark, config, location):
     batches(messages(spark, config, [event(START)]), 1)
     ArchiveBatches(config)(messages(spark, config, [b"x" * 1_000_000]), 0)
 
-    assert [row["event_time"] for row in rows(open_store(below(location, "late")))] == [START]
-    assert [row["count"] for row in rows(open_store(below(location, "metrics")))] == [1, 1]
-    assert [len(row["body"]) for row in rows(open_store(below(location, "dead")))] == [1_000_000]
-    assert files(open_store(below(location, "archive"))) == []
+    assert [row["event_time"] for row in rows(open_store(join_uri(location, "late")))] == [START]
+    assert [row["count"] for row in rows(open_store(join_uri(location, "metrics")))] == [1, 1]
+    assert [len(row["body"]) for row in rows(open_store(join_uri(location, "dead")))] == [1_000_000]
+    assert files(open_store(join_uri(location, "archive"))) == []
 
 
 # --- without Spark
@@ -174,6 +174,6 @@ def test_new_checkpoint_would_overwrite_the_files_of_an_older_one(config, archiv
 @pytest.mark.subprocess
 def test_note_of_another_batch_counts_for_nothing(location, archive):
     archive.put("_batch.json", b'{"batch": 3, "files": ["a"]}')
-    files = ObjectFiles(below(location, "archive"))
+    files = ObjectFiles(join_uri(location, "archive"))
 
     assert (files._noted(3), files._noted(4)) == ({"a"}, set())

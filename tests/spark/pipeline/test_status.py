@@ -20,7 +20,7 @@ def fill(config, query="archive"):
         first.write(number, columns(number, number + 10))
     first.close(2)
     second.write(1, columns(5, 6))
-    for segment in spool.contents().segments:
+    for segment in spool.listing().segments:
         os.utime(f"{config.spool_of(query)}/{segment.path}", (NOW.timestamp() - segment.number * 60,) * 2)
     return spool
 
@@ -31,7 +31,7 @@ def test_where_a_query_stands(fakensqd, config, tmp_path):
     offset = encode_offset({"first": 1}, "clicks/archive")
     put_checkpoint(tmp_path / "work/archive/checkpoint", 4, 5, offset)
     os.utime(tmp_path / "work/archive/checkpoint/commits/4", (NOW.timestamp() - 65,) * 2)
-    size = sum(segment.size for segment in Spool(config.spool_of("archive")).contents().segments)
+    size = sum(segment.size for segment in Spool(config.spool_of("archive")).listing().segments)
 
     with JobLock(tmp_path / "work"):
         lines = list(status_lines(config, NOW))
@@ -75,7 +75,7 @@ def test_what_can_not_be_read_is_told(tmp_path):
 
 def test_segments_set_aside_are_counted(config):
     spool = fill(config)
-    segment = next(each for each in spool.contents().segments if each.receiver == "second")
+    segment = next(each for each in spool.listing().segments if each.receiver == "second")
     path = f"{config.spool_of('archive')}/{segment.path}"
     with open(path, "r+b") as file:
         file.truncate(100)
