@@ -73,7 +73,7 @@ class FakeCluster(MessageAssertions, Server):
             FakeLookupd(**self._common, **self._addresses(_LOOKUPD_PORT, number)) for number in range(lookupds)
         ]
         # Refused here, not by start().
-        NsqdOptions.of("FakeCluster", options, parameters=parameters_of(FakeCluster.__init__))
+        NsqdOptions.from_keywords("FakeCluster", options, parameters=parameters_of(FakeCluster.__init__))
         self._count = nsqds
         self._options: dict[str, Any] = {**options}  # Any: of all types
         # Of the nsqd that gets the next message of publish().

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["Addresses", "is_port", "is_unix", "joined", "ordered_addresses", "parse_address", "parse_addresses"]
+__all__ = ["Addresses", "is_port", "is_unix", "format_address", "ordered_addresses", "parse_address", "parse_addresses"]
 
 DEFAULT_TCP_PORT = 4150
 
@@ -71,11 +71,11 @@ def ordered_addresses(
     if not isinstance(addresses, (str, list, tuple, set, frozenset)):
         raise TypeError(f"{what} must be 'host:port' or a list, tuple or set of them, not {addresses!r}")
     items = [addresses] if isinstance(addresses, str) else addresses
-    found = dict.fromkeys(joined(*parse_address(item, default_port)) for item in items)
+    found = dict.fromkeys(format_address(*parse_address(item, default_port)) for item in items)
     return sorted(found) if isinstance(addresses, (set, frozenset)) else list(found)
 
 
-def joined(host: str, port: int) -> str:
+def format_address(host: str, port: int) -> str:
     """Write an address as ``host:port``, an IPv6 literal in brackets, a unix socket as its path."""
     if is_unix(host):
         return host

@@ -14,7 +14,7 @@ from typing import Any
 import gevent
 from gevent.pool import Group
 
-from gnsq.addresses import Addresses, is_port, is_unix, joined, parse_address
+from gnsq.addresses import Addresses, format_address, is_port, is_unix, parse_address
 from gnsq.errors import NSQHttpError
 from gnsq.http.responses import is_unknown_path, shown
 from gnsq.logs import LogOwner
@@ -493,7 +493,7 @@ def _producer_address(producer: object, port_name: str) -> str:
         raise ValueError("its broadcast_address is the path of a unix socket, which only configuration may name")
     if len(host) > _MAX_HOST_LENGTH or not host.isprintable() or not _NOT_IN_HOSTS.isdisjoint(host):
         raise ValueError("its broadcast_address is neither a host name nor an IP address")
-    address = joined(host, port)
+    address = format_address(host, port)
     parse_address(address)  # refuses what can't be connected to
     return address
 

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import gevent
 from gevent.threadpool import ThreadPool
 
-from gnsq.addresses import joined
+from gnsq.addresses import format_address
 from gnsq.concurrency.threads import local
 from gnsq.errors import NSQHttpError
 from gnsq.http.responses import Response, is_unknown_path, parse_result, shown
@@ -118,17 +118,10 @@ class HttpOptions(Options):
         cls,
         owner: str,
         values: Mapping[str, Any],  # Any: each has its own type
+        *beside: type[Options],
         parameters: Iterable[str] = (),
-    ) -> HttpOptions:
-        """Make options from keyword arguments, those of gnsq 1.0 (which were urllib3's) among them.
-
-        Args:
-            parameters: As Options.of().
-
-        Raises:
-            TypeError: If a name is not an option (the text lists those that are), or a value has the wrong type.
-            ValueError: If a value is out of bounds.
-        """
+    ) -> Self:
+        """Make options as Options.from_keywords() does, also from the values of gnsq 1.0, which were urllib3's."""
         known = dict(values)
         if "timeout" in known:
             known |= convert_timeout(known.pop("timeout"))
@@ -139,7 +132,7 @@ class HttpOptions(Options):
         for name in ("ca_certs", "cert_file", "key_file"):
             if isinstance(known.get(name), os.PathLike):
                 known[name] = os.fspath(known[name])
-        return cls.of(owner, known, parameters=parameters)
+        return super().from_keywords(owner, known, *beside, parameters=parameters)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,7 +217,9 @@ class HTTPClient:
         self._scheme = check_scheme(scheme)
         self._path = check_path(path)
         self.useragent = useragent
-        self.options = HttpOptions.from_keywords(type(self).__name__, options, parameters_of(HTTPClient.__init__))
+        self.options = HttpOptions.from_keywords(
+            type(self).__name__, options, parameters=parameters_of(HTTPClient.__init__)
+        )
         self._headers = _headers(useragent, self.options)
         self._context = _context(self.options) if self._scheme == "https" else None
         # Of the calling thread; it keeps them alive, as it does its hub.
@@ -291,7 +286,7 @@ class HTTPClient:
     def address(self) -> str:
         """``http://host:port/``, and the path that comes before each endpoint."""
         path = f"{self._path}/" if self._path else ""
-        return f"{self._scheme}://{joined(self._host, self._port)}/{path}"
+        return f"{self._scheme}://{format_address(self._host, self._port)}/{path}"
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.address}>"
@@ -413,7 +408,7 @@ class HTTPClient:
                 response.status,
                 response.body,
             )
-        return target._replace(netloc=joined(self._host, self._port), fragment="").geturl()
+        return target._replace(netloc=format_address(self._host, self._port), fragment="").geturl()
 
 
 # --- helpers of the first call and of the constructor -----------------------------------------------------------------

@@ -64,7 +64,7 @@ class Options:
             _check_field(field, getattr(self, field.name))
 
     @classmethod
-    def of(
+    def from_keywords(
         cls: type[_Options],
         owner: str,
         values: Mapping[str, object],
@@ -90,7 +90,7 @@ class Options:
         return cls(**values)  # __post_init__ checks the values
 
     @classmethod
-    def take(cls: type[_Options], values: dict[str, Any]) -> _Options:  # Any: each option has its own type
+    def split_keywords(cls: type[_Options], values: dict[str, Any]) -> _Options:  # Any: each option has its own type
         """Make options from those of the keyword arguments that are theirs, and remove these from values.
 
         Raises:

@@ -12,10 +12,10 @@ __all__ = [
     "BOUNDS",
     "ConnectionStats",
     "ConsumerStats",
-    "Counts",
+    "MessageCounts",
     "Histogram",
-    "Latency",
-    "LinkStats",
+    "LatencyRecorder",
+    "ProducerConnectionStats",
     "NsqdChannelStats",
     "NsqdClientStats",
     "NsqdLatencies",
@@ -60,7 +60,7 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class MessageCounts:
     """How many messages, since the start.
 
     Attributes:
@@ -77,8 +77,8 @@ class Counts:
     touched: int = 0
     timed_out: int = 0
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
+    def __add__(self, other: MessageCounts) -> MessageCounts:
+        return MessageCounts(
             self.received + other.received,
             self.finished + other.finished,
             self.requeued + other.requeued,
@@ -109,7 +109,7 @@ class ConnectionStats:
     rdy: int
     in_flight: int
     idle: float | None
-    counts: Counts
+    counts: MessageCounts
     msg_timeout: float | None = None
     max_rdy_count: int = 0
 
@@ -143,7 +143,7 @@ class ConsumerStats:
     state: str
     max_in_flight: int
     connections: tuple[ConnectionStats, ...]
-    counts: Counts
+    counts: MessageCounts
     given_up: int
     failed: int
     waiting: int
@@ -171,7 +171,7 @@ class ConsumerStats:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkStats:
+class ProducerConnectionStats:
     """What one connection of a producer does.
 
     Attributes:
@@ -218,7 +218,7 @@ class ProducerStats:
     pending: int
     pending_bytes: int
     latency: Histogram
-    connections: tuple[LinkStats, ...] = ()
+    connections: tuple[ProducerConnectionStats, ...] = ()
     failures: dict[str, str] = field(default_factory=dict)
     lookupd_failures: dict[str, str] = field(default_factory=dict)
     not_ready: str = ""
@@ -354,7 +354,7 @@ _LAST = _BITS + 1
 BOUNDS = tuple(2**bits / 1000 for bits in range(_BITS + 1))
 
 
-class Latency:
+class LatencyRecorder:
     """Counts; adding costs 0.2 us.
 
     Attributes:

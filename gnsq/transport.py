@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import gevent
 from gevent import monkey, socket
 
-from gnsq.addresses import is_unix, joined
+from gnsq.addresses import format_address, is_unix
 from gnsq.concurrency.threads import get_hub_if_exists
 from gnsq.errors import NSQConnectionClosed, NSQSocketError, NSQTimeout
 
@@ -169,7 +169,7 @@ def connect(host: str, port: int, timeout: float) -> TcpTransport:
         NSQTimeout: If no address answered in time.
         NSQSocketError: If the name is unknown or the connection was refused; has errno.
     """
-    peer = joined(host, port)
+    peer = format_address(host, port)
     try:
         with limited(timeout, f"{peer}: no connection within {timeout} s"):
             return TcpTransport(_unix_socket(host) if is_unix(host) else _tcp_socket(host, port, timeout), peer)

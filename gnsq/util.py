@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gnsq.addresses import joined, parse_address, parse_addresses
+from gnsq.addresses import format_address, parse_address, parse_addresses
 from gnsq.discovery import parse_lookupds
 
 __all__ = ["normalize_nsqd_address", "parse_lookupds", "parse_nsqds"]
@@ -14,7 +14,7 @@ def normalize_nsqd_address(address: str) -> str:
     Raises:
         TypeError, ValueError: As parse_address().
     """
-    return joined(*parse_address(address))
+    return format_address(*parse_address(address))
 
 
 parse_nsqds = parse_addresses

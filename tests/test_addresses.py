@@ -2,7 +2,7 @@
 
 import pytest
 
-from gnsq.addresses import joined, ordered_addresses, parse_address, parse_addresses
+from gnsq.addresses import format_address, ordered_addresses, parse_address, parse_addresses
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from gnsq.addresses import joined, ordered_addresses, parse_address, parse_addre
 )
 def test_address_is_split(text, address):
     assert parse_address(text) == address
-    assert parse_address(joined(*address)) == address
+    assert parse_address(format_address(*address)) == address
 
 
 @pytest.mark.parametrize("text", ["", ":4150", "host:", "host:port", "host:0", "host:65536", "[::1", "[::1]x", "::1"])

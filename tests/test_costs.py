@@ -21,7 +21,7 @@ from gnsq.producer.publish import Publish, Totals
 from gnsq.producer.routing import RoundRobin, TcpLink
 from gnsq.protocol import commands
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
-from gnsq.stats import Latency
+from gnsq.stats import LatencyRecorder
 from tests.helpers import MemoryTransport, wait_until
 
 OK = encode_frame(RESPONSE, b"OK")
@@ -149,7 +149,7 @@ def dispatcher(connection, transport):
         RealClock(),
         RoundRobin(),
         Totals(),
-        Latency(),
+        LatencyRecorder(),
         nsqds=lambda: 1,
         why_none=lambda limit: NSQNoConnections(limit),
     )

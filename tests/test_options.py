@@ -46,7 +46,7 @@ def test_not_a_number_is_a_type_error(value):
 
 def test_unknown_option_lists_those_there_are():
     with pytest.raises(TypeError, match=r"Consumer has no option xyz; options are address_resolver, auth_secret"):
-        ConnectionOptions.of("Consumer", {"xyz": 1})
+        ConnectionOptions.from_keywords("Consumer", {"xyz": 1})
 
 
 MISSPELT = [
@@ -97,7 +97,7 @@ def test_bound_of_1_is_singular():
 def test_take_removes_its_own():
     values = {"max_tries": 3, "timeout": 5}
 
-    assert ConsumerOptions.take(values).max_tries == 3
+    assert ConsumerOptions.split_keywords(values).max_tries == 3
     assert values == {"timeout": 5}
 
 

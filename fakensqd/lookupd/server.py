@@ -52,7 +52,9 @@ class FakeLookupd(Daemon):
         threaded: bool = False,
         **options: Unpack[LookupdOptionsDict],
     ) -> None:
-        self.options = LookupdOptions.of("FakeLookupd", options, parameters=parameters_of(FakeLookupd.__init__))
+        self.options = LookupdOptions.from_keywords(
+            "FakeLookupd", options, parameters=parameters_of(FakeLookupd.__init__)
+        )
         self._watch_as(
             record=record, seed=seed, faults_over_http=faults_over_http, faults_http_address=faults_http_address
         )

@@ -69,7 +69,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         threaded: bool = False,
         **options: Unpack[NsqdOptionsDict],
     ) -> None:
-        self.options = NsqdOptions.of("FakeNsqd", options, parameters=parameters_of(FakeNsqd.__init__))
+        self.options = NsqdOptions.from_keywords("FakeNsqd", options, parameters=parameters_of(FakeNsqd.__init__))
         self._watch_as(
             record=record, seed=seed, faults_over_http=faults_over_http, faults_http_address=faults_http_address
         )

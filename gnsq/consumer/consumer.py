@@ -20,7 +20,7 @@ import gevent
 from blinker import ANY
 from gevent.event import Event
 
-from gnsq.addresses import Addresses, joined, parse_addresses
+from gnsq.addresses import Addresses, format_address, parse_addresses
 from gnsq.backofftimer import BackoffPhase
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.forks import register_after_fork
@@ -56,7 +56,7 @@ from gnsq.signals import (
     TypedSignal,
     notify,
 )
-from gnsq.stats import ConsumerStats, Counts
+from gnsq.stats import ConsumerStats, MessageCounts
 from gnsq.texts import counted
 
 __all__ = ["Consumer", "Handler", "HandlerT"]
@@ -174,11 +174,11 @@ class Consumer:
         )
         self.name = name
         self.threaded = threaded
-        self.options = ConsumerOptions.take(options)
-        reconnect = ReconnectOptions.take(options)
+        self.options = ConsumerOptions.split_keywords(options)
+        reconnect = ReconnectOptions.split_keywords(options)
         self.conn_kwargs = options
         connection = prepared(
-            ConnectionOptions.of(
+            ConnectionOptions.from_keywords(
                 "Consumer", options, ConsumerOptions, ReconnectOptions, parameters=parameters_of(Consumer.__init__)
             )
         )
@@ -242,7 +242,7 @@ class Consumer:
             self._clock,
         )
         # What connections have counted that are closed.
-        self._closed_counts = Counts()
+        self._closed_counts = MessageCounts()
         self._tasks: list[gevent.Greenlet] = []
         self._state = Life.INIT
         # Of the thread that it runs on.
@@ -641,7 +641,7 @@ class Consumer:
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
         """Connect to an nsqd, in the background; one that fails is left to the next round of lookups."""
-        self._in_owner_thread(functools.partial(self._pool.add, joined(address, port), permanent=False))
+        self._in_owner_thread(functools.partial(self._pool.add, format_address(address, port), permanent=False))
 
     def redistribute_ready_state(self) -> None:
         """Share out RDY anew, soon."""

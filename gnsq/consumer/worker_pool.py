@@ -15,7 +15,7 @@ import gevent
 
 from gnsq.clock import Clock
 from gnsq.message import Message
-from gnsq.stats import Latency
+from gnsq.stats import LatencyRecorder
 
 __all__ = ["RunningHandler", "WorkerPool"]
 
@@ -65,7 +65,7 @@ class WorkerPool:
         clock: Clock,
     ) -> None:
         self.inbox: deque[Message] = deque()
-        self.latency = Latency()
+        self.latency = LatencyRecorder()
         self._name = name
         self._concurrency = concurrency
         self._handle = handle

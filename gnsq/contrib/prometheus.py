@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
-from gnsq.stats import ConsumerStats, Counts, Histogram, ProducerStats
+from gnsq.stats import ConsumerStats, Histogram, MessageCounts, ProducerStats
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -172,7 +172,7 @@ def _histogram_samples(family: str, labels: tuple[str, ...], histogram: Histogra
     yield _Sample(_Key(family, labels), histogram.total)
 
 
-def _counts_samples(labels: tuple[str, ...], counts: Counts, *, rest: bool = False) -> Iterator[_Sample]:
+def _counts_samples(labels: tuple[str, ...], counts: MessageCounts, *, rest: bool = False) -> Iterator[_Sample]:
     for one in fields(counts):
         yield _Sample(_Key(f"consumer_messages_{one.name}", labels), getattr(counts, one.name), rest)
 

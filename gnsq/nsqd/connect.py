@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from gnsq.addresses import is_port, is_unix, joined
+from gnsq.addresses import format_address, is_port, is_unix
 from gnsq.concurrency.greenlets import CooperativeYield
 from gnsq.errors import (
     NSQConnectionClosed,
@@ -205,7 +205,7 @@ class Layers:
 
     @property
     def _peer(self) -> str:
-        return joined(self._host, self._port)
+        return format_address(self._host, self._port)
 
     def _start_compression(self, codec: Codec) -> None:
         from gnsq.tls import CompressedTransport

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sized
 import gevent
 from gevent.event import AsyncResult, Event
 
-from gnsq.addresses import joined
+from gnsq.addresses import format_address
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.forks import register_after_fork
 from gnsq.concurrency.greenlets import CooperativeYield
@@ -161,7 +161,7 @@ class Connection:
     ) -> None:
         self.host = host
         self.port = port
-        self.address = joined(host, port)
+        self.address = format_address(host, port)
         self.options = options if options is not None else ConnectionOptions()
         self.state = ConnectionState.INIT
         self.identity = Identity()

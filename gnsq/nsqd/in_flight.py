@@ -24,7 +24,7 @@ from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQTouc
 from gnsq.logs import LogOwner
 from gnsq.message import Message
 from gnsq.protocol import commands
-from gnsq.stats import Counts, Latency
+from gnsq.stats import LatencyRecorder, MessageCounts
 from gnsq.texts import without_address
 
 __all__ = [
@@ -164,7 +164,7 @@ class Answers:
         self.on_requeue: Callable[[bytes, int, bool], object] | None = None
         self.requeue_after: Callable[[int], int] | None = None
         self.held: set[Message] = set()
-        self.latency = Latency()
+        self.latency = LatencyRecorder()
         self.received = 0
         self.timed_out = 0
         self.now = clock.monotonic
@@ -187,9 +187,9 @@ class Answers:
         return not self._owner_thread.is_current
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> MessageCounts:
         """How many messages, since the connection was opened."""
-        return Counts(self.received, self._finished, self._requeued, self._touched, self.timed_out)
+        return MessageCounts(self.received, self._finished, self._requeued, self._touched, self.timed_out)
 
     def note_refused(self, error: NSQErrorCode) -> None:
         """Note an error that answers a FIN, REQ or TOUCH: nsqd had taken the message back before."""

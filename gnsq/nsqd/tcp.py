@@ -19,7 +19,7 @@ from typing import TypeVar, Unpack
 from gevent.lock import BoundedSemaphore
 
 from gnsq import states
-from gnsq.addresses import joined, parse_address
+from gnsq.addresses import format_address, parse_address
 from gnsq.clock import RealClock
 from gnsq.concurrency.forks import register_after_fork
 from gnsq.errors import (
@@ -172,7 +172,7 @@ class NsqdTCPClient(Verbs):
         **options: Unpack[MoreConnectionOptionsDict],
     ) -> None:
         # Checks both; 1.0 took a port as text, too.
-        self.address, self.port = parse_address(joined(address, int(port)))
+        self.address, self.port = parse_address(format_address(address, int(port)))
         given: dict[str, object] = {
             "timeout": timeout,
             "client_id": client_id,
@@ -189,7 +189,7 @@ class NsqdTCPClient(Verbs):
             "auth_secret": auth_secret,
             "user_agent": user_agent,
         }
-        self.options = prepared(ConnectionOptions.of("NsqdTCPClient", {**given, **options}))
+        self.options = prepared(ConnectionOptions.from_keywords("NsqdTCPClient", {**given, **options}))
         identify_body = self.options.identify_body()
         for name in given:
             # What was sent stands in for what was not given: the names of host and client, milliseconds.
@@ -229,7 +229,7 @@ class NsqdTCPClient(Verbs):
     @property
     def nsqd(self) -> str:
         """``address:port`` of nsqd."""
-        return joined(self.address, self.port)
+        return format_address(self.address, self.port)
 
     @property
     def is_connected(self) -> bool:

@@ -21,7 +21,7 @@ from gnsq.clock import Clock
 from gnsq.errors import NSQException, NSQNotSentTimeout, NSQUnknownTimeout
 from gnsq.logs import LogOwner
 from gnsq.producer.publish import Publish, Totals, Where
-from gnsq.stats import Latency
+from gnsq.stats import LatencyRecorder
 
 __all__ = [
     "LONGEST",
@@ -59,7 +59,9 @@ class Telling:
         is_due: Whether something has ended that was not told yet.
     """
 
-    def __init__(self, account: _Account, totals: Totals, latency: Latency, clock: Clock, owner: LogOwner) -> None:
+    def __init__(
+        self, account: _Account, totals: Totals, latency: LatencyRecorder, clock: Clock, owner: LogOwner
+    ) -> None:
         self.told = Event()
         self.is_due = False
         self._account = account

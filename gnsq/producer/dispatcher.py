@@ -52,7 +52,7 @@ from gnsq.producer.publish import (
     tries_elsewhere,
 )
 from gnsq.producer.routing import Strategy
-from gnsq.stats import Latency
+from gnsq.stats import LatencyRecorder
 from gnsq.texts import counted
 
 __all__ = [
@@ -226,7 +226,7 @@ class Dispatcher:
         clock: Clock,
         strategy: Strategy,
         totals: Totals,
-        latency: Latency,
+        latency: LatencyRecorder,
         *,
         nsqds: Callable[[], int],
         why_none: Callable[[str], NSQException],

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import gevent
 from gevent.event import Event
 
-from gnsq.addresses import Addresses, joined
+from gnsq.addresses import Addresses, format_address
 from gnsq.clock import Clock
 from gnsq.concurrency.forks import register_after_fork
 from gnsq.errors import (
@@ -242,7 +242,7 @@ def check_no_tcp(addresses: Collection[str], options: ProducerOptions, rest: Col
 
 
 def _address(client: NsqdHTTPClient) -> str:
-    address = joined(client.host, client.port)
+    address = format_address(client.host, client.port)
     # One host and port may be a proxy to several nsqds.
     return address if client.address == f"http://{address}/" else client.address
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Sized
 from typing import Any, Literal, Self, Unpack, overload
 
-from gnsq.addresses import Addresses, joined, ordered_addresses, parse_address
+from gnsq.addresses import Addresses, format_address, ordered_addresses, parse_address
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.threads import CROSS_THREAD_GRACE, NO_TIMEOUT, current_thread, is_hub_greenlet
 from gnsq.discovery import parse_lookupds
@@ -37,7 +37,7 @@ from gnsq.protocol import commands
 from gnsq.protocol.frames import OK
 from gnsq.protocol.names import MAX_NAME_LENGTH, assert_valid_topic_name
 from gnsq.signals import AuthReceiver, CloseReceiver, ErrorReceiver, ResponseReceiver, TypedSignal, notify
-from gnsq.stats import Latency, LinkStats, ProducerStats
+from gnsq.stats import LatencyRecorder, ProducerConnectionStats, ProducerStats
 from gnsq.texts import counted
 
 __all__ = [
@@ -217,7 +217,7 @@ class Producer:
         **keywords: Unpack[ProducerOptionsDict],
     ) -> None:
         options: dict[str, Any] = dict(keywords)  # Any: each option's own type, checked where they are taken apart
-        self.options = ProducerOptions.take(options)
+        self.options = ProducerOptions.split_keywords(options)
         make_strategy(self.options.strategy)  # refuses what is none
         self.addresses = ordered_addresses(nsqd_tcp_addresses)
         self.nsqd_tcp_addresses = set(self.addresses)
@@ -238,10 +238,10 @@ class Producer:
         # down must find it within the deadline when it is back.
         longest = min(max_backoff_duration, self.options.publish_timeout / 4)
         options.setdefault("reconnect_maximum", max(longest, 0.1))
-        self.reconnect = ReconnectOptions.take(options)
+        self.reconnect = ReconnectOptions.split_keywords(options)
         self.conn_kwargs = options
         self.connection_options = prepared(
-            ConnectionOptions.of(
+            ConnectionOptions.from_keywords(
                 "Producer", options, ProducerOptions, ReconnectOptions, parameters=parameters_of(Producer.__init__)
             )
         )
@@ -255,7 +255,7 @@ class Producer:
         self.name = name if name is not None else f"producer-{next(_numbers)}"
         self.log_owner = LogOwner(self.name, self.clock.monotonic)
         self.totals = Totals()
-        self.latency = Latency()
+        self.latency = LatencyRecorder()
         self._making = Making(self.options, self.connection_options.max_name_length, self.clock.monotonic)
         self._life = Lifetime(
             self._begin,
@@ -313,7 +313,7 @@ class Producer:
 
     def _reset_counts(self) -> None:
         """Count from 0 in a forked child: the parent keeps what was counted so far."""
-        self.totals, self.latency = Totals(), Latency()
+        self.totals, self.latency = Totals(), LatencyRecorder()
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything published so far has ended, its batches included.
@@ -408,7 +408,7 @@ class Producer:
             pending_bytes=0 if dispatcher is None else dispatcher.pending_bytes,
             latency=self.latency.histogram(),
             connections=tuple(
-                LinkStats(link.address, link.pending, link.confirmed, stalled) for link, stalled in links
+                ProducerConnectionStats(link.address, link.pending, link.confirmed, stalled) for link, stalled in links
             ),
             failures={} if running is None else {address: str(error) for address, error in running.failures().items()},
             lookupd_failures={} if running is None else running.lookup_failures,
@@ -421,7 +421,7 @@ class Producer:
         Raises:
             ValueError: If the address is not valid.
         """
-        added = joined(*parse_address(joined(address, port)))
+        added = format_address(*parse_address(format_address(address, port)))
         running = self._life.started(CROSS_THREAD_GRACE)
         running.owner_thread.call_and_wait(CROSS_THREAD_GRACE, running.add, added)
 

@@ -33,7 +33,7 @@ from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import Publish, Totals, Unconfirmed, is_about_the_nsqd
 from gnsq.producer.result import ResultWaiters
 from gnsq.producer.routing import TcpLink, make_strategy
-from gnsq.stats import Latency
+from gnsq.stats import LatencyRecorder
 from gnsq.texts import without_address
 
 __all__ = ["ProducerEvents", "Running", "RuntimeConfig"]
@@ -68,7 +68,7 @@ class RuntimeConfig:
     clock: Clock
     owner: LogOwner
     totals: Totals
-    latency: Latency
+    latency: LatencyRecorder
 
 
 class ProducerEvents(Protocol):

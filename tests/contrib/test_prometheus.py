@@ -11,10 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gnsq import Producer
 from gnsq.contrib.prometheus import StatsCollector
-from gnsq.stats import ConnectionStats, ConsumerStats, Counts, Histogram, LinkStats, ProducerStats
+from gnsq.stats import ConnectionStats, ConsumerStats, Histogram, MessageCounts, ProducerConnectionStats, ProducerStats
 from tests.helpers import run_program, wait_until
 
 OWN = {"topic": "t", "channel": "c"}
+
+
+def link(address, pending, confirmed, stalled=False):
+    return ProducerConnectionStats(address, pending, confirmed, stalled)
 
 
 class Source:
@@ -41,7 +45,7 @@ class Subscriber(Source):
             state="running",
             max_in_flight=100,
             connections=(),
-            counts=Counts(),
+            counts=MessageCounts(),
             given_up=0,
             failed=0,
             waiting=0,
@@ -55,7 +59,7 @@ class Subscriber(Source):
 
 
 def connection(address, rdy=0, in_flight=0, **counts):
-    return ConnectionStats(address, "subscribed", "1.3.0", rdy, in_flight, None, Counts(**counts))
+    return ConnectionStats(address, "subscribed", "1.3.0", rdy, in_flight, None, MessageCounts(**counts))
 
 
 def scrape(collector):
@@ -85,7 +89,7 @@ def finished(values):
 def test_each_nsqd_has_its_counters_and_gauges():
     source = Subscriber(
         connections=(connection("a:1", rdy=50, in_flight=3, received=9, finished=5, requeued=1), connection("b:2")),
-        counts=Counts(received=9, finished=5, requeued=1),
+        counts=MessageCounts(received=9, finished=5, requeued=1),
     )
 
     values = scrape(StatsCollector(source))
@@ -147,29 +151,29 @@ def test_latency_is_a_histogram_with_cumulated_buckets():
 
 
 def test_counters_never_fall_when_connections_come_and_go():
-    source = Subscriber(connections=(connection("a:1", finished=5),), counts=Counts(finished=5))
+    source = Subscriber(connections=(connection("a:1", finished=5),), counts=MessageCounts(finished=5))
     collector = StatsCollector(source)
     assert finished(scrape(collector)) == {"a:1": 5, "closed": 0}
 
     # Two more before it ended.
-    source.change(connections=(), counts=Counts(finished=7))
+    source.change(connections=(), counts=MessageCounts(finished=7))
     assert finished(scrape(collector)) == {"a:1": 5, "closed": 2}
 
     # Another, which has done more than that when it is seen first.
-    source.change(connections=(connection("a:1", finished=8),), counts=Counts(finished=15))
+    source.change(connections=(connection("a:1", finished=8),), counts=MessageCounts(finished=15))
     assert finished(scrape(collector)) == {"a:1": 13, "closed": 2}
 
     # And one more between two scrapes.
-    source.change(connections=(connection("a:1", finished=1),), counts=Counts(finished=16))
+    source.change(connections=(connection("a:1", finished=1),), counts=MessageCounts(finished=16))
     assert finished(scrape(collector)) == {"a:1": 14, "closed": 2}
 
 
 def test_connection_replaced_unnoticed_keeps_the_sum_exact():
-    source = Subscriber(connections=(connection("a:1", finished=5),), counts=Counts(finished=5))
+    source = Subscriber(connections=(connection("a:1", finished=5),), counts=MessageCounts(finished=5))
     collector = StatsCollector(source)
     scrape(collector)
 
-    source.change(connections=(connection("a:1", finished=9),), counts=Counts(finished=14))
+    source.change(connections=(connection("a:1", finished=9),), counts=MessageCounts(finished=14))
 
     assert finished(scrape(collector)) == {"a:1": 9, "closed": 5}
 
@@ -189,14 +193,14 @@ def test_consumers_of_one_channel_are_added_up():
 
 
 def test_removed_consumer_leaves_its_counters():
-    source = Subscriber(counts=Counts(finished=1), latency=Histogram((0.1, 1.0), (1, 0, 0), 0.05))
+    source = Subscriber(counts=MessageCounts(finished=1), latency=Histogram((0.1, 1.0), (1, 0, 0), 0.05))
     collector = StatsCollector(source)
     scrape(collector)
 
-    source.change(counts=Counts(finished=4))
+    source.change(counts=MessageCounts(finished=4))
     collector.remove(source)
     collector.remove(source)
-    source.change(counts=Counts(finished=100))
+    source.change(counts=MessageCounts(finished=100))
     values = scrape(collector)
 
     assert finished(values) == {"closed": 4}
@@ -291,7 +295,11 @@ def test_producer_has_counters_of_outcomes_and_gauges():
         repeated=5,
         pending=7,
         pending_bytes=8,
-        connections=(LinkStats("a:1", 2, 5, False), LinkStats("b:2", 3, 1, True), LinkStats("a:1", 4, 0, False)),
+        connections=(
+            link("a:1", 2, 5),
+            link("b:2", 3, 1, True),
+            link("a:1", 4, 0),
+        ),
         failures={"c:3": "refused"},
         lookupd_failures={"d:4": "NOT_FOUND", "e:5": "NOT_FOUND"},
     )
@@ -317,12 +325,12 @@ def test_publish_latency_is_a_histogram():
 
 
 def test_producers_are_added_up_beside_consumers():
-    link = LinkStats("a:1", 1, 5, False)
+    opened = link("a:1", 1, 5)
 
     values = scrape(
         StatsCollector(
-            Publisher(confirmed=5, pending=1, connections=(link,)),
-            Publisher(confirmed=7, pending=2, connections=(link,)),
+            Publisher(confirmed=5, pending=1, connections=(opened,)),
+            Publisher(confirmed=7, pending=2, connections=(opened,)),
             Subscriber(failed=2),
         )
     )
@@ -335,13 +343,13 @@ def test_producers_are_added_up_beside_consumers():
 
 
 def test_counters_of_nsqds_never_fall_and_their_sum_is_exact():
-    producer = Publisher(confirmed=5, connections=(LinkStats("a:1", 0, 5, False),))
+    producer = Publisher(confirmed=5, connections=(link("a:1", 0, 5),))
     collector = StatsCollector(producer)
     scrape(collector)
 
     producer.change(confirmed=9, connections=())
     lost = confirmed(scrape(collector))
-    producer.change(confirmed=12, connections=(LinkStats("a:1", 0, 3, False),))
+    producer.change(confirmed=12, connections=(link("a:1", 0, 3),))
     found = confirmed(scrape(collector))
 
     assert lost == {"a:1": 5, "closed": 4}
@@ -349,11 +357,17 @@ def test_counters_of_nsqds_never_fall_and_their_sum_is_exact():
 
 
 def test_one_of_several_connections_lost_invents_nothing():
-    producer = Publisher(confirmed=150, connections=(LinkStats("a:1", 0, 100, False), LinkStats("a:1", 0, 50, False)))
+    producer = Publisher(
+        confirmed=150,
+        connections=(link("a:1", 0, 100), link("a:1", 0, 50)),
+    )
     collector = StatsCollector(producer)
     scrape(collector)
 
-    producer.change(confirmed=151, connections=(LinkStats("a:1", 0, 101, False), LinkStats("a:1", 0, 0, False)))
+    producer.change(
+        confirmed=151,
+        connections=(link("a:1", 0, 101), link("a:1", 0, 0)),
+    )
 
     values = scrape(collector)
     assert sum(confirmed(values).values()) == 151

@@ -10,7 +10,7 @@ from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import Totals
 from gnsq.producer.routing import RoundRobin
-from gnsq.stats import Latency
+from gnsq.stats import LatencyRecorder
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def dispatcher(clock, link):
         clock,
         RoundRobin(),
         Totals(),
-        Latency(),
+        LatencyRecorder(),
         nsqds=lambda: 1,
         why_none=lambda limit: NSQNoConnections(limit),
     )
