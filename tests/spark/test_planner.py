@@ -45,7 +45,7 @@ def planner(options):
 
 
 def read(planner, start, end):
-    shares = planner.shares(start, end)
+    shares = planner.partitions(start, end)
     return [
         body
         for share in shares
@@ -430,13 +430,13 @@ def test_receivers_that_may_wait_for_room_get_it(fakensqd, planner, spool):
     # With a limit of its own, the receiver is paused.
     publish(fakensqd, "clicks", [b"waits"])
 
-    with_new_revision = wait_for(lambda: (found := stream.latest(end, None, None)) != end and found)
+    renewed = wait_for(lambda: (found := stream.latest(end, None, None)) != end and found)
 
-    assert stream.partitions(end, with_new_revision) == []
+    assert stream.partitions(end, renewed) == []
     stream.commit(end)
     assert spool.size() == 0
     # There is no more that could be done for them.
-    assert stream.latest(with_new_revision, None, None) == with_new_revision
+    assert stream.latest(renewed, None, None) == renewed
 
 
 def test_stream_that_has_read_all_is_left_alone(planner, spool, monkeypatch):
