@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from fakensqd.clock import Clock
 
 __all__ = [
-    "UNIX",
+    "UNIX_PORT",
     "bound_address",
     "connect",
-    "forget",
+    "remove_socket_file",
     "join_address",
     "listen",
     "listen_address",
-    "listen_early",
+    "listen_before_start",
     "peer_address",
     "split_address",
 ]
 
 
 # In place of a port; what nsqd says of a unix socket, too.
-UNIX = -1
+UNIX_PORT = -1
 _MAPPED = "::ffff:"
 # Sockets that listen already, by their addresses; listen() gives each out once.
 _early: dict[tuple[str, int], socket.socket] = {}
@@ -55,12 +55,12 @@ def listen_address(address: str) -> tuple[str, int]:
     Raises:
         ValueError: If it is neither.
     """
-    return (address, UNIX) if "/" in address else split_address(address)
+    return (address, UNIX_PORT) if "/" in address else split_address(address)
 
 
 def join_address(host: str, port: int) -> str:
     """Join host and port, an IPv6 host in brackets, but IPv4 inside of IPv6 as it is."""
-    if port == UNIX:
+    if port == UNIX_PORT:
         return host
     host = host.removeprefix(_MAPPED)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -74,7 +74,7 @@ def peer_address(address: Any) -> str:  # Any: what accept() gives depends on th
 def bound_address(listener: socket.socket) -> tuple[str, int]:
     """Give back where a socket listens."""
     if listener.family == socket.AF_UNIX:
-        return listener.getsockname(), UNIX
+        return listener.getsockname(), UNIX_PORT
     host, port = listener.getsockname()[:2]
     return host, port
 
@@ -91,7 +91,7 @@ def listen(address: tuple[str, int]) -> Any:  # Any: gevent has no types
     return cooperative.socket(listener.family, listener.type, fileno=listener.detach())
 
 
-def listen_early(address: str) -> str:
+def listen_before_start(address: str) -> str:
     """Listen before the rest of the emulator is loaded; clients that connect wait until it is.
 
     Returns:
@@ -109,7 +109,7 @@ def listen_early(address: str) -> str:
 
 def _opened(address: tuple[str, int]) -> socket.socket:
     host, port = address
-    if port == UNIX:
+    if port == UNIX_PORT:
         return _bound(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), _unused(host))
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     # A restart takes the port again while old connections linger.
@@ -135,15 +135,15 @@ def _unused(path: str) -> str:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
-            forget((path, UNIX))
+            remove_socket_file((path, UNIX_PORT))
         except OSError:
             pass
     return path
 
 
-def forget(address: tuple[str, int]) -> None:
+def remove_socket_file(address: tuple[str, int]) -> None:
     """Remove the file of a unix socket that nobody listens on any more."""
-    if address[1] == UNIX:
+    if address[1] == UNIX_PORT:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(address[0])
 
@@ -158,7 +158,7 @@ def connect(address: tuple[str, int], clock: Clock, seconds: float) -> socket.so
     # A program listens before it loads gevent.
     from gevent import socket as cooperative
 
-    from fakensqd.clock import run_within
+    from fakensqd.clock import run_with_timeout
 
-    opened: socket.socket = run_within(clock, seconds, lambda: cooperative.create_connection(address))
+    opened: socket.socket = run_with_timeout(clock, seconds, lambda: cooperative.create_connection(address))
     return opened

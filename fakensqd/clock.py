@@ -20,7 +20,7 @@ from gevent.event import Event
 
 from gnsq.clock import RealClock as ClientClock
 
-__all__ = ["Clock", "ManualClock", "RealClock", "Timer", "run_within"]
+__all__ = ["Clock", "ManualClock", "RealClock", "Timer", "run_with_timeout"]
 
 _Value = TypeVar("_Value")
 # Real seconds in which a hub must come to rest, and in which nothing happens in one that has: some sleep for a
@@ -202,18 +202,18 @@ class ManualClock:
         if seconds < 0:
             raise ValueError(f"seconds {seconds} are negative; time does not go back")
         end = self._now + seconds
-        _come_to_rest()
+        _run_until_idle()
         while self._timers and self._timers[0][0] <= end:
             when, _, timer = heapq.heappop(self._timers)
             if timer.callback is None:
                 continue
             self._now = max(self._now, when)
             timer.callback()
-            _come_to_rest()
+            _run_until_idle()
         self._now = end
 
 
-def _come_to_rest() -> None:
+def _run_until_idle() -> None:
     """Wait until nothing in this hub can go on: no greenlet to be run, no socket to be read or written."""
     threads = gevent.get_hub().threadpool
     switches: deque[None] = deque(maxlen=3)
@@ -241,7 +241,7 @@ def _come_to_rest() -> None:
         greenlet.settrace(tracer)
 
 
-def run_within(clock: Clock, seconds: float, function: Callable[[], _Value]) -> _Value:
+def run_with_timeout(clock: Clock, seconds: float, function: Callable[[], _Value]) -> _Value:
     """Call a function that waits, in a greenlet of its own, for so many seconds of a clock at most.
 
     Raises:

@@ -14,7 +14,7 @@ import time
 
 from fakensqd.options import LOG_LEVELS
 
-__all__ = ["LineFormatter", "PatientLog", "configure", "set_level"]
+__all__ = ["LineFormatter", "NonBlockingLogHandler", "configure", "set_level"]
 
 # What poll() calls writable takes this much at once. Source: pipe(7), PIPE_BUF.
 _ATOMIC = 4096
@@ -46,7 +46,7 @@ class LineFormatter(logging.Formatter):
         return "\n".join(lines)
 
 
-class PatientLog(logging.Handler):
+class NonBlockingLogHandler(logging.Handler):
     """Writes lines to a file descriptor, unbuffered, if it takes them at once; also a stream for sys.stderr."""
 
     def __init__(self, descriptor: int) -> None:
@@ -70,9 +70,9 @@ class PatientLog(logging.Handler):
         return len(text)
 
 
-def configure(level: str, prefix: str, descriptor: int = 2) -> PatientLog:
+def configure(level: str, prefix: str, descriptor: int = 2) -> NonBlockingLogHandler:
     """Let all that fakensqd logs go to a file descriptor, from a level of nsqd's names on."""
-    handler = PatientLog(descriptor)
+    handler = NonBlockingLogHandler(descriptor)
     handler.setFormatter(LineFormatter(prefix))
     logger = logging.getLogger("fakensqd")
     logger.handlers = [handler]

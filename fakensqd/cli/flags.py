@@ -22,7 +22,7 @@ __all__ = [
     "default_node_id",
     "faults_flags",
     "options_of",
-    "without_meaning",
+    "ignored_flags",
 ]
 
 # What the program itself uses.
@@ -188,7 +188,7 @@ def _check_file(path: str, purpose: str, complaint: str) -> None:
         raise ValueError(f"failed to build {purpose} config - {complaint}")
 
 
-def without_meaning(flags: tuple[Flag, ...], values: Mapping[str, Value]) -> list[str]:
+def ignored_flags(flags: tuple[Flag, ...], values: Mapping[str, Value]) -> list[str]:
     """List the flags that are there and do nothing."""
     return [flag.name for flag in flags if flag.name in values and not flag.field and flag.name not in _USED]
 

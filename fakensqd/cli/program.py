@@ -105,12 +105,12 @@ def _serve(program: str, flags: tuple[Flag, ...], given: Mapping[str, Value]) ->
 
 
 def _settings(flags: tuple[Flag, ...], given: Mapping[str, Value], prefix: str) -> _Settings:
-    from fakensqd.cli.flags import options_of, without_meaning
+    from fakensqd.cli.flags import ignored_flags, options_of
 
     values = {**_configuration(flags, str(given.get("config", ""))), **given}
     return _Settings(
         options=options_of(flags, values, hostname=os.uname().nodename),
-        ignored=without_meaning(flags, values),
+        ignored=ignored_flags(flags, values),
         log_level=str(values.get("log-level", "info")),
         log_prefix=str(values.get("log-prefix", prefix)),
     )
@@ -173,7 +173,7 @@ def _run_daemon(program: str, settings: _Settings) -> None:
 
 def _listening_early(options: Mapping[str, Value]) -> dict[str, Any]:  # Any: options are of all types
     """Take the ports; give back the options with what they really are."""
-    from fakensqd.addresses import listen_early
+    from fakensqd.addresses import listen_before_start
 
     found = dict(options)
     names = ["tcp_address", "http_address"]
@@ -185,7 +185,7 @@ def _listening_early(options: Mapping[str, Value]) -> dict[str, Any]:  # Any: op
         address = str(options[name])
         if address or name == "tcp_address":
             try:
-                found[name] = listen_early(_as_go_means(address))
+                found[name] = listen_before_start(_as_go_means(address))
             except OSError as error:
                 raise OSError(f"listen ({address}) failed - {error.strerror or error}") from error
     return found

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import gevent
 from gevent.event import Event
 
-from fakensqd.clock import Clock, Timer, run_within
+from fakensqd.clock import Clock, Timer, run_with_timeout
 from fakensqd.effects import (
     AskAuth,
     Close,
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     import ssl
 
 __all__ = [
-    "Conditions",
+    "DaemonState",
     "Connection",
     "ConnectionSession",
-    "Layers",
+    "TransportStack",
 ]
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 _HANDSHAKE_TIMEOUT = 5.0
 
 
-class Layers:
+class TransportStack:
     """A stack of transports.
 
     Args:
@@ -107,7 +107,7 @@ class Layers:
         context = self._context
         assert context is not None  # the session knows what is offered
         try:
-            outcome = run_within(self._clock, _HANDSHAKE_TIMEOUT, lambda: tls.handshake(self._tcp, context))
+            outcome = run_with_timeout(self._clock, _HANDSHAKE_TIMEOUT, lambda: tls.handshake(self._tcp, context))
         except TimeoutError:
             return TlsFailed(f"read tcp {self._addresses[0]}->{self._addresses[1]}: i/o timeout")
         if isinstance(outcome, TlsFailed):
@@ -128,14 +128,14 @@ _LINGER = 5.0
 
 
 @dataclass(slots=True)
-class Conditions:
+class DaemonState:
     """The states of a daemon that its connections go by.
 
     Attributes:
-        slowness: Seconds that pass before what clients have sent is worked on.
+        processing_delay: Seconds that pass before what clients have sent is worked on.
     """
 
-    slowness: float = 0.0
+    processing_delay: float = 0.0
 
 
 class ConnectionSession(Protocol):
@@ -175,27 +175,27 @@ class Connection:
     """One accepted connection.
 
     Args:
-        layers: Its transport, and what can be put on top.
+        stack: Its transport, and what can be put on top.
         open_session: Makes the session, given what it may call to be pumped.
         on_error: Called with an exception that no session should have raised.
         ask_auth: Asks the auth servers, for sessions that want to know.
-        conditions: Those of the daemon.
+        state: Those of the daemon.
     """
 
     def __init__(
         self,
-        layers: Layers,
+        stack: TransportStack,
         clock: Clock,
         open_session: Callable[[Callable[[], bool]], ConnectionSession],
         on_error: Callable[[BaseException], None],
         ask_auth: Callable[[AskAuth], IoResult] | None = None,
-        conditions: Conditions | None = None,
+        state: DaemonState | None = None,
     ) -> None:
-        self._layers = layers
+        self._stack = stack
         self._clock = clock
         self._on_error = on_error
         self._ask_auth = ask_auth
-        self._conditions = conditions or Conditions()
+        self._state = state or DaemonState()
         self._awake = Event()
         self._sent = Event()
         self._output: list[bytes] = []
@@ -226,12 +226,8 @@ class Connection:
             writer.kill()
             if self._timer is not None:
                 self._timer.cancel()
-            self._layers.close()
+            self._stack.close()
             self._guarded(self.session.disconnected)
-
-    def look_at_time(self) -> None:
-        """Do what has fallen due, if the session heeds the time again."""
-        self._tick()
 
     def _wake(self) -> bool:
         """Let the writer pump the session; say whether it can at once, or is still busy sending."""
@@ -248,22 +244,22 @@ class Connection:
             self._on_error(error)
 
     def _read(self) -> None:
-        session, clock, conditions = self.session, self._clock, self._conditions
-        receive = self._layers.top.recv
+        session, clock, state = self.session, self._clock, self._state
+        receive = self._stack.top.recv
         while not self._closing:
             try:
                 data = receive(_RECEIVE_SIZE)
             except NSQProtocolError:  # nothing that could be decompressed; nsqd takes it for the end
                 data = b""
-            if conditions.slowness:
-                clock.sleep(conditions.slowness)
+            if state.processing_delay:
+                clock.sleep(state.processing_delay)
             if data:
                 self._perform(session.receive(data, clock.monotonic()))
             else:
                 self._perform(session.end_of_input(clock.monotonic()))
             if self._io_request is not None:
                 self._perform_io_requests()
-                receive = self._layers.top.recv
+                receive = self._stack.top.recv
             if not data:
                 self._wait_for_close()
                 return
@@ -286,7 +282,7 @@ class Connection:
                 self._wait_until_sent()
                 if self._closing:
                     return
-                answer = self._layers.start(io_request)
+                answer = self._stack.start(io_request)
             self._io_request = None
             held_back, self._held_back = self._held_back, None
             self._perform(map(Send, held_back or ()))
@@ -311,8 +307,8 @@ class Connection:
             self._closing = True
             self._sent.set()
             if self._resetting:
-                self._layers.reset()
-            self._layers.close()
+                self._stack.reset()
+            self._stack.close()
 
     def _write_loop(self) -> None:
         while True:
@@ -322,7 +318,7 @@ class Connection:
             while self._output:
                 data = b"".join(self._output) if len(self._output) > 1 else self._output[0]
                 self._output.clear()
-                self._layers.top.sendall(data)
+                self._stack.top.sendall(data)
                 self._unsent -= len(data)
                 self._sent.set()
             if self._closing:
@@ -354,9 +350,9 @@ class Connection:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_due = due
-        self._timer = self._clock.call_later(due - self._clock.monotonic(), self._tick)
+        self._timer = self._clock.call_later(due - self._clock.monotonic(), self.tick)
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
         now = self._clock.monotonic()
         late = now - self._timer_due
         self._timer_due = math.inf

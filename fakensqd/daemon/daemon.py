@@ -18,15 +18,15 @@ from gevent.server import StreamServer
 
 from fakensqd.addresses import (
     bound_address,
-    forget,
     join_address,
     listen,
     listen_address,
     peer_address,
+    remove_socket_file,
     split_address,
 )
 from fakensqd.clock import Clock, RealClock
-from fakensqd.daemon.connection import Conditions, Connection, ConnectionSession, Layers
+from fakensqd.daemon.connection import Connection, ConnectionSession, DaemonState, TransportStack
 from fakensqd.effects import AskAuth, IoResult
 from fakensqd.faults.control import Watched
 from fakensqd.faults.link import Link, PlacedToxic, reset_socket
@@ -77,7 +77,7 @@ class Daemon(Watched, Server):
         # A subclass whose sessions want to know sets it.
         self._ask_auth: Callable[[AskAuth], IoResult] | None = None
         self.link = Link(self.clock, self.seed)
-        self._conditions = Conditions()
+        self._state = DaemonState()
         self._stalled: PlacedToxic | None = None
         self._resumed: Event | None = None
         # Holds the ports while it is down, so that nobody else gets them.
@@ -96,7 +96,7 @@ class Daemon(Watched, Server):
     def _application(self, *, secure: bool) -> Application:
         """Give the WSGI function of the HTTP port, or of the HTTPS port."""
 
-    def _started(self) -> None:
+    def _on_started(self) -> None:
         """Do what is to be done once both ports are known."""
 
     def _spawn(self, function: Callable[..., None], *args: object) -> gevent.Greenlet:
@@ -138,26 +138,26 @@ class Daemon(Watched, Server):
         self._tcp_server = StreamServer(tcp_listener, self._serve, spawn=Pool())
         self._tcp_server.start()
         for port in self._http_ports:
-            application = self._heeding_states(self._watched_http(self._application(secure=port is self._https)))
+            application = self._apply_state(self._watched_http(self._application(secure=port is self._https)))
             port.serve(self._with_faults(application) if self._steered else application)
         if not self._faults_port.is_serving and self._faults_bind:
             self._faults_port.serve(self._with_faults(None))
-        self._started()
+        self._on_started()
         return self
 
     def stop(self) -> None:
         """Close everything at once: listeners, connections, greenlets. Does nothing if it is stopped."""
         self._faults_port.stop()
-        self._cut()
+        self._close()
 
-    def _cut(self) -> None:
+    def _close(self) -> None:
         """Close everything but the port of ``/faults``."""
         self._release_ports()
         if self._tcp_server is None:
             return
         tcp_server, self._tcp_server = self._tcp_server, None
         tcp_server.close()
-        forget(self._tcp_bind)
+        remove_socket_file(self._tcp_bind)
         for port in self._http_ports:
             port.close()
         tcp_server.stop(timeout=0)
@@ -217,7 +217,7 @@ class Daemon(Watched, Server):
         """
         if not self.running:
             return
-        self._cut()
+        self._close()
         addresses = [self.tcp_address, *(port.address for port in self._http_ports)]
         self._reserved = [_reserved(address) for address in addresses if address and "/" not in address]
 
@@ -232,7 +232,7 @@ class Daemon(Watched, Server):
             keep_messages: Whether nsqd has had the time to write its messages; killed, it has not.
         """
         self.down()
-        self._forget(keep_messages=keep_messages)
+        self._on_restart(keep_messages=keep_messages)
         self.up()
 
     def stop_reading(self) -> None:
@@ -261,17 +261,17 @@ class Daemon(Watched, Server):
         """
         if seconds < 0:
             raise ValueError(f"seconds {seconds} must be 0 or more")
-        self._conditions.slowness = seconds
+        self._state.processing_delay = seconds
 
     def states(self) -> dict[str, bool | float]:
         """Give the states that it is in; false or 0: it is not in this one."""
         return {
             "down": not self.running,
             "stop_reading": self._resumed is not None,
-            "processing_delay": self._conditions.slowness,
+            "processing_delay": self._state.processing_delay,
         }
 
-    def _forget(self, *, keep_messages: bool) -> None:
+    def _on_restart(self, *, keep_messages: bool) -> None:
         """Lose what does not outlive the process; a subclass knows what that is."""
 
     def _release_ports(self) -> None:
@@ -284,14 +284,14 @@ class Daemon(Watched, Server):
 
         return FaultsApplication(self, application)
 
-    def _heeding_states(self, application: Application) -> Application:
+    def _apply_state(self, application: Application) -> Application:
         def answer(
             environ: dict[str, Any], start_response: Callable[..., Any]
         ) -> Iterable[bytes]:  # Any: as WSGI has it
             while self._resumed is not None:
                 self._resumed.wait()  # resume_reading() sets it; a stop ends this greenlet
-            if self._conditions.slowness:
-                self.clock.sleep(self._conditions.slowness)
+            if self._state.processing_delay:
+                self.clock.sleep(self._state.processing_delay)
             return application(environ, start_response)
 
         return answer
@@ -305,7 +305,7 @@ class Daemon(Watched, Server):
         if (number := self._admitted(sock, peer)) is None:
             return
         linked = self.link.wrap(TcpTransport(sock, peer), lambda: reset_socket(sock))
-        layers = Layers(
+        stack = TransportStack(
             linked,
             self.clock,
             addresses=(self.tcp_address, peer),
@@ -313,12 +313,12 @@ class Daemon(Watched, Server):
             reset=lambda: linked.drop(reset=True),
         )
         connection = Connection(
-            layers,
+            stack,
             self.clock,
             lambda wake: self._tapped(self._open_session(peer, wake), number),
             self.errors.append,
             self._ask_auth,
-            self._conditions,
+            self._state,
         )
         self._connections[connection] = None
         try:

@@ -26,7 +26,7 @@ from fakensqd.effects import Close, Execute, FaultStep, HttpResponse, Reset, Wai
 from fakensqd.faults.injector import Watch
 from fakensqd.faults.rules import Event, Point, Rule
 from fakensqd.http.router import JSON_TYPE, HttpError, Request
-from fakensqd.http.server import SOCKET, Application
+from fakensqd.http.server import SOCKET_KEY, Application
 from fakensqd.transcript import Entry
 from gnsq.protocol.commands import split_multipublish_body
 
@@ -88,12 +88,12 @@ class WatchedApplication:
                     answer = step
                 case Close() | Reset():
                     if isinstance(step, Reset):
-                        _set_reset(environ[SOCKET])
+                        _set_reset(environ[SOCKET_KEY])
                     if answer is None:
                         raise _broken_off()
                     return HttpResponse(answer.status, answer.body, (*answer.headers, _CLOSE), answer.size)
         if answer is None:
-            _wait_for_end(environ[SOCKET])
+            _wait_for_end(environ[SOCKET_KEY])
             raise _broken_off()
         return answer
 

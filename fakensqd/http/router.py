@@ -29,7 +29,7 @@ __all__ = [
     "NSQ_TYPE",
     "Headers",
     "HttpError",
-    "OldRouter",
+    "LegacyRouter",
     "Request",
     "Route",
     "Router",
@@ -257,7 +257,7 @@ _OLD_NAMES = {
 _PUBLISHING = ("/pub", "/mpub")
 
 
-class OldRouter(Router):
+class LegacyRouter(Router):
     """A Router with the old names, each for GET and POST, and with envelopes.
 
     Args:

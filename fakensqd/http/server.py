@@ -21,14 +21,14 @@ from gevent import socket
 from gevent.pool import Pool
 from gevent.pywsgi import MAX_REQUEST_LINE, WSGIHandler, WSGIServer
 
-from fakensqd.addresses import bound_address, forget, join_address, listen, listen_address
+from fakensqd.addresses import bound_address, join_address, listen, listen_address, remove_socket_file
 
 if TYPE_CHECKING:
     import ssl
 
 __all__ = [
     "MAX_HEAD",
-    "SOCKET",
+    "SOCKET_KEY",
     "Application",
     "HeadRefusal",
     "HttpPort",
@@ -159,7 +159,7 @@ def _is_length(value: bytes) -> bool:
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]  # Any: WSGI's environ holds anything
 
 # Where a request's environ has its socket.
-SOCKET = "fakensqd.socket"
+SOCKET_KEY = "fakensqd.socket"
 # Source: Go's net/http server.go serve, tlsRecordHeaderLooksLikeHTTP.
 _NOT_TLS = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
 # What is read of such a request before it is hung up on: unread bytes would turn the answer into a reset.
@@ -292,7 +292,7 @@ class _Handler(WSGIHandler):  # type: ignore[misc]  # gevent has no types
         awaited = "HTTP_EXPECT" in environ
         length = None if chunked else self.content_length or 0
         self.wsgi_input = environ["wsgi.input"] = _Body(self.wsgi_input, length, awaited=awaited)
-        environ[SOCKET] = self.socket
+        environ[SOCKET_KEY] = self.socket
         return environ
 
     def start_response(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:  # Any: WSGI's
@@ -400,7 +400,7 @@ class HttpPort:
             self._server.close()
         if self._listener is not None:
             self._listener.close()
-            forget(self._bind)
+            remove_socket_file(self._bind)
 
     def stop(self) -> None:
         """Hang up on everybody. Does nothing if it is stopped."""

@@ -19,7 +19,7 @@ from gevent.event import Event
 from gevent.queue import Queue
 
 from fakensqd.addresses import connect, split_address
-from fakensqd.clock import Clock, Timer, run_within
+from fakensqd.clock import Clock, Timer, run_with_timeout
 from fakensqd.golang import encoding_json
 from fakensqd.lookupd.session import MAGIC_V1
 from fakensqd.options import NsqdOptions
@@ -88,7 +88,7 @@ class LookupPeer:
             return []
         address, options = self._http_address, self._options
         try:
-            return run_within(
+            return run_with_timeout(
                 self._clock,
                 options.http_client_request_timeout,
                 lambda: _channels(connect(address, self._clock, options.http_client_connect_timeout), topic),
@@ -145,14 +145,14 @@ class LookupPeer:
     def _ask(self, command: bytes) -> bytes:
         sock = self._socket
         assert sock is not None  # _command() has connected
-        run_within(self._clock, _TIMEOUT, partial(sock.sendall, command))
+        run_with_timeout(self._clock, _TIMEOUT, partial(sock.sendall, command))
         (size,) = _SIZE.unpack(self._receive(sock, _SIZE.size))
         return self._receive(sock, size)
 
     def _receive(self, sock: socket.socket, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
-            part = run_within(self._clock, _TIMEOUT, partial(sock.recv, count - len(data)))
+            part = run_with_timeout(self._clock, _TIMEOUT, partial(sock.recv, count - len(data)))
             if not part:
                 raise ConnectionResetError("closed by nsqlookupd")
             data += part

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from fakensqd.http.router import HttpError, OldRouter, Request, Route, Router, profiling_routes, topic_and_channel_names
+from fakensqd.http.router import (
+    HttpError,
+    LegacyRouter,
+    Request,
+    Route,
+    Router,
+    profiling_routes,
+    topic_and_channel_names,
+)
 from fakensqd.lookupd.registry import Key, Peer, Producer, Registry
 from fakensqd.options import NSQ_VERSION, LookupdOptions
 from gnsq.protocol.names import valid_topic_name
@@ -51,7 +59,7 @@ def lookupd_application(server: LookupdFacts) -> Router:
     routes |= {path: {"GET": Route(handler)} for path, handler in get.items()}
     routes |= {path: {"POST": Route(handler)} for path, handler in post.items()}
     routes |= profiling_routes("/debug/pprof")
-    return (OldRouter if server.options.wrapped_answers else Router)(routes, server.errors.append)
+    return (LegacyRouter if server.options.wrapped_answers else Router)(routes, server.errors.append)
 
 
 class _Api:

@@ -81,7 +81,7 @@ class FakeLookupd(Daemon):
         """The wall clock at a monotonic time, nanoseconds since 1970."""
         return self._epoch_ns + int(now * 1e9)
 
-    def _forget(self, *, keep_messages: bool) -> None:
+    def _on_restart(self, *, keep_messages: bool) -> None:
         # nsqlookupd has no files: nsqds that connect again tell it everything.
         self.registry = Registry()
 

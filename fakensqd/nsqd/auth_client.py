@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from gevent import socket
 
 from fakensqd.addresses import connect
-from fakensqd.clock import Clock, run_within
+from fakensqd.clock import Clock, run_with_timeout
 from fakensqd.effects import AskAuth
 from fakensqd.nsqd.auth import Authorization, decode_authorization, query_url
 from fakensqd.options import NsqdOptions
@@ -52,7 +52,7 @@ class AuthClient:
         return None
 
     def _get_in_time(self, url: str) -> bytes:
-        return run_within(self._clock, self._options.http_client_request_timeout, lambda: self._get(url))
+        return run_with_timeout(self._clock, self._options.http_client_request_timeout, lambda: self._get(url))
 
     def _get(self, url: str) -> bytes:
         """Get the body of a 200; follows redirects, and the port of HTTPS that a 403 names."""

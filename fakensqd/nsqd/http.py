@@ -20,7 +20,7 @@ from fakensqd.http.router import (
     JSON_TYPE,
     NSQ_TYPE,
     HttpError,
-    OldRouter,
+    LegacyRouter,
     Request,
     Route,
     Router,
@@ -202,7 +202,7 @@ def nsqd_application(server: NsqdFacts) -> Router:
     routes |= profiling_routes("/debug/pprof/")
     options = server.options
     if options.wrapped_answers:
-        return OldRouter(routes, server.errors.append, options.emulated if options.release else None)
+        return LegacyRouter(routes, server.errors.append, options.emulated if options.release else None)
     return Router(routes, server.errors.append)
 
 

@@ -220,14 +220,14 @@ class FakeNsqd(MessageAssertions, Daemon):
         """Say which states it is in."""
         return super().states() | {"pause_heartbeats": not self._heartbeats}
 
-    def _cut(self) -> None:
+    def _close(self) -> None:
         """Close everything but the port of ``/faults``."""
         was_running = self.running
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._peers.clear()
-        super()._cut()
+        super()._close()
         if self._logger_level is not None:
             _logger.setLevel(self._logger_level)
             self._logger_level = None
@@ -267,7 +267,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         """Undo pause_heartbeats(). What has fallen due is done now: who has been silent for too long is hung up on."""
         self._set_heartbeats(True)
         for connection in list(self._connections):
-            connection.look_at_time()
+            connection.tick()
 
     def _set_heartbeats(self, on: bool) -> None:
         self._heartbeats = on
@@ -283,10 +283,10 @@ class FakeNsqd(MessageAssertions, Daemon):
         broker.on_pause = self._save_topics
         broker.on_publish = self._published.add
 
-    def _forget(self, *, keep_messages: bool) -> None:
+    def _on_restart(self, *, keep_messages: bool) -> None:
         self._adopt(self.broker.restarted(self.now(), keep_messages=keep_messages))
 
-    def _started(self) -> None:
+    def _on_started(self) -> None:
         self.set_lookupd_tcp_addresses(self.lookupd_tcp_addresses)
         self._scanned_since = self.now()
         self._expire()

@@ -7,14 +7,14 @@ import pytest
 from gevent import socket as cooperative
 
 from fakensqd.addresses import (
-    UNIX,
+    UNIX_PORT,
     bound_address,
-    forget,
     join_address,
     listen,
     listen_address,
-    listen_early,
+    listen_before_start,
     peer_address,
+    remove_socket_file,
     split_address,
 )
 
@@ -35,8 +35,8 @@ def test_what_is_no_address(text):
 
 
 def test_a_path():
-    assert listen_address("/run/nsqd.sock") == ("/run/nsqd.sock", UNIX)
-    assert join_address("/run/nsqd.sock", UNIX) == "/run/nsqd.sock"
+    assert listen_address("/run/nsqd.sock") == ("/run/nsqd.sock", UNIX_PORT)
+    assert join_address("/run/nsqd.sock", UNIX_PORT) == "/run/nsqd.sock"
 
 
 @pytest.mark.parametrize(
@@ -55,19 +55,19 @@ def test_a_port_that_is_taken():
 
 def test_the_socket_of_a_server_that_is_dead_is_taken_over(tmp_path):
     path = str(tmp_path / "x.sock")
-    listen((path, UNIX)).close()
+    listen((path, UNIX_PORT)).close()
 
-    with contextlib.closing(listen((path, UNIX))) as listener:
-        assert bound_address(listener) == (path, UNIX)
+    with contextlib.closing(listen((path, UNIX_PORT))) as listener:
+        assert bound_address(listener) == (path, UNIX_PORT)
         with pytest.raises(OSError, match="in use"):
-            listen((path, UNIX))
-        forget((path, UNIX))
-    forget((path, UNIX))
+            listen((path, UNIX_PORT))
+        remove_socket_file((path, UNIX_PORT))
+    remove_socket_file((path, UNIX_PORT))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_who_listens_early_is_found_by_its_address():
-    address = listen_early("127.0.0.1:0")
+    address = listen_before_start("127.0.0.1:0")
     with contextlib.closing(socket.create_connection(split_address(address), timeout=10)):
         listener = listen(split_address(address))
         with contextlib.closing(listener):

@@ -9,7 +9,7 @@ import pytest
 from gevent import socket
 from gevent.event import AsyncResult, Event
 
-from fakensqd.clock import ManualClock, RealClock, run_within
+from fakensqd.clock import ManualClock, RealClock, run_with_timeout
 from gnsq.clock import RealClock as ClientClock
 from tests.helpers import wait_until
 
@@ -96,7 +96,7 @@ def test_time_does_not_go_back():
 
 
 def test_what_is_done_in_time_gives_its_value():
-    assert run_within(RealClock(), 10.0, lambda: gevent.sleep(0) or "done") == "done"
+    assert run_with_timeout(RealClock(), 10.0, lambda: gevent.sleep(0) or "done") == "done"
 
 
 def test_what_raises_in_time_is_raised():
@@ -104,7 +104,7 @@ def test_what_raises_in_time_is_raised():
         raise KeyError("broken")
 
     with pytest.raises(KeyError, match="broken"):
-        run_within(RealClock(), 10.0, fail)
+        run_with_timeout(RealClock(), 10.0, fail)
 
 
 def test_what_is_not_done_in_time_is_killed():
@@ -116,7 +116,7 @@ def test_what_is_not_done_in_time_is_killed():
         finally:
             ends.append("killed")
 
-    waiting = gevent.spawn(run_within, clock, 5.0, wait)
+    waiting = gevent.spawn(run_with_timeout, clock, 5.0, wait)
     gevent.sleep(0)
     gevent.sleep(0)
     clock.advance(5.0)
@@ -135,7 +135,7 @@ def test_who_waits_and_is_killed_takes_the_work_along():
         finally:
             ends.append("killed")
 
-    waiting = gevent.spawn(run_within, ManualClock(), 5.0, wait)
+    waiting = gevent.spawn(run_with_timeout, ManualClock(), 5.0, wait)
     gevent.sleep(0)
     gevent.sleep(0)
     waiting.kill()

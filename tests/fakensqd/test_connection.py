@@ -6,7 +6,7 @@ from gevent import socket
 from gevent.event import AsyncResult
 
 from fakensqd.clock import ManualClock
-from fakensqd.daemon.connection import Conditions, Connection, Layers
+from fakensqd.daemon.connection import Connection, DaemonState, TransportStack
 from fakensqd.effects import AskAuth, Close, Reset, Send, StartCompression, Wait
 from gnsq.protocol.compression import Deflate
 from gnsq.tls import CompressedTransport
@@ -62,8 +62,8 @@ def pair(clock):
     """A connection that runs, its session, its client's socket, and errors."""
     ours, theirs = socket.socketpair()
     errors = []
-    layers = Layers(TcpTransport(ours, "client"), clock)
-    connection = Connection(layers, clock, Script, errors.append)
+    stack = TransportStack(TcpTransport(ours, "client"), clock)
+    connection = Connection(stack, clock, Script, errors.append)
     greenlet = gevent.spawn(connection.run)
     theirs.settimeout(10)
     yield connection.session, theirs, errors, greenlet
@@ -186,7 +186,7 @@ class LateClock(ManualClock):
 def test_a_deadline_that_is_seen_late_is_looked_at_once_more():
     clock = LateClock()
     ours, theirs = socket.socketpair()
-    connection = Connection(Layers(TcpTransport(ours, "client"), clock), clock, Script, [].append)
+    connection = Connection(TransportStack(TcpTransport(ours, "client"), clock), clock, Script, [].append)
     times = []
     tick = connection.session.tick
     connection.session.tick = lambda now: times.append(now) or tick(now)
@@ -256,7 +256,7 @@ def asked(clock):
         io_requests.append(io_request)
         return answer.get()
 
-    connection = Connection(Layers(TcpTransport(ours, "client"), clock), clock, Script, errors.append, ask)
+    connection = Connection(TransportStack(TcpTransport(ours, "client"), clock), clock, Script, errors.append, ask)
     greenlet = gevent.spawn(connection.run)
     theirs.settimeout(10)
     yield connection.session, theirs, io_requests, answer
@@ -396,8 +396,8 @@ def test_a_wait_is_a_question_that_time_answers(pair, clock):
 def test_a_reset_comes_behind_what_is_queued(clock):
     ours, theirs = socket.socketpair()
     resets = []
-    layers = Layers(TcpTransport(ours, "client"), clock, reset=lambda: resets.append(True))
-    connection = Connection(layers, clock, Script, print)
+    stack = TransportStack(TcpTransport(ours, "client"), clock, reset=lambda: resets.append(True))
+    connection = Connection(stack, clock, Script, print)
     greenlet = gevent.spawn(connection.run)
     connection.session.answers = [Send(b"bye"), Reset()]
 
@@ -412,7 +412,7 @@ def test_a_reset_comes_behind_what_is_queued(clock):
 
 def test_without_a_way_to_reset_it_is_a_close(clock):
     ours, theirs = socket.socketpair()
-    connection = Connection(Layers(TcpTransport(ours, "client"), clock), clock, Script, print)
+    connection = Connection(TransportStack(TcpTransport(ours, "client"), clock), clock, Script, print)
     greenlet = gevent.spawn(connection.run)
     connection.session.answers = [Reset()]
 
@@ -425,8 +425,8 @@ def test_without_a_way_to_reset_it_is_a_close(clock):
 
 def test_slowness_is_before_the_session(clock):
     ours, theirs = socket.socketpair()
-    conditions = Conditions(slowness=5.0)
-    connection = Connection(Layers(TcpTransport(ours, "client"), clock), clock, Script, print, None, conditions)
+    state = DaemonState(processing_delay=5.0)
+    connection = Connection(TransportStack(TcpTransport(ours, "client"), clock), clock, Script, print, None, state)
     greenlet = gevent.spawn(connection.run)
     theirs.sendall(b"x")
     clock.advance(4.9)
@@ -441,7 +441,7 @@ def test_slowness_is_before_the_session(clock):
 
 def test_who_does_not_read_is_waited_for_by_the_clock(clock):
     ours, theirs = socket.socketpair()
-    connection = Connection(Layers(TcpTransport(ours, "client"), clock), clock, Script, print)
+    connection = Connection(TransportStack(TcpTransport(ours, "client"), clock), clock, Script, print)
     greenlet = gevent.spawn(connection.run)
     connection.session.answers = [Send(b"x" * 10_000_000), Close()]
     theirs.sendall(b"x")

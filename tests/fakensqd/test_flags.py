@@ -12,8 +12,8 @@ from fakensqd.cli.flags import (
     check_start,
     default_node_id,
     faults_flags,
+    ignored_flags,
     options_of,
-    without_meaning,
 )
 from fakensqd.golang.flags import parse
 from fakensqd.options import LookupdOptions, NsqdOptions
@@ -78,7 +78,7 @@ def test_the_default_node_id():
 def test_flags_that_do_nothing_are_known():
     values = parse(NSQD_FLAGS, ["--verbose", "--sync-every=1", "--snappy", "--log-level=info"])
 
-    assert without_meaning(NSQD_FLAGS, values) == ["verbose", "sync-every"]
+    assert ignored_flags(NSQD_FLAGS, values) == ["verbose", "sync-every"]
 
 
 @pytest.fixture

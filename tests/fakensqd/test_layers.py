@@ -4,7 +4,7 @@ import gevent
 import pytest
 
 from fakensqd.clock import ManualClock, RealClock
-from fakensqd.daemon.connection import Layers
+from fakensqd.daemon.connection import TransportStack
 from fakensqd.effects import StartCompression, StartTLS, TlsEstablished, TlsFailed
 from gnsq.errors import NSQConnectionClosed
 from gnsq.protocol.compression import Deflate, Snappy
@@ -20,60 +20,60 @@ def exchange(one, other):
 
 @pytest.fixture
 def secured(ends, server_context, client_context):
-    """Layers with TLS on, and the client's end inside TLS."""
-    layers = Layers(ends[0], RealClock(), context=server_context)
-    starting = gevent.spawn(layers.start, StartTLS())
+    """TransportStack with TLS on, and the client's end inside TLS."""
+    stack = TransportStack(ends[0], RealClock(), context=server_context)
+    starting = gevent.spawn(stack.start, StartTLS())
     client = TlsTransport(ends[1], client_context, server_hostname="localhost")
     client.handshake()
     assert isinstance(starting.get(timeout=10), TlsEstablished)
-    return layers, client
+    return stack, client
 
 
 def test_tls(secured):
-    layers, client = secured
+    stack, client = secured
 
-    exchange(layers.top, client)
+    exchange(stack.top, client)
 
 
 def test_compression_on_tcp(ends):
-    layers = Layers(ends[0], RealClock())
+    stack = TransportStack(ends[0], RealClock())
 
-    assert layers.start(StartCompression(Snappy())) is None
+    assert stack.start(StartCompression(Snappy())) is None
 
-    exchange(layers.top, CompressedTransport(ends[1], Snappy()))
+    exchange(stack.top, CompressedTransport(ends[1], Snappy()))
 
 
 def test_compression_on_tls(secured):
-    layers, client = secured
+    stack, client = secured
 
-    layers.start(StartCompression(Deflate()))
+    stack.start(StartCompression(Deflate()))
 
-    exchange(layers.top, CompressedTransport(client, Deflate()))
+    exchange(stack.top, CompressedTransport(client, Deflate()))
 
 
 def test_another_compression_takes_the_place_of_the_first(secured):
-    layers, client = secured
-    layers.start(StartCompression(Snappy()))
+    stack, client = secured
+    stack.start(StartCompression(Snappy()))
 
-    layers.start(StartCompression(Deflate()))
+    stack.start(StartCompression(Deflate()))
 
-    exchange(layers.top, CompressedTransport(client, Deflate()))
+    exchange(stack.top, CompressedTransport(client, Deflate()))
 
 
 def test_a_handshake_that_fails_leaves_what_was(ends, server_context):
-    layers = Layers(ends[0], RealClock(), context=server_context)
+    stack = TransportStack(ends[0], RealClock(), context=server_context)
     ends[1].sendall(b"NOP\nNOP\n")
 
-    assert layers.start(StartTLS()) == TlsFailed("tls: first record does not look like a TLS handshake")
+    assert stack.start(StartTLS()) == TlsFailed("tls: first record does not look like a TLS handshake")
 
-    layers.top.sendall(b"in clear")
+    stack.top.sendall(b"in clear")
     assert ends[1].recv(100) == b"in clear"
 
 
 def test_a_handshake_has_five_seconds(ends, server_context):
     clock = ManualClock()
-    layers = Layers(ends[0], clock, addresses=("127.0.0.1:4150", "127.0.0.1:1000"), context=server_context)
-    starting = gevent.spawn(layers.start, StartTLS())
+    stack = TransportStack(ends[0], clock, addresses=("127.0.0.1:4150", "127.0.0.1:1000"), context=server_context)
+    starting = gevent.spawn(stack.start, StartTLS())
     gevent.sleep(0)
     gevent.sleep(0)
 
@@ -82,15 +82,15 @@ def test_a_handshake_has_five_seconds(ends, server_context):
     clock.advance(0.1)
 
     assert starting.get(timeout=10) == TlsFailed("read tcp 127.0.0.1:4150->127.0.0.1:1000: i/o timeout")
-    layers.top.sendall(b"in clear")
+    stack.top.sendall(b"in clear")
     assert ends[1].recv(100) == b"in clear"
 
 
 def test_close_closes_the_lowest(secured):
-    layers, client = secured
+    stack, client = secured
 
-    layers.close()
+    stack.close()
 
     assert client.recv(100) == b""
     with pytest.raises(NSQConnectionClosed):
-        layers.top.recv(100)
+        stack.top.recv(100)
