@@ -15,17 +15,17 @@ from gnsq.errors import ERROR_CODES
 from gnsq.protocol.commands import CommandDecoder
 from gnsq.protocol.frames import ERROR, encode_frame
 
-__all__ = ["SIZE", "BodyReader", "Input", "Reading", "Refusal"]
+__all__ = ["SIZE", "BodyReader", "InputBuffer", "Read", "CommandError"]
 
 SIZE = struct.Struct(">i")
 
 _Value = TypeVar("_Value")
 
 # A step of reading that returns a value in the end; paused with None while bytes are missing, or with what it asks.
-Reading = Generator[IoRequest | None, IoResult, _Value]
+Read = Generator[IoRequest | None, IoResult, _Value]
 
 
-class Refusal(Exception):
+class CommandError(Exception):
     """A command is answered with an error frame.
 
     Args:
@@ -47,7 +47,7 @@ class Refusal(Exception):
         return encode_frame(ERROR, self.data)
 
 
-class Input:
+class InputBuffer:
     """The bytes of one client, and whether more may come.
 
     A failure, below, is what is refused with when the input ends too early.
@@ -59,55 +59,55 @@ class Input:
         self.decoder = decoder or CommandDecoder()
         self.ended = False
 
-    def give_back(self, data: bytes) -> None:
+    def unread(self, data: bytes) -> None:
         """Put bytes in front of what is still to be read."""
         if not data:
             return
         rest = self.decoder.detach()
         self.decoder.feed(data + rest)
 
-    def read(self, count: int, failure: bytes) -> Reading[bytes]:
+    def read(self, count: int, failure: bytes) -> Read[bytes]:
         """Read that many bytes."""
         take = self.decoder.take
         while (data := take(count)) is None:
             if self.ended:
-                raise Refusal(failure)
+                raise CommandError(failure)
             yield None
         return data
 
-    def read_size(self, failure: bytes) -> Reading[int]:
+    def read_size(self, failure: bytes) -> Read[int]:
         """Read a signed 32-bit size."""
         take_size = self.decoder.take_size
         while (size := take_size()) is None:
             if self.ended:
-                raise Refusal(failure)
+                raise CommandError(failure)
             yield None
         return size
 
-    def read_body(self, name: bytes, limit: int) -> Reading[bytes]:
+    def read_body(self, name: bytes, limit: int) -> Read[bytes]:
         """Read the body of IDENTIFY or AUTH."""
         size = yield from self.read_size(b"E_BAD_BODY %s failed to read body size" % name)
         if size > limit:
-            raise Refusal(b"E_BAD_BODY %s body too big %d > %d" % (name, size, limit))
+            raise CommandError(b"E_BAD_BODY %s body too big %d > %d" % (name, size, limit))
         if size <= 0:
-            raise Refusal(b"E_BAD_BODY %s invalid body size %d" % (name, size))
+            raise CommandError(b"E_BAD_BODY %s invalid body size %d" % (name, size))
         return (yield from self.read(size, b"E_BAD_BODY %s failed to read body" % name))
 
-    def read_message(self, name: bytes, limit: int) -> Reading[bytes]:
+    def read_message(self, name: bytes, limit: int) -> Read[bytes]:
         """Read the message of PUB or DPUB."""
         size = yield from self.read_size(b"E_BAD_MESSAGE %s failed to read message body size" % name)
         if size <= 0:
-            raise Refusal(b"E_BAD_MESSAGE %s invalid message body size %d" % (name, size))
+            raise CommandError(b"E_BAD_MESSAGE %s invalid message body size %d" % (name, size))
         if size > limit:
-            raise Refusal(b"E_BAD_MESSAGE %s message too big %d > %d" % (name, size, limit))
+            raise CommandError(b"E_BAD_MESSAGE %s message too big %d > %d" % (name, size, limit))
         return (yield from self.read(size, b"E_BAD_MESSAGE %s failed to read message body" % name))
 
-    def read_messages(self, limit: int, body_limit: int) -> Reading[list[bytes]]:
+    def read_messages(self, limit: int, body_limit: int) -> Read[list[bytes]]:
         """Read the count and the messages of MPUB."""
         count = yield from self.read_size(b"E_BAD_BODY MPUB failed to read message count")
         # 4 bytes of count, then at least 5 per message.
         if not 0 < count <= (body_limit - 4) // 5:
-            raise Refusal(b"E_BAD_BODY MPUB invalid message count %d" % count)
+            raise CommandError(b"E_BAD_BODY MPUB invalid message count %d" % count)
         take, take_size = self.decoder.take, self.decoder.take_size
         messages: list[bytes] = []
         for index in range(count):
@@ -116,9 +116,9 @@ class Input:
             if size is None:
                 size = yield from self.read_size(b"E_BAD_MESSAGE MPUB failed to read message(%d) body size" % index)
             if size <= 0:
-                raise Refusal(b"E_BAD_MESSAGE MPUB invalid message(%d) body size %d" % (index, size))
+                raise CommandError(b"E_BAD_MESSAGE MPUB invalid message(%d) body size %d" % (index, size))
             if size > limit:
-                raise Refusal(b"E_BAD_MESSAGE MPUB message too big %d > %d" % (size, limit))
+                raise CommandError(b"E_BAD_MESSAGE MPUB message too big %d > %d" % (size, limit))
             message = take(size)
             if message is None:
                 message = yield from self.read(size, b"E_BAD_MESSAGE MPUB failed to read message body")
@@ -127,4 +127,4 @@ class Input:
 
 
 # Reads what follows the line of one command.
-BodyReader = Callable[[Input], Reading[object]]
+BodyReader = Callable[[InputBuffer], Read[object]]

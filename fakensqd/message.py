@@ -17,8 +17,8 @@ from typing import Protocol
 
 __all__ = [
     "Backend",
-    "IdSource",
-    "Message",
+    "MessageIdGenerator",
+    "QueuedMessage",
     "MessageOwner",
     "MessageQueue",
 ]
@@ -31,7 +31,7 @@ class MessageOwner(Protocol):
         """Note that a message in flight to it has timed out."""
 
 
-class Message:
+class QueuedMessage:
     """One channel's copy of a message. Slotted and plain: one is made per message."""
 
     __slots__ = ("attempts", "body", "bucket", "deadline", "delay", "delivered_at", "id", "owner", "timestamp")
@@ -46,20 +46,20 @@ class Message:
         self.owner: MessageOwner | None = None
         self.delivered_at = 0.0
         self.deadline = 0.0
-        self.bucket: dict[bytes, Message] = _NO_BUCKET
+        self.bucket: dict[bytes, QueuedMessage] = _NO_BUCKET
 
-    def copy(self) -> Message:
+    def copy(self) -> QueuedMessage:
         """Make the copy for another channel: same id, body and timestamp."""
-        return Message(self.id, self.body, self.timestamp, self.delay)
+        return QueuedMessage(self.id, self.body, self.timestamp, self.delay)
 
 
-_NO_BUCKET: dict[bytes, Message] = {}
+_NO_BUCKET: dict[bytes, QueuedMessage] = {}
 
 
 class Backend(Protocol):
     """Who writes to disk, if anybody does. The channel is None for a topic's own queue."""
 
-    def on_stored(self, topic: str, channel: str | None, messages: Sequence[Message]) -> None:
+    def on_stored(self, topic: str, channel: str | None, messages: Sequence[QueuedMessage]) -> None:
         """Note messages for which there is no room in memory."""
 
     def on_removed(self, topic: str, channel: str | None, ids: Sequence[bytes]) -> None:
@@ -81,13 +81,13 @@ class MessageQueue:
         self._channel = channel
         self._limit = max(0, limit)
         self._ephemeral = ephemeral
-        self._messages: deque[Message] = deque()
+        self._messages: deque[QueuedMessage] = deque()
         self._stored: set[bytes] = set()
 
     def __len__(self) -> int:
         return len(self._messages)
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[QueuedMessage]:
         return iter(self._messages)
 
     @property
@@ -95,11 +95,11 @@ class MessageQueue:
         """How many of them are on disk."""
         return len(self._stored)
 
-    def on_disk(self) -> list[Message]:
+    def on_disk(self) -> list[QueuedMessage]:
         """List those that are on disk."""
         return [message for message in self._messages if message.id in self._stored] if self._stored else []
 
-    def extend(self, messages: Sequence[Message]) -> None:
+    def extend(self, messages: Sequence[QueuedMessage]) -> None:
         """Append messages."""
         room = self._limit - len(self._messages) + len(self._stored)
         self._messages.extend(messages)
@@ -110,12 +110,12 @@ class MessageQueue:
             else:
                 self._store(messages[max(0, room) :])
 
-    def restore(self, messages: Sequence[Message]) -> None:
+    def restore(self, messages: Sequence[QueuedMessage]) -> None:
         """Append messages that are on disk."""
         self._messages.extend(messages)
         self._store(messages)
 
-    def take(self, count: int) -> list[Message]:
+    def take(self, count: int) -> list[QueuedMessage]:
         """Take out so many of the first; there must be as many."""
         popleft = self._messages.popleft
         taken = [popleft() for _ in range(count)]
@@ -128,7 +128,7 @@ class MessageQueue:
         """Drop all."""
         self.take(len(self))
 
-    def _store(self, messages: Sequence[Message]) -> None:
+    def _store(self, messages: Sequence[QueuedMessage]) -> None:
         if messages:
             for message in messages:
                 # A file of nsqd's has no place for it.
@@ -143,7 +143,7 @@ _SEQUENCES = 4096
 _ENDINGS = tuple(b"%03x" % number for number in range(_SEQUENCES))
 
 
-class IdSource:
+class MessageIdGenerator:
     """Make the ids of one topic.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from fakensqd.effects import Execute, FaultStep, Open, Send
 from fakensqd.faults.rules import Event, Plan, Point
-from fakensqd.nsqd.channel import Message
+from fakensqd.message import QueuedMessage
 from fakensqd.nsqd.commands import ROWS, CommandRow
 from fakensqd.transcript import Entry, Transcript
 from gnsq.protocol.commands import Command, split_multipublish_body
@@ -123,7 +123,7 @@ class ConnectionTap:
         self._note_replies(event, changed)
         return changed
 
-    def message(self, message: Message, frame: bytes, now: float) -> Sequence[FaultStep]:
+    def message(self, message: QueuedMessage, frame: bytes, now: float) -> Sequence[FaultStep]:
         """Take note of a message that is to be pushed."""
         event = Event(
             Point.FRAME,

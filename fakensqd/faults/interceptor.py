@@ -34,8 +34,8 @@ from fakensqd.effects import (
     StartTLS,
     Wait,
 )
-from fakensqd.input_buffer import SIZE, BodyReader, Input, Reading, Refusal
-from fakensqd.nsqd.channel import Message
+from fakensqd.input_buffer import SIZE, BodyReader, CommandError, InputBuffer, Read
+from fakensqd.message import QueuedMessage
 from gnsq.protocol.commands import Command, CommandDecoder
 
 __all__ = [
@@ -157,7 +157,7 @@ class Tap(Protocol):
     def reply(self, command: Command, steps: Sequence[FaultStep], now: float) -> Sequence[FaultStep]:
         """Take note of what a command is answered with, perhaps nothing."""
 
-    def message(self, message: Message, frame: bytes, now: float) -> Sequence[FaultStep]:
+    def message(self, message: QueuedMessage, frame: bytes, now: float) -> Sequence[FaultStep]:
         """Take note of a message that is to be pushed."""
 
     def heartbeat(self, frame: bytes, now: float) -> Sequence[FaultStep]:
@@ -177,7 +177,7 @@ class Tapped:
     def __init__(
         self,
         tap: Tap,
-        source: Input,
+        source: InputBuffer,
         output: list[bytes],
         body_reader: Callable[[list[bytes]], BodyReader | None],
         time_out: Callable[[bytes], None] | None = None,
@@ -205,7 +205,7 @@ class Tapped:
         """When take() is worth calling; infinity if never."""
         return self._line.due
 
-    def messages(self, messages: Sequence[Message], frames: Sequence[bytes], now: float) -> None:
+    def messages(self, messages: Sequence[QueuedMessage], frames: Sequence[bytes], now: float) -> None:
         """Push messages that are in flight from now on."""
         for message, frame in zip(messages, frames, strict=True):
             self._say(self._tap.message(message, frame, now), now, urgent=False)
@@ -245,11 +245,11 @@ class Tapped:
     def execute(
         self,
         words: list[bytes],
-        begin: Callable[[], Reading[None] | None],
+        begin: Callable[[], Read[None] | None],
         now: Callable[[], float],
         *,
         legal: bool,
-    ) -> Reading[bool]:
+    ) -> Read[bool]:
         """Do what the tap wants done about a command; say whether the connection ends with it.
 
         Args:
@@ -269,7 +269,7 @@ class Tapped:
                     yield step
                 case Execute(body):
                     if not plain and raw is not None:
-                        self._input.give_back(raw if body is None else SIZE.pack(len(body)) + body)
+                        self._input.unread(raw if body is None else SIZE.pack(len(body)) + body)
                     if (yield from self._execute(command, begin, now)):
                         return True
                 case _:
@@ -278,8 +278,8 @@ class Tapped:
         return False
 
     def _execute(
-        self, command: Command, begin: Callable[[], Reading[None] | None], now: Callable[[], float]
-    ) -> Reading[bool]:
+        self, command: Command, begin: Callable[[], Read[None] | None], now: Callable[[], float]
+    ) -> Read[bool]:
         ended = answered = False
         answer: IoResult = None
         try:
@@ -296,7 +296,7 @@ class Tapped:
                 answer = yield io_request
         except StopIteration:
             pass
-        except Refusal as refusal:
+        except CommandError as refusal:
             self._tap.executed(command, refusal.data)
             steps: list[FaultStep] = [Send(refusal.frame)]
             return self._reply(command, [*steps, Close()] if refusal.fatal else steps, now()) or refusal.fatal
@@ -328,22 +328,22 @@ class _Recorder(CommandDecoder):
         return data
 
 
-def read_ahead(read: BodyReader, source: Input) -> Reading[bytes | None]:
+def read_ahead(read: BodyReader, source: InputBuffer) -> Read[bytes | None]:
     """Wait for the body of a command with its size, and leave both where they are.
 
     Returns:
         Both; None if the server refuses the command before it has it all.
     """
     recorder = _Recorder(source.decoder)
-    ahead = Input(recorder)
+    ahead = InputBuffer(recorder)
     is_whole = True
     try:
         ahead.ended = source.ended
         for io_request in read(ahead):
             yield io_request
             ahead.ended = source.ended
-    except Refusal:
+    except CommandError:
         is_whole = False
     data = b"".join(recorder.taken)
-    source.give_back(data)
+    source.unread(data)
     return data if is_whole else None

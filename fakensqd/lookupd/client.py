@@ -60,7 +60,7 @@ class LookupPeer:
         self._timer: Timer | None = None
         # Where its HTTP API is, once IDENTIFY has been answered.
         self._http_address: tuple[str, int] | None = None
-        self._tried = Event()
+        self._attempted = Event()
         # Commands to send; None ends the greenlet.
         self._commands: Queue[bytes | None] = Queue()
 
@@ -73,17 +73,17 @@ class LookupPeer:
         self._commands.put(_registration(b"UNREGISTER", topic, channel))
 
     @property
-    def askable(self) -> bool:
+    def can_query(self) -> bool:
         """Whether it has answered IDENTIFY, or may yet."""
-        return self._http_address is not None or not self._tried.is_set()
+        return self._http_address is not None or not self._attempted.is_set()
 
-    def wait_tried(self) -> None:
+    def wait_attempted(self) -> None:
         """Wait for the first connection, and what is registered on it, or its failure."""
-        self._tried.wait()  # run() sets it, whatever happens
+        self._attempted.wait()  # run() sets it, whatever happens
 
     def channels(self, topic: str) -> list[str]:
         """Ask for the channels of a topic; none if there is no answer. Waits for the first connection."""
-        self.wait_tried()
+        self.wait_attempted()
         if self._http_address is None:
             return []
         address, options = self._http_address, self._options
@@ -105,14 +105,14 @@ class LookupPeer:
         """Talk to nsqlookupd until stop(); what cannot be said is dropped, a new connection begins with everything."""
         try:
             self._command(b"")
-            self._tried.set()
+            self._attempted.set()
             self._ping_later()
             while (command := self._commands.get()) is not None:
                 self._command(command)
                 if command == _PING:
                     self._ping_later()
         finally:
-            self._tried.set()
+            self._attempted.set()
             if self._timer is not None:
                 self._timer.cancel()
             self._disconnect()

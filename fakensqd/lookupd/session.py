@@ -13,7 +13,7 @@ from typing import Any
 from fakensqd.effects import Close, Effect, IoRequest, IoResult, Send
 from fakensqd.faults.interceptor import Tap, Tapped
 from fakensqd.golang import encoding_json
-from fakensqd.input_buffer import SIZE, BodyReader, Input, Reading, Refusal
+from fakensqd.input_buffer import SIZE, BodyReader, CommandError, InputBuffer, Read
 from fakensqd.lookupd.registry import Peer, Registry
 from gnsq.protocol.names import valid_channel_name, valid_topic_name
 
@@ -31,10 +31,10 @@ _FIELDS = {
     "remote_address": encoding_json.STRING,
 }
 
-_Handler = Callable[["LookupdSession", list[bytes]], Reading[None] | None]
+_Handler = Callable[["LookupdSession", list[bytes]], Read[None] | None]
 
 
-class _Refusal(Refusal):
+class _FatalError(CommandError):
     """An answer after which the connection ends."""
 
     @property
@@ -43,7 +43,7 @@ class _Refusal(Refusal):
         return _framed(self.data)
 
 
-class _Ended(Exception):
+class _InputEnded(Exception):
     """The input ended where nothing is to be said about it."""
 
 
@@ -63,12 +63,12 @@ class LookupdSession:
         self._identity = identity
         self._now = 0.0
         self._peer: Peer | None = None
-        self._input = Input()
+        self._input = InputBuffer()
         self._closed = False
         self._output: list[bytes] = []
         self._io_request: IoRequest | None = None
         self._tap: Tapped | None = None
-        self._program = self._run()
+        self._command_loop = self._run()
 
     # --- what the shell calls -----------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class LookupdSession:
         if self._closed or self._io_request is not None:
             return self.tick(now)
         try:
-            self._io_request = self._program.send(answer)
+            self._io_request = self._command_loop.send(answer)
         except StopIteration:
             self.disconnected()
         effects = self._effects()
@@ -141,10 +141,10 @@ class LookupdSession:
             effects.append(Close())
         return effects
 
-    def _run(self) -> Reading[None]:
+    def _run(self) -> Read[None]:
         try:
             if (yield from self._read(len(MAGIC_V1))) != MAGIC_V1:
-                raise _Refusal(b"E_BAD_PROTOCOL")
+                raise _FatalError(b"E_BAD_PROTOCOL")
             while True:
                 line = yield from self._read_line()
                 if self._tap is not None and self._tap.idle:
@@ -157,27 +157,27 @@ class LookupdSession:
                         return
                 elif (reading := handler(self, words)) is not None:
                     yield from reading
-        except _Refusal as refusal:
+        except _FatalError as refusal:
             self._output.append(refusal.frame)
-        except _Ended:
+        except _InputEnded:
             pass
 
     def _time(self) -> float:
         return self._now
 
-    def _read_line(self) -> Reading[bytes]:
+    def _read_line(self) -> Read[bytes]:
         # Not the decoder's take_line(): nsqlookupd has no limit.
         decoder = self._input.decoder
         while b"\n" not in (data := decoder.peek(decoder.buffered) or b""):
             if self._input.ended:
-                raise _Ended
+                raise _InputEnded
             yield None
         return (yield from self._read(data.index(b"\n") + 1))
 
-    def _read(self, count: int) -> Reading[bytes]:
+    def _read(self, count: int) -> Read[bytes]:
         while (data := self._input.decoder.take(count)) is None:
             if self._input.ended:
-                raise _Ended
+                raise _InputEnded
             yield None
         return data
 
@@ -209,28 +209,28 @@ class LookupdSession:
 
     def _names(self, words: list[bytes]) -> tuple[Peer, str, str]:
         if self._peer is None:
-            raise _Refusal(b"E_INVALID client must IDENTIFY")
+            raise _FatalError(b"E_INVALID client must IDENTIFY")
         verb, *names = (word.decode("latin-1") for word in words)
         if not names:
-            raise _Refusal(f"E_INVALID {verb} insufficient number of params".encode())
+            raise _FatalError(f"E_INVALID {verb} insufficient number of params".encode())
         topic, channel = names[0], names[1] if len(names) > 1 else ""
         if not valid_topic_name(topic):
-            raise _Refusal(f"E_BAD_TOPIC {verb} topic name '{topic}' is not valid".encode("latin-1"))
+            raise _FatalError(f"E_BAD_TOPIC {verb} topic name '{topic}' is not valid".encode("latin-1"))
         if channel and not valid_channel_name(channel):
-            raise _Refusal(f"E_BAD_CHANNEL {verb} channel name '{channel}' is not valid".encode("latin-1"))
+            raise _FatalError(f"E_BAD_CHANNEL {verb} channel name '{channel}' is not valid".encode("latin-1"))
         return self._peer, topic, channel
 
-    def _identify(self, words: list[bytes]) -> Reading[None]:
+    def _identify(self, words: list[bytes]) -> Read[None]:
         try:
             body = yield from _read_identify(self._input)
-        except Refusal as refusal:
-            raise (_Refusal(refusal.data) if refusal.data else _Ended) from None
+        except CommandError as refusal:
+            raise (_FatalError(refusal.data) if refusal.data else _InputEnded) from None
         try:
             values: dict[str, Any] = encoding_json.decode(body, _FIELDS)  # Any: decode() has checked each type
         except ValueError:
-            raise _Refusal(b"E_BAD_BODY IDENTIFY failed to decode JSON body") from None
+            raise _FatalError(b"E_BAD_BODY IDENTIFY failed to decode JSON body") from None
         if not all(values.get(name) for name in ("broadcast_address", "tcp_port", "http_port", "version")):
-            raise _Refusal(b"E_BAD_BODY IDENTIFY missing fields")
+            raise _FatalError(b"E_BAD_BODY IDENTIFY missing fields")
         self._peer = Peer(
             id=self._remote_address,
             broadcast_address=values["broadcast_address"],
@@ -248,17 +248,17 @@ def _framed(data: bytes) -> bytes:
     return SIZE.pack(len(data)) + data
 
 
-def _read_identify(source: Input) -> Reading[bytes]:
+def _read_identify(source: InputBuffer) -> Read[bytes]:
     size = yield from source.read_size(b"E_BAD_BODY IDENTIFY failed to read body size")
     if size < 0:
-        raise Refusal(b"")  # the real one crashes
+        raise CommandError(b"")  # the real one crashes
     return (yield from source.read(size, b"E_BAD_BODY IDENTIFY failed to read body"))
 
 
 def _illegal(session: LookupdSession, words: list[bytes]) -> None:
     if words[0] == b"IDENTIFY":
-        raise _Refusal(b"E_INVALID cannot IDENTIFY again")
-    raise _Refusal(b"E_INVALID invalid command %s" % words[0])
+        raise _FatalError(b"E_INVALID cannot IDENTIFY again")
+    raise _FatalError(b"E_INVALID invalid command %s" % words[0])
 
 
 _HANDLERS: dict[bytes, _Handler] = {

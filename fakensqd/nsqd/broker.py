@@ -16,8 +16,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from fakensqd.message import IdSource, Message, MessageQueue
-from fakensqd.nsqd.channel import BrokerError, Channel, Consumer
+from fakensqd.message import MessageIdGenerator, MessageQueue, QueuedMessage
+from fakensqd.nsqd.channel import BrokerError, Channel, Subscriber
 from fakensqd.options import NsqdOptions
 from gnsq.protocol.names import is_ephemeral
 
@@ -25,8 +25,8 @@ __all__ = [
     "Broker",
     "BrokerError",
     "Channel",
-    "Consumer",
-    "Message",
+    "Subscriber",
+    "QueuedMessage",
     "Topic",
     "last_listing",
     "next_listing",
@@ -92,7 +92,7 @@ class Topic:
         # A topic that is not started holds its messages: nsqlookupd is being asked for its channels.
         self._started = True
         self._broker = broker
-        self._ids = IdSource(broker.options.node_id)
+        self._ids = MessageIdGenerator(broker.options.node_id)
         self._backlog = MessageQueue(broker, name, None, broker.options.mem_queue_size, ephemeral=self.ephemeral)
 
     @property
@@ -114,7 +114,7 @@ class Topic:
         """Take messages in; a delay begins when they reach a channel."""
         timestamp = self._broker.wall_ns(now)
         ids = self._ids.take(len(bodies), timestamp)
-        messages = [Message(id_, body, timestamp, delay) for id_, body in zip(ids, bodies, strict=True)]
+        messages = [QueuedMessage(id_, body, timestamp, delay) for id_, body in zip(ids, bodies, strict=True)]
         self.message_count += len(messages)
         self.message_bytes += sum(map(len, bodies))
         self._broker.on_publish(self.name, bodies)
@@ -144,10 +144,10 @@ class Topic:
         if self.ephemeral and not self.channels:
             self._broker.delete_topic(self.name)
 
-    def leave_channel(self, channel: Channel, consumer: Consumer) -> None:
+    def leave_channel(self, channel: Channel, subscriber: Subscriber) -> None:
         """Take a consumer off a channel; an ephemeral channel goes with its last one."""
-        channel.remove(consumer)
-        if channel.ephemeral and not channel.consumers and self.channels.get(channel.name) is channel:
+        channel.remove(subscriber)
+        if channel.ephemeral and not channel.subscribers and self.channels.get(channel.name) is channel:
             self.delete_channel(channel.name)
 
     def set_paused(self, paused: bool, now: float) -> None:
@@ -165,15 +165,15 @@ class Topic:
         """Drop what waits here; channels keep theirs."""
         self._backlog.clear()
 
-    def stored(self) -> list[Message]:
+    def stored(self) -> list[QueuedMessage]:
         """List what nsqd would write to disk when it stops; channels have their own."""
         return list(self._backlog)
 
-    def on_disk(self) -> list[Message]:
+    def on_disk(self) -> list[QueuedMessage]:
         """List what of it is on disk already."""
         return self._backlog.on_disk()
 
-    def restore(self, messages: Sequence[Message], now: float) -> None:
+    def restore(self, messages: Sequence[QueuedMessage], now: float) -> None:
         """Take in what was stored, and is on disk; it counts as depth, not as messages that came in."""
         self._backlog.restore(messages)
         self._release(now)
@@ -190,9 +190,9 @@ class Topic:
                 if message.delay:
                     self._hand_over([message], now)
 
-    def _hand_over(self, messages: Sequence[Message], now: float) -> None:
+    def _hand_over(self, messages: Sequence[QueuedMessage], now: float) -> None:
         # The first channel gets the messages themselves, the others copies; as nsqd does, and it saves one each.
-        copies: Sequence[Message] | None = messages
+        copies: Sequence[QueuedMessage] | None = messages
         for channel in self.channels.values():
             own = copies if copies is not None else [message.copy() for message in messages]
             copies = None
@@ -224,7 +224,7 @@ class Broker:
         self.topics: dict[str, Topic] = {}
         self.on_register: Callable[[str, str | None], None] = _nothing
         self.on_unregister: Callable[[str, str | None], None] = _nothing
-        self.on_stored: Callable[[str, str | None, Sequence[Message]], None] = _nothing
+        self.on_stored: Callable[[str, str | None, Sequence[QueuedMessage]], None] = _nothing
         self.on_removed: Callable[[str, str | None, Sequence[bytes]], None] = _nothing
         self.on_publish: Callable[[str, Sequence[bytes]], None] = _nothing
         self.on_pause: Callable[[], None] = _nothing
@@ -258,7 +258,7 @@ class Broker:
         topic.channels.clear()
         topic.empty()
 
-    def restarted(self, now: float, *, keep_messages: bool) -> Broker:
+    def reset_after_restart(self, now: float, *, keep_messages: bool) -> Broker:
         """Make the broker that nsqd has after a restart: no counts, no delays, nothing in flight, nothing ephemeral."""
         broker = Broker(self.options, epoch_ns=self._epoch_ns)
         for old in self.topics.values():
@@ -281,13 +281,13 @@ class Broker:
         """All channels of all topics."""
         return (channel for topic in self.topics.values() for channel in topic.channels.values())
 
-    def falls_due(self, when: float) -> None:
+    def schedule_expiry(self, when: float) -> None:
         """Note that something is to be expired at that time."""
         if when < self.due:
             self.due = when
             self.on_due(when)
 
-    def expire(self, now: float) -> list[Message]:
+    def expire(self, now: float) -> list[QueuedMessage]:
         """Queue again what has timed out and what was deferred until now; give back what has timed out."""
         self.due = math.inf
         return [message for channel in list(self.channels()) for message in channel.expire(now)]
@@ -301,7 +301,7 @@ class Broker:
         self.due = math.inf
         scan(known, self.options.queue_scan_selection_count, chance, lambda channel: _had_something(channel, now))
         for channel in known:
-            self.falls_due(channel.due)
+            self.schedule_expiry(channel.due)
 
 
 def _had_something(channel: Channel, now: float) -> bool:
@@ -310,7 +310,7 @@ def _had_something(channel: Channel, now: float) -> bool:
     return due
 
 
-def _undelayed(messages: list[Message]) -> list[Message]:
+def _undelayed(messages: list[QueuedMessage]) -> list[QueuedMessage]:
     for message in messages:
         message.delay = 0.0
     return messages

@@ -1,6 +1,6 @@
-"""One channel: its queue, what is in flight and deferred, and the consumers that wait for it.
+"""One channel: its queue, what is in flight and deferred, and the subscribers that wait for it.
 
-Pure: takes ``now``, calls consumers, knows no bytes of the wire. Source: nsqd channel.go.
+Pure: takes ``now``, calls subscribers, knows no bytes of the wire. Source: nsqd channel.go.
 
 How long messages take from their publishing to FIN: the percentiles of /stats.
 
@@ -15,16 +15,16 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
-from fakensqd.message import Backend, Message, MessageQueue
+from fakensqd.message import Backend, MessageQueue, QueuedMessage
 from fakensqd.options import NsqdOptions
 from gnsq.protocol.names import is_ephemeral
 
 __all__ = [
     "BrokerError",
     "Channel",
-    "Consumer",
+    "Subscriber",
     "Latencies",
-    "Message",
+    "QueuedMessage",
     "human",
     "summary",
 ]
@@ -104,7 +104,7 @@ class BrokerError(Exception):
     """A request about a message or channel that cannot be met; the text is nsqd's."""
 
 
-class Consumer(Protocol):
+class Subscriber(Protocol):
     """What a channel tells the connections that subscribe to it. None of these may deliver at once."""
 
     def wake(self) -> bool:
@@ -120,7 +120,7 @@ class Consumer(Protocol):
     def channel_emptied(self) -> None:
         """All messages in flight here have been dropped."""
 
-    def hang_up(self) -> None:
+    def channel_closed(self) -> None:
         """The channel is gone: close without a word."""
 
 
@@ -132,7 +132,7 @@ class _Timers(Backend, Protocol):
     def wall_ns(self, now: float) -> int:
         """The wall clock, in nanoseconds since 1970."""
 
-    def falls_due(self, when: float) -> None:
+    def schedule_expiry(self, when: float) -> None:
         """Note that something is to be expired at that time."""
 
     def on_pause(self) -> None:
@@ -140,7 +140,7 @@ class _Timers(Backend, Protocol):
 
 
 class Channel:
-    """A queue of messages, each delivered to one of the consumers."""
+    """A queue of messages, each delivered to one of the subscribers."""
 
     def __init__(self, timers: _Timers, topic_name: str, name: str, now: float = 0.0) -> None:
         self.topic_name = topic_name
@@ -158,17 +158,17 @@ class Channel:
             percentiles, window = options.e2e_processing_latency_percentiles, options.e2e_processing_latency_window_time
             self.latencies = Latencies(percentiles, window, now)
         # An ordered set.
-        self.consumers: dict[Consumer, None] = {}
+        self.subscribers: dict[Subscriber, None] = {}
         self._timers = timers
         self._queue = MessageQueue(timers, topic_name, name, options.mem_queue_size, ephemeral=self.ephemeral)
-        self._waiting: dict[Consumer, None] = {}
+        self._ready: dict[Subscriber, None] = {}
         # Woken, and not come yet: what is queued is shared with them.
-        self._coming: dict[Consumer, None] = {}
-        self._in_flight: dict[bytes, Message] = {}
+        self._woken: dict[Subscriber, None] = {}
+        self._in_flight: dict[bytes, QueuedMessage] = {}
         # Messages in flight by how long they may be, each bucket in order of deadline since now never goes back:
         # the first of each is the only one to look at, and FIN just deletes. A heap would keep what was finished.
-        self._buckets: dict[Hashable, dict[bytes, Message]] = {}
-        self._deferred: list[tuple[float, int, Message]] = []
+        self._buckets: dict[Hashable, dict[bytes, QueuedMessage]] = {}
+        self._deferred: list[tuple[float, int, QueuedMessage]] = []
         self._order = itertools.count()
 
     @property
@@ -193,103 +193,103 @@ class Channel:
 
     # --- messages come in ---------------------------------------------------------------------------------------------
 
-    def put(self, messages: Sequence[Message]) -> None:
+    def put(self, messages: Sequence[QueuedMessage]) -> None:
         """Queue new messages."""
         self.message_count += len(messages)
         self._enqueue(messages)
 
-    def defer(self, messages: Sequence[Message], delay: float, now: float) -> None:
+    def defer(self, messages: Sequence[QueuedMessage], delay: float, now: float) -> None:
         """Take new messages in, to be queued after the delay."""
         self.message_count += len(messages)
         for message in messages:
             self._defer(message, delay, now)
 
-    def _defer(self, message: Message, delay: float, now: float) -> None:
+    def _defer(self, message: QueuedMessage, delay: float, now: float) -> None:
         due = now + delay
         heapq.heappush(self._deferred, (due, next(self._order), message))
-        self._timers.falls_due(due)
+        self._timers.schedule_expiry(due)
 
-    def _enqueue(self, messages: Sequence[Message]) -> None:
+    def _enqueue(self, messages: Sequence[QueuedMessage]) -> None:
         self._queue.extend(messages)
-        self._wake_waiting()
+        self._wake_ready()
 
-    def stored(self) -> list[Message]:
+    def stored(self) -> list[QueuedMessage]:
         """List what nsqd would write to disk when it stops: queued, in flight and deferred messages."""
         return [*self._queue, *self._in_flight.values(), *(message for _, _, message in sorted(self._deferred))]
 
-    def on_disk(self) -> list[Message]:
+    def on_disk(self) -> list[QueuedMessage]:
         """List what is on disk already."""
         return self._queue.on_disk()
 
-    def restore(self, messages: Sequence[Message]) -> None:
+    def restore(self, messages: Sequence[QueuedMessage]) -> None:
         """Queue what was stored, and is on disk; it counts as depth, not as messages that came in."""
         self._queue.restore(messages)
-        self._wake_waiting()
+        self._wake_ready()
 
-    # --- consumers come and go ----------------------------------------------------------------------------------------
+    # --- subscribers come and go --------------------------------------------------------------------------------------
 
-    def add(self, consumer: Consumer) -> None:
-        """Let a consumer subscribe.
+    def add(self, subscriber: Subscriber) -> None:
+        """Let a subscriber subscribe.
 
         Raises:
             BrokerError: If max_channel_consumers are there already.
         """
         limit = self._timers.options.max_channel_consumers
-        if limit and len(self.consumers) >= limit:
+        if limit and len(self.subscribers) >= limit:
             raise BrokerError(f"consumers for {self.topic_name}:{self.name} exceeds limit of {limit}")
-        self.consumers[consumer] = None
+        self.subscribers[subscriber] = None
 
-    def remove(self, consumer: Consumer) -> None:
-        """Forget a consumer; what it has in flight stays so until its timeout."""
-        self.consumers.pop(consumer, None)
-        self.stop_waiting(consumer)
+    def remove(self, subscriber: Subscriber) -> None:
+        """Forget a subscriber; what it has in flight stays so until its timeout."""
+        self.subscribers.pop(subscriber, None)
+        self.remove_ready(subscriber)
 
-    def wait(self, consumer: Consumer) -> None:
-        """Wake this consumer, once, when a message comes; at once if there are some that it has left to others."""
-        woken = bool(self._queue) and not self.paused and consumer.wake()
-        if not (woken and consumer in self._coming):
-            self._coming.pop(consumer, None)
+    def add_ready(self, subscriber: Subscriber) -> None:
+        """Wake this subscriber, once, when a message comes; at once if there are some that it has left to others."""
+        woken = bool(self._queue) and not self.paused and subscriber.wake()
+        if not (woken and subscriber in self._woken):
+            self._woken.pop(subscriber, None)
             # Who waits already keeps its place.
-            self._waiting[consumer] = None
+            self._ready[subscriber] = None
 
-    def stop_waiting(self, consumer: Consumer) -> None:
-        """Do not wake this consumer; if it has been woken for what is queued, wake another in its place."""
-        self._waiting.pop(consumer, None)
-        self._coming.pop(consumer, None)
-        self._wake_waiting()
+    def remove_ready(self, subscriber: Subscriber) -> None:
+        """Do not wake this subscriber; if it has been woken for what is queued, wake another in its place."""
+        self._ready.pop(subscriber, None)
+        self._woken.pop(subscriber, None)
+        self._wake_ready()
 
-    def _wake_waiting(self) -> None:
+    def _wake_ready(self) -> None:
         """Wake as many as there are messages, those first who have waited longest."""
-        waiting = self._waiting
+        waiting = self._ready
         if not waiting or self.paused:
             return
         wanted = len(self._queue)
         while wanted > 0 and waiting:
-            consumer = next(iter(waiting))
-            del waiting[consumer]
-            if consumer.wake():
-                self._coming[consumer] = None
+            subscriber = next(iter(waiting))
+            del waiting[subscriber]
+            if subscriber.wake():
+                self._woken[subscriber] = None
                 wanted -= 1
 
     # --- messages go out ----------------------------------------------------------------------------------------------
 
     def deliver(
-        self, consumer: Consumer, limit: int, now: float, timeout: float, keep: Callable[[], bool] | None = None
-    ) -> list[Message]:
-        """Move messages from the queue into flight to this consumer: its share, and not more than limit.
+        self, subscriber: Subscriber, limit: int, now: float, timeout: float, keep: Callable[[], bool] | None = None
+    ) -> list[QueuedMessage]:
+        """Move messages from the queue into flight to this subscriber: its share, and not more than limit.
 
-        A consumer that has not been woken gets nothing while others that have been are to come; then it is one of them.
+        One that has not been woken gets nothing while others that have been are to come; then it is one of them.
 
         Args:
             timeout: Seconds until they are taken back.
             keep: Asked for each message; where it says no the message is dropped, as if finished.
         """
-        queue, coming = self._queue, self._coming
-        if consumer not in coming and coming:
+        queue, coming = self._queue, self._woken
+        if subscriber not in coming and coming:
             # Who has just given a message back, or published it, leaves it to those who have waited, as nsqd does.
-            coming[consumer] = None
+            coming[subscriber] = None
             return []
-        coming.pop(consumer, None)
+        coming.pop(subscriber, None)
         # Others that have been woken get as much; rounded up, so that what is left gets less with each turn.
         share = -(-len(queue) // (1 + len(coming)))
         taken = queue.take(min(limit, share))
@@ -302,46 +302,46 @@ class Channel:
         in_flight = self._in_flight
         for message in taken:
             message.attempts += 1
-            message.owner = consumer
+            message.owner = subscriber
             message.delivered_at = now
             message.deadline = deadline
             message.bucket = bucket
             in_flight[message.id] = bucket[message.id] = message
-        self._timers.falls_due(deadline)
+        self._timers.schedule_expiry(deadline)
         return taken
 
-    def finish(self, consumer: Consumer, message_id: bytes, now: float) -> None:
+    def finish(self, subscriber: Subscriber, message_id: bytes, now: float) -> None:
         """Forget a message that has been dealt with.
 
         Raises:
-            BrokerError: If it is not in flight to this consumer.
+            BrokerError: If it is not in flight to this subscriber.
         """
-        message = self._owned(consumer, message_id)
+        message = self._owned(subscriber, message_id)
         del self._in_flight[message_id], message.bucket[message_id]
         if self.latencies is not None:
             self.latencies.add(self._timers.wall_ns(now) - message.timestamp, now)
 
-    def requeue(self, consumer: Consumer, message_id: bytes, delay: float, now: float) -> None:
+    def requeue(self, subscriber: Subscriber, message_id: bytes, delay: float, now: float) -> None:
         """Take a message back, to be queued at once or after a delay.
 
         Raises:
-            BrokerError: If it is not in flight to this consumer.
+            BrokerError: If it is not in flight to this subscriber.
         """
-        self._owned(consumer, message_id)
-        message = self._land(message_id)
+        self._owned(subscriber, message_id)
+        message = self._remove_in_flight(message_id)
         self.requeue_count += 1
         if delay > 0:
             self._defer(message, delay, now)
         else:
             self._enqueue([message])
 
-    def touch(self, consumer: Consumer, message_id: bytes, timeout: float, now: float) -> None:
+    def touch(self, subscriber: Subscriber, message_id: bytes, timeout: float, now: float) -> None:
         """Begin a message's timeout anew; max_msg_timeout after its delivery is the end.
 
         Raises:
-            BrokerError: If it is not in flight to this consumer.
+            BrokerError: If it is not in flight to this subscriber.
         """
-        message = self._owned(consumer, message_id)
+        message = self._owned(subscriber, message_id)
         limit = message.delivered_at + self._timers.options.max_msg_timeout
         key: Hashable = timeout
         deadline = now + timeout
@@ -352,17 +352,17 @@ class Channel:
         message.deadline = deadline
         message.bucket = self._buckets.setdefault(key, {})
         message.bucket[message_id] = message
-        self._timers.falls_due(deadline)
+        self._timers.schedule_expiry(deadline)
 
-    def _owned(self, consumer: Consumer, message_id: bytes) -> Message:
+    def _owned(self, subscriber: Subscriber, message_id: bytes) -> QueuedMessage:
         message = self._in_flight.get(message_id)
         if message is None:
             raise BrokerError("ID not in flight")
-        if message.owner is not consumer:
+        if message.owner is not subscriber:
             raise BrokerError("client does not own message")
         return message
 
-    def _land(self, message_id: bytes) -> Message:
+    def _remove_in_flight(self, message_id: bytes) -> QueuedMessage:
         message = self._in_flight.pop(message_id)
         del message.bucket[message_id]
         return message
@@ -375,36 +375,36 @@ class Channel:
         firsts = [next(iter(bucket.values())).deadline for bucket in self._buckets.values() if bucket]
         return min(firsts + [due for due, _, _ in self._deferred[:1]], default=math.inf)
 
-    def expire(self, now: float) -> list[Message]:
+    def expire(self, now: float) -> list[QueuedMessage]:
         """Queue again what has timed out and what was deferred until now; give back what has timed out."""
-        ripe = []
+        delayed = []
         while self._deferred and self._deferred[0][0] <= now:
-            ripe.append(heapq.heappop(self._deferred)[2])
+            delayed.append(heapq.heappop(self._deferred)[2])
         timed_out = self._timed_out(now)
         self._count_timeouts(timed_out)
-        if ripe or timed_out:
-            self._enqueue(ripe + timed_out)
-        self._timers.falls_due(self.due)
+        if delayed or timed_out:
+            self._enqueue(delayed + timed_out)
+        self._timers.schedule_expiry(self.due)
         return timed_out
 
     def time_out(self, message_id: bytes) -> None:
         """Queue a message again as if it had timed out; does nothing if none of that id is in flight."""
         if message_id in self._in_flight:
-            message = self._land(message_id)
+            message = self._remove_in_flight(message_id)
             self._count_timeouts([message])
             self._enqueue([message])
 
-    def _count_timeouts(self, messages: Sequence[Message]) -> None:
+    def _count_timeouts(self, messages: Sequence[QueuedMessage]) -> None:
         for message in messages:
             self.timeout_count += 1
-            if message.owner in self.consumers:
+            if message.owner in self.subscribers:
                 message.owner.message_timed_out()
 
-    def _timed_out(self, now: float) -> list[Message]:
+    def _timed_out(self, now: float) -> list[QueuedMessage]:
         timed_out = []
         for key, bucket in list(self._buckets.items()):
             for message in list(itertools.takewhile(lambda message: message.deadline <= now, bucket.values())):
-                timed_out.append(self._land(message.id))
+                timed_out.append(self._remove_in_flight(message.id))
             if not bucket:
                 del self._buckets[key]
         return timed_out
@@ -412,11 +412,11 @@ class Channel:
     def set_paused(self, paused: bool) -> None:
         """Stop deliveries, or let them on; answers to what is in flight are taken all the same."""
         self.paused = paused
-        self._waiting.clear()
-        self._coming.clear()
-        for consumer in self.consumers:
-            if consumer.wake():
-                self._coming[consumer] = None
+        self._ready.clear()
+        self._woken.clear()
+        for subscriber in self.subscribers:
+            if subscriber.wake():
+                self._woken[subscriber] = None
         self._timers.on_pause()
 
     def empty(self) -> None:
@@ -425,15 +425,15 @@ class Channel:
         self._in_flight.clear()
         self._buckets.clear()
         self._deferred.clear()
-        for consumer in self.consumers:
-            consumer.channel_emptied()
+        for subscriber in self.subscribers:
+            subscriber.channel_emptied()
 
     def close(self) -> None:
-        """Drop everything and hang up on the consumers."""
-        consumers = list(self.consumers)
+        """Drop everything and hang up on the subscribers."""
+        subscribers = list(self.subscribers)
         self.empty()
-        self.consumers.clear()
-        self._waiting.clear()
-        self._coming.clear()
-        for consumer in consumers:
-            consumer.hang_up()
+        self.subscribers.clear()
+        self._ready.clear()
+        self._woken.clear()
+        for subscriber in subscribers:
+            subscriber.channel_closed()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fakensqd.golang.text import base10, int64, quote
-from fakensqd.input_buffer import Input, Reading, Refusal
+from fakensqd.input_buffer import CommandError, InputBuffer, Read
 from fakensqd.options import LATEST, NsqdOptions, Release
 from gnsq.protocol.frames import MESSAGE_ID_SIZE
 
@@ -41,10 +41,10 @@ def subscription(words: list[bytes], release: Release = LATEST) -> tuple[str, st
     _check_count(words, b"parameters")
     topic = _topic_name(words[1], release)
     if topic is None:
-        raise Refusal(b"E_BAD_TOPIC SUB topic name %s is not valid" % _quoted(words[1], release))
+        raise CommandError(b"E_BAD_TOPIC SUB topic name %s is not valid" % _quoted(words[1], release))
     channel = words[2].decode("latin-1")
     if not release.is_channel_name(channel):
-        raise Refusal(b"E_BAD_CHANNEL SUB channel name %s is not valid" % _quoted(words[2], release))
+        raise CommandError(b"E_BAD_CHANNEL SUB channel name %s is not valid" % _quoted(words[2], release))
     return topic, channel
 
 
@@ -55,9 +55,9 @@ def ready_count(words: list[bytes], limit: int) -> int:
     try:
         count = int64(base10(words[1]))
     except ValueError:
-        raise Refusal(b"E_INVALID RDY could not parse count %s" % words[1]) from None
+        raise CommandError(b"E_INVALID RDY could not parse count %s" % words[1]) from None
     if not 0 <= count <= limit:
-        raise Refusal(b"E_INVALID RDY count %d out of range 0-%d" % (count, limit))
+        raise CommandError(b"E_INVALID RDY count %d out of range 0-%d" % (count, limit))
     return count
 
 
@@ -65,7 +65,7 @@ def message_id(words: list[bytes]) -> bytes:
     """Read the id of FIN, REQ or TOUCH."""
     _check_count(words, b"params")
     if len(words[1]) != MESSAGE_ID_SIZE:
-        raise Refusal(b"E_INVALID invalid message ID")
+        raise CommandError(b"E_INVALID invalid message ID")
     return words[1]
 
 
@@ -75,11 +75,11 @@ def requeue_delay(words: list[bytes], limit: float, release: Release = LATEST) -
     try:
         delay_ms = base10(words[2])
     except ValueError:
-        raise Refusal(b"E_INVALID REQ could not parse timeout %s" % words[2]) from None
+        raise CommandError(b"E_INVALID REQ could not parse timeout %s" % words[2]) from None
     delay_ns, limit_ns = int64(delay_ms * 10**6), round(limit * 1000) * 10**6
     if not release.cuts_requeue_delay and not 0 <= delay_ns <= limit_ns:
         # nsqd really says nanoseconds.
-        raise Refusal(b"E_INVALID REQ timeout %d out of range 0-%d" % (delay_ns, limit_ns))
+        raise CommandError(b"E_INVALID REQ timeout %d out of range 0-%d" % (delay_ns, limit_ns))
     return min(max(delay_ns / 1e9, 0.0), limit)
 
 
@@ -91,7 +91,7 @@ def publish_topic(words: list[bytes], release: Release = LATEST) -> str:
         name = words[0]
         # MPUB really says its code twice.
         code = b"E_BAD_TOPIC E_BAD_TOPIC" if name == b"MPUB" else b"E_BAD_TOPIC"
-        raise Refusal(b"%s %s topic name %s is not valid" % (code, name, _quoted(words[1], release)))
+        raise CommandError(b"%s %s topic name %s is not valid" % (code, name, _quoted(words[1], release)))
     return topic
 
 
@@ -100,16 +100,16 @@ def _defer_delay(words: list[bytes], limit: float) -> float:
     try:
         delay_ms = base10(words[2])
     except ValueError:
-        raise Refusal(b"E_INVALID DPUB could not parse timeout %s" % words[2]) from None
+        raise CommandError(b"E_INVALID DPUB could not parse timeout %s" % words[2]) from None
     delay_ns, limit_ms = int64(delay_ms * 10**6), round(limit * 1000)
     if not 0 <= delay_ns <= limit_ms * 10**6:
-        raise Refusal(b"E_INVALID DPUB timeout %d out of range 0-%d" % (delay_ms, limit_ms))
+        raise CommandError(b"E_INVALID DPUB timeout %d out of range 0-%d" % (delay_ms, limit_ms))
     return delay_ns / 1e9
 
 
 def _check_count(words: list[bytes], called: bytes) -> None:
     if len(words) < NSQD_ROWS[words[0]].words:
-        raise Refusal(b"E_INVALID %s insufficient number of %s" % (words[0], called))
+        raise CommandError(b"E_INVALID %s insufficient number of %s" % (words[0], called))
 
 
 def _quoted(name: bytes, release: Release) -> bytes:
@@ -126,45 +126,45 @@ def _topic_name(word: bytes, release: Release) -> str | None:
 # --- words and body ---------------------------------------------------------------------------------------------------
 
 
-def read_identify(words: list[bytes], options: NsqdOptions, source: Input) -> Reading[bytes]:
+def read_identify(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[bytes]:
     """Read the body of IDENTIFY."""
     return source.read_body(b"IDENTIFY", options.max_body_size)
 
 
-def read_auth(words: list[bytes], options: NsqdOptions, source: Input) -> Reading[bytes]:
+def read_auth(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[bytes]:
     """Read the secret of AUTH."""
     if not options.emulated.since(0, 2, 29):
-        raise Refusal(b"E_INVALID invalid command AUTH")
+        raise CommandError(b"E_INVALID invalid command AUTH")
     if len(words) != 1:
-        raise Refusal(b"E_INVALID AUTH invalid number of parameters")
+        raise CommandError(b"E_INVALID AUTH invalid number of parameters")
     return (yield from source.read_body(b"AUTH", options.max_body_size))
 
 
-def read_publish(words: list[bytes], options: NsqdOptions, source: Input) -> Reading[tuple[str, bytes]]:
+def read_publish(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[tuple[str, bytes]]:
     """Read topic and message of PUB."""
     topic_name = publish_topic(words, options.emulated)
     return topic_name, (yield from source.read_message(b"PUB", options.max_msg_size))
 
 
-def read_defer(words: list[bytes], options: NsqdOptions, source: Input) -> Reading[tuple[str, float, bytes]]:
+def read_defer(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[tuple[str, float, bytes]]:
     """Read topic, delay and message of DPUB."""
     if not options.emulated.since(0, 3, 6):
-        raise Refusal(b"E_INVALID invalid command DPUB")
+        raise CommandError(b"E_INVALID invalid command DPUB")
     topic_name = publish_topic(words, options.emulated)
     delay = _defer_delay(words, options.max_req_timeout)
     return topic_name, delay, (yield from source.read_message(b"DPUB", options.max_msg_size))
 
 
-def read_multipublish(words: list[bytes], options: NsqdOptions, source: Input) -> Reading[list[bytes]]:
+def read_multipublish(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[list[bytes]]:
     """Read the messages of MPUB."""
     publish_topic(words, options.emulated)
     # nsqd goes by the count and each message's size; the size of the whole is checked and forgotten.
     size = yield from source.read_size(b"E_BAD_BODY MPUB failed to read body size")
     limit = options.max_body_size
     if size <= 0:
-        raise Refusal(b"E_BAD_BODY MPUB invalid body size %d" % size)
+        raise CommandError(b"E_BAD_BODY MPUB invalid body size %d" % size)
     if size > limit:
-        raise Refusal(b"E_BAD_BODY MPUB body too big %d > %d" % (size, limit))
+        raise CommandError(b"E_BAD_BODY MPUB body too big %d > %d" % (size, limit))
     return (yield from source.read_messages(options.max_msg_size, limit))
 
 
@@ -190,7 +190,7 @@ class CommandRow:
     has_message_id: bool = False
     publishes: bool = False
     details: int | None = None
-    read: Callable[[list[bytes], NsqdOptions, Input], Reading[object]] | None = None
+    read: Callable[[list[bytes], NsqdOptions, InputBuffer], Read[object]] | None = None
 
 
 NSQD_ROWS = {

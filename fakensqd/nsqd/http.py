@@ -27,7 +27,7 @@ from fakensqd.http.router import (
     profiling_routes,
     topic_and_channel_names,
 )
-from fakensqd.input_buffer import Input, Refusal
+from fakensqd.input_buffer import CommandError, InputBuffer
 from fakensqd.nsqd.broker import Broker, Channel, Topic
 from fakensqd.nsqd.session import Session
 from fakensqd.nsqd.stats import statistics, statistics_text
@@ -268,7 +268,7 @@ class _Api:
 
     def _binary_messages(self, request: Request) -> list[bytes]:
         # nsqd reads on as far as count and sizes say, each within its own bounds, and leaves what is behind.
-        source = Input()
+        source = InputBuffer()
         reading = source.read_messages(self._options.max_msg_size, self._options.max_body_size)
         try:
             while True:
@@ -279,7 +279,7 @@ class _Api:
         except StopIteration as end:
             bodies: list[bytes] = end.value
             return bodies
-        except Refusal as refusal:
+        except CommandError as refusal:
             code = refusal.data.partition(b" ")[0].decode()
             raise HttpError(413, code.removeprefix("E_")) from None
 

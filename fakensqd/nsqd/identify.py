@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fakensqd.effects import AskAuth, StartCompression, StartTLS, TlsEstablished, TlsFailed
 from fakensqd.golang import encoding_json
 from fakensqd.golang.text import quote
-from fakensqd.input_buffer import Input, Reading, Refusal
+from fakensqd.input_buffer import CommandError, InputBuffer, Read
 from fakensqd.nsqd import commands
 from fakensqd.options import LATEST, NsqdOptions, Release
 from gnsq.protocol.compression import DEFAULT_DEFLATE_LEVEL, Codec, Deflate, Snappy
@@ -32,7 +32,7 @@ __all__ = [
     "OK_FRAME",
     "Identification",
     "IdentifyError",
-    "Opening",
+    "ClientHandshake",
     "Settings",
     "Upgrades",
     "decode_identify",
@@ -248,7 +248,7 @@ def _milliseconds(seconds: float) -> int:
 OK_FRAME = encode_frame(RESPONSE, OK)
 
 
-class Opening:
+class ClientHandshake:
     """What one client has said of itself, and what holds since.
 
     Args:
@@ -259,8 +259,8 @@ class Opening:
 
     Attributes:
         settings: Those of the last IDENTIFY.
-        pump_settings: Those of the first: nsqd's message pump keeps them.
-        secured: What TLS has settled; None without TLS.
+        delivery_settings: Those of the first: nsqd's message pump keeps them.
+        tls: What TLS has settled; None without TLS.
         authorization: What the auth server said; None before AUTH.
     """
 
@@ -268,15 +268,15 @@ class Opening:
         self,
         options: NsqdOptions,
         remote_ip: str,
-        source: Input,
+        source: InputBuffer,
         respond: Callable[[bytes], None],
         now: Callable[[], float],
     ) -> None:
         self.client_id = self.hostname = remote_ip
         self.user_agent = ""
-        self.settings = self.pump_settings = Settings.default(options)
+        self.settings = self.delivery_settings = Settings.default(options)
         self.identified = False
-        self.secured: TlsEstablished | None = None
+        self.tls: TlsEstablished | None = None
         self.snappy = self.deflate = False
         self.authorization: Authorization | None = None
         self._options = options
@@ -289,24 +289,24 @@ class Opening:
 
     # --- IDENTIFY -----------------------------------------------------------------------------------------------------
 
-    def identify(self, words: list[bytes]) -> Reading[Identification]:
+    def identify(self, words: list[bytes]) -> Read[Identification]:
         """Read the body of IDENTIFY and put it into force; negotiate() answers it."""
         body = yield from commands.read_identify(words, self._options, self._input)
         try:
             asked = decode_identify(body, self._options.emulated)
         except ValueError:
-            raise Refusal(b"E_BAD_BODY IDENTIFY failed to decode JSON body") from None
+            raise CommandError(b"E_BAD_BODY IDENTIFY failed to decode JSON body") from None
         self.client_id, self.hostname, self.user_agent = asked.client_id, asked.hostname, asked.user_agent
         try:
             self.settings = self.settings.identified(asked, self._options)
         except IdentifyError as error:
-            raise Refusal(b"E_BAD_BODY IDENTIFY %s" % str(error).encode()) from None
+            raise CommandError(b"E_BAD_BODY IDENTIFY %s" % str(error).encode()) from None
         if not self.identified:
             self.identified = True
-            self.pump_settings = self.settings
+            self.delivery_settings = self.settings
         return asked
 
-    def negotiate(self, asked: Identification) -> Reading[None]:
+    def negotiate(self, asked: Identification) -> Read[None]:
         """Answer IDENTIFY and begin the layers that it asked for, each with an OK of its own."""
         if not asked.feature_negotiation or not self._options.negotiates:
             self._respond(OK_FRAME)
@@ -314,7 +314,7 @@ class Opening:
         try:
             upgrades = negotiated(asked, self._options)
         except IdentifyError as error:
-            raise Refusal(b"E_IDENTIFY_FAILED %s" % str(error).encode()) from None
+            raise CommandError(b"E_IDENTIFY_FAILED %s" % str(error).encode()) from None
         self._respond(encode_frame(RESPONSE, self.settings.answer(upgrades, self._options)))
         if upgrades.tls:
             yield from self._start_tls()
@@ -323,16 +323,16 @@ class Opening:
         if upgrades.deflate:
             self.deflate = yield from self._start_compression(Deflate(upgrades.deflate_level))
 
-    def _start_tls(self) -> Reading[None]:
+    def _start_tls(self) -> Read[None]:
         self._forget_input()
         outcome = yield StartTLS()
         if isinstance(outcome, TlsFailed):
-            raise Refusal(b"E_IDENTIFY_FAILED IDENTIFY failed %s" % outcome.text.encode())
+            raise CommandError(b"E_IDENTIFY_FAILED IDENTIFY failed %s" % outcome.text.encode())
         assert isinstance(outcome, TlsEstablished)  # the other answer there is
-        self.secured = outcome
+        self.tls = outcome
         self._respond(OK_FRAME)
 
-    def _start_compression(self, codec: Codec) -> Reading[bool]:
+    def _start_compression(self, codec: Codec) -> Read[bool]:
         self._forget_input()
         yield StartCompression(codec)
         self._respond(OK_FRAME)
@@ -344,17 +344,17 @@ class Opening:
 
     # --- AUTH ---------------------------------------------------------------------------------------------------------
 
-    def authenticate(self, words: list[bytes]) -> Reading[None]:
+    def authenticate(self, words: list[bytes]) -> Read[None]:
         """Do AUTH: ask the auth server about a secret."""
         secret = yield from commands.read_auth(words, self._options, self._input)
         if self._has_grants:
-            raise Refusal(b"E_INVALID AUTH already set")
+            raise CommandError(b"E_INVALID AUTH already set")
         if not self._options.auth_http_addresses:
-            raise Refusal(b"E_AUTH_DISABLED AUTH disabled")
+            raise CommandError(b"E_AUTH_DISABLED AUTH disabled")
         self._secret = secret
         authorization = yield from self._ask()
         if not authorization.grants:
-            raise Refusal(b"E_UNAUTHORIZED AUTH no authorizations found")
+            raise CommandError(b"E_UNAUTHORIZED AUTH no authorizations found")
         answer = {
             "identity": authorization.identity,
             "identity_url": authorization.identity_url,
@@ -362,27 +362,27 @@ class Opening:
         }
         self._respond(encode_frame(RESPONSE, encoding_json.encode(answer)))
 
-    def authorize(self, command: bytes, topic: str, channel: str = "") -> Reading[None]:
+    def authorize(self, command: bytes, topic: str, channel: str = "") -> Read[None]:
         """Refuse a command that the client has no right to; asks again once the auth server's word has expired."""
         if not self._has_grants:
-            raise Refusal(b"E_AUTH_FIRST AUTH required before %s" % command)
+            raise CommandError(b"E_AUTH_FIRST AUTH required before %s" % command)
         authorization = self.authorization
         assert authorization is not None  # it has grants
         if self._now() > self._expires:
             authorization = yield from self._ask()
         if not authorization.allows(topic, channel):
             names = (command, quote(topic.encode()), quote(channel.encode()))
-            raise Refusal(b"E_UNAUTHORIZED AUTH failed for %s on %s %s" % names)
+            raise CommandError(b"E_UNAUTHORIZED AUTH failed for %s on %s %s" % names)
 
     @property
     def _has_grants(self) -> bool:
         return self.authorization is not None and bool(self.authorization.grants)
 
-    def _ask(self) -> Reading[Authorization]:
-        common_name = self.secured.common_name if self.secured else ""
-        answer = yield AskAuth(self._secret, self._remote_ip, common_name, self.secured is not None)
+    def _ask(self) -> Read[Authorization]:
+        common_name = self.tls.common_name if self.tls else ""
+        answer = yield AskAuth(self._secret, self._remote_ip, common_name, self.tls is not None)
         if answer is None or isinstance(answer, (TlsEstablished, TlsFailed)):
-            raise Refusal(b"E_AUTH_FAILED AUTH failed")
+            raise CommandError(b"E_AUTH_FAILED AUTH failed")
         self.authorization = answer
         self._expires = self._now() + answer.ttl
         return answer

@@ -192,7 +192,7 @@ class FakeNsqd(MessageAssertions, Daemon):
     @property
     def client_ids(self) -> list[str]:
         """What the clients that are connected call themselves."""
-        return [session.opening.client_id for session in self.sessions]
+        return [session.handshake.client_id for session in self.sessions]
 
     def now(self) -> float:
         """The clock's time, as the broker knows it."""
@@ -237,7 +237,7 @@ class FakeNsqd(MessageAssertions, Daemon):
     def wait_registered(self) -> None:
         """Wait until each nsqlookupd knows this nsqd, or has been tried once."""
         for peer in list(self._peers.values()):
-            peer.wait_tried()
+            peer.wait_attempted()
 
     def set_log_level(self, level: str) -> None:
         """Log from this level on, one of LOG_LEVELS; with all that fakensqd does in this process, until stop()."""
@@ -284,7 +284,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         broker.on_publish = self._published.add
 
     def _on_restart(self, *, keep_messages: bool) -> None:
-        self._adopt(self.broker.restarted(self.now(), keep_messages=keep_messages))
+        self._adopt(self.broker.reset_after_restart(self.now(), keep_messages=keep_messages))
 
     def _on_started(self) -> None:
         self.set_lookupd_tcp_addresses(self.lookupd_tcp_addresses)
@@ -322,7 +322,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         listed_at = last_listing(now, self._scanned_since)
         self.broker.scan(now, listed_at, self._chance)
         if any(channel.created_at >= listed_at for channel in self.broker.channels()):
-            self.broker.falls_due(next_listing(now, self._scanned_since))
+            self.broker.schedule_expiry(next_listing(now, self._scanned_since))
 
     # --- nsqlookupd ---------------------------------------------------------------------------------------------------
 
@@ -349,7 +349,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         self._save_topics()
         for peer in self._peers.values():
             peer.register(topic, channel)
-        if channel is None and any(peer.askable for peer in self._peers.values()):
+        if channel is None and any(peer.can_query for peer in self._peers.values()):
             # Before the first message moves on, the channels that others have of this topic are made here, too.
             self.broker.topics[topic].set_started(False, self.now())
             self._spawn(self._learn_channels, self.broker.topics[topic])

@@ -24,10 +24,10 @@ from functools import partial
 
 from fakensqd.effects import Close, Effect, IoRequest, IoResult, Send
 from fakensqd.faults.interceptor import Tap, Tapped
-from fakensqd.input_buffer import BodyReader, Input, Reading, Refusal
+from fakensqd.input_buffer import BodyReader, CommandError, InputBuffer, Read
 from fakensqd.nsqd import commands
 from fakensqd.nsqd.broker import Broker, BrokerError, Channel
-from fakensqd.nsqd.identify import OK_FRAME, Opening, Settings
+from fakensqd.nsqd.identify import OK_FRAME, ClientHandshake, Settings
 from fakensqd.options import NsqdOptions
 from gnsq.protocol.commands import MAGIC_V2
 from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
@@ -144,7 +144,7 @@ class Publishing:
 
     Args:
         source: What it sends.
-        opening: Knows what it may do.
+        handshake: Knows what it may do.
         respond: Sends it a frame.
         now: Gives the time, seconds.
 
@@ -155,8 +155,8 @@ class Publishing:
     def __init__(
         self,
         broker: Broker,
-        source: Input,
-        opening: Opening,
+        source: InputBuffer,
+        handshake: ClientHandshake,
         respond: Callable[[bytes], None],
         now: Callable[[], float],
     ) -> None:
@@ -164,7 +164,7 @@ class Publishing:
         self._broker = broker
         self._options = broker.options
         self._input = source
-        self._opening = opening
+        self._handshake = handshake
         self._respond = respond
         self._now = now
         self._auth_required = bool(broker.options.auth_http_addresses)
@@ -172,29 +172,29 @@ class Publishing:
     def body_reader(self, words: list[bytes]) -> BodyReader | None:
         """Give what reads the body of a command; None if it has none, or is refused without."""
         row = commands.NSQD_ROWS[words[0]]
-        if row.read is None or (words[0] == b"MPUB" and self._auth_required and self._opening.authorization is None):
+        if row.read is None or (words[0] == b"MPUB" and self._auth_required and self._handshake.authorization is None):
             return None
         return partial(row.read, words, self._options)
 
-    def publish(self, words: list[bytes]) -> Reading[None]:
+    def publish(self, words: list[bytes]) -> Read[None]:
         """Do PUB."""
         topic_name, body = yield from commands.read_publish(words, self._options, self._input)
         if self._auth_required:
-            yield from self._opening.authorize(b"PUB", topic_name)
+            yield from self._handshake.authorize(b"PUB", topic_name)
         self._put(topic_name, [body])
 
-    def defer(self, words: list[bytes]) -> Reading[None]:
+    def defer(self, words: list[bytes]) -> Read[None]:
         """Do DPUB."""
         topic_name, delay, body = yield from commands.read_defer(words, self._options, self._input)
         if self._auth_required:
-            yield from self._opening.authorize(b"DPUB", topic_name)
+            yield from self._handshake.authorize(b"DPUB", topic_name)
         self._put(topic_name, [body], delay)
 
-    def multipublish(self, words: list[bytes]) -> Reading[None]:
+    def multipublish(self, words: list[bytes]) -> Read[None]:
         """Do MPUB."""
         topic_name = commands.publish_topic(words, self._options.emulated)
         if self._auth_required:
-            yield from self._opening.authorize(b"MPUB", topic_name)
+            yield from self._handshake.authorize(b"MPUB", topic_name)
         # nsqd makes the topic before it has read anything.
         self._broker.ensure_topic(topic_name)
         bodies = yield from commands.read_multipublish(words, self._options, self._input)
@@ -210,7 +210,7 @@ _HEARTBEAT_FRAME = encode_frame(RESPONSE, HEARTBEAT)
 # Deliveries per wake-up; then others get their turn. A send of so many is large enough to cost little per message.
 _BATCH = 256
 
-_Handler = Callable[["Session", list[bytes]], Reading[None] | None]
+_Handler = Callable[["Session", list[bytes]], Read[None] | None]
 
 
 class State(enum.IntEnum):
@@ -229,7 +229,7 @@ class Session:
         now: The time of the connection, seconds.
         remote_address: ``host:port``, for statistics.
         on_wake: Called when pump() is worth calling; says whether that will be at once.
-        chance: Where sample_rate throws its dice.
+        rng: Where sample_rate throws its dice.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class Session:
         now: float = 0.0,
         remote_address: str = "127.0.0.1:0",
         on_wake: Callable[[], bool] = lambda: True,
-        chance: random.Random | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         self.remote_address = remote_address
         self.connected_ns = broker.wall_ns(now)
@@ -255,17 +255,17 @@ class Session:
         self._options: NsqdOptions = broker.options
         self._release = broker.options.emulated
         self._on_wake = on_wake
-        self._chance = chance or random.Random()
+        self._rng = rng or random.Random()
         self._now = now
         self._channel: Channel | None = None
         self._heartbeat_due = self._read_due = math.inf
         # Off: no heartbeats, and nobody is hung up on for being silent.
         self.heartbeats = True
-        self._input = Input()
+        self._input = InputBuffer()
         self._output = Output(now)
         host = remote_address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-        self.opening = Opening(self._options, host, self._input, self._output.respond, self._time)
-        self._publishing = Publishing(broker, self._input, self.opening, self._output.respond, self._time)
+        self.handshake = ClientHandshake(self._options, host, self._input, self._output.respond, self._time)
+        self._publishing = Publishing(broker, self._input, self.handshake, self._output.respond, self._time)
         self.published_by_topic = self._publishing.count_by_topic
         # What is legal now; everything else is _illegal().
         self._tls_missing = self._options.tls_policy > 0
@@ -278,7 +278,7 @@ class Session:
         self._hung_up = False
         self._closed = False
         self._tap: Tapped | None = None
-        self._program = self._run()
+        self._command_loop = self._run()
 
     # --- what the shell calls -----------------------------------------------------------------------------------------
 
@@ -316,12 +316,12 @@ class Session:
     def tick(self, now: float) -> list[Effect]:
         """Send the heartbeat that is due; close if the client has been silent for too long."""
         self._now = now
-        self._output.tick(now, self.opening.pump_settings.output_buffer_timeout)
+        self._output.tick(now, self.handshake.delivery_settings.output_buffer_timeout)
         if self.heartbeats and now >= self._read_due:
             # As if nothing more would come: a body that is missing is complained about, a line is not.
             return self.end_of_input(now)
         if self.heartbeats and now >= self._heartbeat_due:
-            self._heartbeat_due = now + self.opening.pump_settings.heartbeat_interval
+            self._heartbeat_due = now + self.handshake.delivery_settings.heartbeat_interval
             if self._tap is None:
                 self._output.respond(_HEARTBEAT_FRAME)
             else:
@@ -338,7 +338,7 @@ class Session:
     @property
     def settings(self) -> Settings:
         """What the last IDENTIFY has settled."""
-        return self.opening.settings
+        return self.handshake.settings
 
     @property
     def due(self) -> float:
@@ -351,7 +351,7 @@ class Session:
     def names(self) -> tuple[str, str, str]:
         """Its client id, and the topic and channel that it subscribes to; empty before SUB."""
         channel = self._channel
-        return (self.opening.client_id, *((channel.topic_name, channel.name) if channel is not None else ("", "")))
+        return (self.handshake.client_id, *((channel.topic_name, channel.name) if channel is not None else ("", "")))
 
     # --- what the tap calls -------------------------------------------------------------------------------------------
 
@@ -376,7 +376,7 @@ class Session:
         self.in_flight_count = 0
         self._on_wake()
 
-    def hang_up(self) -> None:
+    def channel_closed(self) -> None:
         """The channel is gone: close without a word."""
         self._hung_up = True
         self._on_wake()
@@ -407,19 +407,19 @@ class Session:
         if capacity > 0 and channel.depth:
             capacity -= self._take(channel, min(capacity, _BATCH))
         if capacity <= 0:
-            channel.stop_waiting(self)
+            channel.remove_ready(self)
             self._output.flush()
         else:
             # The rest after this is sent, and after others have had their share.
-            channel.wait(self)
+            channel.add_ready(self)
             # nsqd holds back what is below RDY. Here only for those who want another time than the default, or none:
             # tests want to see the message.
-            period = self.opening.pump_settings.output_buffer_timeout
+            period = self.handshake.delivery_settings.output_buffer_timeout
             if period == self._options.output_buffer_timeout and period:
                 self._output.flush()
             else:
                 # Deflate has a buffer of its own, which no message fills that is worth a test.
-                size = math.inf if self.opening.deflate else self.opening.settings.output_buffer_size
+                size = math.inf if self.handshake.deflate else self.handshake.settings.output_buffer_size
                 self._output.hold(self._now, period, size)
 
     @property
@@ -429,7 +429,7 @@ class Session:
         return min(capacity, self.ready_count) if self._options.rdy_counts_down else capacity
 
     def _take(self, channel: Channel, limit: int) -> int:
-        settings = self.opening.pump_settings
+        settings = self.handshake.delivery_settings
         keep = self._sampled if settings.sample_rate else None
         messages = channel.deliver(self, limit, self._now, settings.msg_timeout, keep)
         frames = [
@@ -448,7 +448,7 @@ class Session:
         return len(frames)
 
     def _sampled(self) -> bool:
-        return self._chance.randrange(100) <= self.opening.pump_settings.sample_rate
+        return self._rng.randrange(100) <= self.handshake.delivery_settings.sample_rate
 
     # --- input --------------------------------------------------------------------------------------------------------
 
@@ -460,13 +460,13 @@ class Session:
             return [] if self._tap is None else self._effects()
         self._executed = False
         try:
-            io_request = self._io_request = self._program.send(answer)
+            io_request = self._io_request = self._command_loop.send(answer)
         except StopIteration:
             io_request = None
             self.disconnected()
         if self._executed:
             # The deadline runs from the end of the last whole command and covers all of the next.
-            interval = self.opening.settings.heartbeat_interval
+            interval = self.handshake.settings.heartbeat_interval
             self._read_due = now + 2 * interval if interval else math.inf
         self._deliver()
         effects = self._effects()
@@ -476,7 +476,7 @@ class Session:
             effects.append(io_request)
         return effects
 
-    def _run(self) -> Reading[None]:
+    def _run(self) -> Read[None]:
         """Work on the client's bytes; paused while they are not enough, over when the connection is."""
         decoder = self._input.decoder
         while (magic := decoder.take(len(MAGIC_V2))) is None:
@@ -509,7 +509,7 @@ class Session:
                         return
                 elif (reading := handler(self, words)) is not None:
                     yield from reading
-            except Refusal as refusal:
+            except CommandError as refusal:
                 self._output.respond(refusal.frame)
                 if refusal.fatal:
                     return
@@ -518,36 +518,36 @@ class Session:
     def _time(self) -> float:
         return self._now
 
-    def _enter(self, state: State) -> None:
+    def _set_state(self, state: State) -> None:
         self.state, self._handlers = state, _HANDLERS[state]
 
     # --- commands: before SUB -----------------------------------------------------------------------------------------
 
-    def _identify(self, words: list[bytes]) -> Reading[None]:
-        first = not self.opening.identified
-        asked = yield from self.opening.identify(words)
+    def _identify(self, words: list[bytes]) -> Read[None]:
+        first = not self.handshake.identified
+        asked = yield from self.handshake.identify(words)
         if first:
             interval = self.settings.heartbeat_interval
             self._heartbeat_due = self._now + interval if interval else math.inf
             self._output.start(self._now)
-        yield from self.opening.negotiate(asked)
-        if self._tls_missing and self.opening.secured is not None:
+        yield from self.handshake.negotiate(asked)
+        if self._tls_missing and self.handshake.tls is not None:
             self._tls_missing = False
-            self._enter(State.INIT)
+            self._set_state(State.INIT)
 
-    def _subscribe(self, words: list[bytes]) -> Reading[None]:
+    def _subscribe(self, words: list[bytes]) -> Read[None]:
         if not self.settings.heartbeat_interval:
-            raise Refusal(b"E_INVALID cannot SUB with heartbeats disabled")
+            raise CommandError(b"E_INVALID cannot SUB with heartbeats disabled")
         topic_name, channel_name = commands.subscription(words, self._release)
         if self._auth_required:
-            yield from self.opening.authorize(b"SUB", topic_name, channel_name)
+            yield from self.handshake.authorize(b"SUB", topic_name, channel_name)
         channel = self._broker.ensure_topic(topic_name).ensure_channel(channel_name, self._now)
         try:
             channel.add(self)
         except BrokerError as error:
-            raise Refusal(b"E_SUB_FAILED SUB failed %s" % str(error).encode()) from None
+            raise CommandError(b"E_SUB_FAILED SUB failed %s" % str(error).encode()) from None
         self._channel = channel
-        self._enter(State.SUBSCRIBED)
+        self._set_state(State.SUBSCRIBED)
         self._output.respond(OK_FRAME)
 
     # --- commands: consuming ------------------------------------------------------------------------------------------
@@ -594,28 +594,28 @@ class Session:
 
     def _close(self, words: list[bytes]) -> None:
         self._set_ready_count(0)
-        self._enter(State.CLOSING)
+        self._set_state(State.CLOSING)
         self._output.respond(encode_frame(RESPONSE, CLOSE_WAIT))
 
 
 def _illegal(session: Session, words: list[bytes]) -> None:
     if session._tls_missing:
-        raise Refusal(b"E_INVALID cannot %s in current state (TLS required)" % words[0])
+        raise CommandError(b"E_INVALID cannot %s in current state (TLS required)" % words[0])
     if words[0] in _COMMANDS:
-        raise Refusal(b"E_INVALID cannot %s in current state" % words[0])
-    raise Refusal(b"E_INVALID invalid command %s" % words[0])
+        raise CommandError(b"E_INVALID cannot %s in current state" % words[0])
+    raise CommandError(b"E_INVALID invalid command %s" % words[0])
 
 
-def _failure(words: list[bytes], error: BrokerError) -> Refusal:
+def _failure(words: list[bytes], error: BrokerError) -> CommandError:
     name, message_id = words[0], words[1]
-    return Refusal(b"E_%s_FAILED %s %s failed %s" % (name, name, message_id, str(error).encode()))
+    return CommandError(b"E_%s_FAILED %s %s failed %s" % (name, name, message_id, str(error).encode()))
 
 
 _INIT, _SUBSCRIBED, _CLOSING = State
 # Which command is legal in which states; everything else gets "cannot X in current state".
 _COMMANDS: dict[bytes, dict[State, _Handler]] = {
     b"IDENTIFY": {_INIT: Session._identify},
-    b"AUTH": {_INIT: lambda session, words: session.opening.authenticate(words)},
+    b"AUTH": {_INIT: lambda session, words: session.handshake.authenticate(words)},
     b"SUB": {_INIT: Session._subscribe},
     b"RDY": {_SUBSCRIBED: Session._ready, _CLOSING: Session._ignore},
     b"FIN": {_SUBSCRIBED: Session._finish, _CLOSING: Session._finish},

@@ -98,7 +98,7 @@ def _latency(channels: Iterable[Channel], now: float) -> Document:
 
 
 def _channel_statistics(channel: Channel, only_topic: str, include_clients: bool, now: float) -> Document:
-    clients = [client_statistics(client, only_topic) for client in channel.consumers if isinstance(client, Session)]
+    clients = [client_statistics(client, only_topic) for client in channel.subscribers if isinstance(client, Session)]
     return {
         "channel_name": channel.name,
         "depth": channel.depth,
@@ -108,7 +108,7 @@ def _channel_statistics(channel: Channel, only_topic: str, include_clients: bool
         "message_count": channel.message_count,
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
-        "client_count": len(channel.consumers),
+        "client_count": len(channel.subscribers),
         "clients": clients if include_clients else None,
         "paused": channel.paused,
         "e2e_processing_latency": _latency([channel], now),
@@ -117,10 +117,10 @@ def _channel_statistics(channel: Channel, only_topic: str, include_clients: bool
 
 def client_statistics(session: Session, only_topic: str = "") -> Document:
     """Build what /stats says of one connection; at most one topic of those it has published to."""
-    opening = session.opening
+    handshake = session.handshake
     document: Document = {
-        "client_id": opening.client_id,
-        "hostname": opening.hostname,
+        "client_id": handshake.client_id,
+        "hostname": handshake.hostname,
         "version": "V2",
         "remote_address": session.remote_address,
         "state": int(session.state),
@@ -130,12 +130,12 @@ def client_statistics(session: Session, only_topic: str = "") -> Document:
         "finish_count": session.finish_count,
         "requeue_count": session.requeue_count,
         "connect_ts": session.connected_ns // 10**9,
-        "sample_rate": opening.settings.sample_rate,
-        "deflate": opening.deflate,
-        "snappy": opening.snappy,
-        "user_agent": opening.user_agent,
+        "sample_rate": handshake.settings.sample_rate,
+        "deflate": handshake.deflate,
+        "snappy": handshake.snappy,
+        "user_agent": handshake.user_agent,
     }
-    document |= _authorization_statistics(opening.authorization)
+    document |= _authorization_statistics(handshake.authorization)
     published = [
         {"topic": topic, "count": count}
         for topic, count in session.published_by_topic.items()
@@ -143,14 +143,14 @@ def client_statistics(session: Session, only_topic: str = "") -> Document:
     ]
     if published:
         document["pub_counts"] = published[:1]
-    secured = opening.secured
+    tls = handshake.tls
     return document | {
-        "tls": secured is not None,
-        "tls_cipher_suite": secured.cipher_suite if secured else "",
-        "tls_version": secured.version if secured else "",
+        "tls": tls is not None,
+        "tls_cipher_suite": tls.cipher_suite if tls else "",
+        "tls_version": tls.version if tls else "",
         "tls_negotiated_protocol": "",
         # What Go says of every connection with TLS.
-        "tls_negotiated_protocol_is_mutual": secured is not None,
+        "tls_negotiated_protocol_is_mutual": tls is not None,
     }
 
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fakensqd.golang import encoding_json
-from fakensqd.nsqd.broker import Broker, Channel, Message, Topic
+from fakensqd.nsqd.broker import Broker, Channel, QueuedMessage, Topic
 from fakensqd.options import NSQ_VERSION
 from gnsq.protocol.frames import decode_message, encode_message
 from gnsq.protocol.names import is_ephemeral, valid_channel_name, valid_topic_name
@@ -82,7 +82,7 @@ class Queue:
 
     topic: str
     channel: str | None
-    messages: Sequence[Message]
+    messages: Sequence[QueuedMessage]
 
 
 def encode_metadata(topics: Iterable[TopicRecord]) -> bytes:
@@ -155,7 +155,7 @@ def decode_messages(data: bytes) -> tuple[list[Queue], int]:
     """
     if not data.startswith(_MAGIC):
         raise DiskError("no file of fakensqd's messages")
-    queues: dict[tuple[str, str | None], dict[bytes, Message]] = {}
+    queues: dict[tuple[str, str | None], dict[bytes, QueuedMessage]] = {}
     position = len(_MAGIC)
     while (start := position + _HEADER.size) <= len(data):
         size, checksum = _HEADER.unpack_from(data, position)
@@ -187,9 +187,9 @@ def _sized(data: bytes) -> bytes:
     return _SIZE.pack(len(data)) + data
 
 
-def _message(data: bytes) -> Message:
+def _message(data: bytes) -> QueuedMessage:
     timestamp, attempts, message_id, body = decode_message(data)
-    message = Message(message_id, body, timestamp)
+    message = QueuedMessage(message_id, body, timestamp)
     message.attempts = attempts
     return message
 
@@ -292,7 +292,7 @@ class DataPath:
         self._write_messages(_all)
         self.unlock()
 
-    def _write_messages(self, listed: Callable[[Topic | Channel], list[Message]]) -> None:
+    def _write_messages(self, listed: Callable[[Topic | Channel], list[QueuedMessage]]) -> None:
         """Write the file of messages anew, what is ephemeral excepted; there is none if there are no messages."""
         queues = [] if self._broker is None else _queues(self._broker, listed)
         self._live = self._told = sum(len(queue.messages) for queue in queues)
@@ -302,7 +302,7 @@ class DataPath:
             with contextlib.suppress(OSError):
                 os.unlink(self._file(_MESSAGES))
 
-    def _stored(self, topic: str, channel: str | None, messages: Sequence[Message]) -> None:
+    def _stored(self, topic: str, channel: str | None, messages: Sequence[QueuedMessage]) -> None:
         if self._lock is not None and not is_ephemeral(topic):
             self._live += len(messages)
             self._append(encode_stored(Queue(topic, channel, messages)), len(messages))
@@ -382,15 +382,15 @@ class DataPath:
         os.replace(temporary, target)
 
 
-def _all(queue: Topic | Channel) -> list[Message]:
+def _all(queue: Topic | Channel) -> list[QueuedMessage]:
     return queue.stored()
 
 
-def _on_disk(queue: Topic | Channel) -> list[Message]:
+def _on_disk(queue: Topic | Channel) -> list[QueuedMessage]:
     return queue.on_disk()
 
 
-def _queues(broker: Broker, listed: Callable[[Topic | Channel], list[Message]]) -> list[Queue]:
+def _queues(broker: Broker, listed: Callable[[Topic | Channel], list[QueuedMessage]]) -> list[Queue]:
     queues = []
     for topic in broker.topics.values():
         if topic.ephemeral:

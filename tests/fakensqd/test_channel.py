@@ -2,7 +2,8 @@
 
 import pytest
 
-from fakensqd.nsqd.channel import BrokerError, Channel, Message
+from fakensqd.message import QueuedMessage
+from fakensqd.nsqd.channel import BrokerError, Channel
 from fakensqd.options import NsqdOptions
 
 
@@ -16,7 +17,7 @@ class Timers:
     def on_stored(self, topic, channel, messages):
         pass
 
-    def falls_due(self, when):
+    def schedule_expiry(self, when):
         self.due.append(when)
 
     def on_pause(self):
@@ -40,7 +41,7 @@ class Reader:
     def channel_emptied(self):
         self.told.append("emptied")
 
-    def hang_up(self):
+    def channel_closed(self):
         self.told.append("hang up")
 
 
@@ -49,7 +50,7 @@ def make_channel(name="c", **options):
 
 
 def message(number):
-    return Message(b"%016d" % number, b"body %d" % number, 1)
+    return QueuedMessage(b"%016d" % number, b"body %d" % number, 1)
 
 
 def ids(messages):
@@ -210,11 +211,11 @@ def test_as_many_are_woken_as_there_are_messages_each_in_turn(channel):
     readers = [Reader() for _ in range(3)]
     for consumer in readers:
         channel.add(consumer)
-        channel.wait(consumer)
+        channel.add_ready(consumer)
 
     put(channel, 1)
     channel.deliver(readers[0], 1, 0.0, 60.0)
-    channel.wait(readers[0])
+    channel.add_ready(readers[0])
     put(channel, 2)
 
     assert [consumer.told for consumer in readers] == [["wake"], ["wake"], []]
@@ -223,7 +224,7 @@ def test_as_many_are_woken_as_there_are_messages_each_in_turn(channel):
 def test_those_that_are_woken_share(channel):
     readers = [Reader() for _ in range(3)]
     for consumer in readers:
-        channel.wait(consumer)
+        channel.add_ready(consumer)
     put(channel, *range(1, 11))
 
     shares = [len(channel.deliver(consumer, 100, 0.0, 60.0)) for consumer in readers]
@@ -234,24 +235,24 @@ def test_those_that_are_woken_share(channel):
 def test_one_that_never_comes_does_not_keep_its_share(channel):
     reader, stuck = Reader(), Reader()
     for consumer in (reader, stuck):
-        channel.wait(consumer)
+        channel.add_ready(consumer)
     put(channel, *range(1, 11))
 
     shares = []
     while channel.depth:
         shares.append(len(channel.deliver(reader, 100, 0.0, 60.0)))
-        channel.wait(reader)
+        channel.add_ready(reader)
 
     assert shares == [5, 0, 3, 0, 1, 0, 1]
 
 
 def test_the_first_messages_are_for_those_who_have_waited(channel):
     waiting, publisher = Reader(), Reader()
-    channel.wait(waiting)
+    channel.add_ready(waiting)
     put(channel, 1, 2, 3)
 
     assert channel.deliver(publisher, 100, 0.0, 60.0) == []
-    channel.wait(publisher)
+    channel.add_ready(publisher)
 
     assert ids(channel.deliver(waiting, 100, 0.0, 60.0)) == [1, 2]
     assert publisher.told == ["wake"]
@@ -260,15 +261,15 @@ def test_the_first_messages_are_for_those_who_have_waited(channel):
 
 def test_one_that_leaves_a_message_to_others_keeps_its_place(channel):
     first, second = Reader(), Reader()
-    channel.wait(first)
-    channel.wait(second)
+    channel.add_ready(first)
+    channel.add_ready(second)
     put(channel, 1)
     # As if the second had published it: it asks, and comes in vain.
     channel.deliver(second, 100, 0.0, 60.0)
-    channel.wait(second)
+    channel.add_ready(second)
     channel.deliver(first, 100, 0.0, 60.0)
     for consumer in (first, second):
-        channel.wait(consumer)
+        channel.add_ready(consumer)
         consumer.told.clear()
 
     put(channel, 2)
@@ -278,11 +279,11 @@ def test_one_that_leaves_a_message_to_others_keeps_its_place(channel):
 
 def test_one_that_cannot_come_at_once_keeps_no_share(channel):
     waiting, busy = Reader(), Reader(at_once=False)
-    channel.wait(waiting)
+    channel.add_ready(waiting)
     put(channel, 1, 2)
     channel.deliver(busy, 100, 0.0, 60.0)
 
-    channel.wait(busy)
+    channel.add_ready(busy)
 
     assert len(channel.deliver(waiting, 100, 0.0, 60.0)) == 2
 
@@ -291,7 +292,7 @@ def test_one_that_gives_its_only_message_back_leaves_it_to_who_waits(channel, re
     other = Reader()
     put(channel, 1)
     (owned,) = channel.deliver(reader, 1, 0.0, 60.0)
-    channel.wait(other)
+    channel.add_ready(other)
 
     channel.requeue(reader, owned.id, 0.0, 1.0)
 
@@ -302,7 +303,7 @@ def test_one_that_gives_its_only_message_back_leaves_it_to_who_waits(channel, re
 def test_one_that_waits_while_there_is_something_is_woken_at_once(channel, reader):
     put(channel, 1)
 
-    channel.wait(reader)
+    channel.add_ready(reader)
 
     assert reader.told == ["wake"]
 
@@ -322,16 +323,16 @@ def test_those_that_an_unpaused_channel_wakes_share(channel):
 def test_one_that_leaves_leaves_its_share(channel):
     reader, other = Reader(), Reader()
     for consumer in (reader, other):
-        channel.wait(consumer)
+        channel.add_ready(consumer)
     put(channel, 1, 2, 3, 4)
 
-    channel.stop_waiting(other)
+    channel.remove_ready(other)
 
     assert len(channel.deliver(reader, 100, 0.0, 60.0)) == 4
 
 
 def test_a_consumer_is_woken_once(channel, reader):
-    channel.wait(reader)
+    channel.add_ready(reader)
 
     put(channel, 1)
     put(channel, 2)
@@ -341,8 +342,8 @@ def test_a_consumer_is_woken_once(channel, reader):
 
 def test_one_that_cannot_come_at_once_does_not_keep_others_from_it(channel):
     busy, free = Reader(at_once=False), Reader()
-    channel.wait(busy)
-    channel.wait(free)
+    channel.add_ready(busy)
+    channel.add_ready(free)
 
     put(channel, 1)
 
@@ -351,8 +352,8 @@ def test_one_that_cannot_come_at_once_does_not_keep_others_from_it(channel):
 
 def test_one_that_leaves_passes_its_turn_on(channel, reader):
     other = Reader()
-    channel.wait(reader)
-    channel.wait(other)
+    channel.add_ready(reader)
+    channel.add_ready(other)
     put(channel, 1)
     assert (reader.told, other.told) == (["wake"], [])
 
@@ -362,11 +363,11 @@ def test_one_that_leaves_passes_its_turn_on(channel, reader):
 
 
 def test_a_paused_channel_wakes_nobody_until_it_goes_on(channel, reader):
-    channel.wait(reader)
+    channel.add_ready(reader)
     channel.set_paused(True)
     reader.told.clear()
 
-    channel.wait(reader)
+    channel.add_ready(reader)
     put(channel, 1)
     assert reader.told == []
 
@@ -420,4 +421,4 @@ def test_close_hangs_up(channel, reader):
     channel.close()
 
     assert reader.told == ["emptied", "hang up"]
-    assert channel.consumers == {}
+    assert channel.subscribers == {}

@@ -100,7 +100,7 @@ def test_a_connection_that_ends_is_forgotten():
         client.socket.close()
 
         wait_until(lambda: not nsqd.sessions)
-        assert not nsqd.broker.topics["t"].channels["c"].consumers
+        assert not nsqd.broker.topics["t"].channels["c"].subscribers
 
 
 def test_a_greenlet_that_fails_is_recorded():
@@ -162,6 +162,6 @@ def test_who_hung_up_gets_no_message_of_one_that_connects_later(last_words):
         bell.start(all_at_once)
 
         channel = nsqd.broker.topics["t"].channels["c"]
-        wait_until(lambda: channel.message_count and not channel.consumers)
+        wait_until(lambda: channel.message_count and not channel.subscribers)
         bell.close()
         assert (channel.depth, channel.in_flight_count) == (1, 0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fakensqd.nsqd.channel import Message
+from fakensqd.message import QueuedMessage
 from fakensqd.nsqd.storage import (
     ChannelRecord,
     DiskError,
@@ -50,7 +50,7 @@ def test_what_is_no_metadata(data):
 
 
 def message(number, attempts=0):
-    made = Message(b"%016d" % number, b"body %d" % number, 10**18 + number, delay=5.0)
+    made = QueuedMessage(b"%016d" % number, b"body %d" % number, 10**18 + number, delay=5.0)
     made.attempts = attempts
     return made
 

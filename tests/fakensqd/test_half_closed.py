@@ -70,7 +70,7 @@ def test_who_has_hung_up_gets_no_message_while_its_reply_is_late(nsqd, clock):
     gone = consumer(nsqd.tcp_address)
     gone.send(commands.publish("other", b"x"))
     gone.socket.close()
-    wait_until(lambda: not nsqd.broker.topics["t"].channels["c"].consumers)
+    wait_until(lambda: not nsqd.broker.topics["t"].channels["c"].subscribers)
 
     reader = consumer(nsqd.tcp_address)
     nsqd.broker.topics["t"].publish([b"x"], nsqd.now())

@@ -1,12 +1,12 @@
 """Message ids: nsqd's layout, rising, never twice."""
 
-from fakensqd.message import IdSource
+from fakensqd.message import MessageIdGenerator
 
 NOW = 1_795_243_560 * 10**9
 
 
 def test_an_id_holds_time_node_and_sequence():
-    (message_id,) = IdSource(node_id=513).take(1, NOW)
+    (message_id,) = MessageIdGenerator(node_id=513).take(1, NOW)
 
     value = int(message_id, 16)
     assert len(message_id) == 16
@@ -16,7 +16,7 @@ def test_an_id_holds_time_node_and_sequence():
 
 
 def test_ids_rise_within_a_tick_and_across_ticks():
-    source = IdSource(0)
+    source = MessageIdGenerator(0)
 
     ids = source.take(3, NOW) + source.take(2, NOW) + source.take(1, NOW + 2**20)
 
@@ -25,7 +25,7 @@ def test_ids_rise_within_a_tick_and_across_ticks():
 
 
 def test_more_ids_than_a_tick_has_borrow_the_next():
-    source = IdSource(7)
+    source = MessageIdGenerator(7)
 
     ids = source.take(10_000, NOW) + source.take(10, NOW)
 
@@ -35,7 +35,7 @@ def test_more_ids_than_a_tick_has_borrow_the_next():
 
 
 def test_a_clock_that_goes_back_does_not_matter():
-    source = IdSource(0)
+    source = MessageIdGenerator(0)
 
     ids = source.take(1, NOW) + source.take(1, NOW - 10**9)
 
@@ -43,4 +43,4 @@ def test_a_clock_that_goes_back_does_not_matter():
 
 
 def test_two_topics_give_the_same_id_at_the_same_time():
-    assert IdSource(1).take(1, NOW) == IdSource(1).take(1, NOW)
+    assert MessageIdGenerator(1).take(1, NOW) == MessageIdGenerator(1).take(1, NOW)

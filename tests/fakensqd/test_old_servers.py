@@ -104,7 +104,7 @@ def test_old_release_goes_by_the_short_id_and_long_id():
         answer = client.identify(short_id="short", long_id="long", client_id="new", hostname="new")
         (session,) = nsqd.sessions
 
-        assert (session.opening.client_id, session.opening.hostname) == ("short", "long")
+        assert (session.handshake.client_id, session.handshake.hostname) == ("short", "long")
         assert answer == {"max_rdy_count": 2500, "version": "0.2.21", "max_msg_timeout": 900000, "msg_timeout": 60000}
 
 
@@ -114,7 +114,7 @@ def test_ids_of_today_come_first_once_they_are_known():
         client.identify(short_id="short", long_id="long", client_id="new")
         (session,) = nsqd.sessions
 
-        assert (session.opening.client_id, session.opening.hostname) == ("new", "long")
+        assert (session.handshake.client_id, session.handshake.hostname) == ("new", "long")
 
 
 def test_old_release_refuses_long_names_over_http():

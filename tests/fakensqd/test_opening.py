@@ -73,7 +73,7 @@ def test_tls_is_begun_behind_the_answer_and_said_to_be_on_inside():
 
     assert client.identify(tls_v1=True) == ({"tls_v1"}, [StartTLS()])
     assert client.resume(SECURED) == [OK]
-    assert client.session.opening.secured is SECURED
+    assert client.session.handshake.tls is SECURED
     assert client.send(commands.publish("t", b"x")) == [OK]
 
 

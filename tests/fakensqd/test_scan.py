@@ -5,8 +5,8 @@ import random
 import pytest
 
 from fakensqd import FakeNsqd
+from fakensqd.message import QueuedMessage
 from fakensqd.nsqd.broker import last_listing, next_listing, next_scan, scan
-from fakensqd.nsqd.channel import Message
 
 SCANS = [
     pytest.param(1.0, 0.0, 1.0, id="at a scan"),
@@ -123,7 +123,7 @@ def test_with_many_channels_one_waits_for_its_turn(clock, count, at_once):
         topic = nsqd.broker.ensure_topic("t")
         channels = [topic.ensure_channel(f"c{number}", nsqd.now()) for number in range(count)]
         clock.advance(6.0)
-        channels[0].defer([Message(b"0123456789abcdef", b"x", 0)], 1.0, nsqd.now())
+        channels[0].defer([QueuedMessage(b"0123456789abcdef", b"x", 0)], 1.0, nsqd.now())
         clock.advance(1.1)
 
         assert (channels[0].depth == 1) is at_once
@@ -137,7 +137,7 @@ def test_a_scan_of_more_channels_is_an_option(clock):
         topic = nsqd.broker.ensure_topic("t")
         channels = [topic.ensure_channel(f"c{number}", nsqd.now()) for number in range(200)]
         clock.advance(6.0)
-        channels[0].defer([Message(b"0123456789abcdef", b"x", 0)], 1.0, nsqd.now())
+        channels[0].defer([QueuedMessage(b"0123456789abcdef", b"x", 0)], 1.0, nsqd.now())
 
         clock.advance(1.1)
 

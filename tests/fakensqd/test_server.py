@@ -171,7 +171,7 @@ def test_every_layer_carries_messages_both_ways(tls_options, client_context, tls
         bodies = [decode_message(data)[3] for kind, data in frames if kind == MESSAGE]
         assert bodies == [b"%d" % n * 1000 for n in range(100)]
         (session,) = nsqd.sessions
-        assert (session.opening.secured is not None, session.opening.snappy or session.opening.deflate) == (
+        assert (session.handshake.tls is not None, session.handshake.snappy or session.handshake.deflate) == (
             tls,
             codec is not None,
         )

@@ -451,7 +451,7 @@ def test_an_ephemeral_channel_goes_with_its_consumer(broker):
 
 
 def test_sample_rate_drops_the_rest(broker):
-    client = consumer(broker, ready=2500, identify={"sample_rate": 50}, chance=random.Random(1))
+    client = consumer(broker, ready=2500, identify={"sample_rate": 50}, rng=random.Random(1))
     publish(broker, *[b"x"] * 1000)
 
     count = sum(len(client.bodies()) for _ in range(10))
