@@ -1,6 +1,6 @@
-"""LookupdClient: nsqlookupd's HTTP API, one method for each endpoint. No policy.
+"""nsqlookupd's HTTP API: one method for each endpoint, which checks its arguments before it sends anything.
 
-Checks what can be checked before anything is sent. Sources: nsqlookupd http.go, that of 0.2.16 for old servers.
+Sources: nsqlookupd http.go, and that of 0.2.16 for old servers.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ __all__ = ["LookupdClient", "is_unknown_topic"]
 
 Answer = dict[str, Any]
 
-# What nsqlookupd says of a topic that it does not know; servers before 0.2.29 call the argument invalid.
+# nsqlookupd's texts for an unknown topic; servers before 0.2.29 call the argument invalid.
 _UNKNOWN_TOPIC = {"TOPIC_NOT_FOUND", "INVALID_ARG_TOPIC"}
 
 
 class LookupdClient(HTTPClient):
-    """nsqlookupd over HTTP. All methods raise NSQHttpError as HTTPClient.request() does, and ValueError for bad names.
+    """Client of nsqlookupd over HTTP.
 
-    Servers before 1.0 are asked by the names that endpoints had then, once they answer that they don't know the new
-    ones; what they wrap in an envelope comes without it.
+    All methods raise NSQHttpError as HTTPClient.request() does, and ValueError for invalid names. For servers before
+    1.0 the old names of endpoints are used, after the server has answered that it does not know a new name. The
+    envelope of their answers is removed.
 
     Args:
-        host, port: Where nsqlookupd's HTTP listens.
-        kwargs: Of HTTPClient.
+        host, port: HTTP address of nsqlookupd.
+        kwargs: Options of HTTPClient.
     """
 
     def __init__(
@@ -44,83 +45,83 @@ class LookupdClient(HTTPClient):
         """Ask which nsqds have a topic: ``{"channels": [...], "producers": [...]}``.
 
         Raises:
-            NSQHttpError: With status 404 if no nsqd has it: is_unknown_topic() tells that from another server's 404.
+            NSQHttpError: With status 404 if no nsqd has it; is_unknown_topic() is False for the 404 of other servers.
         """
         assert_valid_topic_name(topic)
         try:
-            return self._ask("lookup", topic=topic)
+            return self._get("lookup", topic=topic)
         except NSQHttpError as error:
-            # The name is valid, as we have seen.
+            # The name is valid: it was checked above.
             if error.status == 404 or not is_unknown_topic(error):
                 raise
             raise NSQHttpError(f"{error} (no nsqd has that topic)", 404, error.body) from error
 
     def topics(self) -> Answer:
         """List all topics: ``{"topics": [...]}``."""
-        return self._ask("topics")
+        return self._get("topics")
 
     def channels(self, topic: str) -> Answer:
-        """List a topic's channels: ``{"channels": [...]}``, empty for a topic that nobody knows."""
+        """List a topic's channels: ``{"channels": [...]}``, empty for an unknown topic."""
         assert_valid_topic_name(topic)
-        return self._ask("channels", topic=topic)
+        return self._get("channels", topic=topic)
 
     def nodes(self) -> Answer:
         """List all nsqds with their topics: ``{"producers": [...]}``."""
-        return self._ask("nodes")
+        return self._get("nodes")
 
     def create_topic(self, topic: str) -> bytes:
         """Add a topic to the registry."""
         assert_valid_topic_name(topic)
-        return self._tell("topic/create", "create_topic", topic=topic)
+        return self._post("topic/create", "create_topic", topic=topic)
 
     def delete_topic(self, topic: str) -> bytes:
-        """Forget a topic; nsqds that have it go on, and bring it back when they register again."""
+        """Remove a topic from the registry. nsqds that have it keep it, and add it again when they register again."""
         assert_valid_topic_name(topic)
-        return self._tell("topic/delete", "delete_topic", topic=topic)
+        return self._post("topic/delete", "delete_topic", topic=topic)
 
     def create_channel(self, topic: str, channel: str) -> bytes:
         """Add a channel, and its topic, to the registry."""
         assert_valid_topic_name(topic)
         assert_valid_channel_name(channel)
-        return self._tell("channel/create", "create_channel", topic=topic, channel=channel)
+        return self._post("channel/create", "create_channel", topic=topic, channel=channel)
 
     def delete_channel(self, topic: str, channel: str) -> bytes:
-        """Forget a channel.
+        """Remove a channel from the registry.
 
         Raises:
-            NSQHttpError: With status 404 if nobody knows it.
+            NSQHttpError: With status 404 if it is unknown.
         """
         assert_valid_topic_name(topic)
         assert_valid_channel_name(channel)
-        return self._tell("channel/delete", "delete_channel", topic=topic, channel=channel)
+        return self._post("channel/delete", "delete_channel", topic=topic, channel=channel)
 
     def tombstone_topic(self, topic: str, node: str) -> bytes:
         """Hide one nsqd from a topic's lookups for a while (--tombstone-lifetime).
 
         Args:
-            node: ``broadcast_address:http_port``, as nodes() has them; no-op if there is none such.
+            node: ``broadcast_address:http_port``, as in nodes(). An unknown node is ignored.
 
         Raises:
             ValueError: If the node is not host:port.
         """
         assert_valid_topic_name(topic)
         _check_node(node)
-        return self._tell("topic/tombstone", "tombstone_topic_producer", topic=topic, node=node)
+        return self._post("topic/tombstone", "tombstone_topic_producer", topic=topic, node=node)
 
     def ping(self) -> bytes:
-        """Ask whether nsqlookupd answers. Returns b"OK"."""
+        """Check that nsqlookupd answers. Returns b"OK"."""
         answer: bytes = self.request("GET", "ping")
         return answer
 
     def info(self) -> Answer:
         """Ask for the version."""
-        return self._ask("info")
+        return self._get("info")
 
     def debug(self) -> Answer:
         """Ask for all registrations, by ``topic:T:``, ``channel:T:C`` and ``client::``."""
-        return self._ask("debug")
+        return self._get("debug")
 
-    def _ask(self, path: str, **params: str) -> Answer:
+    def _get(self, path: str, **params: str) -> Answer:
         try:
             answer = self.request("GET", path, params)
         except NSQHttpError as error:
@@ -132,19 +133,19 @@ class LookupdClient(HTTPClient):
             raise NSQHttpError(f"GET {self.address}{path}: answer is not nsqlookupd's: {shown(answer)}", 200)
         return answer
 
-    def _tell(self, path: str, old_path: str, **params: str) -> bytes:
+    def _post(self, path: str, old_path: str, **params: str) -> bytes:
         answer: bytes = self.request("POST", path, params, old_path=old_path)
         return answer
 
 
 def is_unknown_topic(error: NSQHttpError) -> bool:
-    """Whether an nsqlookupd has answered lookup() that it does not know the topic. It says so in its own words; the 404
-    of nsqd, or of another server that does not know the path, has others."""
+    """Whether the error of lookup() is nsqlookupd's answer that it does not know the topic. The 404 of nsqd, or of
+    another server that does not know the path, has another text."""
     return error.status is not None and error_text(error.body).text in _UNKNOWN_TOPIC
 
 
 def _check_node(node: object) -> None:
-    """Refuse what is no broadcast address with a port; an IPv6 one has no brackets there (Go joins with a colon)."""
+    """Refuse a node that is not host:port. nsqlookupd's IPv6 nodes have no brackets: Go joins with a colon."""
     if not isinstance(node, str):
         raise TypeError(f"node must be a str, 'host:port', not {node!r}")
     host, _, port = node.rpartition(":")
@@ -153,7 +154,7 @@ def _check_node(node: object) -> None:
 
 
 def __getattr__(name: str) -> object:
-    """Load the deprecated Lookupd, which gnsq 1.0 had here. Source: PEP 562."""
+    """Load the deprecated Lookupd of gnsq 1.0. Source: PEP 562."""
     if name == "Lookupd":
         import gnsq
 

@@ -1,4 +1,4 @@
-"""What several nsqlookupds say together."""
+"""TopicNodes and AllNodes: the combined answers of several nsqlookupds."""
 
 import json
 import logging
@@ -8,7 +8,7 @@ import pytest
 from gevent.event import Event
 
 from gnsq import Consumer, Producer
-from gnsq.discovery import LOOKUP_TIMEOUT, KnownNodes, Nodes, TopicNodes, lookup_nodes, lookup_nsqds, parse_lookupds
+from gnsq.discovery import LOOKUP_TIMEOUT, AllNodes, TopicNodes, parse_lookupds
 from gnsq.errors import NSQHttpError
 from tests.helpers import wait_until
 from tests.http.peer import JSON, http_peer, reply
@@ -36,21 +36,29 @@ def nsqd(host, port=4150):
 
 
 def lookup(*lookupds):
-    """What is found, and how many answered."""
-    found = []
-    answered = lookup_nsqds(lookupds, "t", found.append)
-    return set(found), answered
+    """Look a topic up. Returns the addresses found, and the number of nsqlookupds that did not fail."""
+    return refresh(TopicNodes(lookupds, "t"), lookupds)
 
 
 def nodes(*lookupds, **options):
-    """The same of all nsqds."""
+    """As lookup(), for all nsqds."""
+    return refresh(AllNodes(lookupds, **options), lookupds)
+
+
+def refresh(known, lookupds):
+    for number, lookupd in enumerate(lookupds):
+        lookupd.address = f"http://{number}.lookupd/"
     found = []
-    answered = lookup_nodes(lookupds, found.append, **options)
-    return set(found), answered
+    known.refresh(found.append)
+    return set(found), len(lookupds) - len(known.report.failures)
+
+
+def ignore(address):
+    pass
 
 
 def of(*nsqds):
-    """One that knows these."""
+    """Make an nsqlookupd that knows these nsqds."""
     return Lookupd({"producers": list(nsqds)})
 
 
@@ -62,7 +70,7 @@ both = pytest.mark.parametrize("ask", [lookup, nodes])
 
 
 @both
-def test_answers_are_united(ask):
+def test_answers_are_combined(ask):
     first = Lookupd({"channels": [], "producers": [nsqd("a"), nsqd("b", 1)]})
     second = Lookupd({"channels": [], "producers": [nsqd("b", 1), nsqd("::1")]})
 
@@ -70,45 +78,44 @@ def test_answers_are_united(ask):
 
 
 @both
-def test_one_that_fails_does_not_hide_the_others(ask):
+def test_failing_nsqlookupd_does_not_hide_the_others(ask):
     failing = Lookupd(NSQHttpError("no answer"))
 
     assert ask(failing, of(nsqd("a"))) == ({"a:4150"}, 1)
 
 
-def test_nodes_of_what_does_not_know_them_are_a_failure():
+def test_unknown_path_is_a_failure_of_nodes():
     assert nodes(Lookupd(NSQHttpError("NOT_FOUND", 404))) == (set(), 0)
 
 
-def test_nodes_can_be_named_by_their_http_port():
+def test_nodes_have_their_http_port_if_asked_for():
     assert nodes(of(nsqd("a", 1), nsqd("::1", 2)), port="http_port") == ({"a:4151", "[::1]:4151"}, 1)
 
 
 @both
-def test_producer_that_makes_no_sense_hides_no_other(ask, caplog):
+def test_invalid_nsqd_does_not_hide_the_others(ask, caplog):
     assert ask(of(None, nsqd("a"), nsqd("b", 0), nsqd("c"))) == ({"a:4150", "c:4150"}, 0)
     assert "lookupd/: lookup of " in caplog.text
     assert "answer is not nsqlookupd's" in caplog.text
 
 
-def test_one_that_is_silent_holds_up_nobody():
+def test_silent_nsqlookupd_does_not_delay_the_others():
     class Silent(Lookupd):
         def lookup(self, topic):
             release.wait(10)
             return super().lookup(topic)
 
     release, found = Event(), []
-    asking = gevent.spawn(
-        lookup_nsqds, [Silent({"producers": []}), Lookupd({"producers": [nsqd("a")]})], "t", found.append
-    )
+    known = TopicNodes([Silent({"producers": []}), of(nsqd("a"))], "t")
+    asking = gevent.spawn(known.refresh, found.append)
     wait_until(lambda: found == ["a:4150"])
 
     assert not asking.ready()
     release.set()
-    assert asking.get(timeout=1) == 2
+    assert asking.get(timeout=1)
 
 
-def test_unknown_topic_is_an_answer():
+def test_unknown_topic_is_an_empty_answer():
     assert lookup(Lookupd(NOT_KNOWN)) == (set(), 1)
 
 
@@ -124,16 +131,16 @@ def test_unknown_topic_is_an_answer():
     ],
 )
 @both
-def test_answer_of_something_else_is_a_failure(ask, answer):
+def test_answer_of_another_server_is_a_failure(ask, answer):
     assert ask(Lookupd(answer)) == (set(), 0)
 
 
-def test_old_servers_address_is_understood():
+def test_address_of_old_servers_is_used():
     assert lookup(Lookupd({"producers": [{"address": "old", "tcp_port": 4150}]}))[0] == {"old:4150"}
 
 
 @both
-def test_null_producers_are_none(ask):
+def test_null_producers_are_an_empty_list(ask):
     assert ask(Lookupd({"producers": None})) == (set(), 1)
 
 
@@ -145,7 +152,7 @@ def test_lookupd_addresses_are_urls_or_hosts():
 
 
 @pytest.mark.parametrize("value", [None, {"a"}, [None], 5])
-def test_wrong_type_is_a_type_error(value):
+def test_lookupd_addresses_of_a_wrong_type_are_refused(value):
     with pytest.raises(TypeError, match="must be"):
         parse_lookupds(value)
 
@@ -154,7 +161,7 @@ NODES = {"channels": [], "producers": []}
 
 
 @pytest.mark.parametrize("kind", [Consumer, Producer])
-def test_clients_ask_with_the_options_that_they_were_given(kind):
+def test_lookupd_options_are_used_for_lookups(kind):
     given = (
         {"message_handler": lambda consumer, message: None, "topic": "t", "channel": "c"} if kind is Consumer else {}
     )
@@ -177,7 +184,7 @@ def test_clients_ask_with_the_options_that_they_were_given(kind):
     ],
 )
 @pytest.mark.parametrize("kind", [Consumer, Producer])
-def test_bad_options_for_nsqlookupd_are_refused(kind, options, words):
+def test_invalid_lookupd_options_are_refused(kind, options, words):
     given = {"topic": "t", "channel": "c"} if kind is Consumer else {}
 
     with pytest.raises(TypeError, match=words):
@@ -188,7 +195,7 @@ def test_bad_options_for_nsqlookupd_are_refused(kind, options, words):
 
 
 @both
-def test_nsqds_that_make_no_sense_are_one_line_with_their_number(ask, caplog):
+def test_invalid_nsqds_are_one_log_line_with_their_number(ask, caplog):
     producers = [0, {"broadcast_address": "x" * 1_000_000, "tcp_port": 10**90}, [[[[[[]]]]]]] * 10_000
 
     assert ask(Lookupd({"producers": producers})) == (set(), 0)
@@ -198,7 +205,7 @@ def test_nsqds_that_make_no_sense_are_one_line_with_their_number(ask, caplog):
     assert len(record.getMessage()) < 400
 
 
-def test_nonsense_is_shown_cut_however_deep_it_is(caplog):
+def test_invalid_answer_is_shown_cut_however_deep_it_is(caplog):
     deep = []
     for _ in range(100_000):
         deep = [deep]
@@ -209,7 +216,7 @@ def test_nonsense_is_shown_cut_however_deep_it_is(caplog):
     assert [len(record.getMessage()) < 400 for record in caplog.records] == [True] * 3
 
 
-def test_others_have_their_turn_while_a_long_answer_is_read():
+def test_other_greenlets_run_while_a_long_answer_is_read():
     turns, end = [], Event()
 
     def count():
@@ -257,47 +264,47 @@ def test_port_must_be_a_port(port):
     assert lookup(of(nsqd("a", port))) == (set(), 0)
 
 
-def test_no_more_nsqds_than_the_limit_are_known_and_those_that_were_stay(caplog):
+def test_max_nsqds_leaves_out_new_nsqds_and_keeps_known_ones(caplog):
     lookupd = of(*[nsqd(f"old{number}") for number in range(8)])
     known = TopicNodes([lookupd], "t", max_nsqds=10)
-    known.ask(lambda address: None)
-    before = known.known
+    known.refresh(ignore)
+    before = known.addresses
 
     lookupd.answer["producers"] = [nsqd(f"new{number}") for number in range(10_000)] + lookupd.answer["producers"]
     found = []
-    known.ask(found.append)
+    known.refresh(found.append)
 
-    assert known.known == {*before, "new0:4150", "new1:4150"}
-    assert set(found) == known.known
+    assert known.addresses == {*before, "new0:4150", "new1:4150"}
+    assert set(found) == known.addresses
     (record,) = caplog.records
     assert "left out 9998 of 10008 nsqds: there are 10 already, the option max_nsqds" in record.getMessage()
 
 
-def test_nsqds_that_are_still_connected_count_for_the_limit():
+def test_connected_nsqds_count_for_max_nsqds():
     known = TopicNodes([of(nsqd("a"), nsqd("b"))], "t", max_nsqds=3)
 
-    known.ask(lambda address: None, kept={"x:1", "y:1"})
+    known.refresh(ignore, connected={"x:1", "y:1"})
 
-    assert known.known == {"a:4150"}
+    assert known.addresses == {"a:4150"}
 
 
-def test_limit_holds_for_all_nsqlookupds_together():
+def test_max_nsqds_holds_for_all_nsqlookupds_together():
     known = TopicNodes([of(nsqd("a"), nsqd("b")), of(nsqd("a"), nsqd("c"))], "t", max_nsqds=2)
 
-    known.ask(lambda address: None)
+    known.refresh(ignore)
 
-    assert len(known.known) == 2
+    assert len(known.addresses) == 2
 
 
-def test_limit_of_nodes_holds_over_rounds():
+def test_max_nsqds_holds_over_rounds_of_all_nodes():
     lookupd = of(nsqd("a"), nsqd("b"), nsqd("c"))
-    known = Nodes([lookupd], max_nsqds=2)
-    told = [known.ask()]
+    known = AllNodes([lookupd], max_nsqds=2)
+    changes = [known.refresh()]
 
     lookupd.answer = {"producers": [nsqd("x"), nsqd("y"), nsqd("z")]}
-    told += [known.ask() for _ in range(3)]
+    changes += [known.refresh() for _ in range(3)]
 
-    assert told == [
+    assert changes == [
         ({"a:4150", "b:4150"}, set()),
         (set(), set()),
         (set(), {"a:4150", "b:4150"}),
@@ -305,7 +312,7 @@ def test_limit_of_nodes_holds_over_rounds():
     ]
 
 
-# --- what is no nsqlookupd --------------------------------------------------------------------------------------------
+# --- servers other than nsqlookupd ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -316,28 +323,28 @@ def test_limit_of_nodes_holds_over_rounds():
         pytest.param(NSQDS_404, True, True, id="nsqd"),
         pytest.param(NSQHttpError("x", 404, b"404 page not found"), True, True, id="old nsqd"),
         pytest.param(NSQHttpError("x", 405), True, True, id="method not allowed"),
-        pytest.param(NSQHttpError("not JSON", 200), True, True, id="something with another answer"),
+        pytest.param(NSQHttpError("not JSON", 200), True, True, id="another answer"),
         pytest.param({}, True, True, id="no producers"),
         pytest.param([1], True, True, id="a list"),
-        pytest.param({"producers": [0]}, True, False, id="nsqd that makes no sense"),
+        pytest.param({"producers": [0]}, True, False, id="invalid nsqd"),
         pytest.param(NSQHttpError("x", 500), True, False, id="fails"),
         pytest.param(NSQHttpError("x", 401), True, False, id="login"),
         pytest.param(NSQHttpError("no answer"), True, False, id="down"),
     ],
 )
-def test_address_of_something_else_is_told_from_an_nsqlookupd_that_fails(answer, failing, wrong):
+def test_another_server_is_wrong_and_a_failing_nsqlookupd_is_not(answer, failing, wrong):
     known = TopicNodes([Lookupd(answer)], "t")
 
-    known.ask(lambda address: None)
+    known.refresh(ignore)
 
     assert (bool(known.report.failures), bool(known.report.wrong)) == (failing, wrong)
 
 
-def test_address_stands_once_in_the_log_and_not_in_the_text_of_a_failure(caplog):
+def test_address_is_once_in_the_log_line_and_not_in_the_failure(caplog):
     with http_peer(lambda asked, sock: reply(b"404 page not found", "404 Not Found")) as peer:
         (lookupd,) = parse_lookupds(peer.address)
         known = TopicNodes([lookupd], "t")
-        known.ask(lambda address: None)
+        known.refresh(ignore)
         lookupd.close()
 
     (record,) = caplog.records
@@ -348,28 +355,47 @@ def test_address_stands_once_in_the_log_and_not_in_the_text_of_a_failure(caplog)
     assert known.report.failures[f"http://{peer.address}/"].startswith("http error <404> 404 page not found")
 
 
+def test_address_is_not_in_the_failure_of_a_client_that_was_closed_while_it_waited():
+    asked, end = Event(), Event()
+
+    def hold(request, sock):
+        asked.set()
+        end.wait(10)
+
+    with http_peer(hold) as peer:
+        (client,) = parse_lookupds(peer.address)
+        known = TopicNodes([client], "t")
+        asking = gevent.spawn(known.refresh, ignore)
+        asked.wait(10)
+        client.close()
+        asking.join()
+        end.set()
+
+    assert known.report.failures == {client.address: "client was closed while it waited for an answer"}
+
+
 def test_nsqlookupd_that_answered_once_is_only_failing_while_a_proxy_answers_for_it():
     lookupd = of()
     known = TopicNodes([lookupd], "t")
-    known.ask(lambda address: None)
+    known.refresh(ignore)
 
     lookupd.answer = NSQHttpError("x", 404, b"<html>")
-    known.ask(lambda address: None)
+    known.refresh(ignore)
 
     assert list(known.report.failures) == ["http://lookupd/"]
     assert known.report.wrong == set()
 
 
-def test_address_is_not_wrong_any_more_once_an_nsqlookupd_answers_there():
+def test_address_is_no_longer_wrong_when_an_nsqlookupd_answers_there():
     lookupd = Lookupd(NSQDS_404)
-    known = Nodes([lookupd])
-    known.ask()
+    known = AllNodes([lookupd])
+    known.refresh()
     lookupd.answer = NSQHttpError("no answer")
-    known.ask()
+    known.refresh()
     assert known.report.wrong == {"http://lookupd/"}
 
     lookupd.answer = {"producers": []}
-    known.ask()
+    known.refresh()
 
     assert (known.report.wrong, known.report.failures) == (set(), {})
 
@@ -388,14 +414,14 @@ def test_address_is_not_wrong_any_more_once_an_nsqlookupd_answers_there():
         pytest.param([NOT_KNOWN] * 2, "", "none of 2 nsqlookupds knows an nsqd yet", id="no topic"),
     ],
 )
-def test_rounds_without_any_nsqd_are_told_and_from_the_third_on_as_a_warning(answers, topic, line):
+def test_rounds_without_an_nsqd_are_logged_and_from_the_third_on_as_a_warning(answers, topic, line):
     lookupds = [Lookupd(answer) for answer in answers]
     for number, lookupd in enumerate(lookupds):
         lookupd.address = f"http://lookupd{number}/"
     known = TopicNodes(lookupds, "t")
     lines = []
     for _ in range(4):
-        known.ask(lambda address: None)
+        known.refresh(ignore)
         lines.append(known.report.empty_line(lookupds, topic, 60.0))
 
     text = f"{line}; asking again in 60 s"
@@ -403,44 +429,53 @@ def test_rounds_without_any_nsqd_are_told_and_from_the_third_on_as_a_warning(ans
 
 
 @pytest.mark.parametrize("answer", [{"producers": [nsqd("a")]}, NSQHttpError("no answer")], ids=["known", "no answer"])
-def test_no_such_line_while_an_nsqd_is_known_or_nobody_answers(answer):
+def test_rounds_are_not_empty_while_an_nsqd_is_known_or_no_nsqlookupd_answers(answer):
     known = TopicNodes([Lookupd(answer)], "t")
-    known.ask(lambda address: None)
+    known.refresh(ignore)
 
     assert known.report.empty_line([Lookupd(answer)], "t", 60.0) is None
 
 
 # --- nsqds over rounds ------------------------------------------------------------------------------------------------
 
-# What the nsqlookupds named together, and whether all answered, from round to round; what each says is gone.
+# Per round: the nsqds that were named and whether all nsqlookupds answered; then the nsqds that each round forgot.
 ROUNDS = [
     pytest.param([("a", True), ("", True), ("", True)], ["", "", "a"], id="missed twice"),
     pytest.param([("a", True), ("", True), ("a", True), ("", True)], ["", "", "", ""], id="named in between"),
-    pytest.param([("a", True), ("", False), ("", False)], ["", "", ""], id="somebody failed"),
+    pytest.param([("a", True), ("", False), ("", False)], ["", "", ""], id="one failed"),
     pytest.param([("a", True), ("", True), ("", False), ("", True)], ["", "", "", ""], id="failed in between"),
     pytest.param([("a", True), ("", False), ("", True)], ["", "", ""], id="back from a failure and empty"),
     pytest.param([("a", True), ("", False), ("", True), ("", True)], ["", "", "", "a"], id="missed after a failure"),
-    pytest.param([("a", False), ("", True), ("", True)], ["", "", "a"], id="named while somebody failed"),
+    pytest.param([("a", False), ("", True), ("", True)], ["", "", "a"], id="named while one failed"),
     pytest.param([("ab", True), ("b", True), ("", True), ("", True)], ["", "", "a", "b"], id="one after the other"),
     pytest.param([("a", True), ("", True), ("", True), ("", True)], ["", "", "a", ""], id="gone once only"),
 ]
 
 
 @pytest.mark.parametrize(("rounds", "gone"), ROUNDS)
-def test_nsqd_is_gone_when_nobody_names_it_in_two_complete_rounds_in_a_row(rounds, gone):
-    known = KnownNodes()
-
-    told = [known.learn(set(named), complete=complete)[1] for named, complete in rounds]
-
-    assert told == [set(each) for each in gone]
+def test_nsqd_is_gone_when_no_nsqlookupd_names_it_in_two_complete_rounds_in_a_row(rounds, gone):
+    assert [forgotten for _, forgotten in changes_of(rounds)] == [addresses(names) for names in gone]
 
 
 def test_nsqd_is_new_once_and_again_when_it_comes_back():
-    known = KnownNodes()
+    changes = changes_of([(names, True) for names in ["a", "ab", "b", "", "a", "ab"]])
 
-    told = [known.learn(set(named), complete=True)[0] for named in ["a", "ab", "b", "", "a", "ab"]]
+    assert [new for new, _ in changes] == [addresses(names) for names in ["a", "b", "", "", "a", "b"]]
 
-    assert told == [{"a"}, {"b"}, set(), set(), {"a"}, {"b"}]
+
+def changes_of(rounds):
+    first, second = of(), of()
+    known = AllNodes([first, second])
+    changes = []
+    for names, complete in rounds:
+        first.answer = {"producers": [nsqd(name) for name in names]}
+        second.answer = {"producers": []} if complete else NSQHttpError("no answer")
+        changes.append(known.refresh())
+    return changes
+
+
+def addresses(names):
+    return {f"{name}:4150" for name in names}
 
 
 def test_nsqds_of_a_topic_stay_known_while_an_nsqlookupd_does_not_answer():
@@ -450,8 +485,8 @@ def test_nsqds_of_a_topic_stay_known_while_an_nsqlookupd_does_not_answer():
 
     def ask():
         found = []
-        rounds.append((known.ask(found.append), set(found)))
-        assert set(found) == known.known
+        rounds.append((known.refresh(found.append), set(found)))
+        assert set(found) == known.addresses
 
     ask()
     second.answer = NSQHttpError("no answer")
@@ -472,63 +507,59 @@ def test_nsqds_of_a_topic_stay_known_while_an_nsqlookupd_does_not_answer():
     ]
 
 
-def test_nsqds_that_were_replaced_are_forgotten_though_another_nsqlookupd_stays_silent():
+def test_replaced_nsqds_are_forgotten_while_another_nsqlookupd_is_silent():
     living, dead = of(nsqd("a")), of()
     dead.answer = NSQHttpError("no answer")
     known = TopicNodes([living, dead], "t")
 
     for name in ("a", "b", "c"):
         living.answer = {"producers": [nsqd(name)]}
-        known.ask(lambda address: None)
+        known.refresh(ignore)
 
-    assert known.known == {"c:4150"}
+    assert known.addresses == {"c:4150"}
 
 
-def test_nsqds_of_a_silent_nsqlookupd_are_told_without_waiting_for_the_others():
+def test_known_nsqds_of_a_failing_nsqlookupd_are_found_without_waiting_for_the_others():
     silent, slow = of(nsqd("a")), of(nsqd("b"))
     known = TopicNodes([silent, slow], "t")
-    known.ask(lambda address: None)
+    known.refresh(ignore)
     silent.answer, answered = NSQHttpError("no answer"), Event()
     lookup = slow.lookup
     slow.lookup = lambda topic: answered.wait(10) and lookup(topic)
 
-    assert known.ask(lambda address: answered.set() if address == "a:4150" else None)
+    assert known.refresh(lambda address: answered.set() if address == "a:4150" else None)
 
 
-def test_rounds_of_nodes_tell_what_comes_and_goes():
+def test_round_of_all_nodes_returns_new_and_forgotten_nsqds():
     first, second = of(nsqd("a")), of(nsqd("a"), nsqd("b"))
-    known = Nodes([first, second])
-    told = [known.ask()]
+    known = AllNodes([first, second])
+    changes = [known.refresh()]
 
     second.answer = {"producers": [nsqd("c")]}
-    told += [known.ask(), known.ask()]
+    changes += [known.refresh(), known.refresh()]
 
-    assert told == [({"a:4150", "b:4150"}, set()), ({"c:4150"}, set()), (set(), {"b:4150"})]
+    assert changes == [({"a:4150", "b:4150"}, set()), ({"c:4150"}, set()), (set(), {"b:4150"})]
 
 
-def test_rounds_of_nodes_drop_nothing_while_one_fails():
+def test_all_nodes_forget_no_nsqd_while_an_nsqlookupd_fails():
     first, second = of(nsqd("a")), of(nsqd("b"))
-    known = Nodes([first, second])
-    known.ask()
+    known = AllNodes([first, second])
+    known.refresh()
 
     first.answer = NSQHttpError("no answer")
     second.answer = {"producers": []}
 
-    assert [known.ask() for _ in range(5)] == [(set(), set())] * 5
+    assert [known.refresh() for _ in range(5)] == [(set(), set())] * 5
 
 
-def test_rounds_of_nodes_go_by_the_port_asked_for():
-    assert Nodes([of(nsqd("a", 1))], port="http_port").ask() == ({"a:4151"}, set())
-
-
-def test_rounds_of_nodes_tell_at_once_who_was_named_though_one_is_silent():
+def test_all_nodes_find_named_nsqds_at_once_while_an_nsqlookupd_is_silent():
     class Silent(Lookupd):
         def nodes(self):
             release.wait(10)
             return super().nodes()
 
     release, found = Event(), []
-    asking = gevent.spawn(Nodes([Silent({"producers": [nsqd("b")]}), of(nsqd("a"))]).ask, found.append)
+    asking = gevent.spawn(AllNodes([Silent({"producers": [nsqd("b")]}), of(nsqd("a"))]).refresh, found.append)
     wait_until(lambda: found == ["a:4150"])
 
     assert not asking.ready()
@@ -536,10 +567,10 @@ def test_rounds_of_nodes_tell_at_once_who_was_named_though_one_is_silent():
     assert asking.get(timeout=1) == ({"a:4150", "b:4150"}, set())
 
 
-def test_emulator_names_its_nodes(fakecluster):
+def test_all_nodes_of_the_emulator_are_found(fakecluster):
     lookupds = parse_lookupds([lookupd.http_address for lookupd in fakecluster.lookupds])
 
-    tcp, http = Nodes(lookupds).ask(), Nodes(lookupds, port="http_port").ask()
+    tcp, http = AllNodes(lookupds).refresh(), AllNodes(lookupds, port="http_port").refresh()
 
     for lookupd in lookupds:
         lookupd.close()

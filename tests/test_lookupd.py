@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gnsq import LookupdClient
-from gnsq.discovery import lookup_nsqds, parse_lookupds
+from gnsq.discovery import TopicNodes, parse_lookupds
 from gnsq.errors import NSQHttpError
 from tests.http.peer import JSON, http_peer, reply
 
@@ -156,11 +156,12 @@ def test_discovery_reads_both_shapes():
         http_peer(lambda asked, sock: wrapped(None, 500, "INVALID_ARG_TOPIC")) as unaware,
     ):
         lookupds = parse_lookupds([old.address, bare.address, unaware.address])
-        answered = lookup_nsqds(lookupds, "t", found.append)
+        known = TopicNodes(lookupds, "t")
+        known.refresh(found.append)
         for lookupd in lookupds:
             lookupd.close()
 
-    assert (sorted(found), answered) == (["new-host:4150", "old-host:4150"], 3)
+    assert (sorted(found), known.report.failures) == (["new-host:4150", "old-host:4150"], {})
 
 
 def test_discovery_has_a_short_timeout_and_a_bound_on_answers_and_takes_options():

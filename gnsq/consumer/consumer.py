@@ -537,9 +537,9 @@ class Consumer:
         if self._state is not Life.RUNNING:
             return "not started" if self._state is Life.INIT else self._state.value
         reasons = [f"{address}: {text}" for address, text in failures.items()]
-        connecting = sorted((self.nsqd_tcp_addresses | self._nodes.known) - failures.keys())
+        connecting = sorted((self.nsqd_tcp_addresses | self._nodes.addresses) - failures.keys())
         reasons += [f"{address}: still connecting" for address in connecting]
-        if not self._nodes.known:
+        if not self._nodes.addresses:
             reasons += self._nodes.report.explanations(self.lookupds, self.topic)
         return "; ".join(reasons)
 
@@ -614,7 +614,7 @@ class Consumer:
             if self._state is not Life.CLOSED:
                 self._in_owner_thread(self.query_lookupd)
             return
-        before = self._nodes.known
+        before = self._nodes.addresses
 
         def add(address: str) -> None:
             self._pool.add(address, permanent=False)
@@ -622,8 +622,8 @@ class Consumer:
                 # Announced anew: it need not wait as long as its failures say.
                 self._pool.retry(address)
 
-        self._looked_up = self._nodes.ask(add, self._pool.connections.keys() - self.nsqd_tcp_addresses)
-        self._pool.forget_but(self._nodes.known)
+        self._looked_up = self._nodes.refresh(add, self._pool.connections.keys() - self.nsqd_tcp_addresses)
+        self._pool.forget_but(self._nodes.addresses)
         if not self._pool.connections:
             self._log_empty_round()
 

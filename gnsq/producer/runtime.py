@@ -18,7 +18,7 @@ from gevent.event import Event
 from gnsq.clock import Clock
 from gnsq.concurrency.greenlets import run_forever
 from gnsq.concurrency.threads import OwnerThread
-from gnsq.discovery import Nodes
+from gnsq.discovery import AllNodes
 from gnsq.errors import NSQErrorCode, NSQException, NSQNoConnections, NSQUnknownClosed
 from gnsq.logs import LogOwner
 from gnsq.lookupd import LookupdClient
@@ -126,7 +126,7 @@ class Running:
         self._links: dict[Connection, TcpLink] = {}
         self._pools = self._tcp_pools() if config.http_clients is None else [self._http_pool(config.http_clients)]
         port = "tcp_port" if config.http_clients is None else "http_port"
-        self._nodes = Nodes(config.lookupds, port, options.max_nsqds, config.owner)
+        self._nodes = AllNodes(config.lookupds, port, options.max_nsqds, config.owner)
         # Set when any nsqd is known, and when all nsqlookupds were asked once, if there are any.
         self._known, self._asked = Event(), Event()
         self._tasks: list[gevent.Greenlet] = []
@@ -346,7 +346,7 @@ class Running:
 
     def _ask_nodes(self) -> None:
         # Each as soon as it is named: a silent nsqlookupd holds up nobody.
-        _, gone = self._nodes.ask(self._add_named)
+        _, gone = self._nodes.refresh(self._add_named)
         for address in gone - set(self._config.addresses):
             logger.info("%s: no nsqlookupd names it any more", self._config.owner.at(address))
             self._addresses.discard(address)

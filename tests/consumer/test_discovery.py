@@ -53,7 +53,7 @@ class Rounds:
 @pytest.fixture
 def rounds(clock, monkeypatch):
     rounds = Rounds(clock)
-    monkeypatch.setattr(TopicNodes, "ask", rounds.watch(TopicNodes.ask))
+    monkeypatch.setattr(TopicNodes, "refresh", rounds.watch(TopicNodes.refresh))
     return rounds
 
 
@@ -253,13 +253,10 @@ def test_producer_without_an_address_does_not_hide_the_others_of_the_answer(look
     assert "answer is not nsqlookupd's" in caplog.text
 
 
-def test_silent_nsqlookupd_holds_up_neither_the_others_nor_the_next_round(
-    lookupd, other_lookupd, nsqd, rounds, started, monkeypatch
-):
-    monkeypatch.setattr("gnsq.discovery.LOOKUP_TIMEOUT", 0.1)
+def test_silent_nsqlookupd_delays_neither_the_others_nor_the_next_round(lookupd, other_lookupd, nsqd, rounds, started):
     registered(nsqd, other_lookupd)
     lookupd.stop_reading()
-    started(lookupds=[lookupd, other_lookupd])
+    started(lookupds=[lookupd, other_lookupd], lookupd_options={"timeout": 0.1})
     assert connected(nsqd) == [1]
 
     rounds.turn(2 * LATEST)

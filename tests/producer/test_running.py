@@ -166,7 +166,7 @@ def test_greenlet_that_fails_is_logged_and_goes_on(fakensqd, monkeypatch, caplog
         monkeypatch.undo()
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("gnsq.discovery.lookup_nodes", fail)
+    monkeypatch.setattr("gnsq.discovery.AllNodes.refresh", fail)
     with lookupd(**named(fakensqd)) as good, Producer(lookupd_http_addresses=good.address) as producer:
         assert producer.publish("t", b"x", timeout=LIMIT) == b"OK"
 
