@@ -1,6 +1,6 @@
 """gnsq: a gevent client for NSQ, the realtime message queue.
 
-Names are loaded when first asked for: the emulator, which needs the protocol only, starts 70 ms sooner for it.
+A name is loaded when it is first used. So the emulator, which needs only the protocol, starts 70 ms faster.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MODULES = {
     "Reader": "deprecated",
     "finish_all": "message",
 }
-# Attributes of the package since 1.0, imported or not.
+# Attributes of the package in gnsq 1.0, also before they are imported.
 _SUBMODULES = {*_MODULES.values(), "errors", "httpclient", "protocol", "reader", "states", "util"}
 
 

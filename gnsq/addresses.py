@@ -1,4 +1,4 @@
-"""Addresses as users write them. Decides only: resolves nothing, connects to nothing."""
+"""Parse and format addresses. Resolves no names and opens no connections."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ __all__ = ["Addresses", "is_port", "is_unix", "format_address", "ordered_address
 
 DEFAULT_TCP_PORT = 4150
 
-# What the constructors take: one "host:port" or many.
+# Type of constructor arguments: one "host:port" or several.
 Addresses = str | Iterable[str]
 
 
 def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[str, int]:
-    """Split ``host:port``, ``host``, ``[ipv6]:port`` or ``[ipv6]``. The path of a unix socket, which begins with a
-    slash, is a host with port 0.
+    """Split ``host:port``, ``host``, ``[ipv6]:port`` or ``[ipv6]`` into host and port.
+
+    The path of a unix socket begins with a slash. It is returned as the host, with port 0.
 
     Raises:
         TypeError: If it is not a str.
@@ -43,30 +44,24 @@ def parse_address(address: str, default_port: int = DEFAULT_TCP_PORT) -> tuple[s
 
 
 def is_port(port: object) -> bool:
-    """Whether this is the number of a port."""
+    """Whether this is an int from 1 to 65535."""
     return isinstance(port, int) and not isinstance(port, bool) and 1 <= port <= 65535
 
 
 def parse_addresses(addresses: Addresses) -> set[str]:
-    """Turn what a constructor was given into a set of ``host:port``.
-
-    Raises:
-        TypeError, ValueError: As parse_address().
-    """
+    """Return the addresses that a constructor was given as a set of ``host:port``; raises as parse_address()."""
     return set(ordered_addresses(addresses))
 
 
 def ordered_addresses(
     addresses: Addresses, what: str = "nsqd_tcp_addresses", default_port: int = DEFAULT_TCP_PORT
 ) -> list[str]:
-    """Turn what a constructor was given into ``host:port``, each once, in the order given; that of a set, which has
-    none, is sorted.
+    """Return the addresses that a constructor was given as ``host:port``, without duplicates; raises as parse_address().
+
+    The order is the given one. Addresses of a set are sorted.
 
     Args:
-        what: The name that the caller gave them by, for error texts.
-
-    Raises:
-        TypeError, ValueError: As parse_address().
+        what: Name of the constructor's argument, for error texts.
     """
     if not isinstance(addresses, (str, list, tuple, set, frozenset)):
         raise TypeError(f"{what} must be 'host:port' or a list, tuple or set of them, not {addresses!r}")
@@ -76,12 +71,12 @@ def ordered_addresses(
 
 
 def format_address(host: str, port: int) -> str:
-    """Write an address as ``host:port``, an IPv6 literal in brackets, a unix socket as its path."""
+    """Write ``host:port``, with an IPv6 host in brackets, or the path of a unix socket."""
     if is_unix(host):
         return host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_unix(host: str) -> bool:
-    """Whether this is the path of a unix socket."""
+    """Whether a host is the path of a unix socket."""
     return host.startswith("/")

@@ -1,4 +1,4 @@
-"""Time for whoever waits: a monotonic clock, sleeps and time limits, replaceable in tests."""
+"""Monotonic time, sleeps and timeouts. Tests pass a clock of their own."""
 
 from __future__ import annotations
 
@@ -11,29 +11,33 @@ __all__ = ["Clock", "RealClock"]
 
 
 class Clock(Protocol):
-    """What every wait and every deadline of the client asks."""
+    """Source of time for all waits and deadlines of the client."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed point; never goes back."""
+        """Return the seconds since a fixed point in time."""
 
     def sleep(self, seconds: float) -> None:
-        """Let the calling greenlet wait; others go on."""
+        """Suspend the calling greenlet."""
 
     def timeout(self, seconds: float) -> gevent.Timeout:
-        """Make what ends a ``with`` that takes longer by raising itself there."""
+        """Return a context manager that raises itself inside its block if the block takes longer."""
 
     def wait(self, waitable: Any, seconds: float) -> bool:  # Any: gevent has no types
-        """Wait for an Event or AsyncResult for so long at most; whether it has come. Raises nothing itself."""
+        """Wait for an Event or AsyncResult up to a number of seconds.
+
+        Returns:
+            Whether it is set.
+        """
 
 
 class RealClock:
-    """The machine's own time."""
+    """The time of the machine, with gevent's sleeps and timeouts."""
 
     monotonic = staticmethod(time.monotonic)
     sleep = staticmethod(gevent.sleep)
     timeout = staticmethod(gevent.Timeout)
 
     def wait(self, waitable: Any, seconds: float) -> bool:  # Any: gevent has no types
-        """Wait for an Event or AsyncResult for so long at most; whether it has come."""
+        """Wait as Clock.wait() says."""
         waitable.wait(seconds)
         return bool(waitable.ready())

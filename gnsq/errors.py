@@ -6,6 +6,8 @@ here: it is ValueError or TypeError, raised before any byte is sent.
 
 from __future__ import annotations
 
+from gnsq.texts import printable
+
 __all__ = [
     "ERROR_CODES",
     "NSQAuthDisabled",
@@ -297,10 +299,6 @@ for _code, _class in reversed(ERROR_CODES.items()):
     _class.code = _code.decode()
 
 
-# Characters of a server's text that a log line or an error's text shows.
-MAX_SHOWN = 200
-
-
 def make_error(data: bytes) -> NSQErrorCode:
     """Build the exception for the data of an error frame: ``CODE text``.
 
@@ -312,16 +310,3 @@ def make_error(data: bytes) -> NSQErrorCode:
     # As in 1.0: the code stands in for words that are not there.
     error.args = (text or code,)
     return error
-
-
-def printable(text: str | bytes) -> str:
-    """Make a server's text fit for a log line.
-
-    Control characters, line ends, terminal escapes and lone surrogates become spaces; bytes that are not UTF-8 are
-    escaped; of a long text the first MAX_SHOWN characters are left.
-    """
-    if isinstance(text, bytes):
-        # Four bytes are the longest character; one more shows that something was cut.
-        text = text[: 4 * (MAX_SHOWN + 1)].decode("utf-8", "backslashreplace")
-    shown = "".join(character if character.isprintable() else " " for character in text[:MAX_SHOWN]).strip()
-    return shown if len(text) <= MAX_SHOWN else f"{shown}..."

@@ -1,4 +1,4 @@
-"""Reader, where gnsq 1.0 had it."""
+"""Import path of Reader in gnsq 1.0."""
 
 from gnsq.deprecated import Reader
 

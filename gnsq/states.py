@@ -1,4 +1,4 @@
-"""States of a connection, as gnsq 1.0 numbered them."""
+"""States of a connection, with the numbers of gnsq 1.0."""
 
 INIT = 0
 CONNECTED = 1

@@ -1,41 +1,57 @@
-"""Texts: what log lines and errors have in common. Pure: computes strings."""
+"""Parts of log lines and error texts. Computes strings only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["counted", "nearest", "without_address"]
+__all__ = ["MAX_SHOWN", "counted", "nearest", "printable", "without_address"]
+
+# Characters of a server's text that a log line or an error shows.
+MAX_SHOWN = 200
 
 
 def counted(number: int, noun: str, plural: str | None = None, *, spec: str = "") -> str:
     """Write a number of things: ``1 message``, ``2 messages``.
 
     Args:
-        plural: Of a noun that takes more than an s.
-        spec: How to write the number, as format() takes it.
+        plural: For a noun whose plural is not the noun with an s.
+        spec: Format of the number, as format() takes it.
     """
     return f"{number:{spec}} {noun if number == 1 else plural or noun + 's'}"
 
 
 def nearest(unknown: Iterable[str], known: Iterable[str], what: str = "known are") -> str:
-    """End a text that refuses names: say which ones were probably meant, then all that are known."""
-    import difflib  # 2 ms, for an error that ends most programs
+    """Write the end of a text that refuses unknown names: similar known names first, then all known names."""
+    import difflib  # takes 2 ms, and is needed only for an error that ends most programs
 
     names = list(known)
     by_lower = {name.lower(): name for name in names}
-    meant = [by_lower[close] for name in unknown for close in difflib.get_close_matches(name.lower(), by_lower, 1)]
-    question = f" did you mean {' and '.join(meant)}?" if meant else ""
+    similar = [by_lower[close] for name in unknown for close in difflib.get_close_matches(name.lower(), by_lower, 1)]
+    question = f" did you mean {' and '.join(similar)}?" if similar else ""
     return f";{question} {what} {', '.join(names)}"
 
 
+def printable(text: str | bytes) -> str:
+    """Make a server's text safe for a log line.
+
+    Replaces control characters, line ends, terminal escapes and lone surrogates by spaces, escapes bytes that are not
+    UTF-8, and cuts the text after MAX_SHOWN characters.
+    """
+    if isinstance(text, bytes):
+        # A character has 4 bytes at most. One character more shows that something was cut.
+        text = text[: 4 * (MAX_SHOWN + 1)].decode("utf-8", "backslashreplace")
+    shown = "".join(character if character.isprintable() else " " for character in text[:MAX_SHOWN]).strip()
+    return shown if len(text) <= MAX_SHOWN else f"{shown}..."
+
+
 def without_address(error: object, address: str) -> str:
-    """Write an error without the address that its text begins with, for a text that names the address itself."""
-    # The number that str() puts before an OSError's text says nothing more.
+    """Write an error without the address at its start, for a line that has the address already."""
+    # str() of an OSError begins with its number, which says nothing more.
     text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-    for begin in (f"{address}: ", f"{address} "):
-        if text.startswith(begin):
-            return without_address(text[len(begin) :], address)
+    for start in (f"{address}: ", f"{address} "):
+        if text.startswith(start):
+            return without_address(text[len(start) :], address)
     verb, _, rest = text.partition(" ")
-    # Of HTTP: "GET http://host:port/ping: ...".
+    # Errors of HTTP begin with "GET http://host:port/ping: ".
     url = address if "://" in address else f"http://{address}"
     return f"{verb} {rest.removeprefix(url)}" if rest.startswith(f"{url}/") else text

@@ -1,4 +1,4 @@
-"""Addresses as users write them, under the names of gnsq 1.0."""
+"""Functions for addresses, by the names of gnsq 1.0."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ __all__ = ["normalize_nsqd_address", "parse_lookupds", "parse_nsqds"]
 
 
 def normalize_nsqd_address(address: str) -> str:
-    """Write an address as ``host:port``.
-
-    Raises:
-        TypeError, ValueError: As parse_address().
-    """
+    """Return an address as ``host:port``; raises as parse_address()."""
     return format_address(*parse_address(address))
 
 

@@ -6,7 +6,8 @@ import pickle
 import pytest
 
 from gnsq import errors
-from gnsq.errors import ERROR_CODES, MAX_SHOWN, NSQErrorCode, NSQException, make_error, printable
+from gnsq.errors import ERROR_CODES, NSQErrorCode, NSQException, make_error
+from gnsq.texts import MAX_SHOWN, printable
 
 # Source: nsqd protocol_v2.go; only these three leave the connection open.
 NOT_FATAL = {b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED", b"E_FINISH_FAILED", b"E_REQUEUE_FAILED"}

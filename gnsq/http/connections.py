@@ -26,7 +26,8 @@ from urllib3.util.ssltransport import SSLTransport
 from gnsq.concurrency.forks import register_after_fork
 from gnsq.concurrency.threads import hub_call_queue
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable
-from gnsq.http.responses import Response, printable, shown
+from gnsq.http.responses import Response, shown
+from gnsq.texts import printable
 from gnsq.tls import make_context
 
 __all__ = ["Call", "Connections"]

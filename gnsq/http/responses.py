@@ -11,9 +11,10 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any
 
-from gnsq.errors import MAX_SHOWN, NSQHttpError, printable
+from gnsq.errors import NSQHttpError
+from gnsq.texts import MAX_SHOWN, printable
 
-__all__ = ["Response", "ErrorText", "error_text", "is_unknown_path", "printable", "parse_result", "shown"]
+__all__ = ["Response", "ErrorText", "error_text", "is_unknown_path", "parse_result", "shown"]
 
 # Digits of a number. nsqd's have 20 at most; to convert one takes time with the square of its digits.
 _MAX_DIGITS = 100
