@@ -56,7 +56,7 @@ def parse_addresses(addresses: Addresses) -> set[str]:
 def ordered_addresses(
     addresses: Addresses, what: str = "nsqd_tcp_addresses", default_port: int = DEFAULT_TCP_PORT
 ) -> list[str]:
-    """Return the addresses that a constructor was given as ``host:port``, without duplicates; raises as parse_address().
+    """Return the addresses that a constructor was given as ``host:port``, each once; raises as parse_address().
 
     The order is the given one. Addresses of a set are sorted.
 

@@ -1,7 +1,6 @@
-"""The one exception tree, and the table from nsqd's ``E_`` codes to classes.
+"""All exceptions of gnsq, and the table from nsqd's ``E_`` codes to their classes.
 
-Owns what can go wrong and how it is called. Knows no socket and no command. Misuse by the caller is not in
-here: it is ValueError or TypeError, raised before any byte is sent.
+Misuse by the caller is a ValueError or TypeError, raised before any byte is sent.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ __all__ = [
 
 
 class NSQException(Exception):
-    """Everything this library raises that is not misuse by its caller."""
+    """Base of all exceptions of gnsq."""
 
 
 class NSQRequeueMessage(NSQException):
-    """Raised by a handler to give its message back to nsqd.
+    """Raised by a handler to requeue its message.
 
     Args:
-        backoff: Whether this counts as a failure for backoff; None leaves it to ``backoff_on_requeue``.
+        backoff: Whether backoff counts this as a failure; None: as ``backoff_on_requeue`` says.
     """
 
     def __init__(self, backoff: bool | None = None) -> None:
@@ -69,36 +68,38 @@ class NSQRequeueMessage(NSQException):
 
 
 class NSQTimeout(NSQException):
-    """An answer or a connection did not come within its deadline."""
+    """A response or a connection did not come before its deadline."""
 
 
 class NSQNotSent(NSQException):
-    """A publish that nsqd has not executed, and will not: publishing it again can't duplicate it."""
+    """nsqd has not executed the publish, and will not. To publish again duplicates nothing."""
 
 
 class NSQUnknown(NSQException):
-    """A publish that was sent and got no answer: nsqd may have it. Publishing it again can duplicate it, not
-    publishing it again can lose it."""
+    """The publish was sent and got no response, so nsqd may have executed it.
+
+    To publish again may duplicate the message; not to publish again may lose it.
+    """
 
 
 class NSQNoConnections(NSQNotSent):
-    """No connection to any nsqd; the text says what was tried."""
+    """There is no connection to any nsqd. The text says what was tried."""
 
 
 class NSQNotSentTimeout(NSQNotSent, NSQTimeout):
-    """A publish whose deadline came before it was sent."""
+    """The deadline of the publish passed before it was sent."""
 
 
 class NSQUnknownTimeout(NSQUnknown, NSQTimeout):
-    """A publish whose deadline came before nsqd's answer."""
+    """The deadline of the publish passed before nsqd responded."""
 
 
 class NSQHttpError(NSQException):
-    """An HTTP endpoint answered with another status than 200, or could not be reached.
+    """An HTTP server responded with a status other than 200, or gave no response.
 
     Attributes:
-        status: The HTTP status, or the one inside of an old server's answer; None if there was no answer at all.
-        body: What the server sent with it; empty if there was no answer.
+        status: The HTTP status, or the status in the body of an old server's response; None without a response.
+        body: The body of the response; empty without a response.
     """
 
     def __init__(self, text: str, status: int | None = None, body: bytes = b"") -> None:
@@ -108,47 +109,47 @@ class NSQHttpError(NSQException):
 
 
 class NSQHttpUnreachable(NSQHttpError, NSQNoConnections):
-    """No HTTP connection could be made; nothing was sent."""
+    """No HTTP connection could be made, so nothing was sent."""
 
 
 class NSQHttpTimeout(NSQHttpError, NSQTimeout):
-    """No whole HTTP answer came within the timeout; the server may have done what it was asked."""
+    """The HTTP response was not complete within the timeout. The server may have executed the request."""
 
 
 class NSQSocketError(NSQException, OSError):
-    """The operating system refused or broke a connection; has ``errno`` where the system gave one."""
+    """The operating system refused or broke a connection; ``errno`` is set if the system gave one."""
 
 
 class NSQConnectionClosed(NSQSocketError):
-    """The connection was closed, by either side, while something waited for it."""
+    """The connection was closed, by nsqd or by this client, before the result came."""
 
 
 class NSQNotSentClosed(NSQNotSent, NSQConnectionClosed):
-    """A publish that had not been sent when its connection, or the producer, was closed."""
+    """The connection or the producer was closed before the publish was sent."""
 
 
 class NSQUnknownClosed(NSQUnknown, NSQConnectionClosed):
-    """A publish whose connection was lost before nsqd's answer."""
+    """The connection of the publish was lost before nsqd responded."""
 
 
 class NSQProtocolError(NSQException):
-    """The peer broke the rules of the wire."""
+    """The peer broke the protocol."""
 
 
 class NSQFrameError(NSQProtocolError):
-    """What came is not a frame: a size out of bounds or an unknown type."""
+    """Received bytes are not a frame: the size is out of bounds or the type is unknown."""
 
 
 class NSQErrorCode(NSQException):
-    """nsqd answered with an error frame.
+    """nsqd responded with an error frame.
 
-    ``str(error)`` is fit for a log line: without control characters, and cut. ``args`` holds what nsqd sent, as bytes.
+    ``str(error)`` is safe for a log line: it is short and has no control characters. ``args`` has nsqd's own bytes.
 
     Attributes:
         code: The first word of the frame, such as ``E_BAD_TOPIC``.
-        text: The words after it, as nsqd wrote them.
-        advice: What to do, where that is known; str(error) has it after nsqd's words.
-        fatal: Whether nsqd closes the connection after it.
+        text: The words after the code, unchanged.
+        advice: What to do about the error, if that is known; the last part of str(error).
+        fatal: Whether nsqd closes the connection after this error.
     """
 
     code = ""
@@ -167,7 +168,7 @@ class NSQErrorCode(NSQException):
 
     @property
     def message_id(self) -> bytes | None:
-        """Id of the message that a failed FIN, REQ or TOUCH was about; None for other errors.
+        """Id of the message whose FIN, REQ or TOUCH failed; None for other errors.
 
         Source: nsqd protocol_v2.go, FIN: ``E_FIN_FAILED FIN ID failed REASON``.
         """
@@ -178,11 +179,11 @@ class NSQErrorCode(NSQException):
 
 
 class NSQInvalid(NSQErrorCode):
-    """E_INVALID: a command that nsqd does not know, or that its state or parameters forbid."""
+    """E_INVALID: nsqd does not know the command, or refuses it for its parameters or the state of the connection."""
 
 
 class NSQBadProtocol(NSQErrorCode):
-    """E_BAD_PROTOCOL: the magic was not understood."""
+    """E_BAD_PROTOCOL: nsqd does not know the version of the protocol that was sent first."""
 
 
 class NSQBadBody(NSQErrorCode):
@@ -190,40 +191,42 @@ class NSQBadBody(NSQErrorCode):
 
 
 class NSQBadTopic(NSQErrorCode):
-    """E_BAD_TOPIC: not a topic name."""
+    """E_BAD_TOPIC: the name of the topic is not valid."""
 
 
 class NSQBadChannel(NSQErrorCode):
-    """E_BAD_CHANNEL: not a channel name."""
+    """E_BAD_CHANNEL: the name of the channel is not valid."""
 
 
 class NSQBadMessage(NSQErrorCode):
-    """E_BAD_MESSAGE: a message body that is empty, too large or cut short."""
+    """E_BAD_MESSAGE: the body of a message is empty, too large or incomplete."""
 
 
 class NSQPutFailed(NSQErrorCode):
-    """E_PUT_FAILED: what servers before 0.2.16 said of a failed publish."""
+    """E_PUT_FAILED: a failed publish, as servers before 0.2.16 report it."""
 
 
 class NSQPubFailed(NSQErrorCode):
-    """E_PUB_FAILED: nsqd could not take the message."""
+    """E_PUB_FAILED: nsqd could not store the message."""
 
 
 class NSQMPubFailed(NSQErrorCode):
-    """E_MPUB_FAILED: nsqd could not store one of the messages, and may have taken those before it; none if it says that
-    it is exiting."""
+    """E_MPUB_FAILED: nsqd could not store one of the messages.
+
+    It may have stored the messages before that one. If the text ends with "exiting", it has stored none.
+    """
 
 
 class NSQDPubFailed(NSQErrorCode):
-    """E_DPUB_FAILED: nsqd could not take the deferred message."""
+    """E_DPUB_FAILED: nsqd could not store the deferred message."""
 
 
 class NSQIdentifyFailed(NSQErrorCode):
-    """E_IDENTIFY_FAILED: negotiation or an upgrade failed."""
+    """E_IDENTIFY_FAILED: the negotiation, or starting TLS or compression, failed."""
 
 
 class NSQSubFailed(NSQErrorCode):
-    """E_SUB_FAILED: the channel has too many consumers, or is going away."""
+    """E_SUB_FAILED: the channel has too many subscribers, or is being deleted."""
 
 
 class NSQAuthDisabled(NSQErrorCode):
@@ -231,7 +234,7 @@ class NSQAuthDisabled(NSQErrorCode):
 
 
 class NSQAuthFailed(NSQErrorCode):
-    """E_AUTH_FAILED: the auth server gave no good answer."""
+    """E_AUTH_FAILED: the auth server gave no valid response."""
 
 
 class NSQAuthError(NSQErrorCode):
@@ -239,11 +242,11 @@ class NSQAuthError(NSQErrorCode):
 
 
 class NSQAuthFirst(NSQErrorCode):
-    """E_AUTH_FIRST: the command needs an AUTH before it."""
+    """E_AUTH_FIRST: AUTH must come before the command."""
 
 
 class NSQUnauthorized(NSQErrorCode):
-    """E_UNAUTHORIZED: the secret does not allow this."""
+    """E_UNAUTHORIZED: the secret does not allow the command."""
 
 
 class NSQFinishFailed(NSQErrorCode):
@@ -264,7 +267,7 @@ class NSQTouchFailed(NSQErrorCode):
     fatal = False
 
 
-# Source: nsqd protocol_v2.go. E_PUT_FAILED, E_FINISH_FAILED and E_REQUEUE_FAILED are older servers'.
+# Source: nsqd protocol_v2.go. Only older servers send E_PUT_FAILED, E_FINISH_FAILED and E_REQUEUE_FAILED.
 ERROR_CODES: dict[bytes, type[NSQErrorCode]] = {
     b"E_INVALID": NSQInvalid,
     b"E_BAD_PROTOCOL": NSQBadProtocol,
@@ -290,10 +293,9 @@ ERROR_CODES: dict[bytes, type[NSQErrorCode]] = {
     b"E_TOUCH_FAILED": NSQTouchFailed,
 }
 
-# Bytes.
-MESSAGE_ID_SIZE = 16
-# nsqd's longest quotes a name that may fill a line of 16 KiB.
-MAX_TEXT = 17 * 1024
+MESSAGE_ID_SIZE = 16  # bytes
+# Bytes of an error frame that are kept. nsqd's longest text quotes a name of 16 KiB.
+MAX_ERROR_SIZE = 17 * 1024
 
 for _code, _class in reversed(ERROR_CODES.items()):
     _class.code = _code.decode()
@@ -302,11 +304,10 @@ for _code, _class in reversed(ERROR_CODES.items()):
 def make_error(data: bytes) -> NSQErrorCode:
     """Build the exception for the data of an error frame: ``CODE text``.
 
-    A code that is not in ERROR_CODES gives a plain, fatal NSQErrorCode with that code. What is longer than any text of
-    nsqd's is cut.
+    A code that is not in ERROR_CODES gives a plain, fatal NSQErrorCode with that code.
     """
-    code, _, text = data[:MAX_TEXT].partition(b" ")
+    code, _, text = data[:MAX_ERROR_SIZE].partition(b" ")
     error = ERROR_CODES.get(code, NSQErrorCode)(text, code.decode("utf-8", "backslashreplace"))
-    # As in 1.0: the code stands in for words that are not there.
+    # As in gnsq 1.0: the code, if there is no text.
     error.args = (text or code,)
     return error

@@ -1,7 +1,4 @@
-"""Statistics: what stats() of a Consumer, a Producer or an NsqdHTTPClient returns. Values only; others count.
-
-Latency: how long things took, counted into buckets that double.
-"""
+"""Types of the results of stats(), for a Consumer, a Producer and an NsqdHTTPClient; and the recorder of latencies."""
 
 from __future__ import annotations
 
@@ -29,12 +26,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How often something took how long.
+    """Numbers of durations, by length.
 
     Attributes:
-        bounds: Upper bounds of the buckets, seconds, rising; the last bucket has none.
-        counts: One more than bounds.
-        total: Seconds, over all; exact to the width of the buckets.
+        bounds: Upper bounds of the buckets in seconds, rising. The last bucket has no bound.
+        counts: Durations in each bucket; one more than there are bounds.
+        total: Sum of all durations, in seconds.
     """
 
     bounds: tuple[float, ...]
@@ -43,12 +40,18 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How often, over all."""
+        """Number of all durations."""
         return sum(self.counts)
 
     def quantile(self, share: float) -> float | None:
-        """Tell within how many seconds this share (0 to 1) was done: the upper bound of its bucket, so at most twice
-        too much; inf beyond the last bound, None while there is nothing to tell."""
+        """Return the seconds within which a share of the durations lies.
+
+        Args:
+            share: From 0 to 1.
+
+        Returns:
+            The upper bound of the bucket, at most twice the exact value. inf for the last bucket, None without data.
+        """
         left = share * self.count
         if not self.count:
             return None
@@ -61,14 +64,13 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class MessageCounts:
-    """How many messages, since the start.
+    """Numbers of messages since the start.
 
     Attributes:
-        received: Delivered to us, each delivery counted.
-        finished, requeued: FIN and REQ that were sent.
-        touched: TOUCH that were sent.
-        timed_out: Taken back by nsqd before they were answered: those it said so of, and those that we dropped
-            unhandled because their time was over.
+        received: Deliveries.
+        finished, requeued, touched: FIN, REQ and TOUCH that were sent.
+        timed_out: Messages whose msg_timeout passed: nsqd refused an answer for that reason, or they were dropped
+            before a handler got them.
     """
 
     received: int = 0
@@ -89,18 +91,18 @@ class MessageCounts:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStats:
-    """One connection.
+    """State of one connection of a Consumer.
 
     Attributes:
-        address: ``host:port`` of its nsqd.
+        address: ``host:port`` of the nsqd.
         state: init, connected, subscribed, closing or closed.
-        version: nsqd's; None if it did not say.
-        rdy: The RDY sent last.
-        in_flight: Messages delivered and not yet answered.
-        idle: Seconds since the last message; None before the first.
-        counts: Since it was opened.
-        msg_timeout: Seconds until nsqd takes an unanswered message back; None if it did not say.
-        max_rdy_count: The highest RDY that its nsqd allows.
+        version: Version of nsqd; None if nsqd did not send it.
+        rdy: RDY count that was sent last.
+        in_flight: Messages in flight.
+        idle: Seconds since the last message; None before the first one.
+        counts: Since the connection was opened.
+        msg_timeout: Seconds until nsqd requeues an unanswered message; None if nsqd did not send it.
+        max_rdy_count: Highest RDY count that the nsqd allows.
     """
 
     address: str
@@ -116,26 +118,26 @@ class ConnectionStats:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStats:
-    """A Consumer, at one moment.
+    """State of a Consumer.
 
     Attributes:
         state: init, running, closing or closed.
-        connections: Those that are open now.
-        counts: Since the start, over all connections, also those that ended.
+        connections: The open connections.
+        counts: Since the start, over all connections, including closed ones.
         given_up: Messages that were delivered more often than max_tries.
-        failed: Handlers that raised, NSQRequeueMessage aside.
-        waiting: Messages that no handler has yet.
-        handling: Handlers that run.
-        backoff: off, waiting (RDY 0 until its time is over) or probing (RDY 1 on one connection).
-        backoff_failures: In a row; each success takes one off.
+        failed: Calls of handlers that raised, except for NSQRequeueMessage.
+        waiting: Messages that wait for a handler.
+        handling: Handlers that are running.
+        backoff: off, waiting (RDY 0 until the delay is over) or probing (RDY 1 on one connection).
+        backoff_failures: Failures in a row; each success subtracts one.
         backoff_remaining: Seconds until the next probe; 0 unless waiting.
         latency: From the delivery of each message to its answer.
-        failures: Why nsqds have no connection, by address.
-        handlers_overdue: Handlers that run although nsqd has taken their message back.
-        handlers_timed_out: Messages that nsqd took back while their handler ran.
-        async_timed_out: Asynchronous messages that nsqd took back because nobody had answered them.
-        lookupd_failures: Why the last answers of nsqlookupds could not be used, by address.
-        not_ready: Why no nsqd is connected and subscribed to; empty if one is.
+        failures: Last error of each nsqd without a connection, by address.
+        handlers_overdue: Running handlers whose message has timed out.
+        handlers_timed_out: Messages that timed out while their handler ran.
+        async_timed_out: Async messages that timed out before they were answered.
+        lookupd_failures: Why the last answer of an nsqlookupd could not be used, by address.
+        not_ready: Why no connection has subscribed; empty if one has.
     """
 
     topic: str
@@ -161,24 +163,24 @@ class ConsumerStats:
 
     @property
     def in_flight(self) -> int:
-        """Messages delivered and not yet answered, over all connections."""
+        """Messages in flight, over all connections."""
         return sum(connection.in_flight for connection in self.connections)
 
     @property
     def rdy(self) -> int:
-        """RDY sent last, over all connections."""
+        """Sum of the RDY counts that were sent last, over all connections."""
         return sum(connection.rdy for connection in self.connections)
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerConnectionStats:
-    """What one connection of a producer does.
+    """State of one connection of a Producer.
 
     Attributes:
-        address: ``host:port`` of its nsqd, or a URL.
-        pending: Publishes without an answer.
-        confirmed: Messages that nsqd has taken, since it was opened.
-        stalled: Whether it is left out, since it owes an answer for too long.
+        address: ``host:port`` of the nsqd, or a URL.
+        pending: Publishes that wait for their response.
+        confirmed: Messages that nsqd has confirmed since the connection was opened.
+        stalled: Whether a response is late, so that publishes use other connections.
     """
 
     address: str
@@ -189,23 +191,22 @@ class ProducerConnectionStats:
 
 @dataclass(frozen=True, slots=True)
 class ProducerStats:
-    """A Producer, at one moment. Counts are of messages, since the start.
+    """State of a Producer. Numbers are of messages, since the start.
 
     Attributes:
         state: init, running, closing or closed.
-        confirmed: nsqd said OK.
-        refused: nsqd said no.
-        not_sent: Not executed, as who published was told.
-        unknown: Sent, and no answer came in time.
-        sent_again: Given to a connection another time, since the one before had not sent them, or nsqd had not executed
-            them, or though it may have (repeated).
-        repeated: Those of the former that nsqd may have executed, with allow_duplicates.
-        pending, pending_bytes: Publishes that have not ended.
+        confirmed: nsqd responded with OK.
+        refused: nsqd responded with an error.
+        not_sent: The publish ended with NSQNotSent, so nsqd has not executed it.
+        unknown: The publish ended with NSQUnknown: it was sent and got no response.
+        sent_again: Retried, once or more often.
+        repeated: Retried although nsqd may have executed the try before (allow_duplicates), so possibly duplicated.
+        pending, pending_bytes: Publishes that have not ended: their number, and the bytes of their messages.
         latency: From publish() to nsqd's OK.
-        connections: Those that are open now.
-        failures: Why nsqds have no connection, by address.
-        lookupd_failures: Why the last answers of nsqlookupds could not be used, by address.
-        not_ready: Why nothing can be published at this moment; empty if it can.
+        connections: The open connections.
+        failures: Last error of each nsqd without a connection, by address.
+        lookupd_failures: Why the last answer of an nsqlookupd could not be used, by address.
+        not_ready: Why nothing can be published now; empty if it can.
     """
 
     state: str
@@ -224,14 +225,14 @@ class ProducerStats:
     not_ready: str = ""
 
 
-# --- what nsqd 1.3.0 answers; older servers leave out what is NotRequired. Source: nsqd stats.go, http.go -------------
+# --- responses of nsqd 1.3.0 to /stats; NotRequired: older servers do not send it. Source: nsqd stats.go, http.go
 
 
 class NsqdLatencies(TypedDict):
-    """How long messages took from their publishing to FIN, where nsqd was asked for percentiles of it.
+    """Durations from the publish of a message to its FIN, if nsqd's --e2e-processing-latency-percentile is set.
 
     Attributes:
-        percentiles: Each with ``quantile`` and ``value``, nanoseconds.
+        percentiles: Each with ``quantile`` and ``value`` in nanoseconds.
     """
 
     count: int
@@ -239,20 +240,20 @@ class NsqdLatencies(TypedDict):
 
 
 class PublishCount(TypedDict):
-    """How many messages a connection has published to a topic."""
+    """Number of messages that a connection has published to a topic."""
 
     topic: str
     count: int
 
 
 class NsqdClientStats(TypedDict):
-    """A connection of a consumer or a producer.
+    """A client of nsqd: a connection that subscribes or publishes.
 
     Attributes:
         state: 3: subscribed; 4: closing.
         connect_ts: Unix time, seconds.
-        name: What servers before 1.0 call client_id.
-        pub_counts: Of a producer.
+        name: The client_id, as servers before 1.0 call it.
+        pub_counts: Of a client that publishes.
     """
 
     version: str
@@ -283,11 +284,7 @@ class NsqdClientStats(TypedDict):
 
 
 class NsqdChannelStats(TypedDict):
-    """A channel.
-
-    Attributes:
-        clients: None with include_clients=False.
-    """
+    """A channel; clients is None with include_clients=False."""
 
     channel_name: str
     depth: int
@@ -317,7 +314,7 @@ class NsqdTopicStats(TypedDict):
 
 
 class NsqdMemoryStats(TypedDict):
-    """The memory of nsqd's process; bytes, microseconds, numbers."""
+    """Memory of nsqd's process, in bytes; pauses of its garbage collector, in microseconds."""
 
     heap_objects: int
     heap_idle_bytes: int
@@ -331,12 +328,12 @@ class NsqdMemoryStats(TypedDict):
 
 
 class NsqdStats(TypedDict):
-    """The statistics of an nsqd.
+    """Statistics of an nsqd.
 
     Attributes:
         topics: None if nsqd does not know the topic that was asked for.
         start_time: Unix time, seconds.
-        memory: Left out with include_mem=False.
+        memory: Absent with include_mem=False.
         producers: None if there are none, or with include_clients=False.
     """
 
@@ -348,18 +345,18 @@ class NsqdStats(TypedDict):
     producers: NotRequired[list[NsqdClientStats] | None]
 
 
-# Milliseconds whose number has n bits are below 2**n: from 1 ms to 70 minutes, beyond any max_msg_timeout in use.
+# A number of milliseconds with n bits is below 2**n. The buckets reach from 1 ms to 70 minutes.
 _BITS = 22
 _LAST = _BITS + 1
 BOUNDS = tuple(2**bits / 1000 for bits in range(_BITS + 1))
 
 
 class LatencyRecorder:
-    """Counts; adding costs 0.2 us.
+    """Counts durations into buckets of which each is twice as wide as the one before; add() takes 0.2 us.
 
     Attributes:
         counts: By bucket of BOUNDS.
-        total: Seconds.
+        total: Sum of all durations, in seconds.
     """
 
     __slots__ = ("counts", "total")
@@ -369,11 +366,11 @@ class LatencyRecorder:
         self.total = 0.0
 
     def add(self, seconds: float, number: int = 1) -> None:
-        """Count one, or some that took the same time."""
+        """Count a duration, or several equal ones."""
         self.total += seconds * number
         bits = int(seconds * 1000).bit_length()
         self.counts[bits if bits < _LAST else _LAST] += number  # min() costs 0.06 us
 
     def histogram(self) -> Histogram:
-        """Copy what was counted."""
+        """Return a copy of the counts."""
         return Histogram(BOUNDS, tuple(self.counts), self.total)
