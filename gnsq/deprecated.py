@@ -1,4 +1,4 @@
-"""The names of gnsq before 1.0: they work, and a DeprecationWarning says what to use. Nothing else needs them."""
+"""Classes of gnsq before 1.0. They work, and a DeprecationWarning names the class to use instead."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Lookupd", "Nsqd", "Reader"]
 
 
 def _warn(what: str, instead: str) -> None:
-    # At the line that calls what calls this.
+    # The warning names the line that calls the caller of this function.
     warnings.warn(f"{what} is deprecated; use {instead}", DeprecationWarning, stacklevel=3)
 
 
@@ -27,16 +27,14 @@ class Reader(Consumer):
     """Deprecated: use Consumer.
 
     Args:
-        max_concurrency: Handlers at once, Consumer's ``concurrency``; below 0: one for each CPU; 0: its default.
-        async: Whether every message is asynchronous, for the handler to answer when it likes. A keyword of Python
-            now, so it is given as ``**{"async": True}``.
-        args, options: Consumer's.
+        max_concurrency: As ``concurrency`` of Consumer; below 0: one for each CPU; 0: the default.
+        async: Whether all messages are async messages. It is a keyword of Python, so pass ``**{"async": True}``.
+        args, options: As for Consumer.
 
-    ``message.requeue()`` without a delay takes that of the consumer, as with Consumer; ``message.requeue(0)`` is the
-    way of before.
+    ``message.requeue()`` without a delay uses the consumer's delay, as with Consumer. Before gnsq 1.0 it used 0.
     """
 
-    def __init__(self, *args: Any, max_concurrency: int = 0, **options: Any) -> None:  # Any: Consumer's
+    def __init__(self, *args: Any, max_concurrency: int = 0, **options: Any) -> None:  # Any: as for Consumer
         _warn("gnsq.Reader", "gnsq.Consumer")
         if max_concurrency < 0:
             max_concurrency = os.cpu_count() or 1
@@ -47,10 +45,10 @@ class Reader(Consumer):
             options.setdefault("concurrency", max_concurrency)
         super().__init__(*args, **options)
 
-    def start(self, *args: Any, **options: Any) -> None:  # Any: Consumer's
-        """Connect and receive, as Consumer does."""
+    def start(self, *args: Any, **options: Any) -> None:  # Any: as for Consumer
+        """Start as Consumer does."""
         if self._is_async and self.on_message.receivers:
-            # Which receiver is called first does not matter: a message is finished behind the last.
+            # The order of receivers does not matter: a message is finished after the last one.
             self.on_message.connect(self._make_async, weak=False)
         super().start(*args, **options)
 
@@ -58,7 +56,7 @@ class Reader(Consumer):
         message.enable_async()
 
     def publish(self, topic: str, message: bytes) -> bytes:
-        """Deprecated: use Producer. Publish over one of this consumer's connections, and wait until nsqd has confirmed.
+        """Deprecated: use Producer. Publish over one of this consumer's connections, and wait for nsqd's OK.
 
         Returns:
             b"OK".
@@ -75,12 +73,11 @@ class Reader(Consumer):
 
 
 class Nsqd:
-    """Deprecated: use NsqdTCPClient or NsqdHTTPClient. One of each; whatever is not here is asked of the first that
-    has it.
+    """Deprecated: use NsqdTCPClient or NsqdHTTPClient. Has the attributes of both; those of NsqdTCPClient come first.
 
     Args:
-        address, tcp_port, http_port: Where nsqd listens.
-        options: NsqdTCPClient's.
+        address, tcp_port, http_port: Address and ports of nsqd.
+        options: As for NsqdTCPClient.
     """
 
     def __init__(
@@ -88,7 +85,7 @@ class Nsqd:
         address: str = "127.0.0.1",
         tcp_port: int = 4150,
         http_port: int = 4151,
-        **options: Any,  # Any: NsqdTCPClient's
+        **options: Any,  # Any: as for NsqdTCPClient
     ) -> None:
         _warn("gnsq.Nsqd", "gnsq.NsqdTCPClient or gnsq.NsqdHTTPClient")
         self.address = address
@@ -97,8 +94,8 @@ class Nsqd:
         self._tcp = NsqdTCPClient(address, tcp_port, **options)
         self._http = NsqdHTTPClient(address, http_port)
 
-    def __getattr__(self, name: str) -> Any:  # Any: the clients'
-        # What copies and pickles asks before __init__ was called.
+    def __getattr__(self, name: str) -> Any:  # Any: as in the clients
+        # copy and pickle read attributes before __init__ is called.
         if name in ("_tcp", "_http"):
             raise AttributeError(name)
         return getattr(self._tcp if hasattr(self._tcp, name) else self._http, name)
@@ -120,11 +117,11 @@ class Nsqd:
 
     @property
     def base_url(self) -> str:
-        """``http://host:port/`` of its HTTP."""
+        """``http://host:port/`` of the HTTP client."""
         return self._http.address
 
     def publish(self, topic: str, data: bytes, *args: Any, **options: Any) -> Any:  # Any: as in the client's publish()
-        """Publish a message, over TCP if connected (the reply is yours to read), else over HTTP."""
+        """Publish a message: over TCP if connected (the caller must read the response), else over HTTP."""
         client: Any = self._tcp if self._tcp.is_connected else self._http
         return client.publish(topic, data, *args, **options)
 
@@ -159,19 +156,19 @@ class Lookupd(LookupdClient):
 
     Args:
         address: A URL or ``host[:port]``.
-        options: LookupdClient's.
+        options: As for LookupdClient.
     """
 
-    def __init__(self, address: str = "http://localhost:4161/", **options: Any) -> None:  # Any: LookupdClient's
+    def __init__(self, address: str = "http://localhost:4161/", **options: Any) -> None:  # Any: as for LookupdClient
         _warn("gnsq.Lookupd", "gnsq.LookupdClient")
-        # Knows what may be in a URL; opens nothing.
+        # Parses the URL; opens no connection.
         parsed = LookupdClient.from_url(address, **options)
         options["auth"] = parsed.options.auth
         path = urlsplit(parsed.address).path
         super().__init__(parsed.host, parsed.port, scheme=parsed.scheme, path=path, **options)
 
     @classmethod
-    def from_url(cls, url: str, **kwargs: Any) -> Self:  # Any: the constructor's own
+    def from_url(cls, url: str, **kwargs: Any) -> Self:  # Any: as for the constructor
         """Make a client from a URL or ``host[:port]``."""
         return cls(url, **kwargs)
 

@@ -1,6 +1,7 @@
-"""Files on local disks: durable, and made with the permissions that the caller states, whatever the umask is.
+"""Write files to local disks durably, with permissions that do not depend on the umask.
 
-All functions block, and raise OSError. A mode is that of directories; files have it without the x bits.
+All functions block and raise OSError. A mode is that of a directory; a file gets it without the x bits. None as the
+mode means the permissions of the umask.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from pathlib import Path
 
 __all__ = ["PRIVATE", "check_mode", "make_directory", "open_or_create", "sync_directory", "write_file"]
 
-# Of directories and files for their owner only.
+# Mode that gives access to the owner only.
 PRIVATE = 0o700
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# What file systems without permissions of their own answer, such as FAT's and some that are mounted over a network.
+# Errors of file systems that have no permissions, such as FAT and some network file systems.
 _NO_PERMISSIONS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def check_mode(mode: int) -> int:
-    """Complete a mode: x, with which a directory's files can be reached, for all that may read.
+    """Return a mode with x added where it has r, so that the files of a directory can be opened.
 
     Raises:
-        ValueError: If its owner may not read and write, or it has other bits than rwx and setgid (2000).
+        ValueError: If the owner may not read and write, or a bit other than rwx and setgid (2000) is set.
     """
     if mode & 0o600 != 0o600 or mode & ~0o2777:
         raise ValueError(
@@ -35,11 +36,7 @@ def check_mode(mode: int) -> int:
 
 
 def make_directory(path: Path, mode: int | None = None) -> None:
-    """Make a directory durably; one that exists stays as it is.
-
-    Args:
-        mode: Its own; parents that are missing have the umask's. None: as them.
-    """
+    """Make a directory durably. An existing directory stays unchanged; missing parents get the umask's permissions."""
     if path.is_dir():
         return
     path.mkdir(0o777 if mode is None else mode, parents=True, exist_ok=True)
@@ -53,12 +50,11 @@ def make_directory(path: Path, mode: int | None = None) -> None:
 
 
 def write_file(path: Path, temporary: Path, data: bytes | memoryview, mode: int | None = None) -> None:
-    """Write a file that is whole and on the disk once it has its name.
+    """Write a file that is complete and on the disk when it gets its name.
 
     Args:
-        temporary: Its name until then, in the same directory. What has that name is deleted first: a file that a
-            killed process has left, or a symlink that somebody has put there.
-        mode: None: as the umask says.
+        temporary: Name while it is written, in the same directory. An existing file or symlink of that name, for
+            example of a killed process, is deleted first.
     """
     try:
         descriptor = _create(temporary, os.O_WRONLY, mode)
@@ -76,29 +72,22 @@ def write_file(path: Path, temporary: Path, data: bytes | memoryview, mode: int 
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    # The name, too, is safe only when its directory is.
+    # The file's new name is on the disk only after its directory is.
     sync_directory(path.parent)
 
 
 def open_or_create(path: Path, mode: int | None = None) -> int:
-    """Open a file to read and to append, which is made if it is not there. Follows no symlink.
-
-    Args:
-        mode: Of a file that is made. None: as the umask says.
-
-    Returns:
-        The descriptor.
-    """
+    """Open a file to read and to append, or create it. Follows no symlink. Returns: the descriptor."""
     while True:
         with contextlib.suppress(FileExistsError):
             return _create(path, os.O_RDWR | os.O_APPEND, mode)
-        # Deleted in between: made anew.
+        # If it was deleted in between, create it.
         with contextlib.suppress(FileNotFoundError):
             return os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
+    """Write a directory's list of names to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -119,9 +108,9 @@ def _create(path: Path, access: int, mode: int | None) -> int:
 
 
 def _set_mode(descriptor: int, mode: int) -> None:
-    """Give back what the umask has taken: until then it is too little, and never too much."""
+    """Add the permissions that the umask has removed."""
     found = stat.S_IMODE(os.fstat(descriptor).st_mode)
-    # A directory that has setgid from its parent keeps it.
+    # A directory keeps the setgid bit that it has from its parent.
     wanted = mode | found & stat.S_ISGID
     if found != wanted:
         try:

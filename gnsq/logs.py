@@ -1,4 +1,4 @@
-"""Log lines of a Consumer or Producer: which one they belong to, and how often a line of one kind is logged."""
+"""Log lines of a Consumer or Producer: the name of their owner, and a limit for lines of one kind."""
 
 from __future__ import annotations
 

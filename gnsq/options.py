@@ -1,6 +1,6 @@
-"""Options: one frozen dataclass field is one option, with its default, bounds, unit and meaning.
+"""Options as fields of frozen dataclasses: each has a default, bounds, a unit and a meaning.
 
-Validation and the README's table come from the fields. Knows nothing of what the options do.
+The checks and the tables of the README come from the fields.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 VERSION = "2.0.0.dev0"
 USER_AGENT = f"gnsq/{VERSION}"
 
-# Of an interval that goes over the wire as milliseconds: what 32 bits hold, in seconds.
+# Seconds. nsqd reads intervals as 32-bit numbers of milliseconds.
 MAX_INTERVAL = 2_147_483
 
 _Options = TypeVar("_Options", bound="Options")
@@ -50,14 +50,14 @@ def option(
     special: tuple[float, ...] = (),
     secret: bool = False,
 ) -> Any:
-    """Declare an option. Special values are allowed besides those from minimum to maximum; a secret is not shown."""
+    """Declare an option. Special values are valid beside those from minimum to maximum. No text shows a secret."""
     metadata = {"meaning": meaning, "unit": unit, "minimum": minimum, "maximum": maximum, "special": special}
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base: checks each field against its type and bounds when made."""
+    """Base class of options: the constructor checks the type and the bounds of each field."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -74,11 +74,13 @@ class Options:
         """Make options from keyword arguments of a public constructor.
 
         Args:
-            beside: Other options of the same owner, which were taken from the arguments before.
-            parameters: Names of the owner's parameters that are no options: one may be misspelt, too.
+            owner: Name of the constructor's class, for error texts.
+            beside: Other options of the owner, which the error text lists, too.
+            parameters: Names of other parameters of the owner, which the error text lists, too.
 
         Raises:
-            TypeError: If a name is not an option; the text has the one that was probably meant, and all that are.
+            TypeError: If a name is not an option (the text names similar options and all options), or a value has the
+                wrong type.
             ValueError: If a value is out of bounds.
         """
         names = {field.name for field in dataclasses.fields(cls)}
@@ -91,11 +93,7 @@ class Options:
 
     @classmethod
     def split_keywords(cls: type[_Options], values: dict[str, Any]) -> _Options:  # Any: each option has its own type
-        """Make options from those of the keyword arguments that are theirs, and remove these from values.
-
-        Raises:
-            ValueError: If a value is out of bounds.
-        """
+        """Make options from the keyword arguments that are options of this class, and remove these from values."""
         names = [field.name for field in dataclasses.fields(cls) if field.name in values]
         return cls(**{name: values.pop(name) for name in names})
 
@@ -107,11 +105,7 @@ def _check_field(field: dataclasses.Field[Any], value: object) -> None:
 
 
 def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> None:
-    """Check a number against the bounds of its option; nan is in none.
-
-    Raises:
-        ValueError: Naming the subject, the value and the limit.
-    """
+    """Raise ValueError if a number is not within the bounds of its option; nan never is."""
     if field.metadata.get("minimum") is None:
         return
     low, high, special, unit = (field.metadata[key] for key in ("minimum", "maximum", "special", "unit"))
@@ -124,7 +118,7 @@ def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> N
     raise ValueError(f"{subject} {value} must be {bounds}{also} {unit}".rstrip())
 
 
-# By the names that annotations use; a field of another type is its class's own to check.
+# Types by their names in annotations. The class of a field of another type checks it.
 _TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "bytes": (bytes,),
@@ -139,15 +133,15 @@ def _check_type(field: dataclasses.Field[Any], value: object) -> None:
     names = str(field.type).split(" | ")
     if not all(name in _TYPES for name in names):
         return
-    # A bool is an int to Python only.
+    # In Python a bool is an int; here it is not.
     if (isinstance(value, bool) and "bool" not in names) or not any(isinstance(value, _TYPES[name]) for name in names):
         shown = repr(value) if field.repr else f"a {type(value).__name__}"
         raise TypeError(f"{field.name} must be {' or '.join(names)}, not {shown}")
 
 
 def parameters_of(function: Callable[..., object]) -> tuple[str, ...]:
-    """List the names of a constructor's own parameters, self and ``**options`` aside."""
-    code = getattr(function, "__code__", None)  # None: somebody has put an object in its place
+    """List the names of a constructor's parameters without self and ``**options``."""
+    code = getattr(function, "__code__", None)  # None if the constructor was replaced by an object
     return () if code is None else code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
 
 
@@ -161,7 +155,7 @@ def option_rows(options: type[Options]) -> list[tuple[str, str, str, str]]:
 
 
 class TlsOptionsDict(TypedDict, total=False):
-    """What tls_options may hold."""
+    """Keys of the option tls_options."""
 
     ca_certs: str | None
     certfile: str | None
@@ -173,7 +167,7 @@ class TlsOptionsDict(TypedDict, total=False):
 
 
 class MoreConnectionOptionsDict(TypedDict, total=False):
-    """The options of ConnectionOptions that gnsq 1.0 did not have, as typed keywords."""
+    """Typed keywords for the options of ConnectionOptions that gnsq 1.0 did not have."""
 
     tls_context: ssl.SSLContext | None
     server_hostname: str | None
@@ -186,7 +180,7 @@ class MoreConnectionOptionsDict(TypedDict, total=False):
 
 
 class ConnectionOptionsDict(MoreConnectionOptionsDict, total=False):
-    """The options of ConnectionOptions as typed keywords."""
+    """Typed keywords for the options of ConnectionOptions."""
 
     timeout: float
     client_id: str | None
@@ -206,9 +200,9 @@ class ConnectionOptionsDict(MoreConnectionOptionsDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionOptions(Options):
-    """What a connection to nsqd's TCP port may be told. Source of the bounds: nsqd client_v2.go, Set*().
+    """Options of a connection to nsqd's TCP port. Source of the bounds: nsqd client_v2.go, Set*().
 
-    Upper bounds that nsqd's flags set are nsqd's to check. output_buffer_timeout keeps the milliseconds of gnsq 1.0.
+    nsqd itself checks upper bounds that its flags set. output_buffer_timeout is in milliseconds, as in gnsq 1.0.
     """
 
     timeout: float = option(
@@ -288,13 +282,13 @@ class ConnectionOptions(Options):
         return self.tls_v1 or self.tls_context is not None
 
     def identify_body(self) -> dict[str, object]:
-        """Build the JSON of IDENTIFY; durations in milliseconds. Fields that have nothing to say are left out."""
+        """Build the JSON of IDENTIFY, with durations in milliseconds and without fields that are not set."""
         hostname = self.hostname if self.hostname is not None else socket.gethostname()
         client_id = self.client_id if self.client_id is not None else hostname.split(".")[0]
         body: dict[str, object] = {
             "client_id": client_id,
             "hostname": hostname,
-            # What servers before 0.2.28 called these two.
+            # The names of both for servers before 0.2.28.
             "short_id": client_id,
             "long_id": hostname,
             "feature_negotiation": True,

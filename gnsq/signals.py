@@ -1,6 +1,6 @@
-"""Signals: the arguments of each, typed receivers, and sending at no risk for the sender.
+"""Types of signals and their receivers, and notify(), which sends a signal.
 
-A receiver is called as receiver(sender, **arguments); its result is ignored. Knows no sender.
+A receiver is called as receiver(sender, **arguments). Its result is ignored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ReceiverT = TypeVar("ReceiverT", bound=Callable[..., object])
 
 
 class TypedSignal(Signal, Generic[ReceiverT]):
-    """A blinker signal that tells type checkers what its receivers are called with."""
+    """A blinker signal whose receivers have a type."""
 
     if TYPE_CHECKING:
 
@@ -49,11 +49,11 @@ class TypedSignal(Signal, Generic[ReceiverT]):
         ) -> ReceiverT: ...
 
 
-# Any in these: the sender may be a subclass that its receivers know.
+# Any in these: a receiver may expect a subclass as the sender.
 
 
 class MessageReceiver(Protocol):
-    """Receives on_message of NsqdTCPClient; those of a Consumer are gnsq.consumer.Handler."""
+    """Receives on_message of an NsqdTCPClient. Receivers of a Consumer's on_message are of gnsq.consumer.Handler."""
 
     def __call__(self, sender: Any, /, *, message: Message) -> object: ...
 
@@ -77,7 +77,7 @@ class FinishReceiver(Protocol):
 
 
 class RequeueReceiver(Protocol):
-    """Receives on_requeue of a Consumer: REQ was sent, with its delay in milliseconds."""
+    """Receives on_requeue of a Consumer: REQ was sent; timeout is its delay in milliseconds."""
 
     def __call__(self, sender: Any, /, *, message_id: bytes, timeout: int) -> object: ...
 
@@ -89,7 +89,7 @@ class TcpRequeueReceiver(Protocol):
 
 
 class AuthReceiver(Protocol):
-    """Receives on_auth of a Consumer or Producer: nsqd's answer to AUTH; conn has the nsqd's ``address``."""
+    """Receives on_auth of a Consumer or Producer: nsqd's response to AUTH. conn has the ``address`` of the nsqd."""
 
     def __call__(self, sender: Any, /, *, conn: Any, response: dict[str, object]) -> object: ...
 
@@ -101,13 +101,13 @@ class TcpAuthReceiver(Protocol):
 
 
 class ExceptionReceiver(Protocol):
-    """Receives on_exception: a handler raised anything but NSQRequeueMessage."""
+    """Receives on_exception: a handler raised an exception other than NSQRequeueMessage."""
 
     def __call__(self, sender: Any, /, *, message: Message, error: BaseException) -> object: ...
 
 
 class BackoffReceiver(Protocol):
-    """Receives on_backoff: phase is "start", "continue" or "end", duration the seconds without messages."""
+    """Receives on_backoff: phase is "start", "continue" or "end"; duration is the seconds without messages."""
 
     def __call__(self, sender: Any, /, *, phase: str, failures: int, duration: float) -> object: ...
 
@@ -119,7 +119,7 @@ class CloseReceiver(Protocol):
 
 
 def notify(signal: Signal, sender: object, **keywords: Any) -> None:  # Any: each signal has its own keywords
-    """Send a signal; a receiver that raises is logged, and takes neither a connection nor a message with it."""
+    """Send a signal. If a receiver raises, log that and go on."""
     if not signal.receivers:
         return
     try:
