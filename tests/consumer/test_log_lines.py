@@ -93,7 +93,7 @@ def test_address_of_nsqlookupd_that_fails_is_left_to_the_next_round(lines):
 
 def test_bug_where_messages_are_taken_in_is_one_line_with_its_traceback(fakensqd, caplog):
     class Broken(Consumer):
-        def _receive(self, connection, messages):
+        def _on_messages(self, connection, messages):
             raise ZeroDivisionError
 
     with Broken("t", "c", fakensqd.tcp_address, message_handler=lambda consumer, message: None, reconnect_initial=60):

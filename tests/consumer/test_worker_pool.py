@@ -97,7 +97,7 @@ def test_bug_is_no_endless_loop(workers, handled):
 def test_killed_workers_of_a_forked_child_hand_on_nothing(workers, handled):
     workers.put([message(number) for number in range(3)])
 
-    workers.kill()
+    workers.abort()
     gevent.sleep(0.01)
 
     assert handled == []
