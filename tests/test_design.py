@@ -84,3 +84,41 @@ def test_walk_visits_few_files(module, limit):
 
     assert module in files
     assert len(files) <= limit
+
+
+# --- docs/design.md
+
+DESIGN = (ROOT / "docs/design.md").read_text()
+
+
+def tree():
+    """The files and folders of the indented tree, as paths."""
+    found, folders = [], []
+    for line in re.findall(r"^    ( *[\w./]+)(?:  .*)?$", DESIGN, re.MULTILINE):
+        name = line.strip()
+        del folders[(len(line) - len(name)) // 2 :]
+        found.append("".join([*folders, name]))
+        if name.endswith("/"):
+            folders.append(name)
+    return found
+
+
+def test_tree_has_every_folder_and_module():
+    modules = [path for package in ("gnsq", "fakensqd") for path in (ROOT / package).rglob("*.py")]
+    modules = [path for path in modules if "gnsq/spark/pipeline/" not in path.as_posix()]
+    files = {path.relative_to(ROOT).as_posix() for path in modules if path.name != "__init__.py"}
+    folders = {f"{path.parent.relative_to(ROOT).as_posix()}/" for path in modules} | {"gnsq/spark/pipeline/"}
+
+    assert set(tree()) == files | folders
+    assert len(tree()) == len(set(tree()))
+
+
+def test_files_that_the_design_names_exist():
+    paths = re.findall(r"`((?:gnsq|fakensqd|tests|integration|docs)/[\w./]*)`", DESIGN)
+
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert set(WALKS) <= set(paths)
+
+
+def test_readme_leads_to_the_design():
+    assert "[docs/design.md](docs/design.md)" in (ROOT / "README.md").read_text()
