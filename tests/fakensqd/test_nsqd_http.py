@@ -9,7 +9,7 @@ from fakensqd.nsqd.broker import Broker
 from fakensqd.nsqd.http import nsqd_application, tls_required_application
 from fakensqd.options import NsqdOptions
 from gnsq.protocol.commands import multipublish_body
-from tests.fakensqd.test_http_api import call, environ
+from tests.fakensqd.wire import call, environ
 
 
 class Facts:

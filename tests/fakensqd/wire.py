@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import ssl
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 import gevent
 from gevent import socket
 
+from fakensqd.http.server import Application
 from gnsq.errors import NSQSocketError
 from gnsq.protocol import commands
 from gnsq.protocol.compression import Codec
@@ -106,3 +108,27 @@ def request(
     finally:
         connection.close()
     return json.loads(data) if data[:1] in ("{", "[") else data
+
+
+def environ(method: str, path: str, query: str = "", body: bytes = b"") -> dict[str, Any]:
+    """Make the environ of a WSGI call."""
+    return {
+        "REQUEST_METHOD": method,
+        "PATH_INFO": path,
+        "QUERY_STRING": query,
+        "CONTENT_LENGTH": str(len(body)) if body else "",
+        "wsgi.input": io.BytesIO(body),
+    }
+
+
+def call(
+    application: Application, method: str, path: str, query: str = "", body: bytes = b""
+) -> tuple[int, dict[str, str], bytes]:
+    """Call a WSGI function without a socket; give back status, headers and body."""
+    started: list[tuple[str, list[tuple[str, str]]]] = []
+    data = b"".join(application(environ(method, path, query, body), lambda *start: started.append(start)))
+    ((status, headers),) = started
+    found = {name.lower(): value for name, value in headers}
+    if method != "HEAD":
+        assert found.pop("content-length") == str(len(data))
+    return int(status[:3]), found, data

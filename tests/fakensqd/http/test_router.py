@@ -1,31 +1,9 @@
 """Routes, error bodies, redirects: a Router called as WSGI is."""
 
-import io
-
 import pytest
 
 from fakensqd.http.router import HttpError, Request, Route, Router, profiling_routes
-
-
-def environ(method, path, query="", body=b""):
-    return {
-        "REQUEST_METHOD": method,
-        "PATH_INFO": path,
-        "QUERY_STRING": query,
-        "CONTENT_LENGTH": str(len(body)) if body else "",
-        "wsgi.input": io.BytesIO(body),
-    }
-
-
-def call(router, method, path, query="", body=b""):
-    """Call a WSGI function; give back status, headers and body."""
-    started = []
-    data = b"".join(router(environ(method, path, query, body), lambda *start: started.append(start)))
-    ((status, headers),) = started
-    found = {name.lower(): value for name, value in headers}
-    if method != "HEAD":
-        assert found.pop("content-length") == str(len(data))
-    return int(status[:3]), found, data
+from tests.fakensqd.wire import call, environ
 
 
 def broken(request):

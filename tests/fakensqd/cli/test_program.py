@@ -21,7 +21,7 @@ from tests.fakensqd.programs import FREE_PORTS, LIMIT, child, command, program, 
 from tests.fakensqd.wire import Client, consumer, request
 from tests.helpers import run_program, wait_until
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 NAMES = ["nsqd", "nsqlookupd"]
 
 

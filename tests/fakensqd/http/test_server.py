@@ -1,0 +1,144 @@
+"""HTTP ports: bind, serve and stop, TLS, malformed requests, bodies that the application does not read."""
+
+import contextlib
+import ssl
+
+import pytest
+from gevent import socket
+from gevent.ssl import SSLContext
+
+from fakensqd.http.server import HttpPort
+from tests.fakensqd.wire import request
+
+
+def application(environ, start_response):
+    """Read ten bytes of the body; answer with the last two letters of the scheme, the path and these bytes."""
+    answer = environ["wsgi.url_scheme"][-2:].encode() + environ["PATH_INFO"].encode() + environ["wsgi.input"].read(10)
+    start_response("200 OK", [("Content-Length", str(len(answer)))])
+    return [answer]
+
+
+@contextlib.contextmanager
+def serving(address, context=None):
+    port = HttpPort(address, context)
+    port.bind()
+    port.serve(application)
+    try:
+        yield port
+    finally:
+        port.stop()
+
+
+@pytest.fixture
+def port():
+    with serving("127.0.0.1:0") as port:
+        yield port
+
+
+def exchange(port, data):
+    """Send, and read to the end of the connection."""
+    with socket.create_connection(("127.0.0.1", port.port), timeout=10) as sock:
+        sock.sendall(data)
+        return sock.makefile("rb").read()
+
+
+def test_bind_sets_the_port(port):
+    assert HttpPort("127.0.0.1:0").port == 0
+    assert port.port != 0
+    assert port.address == f"127.0.0.1:{port.port}"
+    assert request(port.address, "GET", "/") == "tp/"
+
+
+def test_stop_frees_the_port_and_bind_takes_it_again(port):
+    address = port.address
+    port.stop()
+    port.stop()
+    with pytest.raises(ConnectionRefusedError):
+        request(address, "GET", "/")
+
+    port.bind()
+    port.serve(application)
+
+    assert request(address, "GET", "/") == "tp/"
+
+
+def test_stop_closes_a_port_that_is_bound_and_not_served():
+    port = HttpPort("127.0.0.1:0")
+    port.bind()
+    port.stop()
+
+    with pytest.raises(ConnectionRefusedError):
+        request(port.address, "GET", "/")
+
+
+def test_https_port_refuses_plain_http_and_other_bytes(server_context, client_context, capfd):
+    with serving("127.0.0.1:0", server_context) as port:
+        assert request(port.address, "GET", "/", context=client_context) == "ps/"
+        with pytest.raises(ssl.SSLCertVerificationError):
+            request(port.address, "GET", "/", context=SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        assert exchange(port, b"GET / HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 400 Bad Request\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            assert exchange(port, b"  V2NOP\n")[:5] != b"HTTP/"
+
+    assert capfd.readouterr().err == ""
+
+
+MALFORMED = [
+    b"  V2\r\n\r\n",
+    b"\x00\x01\n",
+    b"GET /p ing HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"GET /ping SPDY/1\r\n\r\n",
+    b"POST /ping HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+    b"GET /ping HTTP/1.1\r\n" + b"A: a\r\n" * 200 + b"\r\n",
+]
+
+
+@pytest.mark.parametrize("data", MALFORMED, ids=lambda data: repr(data[:20]))
+def test_malformed_request_is_answered_by_400(port, data, capfd):
+    answer = exchange(port, data)
+
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert answer.endswith(b"\r\n\r\n400 Bad Request")
+    assert capfd.readouterr().err == ""
+
+
+CHUNKED = b"POST /p HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+LENGTH = b"POST /p HTTP/1.1\r\nContent-Length: "
+UNREAD = [
+    pytest.param(LENGTH + b"300000\r\n\r\n" + b"b" * 300_000, id="length"),
+    pytest.param(CHUNKED + b"493e0\r\n%s\r\n0\r\n\r\n" % (b"b" * 300_000), id="chunks"),
+    pytest.param(LENGTH + b"20\r\nExpect: 100-continue\r\n\r\n" + b"b" * 20, id="Expect"),
+]
+
+
+@pytest.mark.parametrize("data", UNREAD)
+def test_request_after_a_body_that_was_not_read_is_answered(port, data):
+    answer = exchange(port, data + b"GET /last HTTP/1.1\r\nConnection: close\r\n\r\n")
+
+    assert answer.count(b"HTTP/1.1 200 OK\r\n") == 2
+    assert b"\r\n\r\ntp/pbbbbbbbbbb" in answer
+    assert answer.endswith(b"\r\n\r\ntp/last")
+
+
+def test_malformed_chunk_ends_the_connection_after_the_response(port, capfd):
+    answer = exchange(port, CHUNKED + b"a\r\nbbbbbbbbbb\r\nzz\r\n")
+
+    assert answer.endswith(b"\r\n\r\ntp/pbbbbbbbbbb")
+    assert capfd.readouterr().err == ""
+
+
+def test_unix_socket_is_served_and_removed(tmp_path):
+    path = str(tmp_path / "http.sock")
+    with serving(path) as port, socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(path)
+        sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        answer = sock.makefile("rb").read()
+
+    assert answer.endswith(b"\r\n\r\ntp/")
+    assert (port.address, port.port) == (path, -1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_empty_address_is_no_port():
+    with serving("") as port:
+        assert (port.address, port.port) == ("", 0)
