@@ -1,4 +1,4 @@
-"""How long to wait after repeated failures. Decides only: reads no clock, waits for nothing."""
+"""Computes how long to wait after repeated failures. Pure: reads no clock, waits for nothing."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import enum
 import random
 from collections.abc import Callable
 
-__all__ = ["ConsumerBackoff", "BackoffTimer", "BackoffPhase", "exponential_delay"]
+__all__ = ["BackoffPhase", "BackoffTimer", "ConsumerBackoff", "exponential_delay"]
 
-# Beyond this the power has long passed any sane limit; it keeps the numbers small.
+# A larger exponent makes no difference: the power is above every limit. This keeps the numbers small.
 _MAX_EXPONENT = 64
 
 
@@ -16,7 +16,7 @@ class BackoffTimer:
     """A random wait that grows with failures and shrinks with successes, as in gnsq 1.0.
 
     Args:
-        ratio: Factor of every wait, seconds.
+        ratio: Factor of each wait, seconds.
         max_interval: Seconds; None for no limit.
         min_interval: Seconds; None for no limit.
     """
@@ -28,16 +28,16 @@ class BackoffTimer:
         self.min_interval = min_interval
 
     def is_reset(self) -> bool:
-        """Whether there are no failures left."""
+        """Whether no failures are counted."""
         return self.c == 0
 
     def reset(self) -> BackoffTimer:
-        """Forget all failures."""
+        """Set the failures to 0."""
         self.c = 0
         return self
 
     def success(self) -> BackoffTimer:
-        """Forget one failure."""
+        """Count one failure less."""
         self.c = max(self.c - 1, 0)
         return self
 
@@ -47,7 +47,7 @@ class BackoffTimer:
         return self
 
     def get_interval(self) -> float:
-        """Draw a wait: random x (2^failures - 1) x ratio, within the limits. Seconds."""
+        """Return a random wait in seconds: random x (2^failures - 1) x ratio, within the limits."""
         interval = random.random() * (2.0 ** min(self.c, _MAX_EXPONENT) - 1) * self.ratio
         if self.max_interval is not None:
             interval = min(interval, self.max_interval)
@@ -59,19 +59,35 @@ class BackoffTimer:
 def exponential_delay(
     failures: int, initial: float, maximum: float, *, growth: float = 2.0, jitter: float = 0.0, spread: float = 0.0
 ) -> float:
-    """Wait before trying again: initial, times growth with each failure in a row, up to maximum.
+    """Compute the delay before the next try: initial, multiplied by growth with each failure, up to maximum.
 
     Args:
-        failures: In a row, 1 or more.
-        jitter: Up to this share is taken off, so that those who failed together do not come back together.
+        failures: Failures in a row, 1 or more.
+        jitter: Largest share that is subtracted, so that clients that failed together do not all return at once.
         spread: A random number in [0, 1).
     """
     delay = initial * growth ** min(failures - 1, _MAX_EXPONENT)
     return min(delay, maximum) * (1 - jitter * spread)
 
 
+# Phases of a consumer's backoff:
+#
+#                      failure                        pause is over
+#     +-----+ ----------------------> +---------+ ----------------------> +---------+
+#     | OFF |                         | WAITING |                         | PROBING |
+#     +-----+   RDY as usual          +---------+   RDY 0                 +---------+   RDY 1 on one connection
+#        ^                                 ^                                 |   |
+#        |                                 |  failure: longer pause          |   |
+#        |                                 +---------------------------------+   |
+#        |                                    success, failures left: shorter    |
+#        +-----------------------------------------------------------------------+
+#                                             success, no failures left
+#
+# In WAITING, results are ignored: they belong to messages that were delivered before the pause.
+
+
 class BackoffPhase(enum.Enum):
-    """What a consumer that backs off does."""
+    """Phase of a consumer's backoff; see the diagram above."""
 
     OFF = "off"
     WAITING = "waiting"
@@ -79,21 +95,19 @@ class BackoffPhase(enum.Enum):
 
 
 class ConsumerBackoff:
-    """When a consumer stops after failures, and when it tries one message again.
+    """Decides when a consumer pauses after failures, and when it probes one message.
 
-    Told results and the time; one result counts for each wait, the others are ignored. Source: the client guide,
-    "ConsumerBackoff".
+    Source: the client guide, "Backoff".
 
     Args:
-        delay: Called with the failures in a row (1 or more); gives seconds.
-        maximum: Of the delay, seconds; 0: never back off.
-        jitter: Up to this share is taken off each delay.
+        delay: Called with the failures in a row (1 or more). Returns: seconds.
+        maximum: Longest delay, seconds; 0: never pause.
+        jitter: Largest share that is subtracted from a delay.
 
     Attributes:
-        phase: Whether there is nothing to wait for, a wait under way, or a message being tried.
-        failures: In a row; each success takes one off.
-        duration: Of the last wait, seconds.
-        until: When the wait is over.
+        failures: Failures in a row; each success subtracts one.
+        duration: Length of the last pause, seconds.
+        until: End of the pause.
         maximum: May be changed at any time.
     """
 
@@ -108,49 +122,46 @@ class ConsumerBackoff:
         self.failures = 0
         self.duration = 0.0
         self.until = 0.0
-        self._delay = delay
         self.maximum = maximum
+        self._delay = delay
         self._jitter = jitter
         self._rng = rng if rng is not None else random.Random()
 
     def record_failure(self, now: float) -> bool:
-        """Note a failure; whether a wait begins with it."""
+        """Count a failure. Returns: whether it starts a pause."""
         if self.phase is BackoffPhase.WAITING or self.maximum <= 0:
             return False
         failures = self.failures + 1
-        # Where more failures no longer make the wait longer they are not counted: as many successes would be needed.
+        # A failure that does not lengthen the pause is not counted: the way back would need one more success.
         if self.failures and self._length(failures) <= self._length(self.failures):
             failures = self.failures
-        self._wait(failures, now)
+        self._pause(failures, now)
         return True
 
     def record_success(self, now: float) -> bool:
-        """Note a success; whether it changes anything: a shorter wait, or none any more."""
+        """Count a success. Returns: whether it starts a shorter pause or ends the backoff."""
         if self.phase is not BackoffPhase.PROBING:
             return False
         if self.failures > 1:
-            self._wait(self.failures - 1, now)
+            self._pause(self.failures - 1, now)
         else:
-            self.failures = 0
-            self.phase = BackoffPhase.OFF
+            self.reset()
         return True
 
     def reset(self) -> bool:
-        """Forget all failures; whether there were any."""
-        ended = self.phase is not BackoffPhase.OFF
+        """End the backoff. Returns: whether there was one."""
+        was_on = self.phase is not BackoffPhase.OFF
         self.failures = 0
         self.phase = BackoffPhase.OFF
-        return ended
+        return was_on
 
-    def update(self, now: float) -> bool:
-        """Note the time; whether the wait has just ended, so that a message is to be tried."""
-        if self.phase is not BackoffPhase.WAITING or now < self.until:
-            return False
-        self.phase = BackoffPhase.PROBING
-        return True
+    def update(self, now: float) -> None:
+        """Begin to probe if the pause is over."""
+        if self.phase is BackoffPhase.WAITING and now >= self.until:
+            self.phase = BackoffPhase.PROBING
 
-    def _wait(self, failures: int, now: float) -> None:
-        # What may raise, a user's delay, comes first.
+    def _pause(self, failures: int, now: float) -> None:
+        # First the call that may raise: a user's delay.
         self.duration = self._length(failures) * (1 - self._jitter * self._rng.random())
         self.failures = failures
         self.phase = BackoffPhase.WAITING

@@ -1,7 +1,7 @@
-"""Flow: how many messages each nsqd may send, kept up to date.
+"""Sends each nsqd its RDY count, as RdyPolicy and ConsumerBackoff decide.
 
-The shell of RdyPolicy and Backoff: asks them when something has happened or their time has come, and sends the RDY
-they decide on. Knows connections, but neither messages nor handlers.
+Asks them after each event that may change the RDY counts, and at the times that they name. Knows connections, but
+neither handlers nor their results.
 """
 
 from __future__ import annotations
@@ -27,28 +27,26 @@ __all__ = ["RdyController"]
 
 logger = logging.getLogger(__name__)
 
-# Messages in flight are looked through for those that nsqd has taken back every so many seconds, or so often in its
-# msg_timeout if that is more.
+# Seconds between two searches for timed out messages, or that part of the msg_timeout if it is longer.
 TIMEOUT_CHECK_INTERVAL = 1.0
 CHECKS_PER_TIMEOUT = 10
-# A moment that is nearer than this, in seconds, has come: what is left may be rounding.
+# A time that is nearer than so many seconds has come: the difference may be rounding.
 CLOCK_ROUNDING = 1e-6
 
 _BAD_STRATEGY = "backoff_strategy raised, or gave no number of seconds"
 
 
 class RdyController:
-    """RDY of one consumer's connections.
+    """RDY counts of a consumer's connections.
 
     Args:
-        options: The timeouts; max_in_flight to begin with.
-        connections: Those that are open, by address; kept up to date by others.
-        unanswered: Gives messages that were delivered and that handlers or others still have.
-        on_timed_out: Called with those of them that nsqd has just taken back.
-        not_attempted: Gives how many connections may soon be there besides.
-        clock: Replaceable time.
-        on_phase: Called with (phase, failures, seconds) when a pause begins ("start"), another follows ("continue")
-            or there is none any more ("end").
+        options: The timeouts, and the first max_in_flight.
+        connections: Open connections by address. The owner changes this mapping.
+        unanswered: Returns the messages that handlers have, and async messages.
+        on_timed_out: Called with messages whose msg_timeout is over.
+        not_attempted: Returns the number of addresses to which no connection has been tried yet.
+        on_phase: Called with (phase, failures, seconds) when a pause begins ("start"), when another follows
+            ("continue"), and when backoff ends ("end").
         owner: Consumer that log lines name.
     """
 
@@ -80,28 +78,28 @@ class RdyController:
         self._not_attempted = not_attempted
         self._on_phase = on_phase
         self._label = owner.label
-        # How long a message that is tried may take to come, seconds.
+        # Seconds until a probe must bring a message.
         self._idle_timeout = options.low_ready_idle_timeout
-        # Whose message came for a probe, and is not answered yet.
+        # Connection whose probe message has come and is not answered yet.
         self._probed: Connection | None = None
-        # When another is to be tried in place of the one that is.
+        # When to probe another connection instead.
         self._probe_due = 0.0
-        # When to look for messages that nsqd has taken back; None while nothing is in flight.
+        # When to search for timed out messages; None while no message is in flight.
         self._timeout_check_due: float | None = None
-        # Until then the addresses that are being connected to get shares kept for them.
+        # Until then, a share is reserved for each address that is being connected to.
         self._expected_until: float | None = None
-        # When to share out though nothing happens, and until when run() sleeps.
+        # When to update RDY without an event, and until when run() sleeps.
         self._due: float | None = None
         self._sleeping_until: float | None = None
         self._update_scheduled = False
         self._stopped = False
         self._wake = Event()
 
-    # --- what users say
+    # --- settings
 
     @property
     def paused(self) -> bool:
-        """Whether no messages are wanted; may be set."""
+        """Whether all RDY counts are 0; may be set."""
         return self._policy.paused
 
     @paused.setter
@@ -111,7 +109,7 @@ class RdyController:
 
     @property
     def max_in_flight(self) -> int:
-        """Over all connections; may be set."""
+        """Limit for all connections together; may be set."""
         return self._policy.max_in_flight
 
     @max_in_flight.setter
@@ -120,7 +118,7 @@ class RdyController:
         self._update_rdy()
 
     def configure(self, options: ConsumerOptions) -> None:
-        """Take over what was changed while running."""
+        """Use options that were changed while running."""
         self._idle_timeout = self._policy.idle_timeout = options.low_ready_idle_timeout
         self._policy.turn_timeout, self._policy.grace = options.low_ready_timeout, options.ready_grace
         self.backoff.maximum = options.max_backoff_duration
@@ -130,15 +128,15 @@ class RdyController:
 
     @property
     def backoff_remaining(self) -> float:
-        """Seconds of a pause that are left; 0 outside of one."""
+        """Seconds until the end of the pause; 0 if there is none."""
         if self.backoff.phase is not BackoffPhase.WAITING:
             return 0.0
         return max(0.0, self.backoff.until - self._clock.monotonic())
 
-    # --- what happens to connections
+    # --- events of connections
 
     def add(self, connection: Connection) -> None:
-        """Take in a connection that has subscribed."""
+        """Add a connection that has subscribed."""
         identity, now = connection.identity, self._clock.monotonic()
         if self._expected_until is None:
             self._expected_until = now + self._policy.grace
@@ -146,24 +144,24 @@ class RdyController:
         self.schedule_update()
 
     def remove(self, connection: Connection) -> None:
-        """Forget a connection that was lost."""
+        """Remove a connection that was lost."""
         self._policy.remove(connection)
         self.record_neutral(connection)
         self.schedule_update()
 
     def on_messages(self, connection: Connection, count: int) -> None:
-        """Take note of a chunk's messages."""
-        news = self._policy.on_messages(connection, count, connection.in_flight, connection.last_message)
+        """Count the messages of a chunk."""
+        is_due = self._policy.on_messages(connection, count, connection.in_flight, connection.last_message)
         if self.backoff.phase is BackoffPhase.PROBING and connection is self._policy.probe:
-            # One is enough: RDY 0 before it is answered, or another would come.
+            # RDY 0 before the answer, or a second message would come.
             self._probed, self._policy.probe = connection, None
             self._probe_due = connection.last_message + max(self._idle_timeout, connection.answers.msg_timeout or 0.0)
             self._update_rdy()
-        elif news or self._timeout_check_due is None:
+        elif is_due or self._timeout_check_due is None:
             self.schedule_update()
 
     def check_in_flight(self, connection: Connection) -> None:
-        """Refuse an nsqd that has more messages in flight than it may; those that have timed out do not count.
+        """Check that an nsqd does not exceed its limit; timed out messages do not count.
 
         Raises:
             NSQProtocolError: If there are more than connection.in_flight_limit.
@@ -176,10 +174,10 @@ class RdyController:
                 "RDY"
             )
 
-    # --- what becomes of messages
+    # --- results of messages
 
     def record_failure(self) -> None:
-        """Take note of a failure."""
+        """Count a failure; the pause may begin."""
         started = self.backoff.phase is BackoffPhase.OFF
         try:
             paused = not self._stopped and self.backoff.record_failure(self._clock.monotonic())
@@ -193,18 +191,18 @@ class RdyController:
             self.schedule_update()
 
     def record_success(self) -> None:
-        """Take note of a success; while backoff.phase is OFF there is no need to."""
+        """Count a success. The call may be left out while backoff.phase is OFF."""
         try:
-            news = not self._stopped and self.backoff.record_success(self._clock.monotonic())
-        except Exception:  # as in failed()
+            changed = not self._stopped and self.backoff.record_success(self._clock.monotonic())
+        except Exception:  # as in record_failure()
             logger.exception(
                 "%s: backoff_strategy raised, or gave no number of seconds; no more pauses for these failures",
                 self._label,
             )
-            news = self.backoff.reset()
-        if news and self.backoff.phase is BackoffPhase.WAITING:
+            changed = self.backoff.reset()
+        if changed and self.backoff.phase is BackoffPhase.WAITING:
             self._begin_pause("continue")
-        elif news:
+        elif changed:
             self._end_backoff()
 
     def _end_backoff(self) -> None:
@@ -214,7 +212,7 @@ class RdyController:
         self._on_phase("end", 0, 0.0)
 
     def record_neutral(self, connection: Connection) -> None:
-        """Take note of a message given back for a reason that says nothing about handlers."""
+        """Record an answer that is neither a success nor a failure of a handler."""
         if connection is self._probed:
             self._probed = None
             self.schedule_update()
@@ -228,7 +226,7 @@ class RdyController:
     # --- RDY
 
     def run(self) -> None:
-        """Do what is due, until killed; a greenlet's."""
+        """Update RDY whenever it is due, until killed."""
         while True:
             self._wake.clear()
             self._sleeping_until = self._due
@@ -240,20 +238,24 @@ class RdyController:
                 self._update_rdy(self._due)
 
     def stop(self) -> None:
-        """Ask for no further messages, for good."""
+        """Set all RDY counts to 0, finally."""
         self._policy.paused = True
         self._update_rdy()
         self._stopped = True
 
     def schedule_update(self) -> None:
-        """Share out soon: once for all that asks in this round of the loop, and never inside of what asks."""
-        # Before the first connection it may be another thread's hub that would be asked.
+        """Schedule one RDY update at the end of this round of the event loop."""
+        # Before the first connection the caller may run in another thread.
         if not self._update_scheduled and self._connections:
             self._update_scheduled = True
             gevent.get_hub().loop.run_callback(self._update_rdy)
 
     def _update_rdy(self, at: float = 0.0) -> None:
-        """Send each connection the RDY that it is to have now, or at a moment that has all but come."""
+        """Send each connection its RDY count.
+
+        Args:
+            at: Time that was scheduled; it may be later than the clock by rounding.
+        """
         self._update_scheduled = False
         if self._stopped:
             return
@@ -267,45 +269,44 @@ class RdyController:
         for connection, count in self._policy.decide(in_flight, now).items():
             if connection.is_open:
                 connection.ready(count)
-        # Answers are looked at only while somebody waits for what they free: it costs a call for each.
-        watch = self.schedule_update if self._policy.has_unassigned else None
+        # Only while a connection waits for RDY that answers free: this costs a call for each answer.
+        listener = self.schedule_update if self._policy.has_unassigned else None
         for connection in connections:
-            connection.answers.on_answered = watch
+            connection.answers.on_answered = listener
         probe = self._policy.probe
         if probe is not None and probe.ready_count > 1:
             probe.answers.on_answered = functools.partial(self._lower_probe, probe)
         self._schedule_next(now)
 
     def _probe(self, now: float) -> None:
-        """Begin to try a message when the pause is over; try elsewhere when none comes, or none is answered."""
+        """Probe a connection after the pause, and another one if no message comes or it is not answered."""
         self.backoff.update(now)
         if self.backoff.phase is not BackoffPhase.PROBING:
             return
         probe = self._policy.probe
         if probe is not None and not probe.ready_count:
-            # Others may have to free what it is to get; its time begins then.
+            # It waits for RDY that other connections must free. Its time begins when it gets that.
             self._probe_due = now + self._idle_timeout
         elif (probe is None and self._probed is None) or now >= self._probe_due:
-            # What has just timed out must not count: nsqd would send one message more than the one to be tried.
+            # Timed out messages must not count, or nsqd would send a second message for the probe.
             self._drop_timed_out()
             in_flight = {connection: connection.in_flight for connection in self._connections.values()}
             if self._probed is not None:
-                # Its message is not answered: another is to be asked.
+                # Its message is not answered: pick another connection.
                 self._policy.probe = self._probed
             self._policy.probe = self._policy.pick_probe(in_flight)
             self._probed = None
             self._probe_due = now + self._idle_timeout
 
     def _lower_probe(self, probe: Connection) -> None:
-        """Lower the RDY of what is tried before an answer makes room for another message."""
+        """Lower the RDY of the probed connection before an answer lets nsqd send another message."""
         count = self._policy.lower_probe(probe.in_flight, self._clock.monotonic())
         if count is not None and probe.is_open:
             probe.ready(count)
         self.schedule_update()
 
     def _drop_timed_out_if_due(self, now: float) -> None:
-        """Take messages out of the count that nsqd has taken back: who has them may never answer, and others would
-        wait for ever for what they free."""
+        """Search for timed out messages now and then. They may never be answered, and their RDY would never be free."""
         if self._timeout_check_due is not None and now >= self._timeout_check_due:
             self._drop_timed_out()
             self._timeout_check_due = None
@@ -316,6 +317,7 @@ class RdyController:
             )
 
     def _drop_timed_out(self) -> None:
+        """Mark messages whose msg_timeout is over, so that they no longer count as in flight."""
         timed_out = []
         for message in self._unanswered():
             if message.time_left == 0 and not message.lapsed and not message.has_responded():
@@ -323,7 +325,7 @@ class RdyController:
                 timed_out.append(message)
         if timed_out:
             self._on_timed_out(timed_out)
-        # Those that were held when they had lapsed, or when another thread was answering them: nobody else lets go.
+        # Remove async messages that have timed out or were answered from another thread: nothing else removes them.
         for connection in self._connections.values():
             held = connection.answers.held
             held.difference_update([message for message in list(held) if message.lapsed or message.has_responded()])

@@ -1,4 +1,4 @@
-"""Closing: works off what was delivered, within a time limit, and gives back what that leaves."""
+"""The orderly end of a consumer: drain what was delivered within a time limit, then requeue the rest."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["Shutdown"]
 
 logger = logging.getLogger(__name__)
 
-# For what is requeued at the time limit to be sent, and then for nsqd to close, seconds.
+# Seconds, after the time limit, for REQs to be sent and for nsqd to close.
 CLOSE_GRACE = 2.0
-# How often to look whether others are through, or more has come, seconds.
+# Seconds between checks whether other handlers have ended, or further messages have come.
 POLL_INTERVAL = 0.05
 
 
 class Shutdown:
-    """The end of one consumer.
+    """The shutdown of one consumer.
 
     Args:
-        timeout: Seconds for what was delivered.
-        label: Of the consumer, in log lines.
-        log: Where to say that it begins and ends.
+        timeout: Seconds for the messages that were delivered.
+        label: Consumer in log lines.
+        log: Logger of the consumer, for the lines at the beginning and the end.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Shutdown:
         self._log = log
         self._requeued = 0
         self._done = Event()
-        # Handlers that wait for the end, and so can't be waited for.
+        # Number of handlers that wait for the end. The shutdown can't wait for them.
         self._waiting_handlers = 0
 
     def run(self) -> None:
-        """Close the connections when nothing is in flight any more, or the time is over and the rest was requeued."""
+        """Close the connections when no message is in flight, or when the time is over and the rest is requeued."""
         connections = list(self._pool.connections.values())
         in_flight = sum(connection.in_flight for connection in connections)
         text = "%s: closing, with up to %g s for %s in flight on %s"
@@ -66,14 +66,14 @@ class Shutdown:
         try:
             if not self._clock.wait(self._done, self._timeout) and self._requeue_unanswered():
                 end = self._clock.monotonic() + CLOSE_GRACE
-                # What nsqd had sent before it read the CLS may still come.
+                # Messages that nsqd sent before it read the CLS may still arrive.
                 while not self._clock.wait(self._done, POLL_INTERVAL) and self._clock.monotonic() < end:
                     self._requeue_unanswered()
         finally:
-            # What is still there lost its connection; nsqd delivers it again.
+            # The connections of these messages are lost, so nsqd delivers them again.
             self._workers.inbox.clear()
             self._done.set()
-            closer.kill()  # cuts the connections that are still open
+            closer.kill()  # aborts the connections that are still open
             self._log_end(sum(connection.in_flight for connection in connections))
 
     def _log_end(self, lost: int) -> None:
@@ -85,7 +85,7 @@ class Shutdown:
         self._log.info("%s: closed; %s", self._label, " and ".join(left) or "nothing was left")
 
     def wait_for_others(self, timeout: float | None) -> None:
-        """Wait in a handler until only handlers that do so are left, or the timeout (seconds) ends."""
+        """Wait, in a handler, until only handlers that also wait here are left, or the timeout (seconds) is over."""
         end = None if timeout is None else self._clock.monotonic() + timeout
         self._waiting_handlers += 1
         try:
@@ -102,7 +102,7 @@ class Shutdown:
         return len(self._workers.inbox) + self._workers.busy + held > self._waiting_handlers
 
     def _requeue_unanswered(self) -> bool:
-        """Give back what was not answered in time; whether there was any."""
+        """Requeue the messages that are not answered. Returns: whether there were any."""
         running = self._workers.handling
         rest: list[Message] = [*running, *self._workers.inbox]
         for connection in self._pool.connections.values():
