@@ -49,7 +49,7 @@ def worker(clock):
 def rdy(nsqd):
     """The RDY that each client has, by connection."""
     channel = nsqd.broker.topics["t"].channels["c"]
-    return [consumer.ready_count for consumer in channel.consumers]
+    return [subscriber.ready_count for subscriber in channel.subscribers]
 
 
 def phases(consumer):
