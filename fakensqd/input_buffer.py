@@ -63,7 +63,7 @@ class InputBuffer:
         """Put bytes in front of what is still to be read."""
         if not data:
             return
-        rest = self.decoder.detach()
+        rest = self.decoder.take_remaining()
         self.decoder.feed(data + rest)
 
     def read(self, count: int, failure: bytes) -> Read[bytes]:

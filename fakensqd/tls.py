@@ -121,8 +121,8 @@ class _Beginning:
     def sendall(self, data: bytes) -> None:
         self._inner.sendall(data)
 
-    def end(self) -> None:
-        self._inner.end()
+    def shutdown_write(self) -> None:
+        self._inner.shutdown_write()
 
     def close(self) -> None:
         self._inner.close()

@@ -71,22 +71,22 @@ class Responder(Protocol):
     def touch(self, message_id: bytes) -> None:
         """Send TOUCH."""
 
-    def hold(self, *messages: Message) -> None:
+    def track_async(self, *messages: Message) -> None:
         """Take note of messages that are answered later, by whomever."""
 
-    def release(self, message: Message, /) -> None:
+    def untrack_async(self, message: Message, /) -> None:
         """Take note that such a message was answered."""
 
-    def release_all(self, messages: Sequence[Message], /) -> None:
+    def untrack_async_all(self, messages: Sequence[Message], /) -> None:
         """Take note that some were answered."""
 
-    def forget(self, message: Message) -> None:
+    def remove_in_flight(self, message: Message) -> None:
         """Take note that nsqd has taken a message back, unanswered, and that nobody will answer it any more."""
 
-    def lapse(self, message: Message, /) -> None:
+    def mark_timed_out(self, message: Message, /) -> None:
         """Take note that nsqd has taken a message back, while somebody still works on it."""
 
-    def keep_touching(self, message: Message, interval: float) -> Callable[[], None]:
+    def start_periodic_touch(self, message: Message, interval: float) -> Callable[[], None]:
         """Touch a message every interval seconds, in the connection's hub; gives what ends it, which never raises.
 
         Raises:
@@ -103,7 +103,7 @@ class Message:
         id: 16 bytes; unique on one nsqd and topic only.
         body: What was published.
         received: The connection's monotonic time at its arrival, seconds.
-        lapsed: Whether it was seen that nsqd has taken it back.
+        timed_out: Whether it was seen that nsqd has taken it back.
 
     Exactly one of finish() and requeue() may be called, from any OS thread: of two at once, one raises. The connection
     it came from may be gone by then, and nsqd delivers it again.
@@ -114,8 +114,8 @@ class Message:
     """
 
     __slots__ = (
-        *("__weakref__", "_async", "_noted", "_open", "_responder", "_settled", "_signals", "_touched"),
-        *("attempts", "body", "id", "lapsed", "received", "timestamp"),
+        *("__weakref__", "_async", "_tracked", "_open", "_responder", "_settled", "_signals", "_touched"),
+        *("attempts", "body", "id", "timed_out", "received", "timestamp"),
     )
 
     def __init__(
@@ -138,8 +138,8 @@ class Message:
         self._open = True
         self._async = False
         # Whether the responder must be told of its answer.
-        self._noted = False
-        self.lapsed = False
+        self._tracked = False
+        self.timed_out = False
         self._signals: dict[str, Signal] | None = None
 
     def __repr__(self) -> str:
@@ -174,11 +174,11 @@ class Message:
         if self._responder is None or self._responder.msg_timeout is None:
             return None
         left = getattr(self, "_touched", self.received) + self._responder.msg_timeout - self._responder.now()
-        longest = self.touchable_for
+        longest = self.max_time_left
         return max(0.0, left if longest is None else min(left, longest))
 
     @property
-    def touchable_for(self) -> float | None:
+    def max_time_left(self) -> float | None:
         """Seconds for which touch() can keep the message, until max_msg_timeout after its arrival; None if unknown."""
         if self._responder is None or self._responder.max_msg_timeout is None:
             return None
@@ -197,8 +197,8 @@ class Message:
             del self._open
         except AttributeError:
             raise self._refusal() from None
-        if self._noted:
-            self._release()
+        if self._tracked:
+            self._untrack()
         if self._responder is not None:
             self._responder.finish(self.id)
         if self._signals is not None:
@@ -228,8 +228,8 @@ class Message:
             del self._open
         except AttributeError:
             raise self._refusal() from None
-        if self._noted:
-            self._release()
+        if self._tracked:
+            self._untrack()
         if self._responder is not None:
             self._responder.requeue(self.id, time_ms, backoff)
         if self._signals is not None:
@@ -273,43 +273,43 @@ class Message:
         """
         if interval is not None and not interval > 0:
             raise ValueError(f"touching interval of {interval} s is not above 0")
-        stop = self._keep_touching(interval)
+        stop = self._start_periodic_touch(interval)
         try:
             yield
         finally:
             stop()
 
-    def _keep_touching(self, interval: float | None) -> Callable[[], None]:
+    def _start_periodic_touch(self, interval: float | None) -> Callable[[], None]:
         if self._responder is None:
             return _nothing
         if interval is None:
             timeout = self._responder.msg_timeout
             interval = timeout / 3 if timeout and timeout > 0 else UNKNOWN_TIMEOUT_INTERVAL
         try:
-            return self._responder.keep_touching(self, interval)
+            return self._responder.start_periodic_touch(self, interval)
         except NSQException:
             # The connection is gone: there is nobody to keep the message from.
             return _nothing
 
-    def discard(self) -> None:
+    def drop(self) -> None:
         """Take the message as one whose timeout is over: nothing is sent, nsqd delivers it again. For who holds
         messages back; it counts as answered."""
         if self.has_responded():
             return
         del self._open
-        if self._noted:
-            self._release()
+        if self._tracked:
+            self._untrack()
         if self._responder is not None:
-            self._responder.forget(self)
+            self._responder.remove_in_flight(self)
 
-    def lapse(self) -> None:
+    def mark_timed_out(self) -> None:
         """Take the message as one that nsqd has taken back though somebody works on it: it no longer counts as in
         flight, and may still be answered, which nsqd refuses."""
-        if not self.has_responded() and not self.lapsed and self._responder is not None:
-            self._noted = self.lapsed = True
-            self._responder.lapse(self)
+        if not self.has_responded() and not self.timed_out and self._responder is not None:
+            self._tracked = self.timed_out = True
+            self._responder.mark_timed_out(self)
 
-    def settle(self) -> bool:
+    def finish_if_unanswered(self) -> bool:
         """Finish the message, unless it was answered or is answered later; whether it is answered now.
 
         For who has called a handler that returned. Raises as finish(), but for a message that was answered.
@@ -322,8 +322,8 @@ class Message:
         except AttributeError:
             return True
         self._settled = True
-        if self._noted:
-            self._release()
+        if self._tracked:
+            self._untrack()
         if self._responder is not None:
             self._responder.finish(self.id)
         if self._signals is not None:
@@ -333,9 +333,9 @@ class Message:
     def enable_async(self) -> None:
         """Leave the answer to whoever calls finish() or requeue() later; the handler's return no longer finishes it."""
         if not self._async:
-            self._async = self._noted = True
+            self._async = self._tracked = True
             if self._responder is not None:
-                self._responder.hold(self)
+                self._responder.track_async(self)
 
     def _refusal(self) -> NSQException:
         """Build the error of a second answer."""
@@ -346,9 +346,9 @@ class Message:
             )
         return NSQException("already responded")
 
-    def _release(self) -> None:
+    def _untrack(self) -> None:
         if self._responder is not None:
-            self._responder.release(self)
+            self._responder.untrack_async(self)
 
     def is_async(self) -> bool:
         """Whether enable_async() was called."""
@@ -433,7 +433,7 @@ def read_messages(
         message._responder = responder
         message.received = received
         message._open = True
-        message._async = message._noted = message.lapsed = False
+        message._async = message._tracked = message.timed_out = False
         message._signals = None
         append(message)
         start = stop
@@ -459,12 +459,12 @@ def finish_all(messages: Iterable[Message]) -> list[Message]:
             left.append(message)
         else:
             answered.append(message)
-    for responder, run in _runs(answered):
+    for responder, run in _group_by_responder(answered):
         if responder is not None:
-            noted = [message for message in run if message._noted]
+            noted = [message for message in run if message._tracked]
             try:
                 if noted:
-                    responder.release_all(noted)
+                    responder.untrack_async_all(noted)
                 responder.finish_all([message.id for message in run])
             except NSQException:
                 left += run
@@ -488,14 +488,14 @@ def enable_async_all(messages: Iterable[Message]) -> list[Message]:
         if not hasattr(message, "_open"):
             answered.append(message)
             continue
-        message._async = message._noted = True
+        message._async = message._tracked = True
         held.append(message)
-    for responder, run in _runs(held):
+    for responder, run in _group_by_responder(held):
         if responder is not None:
-            responder.hold(*run)
+            responder.track_async(*run)
     return answered
 
 
-def _runs(messages: Iterable[Message]) -> list[tuple[Responder | None, list[Message]]]:
+def _group_by_responder(messages: Iterable[Message]) -> list[tuple[Responder | None, list[Message]]]:
     """Split messages into runs that came over one connection."""
     return [(responder, list(run)) for responder, run in itertools.groupby(messages, _responder_of)]

@@ -106,8 +106,8 @@ class CompressedTransport:
     def sendall(self, data: bytes) -> None:
         self._inner.sendall(self._codec.compress(data))
 
-    def end(self) -> None:
-        self._inner.end()
+    def shutdown_write(self) -> None:
+        self._inner.shutdown_write()
 
     def close(self) -> None:
         self._inner.close()
@@ -201,12 +201,12 @@ class TlsTransport:
                 raise self._translated(error) from error
         self._flush()
 
-    def end(self) -> None:
+    def shutdown_write(self) -> None:
         # It wants the peer's answer, which recv() sees as the end.
         with contextlib.suppress(ssl.SSLError):
             self.object.unwrap()
         self._flush()
-        self._inner.end()
+        self._inner.shutdown_write()
 
     def close(self) -> None:
         self._inner.close()

@@ -22,7 +22,7 @@ from gnsq.addresses import format_address, is_unix
 from gnsq.concurrency.threads import get_hub_if_exists
 from gnsq.errors import NSQConnectionClosed, NSQSocketError, NSQTimeout
 
-__all__ = ["READ_SIZE", "TcpTransport", "Transport", "connect", "limited"]
+__all__ = ["READ_SIZE", "TcpTransport", "Transport", "connect", "time_limit"]
 
 # Bytes asked for at once; some 250 messages of 200 bytes.
 READ_SIZE = 64 * 1024
@@ -50,7 +50,7 @@ class Transport(Protocol):
             NSQSocketError: As recv().
         """
 
-    def end(self) -> None:
+    def shutdown_write(self) -> None:
         """Say that nothing more will be sent; what the peer still sends can be read."""
 
     def close(self) -> None:
@@ -70,10 +70,10 @@ class TcpTransport:
         try:
             data: bytes = self._socket.recv(size)
         except OSError as error:
-            raise _translated(error, self._peer) from error
+            raise _translate_os_error(error, self._peer) from error
         return data
 
-    def recv_beyond(self, size: int, take: Callable[[bytes], bool]) -> bytes:
+    def recv_unless_handled(self, size: int, take: Callable[[bytes], bool]) -> bytes:
         """Wait for up to size bytes that take() does not want; lets others run even where they have come already.
 
         For one greenlet. Take is called in the hub itself, so that what it wants costs no switch and no watcher: a
@@ -106,7 +106,7 @@ class TcpTransport:
         try:
             data: bytes = hub.switch()  # until read(), or close()
         except OSError as error:
-            raise _translated(error, self._peer) from error
+            raise _translate_os_error(error, self._peer) from error
         finally:
             self._reading = None
             if self._readable is watcher:
@@ -117,9 +117,9 @@ class TcpTransport:
         try:
             self._socket.sendall(data)
         except OSError as error:
-            raise _translated(error, self._peer) from error
+            raise _translate_os_error(error, self._peer) from error
 
-    def try_send(self, data: bytes) -> int:
+    def send_nowait(self, data: bytes) -> int:
         """Send what can be sent without waiting; gives how many bytes that was. Whoever calls sendall() sees why."""
         try:
             # Not the socket's send(), which waits.
@@ -127,7 +127,7 @@ class TcpTransport:
         except OSError:
             return 0
 
-    def has_ended(self) -> bool:
+    def peer_has_closed(self) -> bool:
         """Whether the peer has closed, even if recv() has not come to that yet."""
         watch = _poll()
         try:
@@ -136,11 +136,11 @@ class TcpTransport:
         except (OSError, ValueError):
             return True
 
-    def end(self) -> None:
+    def shutdown_write(self) -> None:
         try:
             self._socket.shutdown(stdlib_socket.SHUT_WR)
         except OSError as error:
-            raise _translated(error, self._peer) from error
+            raise _translate_os_error(error, self._peer) from error
 
     def close(self) -> None:
         if self._readable is not None:
@@ -171,18 +171,18 @@ def connect(host: str, port: int, timeout: float) -> TcpTransport:
     """
     peer = format_address(host, port)
     try:
-        with limited(timeout, f"{peer}: no connection within {timeout} s"):
+        with time_limit(timeout, f"{peer}: no connection within {timeout} s"):
             return TcpTransport(_unix_socket(host) if is_unix(host) else _tcp_socket(host, port, timeout), peer)
     except UnicodeError as error:
         raise NSQSocketError(f"{peer}: can't connect: host name {host!r} is not valid: {error}") from error
     except OSError as error:
         if isinstance(error, TimeoutError) and error.errno is None:
             raise NSQTimeout(f"{peer}: no connection within {timeout} s") from None
-        raise _translated(error, peer, "can't connect: ") from error
+        raise _translate_os_error(error, peer, "can't connect: ") from error
 
 
 @contextlib.contextmanager
-def limited(seconds: float, text: str) -> Iterator[None]:
+def time_limit(seconds: float, text: str) -> Iterator[None]:
     """Let a block take so many seconds.
 
     Raises:
@@ -229,7 +229,7 @@ def _unix_socket(path: str) -> Any:  # Any: as above
     return sock
 
 
-def _translated(error: OSError, peer: str, doing: str = "") -> NSQSocketError:
+def _translate_os_error(error: OSError, peer: str, doing: str = "") -> NSQSocketError:
     # EBADF: another greenlet of ours has closed the socket.
     if error.errno is None or error.errno == errno.EBADF:
         return NSQConnectionClosed(f"{peer}: connection was closed")

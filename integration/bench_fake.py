@@ -102,7 +102,7 @@ class _Nothing:
     def sendall(self, data: bytes) -> None:
         pass
 
-    def end(self) -> None:
+    def shutdown_write(self) -> None:
         pass
 
     def close(self) -> None:

@@ -143,7 +143,7 @@ class MemoryTransport:
         if self._answers:
             self.feed(self._answers.pop(0))
 
-    def end(self) -> None:
+    def shutdown_write(self) -> None:
         self.ended = True
         self.feed(b"")
 

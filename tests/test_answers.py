@@ -1,4 +1,4 @@
-"""Answers from other OS threads reach the connection's hub."""
+"""InFlightMessages from other OS threads reach the connection's hub."""
 
 import threading
 
@@ -9,7 +9,7 @@ from gnsq import Consumer, NsqdTCPClient, Producer
 from gnsq.clock import RealClock
 from gnsq.errors import NSQConnectionClosed, NSQException
 from gnsq.message import Message, finish_all
-from gnsq.nsqd.in_flight import Answers
+from gnsq.nsqd.in_flight import InFlightMessages
 from tests.helpers import channel_stats, wait_until
 
 ID = b"0123456789abcdef"
@@ -28,7 +28,9 @@ def sent():
 
 @pytest.fixture
 def answers(sent):
-    made = Answers("nsqd:4150", lambda data: sent.append((data, threading.get_ident())), lambda: None, RealClock())
+    made = InFlightMessages(
+        "nsqd:4150", lambda data: sent.append((data, threading.get_ident())), lambda: None, RealClock()
+    )
     made.in_flight = 2
     return made
 
@@ -62,7 +64,7 @@ def held(answers, number, received):
 def test_many_answers_are_one_command_and_counted_as_many(answers, sent, call):
     now = answers.now()
     messages = [held(answers, 1, now - 3), held(answers, 2, now - 3), held(answers, 3, now), held(answers, 4, now)]
-    messages[3].lapse()
+    messages[3].mark_timed_out()
     answers.in_flight = 3
     finished = []
     answers.on_finish = finished.append
@@ -72,9 +74,9 @@ def test_many_answers_are_one_command_and_counted_as_many(answers, sent, call):
 
     assert [data for data, _ in sent] == [b"".join(b"FIN %016d\n" % number for number in (1, 2, 3, 4))]
     assert finished == [message.id for message in messages]
-    assert answers.counts.finished == 4
-    assert answers.counts.timed_out == 0
-    assert (answers.in_flight, answers.held, answers.drained.is_set()) == (0, set(), True)
+    assert answers.totals.finished == 4
+    assert answers.totals.timed_out == 0
+    assert (answers.in_flight, answers.async_messages, answers.drained.is_set()) == (0, set(), True)
     assert sum(answers.latency.counts) == 4
     assert answers.latency.total >= 6
 
@@ -83,7 +85,7 @@ def test_closed_connection_is_told_in_the_thread():
     def check():
         raise NSQConnectionClosed("nsqd:4150: closed")
 
-    answers = Answers("nsqd:4150", lambda data: None, check, RealClock())
+    answers = InFlightMessages("nsqd:4150", lambda data: None, check, RealClock())
 
     with pytest.raises(NSQConnectionClosed, match="closed"):
         in_thread(lambda: answers.finish(ID))
@@ -96,7 +98,7 @@ def test_connection_that_closes_on_the_way_is_logged(sent, caplog):
         sent.append(data)
         raise NSQConnectionClosed("nsqd:4150: gone meanwhile")
 
-    answers = Answers("nsqd:4150", send, lambda: None, RealClock())
+    answers = InFlightMessages("nsqd:4150", send, lambda: None, RealClock())
     in_thread(lambda: answers.finish(ID))
     wait_until(lambda: sent)
 
@@ -181,7 +183,7 @@ def test_lapsed_message_that_is_answered_elsewhere_is_counted_once(fakensqd):
     with consumer:
         wait_until(lambda: len(held) == 5)
         for message in held:
-            message.lapse()
+            message.mark_timed_out()
         assert consumer.total_in_flight == 0
         gevent.get_hub().threadpool.spawn(lambda: [message.finish() for message in held]).get(timeout=10)
         wait_until(lambda: consumer.stats().counts.finished == 5)

@@ -132,9 +132,9 @@ def test_messages_come_by_chunk_and_count_as_in_flight(connection, transport):
 def test_answers_go_out_and_are_told(connection, transport):
     told, held = [], []
     connection.on_messages = lambda _, messages: held.extend(messages)
-    connection.answers.on_finish = lambda message_id: told.append(("finish", message_id))
-    connection.answers.on_requeue = lambda *args: told.append(("requeue", *args))
-    connection.answers.on_answered = lambda: told.append(("answered", connection.in_flight))
+    connection.in_flight_messages.on_finish = lambda message_id: told.append(("finish", message_id))
+    connection.in_flight_messages.on_requeue = lambda *args: told.append(("requeue", *args))
+    connection.in_flight_messages.before_answer = lambda: told.append(("answered", connection.in_flight))
     transport.feed(message_frame() + message_frame())
     wait_until(lambda: len(held) == 2)
 
@@ -421,7 +421,7 @@ def test_broken_send_without_a_reason_ends_the_connection(connection, transport,
     def broken(data):
         raise NSQConnectionClosed("Connection reset by peer")
 
-    monkeypatch.setattr("gnsq.nsqd.connection.LAST_WORDS", 0.01)
+    monkeypatch.setattr("gnsq.nsqd.connection.ERROR_FRAME_GRACE", 0.01)
     transport.sendall = broken
 
     with pytest.raises(NSQConnectionClosed, match="reset by peer"):
@@ -535,7 +535,7 @@ class Flood:
     def sendall(self, data):
         pass
 
-    def end(self):
+    def shutdown_write(self):
         pass
 
     def close(self):

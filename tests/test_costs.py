@@ -136,9 +136,9 @@ def test_signals_without_receivers_are_not_sent(connection, transport):
     transport.feed(chunk(0))
     wait_until(lambda: transport.sent.count(b"FIN ") == CHUNK)
 
-    answers = connection.answers
+    answers = connection.in_flight_messages
     # REQ is rare, and somebody asks: it may be a failure.
-    assert (answers.on_finish, answers.on_answered) == (None, None)
+    assert (answers.on_finish, answers.before_answer) == (None, None)
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ def test_end_is_seen_and_the_other_direction_goes_on(pair, certificates, server_
     client, server = shaken(*pair, context, server_context)
 
     client.sendall(b"CLS\n")
-    client.end()
+    client.shutdown_write()
 
     assert read(server, 4) == b"CLS\n"
     # It was a close_notify, and not just the end of TCP, which anybody can forge: that raises here.
@@ -209,7 +209,7 @@ def test_peer_that_speaks_no_tls_is_an_error(pair, certificates):
 
 
 def test_peer_that_closes_in_the_handshake_is_a_closed_connection(pair, certificates):
-    pair[1].end()
+    pair[1].shutdown_write()
     client = TlsTransport(pair[0], client_context(options(certificates)), server_hostname="x", peer="nsqd:4150")
 
     with pytest.raises(NSQConnectionClosed, match="nsqd:4150: the peer closed the connection inside TLS"):
@@ -315,7 +315,7 @@ def test_what_is_sent_is_compressed(codec):
     transport = CompressedTransport(inner, codec())
 
     transport.sendall(b"NOP\n")
-    transport.end()
+    transport.shutdown_write()
 
     assert codec().decompress(inner.sent, 100) == b"NOP\n"
     assert inner.ended

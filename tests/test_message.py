@@ -32,7 +32,7 @@ class Responder:
     def finish_all(self, message_ids):
         self.calls.append(("finish all", message_ids))
 
-    def release_all(self, messages):
+    def untrack_async_all(self, messages):
         self.calls.append(("release all", messages))
 
     def requeue(self, message_id, timeout, backoff):
@@ -41,16 +41,16 @@ class Responder:
     def touch(self, message_id):
         self.calls.append(("touch", message_id))
 
-    def hold(self, message):
+    def track_async(self, message):
         self.calls.append(("hold", message))
 
-    def release(self, message):
+    def untrack_async(self, message):
         self.calls.append(("release", message))
 
-    def forget(self, message):
+    def remove_in_flight(self, message):
         self.calls.append(("forget", message))
 
-    def keep_touching(self, message, interval):
+    def start_periodic_touch(self, message, interval):
         self.calls.append(("keep touching", message, interval))
         return lambda: self.calls.append(("stop", message))
 
@@ -114,7 +114,7 @@ def test_bare_message_is_requeued_at_once():
 
 @pytest.mark.parametrize("second", [Message.finish, Message.requeue, Message.touch])
 def test_second_answer_says_that_the_return_of_the_handler_was_the_first(message, second):
-    message.settle()
+    message.finish_if_unanswered()
 
     with pytest.raises(NSQException, match=r"already responded: the return of its handler .*enable_async\(\)"):
         second(message)
@@ -283,13 +283,13 @@ def test_age_of_a_message_from_a_clock_that_is_ahead_is_0():
 def test_time_left_counts_from_the_arrival(message, responder):
     responder.time += 15
 
-    assert (message.time_left, message.touchable_for) == (45.0, 885.0)
+    assert (message.time_left, message.max_time_left) == (45.0, 885.0)
 
 
 def test_time_left_is_never_negative(message, responder):
     responder.time += 901
 
-    assert (message.time_left, message.touchable_for) == (0.0, 0.0)
+    assert (message.time_left, message.max_time_left) == (0.0, 0.0)
 
 
 def test_touch_begins_the_time_anew(message, responder):
@@ -312,19 +312,19 @@ def test_without_a_longest_timeout_touch_gives_the_whole(message, responder):
     responder.time += 880
     message.touch()
 
-    assert (message.time_left, message.touchable_for) == (60.0, None)
+    assert (message.time_left, message.max_time_left) == (60.0, None)
 
 
 def test_server_that_does_not_say_its_timeout_leaves_the_time_unknown(message, responder):
     responder.msg_timeout = responder.max_msg_timeout = None
 
-    assert (message.time_left, message.touchable_for) == (None, None)
+    assert (message.time_left, message.max_time_left) == (None, None)
 
 
 def test_message_without_a_responder_has_no_time_limit():
     message = Message(1, 1, ID, b"x")
 
-    assert (message.time_left, message.touchable_for) == (None, None)
+    assert (message.time_left, message.max_time_left) == (None, None)
 
 
 def test_refused_touch_gives_no_time(message, responder):
@@ -367,7 +367,7 @@ def test_touching_a_message_whose_connection_is_gone_runs_the_block(message, res
     def refuse(message, interval):
         raise NSQConnectionClosed("gone")
 
-    responder.keep_touching = refuse
+    responder.start_periodic_touch = refuse
     ran = []
     with message.touching():
         ran.append(True)

@@ -9,11 +9,11 @@ from gevent import socket
 
 from gnsq import Consumer, NsqdTCPClient, Producer
 from gnsq.errors import NSQException, NSQFrameError, NSQIdentifyFailed, NSQProtocolError
-from gnsq.nsqd.connect import Layers, prepared
+from gnsq.nsqd.connect import TransportStack, load_certificates
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, encode_frame, encode_message
-from gnsq.protocol.handshake import StartTLS, handshake, upgrade
+from gnsq.protocol.handshake import StartTLS, handshake, upgrade_steps
 from gnsq.transport import connect
 from tests.helpers import MemoryTransport, peer, refused_port
 
@@ -44,8 +44,8 @@ def test_negotiation_may_be_cut_anywhere(name):
 
     for cut in range(1, len(stream)):
         transport = MemoryTransport(*filter(None, [stream[:cut], stream[cut:]]))
-        layers = Layers("nsqd", 4150, ConnectionOptions(**{name: True}), transport)
-        identity = layers.perform(handshake(ConnectionOptions(**{name: True})))
+        layers = TransportStack("nsqd", 4150, ConnectionOptions(**{name: True}), transport)
+        identity = layers.run_handshake(handshake(ConnectionOptions(**{name: True})))
         assert identity.compression.name == name
         assert [layers.read_frame() for _ in range(2)] == [(MESSAGE, MESSAGE_FRAME[8:])] * 2
 
@@ -55,9 +55,9 @@ def test_negotiation_byte_by_byte(name):
     codec = CODECS[name]()
     stream = answer(**{name: True}) + codec.compress(encode_frame(RESPONSE, OK)) + codec.compress(MESSAGE_FRAME)
     transport = MemoryTransport(*[bytes([byte]) for byte in stream])
-    layers = Layers("nsqd", 4150, ConnectionOptions(**{name: True}), transport)
+    layers = TransportStack("nsqd", 4150, ConnectionOptions(**{name: True}), transport)
 
-    layers.perform(handshake(ConnectionOptions(**{name: True})))
+    layers.run_handshake(handshake(ConnectionOptions(**{name: True})))
 
     assert layers.read_frame() == (MESSAGE, MESSAGE_FRAME[8:])
 
@@ -67,7 +67,7 @@ def test_what_is_written_behind_the_negotiation_is_compressed():
     transport.feed(sender.compress(encode_frame(RESPONSE, HEARTBEAT) + encode_frame(RESPONSE, OK)))
     options = ConnectionOptions(deflate=True)
 
-    Layers("nsqd", 4150, options, transport).perform(handshake(options))
+    TransportStack("nsqd", 4150, options, transport).run_handshake(handshake(options))
 
     assert transport.sends[0] == b"  V2"
     assert transport.sends[1].startswith(b"IDENTIFY\n")
@@ -78,10 +78,10 @@ def test_what_is_written_behind_the_negotiation_is_compressed():
 def test_clear_text_behind_the_answer_is_no_beginning_of_tls():
     options = ConnectionOptions(tls_v1=True)
     transport = MemoryTransport(answer(tls_v1=True) + encode_frame(RESPONSE, OK))
-    layers = Layers("nsqd", 4150, options, transport)
+    layers = TransportStack("nsqd", 4150, options, transport)
 
     with pytest.raises(NSQProtocolError, match="10 bytes came in clear text where TLS was to begin"):
-        layers.perform(handshake(options))
+        layers.run_handshake(handshake(options))
 
 
 def test_frame_larger_than_the_bound_is_refused_behind_compression_too():
@@ -90,7 +90,7 @@ def test_frame_larger_than_the_bound_is_refused_behind_compression_too():
     options = ConnectionOptions(deflate=True)
 
     with pytest.raises(NSQFrameError, match="frame size 2147483647"):
-        Layers("nsqd", 4150, options, transport).perform(handshake(options))
+        TransportStack("nsqd", 4150, options, transport).run_handshake(handshake(options))
 
 
 # --- addresses
@@ -166,20 +166,20 @@ def test_unix_socket_that_is_not_there(tmp_path):
 
 
 def test_tls_over_a_unix_socket_needs_the_name_to_check():
-    options = prepared(ConnectionOptions(tls_v1=True))
-    layers = Layers("/run/nsqd.sock", 0, options, MemoryTransport())
+    options = load_certificates(ConnectionOptions(tls_v1=True))
+    layers = TransportStack("/run/nsqd.sock", 0, options, MemoryTransport())
 
     with pytest.raises(NSQException, match=r"/run/nsqd.sock: TLS over a unix socket needs server_hostname"):
-        layers.perform(upgrade(StartTLS()))
+        layers.run_handshake(upgrade_steps(StartTLS()))
 
 
 @pytest.mark.parametrize(("host", "name"), [("." * 3, None), ("nsqd", "a\0b")])
 def test_host_name_that_tls_can_not_check_is_an_error_of_ours(host, name):
-    options = prepared(ConnectionOptions(tls_v1=True, server_hostname=name))
-    layers = Layers(host, 4150, options, MemoryTransport())
+    options = load_certificates(ConnectionOptions(tls_v1=True, server_hostname=name))
+    layers = TransportStack(host, 4150, options, MemoryTransport())
 
     with pytest.raises(NSQException, match="TLS can't begin"):
-        layers.perform(upgrade(StartTLS()))
+        layers.run_handshake(upgrade_steps(StartTLS()))
 
 
 # --- what is checked before connecting
@@ -206,29 +206,31 @@ def test_constructors_refuse_what_can_not_work(make, monkeypatch):
 
 
 def test_files_of_tls_are_read_once(monkeypatch):
-    options = prepared(ConnectionOptions(tls_v1=True, tls_options={"cert_reqs": ssl.CERT_NONE}))
+    options = load_certificates(ConnectionOptions(tls_v1=True, tls_options={"cert_reqs": ssl.CERT_NONE}))
 
     assert options.tls_context.verify_mode is ssl.CERT_NONE
-    assert prepared(options) is options
+    assert load_certificates(options) is options
 
 
 def test_tls_options_without_tls_are_not_used():
     options = ConnectionOptions(tls_options={"ca_certs": "/no/such.pem"})
 
-    assert prepared(options) is options
+    assert load_certificates(options) is options
     assert options.identify_body()["tls_v1"] is False
     # Said where a connection is made: the user may believe that it is encrypted.
-    identity = Layers("nsqd", 4150, options, MemoryTransport(encode_frame(RESPONSE, OK))).perform(handshake(options))
+    identity = TransportStack("nsqd", 4150, options, MemoryTransport(encode_frame(RESPONSE, OK))).run_handshake(
+        handshake(options)
+    )
     assert "going on in clear text" in identity.warnings[0]
 
 
 def test_error_in_clear_text_where_tls_was_to_begin_is_nsqds():
-    options = prepared(ConnectionOptions(tls_v1=True))
+    options = load_certificates(ConnectionOptions(tls_v1=True))
     words = b"E_IDENTIFY_FAILED IDENTIFY failed tls: no cipher suite"
-    layers = Layers("nsqd", 4150, options, MemoryTransport(encode_frame(ERROR, words)))
+    layers = TransportStack("nsqd", 4150, options, MemoryTransport(encode_frame(ERROR, words)))
 
     with pytest.raises(NSQIdentifyFailed, match="no cipher suite"):
-        layers.perform(upgrade(StartTLS()))
+        layers.run_handshake(upgrade_steps(StartTLS()))
 
 
 def test_second_address_of_a_name_is_tried(monkeypatch):

@@ -7,8 +7,8 @@ import pytest
 from gevent import socket
 
 from gnsq.errors import NSQConnectionClosed
-from gnsq.nsqd.pending import Call
-from gnsq.nsqd.writer import Outbox
+from gnsq.nsqd.pending import PendingCall
+from gnsq.nsqd.writer import Writer
 from gnsq.transport import TcpTransport
 from tests.helpers import MemoryTransport, wait_until
 
@@ -24,7 +24,7 @@ def transport():
 
 @pytest.fixture
 def outbox():
-    made = Outbox(time.monotonic, refuse)
+    made = Writer(time.monotonic, refuse)
     yield made
     made.close()
 
@@ -103,7 +103,7 @@ def test_broken_send_is_raised_by_run(outbox, transport):
 
 def test_long_commands_go_out_in_pieces_each_with_its_own_deadline(transport):
     times = iter(range(100))
-    outbox = Outbox(lambda: next(times), refuse)
+    outbox = Writer(lambda: next(times), refuse)
     outbox.put(b"x" * 600_000)
     sent = []
     transport.sendall = lambda data: sent.append((len(data), outbox.sending_since))
@@ -119,20 +119,20 @@ def test_long_commands_go_out_in_pieces_each_with_its_own_deadline(transport):
 def test_request_is_not_sent_to_a_peer_that_closed_while_nothing_was_sent(number):
     ours, theirs = socket.socketpair()
     transport = TcpTransport(ours, "peer:1")
-    outbox = Outbox(lambda: now[0], refuse)
+    outbox = Writer(lambda: now[0], refuse)
     now = [10.0]
     writer = gevent.spawn(outbox.run, transport)
     outbox.wait_flushed()
-    outbox.submit(Call(b"first"))
-    outbox.requests.resolve(b"OK")
+    outbox.submit(PendingCall(b"first"))
+    outbox.pending.resolve(b"OK")
 
     theirs.close()
     now[0] += 1.1
     for _ in range(number):
-        outbox.submit(Call(b"x"))
+        outbox.submit(PendingCall(b"x"))
     outbox.wait_flushed()
 
-    assert len(outbox.requests.unsent) == number
+    assert len(outbox.pending.unsent) == number
     outbox.close()
     writer.join()
     transport.close()

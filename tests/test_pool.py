@@ -53,7 +53,7 @@ def test_address_is_connected_once(made, fakensqd):
     log = made()
     for _ in range(3):
         log.pool.add(fakensqd.tcp_address, permanent=True)
-    log.pool.wait_tried()
+    log.pool.wait_attempted()
 
     assert list(log.pool.connections) == [fakensqd.tcp_address]
     assert log.events == ["prepare", "setup"]
@@ -64,7 +64,7 @@ def test_failure_is_remembered_and_tried_again(made):
     address = f"127.0.0.1:{refused_port()}"
     log = made()
     log.pool.add(address, permanent=True)
-    log.pool.wait_tried()
+    log.pool.wait_attempted()
 
     (error,) = log.pool.failures().values()
     assert isinstance(error, NSQSocketError)
@@ -74,7 +74,7 @@ def test_failure_is_remembered_and_tried_again(made):
 def test_passing_address_is_forgotten_when_it_fails(made):
     log = made()
     log.pool.add(f"127.0.0.1:{refused_port()}", permanent=False)
-    log.pool.wait_tried()
+    log.pool.wait_attempted()
     wait_until(lambda: not log.pool._keepers)
 
     assert log.events == ["prepare"]
@@ -86,16 +86,16 @@ def test_failure_of_a_passing_address_is_told_until_it_is_connected_or_of_no_mor
 
     def try_it():
         log.pool.add(address, permanent=False)
-        log.pool.wait_tried()
+        log.pool.wait_attempted()
 
     fakensqd.down()
     for _ in range(2):
         try_it()
         wait_until(lambda: not log.pool._keepers)
         assert isinstance(log.pool.failures()[address], NSQSocketError)
-    log.pool.forget_but({address})
+    log.pool.retain_only({address})
     assert list(log.pool.failures()) == [address]
-    log.pool.forget_but(set())
+    log.pool.retain_only(set())
     assert log.pool.failures() == {}
 
     try_it()
@@ -108,7 +108,7 @@ def test_failure_of_a_passing_address_is_told_until_it_is_connected_or_of_no_mor
 def test_passing_address_is_forgotten_when_it_is_lost(made, fakensqd):
     log = made()
     log.pool.add(fakensqd.tcp_address, permanent=False)
-    log.pool.wait_tried()
+    log.pool.wait_attempted()
 
     fakensqd.stop()
     wait_until(lambda: not log.pool._keepers)
@@ -119,7 +119,7 @@ def test_passing_address_is_forgotten_when_it_is_lost(made, fakensqd):
 def test_lost_connection_is_opened_again(made, fakensqd):
     log = made()
     log.pool.add(fakensqd.tcp_address, permanent=True)
-    log.pool.wait_tried()
+    log.pool.wait_attempted()
 
     fakensqd.stop()
     wait_until(lambda: "lost" in log.events)
@@ -135,7 +135,7 @@ def test_setup_that_is_refused_counts_as_a_failure(made, fakensqd):
 
     log = made(setup=refuse)
     log.pool.add(fakensqd.tcp_address, permanent=False)
-    log.pool.wait_tried()
+    log.pool.wait_attempted()
     wait_until(lambda: not log.pool._keepers)
 
     assert log.pool.connections == {}
@@ -160,7 +160,7 @@ def test_close_ends_attempts_that_hang():
 def test_close_ends_the_wait_for_another_try():
     log = Log(reconnect_initial=60, reconnect_maximum=60)
     log.pool.add(f"127.0.0.1:{refused_port()}", permanent=True)
-    log.pool.wait_tried()
+    log.pool.wait_attempted()
 
     with gevent.Timeout(2, NSQException("close hangs")):
         log.pool.close(1)
@@ -169,7 +169,7 @@ def test_close_ends_the_wait_for_another_try():
 def test_bug_in_a_callback_is_logged_and_tried_again(made, fakensqd, caplog):
     log = made(setup=lambda connection: 1 / 0)
     log.pool.add(fakensqd.tcp_address, permanent=True)
-    log.pool.wait_tried()
+    log.pool.wait_attempted()
     wait_until(lambda: log.events.count("prepare") > 1)
 
     assert "internal error while connecting" in caplog.text
@@ -208,7 +208,7 @@ def test_bug_in_a_callback_is_one_line_with_its_traceback(fakensqd, caplog):
         owner=LogOwner("t/c", RealClock().monotonic),
     )
     pool.add(fakensqd.tcp_address, permanent=True)
-    pool.wait_tried()
+    pool.wait_attempted()
     pool.close(1)
 
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -444,23 +444,23 @@ def test_wait_tried_ends_at_its_limit_for_all_addresses_together(kept, nsqd, clo
         other.stop_reading()
         log = kept()
         log.pool.add(other.tcp_address, permanent=True)
-        waiting = gevent.spawn(log.pool.wait_tried, 1.5)
+        waiting = gevent.spawn(log.pool.wait_attempted, 1.5)
         clock.advance(1.4)
         assert not waiting.ready()
 
         clock.advance(0.1)
 
         assert waiting.ready()
-        assert log.pool.untried == 2
+        assert log.pool.not_attempted == 2
 
 
 def test_wait_tried_with_a_limit_ends_when_all_are_tried(kept, nsqd, clock):
     log = kept()
-    log.pool.wait_tried(60)
+    log.pool.wait_attempted(60)
     refuse_all(nsqd)
     log.pool.add(f"localhost:{nsqd.tcp_port}", permanent=True)
-    waiting = gevent.spawn(log.pool.wait_tried, 60)
+    waiting = gevent.spawn(log.pool.wait_attempted, 60)
     clock.advance(0.0)
 
     assert waiting.ready()
-    assert log.pool.untried == 0
+    assert log.pool.not_attempted == 0

@@ -3,7 +3,7 @@
 import pytest
 
 from gnsq.errors import NSQConnectionClosed, NSQMPubFailed, NSQSocketError, make_error
-from gnsq.nsqd.pending import Call, Requests, lost
+from gnsq.nsqd.pending import PendingCall, PendingRequests, connection_lost_error
 from gnsq.protocol.frames import ERROR, OK, RESPONSE, encode_frame
 
 OK_FRAME = encode_frame(RESPONSE, OK)
@@ -12,25 +12,25 @@ OK_FRAME = encode_frame(RESPONSE, OK)
 class Asked:
     """A request that writes down what it is told."""
 
-    def __init__(self, command, largest=0, together=0, defer=0, topic=""):
+    def __init__(self, command, largest_message=0, mpub_body_size=0, defer=0, topic=""):
         self.command = command
         self.size = len(command)
-        self.largest = largest
-        self.together = together
+        self.largest_message = largest_message
+        self.mpub_body_size = mpub_body_size
         self.defer = defer
         self.topic = topic
         self.told = []
 
-    def answered(self, data):
+    def on_response(self, data):
         self.told.append(data)
 
-    def refused(self, error):
+    def on_error(self, error):
         self.told.append(("refused", error))
 
-    def lost(self, error):
+    def on_connection_lost(self, error):
         self.told.append(("lost", str(error)))
 
-    def not_executed(self, error):
+    def on_not_sent(self, error):
         self.told.append(("not executed", str(error)))
 
 
@@ -41,7 +41,7 @@ def kicks():
 
 @pytest.fixture
 def requests(kicks):
-    return Requests(lambda: kicks.append(True))
+    return PendingRequests(lambda: kicks.append(True))
 
 
 def put(requests, *all_of_them):
@@ -67,14 +67,14 @@ def put(requests, *all_of_them):
 @pytest.mark.parametrize("doubtful", [False, True], ids=["nothing doubtful", "after something doubtful"])
 def test_take_hands_over_about_so_many_bytes(requests, sizes, limit, taken, doubtful):
     if doubtful:
-        put(requests, Asked(b"x", largest=1))
-        requests.take(1)
+        put(requests, Asked(b"x", largest_message=1))
+        requests.next_batch(1)
         requests.resolve(OK)
-        put(requests, *[Asked(b"x" * size, largest=1, defer=0) for size in sizes])
+        put(requests, *[Asked(b"x" * size, largest_message=1, defer=0) for size in sizes])
     else:
         put(requests, *[Asked(b"x" * size) for size in sizes])
 
-    data = requests.take(limit)
+    data = requests.next_batch(limit)
 
     assert data == b"x" * sum(sizes[:taken])
     assert [request.size for request in requests.sent] == sizes[:taken]
@@ -84,94 +84,96 @@ def test_take_hands_over_about_so_many_bytes(requests, sizes, limit, taken, doub
 
 
 DOUBTFUL = [
-    pytest.param({"largest": 11}, id="larger"),
-    pytest.param({"together": 50}, id="multipublish"),
+    pytest.param({"largest_message": 11}, id="larger"),
+    pytest.param({"mpub_body_size": 50}, id="multipublish"),
     pytest.param({"defer": 1}, id="deferred"),
 ]
 
 
 @pytest.mark.parametrize("claim", DOUBTFUL)
 def test_what_nsqd_may_refuse_goes_alone(requests, kicks, claim):
-    put(requests, Asked(b"0", largest=10))
-    requests.take(100)
+    put(requests, Asked(b"0", largest_message=10))
+    requests.next_batch(100)
     requests.resolve(OK)
-    assert requests.take(100) == b""
+    assert requests.next_batch(100) == b""
     del kicks[:]
     put(requests, Asked(b"1"), Asked(b"2", **claim), Asked(b"3"))
 
-    assert requests.take(100) == b"13"
-    assert requests.take(100) == b""
+    assert requests.next_batch(100) == b"13"
+    assert requests.next_batch(100) == b""
     assert requests.blocked
     put(requests, Asked(b"4"))
     requests.resolve(OK)
     requests.resolve(OK)
     assert (requests.blocked, kicks) == (False, [True])
-    assert requests.take(100) == b"2"
-    assert requests.take(100) == b""
+    assert requests.next_batch(100) == b"2"
+    assert requests.next_batch(100) == b""
     requests.resolve(OK)
-    assert requests.take(100) == b"4"
+    assert requests.next_batch(100) == b"4"
 
 
 def test_where_nothing_is_known_the_least_goes_first(requests):
-    put(requests, Asked(b"1", largest=2_000_000), Asked(b"2", largest=1), Asked(b"3", largest=1))
+    put(
+        requests, Asked(b"1", largest_message=2_000_000), Asked(b"2", largest_message=1), Asked(b"3", largest_message=1)
+    )
 
-    assert requests.take(100) == b"2"
+    assert requests.next_batch(100) == b"2"
     requests.resolve(OK)
-    assert requests.take(100) == b"3"
+    assert requests.next_batch(100) == b"3"
 
 
 def test_what_all_have_waited_for_is_not_put_off_again(requests):
-    put(requests, Asked(b"0", largest=10))
-    requests.take(100)
+    put(requests, Asked(b"0", largest_message=10))
+    requests.next_batch(100)
     requests.resolve(OK)
-    put(requests, Asked(b"1", largest=20), Asked(b"2", largest=1))
-    assert requests.take(100) == b"2"
-    assert requests.take(100) == b""
+    put(requests, Asked(b"1", largest_message=20), Asked(b"2", largest_message=1))
+    assert requests.next_batch(100) == b"2"
+    assert requests.next_batch(100) == b""
 
-    put(requests, Asked(b"3", largest=15), Asked(b"4", largest=1))
+    put(requests, Asked(b"3", largest_message=15), Asked(b"4", largest_message=1))
     requests.resolve(OK)
 
-    assert requests.take(100) == b"1"
+    assert requests.next_batch(100) == b"1"
 
 
 @pytest.mark.parametrize("claim", DOUBTFUL)
 def test_what_nsqd_has_taken_goes_with_others(requests, claim):
     put(requests, Asked(b"0", **claim))
-    requests.take(100)
+    requests.next_batch(100)
     requests.resolve(OK)
     put(requests, Asked(b"1"), Asked(b"2", **claim), Asked(b"3"))
 
-    assert requests.take(100) == b"123"
+    assert requests.next_batch(100) == b"123"
 
 
 def test_what_was_not_sent_alone_proves_nothing(requests):
-    put(requests, Asked(b"1"), Asked(b"2", largest=1))
-    requests.take(100)
+    put(requests, Asked(b"1"), Asked(b"2", largest_message=1))
+    requests.next_batch(100)
 
     requests.resolve(OK)
     put(requests, Asked(b"3"))
 
-    assert requests.take(100) == b"2"
+    assert requests.next_batch(100) == b"2"
 
 
 def test_first_publish_to_each_topic_goes_alone_where_they_need_leave(requests):
-    requests.by_topic()
+    requests.check_topics()
     put(requests, Asked(b"1", topic="t"), Asked(b"2", topic="t"), Asked(b"3", topic="u"))
 
-    assert requests.take(100) == b"1"
+    assert requests.next_batch(100) == b"1"
     requests.resolve(OK)
-    assert requests.take(100) == b"2"
+    assert requests.next_batch(100) == b"2"
     requests.resolve(OK)
-    assert requests.take(100) == b"3"
+    assert requests.next_batch(100) == b"3"
 
 
 def test_behind_doubts_as_much_is_sent_as_before(requests):
-    put(requests, Asked(b"0", largest=1))
-    requests.take(100)
+    put(requests, Asked(b"0", largest_message=1))
+    requests.next_batch(100)
     requests.resolve(OK)
     put(requests, *[Asked(b"xxx") for _ in range(3)])
 
-    assert requests.take(7) == b"xxxxxx"
+    assert requests.next_batch(7) == b"xxxxxx"
 
 
 # --- what is taken back
@@ -180,21 +182,21 @@ def test_behind_doubts_as_much_is_sent_as_before(requests):
 def test_withdrawn_requests_are_never_sent(requests):
     first, second, third = put(requests, Asked(b"1"), Asked(b"22"), Asked(b"333"))
 
-    assert requests.withdraw([third, first]) == [third, first]
+    assert requests.cancel_unsent([third, first]) == [third, first]
 
     assert requests.unsent == [second]
     assert requests.unsent_bytes == 2
-    assert requests.take(100) == b"22"
+    assert requests.next_batch(100) == b"22"
     assert (first.told, third.told) == ([], [])
 
 
 def test_what_was_sent_or_is_anothers_is_not_withdrawn(requests):
     (sent,) = put(requests, Asked(b"1"))
-    requests.take(100)
+    requests.next_batch(100)
     (unsent,) = put(requests, Asked(b"2"))
 
-    assert requests.withdraw([sent, Asked(b"3")]) == []
-    assert requests.withdraw([]) == []
+    assert requests.cancel_unsent([sent, Asked(b"3")]) == []
+    assert requests.cancel_unsent([]) == []
 
     assert (list(requests.sent), requests.unsent, requests.unsent_bytes) == ([sent], [unsent], 1)
 
@@ -204,7 +206,7 @@ def test_what_was_sent_or_is_anothers_is_not_withdrawn(requests):
 
 def test_answers_go_to_the_oldest_that_was_sent(requests):
     first, second = put(requests, Asked(b"1"), Asked(b"2"))
-    requests.take(100)
+    requests.next_batch(100)
 
     requests.resolve(b"one")
 
@@ -213,7 +215,7 @@ def test_answers_go_to_the_oldest_that_was_sent(requests):
 
 def test_oks_that_come_together_are_given_out_together(requests):
     asked = put(requests, Asked(b"1"), Asked(b"2"), Asked(b"3"))
-    requests.take(100)
+    requests.next_batch(100)
 
     assert requests.resolve_oks(OK_FRAME * 2)
 
@@ -232,7 +234,7 @@ def test_oks_that_come_together_are_given_out_together(requests):
 )
 def test_what_is_not_only_whole_oks_is_left_to_others(requests, data):
     asked = put(requests, Asked(b"1"), Asked(b"2"), Asked(b"unsent"))
-    requests.take(2)
+    requests.next_batch(2)
 
     assert not requests.resolve_oks(data)
 
@@ -242,7 +244,7 @@ def test_what_is_not_only_whole_oks_is_left_to_others(requests, data):
 
 def test_refusal_goes_to_the_oldest(requests):
     first, second = put(requests, Asked(b"1"), Asked(b"2"))
-    requests.take(100)
+    requests.next_batch(100)
     error = NSQMPubFailed("MPUB failed exiting")
 
     requests.refuse(error)
@@ -263,7 +265,7 @@ def test_refusal_of_nothing_that_was_sent_is_nobodys(requests):
 
 def test_what_was_sent_is_lost_with_the_connection_and_what_was_not_is_not_executed(requests):
     (sent,) = put(requests, Asked(b"1"))
-    requests.take(100)
+    requests.next_batch(100)
     (unsent,) = put(requests, Asked(b"2"))
 
     requests.fail("nsqd:4150", NSQConnectionClosed("gone"))
@@ -275,7 +277,7 @@ def test_what_was_sent_is_lost_with_the_connection_and_what_was_not_is_not_execu
 
 def test_nothing_behind_a_refusal_is_executed(requests):
     asked = put(requests, Asked(b"1"), Asked(b"2"))
-    requests.take(1)
+    requests.next_batch(1)
 
     requests.fail("nsqd:4150", make_error(b"E_BAD_MESSAGE too big"))
 
@@ -293,12 +295,12 @@ def test_nothing_behind_a_refusal_is_executed(requests):
     ],
 )
 def test_reset_names_the_limits_that_a_long_body_may_have_hit(error, longest, suspected):
-    assert ("compare with its --max-msg-size" in str(lost("nsqd:4150", error, longest))) is suspected
+    assert ("compare with its --max-msg-size" in str(connection_lost_error("nsqd:4150", error, longest))) is suspected
 
 
 def test_call_holds_its_answer(requests):
-    answered, refused = put(requests, Call(b"1"), Call(b"2"))
-    requests.take(100)
+    answered, refused = put(requests, PendingCall(b"1"), PendingCall(b"2"))
+    requests.next_batch(100)
 
     requests.resolve(b"one")
     requests.refuse(NSQMPubFailed("no"))

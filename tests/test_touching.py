@@ -1,4 +1,4 @@
-"""Toucher: TOUCH as long as it helps, and no longer."""
+"""PeriodicTouch: TOUCH as long as it helps, and no longer."""
 
 import logging
 
@@ -8,7 +8,7 @@ from gevent.event import Event
 
 from gnsq.errors import NSQConnectionClosed
 from gnsq.message import Message
-from gnsq.nsqd.in_flight import Toucher
+from gnsq.nsqd.in_flight import PeriodicTouch
 from tests.helpers import wait_until
 
 ID = b"0123456789abcdef"
@@ -49,7 +49,7 @@ def start(message, clock):
     touchers = []
 
     def started(interval=20.0):
-        toucher = Toucher(message, interval, clock, "host:4150: topic/channel")
+        toucher = PeriodicTouch(message, interval, clock, "host:4150: topic/channel")
         touchers.append(toucher)
         toucher.start()
         gevent.sleep(0)
@@ -193,7 +193,7 @@ def test_stop_ends_it_at_once_and_may_be_repeated(start, clock, responder):
 def test_nothing_is_touched_behind_stop_even_when_the_sleep_has_ended(message, clock, responder):
     woken = Event()
     clock.sleep = lambda seconds: woken.wait()
-    toucher = Toucher(message, 20.0, clock, "host:4150: topic/channel")
+    toucher = PeriodicTouch(message, 20.0, clock, "host:4150: topic/channel")
     toucher.start()
     gevent.sleep(0)
 
@@ -205,7 +205,7 @@ def test_nothing_is_touched_behind_stop_even_when_the_sleep_has_ended(message, c
 
 
 def test_stop_before_start_starts_nothing(message, clock, responder):
-    toucher = Toucher(message, 20.0, clock, "host:4150: topic/channel")
+    toucher = PeriodicTouch(message, 20.0, clock, "host:4150: topic/channel")
 
     toucher.stop()
     toucher.start()

@@ -29,7 +29,7 @@ def test_what_is_taken_is_read_past(pair):
         taken.append(data)
         return data != b"other"
 
-    reading = gevent.spawn(transport.recv_beyond, 100, take)
+    reading = gevent.spawn(transport.recv_unless_handled, 100, take)
     for chunk in (b"ok", b"okok", b"other"):
         peer.sendall(chunk)
         wait_until(lambda chunk=chunk: chunk in taken)
@@ -42,12 +42,12 @@ def test_end_of_the_stream_is_not_offered(pair):
     transport, peer = pair
     peer.shutdown(stdlib_socket.SHUT_WR)
 
-    assert transport.recv_beyond(100, lambda data: pytest.fail("offered")) == b""
+    assert transport.recv_unless_handled(100, lambda data: pytest.fail("offered")) == b""
 
 
 def test_close_ends_the_wait(pair):
     transport, _ = pair
-    reading = gevent.spawn(transport.recv_beyond, 100, lambda data: True)
+    reading = gevent.spawn(transport.recv_unless_handled, 100, lambda data: True)
     gevent.sleep(0)
 
     transport.close()
@@ -55,12 +55,12 @@ def test_close_ends_the_wait(pair):
     with pytest.raises(NSQConnectionClosed, match="peer:1: connection was closed"):
         reading.get(timeout=5)
     with pytest.raises(NSQConnectionClosed):
-        transport.recv_beyond(100, lambda data: True)
+        transport.recv_unless_handled(100, lambda data: True)
 
 
 def test_reader_that_is_killed_leaves_nothing_behind(pair):
     transport, peer = pair
-    reading = gevent.spawn(transport.recv_beyond, 100, lambda data: True)
+    reading = gevent.spawn(transport.recv_unless_handled, 100, lambda data: True)
     gevent.sleep(0)
 
     reading.kill()
@@ -78,7 +78,7 @@ def test_what_taking_raises_is_raised_by_the_reader(pair):
     peer.sendall(b"x")
 
     with pytest.raises(ZeroDivisionError):
-        transport.recv_beyond(100, take)
+        transport.recv_unless_handled(100, take)
 
 
 def test_reset_is_an_error_of_the_reader():
@@ -90,7 +90,7 @@ def test_reset_is_an_error_of_the_reader():
     accepted.close()
 
     with pytest.raises(NSQSocketError, match="peer:1: Connection reset"):
-        transport.recv_beyond(100, lambda data: True)
+        transport.recv_unless_handled(100, lambda data: True)
     transport.close()
     listener.close()
 
@@ -98,15 +98,15 @@ def test_reset_is_an_error_of_the_reader():
 def test_sending_at_once_takes_what_there_is_room_for(pair):
     transport, _ = pair
 
-    assert transport.try_send(b"few") == 3
-    assert 0 < transport.try_send(b"x" * 10_000_000) < 10_000_000
-    assert transport.try_send(b"x") == 0
+    assert transport.send_nowait(b"few") == 3
+    assert 0 < transport.send_nowait(b"x" * 10_000_000) < 10_000_000
+    assert transport.send_nowait(b"x") == 0
 
 
 def test_peer_that_has_closed_is_seen_before_anything_is_read(pair):
     transport, peer = pair
-    assert not transport.has_ended()
+    assert not transport.peer_has_closed()
 
     peer.close()
 
-    assert transport.has_ended()
+    assert transport.peer_has_closed()

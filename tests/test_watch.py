@@ -3,19 +3,19 @@
 import pytest
 
 from gnsq.errors import NSQConnectionClosed, NSQTimeout
-from gnsq.nsqd.connection import Watch
+from gnsq.nsqd.connection import LivenessMonitor
 
 TIMEOUT = 60.0
 
 
 def watched(times, *, last_read=0.0, sending_since=None, heartbeat_interval=30.0, timeout=TIMEOUT):
     """The verdict at the last of some times; the watch was asked at all of them."""
-    watch = Watch(timeout, heartbeat_interval)
-    watch.begin(0.0)
+    watch = LivenessMonitor(timeout, heartbeat_interval)
+    watch.start(0.0)
     before, verdict = 0.0, None
     for now in times:
-        watch.pause(before, last_read)
-        before, verdict = now, watch.verdict(now, last_read, sending_since)
+        watch.next_check(before, last_read)
+        before, verdict = now, watch.check(now, last_read, sending_since)
     return verdict
 
 
@@ -36,13 +36,13 @@ def test_what_came_begins_the_silence_anew():
 
 
 def test_end_of_the_silence_is_not_slept_through():
-    watch = Watch(TIMEOUT, 30.0)
-    watch.begin(0.0)
+    watch = LivenessMonitor(TIMEOUT, 30.0)
+    watch.start(0.0)
 
-    assert watch.pause(0.0, 0.0) == 15.0
-    assert watch.pause(52.0, 0.0) == 8.0
-    assert watch.pause(59.999, 0.0) == pytest.approx(0.01)
-    assert watch.pause(52.0, 50.0) == 15.0
+    assert watch.next_check(0.0, 0.0) == 15.0
+    assert watch.next_check(52.0, 0.0) == 8.0
+    assert watch.next_check(59.999, 0.0) == pytest.approx(0.01)
+    assert watch.next_check(52.0, 50.0) == 15.0
 
 
 def test_without_heartbeats_silence_means_nothing():
@@ -68,6 +68,6 @@ def test_send_that_does_not_end_is_a_timeout(interval):
 
 
 def test_looks_are_close_enough_to_see_both():
-    assert Watch(TIMEOUT, 30.0).pause(0.0, 0.0) == 15.0
-    assert Watch(2.0, 30.0).pause(0.0, 0.0) == 1.0
-    assert Watch(TIMEOUT, 0.0).pause(0.0, 0.0) == 30.0
+    assert LivenessMonitor(TIMEOUT, 30.0).next_check(0.0, 0.0) == 15.0
+    assert LivenessMonitor(2.0, 30.0).next_check(0.0, 0.0) == 1.0
+    assert LivenessMonitor(TIMEOUT, 0.0).next_check(0.0, 0.0) == 30.0

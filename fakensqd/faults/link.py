@@ -270,9 +270,9 @@ class LinkedTransport:
         elif data:
             self._send(self._down, data)
 
-    def end(self) -> None:
+    def shutdown_write(self) -> None:
         if self._down is None:
-            self._inner.end()
+            self._inner.shutdown_write()
         else:
             self._send(self._down, b"")
 
@@ -386,7 +386,7 @@ class LinkedTransport:
                     # one. It would not between two sleep(0).
                     gevent.sleep(1e-9)
             if isinstance(effect, End) and not self._closing:
-                self._inner.end()
+                self._inner.shutdown_write()
             else:
                 self.drop(reset=not isinstance(effect, End))
         except NSQSocketError as error:

@@ -122,7 +122,7 @@ def _pump(source: Transport, target: Transport) -> bool:
     try:
         while data := source.recv(READ_SIZE):
             target.sendall(data)
-        target.end()
+        target.shutdown_write()
     except NSQSocketError:
         return False
     return True

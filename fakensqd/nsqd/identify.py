@@ -340,7 +340,7 @@ class ClientHandshake:
 
     def _forget_input(self) -> None:
         # nsqd puts a new reader on top of the connection; what the old one has buffered is lost with it.
-        self._input.decoder.detach()
+        self._input.decoder.take_remaining()
 
     # --- AUTH ---------------------------------------------------------------------------------------------------------
 

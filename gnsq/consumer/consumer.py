@@ -38,9 +38,9 @@ from gnsq.errors import NSQErrorCode
 from gnsq.httpclient import HttpOptionsDict
 from gnsq.logs import LogOwner
 from gnsq.message import Message
-from gnsq.nsqd.connect import prepared
+from gnsq.nsqd.connect import load_certificates
 from gnsq.nsqd.connection import Connection, ConnectionState
-from gnsq.nsqd.pool import ConnectionPool, Life, ReconnectOptions
+from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions, State
 from gnsq.options import ConnectionOptions, parameters_of
 from gnsq.protocol.handshake import max_req_timeout
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
@@ -177,7 +177,7 @@ class Consumer:
         self.options = ConsumerOptions.split_keywords(options)
         reconnect = ReconnectOptions.split_keywords(options)
         self.conn_kwargs = options
-        connection = prepared(
+        connection = load_certificates(
             ConnectionOptions.from_keywords(
                 "Consumer", options, ConsumerOptions, ReconnectOptions, parameters=parameters_of(Consumer.__init__)
             )
@@ -224,7 +224,7 @@ class Consumer:
             self._clock,
             unanswered=self._unanswered_messages,
             on_timed_out=lambda messages: self._runner.on_timed_out(messages),
-            not_attempted=lambda: self._pool.untried,
+            not_attempted=lambda: self._pool.not_attempted,
             on_phase=self._on_backoff_phase,
             owner=self.log_owner,
         )
@@ -244,7 +244,7 @@ class Consumer:
         # What connections have counted that are closed.
         self._closed_counts = MessageCounts()
         self._tasks: list[gevent.Greenlet] = []
-        self._state = Life.INIT
+        self._state = State.INIT
         # Of the thread that it runs on.
         self._owner_thread: OwnerThread | None = None
         self._hub_thread: HubThread | None = None
@@ -284,7 +284,7 @@ class Consumer:
                 "consumer has no handler: give message_handler or connect one to on_message"
                 + self.on_message.collected_hint()
             )
-        if self._state is Life.CLOSED:
+        if self._state is State.CLOSED:
             self.logger.warning("%s: consumer was closed; make a new one", self.log_owner.label)
             return
         if self.threaded and is_hub_greenlet():
@@ -310,7 +310,7 @@ class Consumer:
 
     def _start_in_thread(self) -> None:
         self._owner_thread = OwnerThread()
-        self._state = Life.RUNNING
+        self._state = State.RUNNING
         register_after_fork(self)
         # In this order, while close() goes the other way: one of the two sees the other.
         if self._close_requested:
@@ -335,7 +335,7 @@ class Consumer:
             raise
 
     def _abort_start(self) -> None:
-        if self._state is Life.INIT:
+        if self._state is State.INIT:
             self._close_unstarted()
         else:
             self.close()
@@ -359,10 +359,10 @@ class Consumer:
             self._close_unstarted()
         # Another thread may be about to start it.
         self._close_requested = True
-        if self._state is Life.RUNNING and self._owner_thread is not None and not self._owner_thread.is_current:
+        if self._state is State.RUNNING and self._owner_thread is not None and not self._owner_thread.is_current:
             self._owner_thread.spawn(self.close, timeout)
-        elif self._state is Life.RUNNING:
-            self._state = Life.CLOSING
+        elif self._state is State.RUNNING:
+            self._state = State.CLOSING
             limit = self.options.close_timeout if timeout is None else timeout
             self._shutdown = Shutdown(limit, self._workers, self._pool, self._clock, self.log_owner.label, self.logger)
             closer = gevent.spawn(self._close, self._shutdown)
@@ -390,7 +390,7 @@ class Consumer:
                 "others may close() it"
             )
         here = gevent.getcurrent()
-        if here is gevent.get_hub() or here in self._tasks or self._pool.runs_in(here):
+        if here is gevent.get_hub() or here in self._tasks or self._pool.owns_greenlet(here):
             # A signal handler of Python's own runs in whatever runs: it must not wait for what it holds up.
             return
         if self._workers.is_current and self._shutdown is not None:
@@ -425,7 +425,7 @@ class Consumer:
     def _in_owner_thread(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
         """Call a function where the consumer runs: now, or soon if that is another thread. After the end it changes
         nothing where it is called, and the thread may be gone."""
-        if self._owner_thread is not None and not self._owner_thread.is_current and self._state is not Life.CLOSED:
+        if self._owner_thread is not None and not self._owner_thread.is_current and self._state is not State.CLOSED:
             self._owner_thread.spawn(function, *arguments)
         else:
             function(*arguments)
@@ -437,7 +437,7 @@ class Consumer:
 
     def after_fork_in_child(self, parent: int) -> None:
         """Do nothing more in this child process: the parent goes on receiving. See concurrency.forks."""
-        self._state = Life.CLOSED
+        self._state = State.CLOSED
         for task in self._tasks:
             task.kill(block=False)
         self._workers.abort()
@@ -448,7 +448,7 @@ class Consumer:
     @property
     def is_running(self) -> bool:
         """Whether it was started and not closed."""
-        return self._state is Life.RUNNING
+        return self._state is State.RUNNING
 
     @property
     def is_ready(self) -> bool:
@@ -534,8 +534,8 @@ class Consumer:
     def _why_not_ready(self, failures: dict[str, str]) -> str:
         if self.is_ready:
             return ""
-        if self._state is not Life.RUNNING:
-            return "not started" if self._state is Life.INIT else self._state.value
+        if self._state is not State.RUNNING:
+            return "not started" if self._state is State.INIT else self._state.value
         reasons = [f"{address}: {text}" for address, text in failures.items()]
         connecting = sorted((self.nsqd_tcp_addresses | self._nodes.addresses) - failures.keys())
         reasons += [f"{address}: still connecting" for address in connecting]
@@ -611,7 +611,7 @@ class Consumer:
     def query_lookupd(self) -> None:
         """Ask all nsqlookupds once, and connect to what they name; in the background if called by another thread."""
         if self._is_other_thread:
-            if self._state is not Life.CLOSED:
+            if self._state is not State.CLOSED:
                 self._in_owner_thread(self.query_lookupd)
             return
         before = self._nodes.addresses
@@ -623,7 +623,7 @@ class Consumer:
                 self._pool.retry(address)
 
         self._looked_up = self._nodes.refresh(add, self._pool.connections.keys() - self.nsqd_tcp_addresses)
-        self._pool.forget_but(self._nodes.addresses)
+        self._pool.retain_only(self._nodes.addresses)
         if not self._pool.connections:
             self._log_empty_round()
 
@@ -656,10 +656,10 @@ class Consumer:
             first = gevent.spawn(self.query_lookupd)
             self._tasks.append(first)
             first.get()
-            if self._state is not Life.RUNNING:
+            if self._state is not State.RUNNING:
                 return
             self._spawn("lookup", self._poll_lookupds)
-        self._pool.wait_tried()
+        self._pool.wait_attempted()
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
         what = f"the greenlet for {name} of consumer {self.log_owner.label}"
@@ -686,10 +686,12 @@ class Consumer:
         connection.on_messages = self._on_messages
         connection.on_response = functools.partial(self._call_hook, self.handle_response)
         connection.on_error = functools.partial(self._call_hook, self.handle_error)
-        connection.answers.latency = self._workers.latency
-        connection.answers.requeue_after = lambda attempts: self.options.requeue_after(attempts)  # they may be replaced
-        connection.answers.max_req_timeout = self._max_req_timeouts.get(connection.address)
-        connection.answers.on_requeue = functools.partial(self._on_requeue, connection)
+        connection.in_flight_messages.latency = self._workers.latency
+        connection.in_flight_messages.requeue_after = lambda attempts: self.options.requeue_after(
+            attempts
+        )  # they may be replaced
+        connection.in_flight_messages.max_req_timeout = self._max_req_timeouts.get(connection.address)
+        connection.in_flight_messages.on_requeue = functools.partial(self._on_requeue, connection)
         self._set_finish_listener([connection])
 
     def _setup_connection(self, connection: Connection) -> None:
@@ -703,7 +705,7 @@ class Consumer:
         limit = max_req_timeout(connection.error)
         if limit is not None:
             self._max_req_timeouts[connection.address] = limit
-        self._closed_counts += connection.answers.counts
+        self._closed_counts += connection.in_flight_messages.totals
         self._workers.drop_from(connection.address)
         self._rdy.remove(connection)
         if len(self._lost_nsqds) >= self.options.max_nsqds:
@@ -719,7 +721,7 @@ class Consumer:
         self._set_finish_listener([connection])
         self._rdy.on_messages(connection, len(messages))
         self._workers.put(messages)
-        if connection.answers.in_flight > connection.in_flight_limit:
+        if connection.in_flight_messages.in_flight > connection.in_flight_limit:
             self._rdy.check_in_flight(connection)
 
     @functools.cached_property
@@ -731,7 +733,7 @@ class Consumer:
     def _unanswered_messages(self) -> list[Message]:
         """Messages that handlers have, or whoever answers asynchronous ones."""
         # Each taken in one step: other threads may add to it.
-        held = [list(connection.answers.held) for connection in self._pool.connections.values()]
+        held = [list(connection.in_flight_messages.async_messages) for connection in self._pool.connections.values()]
         return list(itertools.chain(self._workers.handling, *held))
 
     def _set_finish_listener(self, connections: Collection[Connection]) -> None:
@@ -742,7 +744,7 @@ class Consumer:
             or self._overridden("handle_finish")
         )
         for connection in connections:
-            connection.answers.on_finish = functools.partial(self._on_finish, connection) if wanted else None
+            connection.in_flight_messages.on_finish = functools.partial(self._on_finish, connection) if wanted else None
 
     def _on_finish(self, connection: Connection, message_id: bytes) -> None:
         if self._runner.is_given_up(connection.address, message_id):
@@ -779,21 +781,21 @@ class Consumer:
             for lookupd in self.lookupds:
                 lookupd.close()
         finally:
-            self._state = Life.CLOSED
+            self._state = State.CLOSED
             try:
                 notify(self.on_close, self)
             finally:
                 self._end()
 
     def _close_unstarted(self) -> None:
-        self._state = Life.CLOSED
+        self._state = State.CLOSED
         self._pool.close(0)
         self._end()
 
     def _abort_with_thread(self) -> None:
         """Close at once if the thread ends before close(), as when a handler calls sys.exit()."""
-        if self._state is Life.RUNNING:
-            self._state = Life.CLOSED
+        if self._state is State.RUNNING:
+            self._state = State.CLOSED
             # Not in order: a message that comes again meanwhile would end the thread again.
             for connection in list(self._pool.connections.values()):
                 connection.abort()

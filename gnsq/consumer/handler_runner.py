@@ -144,7 +144,7 @@ class HandlerRunner:
             except BaseException as error:  # noqa: BLE001  # a handler may raise anything; what is ours to raise is
                 self._on_handler_exception(message, error)
             else:
-                return message.settle()
+                return message.finish_if_unanswered()
         except Exception:
             with self._log_answer_errors(message):
                 raise
@@ -374,7 +374,7 @@ class HandlerRunner:
             self._failures.pop((message.nsqd, message.id), None) or self._unseen_failure(message),
             burst=GIVEN_UP_LINES,
         )
-        message.settle()
+        message.finish_if_unanswered()
 
     def _unseen_failure(self, message: Message) -> str:
         """Say why a message failed of which no failure is known: perhaps an earlier delivery is still being handled."""

@@ -155,7 +155,9 @@ class RdyController:
         if self.backoff.phase is BackoffPhase.PROBING and connection is self._policy.probe:
             # RDY 0 before the answer, or a second message would come.
             self._probed, self._policy.probe = connection, None
-            self._probe_due = connection.last_message + max(self._idle_timeout, connection.answers.msg_timeout or 0.0)
+            self._probe_due = connection.last_message + max(
+                self._idle_timeout, connection.in_flight_messages.msg_timeout or 0.0
+            )
             self._update_rdy()
         elif is_due or self._timeout_check_due is None:
             self.schedule_update()
@@ -272,10 +274,10 @@ class RdyController:
         # Only while a connection waits for RDY that answers free: this costs a call for each answer.
         listener = self.schedule_update if self._policy.has_unassigned else None
         for connection in connections:
-            connection.answers.on_answered = listener
+            connection.in_flight_messages.before_answer = listener
         probe = self._policy.probe
         if probe is not None and probe.ready_count > 1:
-            probe.answers.on_answered = functools.partial(self._lower_probe, probe)
+            probe.in_flight_messages.before_answer = functools.partial(self._lower_probe, probe)
         self._schedule_next(now)
 
     def _probe(self, now: float) -> None:
@@ -311,7 +313,7 @@ class RdyController:
             self._drop_timed_out()
             self._timeout_check_due = None
         if self._timeout_check_due is None and any(connection.in_flight for connection in self._connections.values()):
-            timeouts = [connection.answers.msg_timeout for connection in self._connections.values()]
+            timeouts = [connection.in_flight_messages.msg_timeout for connection in self._connections.values()]
             self._timeout_check_due = now + max(
                 TIMEOUT_CHECK_INTERVAL, min((timeout or 0.0) for timeout in timeouts) / CHECKS_PER_TIMEOUT
             )
@@ -320,15 +322,15 @@ class RdyController:
         """Mark messages whose msg_timeout is over, so that they no longer count as in flight."""
         timed_out = []
         for message in self._unanswered():
-            if message.time_left == 0 and not message.lapsed and not message.has_responded():
-                message.lapse()
+            if message.time_left == 0 and not message.timed_out and not message.has_responded():
+                message.mark_timed_out()
                 timed_out.append(message)
         if timed_out:
             self._on_timed_out(timed_out)
         # Remove async messages that have timed out or were answered from another thread: nothing else removes them.
         for connection in self._connections.values():
-            held = connection.answers.held
-            held.difference_update([message for message in list(held) if message.lapsed or message.has_responded()])
+            held = connection.in_flight_messages.async_messages
+            held.difference_update([message for message in list(held) if message.timed_out or message.has_responded()])
 
     def _schedule_next(self, now: float) -> None:
         times = [self._policy.due(now), self._timeout_check_due]

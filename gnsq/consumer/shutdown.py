@@ -98,7 +98,7 @@ class Shutdown:
             self._waiting_handlers -= 1
 
     def _has_other_messages(self) -> bool:
-        held = sum(len(connection.answers.held) for connection in self._pool.connections.values())
+        held = sum(len(connection.in_flight_messages.async_messages) for connection in self._pool.connections.values())
         return len(self._workers.inbox) + self._workers.busy + held > self._waiting_handlers
 
     def _requeue_unanswered(self) -> bool:
@@ -106,7 +106,7 @@ class Shutdown:
         running = self._workers.handling
         rest: list[Message] = [*running, *self._workers.inbox]
         for connection in self._pool.connections.values():
-            rest += connection.answers.held
+            rest += connection.in_flight_messages.async_messages
         self._workers.inbox.clear()
         left = [message for message in dict.fromkeys(rest) if not message.has_responded()]
         if left:

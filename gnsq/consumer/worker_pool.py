@@ -235,5 +235,5 @@ class WorkerPool:
         inbox = self.inbox
         while inbox and inbox[0].time_left == 0:
             message = inbox.popleft()
-            message.discard()
+            message.drop()
             self._on_dropped(message)

@@ -180,7 +180,7 @@ class BatchHandler:
             "message %s: its timeout was over before its batch ran, nsqd delivers it again",
             message.id,
         )
-        message.discard()
+        message.drop()
         return True
 
     def _run(self, messages: list[Message]) -> None:

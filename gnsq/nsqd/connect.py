@@ -23,11 +23,11 @@ from gnsq.errors import (
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import Codec, require_snappy
 from gnsq.protocol.frames import ERROR, Frame, FrameDecoder
-from gnsq.protocol.handshake import ReadFrame, StartCompression, StartTLS, Step, Write, explained
+from gnsq.protocol.handshake import ReadFrame, StartCompression, StartTLS, Step, Write, with_hint
 from gnsq.texts import counted
-from gnsq.transport import READ_SIZE, Transport, connect, limited
+from gnsq.transport import READ_SIZE, Transport, connect, time_limit
 
-__all__ = ["Layers", "prepared"]
+__all__ = ["TransportStack", "load_certificates"]
 
 _Result = TypeVar("_Result")
 
@@ -36,7 +36,7 @@ _Result = TypeVar("_Result")
 MAX_ANSWER = 64 * 1024
 
 
-def prepared(options: ConnectionOptions) -> ConnectionOptions:
+def load_certificates(options: ConnectionOptions) -> ConnectionOptions:
     """Check what can be checked before connecting, and read the files of TLS once for all connections.
 
     Raises:
@@ -52,7 +52,7 @@ def prepared(options: ConnectionOptions) -> ConnectionOptions:
     return options
 
 
-class Layers:
+class TransportStack:
     """The transport of one connection, and the layers that are put over it.
 
     Args:
@@ -92,15 +92,15 @@ class Layers:
             host, port = self._resolved()
             self.transport = connect(host, port, self._options.timeout)
 
-    def perform(self, steps: Generator[Step, Frame | None, _Result]) -> _Result:
+    def run_handshake(self, steps: Generator[Step, Frame | None, _Result]) -> _Result:
         """Do what a handshake asks for, and give what it returns.
 
         Raises:
             NSQException: What the handshake, the transport or the decoder raise.
         """
-        before = self.decoder.limit(min(MAX_ANSWER, self._options.max_frame_size))
+        before = self.decoder.set_max_frame_size(min(MAX_ANSWER, self._options.max_frame_size))
         try:
-            return self._performed(steps)
+            return self._run_steps(steps)
         except NSQErrorCode:
             raise
         except NSQProtocolError as error:
@@ -110,9 +110,9 @@ class Layers:
                 raise
             raise NSQException(f"{self._peer}: {error}") from error
         finally:
-            self.decoder.limit(before)
+            self.decoder.set_max_frame_size(before)
 
-    def _performed(self, steps: Generator[Step, Frame | None, _Result]) -> _Result:
+    def _run_steps(self, steps: Generator[Step, Frame | None, _Result]) -> _Result:
         answer: Frame | None = None
         while True:
             try:
@@ -138,7 +138,7 @@ class Layers:
 
     def take_messages(self) -> None:
         """Take frames of up to max_frame_size from now on. Before SUB none is longer than an answer."""
-        self.decoder.limit(self._options.max_frame_size)
+        self.decoder.set_max_frame_size(self._options.max_frame_size)
 
     def read_frame(self) -> Frame:
         """Wait for one frame.
@@ -147,12 +147,12 @@ class Layers:
             NSQConnectionClosed: If the connection ends first.
             NSQFrameError: If what comes is no frame.
         """
-        frame = self.decoder.take_one()
+        frame = self.decoder.next_frame()
         while frame is None:
             data = self._connected.recv(READ_SIZE)
             if not data:
                 raise NSQConnectionClosed(f"{self._peer}: nsqd closed the connection")
-            frame = self.decoder.take_one(data)
+            frame = self.decoder.next_frame(data)
         return frame
 
     @property
@@ -166,7 +166,7 @@ class Layers:
             return self._host, self._port
         timeout = self._options.timeout
         try:
-            with limited(timeout, f"{self._peer}: address_resolver gave no answer within {timeout} s"):
+            with time_limit(timeout, f"{self._peer}: address_resolver gave no answer within {timeout} s"):
                 found = resolver(self._host, self._port)
                 host, port = found
         except NSQException:
@@ -178,7 +178,7 @@ class Layers:
         return host, port
 
     def _start_tls(self) -> None:
-        rest = self.decoder.detach()
+        rest = self.decoder.take_remaining()
         if rest:
             raise NSQProtocolError(
                 f"{counted(len(rest), 'byte')} came in clear text where TLS was to begin: {rest[:40]!r}"
@@ -210,13 +210,13 @@ class Layers:
     def _start_compression(self, codec: Codec) -> None:
         from gnsq.tls import CompressedTransport
 
-        self.transport = CompressedTransport(self._connected, codec, self.decoder.detach())
+        self.transport = CompressedTransport(self._connected, codec, self.decoder.take_remaining())
 
 
 def _clear_error(first: bytes) -> NSQErrorCode | None:
     """Read an error that nsqd says in clear text where TLS was to begin. Source: nsqd protocol_v2.go IDENTIFY."""
     try:
-        frame = FrameDecoder(MAX_ANSWER).take_one(first)
+        frame = FrameDecoder(MAX_ANSWER).next_frame(first)
     except NSQFrameError:
         return None
-    return explained(make_error(frame[1])) if frame is not None and frame[0] == ERROR else None
+    return with_hint(make_error(frame[1])) if frame is not None and frame[0] == ERROR else None

@@ -31,37 +31,37 @@ from gnsq.errors import (
 )
 from gnsq.logs import LogOwner
 from gnsq.message import Message, read_messages
-from gnsq.nsqd.connect import Layers
-from gnsq.nsqd.in_flight import Answers
-from gnsq.nsqd.pending import Call, lost
-from gnsq.nsqd.writer import Outbox
+from gnsq.nsqd.connect import TransportStack
+from gnsq.nsqd.in_flight import InFlightMessages
+from gnsq.nsqd.pending import PendingCall, connection_lost_error
+from gnsq.nsqd.writer import Writer
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, OK, RESPONSE, FrameDecoder
-from gnsq.protocol.handshake import Identity, explained, handshake
+from gnsq.protocol.handshake import Identity, handshake, with_hint
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.stats import ConnectionStats
 from gnsq.texts import counted, without_address
 from gnsq.transport import READ_SIZE, TcpTransport, Transport
 
 __all__ = [
-    "STALL",
+    "OWN_DELAY",
     "Connection",
     "ConnectionState",
     "InternalError",
-    "Watch",
+    "LivenessMonitor",
 ]
 
 logger = logging.getLogger(__name__)
 
 
 # Seconds between two looks at least.
-SHORTEST = 0.01
+MIN_INTERVAL = 0.01
 # A greenlet that wakes this much later than it asked for was held up by our own process, not by the peer.
-STALL = 1.0
+OWN_DELAY = 1.0
 
 
-class Watch:
+class LivenessMonitor:
     """Told the time whenever its pause is over; what our own stalls cost is not held against nsqd.
 
     Args:
@@ -77,24 +77,24 @@ class Watch:
         self._excused = 0.0
         self._look_due = 0.0
 
-    def begin(self, now: float) -> None:
+    def start(self, now: float) -> None:
         """Take note of the time of the first pause."""
         self._look_due = self._excused = now
 
-    def pause(self, now: float, last_read: float) -> float:
+    def next_check(self, now: float, last_read: float) -> float:
         """Say how many seconds later to look again: where silence goes on, just when it has lasted too long."""
         left = max(last_read, self._excused) + 2 * self._interval - now if self._interval else self._pause
-        self._look_due = now + max(min(self._pause, left), SHORTEST)
+        self._look_due = now + max(min(self._pause, left), MIN_INTERVAL)
         return self._look_due - now
 
-    def verdict(self, now: float, last_read: float, sending_since: float | None) -> NSQException | None:
+    def check(self, now: float, last_read: float, sending_since: float | None) -> NSQException | None:
         """Say why the connection must end, None if it need not.
 
         Args:
             last_read: When something came last.
             sending_since: When the send under way began; None if there is none.
         """
-        if now > self._look_due + STALL:
+        if now > self._look_due + OWN_DELAY:
             self._excused = self._look_due = now
         silence = now - max(last_read, self._excused)
         if self._interval and silence >= 2 * self._interval:
@@ -106,12 +106,12 @@ class Watch:
 
 
 # Seconds in which the event loop comes round and the reader has its turn.
-ROUND = 0.01
+HUB_ROUND = 0.01
 # An nsqd that has so many more messages in flight than the highest RDY it was sent does not keep to RDY. Some more may
 # be right: nsqd counts anew when a message times out or its channel is emptied, we when that is seen.
 IN_FLIGHT_MARGIN = 2500
 # How long the reader may look for nsqd's reason after a send has failed, seconds.
-LAST_WORDS = 1.0
+ERROR_FRAME_GRACE = 1.0
 
 
 class ConnectionState(enum.Enum):
@@ -143,9 +143,9 @@ class Connection:
         listeners: While it is empty on_response is not called.
         on_error: Called with (connection, NSQErrorCode) for every error frame.
         on_closed: Called with (connection) when it is closed, before requests are told.
-        requests: What has no answer yet.
+        pending: What has no answer yet.
         submit: Queues a request; raises NSQConnectionClosed if the connection is closed.
-        answers: What is in flight, and who is told of FIN and REQ.
+        in_flight_messages: What is in flight, and who is told of FIN and REQ.
         ready_count, highest_ready_count: The RDY that was sent last, and the highest one.
         in_flight_limit: The highest RDY and IN_FLIGHT_MARGIN together.
     """
@@ -177,12 +177,12 @@ class Connection:
         self._clock = clock if clock is not None else RealClock()
         self._owner = owner if owner is not None else LogOwner("", self._clock.monotonic)
         self._subject = self._owner.at(self.address)
-        self._layers: Layers | None = None
-        self._outbox = Outbox(self._clock.monotonic, self._check_open)
-        self.requests = self._outbox.requests
-        self.submit = self._outbox.submit
-        self.answers = Answers(
-            self.address, self._outbox.put, self._check_open, self._clock, self._owner, finish=self._outbox.finish
+        self._layers: TransportStack | None = None
+        self._writer = Writer(self._clock.monotonic, self._check_open)
+        self.pending = self._writer.pending
+        self.submit = self._writer.submit
+        self.in_flight_messages = InFlightMessages(
+            self.address, self._writer.put, self._check_open, self._clock, self._owner, finish=self._writer.finish
         )
         self._hub_monitor: HubMonitor | None = None
         self._closed = Event()
@@ -209,7 +209,7 @@ class Connection:
         """
         if self._layers is not None or self.state is not ConnectionState.INIT:
             raise NSQException(f"{self.address}: connection was opened before; make a new one")
-        layers = self._layers = Layers(self.host, self.port, self.options, transport)
+        layers = self._layers = TransportStack(self.host, self.port, self.options, transport)
         layers.on_frame = self._handle_handshake
         register_after_fork(self)
         deadline = self._clock.timeout(self.options.timeout)
@@ -218,12 +218,12 @@ class Connection:
                 layers.connect()
                 # Aborted while it connected? abort() had no transport to close.
                 self._check_not_aborted()
-                self.identity = layers.perform(handshake(self.options))
+                self.identity = layers.run_handshake(handshake(self.options))
                 self._check_not_aborted()
-                self.answers.msg_timeout = self.identity.msg_timeout or self.options.msg_timeout
-                self.answers.max_msg_timeout = self.identity.max_msg_timeout
+                self.in_flight_messages.msg_timeout = self.identity.msg_timeout or self.options.msg_timeout
+                self.in_flight_messages.max_msg_timeout = self.identity.max_msg_timeout
                 if self.identity.auth:
-                    self.requests.by_topic()
+                    self.pending.check_topics()
         except gevent.Timeout as expired:
             self.abort()
             if expired is not deadline:
@@ -261,7 +261,7 @@ class Connection:
         if answer != OK:
             raise NSQProtocolError(f"{self.address}: answer {answer[:80]!r} to SUB, OK was due")
         if self.state is not ConnectionState.CONNECTED:
-            raise lost(self.address, self.error)
+            raise connection_lost_error(self.address, self.error)
         assert self._layers is not None  # open() has made them
         # Before RDY, which lets nsqd send messages.
         self._layers.take_messages()
@@ -288,14 +288,14 @@ class Connection:
                     self.call(commands.close(), expected=CLOSE_WAIT)
                 # Each may have to wait again: messages still come until nsqd has read the CLS.
                 while self.in_flight > 0 and self.state is ConnectionState.CLOSING:
-                    self.answers.drained.clear()
-                    self.answers.drained.wait()
-                self.requests.wait()
-                self._outbox.wait_flushed()
+                    self.in_flight_messages.drained.clear()
+                    self.in_flight_messages.drained.wait()
+                self.pending.wait()
+                self._writer.wait_flushed()
                 self._ended = True
                 if self._layers is not None and self._layers.transport is not None:
                     # nsqd reads up to our end before it closes, so the last FINs arrive.
-                    self._layers.transport.end()
+                    self._layers.transport.shutdown_write()
                 self._closed.wait()
         except gevent.Timeout as expired:
             if expired is not deadline:
@@ -318,12 +318,12 @@ class Connection:
         self._enter(ConnectionState.CLOSED)
         self.error = error
         self._close_transport()
-        self._outbox.close()
-        self.answers.drained.set()
+        self._writer.close()
+        self.in_flight_messages.drained.set()
         self._closed.set()
         if self.on_closed is not None:
             self.on_closed(self)
-        self.requests.fail(self.address, error)
+        self.pending.fail(self.address, error)
         if self._hub_monitor is not None:
             self._hub_monitor.release()
         for greenlet in self._greenlets:
@@ -335,7 +335,7 @@ class Connection:
         """Wait until the connection is closed, by whomever; False if the timeout (seconds) ended first."""
         return bool(self._closed.wait(timeout))
 
-    def runs_in(self, greenlet: gevent.Greenlet) -> bool:
+    def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
         """Whether a greenlet is one of the connection's own."""
         return greenlet in self._greenlets
 
@@ -347,11 +347,11 @@ class Connection:
     @property
     def in_flight(self) -> int:
         """Messages delivered and not yet answered."""
-        return self.answers.in_flight
+        return self.in_flight_messages.in_flight
 
     def stats(self) -> ConnectionStats:
         """Return the statistics at this moment."""
-        answers = self.answers
+        answers = self.in_flight_messages
         return ConnectionStats(
             address=self.address,
             state=self.state.value,
@@ -359,7 +359,7 @@ class Connection:
             rdy=self.ready_count,
             in_flight=answers.in_flight,
             idle=answers.now() - self.last_message if answers.received else None,
-            counts=answers.counts,
+            counts=answers.totals,
             msg_timeout=answers.msg_timeout,
             max_rdy_count=self.identity.max_rdy_count,
         )
@@ -375,7 +375,7 @@ class Connection:
 
     def abort_without_owner(self, error: NSQException) -> None:
         """Abort although the thread that opened the connection may have ended, or is not in this process."""
-        if self.answers.is_other_thread:  # abort() would wake greenlets of that thread
+        if self.in_flight_messages.is_other_thread:  # abort() would wake greenlets of that thread
             self.state = ConnectionState.CLOSED
             self._close_transport()
         self.abort(error)
@@ -383,11 +383,11 @@ class Connection:
     def _check_not_aborted(self) -> None:
         if self.state is ConnectionState.CLOSED:
             self._close_transport()
-            raise lost(self.address, self.error)
+            raise connection_lost_error(self.address, self.error)
 
     def _check_open(self) -> None:
         if self.state is ConnectionState.CLOSED:
-            raise lost(self.address, self.error)
+            raise connection_lost_error(self.address, self.error)
 
     def _close_transport(self) -> None:
         if self._layers is not None and self._layers.transport is not None:
@@ -401,7 +401,7 @@ class Connection:
         Raises:
             NSQConnectionClosed: If the connection is closed.
         """
-        call = Call(command)
+        call = PendingCall(command)
         self.submit(call)
         return call
 
@@ -426,7 +426,7 @@ class Connection:
 
     def send(self, command: bytes) -> None:
         """Queue a command; the writer sends all that is queued at once. As request(), if the connection is closed."""
-        self._outbox.put(command)
+        self._writer.put(command)
 
     def ready(self, count: int) -> None:
         """Send RDY.
@@ -471,8 +471,8 @@ class Connection:
 
     def _read_loop(self) -> None:
         transport, decoder = self._opened
-        recv, feed, answers = transport.recv, decoder.feed, self.answers
-        data = decoder.detach()  # what came behind the last answer of the handshake
+        recv, feed, answers = transport.recv, decoder.feed, self.in_flight_messages
+        data = decoder.take_remaining()  # what came behind the last answer of the handshake
         pause = CooperativeYield()
         while True:
             messages: list[Message] = []
@@ -480,10 +480,10 @@ class Connection:
                 if frame_type == RESPONSE:
                     self._handle_response(payload)
                 else:
-                    self._handle_error(explained(make_error(payload)))
+                    self._handle_error(with_hint(make_error(payload)))
             if messages:
                 self.last_message = self._last_read
-                answers.arrived(len(messages))
+                answers.add(len(messages))
                 if self.on_messages is not None:
                     self.on_messages(self, messages)
             if decoder.failure is not None:
@@ -494,7 +494,7 @@ class Connection:
                 data = recv(READ_SIZE)
             else:
                 # Behind answers there rarely is more, and what comes next rarely is anything else.
-                data = transport.recv_beyond(READ_SIZE, self._take_oks)
+                data = transport.recv_unless_handled(READ_SIZE, self._resolve_oks)
             if not data and self._ended:
                 self.abort()
                 return
@@ -502,9 +502,9 @@ class Connection:
                 raise NSQConnectionClosed("nsqd closed the connection")
             self._last_read = self._clock.monotonic()
 
-    def _take_oks(self, data: bytes) -> bool:
+    def _resolve_oks(self, data: bytes) -> bool:
         """Take OKs without anything else, uncut, unless somebody listens: who only publishes hears little else."""
-        if self.listeners or self._opened[1].pending or not self.requests.resolve_oks(data):
+        if self.listeners or self._opened[1].pending or not self.pending.resolve_oks(data):
             return False
         self._last_read = self._clock.monotonic()
         return True
@@ -519,8 +519,8 @@ class Connection:
     def _handle_response(self, data: bytes) -> None:
         if data == HEARTBEAT:
             self.send(commands.NOP)
-        elif self.requests.sent:
-            self.requests.resolve(data)
+        elif self.pending.sent:
+            self.pending.resolve(data)
         else:
             raise NSQProtocolError(f"response {data[:80]!r}, but no command waits for one")
         if self.on_response is not None and self.listeners:
@@ -531,28 +531,28 @@ class Connection:
             self.on_error(self, error)
         if not error.fatal:
             # FIN, REQ and TOUCH have no answer, so this is nobody's reply.
-            self.answers.note_refused(error)
+            self.in_flight_messages.record_refused_answer(error)
             return
-        self.requests.refuse(error)
+        self.pending.refuse(error)
         raise error
 
     def _write_loop(self) -> None:
         try:
-            self._outbox.run(self._opened[0])
+            self._writer.run(self._opened[0])
         except NSQException:
             # nsqd refuses a body before it has read it: its reason is on its way while our send breaks.
-            self._closed.wait(LAST_WORDS)
+            self._closed.wait(ERROR_FRAME_GRACE)
             raise
 
     def _watch_loop(self) -> None:
-        watch = Watch(self.options.timeout, self.identity.heartbeat_interval)
-        watch.begin(self._clock.monotonic())
+        watch = LivenessMonitor(self.options.timeout, self.identity.heartbeat_interval)
+        watch.start(self._clock.monotonic())
         while True:
-            self._clock.sleep(watch.pause(self._clock.monotonic(), self._last_read))
-            if watch.verdict(self._clock.monotonic(), self._last_read, self._outbox.sending_since) is not None:
+            self._clock.sleep(watch.next_check(self._clock.monotonic(), self._last_read))
+            if watch.check(self._clock.monotonic(), self._last_read, self._writer.sending_since) is not None:
                 # What came meanwhile may still wait in the socket, if it was we who were held up.
-                self._clock.sleep(ROUND)
-                error = watch.verdict(self._clock.monotonic(), self._last_read, self._outbox.sending_since)
+                self._clock.sleep(HUB_ROUND)
+                error = watch.check(self._clock.monotonic(), self._last_read, self._writer.sending_since)
                 if error is not None:
                     raise error
 

@@ -1,9 +1,9 @@
-"""Answers: what was delivered on one connection and is in flight, and the way of FIN, REQ and TOUCH to its outbox.
+"""Messages in flight on one connection, and the way of FIN, REQ and TOUCH to its writer.
 
 Is the Responder of the connection's messages, so it may be called from any OS thread: what comes from another is done
 in the connection's own hub.
 
-Toucher: keeps one message from timing out while somebody works on it.
+PeriodicTouch: keeps one message from timing out while somebody works on it.
 
 Owns the greenlet that sends TOUCH. Asks the message how much time is left, and reads no wire.
 """
@@ -28,8 +28,8 @@ from gnsq.stats import LatencyRecorder, MessageCounts
 from gnsq.texts import without_address
 
 __all__ = [
-    "Answers",
-    "Toucher",
+    "InFlightMessages",
+    "PeriodicTouch",
 ]
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 SHORTEST_PAUSE = 0.1
 
 
-class Toucher:
+class PeriodicTouch:
     """Touches a message until it is stopped, the message is answered, its connection is gone or TOUCH is of no use.
 
     Belongs to the hub that calls start().
@@ -94,7 +94,7 @@ class Toucher:
             self._asleep = False
             if self._stopped or message.has_responded():
                 return
-            if message.touchable_for == 0:
+            if message.max_time_left == 0:
                 logger.warning(
                     "%s: message %s: TOUCH can't keep it any longer, max_msg_timeout has passed since its delivery: "
                     "nsqd takes it back and delivers it again, while the work on it still goes on here; the answer to "
@@ -107,7 +107,7 @@ class Toucher:
 
     def _pause(self) -> float:
         """Decide how long to wait before the next touch, or for the end of what touching can do."""
-        left, longest = self._message.time_left, self._message.touchable_for
+        left, longest = self._message.time_left, self._message.max_time_left
         pause = self._interval
         # Half: work may begin long after the arrival. At the end of max_msg_timeout a touch adds nothing, and is sent
         # by the interval only, to learn whether the connection is still there.
@@ -116,7 +116,7 @@ class Toucher:
         return pause if longest is None else min(pause, longest)
 
 
-class Answers:
+class InFlightMessages:
     """The messages in flight of one connection, counted.
 
     Args:
@@ -135,10 +135,10 @@ class Answers:
         drained: Set by the answer to the last message in flight.
         requeue_after: Asked, with the attempts, for the delay in ms of a message requeued without one; None: 0. In any
             thread.
-        on_answered: Called before each FIN and REQ is sent, when in_flight no longer counts it: a lower RDY must
+        before_answer: Called before each FIN and REQ is sent, when in_flight no longer counts it: a lower RDY must
             arrive first. None: not called.
         on_finish, on_requeue: Called with (id[, timeout in ms, backoff]) after FIN and REQ; None: not called.
-        held: Messages that are answered later, outside of a handler.
+        async_messages: Messages that are answered later, outside of a handler.
         latency: Of messages from their arrival to their answer.
         received, timed_out: How many came, and how many nsqd took back.
     """
@@ -159,11 +159,11 @@ class Answers:
         self.max_msg_timeout: float | None = None
         self.max_req_timeout: int | None = None
         self.drained = Event()
-        self.on_answered: Callable[[], object] | None = None
+        self.before_answer: Callable[[], object] | None = None
         self.on_finish: Callable[[bytes], object] | None = None
         self.on_requeue: Callable[[bytes, int, bool], object] | None = None
         self.requeue_after: Callable[[int], int] | None = None
-        self.held: set[Message] = set()
+        self.async_messages: set[Message] = set()
         self.latency = LatencyRecorder()
         self.received = 0
         self.timed_out = 0
@@ -187,11 +187,11 @@ class Answers:
         return not self._owner_thread.is_current
 
     @property
-    def counts(self) -> MessageCounts:
+    def totals(self) -> MessageCounts:
         """How many messages, since the connection was opened."""
         return MessageCounts(self.received, self._finished, self._requeued, self._touched, self.timed_out)
 
-    def note_refused(self, error: NSQErrorCode) -> None:
+    def record_refused_answer(self, error: NSQErrorCode) -> None:
         """Note an error that answers a FIN, REQ or TOUCH: nsqd had taken the message back before."""
         if not isinstance(error, NSQTouchFailed):
             self.timed_out += 1
@@ -204,15 +204,15 @@ class Answers:
             without_address(error, self.nsqd),
         )
 
-    def arrived(self, count: int) -> None:
+    def add(self, count: int) -> None:
         """Count messages that nsqd delivered."""
         self.in_flight += count
         self.received += count
 
-    def forget(self, message: Message) -> None:
+    def remove_in_flight(self, message: Message) -> None:
         """Count a message as timed out and no longer in flight, unanswered."""
         if not self._owner_thread.is_current:
-            self._call_in_owner(self.forget, message)
+            self._call_in_owner(self.remove_in_flight, message)
             return
         self.timed_out += 1
         self._answered()
@@ -224,8 +224,8 @@ class Answers:
             self._call_in_owner(self.finish, message_id)
             return
         self.in_flight -= 1
-        if self.on_answered is not None:
-            self.on_answered()
+        if self.before_answer is not None:
+            self.before_answer()
         self._finish(message_id)
         self._finished += 1
         if not self.in_flight:
@@ -279,73 +279,73 @@ class Answers:
         self._send(commands.touch(message_id))
         self._touched += 1
 
-    def hold(self, *messages: Message) -> None:
+    def track_async(self, *messages: Message) -> None:
         """Take note of messages that are answered later."""
-        self.held.update(messages)  # one step for the interpreter, so right from any thread
+        self.async_messages.update(messages)  # one step for the interpreter, so right from any thread
 
-    def release(self, message: Message) -> None:
+    def untrack_async(self, message: Message) -> None:
         """Take note that such a message was answered, or one that had lapsed; before the answer itself."""
         latency = self.now() - message.received
         if not self._owner_thread.is_current:
-            self._call_in_owner(self._released, message, latency)
+            self._call_in_owner(self._untrack, message, latency)
         else:
-            self._released(message, latency)
+            self._untrack(message, latency)
 
-    def release_all(self, messages: Sequence[Message]) -> None:
+    def untrack_async_all(self, messages: Sequence[Message]) -> None:
         """Take note that some of them were answered: of those that are held, or had lapsed."""
         now = self.now()
         if not self._owner_thread.is_current:
-            self._call_in_owner(self._all_released, messages, now)
+            self._call_in_owner(self._untrack_all, messages, now)
         else:
-            self._all_released(messages, now)
+            self._untrack_all(messages, now)
 
-    def _all_released(self, messages: Sequence[Message], now: float) -> None:
+    def _untrack_all(self, messages: Sequence[Message], now: float) -> None:
         # Those of one chunk have come together, and are counted together.
         arrived, count = now, 0
         for message in messages:
-            if message.lapsed:
-                self._released(message, now - message.received)
+            if message.timed_out:
+                self._untrack(message, now - message.received)
             elif message.received == arrived:
                 count += 1
             else:
                 self.latency.add(now - arrived, count)
                 arrived, count = message.received, 1
         self.latency.add(now - arrived, count)
-        self.held.difference_update(messages)
+        self.async_messages.difference_update(messages)
 
-    def _released(self, message: Message, latency: float) -> None:
-        self.held.discard(message)
-        if message.lapsed:
+    def _untrack(self, message: Message, latency: float) -> None:
+        self.async_messages.discard(message)
+        if message.timed_out:
             # Counted once more with its answer, which nsqd refuses.
             self.in_flight += 1
             self.timed_out -= 1
         if message.is_async():
             self.latency.add(latency)
 
-    def keep_touching(self, message: Message, interval: float) -> Callable[[], None]:
+    def start_periodic_touch(self, message: Message, interval: float) -> Callable[[], None]:
         """Touch a message every interval seconds; returns what stops it."""
-        toucher = Toucher(message, interval, self._clock, self._subject)
+        toucher = PeriodicTouch(message, interval, self._clock, self._subject)
         if self._owner_thread.is_current:
             toucher.start()
             return toucher.stop
         self._call_in_owner(toucher.start)
         return lambda: self._stop_from_other_thread(toucher)
 
-    def _stop_from_other_thread(self, toucher: Toucher) -> None:
+    def _stop_from_other_thread(self, toucher: PeriodicTouch) -> None:
         # If that thread has ended, the toucher has ended, too.
         with contextlib.suppress(NSQConnectionClosed):
             self._owner_thread.spawn(toucher.stop)
 
-    def lapse(self, message: Message) -> None:
+    def mark_timed_out(self, message: Message) -> None:
         """Count a message as timed out and no longer in flight; its answer may still come."""
-        self.held.discard(message)
+        self.async_messages.discard(message)
         self.timed_out += 1
         self._answered()
 
     def _answered(self) -> None:
         self.in_flight -= 1
-        if self.on_answered is not None:
-            self.on_answered()
+        if self.before_answer is not None:
+            self.before_answer()
         if not self.in_flight:
             self.drained.set()
 

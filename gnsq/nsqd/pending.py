@@ -1,9 +1,9 @@
-"""Requests: commands that nsqd answers. It does so in their order, so the oldest that was sent is next.
+"""PendingRequests: commands that nsqd answers. It does so in their order, so the oldest that was sent is next.
 
 Owns which of them have been sent: what was not sent before a connection is lost was not executed. Sends nothing
 itself; the outbox takes from here.
 
-Proven: which publishes a connection's nsqd is known to take. PURE: sends nothing.
+ConfirmedLimits: which publishes a connection's nsqd is known to take. PURE: sends nothing.
 
 nsqd does not say how long a body may be, how long a delay, or which topics a secret allows. What it refuses costs the
 connection and all that was sent behind. So a publish that goes beyond everything that was confirmed is a doubtful one.
@@ -23,24 +23,24 @@ from gnsq.protocol.frames import OK, RESPONSE, encode_frame
 from gnsq.texts import without_address
 
 __all__ = [
-    "Call",
-    "Claim",
-    "Proven",
-    "Request",
-    "Requests",
-    "lost",
+    "PendingCall",
+    "RequestSize",
+    "ConfirmedLimits",
+    "PendingRequest",
+    "PendingRequests",
+    "connection_lost_error",
 ]
 
 
-class Claim(Protocol):
+class RequestSize(Protocol):
     """What a request asks of nsqd's limits."""
 
     @property
-    def largest(self) -> int:
+    def largest_message(self) -> int:
         """Bytes of its largest message."""
 
     @property
-    def together(self) -> int:
+    def mpub_body_size(self) -> int:
         """Bytes of an MPUB's body; 0: none."""
 
     @property
@@ -52,50 +52,50 @@ class Claim(Protocol):
         """Where it publishes to; empty: it does not."""
 
 
-class Proven:
+class ConfirmedLimits:
     """What was confirmed so far.
 
     Attributes:
-        largest: Bytes of the largest message.
+        largest_message: Bytes of the largest message.
         topics: Those published to; None: all are allowed.
     """
 
-    __slots__ = ("_defer", "_together", "largest", "topics")
+    __slots__ = ("_defer", "_mpub_body_size", "largest_message", "topics")
 
     def __init__(self) -> None:
-        self.largest = 0
+        self.largest_message = 0
         self.topics: set[str] | None = None
-        self._together = 0
+        self._mpub_body_size = 0
         self._defer = 0
 
-    def by_topic(self) -> None:
+    def check_topics(self) -> None:
         """Doubt topics that nothing was published to."""
         self.topics = {""}
 
-    def doubts(self, claim: Claim) -> bool:
+    def may_be_refused(self, claim: RequestSize) -> bool:
         """Whether nsqd may refuse this."""
         return (
-            claim.largest > self.largest
-            or claim.together > self._together
+            claim.largest_message > self.largest_message
+            or claim.mpub_body_size > self._mpub_body_size
             or claim.defer > self._defer
             or (self.topics is not None and claim.topic not in self.topics)
         )
 
-    def proved(self, claim: Claim) -> None:
+    def record_confirmed(self, claim: RequestSize) -> None:
         """Note that nsqd has taken this."""
-        self.largest = max(self.largest, claim.largest)
-        self._together = max(self._together, claim.together)
+        self.largest_message = max(self.largest_message, claim.largest_message)
+        self._mpub_body_size = max(self._mpub_body_size, claim.mpub_body_size)
         self._defer = max(self._defer, claim.defer)
         if self.topics is not None:
             self.topics.add(claim.topic)
 
 
 # A reset is put down to a refused body only where one longer than this waits for its answer, bytes.
-SUSPECT_SIZE = 1024
+RISKY_SIZE = 1024
 _OK_FRAME = encode_frame(RESPONSE, OK)
 
 
-class Request(Claim, Protocol):
+class PendingRequest(RequestSize, Protocol):
     """A command that has an answer, and who is told of it: exactly one of the four calls comes, once."""
 
     @property
@@ -106,23 +106,23 @@ class Request(Claim, Protocol):
     def size(self) -> int:
         """Bytes of the command."""
 
-    def answered(self, data: bytes) -> None:
+    def on_response(self, data: bytes) -> None:
         """Nsqd's response has come."""
 
-    def refused(self, error: NSQErrorCode) -> None:
+    def on_error(self, error: NSQErrorCode) -> None:
         """Nsqd's error has come."""
 
-    def lost(self, error: NSQException) -> None:
+    def on_connection_lost(self, error: NSQException) -> None:
         """It was sent, and there will be no answer."""
 
-    def not_executed(self, error: NSQException) -> None:
+    def on_not_sent(self, error: NSQException) -> None:
         """It was not sent, or nsqd has closed the connection before it came to it."""
 
 
-class Call(AsyncResult):  # type: ignore[misc]  # gevent has no types
+class PendingCall(AsyncResult):  # type: ignore[misc]  # gevent has no types
     """A request that holds its answer's data, or what went wrong."""
 
-    largest = together = defer = 0
+    largest_message = mpub_body_size = defer = 0
     topic = ""
 
     def __init__(self, command: bytes) -> None:
@@ -130,19 +130,19 @@ class Call(AsyncResult):  # type: ignore[misc]  # gevent has no types
         self.command = command
         self.size = len(command)
 
-    def answered(self, data: bytes) -> None:
+    def on_response(self, data: bytes) -> None:
         self.set(data)
 
-    def refused(self, error: NSQException) -> None:
+    def on_error(self, error: NSQException) -> None:
         self.set_exception(error)
 
-    lost = not_executed = refused
+    on_connection_lost = on_not_sent = on_error
 
 
-_Request = TypeVar("_Request", bound=Request)
+_Request = TypeVar("_Request", bound=PendingRequest)
 
 
-class Requests:
+class PendingRequests:
     """The requests of one connection; true while any has no answer.
 
     Attributes:
@@ -158,12 +158,12 @@ class Requests:
     )
 
     def __init__(self, unblock: Callable[[], None]) -> None:
-        self.unsent: list[Request] = []
-        self.sent: deque[Request] = deque()
+        self.unsent: list[PendingRequest] = []
+        self.sent: deque[PendingRequest] = deque()
         self.unsent_bytes = 0
         self.blocked = False
         self._unblock = unblock
-        self._proven = Proven()
+        self._proven = ConfirmedLimits()
         # Whether some of the unsent may have to be sent alone.
         self._doubtful = False
         # Whether some have come that may belong before others.
@@ -179,20 +179,25 @@ class Requests:
     def __len__(self) -> int:
         return len(self.sent) + len(self.unsent)
 
-    def by_topic(self) -> None:
+    def check_topics(self) -> None:
         """Send the first publish to each topic alone: nsqd may refuse it."""
-        self._proven.by_topic()
+        self._proven.check_topics()
 
-    def put(self, request: Request) -> None:
+    def put(self, request: PendingRequest) -> None:
         """Let a request wait to be sent, behind all others."""
         self.unsent.append(request)
         self.unsent_bytes += request.size
         proven = self._proven
-        # Proven.doubts(), roughly, and in place: it is asked for each publish.
-        if request.largest > proven.largest or request.together or request.defer or proven.topics is not None:
+        # ConfirmedLimits.may_be_refused(), roughly, and in place: it is asked for each publish.
+        if (
+            request.largest_message > proven.largest_message
+            or request.mpub_body_size
+            or request.defer
+            or proven.topics is not None
+        ):
             self._doubtful = self._unsorted = True
 
-    def take(self, limit: int) -> bytes:
+    def next_batch(self, limit: int) -> bytes:
         """Hand over requests to be sent now: about so many bytes, or one that is longer, or nothing."""
         if self._doubtful:
             if self._unsorted and not self.blocked:
@@ -222,12 +227,12 @@ class Requests:
         others for one answer each time, and not for ever. What all have waited for keeps its place."""
         self._unsorted = False
         first = 1 if self._drained else 0
-        sure: list[Request] = []
-        doubtful: list[Request] = []
+        sure: list[PendingRequest] = []
+        doubtful: list[PendingRequest] = []
         for request in self.unsent[first:]:
-            (doubtful if self._proven.doubts(request) else sure).append(request)
+            (doubtful if self._proven.may_be_refused(request) else sure).append(request)
         if self._proven.topics is None:
-            doubtful.sort(key=lambda request: (request.defer, request.together, request.largest))
+            doubtful.sort(key=lambda request: (request.defer, request.mpub_body_size, request.largest_message))
         self.unsent[first:] = sure + doubtful
 
     def _sendable(self, limit: int) -> int:
@@ -237,7 +242,7 @@ class Requests:
             return 0
         total = 0
         for index, request in enumerate(self.unsent):
-            if self._proven.doubts(request):
+            if self._proven.may_be_refused(request):
                 if index:
                     return index
                 self.blocked = True
@@ -255,11 +260,11 @@ class Requests:
         request = self.sent.popleft()
         if self.blocked and not self.sent:
             if self._alone:
-                self._proven.proved(request)
+                self._proven.record_confirmed(request)
             self._drained = not self._alone
             self.blocked = self._alone = False
             self._unblock()
-        request.answered(data)
+        request.on_response(data)
         if self._answered is not None:
             self._answered.set()
 
@@ -275,9 +280,9 @@ class Requests:
     def refuse(self, error: NSQErrorCode) -> None:
         """Give the oldest, if there is one, the error that nsqd answered."""
         if self.sent:
-            self.sent.popleft().refused(error)
+            self.sent.popleft().on_error(error)
 
-    def withdraw(self, requests: Collection[_Request]) -> list[_Request]:
+    def cancel_unsent(self, requests: Collection[_Request]) -> list[_Request]:
         """Take back those of these requests that have not been sent; gives them."""
         wanted = {id(request) for request in requests}
         if not wanted:
@@ -294,17 +299,17 @@ class Requests:
         unsent, self.unsent = self.unsent, []
         self.unsent_bytes = 0
         if sent:
-            failure = lost(address, error, max(request.size for request in sent))
+            failure = connection_lost_error(address, error, max(request.size for request in sent))
             for request in sent:
                 # Source: nsqd executes nothing behind a fatal error.
                 if isinstance(error, NSQErrorCode):
-                    request.not_executed(failure)
+                    request.on_not_sent(failure)
                 else:
-                    request.lost(failure)
+                    request.on_connection_lost(failure)
         if unsent:
-            failure = lost(address, error)
+            failure = connection_lost_error(address, error)
             for request in unsent:
-                request.not_executed(failure)
+                request.on_not_sent(failure)
         if self._answered is not None:
             self._answered.set()
 
@@ -317,7 +322,7 @@ class Requests:
         self._answered = None
 
 
-def lost(address: str, error: NSQException | None, longest: int = 0) -> NSQConnectionClosed:
+def connection_lost_error(address: str, error: NSQException | None, longest: int = 0) -> NSQConnectionClosed:
     """Say why there is no answer.
 
     Args:
@@ -328,7 +333,7 @@ def lost(address: str, error: NSQException | None, longest: int = 0) -> NSQConne
     if isinstance(error, NSQErrorCode):
         text = f"{address}: nsqd refused a command before this one and closed the connection ({error}); "
         text += "this one was not executed"
-    elif isinstance(error, NSQSocketError) and error.errno == errno.ECONNRESET and longest > SUSPECT_SIZE:
+    elif isinstance(error, NSQSocketError) and error.errno == errno.ECONNRESET and longest > RISKY_SIZE:
         text += f"; the longest command without an answer has {longest} bytes, and nsqd resets a connection when "
         text += "it refuses a body: compare with its --max-msg-size and --max-body-size"
     return NSQConnectionClosed(text)

@@ -27,7 +27,7 @@ from gnsq.nsqd.connection import Connection, InternalError
 from gnsq.options import ConnectionOptions, Options, option
 from gnsq.texts import without_address
 
-__all__ = ["ConnectionPool", "Life", "ReconnectOptions", "wait_all"]
+__all__ = ["ConnectionPool", "State", "ReconnectOptions", "wait_all"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +60,10 @@ class ReconnectOptions(Options):
 
 
 # Seconds after which a connection counts as one: those that end sooner are failures to connect.
-STABLE = 10.0
+STABLE_AFTER = 10.0
 
 
-class Life(enum.Enum):
+class State(enum.Enum):
     """Where whoever owns a pool is in its life; it only ever moves down this list, but in a child process, which begins
     anew.
     """
@@ -186,18 +186,18 @@ class ConnectionPool:
         if keeper is not None:
             keeper.woken.set()
 
-    def runs_in(self, greenlet: gevent.Greenlet) -> bool:
+    def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
         """Whether a greenlet does the work of the pool or of its connections."""
         return any(keeper.greenlet is greenlet for keeper in self._keepers.values()) or any(
-            connection.runs_in(greenlet) for connection in self.connections.values()
+            connection.owns_greenlet(greenlet) for connection in self.connections.values()
         )
 
     @property
-    def untried(self) -> int:
+    def not_attempted(self) -> int:
         """How many addresses have not been tried yet."""
         return sum(not keeper.tried.is_set() for keeper in self._keepers.values())
 
-    def wait_tried(self, limit: float | None = None) -> None:
+    def wait_attempted(self, limit: float | None = None) -> None:
         """Wait until every address has been tried once; each try has a time limit of its own.
 
         Args:
@@ -219,7 +219,7 @@ class ConnectionPool:
         }
         return {address: error for address, error in failures.items() if address not in self.connections}
 
-    def forget_but(self, addresses: Collection[str]) -> None:
+    def retain_only(self, addresses: Collection[str]) -> None:
         """Tell no more of failures of addresses that are neither kept nor among these."""
         for address in self._past_failures.keys() - addresses:
             del self._past_failures[address]
@@ -296,7 +296,7 @@ class ConnectionPool:
         """Wait until a connection is lost; whether that is no failure."""
         opened = self._clock.monotonic()
         connection.wait_closed()
-        if self._clock.monotonic() - opened >= STABLE:
+        if self._clock.monotonic() - opened >= STABLE_AFTER:
             keeper.failures, keeper.stable = 0, opened
         keeper.last_failure = connection.error
         self.connections.pop(address, None)

@@ -31,13 +31,13 @@ from gnsq.errors import (
     make_error,
 )
 from gnsq.message import Message
-from gnsq.nsqd.connect import Layers, prepared
-from gnsq.nsqd.in_flight import Answers
+from gnsq.nsqd.connect import TransportStack, load_certificates
+from gnsq.nsqd.in_flight import InFlightMessages
 from gnsq.options import USER_AGENT, ConnectionOptions, MoreConnectionOptionsDict, TlsOptionsDict
 from gnsq.protocol import commands, handshake
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, Frame, decode_message
-from gnsq.protocol.handshake import Identity, StartCompression, StartTLS, Step, explained
+from gnsq.protocol.handshake import Identity, StartCompression, StartTLS, Step, with_hint
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.signals import (
     CloseReceiver,
@@ -49,7 +49,7 @@ from gnsq.signals import (
     TcpRequeueReceiver,
     TypedSignal,
 )
-from gnsq.transport import Transport, limited
+from gnsq.transport import Transport, time_limit
 
 __all__ = [
     "NsqdTCPClient",
@@ -75,7 +75,7 @@ class Verbs(ABC):
 
     @property
     @abstractmethod
-    def _connected_answers(self) -> Answers:
+    def _connected_answers(self) -> InFlightMessages:
         """What is in flight."""
 
     def subscribe(self, topic: str, channel: str) -> None:
@@ -189,7 +189,7 @@ class NsqdTCPClient(Verbs):
             "auth_secret": auth_secret,
             "user_agent": user_agent,
         }
-        self.options = prepared(ConnectionOptions.from_keywords("NsqdTCPClient", {**given, **options}))
+        self.options = load_certificates(ConnectionOptions.from_keywords("NsqdTCPClient", {**given, **options}))
         identify_body = self.options.identify_body()
         for name in given:
             # What was sent stands in for what was not given: the names of host and client, milliseconds.
@@ -206,8 +206,8 @@ class NsqdTCPClient(Verbs):
         self.on_auth: TypedSignal[TcpAuthReceiver] = TypedSignal()
         self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
         self._sending = BoundedSemaphore(1)
-        self._layers: Layers | None = None
-        self._answers: Answers | None = None
+        self._layers: TransportStack | None = None
+        self._answers: InFlightMessages | None = None
 
     def __str__(self) -> str:
         return self.nsqd
@@ -269,7 +269,7 @@ class NsqdTCPClient(Verbs):
             raise NSQException(f"{self.nsqd}: connection was closed; make a new client")
         if self._layers is not None:
             raise NSQException(f"{self.nsqd}: another greenlet is connecting")
-        layers = self._layers = Layers(self.address, self.port, self.options)
+        layers = self._layers = TransportStack(self.address, self.port, self.options)
         layers.on_frame = self._handle_handshake
         try:
             layers.connect()
@@ -278,7 +278,7 @@ class NsqdTCPClient(Verbs):
             raise
         register_after_fork(self)
         # Made here and not before: answers from other threads go to the hub of the thread that reads.
-        self._answers = Answers(self.nsqd, self.send, self._check_connected, RealClock())
+        self._answers = InFlightMessages(self.nsqd, self.send, self._check_connected, RealClock())
         self._answers.on_finish = lambda message_id: self.on_finish.send(self, message_id=message_id)
         self._answers.on_requeue = lambda message_id, timeout, backoff: self.on_requeue.send(
             self, message_id=message_id, timeout=timeout, backoff=backoff
@@ -311,7 +311,7 @@ class NsqdTCPClient(Verbs):
             NSQException: If nsqd does not offer TLS that was asked for, or requires AUTH and there is no auth_secret.
             NSQTimeout, NSQSocketError, NSQProtocolError: If no good answer came.
         """
-        identity = self.identity = self._perform(handshake.identification(self.options), "IDENTIFY")
+        identity = self.identity = self._perform(handshake.identify_steps(self.options), "IDENTIFY")
         for warning in identity.warnings:
             logger.warning("%s: %s", self.nsqd, warning)
         if identity.auth:
@@ -334,26 +334,26 @@ class NsqdTCPClient(Verbs):
         if self.options.auth_secret is None:
             raise ValueError("AUTH needs a secret: give auth_secret")
         self._check_may_send(b"AUTH")
-        answer = dict(self._perform(handshake.authentication(self.options.auth_secret), "AUTH"))
+        answer = dict(self._perform(handshake.auth_steps(self.options.auth_secret), "AUTH"))
         self.on_auth.send(self, response=answer)
         return answer
 
     def upgrade_to_tls(self) -> None:
         """Begin TLS behind an IDENTIFY that was sent and read by hand; identify() does all this."""
-        self._perform(handshake.upgrade(StartTLS()), "TLS")
+        self._perform(handshake.upgrade_steps(StartTLS()), "TLS")
 
     def upgrade_to_snappy(self) -> None:
         """Begin snappy, as upgrade_to_tls()."""
-        self._perform(handshake.upgrade(StartCompression(Snappy())), "snappy")
+        self._perform(handshake.upgrade_steps(StartCompression(Snappy())), "snappy")
 
     def upgrade_to_defalte(self) -> None:
         """Begin deflate, as upgrade_to_tls(); spelled as in 1.0."""
-        self._perform(handshake.upgrade(StartCompression(Deflate(self.options.deflate_level))), "deflate")
+        self._perform(handshake.upgrade_steps(StartCompression(Deflate(self.options.deflate_level))), "deflate")
 
     def _perform(self, steps: Generator[Step, Frame | None, _Result], subject: str) -> _Result:
         layers = self._connected
         with self._closing(), self._limited(f"no end of {subject}"):
-            return layers.perform(steps)
+            return layers.run_handshake(steps)
 
     # --- reading
 
@@ -419,7 +419,7 @@ class NsqdTCPClient(Verbs):
 
     def handle_error(self, data: bytes) -> NSQErrorCode:
         """Tell on_error, and close the connection if the error is fatal."""
-        error = explained(make_error(data))
+        error = with_hint(make_error(data))
         self.on_error.send(self, error=error)
         if error.fatal:
             self.close_stream()
@@ -507,31 +507,31 @@ class NsqdTCPClient(Verbs):
         """The machine's monotonic time."""
         return self._connected_answers.now()
 
-    def hold(self, *messages: object) -> None:
+    def track_async(self, *messages: object) -> None:
         """Nothing: whoever drives this client by hand keeps what it has read."""
 
-    release = release_all = lapse = hold
+    untrack_async = untrack_async_all = mark_timed_out = track_async
 
-    def forget(self, message: Message) -> None:
+    def remove_in_flight(self, message: Message) -> None:
         """Count a message that was taken back as no longer in flight."""
-        self._connected_answers.forget(message)
+        self._connected_answers.remove_in_flight(message)
 
-    def keep_touching(self, message: Message, interval: float) -> Callable[[], None]:
+    def start_periodic_touch(self, message: Message, interval: float) -> Callable[[], None]:
         """Touch a message every interval seconds; returns what stops it."""
-        return self._connected_answers.keep_touching(message, interval)
+        return self._connected_answers.start_periodic_touch(message, interval)
 
     def _check_connected(self) -> None:
         if not self.is_connected:
             raise NSQConnectionClosed(f"{self.nsqd}: not connected")
 
     @property
-    def _connected(self) -> Layers:
+    def _connected(self) -> TransportStack:
         self._check_connected()
         assert self._layers is not None  # connect() has made them
         return self._layers
 
     @property
-    def _connected_answers(self) -> Answers:
+    def _connected_answers(self) -> InFlightMessages:
         if self._answers is None:
             raise NSQConnectionClosed(f"{self.nsqd}: not connected")
         return self._answers
@@ -547,4 +547,4 @@ class NsqdTCPClient(Verbs):
             raise
 
     def _limited(self, what: str) -> AbstractContextManager[None]:
-        return limited(self.options.timeout, f"{self.nsqd}: {what} within {self.options.timeout} s")
+        return time_limit(self.options.timeout, f"{self.nsqd}: {what} within {self.options.timeout} s")

@@ -1,4 +1,4 @@
-"""Outbox: commands that wait to be sent, and the one greenlet that sends all of them at once.
+"""Writer: commands that wait to be sent, and the one greenlet that sends all of them at once.
 
 Knows no answers and no frames. Nobody else touches the socket's write side, so there is no lock; but a request that
 comes alone, while the greenlet sleeps and nothing else is under way, is sent at once by whoever brings it.
@@ -11,10 +11,10 @@ from collections.abc import Callable
 import gevent
 from gevent.event import Event
 
-from gnsq.nsqd.pending import Request, Requests
+from gnsq.nsqd.pending import PendingRequest, PendingRequests
 from gnsq.transport import TcpTransport, Transport
 
-__all__ = ["Outbox"]
+__all__ = ["Writer"]
 
 # Bytes in one send; each must be taken within the timeout, so that a slow peer is told from a dead one.
 SEND_SIZE = 256 * 1024
@@ -22,7 +22,7 @@ SEND_SIZE = 256 * 1024
 IDLE = 1.0
 
 
-class Outbox:
+class Writer:
     """Filled by any greenlet, emptied by the one that calls run().
 
     Args:
@@ -30,7 +30,7 @@ class Outbox:
         refuse: Called by put() and submit() when the outbox is closed; must raise.
 
     Attributes:
-        requests: Commands that have an answer.
+        pending: Commands that have an answer.
         sending_since: When the send under way began, by now(); None between sends.
     """
 
@@ -48,13 +48,13 @@ class Outbox:
         "_rest",
         "_sent_at",
         "_writer",
-        "requests",
+        "pending",
         "sending_since",
     )
 
     def __init__(self, now: Callable[[], float], refuse: Callable[[], None]) -> None:
         self.sending_since: float | None = None
-        self.requests = Requests(self._kick)
+        self.pending = PendingRequests(self._kick)
         self._now = now
         self._refuse = refuse
         # Whether put() has more to do than to queue: parked or closed. One look for both.
@@ -102,18 +102,18 @@ class Outbox:
         self._commands.append(b"FIN " + b"\nFIN ".join(self._finished) + b"\n")
         self._finished.clear()
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: PendingRequest) -> None:
         """Queue a command that has an answer; never waits."""
         if not self._attend:
-            self.requests.put(request)
+            self.pending.put(request)
             return
         if self._closed:
             self._refuse()
-        alone = self._direct if not self.requests else None
-        self.requests.put(request)
+        alone = self._direct if not self.pending else None
+        self.pending.put(request)
         if alone is not None:
             self._send_now(alone)
-        elif not self.requests.blocked:
+        elif not self.pending.blocked:
             self._wake()
 
     def run(self, transport: Transport) -> None:
@@ -122,7 +122,7 @@ class Outbox:
         Raises:
             NSQSocketError: If a send fails.
         """
-        requests = self.requests
+        requests = self.pending
         self._direct = transport if isinstance(transport, TcpTransport) else None
         while not self._closed:
             if self._finished:
@@ -131,7 +131,7 @@ class Outbox:
             self._rest = b""
             self._commands.clear()
             if requests.unsent and not self._is_over():
-                data += requests.take(SEND_SIZE)
+                data += requests.next_batch(SEND_SIZE)
             if not data:
                 self._park()
                 continue
@@ -159,8 +159,8 @@ class Outbox:
         """Save a lone publish the way over the writer: 15 us of 60."""
         if self._is_over():
             return
-        data = self.requests.take(SEND_SIZE)
-        taken = transport.try_send(data)
+        data = self.pending.next_batch(SEND_SIZE)
+        taken = transport.send_nowait(data)
         if taken < len(data):
             self._rest = data[taken:]
             self._wake()
@@ -171,7 +171,7 @@ class Outbox:
         now, before = self._now(), self._sent_at
         self._sent_at = now
         if now - before > IDLE and self._direct is not None:
-            self._over = self._direct.has_ended()
+            self._over = self._direct.peer_has_closed()
         return self._over
 
     # Parked in the hub and woken by one callback: a lone publish is faster by 3 us than with an Event.
@@ -189,5 +189,5 @@ class Outbox:
 
     def _kick(self) -> None:
         """Look again whether a request may be sent."""
-        if self._parked and not self._closed and self.requests.unsent:
+        if self._parked and not self._closed and self.pending.unsent:
             self._wake()

@@ -42,7 +42,7 @@ class Member(Publish):
         """Go alone from now on."""
         if not self.alone:
             self.alone = True
-            self.largest = len(self.command)
+            self.largest_message = len(self.command)
             self.command = commands.publish(self.topic, self.command)
             self.size = len(self.command)
 
@@ -58,7 +58,7 @@ class _Batch(Publish):
         self.owner = members[0].owner
         self.key = members[0].key
         self.refused_by = frozenset().union(*(member.refused_by for member in members))
-        self.together = 4 + sum(map(len, bodies)) + 4 * len(bodies)
+        self.mpub_body_size = 4 + sum(map(len, bodies)) + 4 * len(bodies)
         self.members: list[Member] = members
 
     def overdue(self, where: Where, now: float) -> None:
@@ -78,7 +78,7 @@ class _Batch(Publish):
         self.command = b""
         self.deadline = min((member.deadline for member in self._left()), default=NEVER)
 
-    def answered(self, data: bytes) -> None:
+    def on_response(self, data: bytes) -> None:
         if data != OK:
             raise self.misunderstood(data)
         self.done = True
@@ -92,7 +92,7 @@ class _Batch(Publish):
         if left:
             self.owner.complete(self)
 
-    def refused(self, error: NSQErrorCode) -> None:
+    def on_error(self, error: NSQErrorCode) -> None:
         left = self._left()
         if is_about_the_topic(error):
             # None of them is any better alone.
@@ -102,18 +102,18 @@ class _Batch(Publish):
             # One of them is bad, perhaps one whose deadline has passed: alone, it harms none of the others.
             for member in left:
                 member.leave()
-            self.not_executed(error)
+            self.on_not_sent(error)
             return
         self.done = True
         for member in left:
             self.owner.refused(member, copied(error))
 
-    def lost(self, error: NSQException) -> None:
+    def on_connection_lost(self, error: NSQException) -> None:
         self.done = True
         for member in self._left():
             self.owner.lost(member, error)
 
-    def not_executed(self, error: NSQException) -> None:
+    def on_not_sent(self, error: NSQException) -> None:
         self.done = True
         for member in self._left():
             self.owner.retry(member, error)

@@ -37,7 +37,7 @@ from gnsq.errors import (
     NSQUnknownTimeout,
 )
 from gnsq.logs import LogOwner
-from gnsq.nsqd.pending import Request
+from gnsq.nsqd.pending import PendingRequest
 from gnsq.producer.completion import Deadlines, Telling, overdue_error
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import (
@@ -74,7 +74,7 @@ class Stalls:
     def __init__(self, limit: float) -> None:
         self._limit = limit
         # Of each link that owes something: what is its oldest, and since when we know.
-        self._owed: dict[Link, tuple[Request, float]] = {}
+        self._owed: dict[Link, tuple[PendingRequest, float]] = {}
 
     def forget(self, link: Link) -> None:
         """Take note that a link is gone."""
@@ -570,7 +570,7 @@ class Dispatcher:
                 text = "%s: has not answered for %g s; publishes go to other nsqds"
                 self._log_link(logging.WARNING, link, text, self._options.stalled_after)
             for publish in link.withdraw(_publishes(link.unsent)):
-                publish.not_executed(NSQNotSentTimeout(f"{link.address}: nsqd does not read"))
+                publish.on_not_sent(NSQNotSentTimeout(f"{link.address}: nsqd does not read"))
         for link in before:
             if link not in self.aside:
                 self._log_link(logging.INFO, link, "%s: is published to again")
@@ -621,5 +621,5 @@ class Dispatcher:
         return publish.link.address if publish.link is not None else "nsqd"
 
 
-def _publishes(requests: Iterable[Request]) -> list[Publish]:
+def _publishes(requests: Iterable[PendingRequest]) -> list[Publish]:
     return [request for request in requests if isinstance(request, Publish)]

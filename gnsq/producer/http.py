@@ -46,8 +46,8 @@ from gnsq.httpclient import HttpOptions
 from gnsq.logs import LogOwner
 from gnsq.nsqd.connection import InternalError
 from gnsq.nsqd.http import NsqdHTTPClient
-from gnsq.nsqd.pending import Request
-from gnsq.nsqd.pool import STABLE, ReconnectOptions, wait_all
+from gnsq.nsqd.pending import PendingRequest
+from gnsq.nsqd.pool import STABLE_AFTER, ReconnectOptions, wait_all
 from gnsq.options import ConnectionOptions
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
@@ -312,12 +312,12 @@ class HttpLink:
         return len(self._unsent) + len(self._sent)
 
     @property
-    def unsent(self) -> Collection[Request]:
+    def unsent(self) -> Collection[PendingRequest]:
         """Those that no request was begun for."""
         return self._unsent
 
     @property
-    def sent(self) -> Collection[Request]:
+    def sent(self) -> Collection[PendingRequest]:
         """Those whose request is under way, the oldest first."""
         return self._sent
 
@@ -343,7 +343,7 @@ class HttpLink:
         unsent = list(self._unsent)
         self._unsent.clear()
         for publish in unsent:
-            publish.not_executed(error)
+            publish.on_not_sent(error)
 
     def finish(self) -> None:
         """Wait until nothing is under way, and close the connections."""
@@ -359,7 +359,7 @@ class HttpLink:
         """End everything but the connections, which a child process shares with its parent."""
         self.give_back(error)
         for publish in list(self._sent):
-            publish.lost(error)
+            publish.on_connection_lost(error)
         for worker in list(self.workers):
             worker.kill(block=False)
 
@@ -388,21 +388,21 @@ class HttpLink:
             self._request(publish, limit)
         except NSQHttpUnreachable as error:
             self._doubt(doubts, error)
-            publish.not_executed(error)
+            publish.on_not_sent(error)
         except NSQInvalid as error:
             # Another try there ends like this one.
             self._heard.refused(error)
-            publish.refused(error)
+            publish.on_error(error)
         except NSQHttpError as error:
             self._failed(publish, error, doubts, overdue=limit < self._longest)
         except Exception as error:
             # A bug must not end the greenlet, nor leave anybody waiting.
             logger.exception("%s: internal error while publishing", self._subject)
-            publish.lost(NSQException(f"{self.address}: internal error: {error!r}"))
+            publish.on_connection_lost(NSQException(f"{self.address}: internal error: {error!r}"))
         else:
             self.proven = True
             self._heard.responded(OK)
-            publish.answered(OK)
+            publish.on_response(OK)
 
     def _request(self, publish: Publish, limit: float) -> None:
         """Send a publish, and wait for OK.
@@ -412,11 +412,11 @@ class HttpLink:
             NSQInvalid: If nsqd is too old for it. Nothing was sent.
         """
         client, bodies = self.client, publish.bodies
-        if publish.together or publish.defer:
+        if publish.mpub_body_size or publish.defer:
             ends = self._clock.monotonic() + limit
             self._refuse_if_too_old(publish, limit)
             limit = max(ends - self._clock.monotonic(), EARLY / 2)
-        if publish.together:
+        if publish.mpub_body_size:
             data = client.multipublish(publish.topic, bodies, binary=True, timeout=limit)
         else:
             data = client.publish(publish.topic, bodies[0], publish.defer or None, timeout=limit)
@@ -427,7 +427,7 @@ class HttpLink:
         """Refuse what this nsqd would not do, or would take for something else; asks for its version, once."""
         if self._version is None:
             self._version = self._ask_version(limit)
-        what = too_old(self._version, multi=bool(publish.together), deferred=bool(publish.defer))
+        what = too_old(self._version, multi=bool(publish.mpub_body_size), deferred=bool(publish.defer))
         if what:
             version = ".".join(map(str, self._version))
             raise NSQInvalid(f"{self.client.address}: nsqd {version} is too old: {what}", "E_INVALID")
@@ -453,19 +453,19 @@ class HttpLink:
         """
         if is_turned_away(error):
             self._doubt(doubts, error)
-            publish.not_executed(error)
+            publish.on_not_sent(error)
             return
-        refused = refusal(error, multi=bool(publish.together), deferred=bool(publish.defer))
+        refused = refusal(error, multi=bool(publish.mpub_body_size), deferred=bool(publish.defer))
         if refused is not None:
             if is_about_the_nsqd(refused):
                 self._doubt(doubts, refused)
             self._heard.refused(refused)
-            publish.refused(refused)
+            publish.on_error(refused)
             return
         self._doubt(doubts, error)
         if overdue and isinstance(error, NSQHttpTimeout) and not publish.done:
             publish.overdue(Where.SENT, _deadline(publish))
-        publish.lost(error)
+        publish.on_connection_lost(error)
 
     def _doubt(self, doubts: int, error: NSQException) -> None:
         if self.trusted and doubts == self._doubts:
@@ -571,13 +571,13 @@ class HttpPool:
             kept.released = True
             kept.woken.set()
 
-    def runs_in(self, greenlet: gevent.Greenlet) -> bool:
+    def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
         """Whether a greenlet does the work of the pool or of its links."""
         return any(kept.greenlet is greenlet for kept in self._kept.values()) or any(
             greenlet in link.workers for link in self._links
         )
 
-    def wait_tried(self, limit: float) -> None:
+    def wait_attempted(self, limit: float) -> None:
         """Wait until every address has been tried once, up to a limit in seconds; each try has one of its own."""
         wait_all([kept.tried for kept in self._kept.values()], limit, self._clock)
 
@@ -669,7 +669,7 @@ class HttpPool:
         self._dispatcher.add(link)
         kept.tried.set()
         kept.doubted.wait()  # until a publish fails, whenever that is
-        if link.proven or self._clock.monotonic() - since >= STABLE:
+        if link.proven or self._clock.monotonic() - since >= STABLE_AFTER:
             kept.failures = 0
 
     def _log_failure(self, kept: _Kept, wait: float, *, was_used: bool) -> None:

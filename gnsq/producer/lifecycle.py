@@ -38,7 +38,7 @@ from gnsq.errors import (
     NSQUnknownClosed,
     NSQUnknownTimeout,
 )
-from gnsq.nsqd.pool import Life
+from gnsq.nsqd.pool import State
 from gnsq.producer.publish import Publish, Unconfirmed
 from gnsq.producer.result import PublishResult
 from gnsq.producer.runtime import Running
@@ -89,7 +89,7 @@ class Lifetime:
         on_close: Callable[[], None],
         on_fork: Callable[[], None],
     ) -> None:
-        self.state = Life.INIT
+        self.state = State.INIT
         self.running: Running | None = None
         self._begin = begin
         self._label = label
@@ -126,9 +126,9 @@ class Lifetime:
     def _started(self, limit: float) -> Running:
         while True:
             running = self.running
-            if running is not None and self.state is Life.RUNNING:
+            if running is not None and self.state is State.RUNNING:
                 return running
-            if self.state is not Life.INIT:
+            if self.state is not State.INIT:
                 raise NSQNotSentClosed("producer was closed; make a new one")
             if self._threaded and is_hub_greenlet():
                 raise RuntimeError("the hub itself can't wait for the producer's thread; let a greenlet call start()")
@@ -148,7 +148,7 @@ class Lifetime:
             self._start = _Start()
             raise
         else:
-            self.state = Life.RUNNING
+            self.state = State.RUNNING
             _register_at_exit(self)
         finally:
             start.done.set()
@@ -204,7 +204,7 @@ class Lifetime:
 
     def join(self, timeout: float | None) -> None:
         """Wait until it has closed, or the timeout (seconds) ends; not at all where it was not started."""
-        if self.state is not Life.INIT and not self._is_reentrant():
+        if self.state is not State.INIT and not self._is_reentrant():
             self._closed.wait(NO_TIMEOUT if timeout is None else timeout)
 
     def close_at_exit(self) -> None:
@@ -240,7 +240,7 @@ class Lifetime:
         return True
 
     def _close_running(self, running: Running, timeout: float) -> list[Unconfirmed]:
-        self.state = Life.CLOSING
+        self.state = State.CLOSING
         # Sets a flag only, so any thread may call it.
         running.dispatcher.refuse_more()
         pending = counted(running.dispatcher.pending, "publish", "publishes")
@@ -299,7 +299,7 @@ class Lifetime:
             self._finish()
 
     def _finish(self) -> None:
-        self.state = Life.CLOSED
+        self.state = State.CLOSED
         was_running, self.running = self.running is not None, None
         _open_producers.discard(self)
         self._closed.set()
@@ -337,11 +337,11 @@ class Lifetime:
         self._start = _Start()
         self._hub_thread = None
         self._active = set()
-        if self.state is Life.RUNNING:
-            self.state = Life.INIT
+        if self.state is State.RUNNING:
+            self.state = State.INIT
             self._end = Once()
-        elif self.state is Life.CLOSING:
-            self.state = Life.CLOSED
+        elif self.state is State.CLOSING:
+            self.state = State.CLOSED
             self._closed.set()
         _open_producers.discard(self)
         if running is not None:

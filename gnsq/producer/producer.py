@@ -20,9 +20,9 @@ from gnsq.discovery import parse_lookupds
 from gnsq.errors import NSQErrorCode, NSQTimeout
 from gnsq.httpclient import HttpOptionsDict
 from gnsq.logs import LogOwner
-from gnsq.nsqd.connect import prepared
+from gnsq.nsqd.connect import load_certificates
 from gnsq.nsqd.connection import Connection
-from gnsq.nsqd.pool import Life, ReconnectOptions
+from gnsq.nsqd.pool import ReconnectOptions, State
 from gnsq.options import ConnectionOptions, parameters_of
 from gnsq.producer.batching import Member
 from gnsq.producer.http import check_no_tcp, wanted_clients
@@ -132,7 +132,7 @@ class Making:
             )
         now = self._now()
         publish = Publish(topic, command, max(sizes), now, now + timeout)
-        publish.together, publish.messages = together, len(sizes)
+        publish.mpub_body_size, publish.messages = together, len(sizes)
         if key is not None or self._needs_key:
             publish.key = self._checked_key(key)
         return publish
@@ -240,7 +240,7 @@ class Producer:
         options.setdefault("reconnect_maximum", max(longest, 0.1))
         self.reconnect = ReconnectOptions.split_keywords(options)
         self.conn_kwargs = options
-        self.connection_options = prepared(
+        self.connection_options = load_certificates(
             ConnectionOptions.from_keywords(
                 "Producer", options, ProducerOptions, ReconnectOptions, parameters=parameters_of(Producer.__init__)
             )
@@ -285,11 +285,11 @@ class Producer:
         Raises:
             NSQException: If it was closed.
         """
-        if self._life.state is Life.RUNNING:
+        if self._life.state is State.RUNNING:
             self.logger.warning("%s: producer is running already", self.name)
             return
         running = self._life.started(NO_TIMEOUT)
-        running.owner_thread.call_and_wait(NO_TIMEOUT, running.wait_tried)
+        running.owner_thread.call_and_wait(NO_TIMEOUT, running.wait_attempted)
 
     def _begin(self) -> Running:
         config = RuntimeConfig(
@@ -378,7 +378,7 @@ class Producer:
     @property
     def is_running(self) -> bool:
         """Whether it was started and not closed."""
-        return self._life.state is Life.RUNNING
+        return self._life.state is State.RUNNING
 
     @property
     def is_ready(self) -> bool:
@@ -392,8 +392,8 @@ class Producer:
         dispatcher = None if running is None else running.dispatcher
         links = [] if dispatcher is None else [(link, False) for link in dispatcher.links]
         links += [] if dispatcher is None else [(link, True) for link in dispatcher.aside]
-        not_ready = "not started" if state == Life.INIT.value else state
-        if running is not None and state == Life.RUNNING.value:
+        not_ready = "not started" if state == State.INIT.value else state
+        if running is not None and state == State.RUNNING.value:
             not_ready = running.why_not_ready()
         totals = self.totals
         return ProducerStats(

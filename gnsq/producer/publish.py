@@ -24,7 +24,7 @@ from gnsq.errors import (
     NSQPutFailed,
     NSQUnauthorized,
 )
-from gnsq.nsqd.pending import Request
+from gnsq.nsqd.pending import PendingRequest
 from gnsq.producer.result import PublishResult
 from gnsq.protocol.commands import split_multipublish_body
 from gnsq.protocol.frames import OK
@@ -161,11 +161,11 @@ class Link(Protocol):
         """Publishes without an answer."""
 
     @property
-    def unsent(self) -> Collection[Request]:
+    def unsent(self) -> Collection[PendingRequest]:
         """Pending publishes that were not sent."""
 
     @property
-    def sent(self) -> Collection[Request]:
+    def sent(self) -> Collection[PendingRequest]:
         """Pending publishes that were sent, the oldest first."""
 
     def withdraw(self, publishes: Collection[Publish]) -> list[Publish]:
@@ -204,7 +204,7 @@ class Publish:
 
     Args:
         command: Its bytes.
-        largest: Bytes of its largest message.
+        largest_message: Bytes of its largest message.
         started: When publish() was called.
         deadline: When it must have ended.
 
@@ -222,7 +222,7 @@ class Publish:
         key: What the strategy may choose by.
         messages: How many it stands for.
         members: Those that a batch holds, if it is one.
-        together: Bytes of an MPUB's body; 0: it is none.
+        mpub_body_size: Bytes of an MPUB's body; 0: it is none.
         defer: Milliseconds of a DPUB; 0: it is none.
         refused_by, refusals, refusal: Addresses of those that could not take it, how often, what the last one said.
         last: Why it was not executed so far.
@@ -243,7 +243,7 @@ class Publish:
     key: bytes | str | None = None
     messages = 1
     members: Sequence[Publish] = ()
-    together = 0
+    mpub_body_size = 0
     defer = 0
     refused_by: frozenset[str] = frozenset()
     refusals = 0
@@ -251,11 +251,11 @@ class Publish:
     last: NSQException | None = None
     loss: NSQException | None = None
 
-    def __init__(self, topic: str, command: bytes, largest: int, started: float, deadline: float) -> None:
+    def __init__(self, topic: str, command: bytes, largest_message: int, started: float, deadline: float) -> None:
         self.topic = topic
         self.command = command
         self.size = len(command)
-        self.largest = largest
+        self.largest_message = largest_message
         self.started = started
         self.deadline = deadline
 
@@ -289,9 +289,9 @@ class Publish:
         elif self.on_done is not None:
             self.on_done(self)
 
-    # --- what a connection tells, see nsqd.requests.Request
+    # --- what a connection tells, see nsqd.pending.PendingRequest
 
-    def answered(self, data: bytes) -> None:
+    def on_response(self, data: bytes) -> None:
         """nsqd has taken it."""
         if data != OK:
             raise self.misunderstood(data)
@@ -303,22 +303,24 @@ class Publish:
         """Take a response other than OK as a loss; gives what must close the connection: which answer is whose, nobody
         can tell any more."""
         text = f"answer {data[:80]!r} to a publish, OK was due"
-        self.lost(NSQConnectionClosed(f"{self.link.address if self.link is not None else 'nsqd'}: {text}"))
+        self.on_connection_lost(
+            NSQConnectionClosed(f"{self.link.address if self.link is not None else 'nsqd'}: {text}")
+        )
         return NSQProtocolError(text)
 
-    def refused(self, error: NSQErrorCode) -> None:
+    def on_error(self, error: NSQErrorCode) -> None:
         """nsqd has not."""
         if is_about_the_topic(error):
             self.owner.refused_topic(self, error)
         elif not self.done:
             self.owner.refused(self, error)
 
-    def lost(self, error: NSQException) -> None:
+    def on_connection_lost(self, error: NSQException) -> None:
         """Nobody knows."""
         if not self.done:
             self.owner.lost(self, error)
 
-    def not_executed(self, error: NSQException) -> None:
+    def on_not_sent(self, error: NSQException) -> None:
         """nsqd has not seen it, and will not."""
         if not self.done:
             self.owner.retry(self, error)

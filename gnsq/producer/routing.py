@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Any, Protocol, TypeVar
 
 from gnsq.nsqd.connection import Connection
-from gnsq.nsqd.pending import Request
+from gnsq.nsqd.pending import PendingRequest
 from gnsq.producer.publish import Publish
 
 __all__ = [
@@ -183,7 +183,7 @@ class TcpLink:
         self.address = connection.address
         self.confirmed = 0
         self.submit: Callable[[Publish], None] = connection.submit
-        self._requests = connection.requests
+        self._requests = connection.pending
 
     @property
     def pending(self) -> int:
@@ -191,15 +191,15 @@ class TcpLink:
         return len(self._requests)
 
     @property
-    def unsent(self) -> Collection[Request]:
+    def unsent(self) -> Collection[PendingRequest]:
         """Those that were not sent."""
         return self._requests.unsent
 
     @property
-    def sent(self) -> Collection[Request]:
+    def sent(self) -> Collection[PendingRequest]:
         """Those that wait for their answer, the oldest first."""
         return self._requests.sent
 
     def withdraw(self, publishes: Collection[Publish]) -> list[Publish]:
         """Take back those of these publishes that were not sent; gives them."""
-        return self._requests.withdraw(publishes)
+        return self._requests.cancel_unsent(publishes)

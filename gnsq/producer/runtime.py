@@ -188,20 +188,20 @@ class Running:
             self._addresses.add(address)
         self._known.set()
 
-    def wait_tried(self) -> None:
+    def wait_attempted(self) -> None:
         """Wait until all nsqlookupds were asked once, and every nsqd known so far was tried once."""
-        self._wait_tried(self._asked, LONGEST)
+        self._wait_attempted(self._asked, LONGEST)
 
     def wait_first(self, limit: float) -> None:
         """Wait, as the first publish does, which has so many seconds, until some nsqds are known and were tried."""
-        self._wait_tried(self._known, min(limit, FIRST_TRY))
+        self._wait_attempted(self._known, min(limit, FIRST_TRY))
 
-    def _wait_tried(self, known: Event, limit: float) -> None:
+    def _wait_attempted(self, known: Event, limit: float) -> None:
         deadline = self._clock.monotonic() + limit
         if not known.is_set():
             self._clock.wait(known, limit)
         for pool in self._pools:
-            pool.wait_tried(max(deadline - self._clock.monotonic(), 0))
+            pool.wait_attempted(max(deadline - self._clock.monotonic(), 0))
         self.was_tried = True
 
     def flush(self, timeout: float) -> bool:
@@ -226,7 +226,7 @@ class Running:
             self.dispatcher.is_reentrant(greenlet)
             or greenlet is self._active
             or greenlet in self._tasks
-            or any(pool.runs_in(greenlet) for pool in self._pools)
+            or any(pool.owns_greenlet(greenlet) for pool in self._pools)
         )
 
     def close(self, timeout: float) -> list[Unconfirmed]:
@@ -238,7 +238,7 @@ class Running:
         self.flush(timeout)
         unconfirmed = self.dispatcher.close()
         for connection in list(self._links):
-            if connection.requests:
+            if connection.pending:
                 # The deadlines of its pending requests are over. The address is released first: the pool does not know
                 # of the close yet, and would log that it tries again.
                 for pool in self._pools:

@@ -303,7 +303,7 @@ class CommandDecoder:
         del self._buffer[: end + 1]
         return line.removesuffix(b"\r")
 
-    def detach(self) -> bytes:
+    def take_remaining(self) -> bytes:
         """Give back, and forget, what was not taken."""
         rest = bytes(self._buffer)
         self._buffer.clear()

@@ -195,7 +195,7 @@ class FrameDecoder:
                 self.failure = error
         return frames
 
-    def take_one(self, data: bytes = b"") -> Frame | None:
+    def next_frame(self, data: bytes = b"") -> Frame | None:
         """Take a chunk and give back only the first whole frame, None if there is none yet.
 
         For the handshake: what follows one of its answers may belong to the next layer, see detach().
@@ -252,7 +252,7 @@ class FrameDecoder:
         self._wanted = 0
         return headers, rest
 
-    def detach(self) -> bytes:
+    def take_remaining(self) -> bytes:
         """Give back, and forget, the bytes that are not yet a frame."""
         rest = bytes(self._tail)
         if self._large is not None:
@@ -261,7 +261,7 @@ class FrameDecoder:
         self._tail.clear()
         return rest
 
-    def limit(self, max_frame_size: int) -> int:
+    def set_max_frame_size(self, max_frame_size: int) -> int:
         """Refuse frames that announce more from now on; gives the limit there was."""
         before, self._max_size = self._max_size, max_frame_size
         return before

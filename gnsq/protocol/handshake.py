@@ -27,12 +27,12 @@ __all__ = [
     "StartTLS",
     "Step",
     "Write",
-    "authentication",
-    "explained",
+    "auth_steps",
+    "with_hint",
     "handshake",
-    "identification",
+    "identify_steps",
     "max_req_timeout",
-    "upgrade",
+    "upgrade_steps",
 ]
 
 # What a server that does not negotiate allows. Source: the client guide, "nsqd Max RDY Count".
@@ -139,26 +139,26 @@ def handshake(options: ConnectionOptions) -> Handshake:
     if options.snappy:
         require_snappy()
     yield Write(commands.MAGIC_V2)
-    return (yield from identification(options))
+    return (yield from identify_steps(options))
 
 
-def identification(options: ConnectionOptions) -> Handshake:
+def identify_steps(options: ConnectionOptions) -> Handshake:
     """Yield the steps of handshake() behind the magic; nsqd takes IDENTIFY more than once, until SUB."""
     yield Write(commands.identify(options.identify_body()))
     identity = _identity((yield from _read_response("IDENTIFY")), options)
     if identity.auth_required and options.auth_secret is None:
         raise NSQException("nsqd requires AUTH (it runs with --auth-http-address): give auth_secret")
     if identity.tls:
-        yield from upgrade(StartTLS())
+        yield from upgrade_steps(StartTLS())
     if identity.compression is not None:
-        yield from upgrade(StartCompression(identity.compression))
+        yield from upgrade_steps(StartCompression(identity.compression))
     if identity.auth_required:
         assert options.auth_secret is not None  # asked above, before anything else was sent
-        identity = replace(identity, auth=(yield from authentication(options.auth_secret)))
+        identity = replace(identity, auth=(yield from auth_steps(options.auth_secret)))
     return identity
 
 
-def upgrade(step: StartTLS | StartCompression) -> Generator[Step, Frame | None, None]:
+def upgrade_steps(step: StartTLS | StartCompression) -> Generator[Step, Frame | None, None]:
     """Yield the steps of one upgrade; nsqd sends an OK through each new layer.
 
     Raises:
@@ -172,7 +172,7 @@ def upgrade(step: StartTLS | StartCompression) -> Generator[Step, Frame | None, 
         raise NSQProtocolError(f"answer {answer[:80]!r} behind the start of {layer}, OK was due")
 
 
-def authentication(secret: bytes) -> Generator[Step, Frame | None, Mapping[str, object]]:
+def auth_steps(secret: bytes) -> Generator[Step, Frame | None, Mapping[str, object]]:
     """Yield the steps of AUTH; return nsqd's answer: ``identity``, ``identity_url``, ``permission_count``.
 
     Raises:
@@ -194,7 +194,7 @@ def _read_response(command: str) -> Generator[Step, Frame | None, bytes]:
         assert frame is not None  # what the performer sends in answer to ReadFrame
         frame_type, data = frame
         if frame_type == ERROR:
-            raise explained(make_error(data))
+            raise with_hint(make_error(data))
         if frame_type != RESPONSE:
             raise NSQProtocolError(f"frame of type {frame_type} in answer to {command}; a response was due")
         if data != HEARTBEAT:
@@ -280,7 +280,7 @@ def _warnings(answer: Mapping[str, object], options: ConnectionOptions) -> Itera
         )
 
 
-def explained(error: NSQErrorCode) -> NSQErrorCode:
+def with_hint(error: NSQErrorCode) -> NSQErrorCode:
     """Add to nsqd's words what to do, where it is known; the texts are nsqd 1.3.0's."""
     if isinstance(error, NSQBadBody) and error.text.startswith("IDENTIFY") and error.text.endswith("is invalid"):
         error.advice = (

@@ -377,7 +377,7 @@ def test_message_that_timed_out_is_an_error_event(fakensqd, send, consume):
     def handle(consumer, message):
         message.enable_async()
         message.finish()
-        consumer._pool.connections[fakensqd.tcp_address].answers.finish(message.id)
+        consumer._pool.connections[fakensqd.tcp_address].in_flight_messages.finish(message.id)
 
     consumer = consume(handle)
     consumer.on_error.connect(lambda sender, error: errors.append(error.code), weak=False)
@@ -470,7 +470,7 @@ def test_receiver_that_raises_is_logged_and_harms_nothing(nsqd, clock, publish, 
         handled.append(message.attempts)
         if message.attempts == 1:
             raise RuntimeError("once")
-        consumer._pool.connections[nsqd.tcp_address].answers.touch(b"0123456789abcdef")
+        consumer._pool.connections[nsqd.tcp_address].in_flight_messages.touch(b"0123456789abcdef")
 
     consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=handle, clock=clock)
     getattr(consumer, name).connect(receive, weak=False)

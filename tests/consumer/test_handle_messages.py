@@ -315,5 +315,5 @@ def test_messages_that_lapsed_during_the_call_are_let_go(nsqd, clock, publish, t
     publish(nsqd, b"2")
     clock.advance(20.0)
 
-    assert connection.answers.held == set()
+    assert connection.in_flight_messages.async_messages == set()
     assert consumer.total_in_flight == 0

@@ -471,7 +471,7 @@ def test_messages_that_nobody_answers_are_not_kept_for_ever(nsqd, clock, publish
     clock.advance(12.0)
 
     (connection,) = consumer._pool.connections.values()
-    assert len(connection.answers.held) <= 50
+    assert len(connection.in_flight_messages.async_messages) <= 50
     consumer.close()
     clock.advance(0.0)
 

@@ -55,7 +55,7 @@ def test_without_toxics_calls_go_straight_through(wrapped):
     transport.sendall(b"out")
 
     assert (transport.recv(100), inner.sends) == (b"in", [b"out"])
-    transport.end()
+    transport.shutdown_write()
     assert inner.ended
     assert transport.recv(100) == b""
     transport.close()
@@ -171,7 +171,7 @@ def test_end_is_behind_what_was_sent(wrapped, clock):
     link.add(latency(1.0), upstream=False)
     transport.sendall(b"bye")
 
-    transport.end()
+    transport.shutdown_write()
     clock.advance(0.9)
     assert (inner.sent, inner.ended) == (b"", False)
     clock.advance(0.2)

@@ -67,7 +67,7 @@ def test_a_handshake(ends, server_context, client_context):
     assert transport.recv(100) == b"hello"
     transport.sendall(b"back")
     assert client.recv(100) == b"back"
-    transport.end()
+    transport.shutdown_write()
     assert client.recv(100) == b""
     transport.close()
 
@@ -157,7 +157,7 @@ def test_another_policy_asks_for_no_certificate(ends, tls_options):
 )
 def test_what_is_no_handshake_gets_no_alert(ends, server_context, data, words):
     ends[1].sendall(data)
-    ends[1].end()
+    ends[1].shutdown_write()
 
     assert handshake(ends[0], server_context) == TlsFailed(words)
     ends[0].close()

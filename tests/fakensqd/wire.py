@@ -46,7 +46,7 @@ class Client:
         self.send(commands.identify({"feature_negotiation": True, **asked}))
         answer = None
         while answer is None:
-            answer = self._decoder.take_one(self.transport.recv(65536))
+            answer = self._decoder.next_frame(self.transport.recv(65536))
         assert answer[0] == 0, answer
         return json.loads(answer[1])
 
@@ -58,7 +58,7 @@ class Client:
         return transport
 
     def compress(self, codec: Codec) -> None:
-        self.transport = CompressedTransport(self.transport, codec, self._decoder.detach())
+        self.transport = CompressedTransport(self.transport, codec, self._decoder.take_remaining())
 
     def frame(self) -> Frame:
         """Wait for a frame.

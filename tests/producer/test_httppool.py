@@ -253,7 +253,7 @@ def test_nsqd_that_is_found_while_the_producer_closes_is_left_alone(fakensqd):
     producer.close()
 
     running.add(f"127.0.0.1:{refused_port()}")
-    running.wait_tried()
+    running.wait_attempted()
 
     assert running.failures() == {}
 

@@ -51,7 +51,7 @@ def test_decoder_reads_it_whole_and_keeps_a_tail(built, wire, command):
     decoder.feed(wire + b"NO")
 
     assert [decoder.next_command(), decoder.next_command()] == [command, None]
-    assert decoder.detach() == b"NO"
+    assert decoder.take_remaining() == b"NO"
 
 
 @pytest.mark.parametrize(("built", "wire", "command"), VECTORS)

@@ -68,21 +68,21 @@ def test_tail_is_kept_for_the_next_chunk(data, frames):
 
 
 @pytest.mark.parametrize(("data", "frames"), VECTORS)
-def test_take_one_leaves_what_follows_for_the_next_layer(data, frames):
+def test_next_frame_leaves_what_follows_for_the_next_layer(data, frames):
     decoder = FrameDecoder()
 
-    first = decoder.take_one(data + b"rest")
+    first = decoder.next_frame(data + b"rest")
 
     assert first == frames[0]
-    assert decoder.detach() == data[8 + len(frames[0][1]) :] + b"rest"
+    assert decoder.take_remaining() == data[8 + len(frames[0][1]) :] + b"rest"
     assert decoder.pending == 0
 
 
-def test_take_one_waits_for_a_whole_frame():
+def test_next_frame_waits_for_a_whole_frame():
     decoder = FrameDecoder()
 
-    assert [decoder.take_one(b"\x00\x00\x00\x06\x00\x00"), decoder.take_one(b"\x00\x00O")] == [None, None]
-    assert decoder.take_one(b"K") == (RESPONSE, b"OK")
+    assert [decoder.next_frame(b"\x00\x00\x00\x06\x00\x00"), decoder.next_frame(b"\x00\x00O")] == [None, None]
+    assert decoder.next_frame(b"K") == (RESPONSE, b"OK")
 
 
 BAD_SIZES = [
@@ -108,7 +108,7 @@ def test_bad_size_is_refused_at_its_fourth_byte(head, words):
 @pytest.mark.parametrize(("head", "words"), BAD_SIZES)
 def test_bad_size_is_refused_in_the_handshake(head, words):
     with pytest.raises(NSQFrameError, match=words):
-        FrameDecoder().take_one(head)
+        FrameDecoder().next_frame(head)
 
 
 @pytest.mark.parametrize(("head", "words"), BAD_SIZES)
@@ -143,7 +143,7 @@ HEAD = encode_frame(MESSAGE, encode_message(1, 2, b"0123456789abcdef", bytes(LAR
 
 
 def take_whole(decoder):
-    frames = [decoder.take_one(HEAD), *(decoder.take_one(bytes(65536)) for _ in range(LARGE // 65536))]
+    frames = [decoder.next_frame(HEAD), *(decoder.next_frame(bytes(65536)) for _ in range(LARGE // 65536))]
     return next(frame[1] for frame in frames if frame is not None)
 
 
@@ -155,7 +155,7 @@ def feed_whole(decoder):
     return messages[0].body
 
 
-@pytest.mark.parametrize("read", [pytest.param(take_whole, id="take_one"), pytest.param(feed_whole, id="feed")])
+@pytest.mark.parametrize("read", [pytest.param(take_whole, id="next_frame"), pytest.param(feed_whole, id="feed")])
 def test_large_frame_is_held_once(read):
     tracemalloc.start()
     try:
@@ -172,18 +172,18 @@ def test_large_frame_is_held_once(read):
 MESSAGE_DATA = encode_message(1, 2, b"0123456789abcdef", b"x" * 100)
 
 
-def test_large_frame_that_take_one_has_begun_is_read_by_feed():
+def test_large_frame_that_next_frame_has_begun_is_read_by_feed():
     decoder, messages = FrameDecoder(large_frame_size=50), []
     frame = encode_frame(MESSAGE, MESSAGE_DATA)
 
-    assert decoder.take_one(frame[:60]) is None
+    assert decoder.next_frame(frame[:60]) is None
     others = decoder.feed(frame[60:] + frame[:60], functools.partial(read_messages, messages, None, 0.0))
 
     assert others == []
     assert [message.body for message in messages] == [b"x" * 100]
     # The other way round.
-    assert decoder.take_one(frame[60:] + b"next") == (MESSAGE, MESSAGE_DATA)
-    assert decoder.detach() == b"next"
+    assert decoder.next_frame(frame[60:] + b"next") == (MESSAGE, MESSAGE_DATA)
+    assert decoder.take_remaining() == b"next"
 
 
 def test_large_frame_of_unknown_type_is_left_in_failure():

@@ -101,10 +101,10 @@ def test_frames_taken_one_by_one_are_those_of_the_stream(stream, singly, decoder
     with contextlib.suppress(NSQFrameError):
         for piece, one in zip(pieces, singly, strict=False):
             if one:
-                got += [frame for frame in [decoder.take_one(piece)] if frame is not None]
+                got += [frame for frame in [decoder.next_frame(piece)] if frame is not None]
                 piece = b""
             got += decoder.feed(piece)
-            assert decoder.take_one() is None
+            assert decoder.next_frame() is None
             assert decoder.pending < 4 + MAX_FRAME_SIZE
 
     assert got == whole
@@ -155,11 +155,11 @@ def test_detached_bytes_go_on_where_the_handshake_ended(stream, count, decoder):
 
     try:
         while len(got) < count and rest:
-            got += [frame for frame in [decoder.take_one(rest.pop(0))] if frame is not None]
+            got += [frame for frame in [decoder.next_frame(rest.pop(0))] if frame is not None]
     except NSQFrameError as error:
         refusal = str(error)
     if refusal is None:
-        more, refusal = outcome(FrameDecoder(MAX_FRAME_SIZE), [decoder.detach(), *rest])
+        more, refusal = outcome(FrameDecoder(MAX_FRAME_SIZE), [decoder.take_remaining(), *rest])
         got += more
 
     assert (got, refusal) == whole
@@ -212,7 +212,7 @@ def commands_of(pieces):
                 got.append(command)
         except ValueError as error:
             return got, str(error), None
-    return got, None, decoder.detach()
+    return got, None, decoder.take_remaining()
 
 
 @given(cut(joined(good_commands, max_size=6)))
@@ -264,7 +264,7 @@ def test_single_steps_take_what_lies_in_front(program):
             assert decoder.take_size() == (int.from_bytes(held[:4], "big", signed=True) if len(held) >= 4 else None)
             held = held[4:] if len(held) >= 4 else held
         assert decoder.buffered == len(held)
-    assert decoder.detach() == held
+    assert decoder.take_remaining() == held
 
 
 @given(joined(st.binary(max_size=12) | sizes.map(struct.Struct(">i").pack), max_size=8))

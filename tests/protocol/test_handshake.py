@@ -14,11 +14,11 @@ from gnsq.protocol.handshake import (
     ReadFrame,
     StartTLS,
     Write,
-    authentication,
-    explained,
+    auth_steps,
     handshake,
     max_req_timeout,
-    upgrade,
+    upgrade_steps,
+    with_hint,
 )
 
 # As nsqd 1.3.0 sends it.
@@ -210,14 +210,14 @@ def test_refused_secret_is_raised():
 
 def test_answer_to_auth_that_is_no_json_breaks_the_protocol():
     with pytest.raises(NSQProtocolError, match=r"b'OK' to AUTH is no JSON object"):
-        drive(authentication(b"secret"), [OK])
+        drive(auth_steps(b"secret"), [OK])
 
 
 def test_layer_that_does_not_begin_with_ok_breaks_the_protocol():
     with pytest.raises(NSQProtocolError, match=r"b'KO' behind the start of TLS, OK was due"):
-        drive(upgrade(StartTLS()), [(RESPONSE, b"KO")])
+        drive(upgrade_steps(StartTLS()), [(RESPONSE, b"KO")])
     with pytest.raises(NSQIdentifyFailed):
-        drive(upgrade(StartTLS()), [(ERROR, b"E_IDENTIFY_FAILED IDENTIFY failed EOF")])
+        drive(upgrade_steps(StartTLS()), [(ERROR, b"E_IDENTIFY_FAILED IDENTIFY failed EOF")])
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_snappy_that_can_not_be_imported_is_said_before_anything_is_sent(monkeyp
 
 
 def test_refusal_without_tls_says_what_to_do():
-    error = explained(NSQInvalid("cannot SUB in current state (TLS required)"))
+    error = with_hint(NSQInvalid("cannot SUB in current state (TLS required)"))
 
     assert str(error) == (
         "E_INVALID cannot SUB in current state (TLS required) (nsqd runs with --tls-required: give tls_v1=True)"
@@ -258,7 +258,7 @@ REQ_REFUSED = "REQ timeout 3600001000000 out of range 0-3600000000000"
 
 
 def test_refused_requeue_tells_the_limit_and_what_to_do():
-    error = explained(NSQInvalid(REQ_REFUSED))
+    error = with_hint(NSQInvalid(REQ_REFUSED))
 
     assert max_req_timeout(error) == 3_600_000
     assert str(error) == (

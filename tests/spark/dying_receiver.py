@@ -10,7 +10,7 @@ import sys
 
 import gevent
 
-from gnsq.nsqd.in_flight import Answers
+from gnsq.nsqd.in_flight import InFlightMessages
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import Receiver
 from gnsq.spark.spool.spool import Spool, SpoolWriter
@@ -21,7 +21,7 @@ def die():
 
 
 def arm(point):
-    write, finish = SpoolWriter.write, Answers.finish_all
+    write, finish = SpoolWriter.write, InFlightMessages.finish_all
     # Rows of the first segment.
     rows = []
 
@@ -41,7 +41,7 @@ def arm(point):
             die()
         finish(answers, ids)
 
-    SpoolWriter.write, Answers.finish_all = watched_write, watched_finish
+    SpoolWriter.write, InFlightMessages.finish_all = watched_write, watched_finish
 
 
 def main():
