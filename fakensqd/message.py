@@ -158,11 +158,11 @@ class MessageIdGenerator:
         self._sequence = 0
         self._head = b""
 
-    def take(self, count: int, now_ns: int) -> list[bytes]:
+    def next(self, count: int, now_ns: int) -> list[bytes]:
         """Make that many ids. 4096 fit into a tick (1.05 ms); where nsqd waits for the next, this borrows it."""
         tick = now_ns >> 20
         if tick > self._tick:
-            self._begin(tick)
+            self._start_tick(tick)
         ids: list[bytes] = []
         while count:
             part = _ENDINGS[self._sequence : self._sequence + count]
@@ -171,10 +171,10 @@ class MessageIdGenerator:
             count -= len(part)
             self._sequence += len(part)
             if self._sequence == _SEQUENCES:
-                self._begin(self._tick + 1)
+                self._start_tick(self._tick + 1)
         return ids
 
-    def _begin(self, tick: int) -> None:
+    def _start_tick(self, tick: int) -> None:
         self._tick = tick
         self._sequence = 0
         self._head = b"%013x" % ((tick - _EPOCH) << 10 | self._node_id)

@@ -113,13 +113,6 @@ class NsqdOptions(Options):
     data_path: str = option(
         "", 'existing directory where topics, channels and messages outlive this nsqd; "": they are in memory only'
     )
-    scan_lateness: bool = option(
-        False,
-        "notice timeouts and ends of delays as late as nsqd: every 0.1 s; 5 s on a young channel, or more with many",
-    )
-    queue_scan_selection_count: int = option(
-        20, "with scan_lateness: channels looked into every 0.1 s, by chance; more while many have something", minimum=1
-    )
     release: str = option(
         "",
         "of nsqd that is emulated on TCP and in its HTTP answers, 0.2.15 to 1.3.0: sets the three that follow, too; "
@@ -268,8 +261,6 @@ class ClusterOptionsDict(TypedDict, total=False):
     broadcast_http_port: int
     lookupd_ping_interval: float
     data_path: str
-    scan_lateness: bool
-    queue_scan_selection_count: int
     release: str
     rdy_counts_down: bool
     negotiates: bool

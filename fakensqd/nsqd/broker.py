@@ -12,9 +12,7 @@ Pure. Seconds; scans and listings are counted from the start. Source: nsqd nsqd.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
 
 from fakensqd.message import MessageIdGenerator, MessageQueue, QueuedMessage
 from fakensqd.nsqd.channel import BrokerError, Channel, Subscriber
@@ -28,49 +26,7 @@ __all__ = [
     "Subscriber",
     "QueuedMessage",
     "Topic",
-    "last_listing",
-    "next_listing",
-    "next_scan",
-    "scan",
 ]
-
-
-_Channel = TypeVar("_Channel")
-
-# Source: nsqd options.go, queue-scan-interval and queue-scan-refresh-interval.
-_SCAN = 0.1
-_LISTING = 5.0
-# Source: the same, queue-scan-dirty-percent.
-_DIRTY = 0.25
-# What is due at a scan is not to wait for the next because of the last bit of a float.
-_CLOSE = 1e-9
-
-
-def next_scan(due: float, now: float, since: float) -> float:
-    """When something that falls due is looked for: never before it, and later than now."""
-    scan = max(math.ceil((due - since) / _SCAN - _CLOSE), math.floor((now - since) / _SCAN + _CLOSE) + 1)
-    return since + scan * _SCAN
-
-
-def last_listing(now: float, since: float) -> float:
-    """When it was last looked which channels there are."""
-    return since + math.floor((now - since) / _LISTING + _CLOSE) * _LISTING
-
-
-def next_listing(now: float, since: float) -> float:
-    """When that will be done again."""
-    return last_listing(now, since) + _LISTING
-
-
-def scan(channels: Sequence[_Channel], count: int, chance: random.Random, expire: Callable[[_Channel], bool]) -> None:
-    """Look into so many of the channels, by chance; and again, while more than a quarter had something.
-
-    Args:
-        expire: Looks into one; says whether anything's time had come.
-    """
-    count = min(count, len(channels))
-    while sum([expire(channel) for channel in chance.sample(channels, count)]) > _DIRTY * count:
-        pass
 
 
 _EPOCH_NS = 1_577_836_800 * 10**9
@@ -113,7 +69,7 @@ class Topic:
     def publish(self, bodies: Sequence[bytes], now: float, delay: float = 0.0) -> None:
         """Take messages in; a delay begins when they reach a channel."""
         timestamp = self._broker.wall_ns(now)
-        ids = self._ids.take(len(bodies), timestamp)
+        ids = self._ids.next(len(bodies), timestamp)
         messages = [QueuedMessage(id_, body, timestamp, delay) for id_, body in zip(ids, bodies, strict=True)]
         self.message_count += len(messages)
         self.message_bytes += sum(map(len, bodies))
@@ -272,7 +228,6 @@ class Broker:
                 if not channel.ephemeral:
                     new = topic.ensure_channel(channel.name, now)
                     new.paused = channel.paused
-                    new.created_at = -math.inf
                     new.restore(_undelayed(channel.stored() if keep_messages else channel.on_disk()))
             topic.restore(_undelayed(old.stored() if keep_messages else old.on_disk()), now)
         return broker
@@ -291,23 +246,6 @@ class Broker:
         """Queue again what has timed out and what was deferred until now; give back what has timed out."""
         self.due = math.inf
         return [message for channel in list(self.channels()) for message in channel.expire(now)]
-
-    def scan(self, now: float, listed_at: float, chance: random.Random) -> None:
-        """Do so in some channels only, as nsqd does, chosen by chance; those made since its last listing are not known.
-
-        The others stay due: at once, or from the next listing on.
-        """
-        known = [channel for channel in self.channels() if channel.created_at < listed_at]
-        self.due = math.inf
-        scan(known, self.options.queue_scan_selection_count, chance, lambda channel: _had_something(channel, now))
-        for channel in known:
-            self.schedule_expiry(channel.due)
-
-
-def _had_something(channel: Channel, now: float) -> bool:
-    due = channel.due <= now
-    channel.expire(now)
-    return due
 
 
 def _undelayed(messages: list[QueuedMessage]) -> list[QueuedMessage]:

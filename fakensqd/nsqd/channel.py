@@ -146,7 +146,6 @@ class Channel:
         self.topic_name = topic_name
         self.name = name
         self.ephemeral = is_ephemeral(name)
-        self.created_at = now
         self.paused = False
         self.message_count = 0
         self.requeue_count = 0

@@ -46,7 +46,7 @@ __all__ = [
 # Options that nsqd has under another name, or not at all.
 _NO_FLAGS = (
     *["lookupd_tcp_addresses", "lookupd_ping_interval", "node_id"],
-    *["scan_lateness", "release", "rdy_counts_down", "negotiates", "wrapped_answers"],
+    *["release", "rdy_counts_down", "negotiates", "wrapped_answers"],
 )
 # What has no meaning here is shown as nsqd has it by default. Durations in nanoseconds.
 _WITHOUT_MEANING: dict[str, Any] = {  # Any: options are of all types
@@ -54,6 +54,7 @@ _WITHOUT_MEANING: dict[str, Any] = {  # Any: options are of all types
     "max_bytes_per_file": 104857600,
     "sync_every": 2500,
     "sync_timeout": 2 * 10**9,
+    "queue_scan_selection_count": 20,
     "queue_scan_worker_pool_max": 4,
     "statsd_address": "",
     "statsd_interval": 60 * 10**9,

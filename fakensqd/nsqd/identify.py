@@ -157,6 +157,12 @@ class Settings:
     sample_rate: int
     msg_timeout: float
 
+    @property
+    def buffers_messages(self) -> bool:
+        """Whether messages wait for another frame, for RDY to be reached, or for a full buffer: the client asked for an
+        output buffer without a timeout."""
+        return not self.output_buffer_timeout and self.output_buffer_size > 1
+
     @classmethod
     def default(cls, options: NsqdOptions) -> Settings:
         """What holds for a client that never says IDENTIFY."""

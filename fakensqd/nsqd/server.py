@@ -7,7 +7,6 @@ is Session's and nsqd_http's. What takes long to import, and is not for every ns
 from __future__ import annotations
 
 import logging
-import random
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self, Unpack
@@ -16,7 +15,7 @@ from fakensqd.clock import Clock, Timer
 from fakensqd.daemon.daemon import Daemon
 from fakensqd.http.server import Application
 from fakensqd.logs import set_level
-from fakensqd.nsqd.broker import Broker, Channel, Topic, last_listing, next_listing, next_scan
+from fakensqd.nsqd.broker import Broker, Channel, Topic
 from fakensqd.nsqd.http import nsqd_application, tls_required_application
 from fakensqd.nsqd.published import MessageAssertions, PublishedBodies, check_body_types
 from fakensqd.nsqd.session import Session
@@ -94,8 +93,6 @@ class FakeNsqd(MessageAssertions, Daemon):
         self._adopt(Broker(self.options, epoch_ns=self.clock.time_ns() - round(self.clock.monotonic() * 1e9)))
         self._data_path = DataPath(self.options.data_path) if self.options.data_path else None
         self._heartbeats = True
-        self._scanned_since = 0.0
-        self._chance = random.Random(self.seed)
         self._timer: Timer | None = None
         self._peers: dict[str, LookupPeer] = {}
 
@@ -288,7 +285,6 @@ class FakeNsqd(MessageAssertions, Daemon):
 
     def _on_started(self) -> None:
         self.set_lookupd_tcp_addresses(self.lookupd_tcp_addresses)
-        self._scanned_since = self.now()
         self._expire()
 
     def _open_session(self, remote_address: str, wake: Callable[[], bool]) -> Session:
@@ -308,21 +304,11 @@ class FakeNsqd(MessageAssertions, Daemon):
             return  # start() looks for what has fallen due
         if self._timer is not None:
             self._timer.cancel()
-        now = self.now()
-        if self.options.scan_lateness:
-            due = next_scan(due, now, self._scanned_since)
-        self._timer = self.clock.call_later(due - now, self._expire)
+        self._timer = self.clock.call_later(due - self.now(), self._expire)
 
     def _expire(self) -> None:
         self._timer = None
-        now = self.now()
-        if not self.options.scan_lateness:
-            self.broker.expire(now)
-            return
-        listed_at = last_listing(now, self._scanned_since)
-        self.broker.scan(now, listed_at, self._chance)
-        if any(channel.created_at >= listed_at for channel in self.broker.channels()):
-            self.broker.schedule_expiry(next_listing(now, self._scanned_since))
+        self.broker.expire(self.now())
 
     # --- nsqlookupd ---------------------------------------------------------------------------------------------------
 

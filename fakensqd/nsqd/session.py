@@ -1,25 +1,43 @@
-"""One V2 client as nsqd sees it: bytes in, effects out.
+"""One client of nsqd that speaks the V2 protocol. Takes bytes and times, and returns effects.
 
-Pure: takes ``now``, asks a Broker, knows no socket and no clock. What a client sends is worked on by a generator that
-reads as nsqd's own loop does and pauses where bytes are missing. Source: nsqd protocol_v2.go and client_v2.go.
-
-What is to be sent to one client, and when: nsqd's buffer, and the ticker that empties it.
-
-Pure. Whatever is no message empties it at once, and so does a message that leaves the client ready for no other.
-Source: nsqd protocol_v2.go, messagePump; Go's bufio.Writer.
-
-PUB, DPUB and MPUB of one client.
-
-Pure. Each is a generator that reads what it needs, puts messages into topics, and answers through a callable. Source:
-nsqd protocol_v2.go PUB, DPUB, MPUB.
+Pure: calls a Broker, and knows no socket and no clock. A generator executes the client's commands one after another, as
+nsqd's loop does; it pauses while bytes are missing. Source: nsqd protocol_v2.go and client_v2.go.
 """
+
+# The way of a PUB to the subscriber that gets the message:
+#
+#  1. `Daemon._serve` in daemon/daemon.py accepts the connection of the producer and makes a `Connection` in
+#     daemon/connection.py with a `Session`.
+#  2. `Connection._read` in daemon/connection.py receives bytes and passes them to `Session.receive`.
+#  3. `Session._execute_commands` takes a line out of the `InputBuffer` in input_buffer.py, and finds the handler of the
+#     command in `_HANDLERS`, by the state of the session.
+#  4. `Session._publish` calls `read_publish` in nsqd/commands.py, which checks the topic's name and then reads the body
+#     with `InputBuffer.read_body` in input_buffer.py.
+#  5. `Session._put` calls `Topic.publish` in nsqd/broker.py, which makes a message with an id of
+#     `MessageIdGenerator.next` in message.py. Then it appends OK to the output.
+#  6. `Channel.put` in nsqd/channel.py queues the message in its `MessageQueue` in message.py, and wakes a subscriber by
+#     `Session.wake`.
+#  7. `Connection._write_loop` in daemon/connection.py, in the writer greenlet of the subscriber, calls `Session.pump`.
+#  8. `Session._deliver` takes messages from `Channel.deliver` in nsqd/channel.py, which notes them as in flight, and
+#     encodes a frame for each.
+#  9. `Session._effects` returns the frames as one `Send` in effects.py, and `Connection._perform` in
+#     daemon/connection.py queues its bytes for the writer greenlet, which sends them.
+#
+# The states of a client, and the commands that change them:
+#
+#                  +------+   SUB   +------------+   CLS   +---------+
+#     "  V2" ----> | INIT | ------> | SUBSCRIBED | ------> | CLOSING |
+#                  +------+         +------------+         +---------+
+#
+# A table at the end of the module lists the commands that are legal in each state. Any other command is answered with
+# E_INVALID, and the connection is closed. If nsqd requires TLS, only IDENTIFY is legal until TLS is established.
 
 from __future__ import annotations
 
 import enum
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 from fakensqd.effects import Close, Effect, IoRequest, IoResult, Send
@@ -32,189 +50,17 @@ from fakensqd.options import NsqdOptions
 from gnsq.protocol.commands import MAGIC_V2
 from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
 
-__all__ = [
-    "Output",
-    "Publishing",
-    "Session",
-    "State",
-]
-
-
-# Size and type of a frame are written apart from what it holds.
-_WORD = 4
-
-
-class Output:
-    """The frames of one client that are not sent yet.
-
-    Args:
-        now: When the ticker begins, seconds.
-
-    Attributes:
-        frames: Those that take() gives; others may be with a tap.
-        due: When tick() is worth calling; infinity if never.
-    """
-
-    def __init__(self, now: float) -> None:
-        self.frames: list[bytes] = []
-        self.due = math.inf
-        self._flush = False
-        self._sizes: list[int] = []
-        # Bytes that are in the buffer, and that have run out of it.
-        self._buffered = self._leaving = 0
-        self._since = now
-        self._ticks = 0
-
-    def start(self, now: float) -> None:
-        """Let the ticker begin anew."""
-        self._since, self._ticks = now, 0
-
-    def respond(self, frame: bytes) -> None:
-        """Say something that is no message."""
-        self.frames.append(frame)
-        self._flush = True
-
-    def add(self, sizes: Iterable[int]) -> None:
-        """Take note of the sizes of messages that are to be sent."""
-        self._sizes += sizes
-
-    def flush(self) -> None:
-        """Keep nothing back."""
-        self._flush = True
-
-    def hold(self, now: float, period: float, size: float) -> None:
-        """Keep messages back until the buffer is full, or the ticker ticks.
-
-        Args:
-            period: Of the ticker, seconds; 0: there is none.
-            size: Of the buffer, bytes.
-        """
-        if not self._sizes and not self._buffered:
-            return
-        for frame in self._sizes:
-            for part in (_WORD, _WORD, frame - 2 * _WORD):
-                self._write(part, size)
-        self._sizes.clear()
-        # A tick that nobody has waited for is kept: the first message after a silence leaves at once.
-        self.due = self._since + (self._ticks + 1) * period if period else math.inf
-        self.tick(now, period)
-
-    def _write(self, part: int, size: float) -> None:
-        if self._buffered and part > size - self._buffered:
-            part -= int(size) - self._buffered
-            self._leaving += int(size)
-            self._buffered = 0
-        if part > size:
-            # With nothing in front of it, it does not go through the buffer.
-            self._leaving += part
-        else:
-            self._buffered += part
-
-    def tick(self, now: float, period: float) -> None:
-        """Empty the buffer if the time has come."""
-        if now >= self.due:
-            self._ticks = max(self._ticks + 1, int((now - self._since) / period))
-            self._flush = True
-
-    def take(self) -> bytes:
-        """Give what may leave now."""
-        if not (self._flush or self._leaving):
-            return b""
-        data = b"".join(self.frames)
-        self.frames.clear()
-        if self._flush:
-            self.drain()
-            return data
-        if rest := data[self._leaving :]:
-            self.frames.append(rest)
-        data, self._leaving = data[: self._leaving], 0
-        return data
-
-    def drain(self) -> bool:
-        """Say whether anything may leave now; then all of it is taken to have left."""
-        if not (self._flush or self._leaving):
-            return False
-        self._flush, self._buffered, self._leaving, self.due = False, 0, 0, math.inf
-        self._sizes.clear()
-        return True
-
-
-class Publishing:
-    """What one client publishes.
-
-    Args:
-        source: What it sends.
-        handshake: Knows what it may do.
-        respond: Sends it a frame.
-        now: Gives the time, seconds.
-
-    Attributes:
-        count_by_topic: Messages published so far.
-    """
-
-    def __init__(
-        self,
-        broker: Broker,
-        source: InputBuffer,
-        handshake: ClientHandshake,
-        respond: Callable[[bytes], None],
-        now: Callable[[], float],
-    ) -> None:
-        self.count_by_topic: dict[str, int] = {}
-        self._broker = broker
-        self._options = broker.options
-        self._input = source
-        self._handshake = handshake
-        self._respond = respond
-        self._now = now
-        self._auth_required = bool(broker.options.auth_http_addresses)
-
-    def body_reader(self, words: list[bytes]) -> BodyReader | None:
-        """Give what reads the body of a command; None if it has none, or is refused without."""
-        row = commands.NSQD_ROWS[words[0]]
-        if row.read is None or (words[0] == b"MPUB" and self._auth_required and self._handshake.authorization is None):
-            return None
-        return partial(row.read, words, self._options)
-
-    def publish(self, words: list[bytes]) -> Read[None]:
-        """Do PUB."""
-        topic_name, body = yield from commands.read_publish(words, self._options, self._input)
-        if self._auth_required:
-            yield from self._handshake.authorize(b"PUB", topic_name)
-        self._put(topic_name, [body])
-
-    def defer(self, words: list[bytes]) -> Read[None]:
-        """Do DPUB."""
-        topic_name, delay, body = yield from commands.read_defer(words, self._options, self._input)
-        if self._auth_required:
-            yield from self._handshake.authorize(b"DPUB", topic_name)
-        self._put(topic_name, [body], delay)
-
-    def multipublish(self, words: list[bytes]) -> Read[None]:
-        """Do MPUB."""
-        topic_name = commands.publish_topic(words, self._options.emulated)
-        if self._auth_required:
-            yield from self._handshake.authorize(b"MPUB", topic_name)
-        # nsqd makes the topic before it has read anything.
-        self._broker.ensure_topic(topic_name)
-        bodies = yield from commands.read_multipublish(words, self._options, self._input)
-        self._put(topic_name, bodies)
-
-    def _put(self, topic_name: str, bodies: list[bytes], delay: float = 0.0) -> None:
-        self._broker.ensure_topic(topic_name).publish(bodies, self._now(), delay)
-        self.count_by_topic[topic_name] = self.count_by_topic.get(topic_name, 0) + len(bodies)
-        self._respond(OK_FRAME)
-
+__all__ = ["Session", "State"]
 
 _HEARTBEAT_FRAME = encode_frame(RESPONSE, HEARTBEAT)
-# Deliveries per wake-up; then others get their turn. A send of so many is large enough to cost little per message.
-_BATCH = 256
+# Messages per wake-up; then other subscribers get their turn. A send of so many is cheap for each message.
+_MAX_BATCH = 256
 
 _Handler = Callable[["Session", list[bytes]], Read[None] | None]
 
 
 class State(enum.IntEnum):
-    """What a client has done so far; the numbers are those of /stats."""
+    """State of a client; the numbers are those of /stats."""
 
     INIT = 0
     SUBSCRIBED = 3
@@ -225,11 +71,16 @@ class Session:
     """The server's side of one connection.
 
     Args:
-        broker: Whose topics it uses.
+        broker: Has the topics.
         now: The time of the connection, seconds.
         remote_address: ``host:port``, for statistics.
-        on_wake: Called when pump() is worth calling; says whether that will be at once.
-        rng: Where sample_rate throws its dice.
+        on_wake: Called when pump() is worth calling. Returns whether that will be at once.
+        rng: Decides which messages sample_rate drops.
+
+    Attributes:
+        ready_count: The RDY count, as /stats shows it.
+        published_by_topic: Numbers of messages published so far.
+        heartbeats: False: no heartbeats are sent, and a silent client is not disconnected.
     """
 
     def __init__(
@@ -245,158 +96,165 @@ class Session:
         self.connected_ns = broker.wall_ns(now)
         self.state = State.INIT
         self.ready_count = 0
-        # The RDY that the client sent last; ready_count is less where it is counted down.
+        # The count of the last RDY; ready_count is less in releases that count it down.
         self._last_ready_count = 0
         self.in_flight_count = 0
         self.message_count = 0
         self.finish_count = 0
         self.requeue_count = 0
+        self.published_by_topic: dict[str, int] = {}
+        self.heartbeats = True
         self._broker = broker
         self._options: NsqdOptions = broker.options
-        self._release = broker.options.emulated
         self._on_wake = on_wake
         self._rng = rng or random.Random()
         self._now = now
         self._channel: Channel | None = None
         self._heartbeat_due = self._read_due = math.inf
-        # Off: no heartbeats, and nobody is hung up on for being silent.
-        self.heartbeats = True
         self._input = InputBuffer()
-        self._output = Output(now)
+        # Frames that are not sent yet, whether they are to be sent now, and how many bytes of messages wait.
+        self._output: list[bytes] = []
+        self._flush = False
+        self._waiting_bytes = 0
         host = remote_address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-        self.handshake = ClientHandshake(self._options, host, self._input, self._output.respond, self._time)
-        self._publishing = Publishing(broker, self._input, self.handshake, self._output.respond, self._time)
-        self.published_by_topic = self._publishing.count_by_topic
-        # What is legal now; everything else is _illegal().
+        self.handshake = ClientHandshake(self._options, host, self._input, self._respond, self._get_now)
         self._tls_missing = self._options.tls_policy > 0
-        self._handlers = _TLS_FIRST if self._tls_missing else _HANDLERS[State.INIT]
+        self._handlers = _HANDLERS_BEFORE_TLS if self._tls_missing else _HANDLERS[State.INIT]
         self._auth_required = bool(self._options.auth_http_addresses)
-        # What the shell is to answer, and the deadline that waits meanwhile.
-        self._io_request: IoRequest | None = None
-        self._later_read_due = math.inf
+        # Work of the connection that the session waits for, and the read deadline that is suspended meanwhile.
+        self._request: IoRequest | None = None
+        self._suspended_read_due = math.inf
         self._executed = False
-        self._hung_up = False
+        self._channel_closed = False
         self._closed = False
         self._tap: Tapped | None = None
-        self._command_loop = self._run()
+        self._command_loop = self._execute_commands()
 
-    # --- what the shell calls -----------------------------------------------------------------------------------------
+    # --- called by the connection -------------------------------------------------------------------------------------
 
     def attach(self, tap: Tap) -> None:
-        """Let a tap listen from the next command on, if none does."""
-        self._tap = self._tap or Tapped(
-            tap, self._input, self._output.frames, self._publishing.body_reader, self.time_out
-        )
+        """Let a tap see everything from the next command on. Does nothing if there is one."""
+        self._tap = self._tap or Tapped(tap, self._input, self._output, self._body_reader, self.time_out)
 
     def receive(self, data: bytes, now: float) -> list[Effect]:
-        """Take what the client has sent."""
+        """Take bytes of the client."""
         self._input.decoder.feed(data)
         return self._advance(now)
 
     def end_of_input(self, now: float) -> list[Effect]:
-        """Take note that the client will send nothing more."""
+        """Note that the client sends nothing more."""
         self._input.ended = True
         return self._advance(now)
 
-    def resume(self, answer: IoResult, now: float) -> list[Effect]:
-        """Continue with the result of the last IoRequest."""
-        self._io_request = None
-        self._read_due = self._later_read_due
-        return self._advance(now, answer)
+    def resume(self, result: IoResult, now: float) -> list[Effect]:
+        """Continue with the result of the request that was the last effect."""
+        self._request = None
+        self._read_due = self._suspended_read_due
+        return self._advance(now, result)
 
     def pump(self, now: float) -> list[Effect]:
-        """Deliver what the channel has, as far as RDY goes."""
+        """Deliver messages of the channel, as many as RDY allows."""
         self._now = now
-        if self._hung_up:
+        if self._channel_closed:
             self._closed = True
             return [Close()]
         self._deliver()
         return self._effects()
 
     def tick(self, now: float) -> list[Effect]:
-        """Send the heartbeat that is due; close if the client has been silent for too long."""
+        """Send the heartbeat that is due, and close the connection if the client has been silent for too long."""
         self._now = now
-        self._output.tick(now, self.handshake.delivery_settings.output_buffer_timeout)
         if self.heartbeats and now >= self._read_due:
-            # As if nothing more would come: a body that is missing is complained about, a line is not.
+            # As at the end of the input: a body that is incomplete is answered with an error, a line is not.
             return self.end_of_input(now)
         if self.heartbeats and now >= self._heartbeat_due:
             self._heartbeat_due = now + self.handshake.delivery_settings.heartbeat_interval
             if self._tap is None:
-                self._output.respond(_HEARTBEAT_FRAME)
+                self._respond(_HEARTBEAT_FRAME)
             else:
                 self._tap.heartbeat(_HEARTBEAT_FRAME, now)
         return self._effects()
 
     def disconnected(self) -> None:
-        """Leave the channel: the client is gone. What is still to be said may be."""
+        """Note that the connection is closed, and leave the channel. Frames that remain may still be sent."""
         self._closed = True
         channel, self._channel = self._channel, None
-        if channel is not None and not self._hung_up:
+        if channel is not None and not self._channel_closed:
             self._broker.topics[channel.topic_name].leave_channel(channel, self)
 
     @property
     def settings(self) -> Settings:
-        """What the last IDENTIFY has settled."""
+        """Settings of the last IDENTIFY."""
         return self.handshake.settings
 
     @property
     def due(self) -> float:
-        """When tick() is worth calling, seconds; infinity if never. It may move away, with every command."""
+        """When tick() is worth calling, seconds; infinity if never. Each command may postpone it."""
         due = min(self._heartbeat_due, self._read_due) if self.heartbeats else math.inf
-        due = min(due, self._output.due)
         return due if self._tap is None else min(due, self._tap.due)
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """Its client id, and the topic and channel that it subscribes to; empty before SUB."""
+        """The client's id, and the topic and channel that it subscribes to; empty before SUB."""
         channel = self._channel
         return (self.handshake.client_id, *((channel.topic_name, channel.name) if channel is not None else ("", "")))
 
-    # --- what the tap calls -------------------------------------------------------------------------------------------
+    # --- called by the tap --------------------------------------------------------------------------------------------
 
     def time_out(self, message_id: bytes) -> None:
-        """Take a message back, as if its timeout had come; does nothing if none of that id is in flight."""
+        """Time a message in flight out now. Does nothing if none of that id is in flight."""
         if self._channel is not None:
             self._channel.time_out(message_id)
 
-    # --- what the channel calls ---------------------------------------------------------------------------------------
+    def _body_reader(self, words: list[bytes]) -> BodyReader | None:
+        """Return a reader of the command's body; None if there is no body, or nsqd refuses the command before it."""
+        row = commands.NSQD_ROWS[words[0]]
+        if row.read is None or (words[0] == b"MPUB" and self._auth_required and self.handshake.authorization is None):
+            return None
+        return partial(row.read, words, self._options)
+
+    # --- called by the channel ----------------------------------------------------------------------------------------
 
     def wake(self) -> bool:
-        """There may be something to deliver."""
+        """Note that there may be messages to deliver. Returns whether pump() follows at once."""
         return self._on_wake()
 
     def message_timed_out(self) -> None:
-        """One of the messages in flight here has been taken back."""
+        """Note that a message in flight here has timed out."""
         self.in_flight_count -= 1
         self._on_wake()
 
     def channel_emptied(self) -> None:
-        """All messages in flight here have been dropped."""
+        """Note that all messages in flight here have been dropped."""
         self.in_flight_count = 0
         self._on_wake()
 
     def channel_closed(self) -> None:
-        """The channel is gone: close without a word."""
-        self._hung_up = True
+        """Note that the channel was deleted: close the connection without an error frame."""
+        self._channel_closed = True
         self._on_wake()
 
     # --- output -------------------------------------------------------------------------------------------------------
 
+    def _respond(self, frame: bytes) -> None:
+        self._output.append(frame)
+        self._flush = True
+
     def _effects(self) -> list[Effect]:
-        effects: list[Effect] = []
-        if self._closed:
-            self._output.due = math.inf
+        flush, self._flush = self._flush, False
+        if flush:
+            self._waiting_bytes = 0
         if self._tap is not None:
-            effects = self._tap.take(self._now, flush=self._output.drain(), closed=self._closed)
             if self._closed:
-                # What is still to leave has its own time.
+                # The tap has times of its own for frames that remain.
                 self._heartbeat_due = self._read_due = math.inf
-        else:
-            if data := self._output.take():
-                effects.append(Send(data))
-            if self._closed:
-                effects.append(Close())
+            return self._tap.take(self._now, flush=flush, closed=self._closed)
+        effects: list[Effect] = []
+        if self._output and flush:
+            effects.append(Send(b"".join(self._output)))
+            self._output.clear()
+        if self._closed:
+            effects.append(Close())
         return effects
 
     def _deliver(self) -> None:
@@ -405,93 +263,87 @@ class Session:
             return
         capacity = 0 if channel.paused else self._capacity
         if capacity > 0 and channel.depth:
-            capacity -= self._take(channel, min(capacity, _BATCH))
-        if capacity <= 0:
-            channel.remove_ready(self)
-            self._output.flush()
-        else:
-            # The rest after this is sent, and after others have had their share.
+            capacity -= self._send_messages(channel, min(capacity, _MAX_BATCH))
+        if capacity > 0:
+            # More messages follow after this batch is sent, and after other subscribers had their turn.
             channel.add_ready(self)
-            # nsqd holds back what is below RDY. Here only for those who want another time than the default, or none:
-            # tests want to see the message.
-            period = self.handshake.delivery_settings.output_buffer_timeout
-            if period == self._options.output_buffer_timeout and period:
-                self._output.flush()
-            else:
-                # Deflate has a buffer of its own, which no message fills that is worth a test.
-                size = math.inf if self.handshake.deflate else self.handshake.settings.output_buffer_size
-                self._output.hold(self._now, period, size)
+            settings = self.handshake.delivery_settings
+            self._flush |= not settings.buffers_messages or self._waiting_bytes > settings.output_buffer_size
+        else:
+            channel.remove_ready(self)
+            self._flush = True
 
     @property
     def _capacity(self) -> int:
-        """How many messages RDY allows now. Source: nsqd client_v2.go IsReadyForMessages; 0.2.31's counts down, too."""
+        """Messages that RDY allows now. Source: nsqd client_v2.go IsReadyForMessages; 0.2.31 also counts RDY down."""
         capacity = self._last_ready_count - self.in_flight_count
         return min(capacity, self.ready_count) if self._options.rdy_counts_down else capacity
 
-    def _take(self, channel: Channel, limit: int) -> int:
+    def _send_messages(self, channel: Channel, limit: int) -> int:
         settings = self.handshake.delivery_settings
-        keep = self._sampled if settings.sample_rate else None
+        keep = self._is_sampled if settings.sample_rate else None
         messages = channel.deliver(self, limit, self._now, settings.msg_timeout, keep)
         frames = [
             encode_frame(MESSAGE, encode_message(message.timestamp, message.attempts, message.id, message.body))
             for message in messages
         ]
-        self._output.add(map(len, frames))
+        if settings.buffers_messages:
+            self._waiting_bytes += sum(map(len, frames))
         self.in_flight_count += len(frames)
         self.message_count += len(frames)
         if self._options.rdy_counts_down:
             self.ready_count -= len(frames)
         if self._tap is None:
-            self._output.frames += frames
+            self._output += frames
         else:
             self._tap.messages(messages, frames, self._now)
         return len(frames)
 
-    def _sampled(self) -> bool:
+    def _is_sampled(self) -> bool:
         return self._rng.randrange(100) <= self.handshake.delivery_settings.sample_rate
 
     # --- input --------------------------------------------------------------------------------------------------------
 
-    def _advance(self, now: float, answer: IoResult = None) -> list[Effect]:
-        if self._hung_up:
+    def _advance(self, now: float, result: IoResult = None) -> list[Effect]:
+        if self._channel_closed:
             return self.pump(now)
         self._now = now
-        if self._closed or self._io_request is not None:
+        if self._closed or self._request is not None:
             return [] if self._tap is None else self._effects()
         self._executed = False
         try:
-            io_request = self._io_request = self._command_loop.send(answer)
+            request = self._request = self._command_loop.send(result)
         except StopIteration:
-            io_request = None
+            request = None
             self.disconnected()
         if self._executed:
-            # The deadline runs from the end of the last whole command and covers all of the next.
-            interval = self.handshake.settings.heartbeat_interval
+            # The deadline starts at the end of the last complete command; the whole next command must meet it.
+            interval = self.settings.heartbeat_interval
             self._read_due = now + 2 * interval if interval else math.inf
         self._deliver()
         effects = self._effects()
-        if io_request is not None:
-            # Nobody waits for the client meanwhile.
-            self._later_read_due, self._read_due = self._read_due, math.inf
-            effects.append(io_request)
+        if request is not None:
+            # The client need not send anything meanwhile.
+            self._suspended_read_due, self._read_due = self._read_due, math.inf
+            effects.append(request)
         return effects
 
-    def _run(self) -> Read[None]:
-        """Work on the client's bytes; paused while they are not enough, over when the connection is."""
+    def _execute_commands(self) -> Read[None]:
+        """Execute the client's commands. Pauses while bytes are missing. Returns when the connection must be closed."""
         decoder = self._input.decoder
         while (magic := decoder.take(len(MAGIC_V2))) is None:
             if self._input.ended:
                 return
             yield None
         if magic != MAGIC_V2:
-            self._output.respond(encode_frame(ERROR, b"E_BAD_PROTOCOL"))
+            self._respond(encode_frame(ERROR, b"E_BAD_PROTOCOL"))
             return
         self._heartbeat_due = self._now + self.settings.heartbeat_interval
         self._executed = True
         while True:
             try:
                 line = decoder.take_line()
-            except ValueError:  # too long: nsqd closes without a word
+            except ValueError:  # too long: nsqd closes the connection without an error frame
                 return
             if line is None:
                 if self._input.ended:
@@ -502,20 +354,20 @@ class Session:
                 self._tap = None
             try:
                 words = line.split(b" ")
-                handler = self._handlers.get(words[0], _illegal)
+                handler = self._handlers.get(words[0], _refuse)
                 if self._tap is not None:
-                    begin, legal = partial(handler, self, words), handler is not _illegal
-                    if (yield from self._tap.execute(words, begin, self._time, legal=legal)):
+                    begin, legal = partial(handler, self, words), handler is not _refuse
+                    if (yield from self._tap.execute(words, begin, self._get_now, legal=legal)):
                         return
-                elif (reading := handler(self, words)) is not None:
-                    yield from reading
-            except CommandError as refusal:
-                self._output.respond(refusal.frame)
-                if refusal.fatal:
+                elif (steps := handler(self, words)) is not None:
+                    yield from steps
+            except CommandError as error:
+                self._respond(error.frame)
+                if error.fatal:
                     return
             self._executed = True
 
-    def _time(self) -> float:
+    def _get_now(self) -> float:
         return self._now
 
     def _set_state(self, state: State) -> None:
@@ -524,12 +376,11 @@ class Session:
     # --- commands: before SUB -----------------------------------------------------------------------------------------
 
     def _identify(self, words: list[bytes]) -> Read[None]:
-        first = not self.handshake.identified
+        is_first = not self.handshake.identified
         asked = yield from self.handshake.identify(words)
-        if first:
+        if is_first:
             interval = self.settings.heartbeat_interval
             self._heartbeat_due = self._now + interval if interval else math.inf
-            self._output.start(self._now)
         yield from self.handshake.negotiate(asked)
         if self._tls_missing and self.handshake.tls is not None:
             self._tls_missing = False
@@ -538,7 +389,7 @@ class Session:
     def _subscribe(self, words: list[bytes]) -> Read[None]:
         if not self.settings.heartbeat_interval:
             raise CommandError(b"E_INVALID cannot SUB with heartbeats disabled")
-        topic_name, channel_name = commands.subscription(words, self._release)
+        topic_name, channel_name = commands.subscription(words, self._options.emulated)
         if self._auth_required:
             yield from self.handshake.authorize(b"SUB", topic_name, channel_name)
         channel = self._broker.ensure_topic(topic_name).ensure_channel(channel_name, self._now)
@@ -548,35 +399,60 @@ class Session:
             raise CommandError(b"E_SUB_FAILED SUB failed %s" % str(error).encode()) from None
         self._channel = channel
         self._set_state(State.SUBSCRIBED)
-        self._output.respond(OK_FRAME)
+        self._respond(OK_FRAME)
+
+    # --- commands: publishing -----------------------------------------------------------------------------------------
+
+    def _publish(self, words: list[bytes]) -> Read[None]:
+        topic_name, body = yield from commands.read_publish(words, self._options, self._input)
+        if self._auth_required:
+            yield from self.handshake.authorize(b"PUB", topic_name)
+        self._put(topic_name, [body])
+
+    def _defer(self, words: list[bytes]) -> Read[None]:
+        topic_name, delay, body = yield from commands.read_defer(words, self._options, self._input)
+        if self._auth_required:
+            yield from self.handshake.authorize(b"DPUB", topic_name)
+        self._put(topic_name, [body], delay)
+
+    def _multipublish(self, words: list[bytes]) -> Read[None]:
+        topic_name = commands.publish_topic(words, self._options.emulated)
+        if self._auth_required:
+            yield from self.handshake.authorize(b"MPUB", topic_name)
+        # nsqd makes the topic before it has read anything.
+        self._broker.ensure_topic(topic_name)
+        bodies = yield from commands.read_multipublish(words, self._options, self._input)
+        self._put(topic_name, bodies)
+
+    def _put(self, topic_name: str, bodies: list[bytes], delay: float = 0.0) -> None:
+        self._broker.ensure_topic(topic_name).publish(bodies, self._now, delay)
+        self.published_by_topic[topic_name] = self.published_by_topic.get(topic_name, 0) + len(bodies)
+        self._respond(OK_FRAME)
 
     # --- commands: consuming ------------------------------------------------------------------------------------------
 
     def _ready(self, words: list[bytes]) -> None:
-        self._set_ready_count(commands.ready_count(words, self._options.max_rdy_count))
+        self.ready_count = self._last_ready_count = commands.ready_count(words, self._options.max_rdy_count)
 
-    def _set_ready_count(self, count: int) -> None:
-        self.ready_count = self._last_ready_count = count
-
-    def _ignore(self, words: list[bytes]) -> None:
-        """Do nothing: NOP, and RDY once the client is closing."""
+    def _do_nothing(self, words: list[bytes]) -> None:
+        """Handle NOP, and RDY after CLS."""
 
     def _finish(self, words: list[bytes]) -> None:
         message_id = commands.message_id(words)
         try:
             self._subscribed.finish(self, message_id, self._now)
         except BrokerError as error:
-            raise _failure(words, error) from None
+            raise _failed(words, error) from None
         self.finish_count += 1
         self.in_flight_count -= 1
 
     def _requeue(self, words: list[bytes]) -> None:
         message_id = commands.message_id(words)
-        delay = commands.requeue_delay(words, self._options.max_req_timeout, self._release)
+        delay = commands.requeue_delay(words, self._options.max_req_timeout, self._options.emulated)
         try:
             self._subscribed.requeue(self, message_id, delay, self._now)
         except BrokerError as error:
-            raise _failure(words, error) from None
+            raise _failed(words, error) from None
         self.requeue_count += 1
         self.in_flight_count -= 1
 
@@ -585,20 +461,20 @@ class Session:
         try:
             self._subscribed.touch(self, message_id, self.settings.msg_timeout, self._now)
         except BrokerError as error:
-            raise _failure(words, error) from None
+            raise _failed(words, error) from None
 
     @property
     def _subscribed(self) -> Channel:
-        assert self._channel is not None  # the table lets these commands through after SUB only
+        assert self._channel is not None  # these commands are legal after SUB only
         return self._channel
 
     def _close(self, words: list[bytes]) -> None:
-        self._set_ready_count(0)
+        self.ready_count = self._last_ready_count = 0
         self._set_state(State.CLOSING)
-        self._output.respond(encode_frame(RESPONSE, CLOSE_WAIT))
+        self._respond(encode_frame(RESPONSE, CLOSE_WAIT))
 
 
-def _illegal(session: Session, words: list[bytes]) -> None:
+def _refuse(session: Session, words: list[bytes]) -> None:
     if session._tls_missing:
         raise CommandError(b"E_INVALID cannot %s in current state (TLS required)" % words[0])
     if words[0] in _COMMANDS:
@@ -606,29 +482,28 @@ def _illegal(session: Session, words: list[bytes]) -> None:
     raise CommandError(b"E_INVALID invalid command %s" % words[0])
 
 
-def _failure(words: list[bytes], error: BrokerError) -> CommandError:
+def _failed(words: list[bytes], error: BrokerError) -> CommandError:
     name, message_id = words[0], words[1]
     return CommandError(b"E_%s_FAILED %s %s failed %s" % (name, name, message_id, str(error).encode()))
 
 
 _INIT, _SUBSCRIBED, _CLOSING = State
-# Which command is legal in which states; everything else gets "cannot X in current state".
+# The handlers of each command, by the states in which it is legal.
 _COMMANDS: dict[bytes, dict[State, _Handler]] = {
     b"IDENTIFY": {_INIT: Session._identify},
     b"AUTH": {_INIT: lambda session, words: session.handshake.authenticate(words)},
     b"SUB": {_INIT: Session._subscribe},
-    b"RDY": {_SUBSCRIBED: Session._ready, _CLOSING: Session._ignore},
+    b"RDY": {_SUBSCRIBED: Session._ready, _CLOSING: Session._do_nothing},
     b"FIN": {_SUBSCRIBED: Session._finish, _CLOSING: Session._finish},
     b"REQ": {_SUBSCRIBED: Session._requeue, _CLOSING: Session._requeue},
     b"TOUCH": {_SUBSCRIBED: Session._touch, _CLOSING: Session._touch},
     b"CLS": {_SUBSCRIBED: Session._close},
-    b"PUB": dict.fromkeys(State, lambda session, words: session._publishing.publish(words)),
-    b"MPUB": dict.fromkeys(State, lambda session, words: session._publishing.multipublish(words)),
-    b"DPUB": dict.fromkeys(State, lambda session, words: session._publishing.defer(words)),
-    b"NOP": dict.fromkeys(State, Session._ignore),
+    b"PUB": dict.fromkeys(State, Session._publish),
+    b"MPUB": dict.fromkeys(State, Session._multipublish),
+    b"DPUB": dict.fromkeys(State, Session._defer),
+    b"NOP": dict.fromkeys(State, Session._do_nothing),
 }
-# The same, by state first.
-_HANDLERS: dict[int, dict[bytes, _Handler]] = {
+_HANDLERS: dict[State, dict[bytes, _Handler]] = {
     state: {name: handlers[state] for name, handlers in _COMMANDS.items() if state in handlers} for state in State
 }
-_TLS_FIRST: dict[bytes, _Handler] = {b"IDENTIFY": Session._identify}
+_HANDLERS_BEFORE_TLS: dict[bytes, _Handler] = {b"IDENTIFY": Session._identify}

@@ -6,7 +6,7 @@ NOW = 1_795_243_560 * 10**9
 
 
 def test_an_id_holds_time_node_and_sequence():
-    (message_id,) = MessageIdGenerator(node_id=513).take(1, NOW)
+    (message_id,) = MessageIdGenerator(node_id=513).next(1, NOW)
 
     value = int(message_id, 16)
     assert len(message_id) == 16
@@ -18,7 +18,7 @@ def test_an_id_holds_time_node_and_sequence():
 def test_ids_rise_within_a_tick_and_across_ticks():
     source = MessageIdGenerator(0)
 
-    ids = source.take(3, NOW) + source.take(2, NOW) + source.take(1, NOW + 2**20)
+    ids = source.next(3, NOW) + source.next(2, NOW) + source.next(1, NOW + 2**20)
 
     assert ids == sorted(ids)
     assert len(set(ids)) == 6
@@ -27,7 +27,7 @@ def test_ids_rise_within_a_tick_and_across_ticks():
 def test_more_ids_than_a_tick_has_borrow_the_next():
     source = MessageIdGenerator(7)
 
-    ids = source.take(10_000, NOW) + source.take(10, NOW)
+    ids = source.next(10_000, NOW) + source.next(10, NOW)
 
     assert ids == sorted(ids)
     assert len(set(ids)) == 10_010
@@ -37,10 +37,10 @@ def test_more_ids_than_a_tick_has_borrow_the_next():
 def test_a_clock_that_goes_back_does_not_matter():
     source = MessageIdGenerator(0)
 
-    ids = source.take(1, NOW) + source.take(1, NOW - 10**9)
+    ids = source.next(1, NOW) + source.next(1, NOW - 10**9)
 
     assert ids[0] < ids[1]
 
 
 def test_two_topics_give_the_same_id_at_the_same_time():
-    assert MessageIdGenerator(1).take(1, NOW) == MessageIdGenerator(1).take(1, NOW)
+    assert MessageIdGenerator(1).next(1, NOW) == MessageIdGenerator(1).next(1, NOW)

@@ -11,7 +11,7 @@ from fakensqd.nsqd.session import Session
 from fakensqd.nsqd.stats import client_statistics
 from fakensqd.options import NsqdOptions
 from gnsq.protocol import commands
-from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, FrameDecoder
+from gnsq.protocol.frames import ERROR, RESPONSE, FrameDecoder
 
 OK = (RESPONSE, b"OK")
 TLS = {"tls_cert": "cert.pem", "tls_key": "key.pem"}
@@ -138,17 +138,6 @@ def test_nothing_is_read_before_the_answer():
     client.identify(tls_v1=True)
 
     assert client.send(b"FOO\n") == []
-
-
-def test_deflate_keeps_what_a_buffer_would_let_go():
-    client = Client()
-    client.identify(deflate=True, output_buffer_size=-1)
-    client.resume(None)
-    client.send(b"SUB t c\nRDY 5\n")
-    client.session._broker.topics["t"].publish([b"x"], 0.0)
-
-    assert client.session.pump(0.0) == []
-    assert [kind for kind, _ in client.send(b"PUB t\n\0\0\0\1y")] == [MESSAGE, RESPONSE, MESSAGE]
 
 
 # --- AUTH -------------------------------------------------------------------------------------------------------------

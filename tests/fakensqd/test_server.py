@@ -270,26 +270,3 @@ def test_a_consumer_that_publishes_leaves_the_message_to_the_one_that_has_waited
 
     assert second.frame() == OK
     assert body_and_attempts(first.frame()) == (b"hello", 1)
-
-
-def test_messages_are_held_for_a_client_that_asks_for_it(nsqd, clock):
-    client = Client(nsqd.tcp_address)
-    client.identify(output_buffer_timeout=2000)
-    client.send(commands.subscribe("t", "c") + commands.ready(2))
-    assert client.frame() == OK
-    # The first of two is below RDY.
-    client.send(commands.publish("t", b"one"))
-    assert client.frame() == OK
-    request(nsqd.http_address, "POST", "/pub?topic=t", b"two")
-    assert [body_and_attempts(client.frame())[0] for _ in range(2)] == [b"one", b"two"]
-    ids = [message.id for message in nsqd.broker.topics["t"].channels["c"].stored()]
-    client.send(b"".join(map(commands.finish, ids)))
-    wait_until(lambda: nsqd.in_flight("t", "c") == 0)
-    request(nsqd.http_address, "POST", "/pub?topic=t", b"three")
-    wait_until(lambda: nsqd.in_flight("t", "c") == 1)
-    with pytest.raises(gevent.Timeout), gevent.Timeout(0.02):
-        client.frame()
-
-    clock.advance(2.0)
-
-    assert body_and_attempts(client.frame()) == (b"three", 1)
