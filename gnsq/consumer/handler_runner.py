@@ -1,6 +1,6 @@
-"""Handling: what becomes of a message, by how its handlers end.
+"""Calls a consumer's handlers, and sends FIN or REQ by their outcome. Logs messages that failed or timed out.
 
-Knows the signals and options of its consumer; neither connections nor workers.
+Knows the signals and options of the consumer, but neither its connections nor its workers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Protocol
-from weakref import WeakValueDictionary
+from typing import Protocol, TypeVar
 
 import gevent
 
@@ -30,13 +29,15 @@ from gnsq.texts import counted
 
 __all__ = ["HandlerRunner"]
 
-# Lines for messages that are given up, in one INTERVAL; then their number.
+# Log lines for given up messages in one INTERVAL. The rest is only counted.
 GIVEN_UP_LINES = 10
-# Messages whose last failure is remembered, and characters of its text.
+# Given up messages that are remembered; 2 MB.
+MAX_GIVEN_UP = 10_000
+# Messages whose last failure is remembered, and the length of its text.
 MAX_FAILURES = 1000
 MAX_ERROR_CHARACTERS = 200
 
-# Where the code lies that calls handlers: frames of it are further out in a stack than those of a handler.
+# Folder of the code that calls handlers. In a stack its frames come before those of a handler.
 _CALLERS = os.path.join(os.path.dirname(__file__), "")
 
 _OVERDUE_HINT = (
@@ -44,12 +45,16 @@ _OVERDUE_HINT = (
 )
 _QUEUE_HINT = "lower max_in_flight, raise concurrency, or ask for a longer msg_timeout"
 
-# A message that no handler saw, because none is connected any more, comes again after so many milliseconds.
+# Delay of a REQ if no handler is connected any more.
 UNHANDLED_DELAY_MS = 1000
 
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
 class HandlerOwner(Protocol):
-    """Consumer whose messages are handled, as far as Handling knows it."""
+    """The consumer, as far as HandlerRunner uses it."""
 
     logger: logging.Logger
     log_owner: LogOwner
@@ -58,29 +63,29 @@ class HandlerOwner(Protocol):
 
     @property
     def on_message(self) -> HandlerSignal:
-        """Its receivers handle messages."""
+        """Signal of the handlers."""
 
     @property
     def on_giving_up(self) -> HandlerSignal:
-        """Its receivers are the last to see a message."""
+        """Signal of the give-up handlers."""
 
     def handle_message(self, conn: Connection | None, message: Message) -> None:
-        """Handle a message; a subclass may have overridden this."""
+        """Handle a message. A subclass may override this."""
 
 
 class HandlerRunner:
-    """Calls a consumer's handlers and answers messages.
+    """Calls the handlers of one consumer.
 
     Args:
-        running: Gives the messages whose handlers run.
-        unanswered: Gives these and the asynchronous ones.
+        running: Returns the messages whose handlers run.
+        unanswered: Returns these messages and the async ones.
 
     Attributes:
-        receivers: Who is called with each message; looked up once for each chunk.
-        failed: Handlers that raised, NSQRequeueMessage aside.
-        given_up: Messages delivered more often than max_tries.
-        handlers_timed_out: Messages that nsqd took back while their handler ran.
-        async_timed_out: Asynchronous messages that nsqd took back because nobody had answered them.
+        receivers: The handlers to call; set once for each chunk of messages.
+        failed: Handlers that raised, without those that raised NSQRequeueMessage.
+        given_up: Messages that were delivered more often than max_tries.
+        handlers_timed_out: Messages that timed out while their handler ran.
+        async_timed_out: Async messages that timed out.
     """
 
     def __init__(
@@ -101,22 +106,24 @@ class HandlerRunner:
         self._running = running
         self._unanswered = unanswered
         self._warned_of_false = False
-        # Why messages failed, by where they come from; the oldest go first.
+        # Last failures, by nsqd and message id; the oldest is first.
         self._failures: OrderedDict[tuple[str | None, bytes], str] = OrderedDict()
-        # Messages that are given up, for as long as somebody has them: a give-up handler may answer later.
-        self._given_up: WeakValueDictionary[tuple[str | None, bytes], Message] = WeakValueDictionary()
-        # When to tell of overdue handlers again.
+        # Given up messages, by nsqd and message id, the oldest first: a give-up handler may answer later.
+        self._given_up: OrderedDict[tuple[str | None, bytes], None] = OrderedDict()
         self._next_overdue_line = -math.inf
-        # Limits of calls to a subclass's handle_messages() that run.
-        self._limits: set[gevent.Timeout] = set()
+        # handler_timeout of the calls to an overridden handle_messages() that run.
+        self._batch_limits: set[gevent.Timeout | None] = set()
         self._logger = consumer.logger
         self._label = consumer.log_owner.label
         self._rate_limited = RateLimitedLogger(consumer.logger, clock.monotonic)
 
     def handle(self, message: Message) -> bool:
-        """Call the handlers, and answer according to how they end; whether it is answered, and not asynchronously.
-        Raises nothing but what is no Exception."""
-        # Not a with block around it all: this is called for each message, and a try costs nothing.
+        """Call the handlers and answer the message by their outcome. Raises no Exception.
+
+        Returns:
+            Whether the message is answered and not async.
+        """
+        # try and not a with block: this is called for each message, and a try costs nothing.
         try:
             options = self._consumer.options
             if 0 < options.max_tries < message.attempts:
@@ -140,8 +147,10 @@ class HandlerRunner:
                         if result is not None:
                             self._check_result(receiver, result, message)
                 else:
-                    self._call_with_time_limit(options.handler_timeout, message)
-            except BaseException as error:  # noqa: BLE001  # a handler may raise anything; what is ours to raise is
+                    with self._time_limit(options.handler_timeout):
+                        for receiver in self.receivers:
+                            self._check_result(receiver, receiver(self._consumer, message=message), message)
+            except BaseException as error:  # noqa: BLE001  # a handler may raise anything; raised again if it must be
                 self._on_handler_exception(message, error)
             else:
                 return message.finish_if_unanswered()
@@ -151,8 +160,7 @@ class HandlerRunner:
         return not message.is_async()
 
     def handle_with_override(self, function: Callable[[Message], object], message: Message) -> bool:
-        """Let a subclass handle a message; what it raises is what a handler raises. One that it leaves unanswered is
-        taken for asynchronous."""
+        """Call an overridden handle_message(). A message that it leaves unanswered becomes async."""
         with self._log_answer_errors(message):
             try:
                 check_ran(type(self._consumer).handle_message, function(message))
@@ -166,8 +174,12 @@ class HandlerRunner:
     def handle_batch_with_override(
         self, function: Callable[[list[Message]], object], messages: list[Message]
     ) -> list[Message]:
-        """Let a subclass handle messages with one call. If it raises, those are requeued that it has not answered;
-        else they are taken for asynchronous. Gives those that are answered, and not asynchronously."""
+        """Call an overridden handle_messages(). Messages that it leaves unanswered become async, or are requeued if it
+        raises.
+
+        Returns:
+            The messages that are answered and not async.
+        """
         options = self._consumer.options
         due = messages
         if options.max_tries > 0:
@@ -179,24 +191,21 @@ class HandlerRunner:
                         self._give_up(message)
         if due:
             try:
-                # The list is the subclass's to change.
-                if options.handler_timeout is None:
-                    check_ran(function, function(due[:]))
-                else:
-                    with self._time_limit(options.handler_timeout) as limit:
-                        self._limits.add(limit)
-                        try:
-                            check_ran(function, function(due[:]))
-                        finally:
-                            self._limits.discard(limit)
+                with self._time_limit(options.handler_timeout) as limit:
+                    if limit is not None:
+                        self._batch_limits.add(limit)
+                    try:
+                        check_ran(function, function(due[:]))  # a copy, which the subclass may change
+                    finally:
+                        self._batch_limits.discard(limit)
             except BaseException as error:  # noqa: BLE001  # as in handle()
                 self._on_batch_exception(due, error)
         return enable_async_all(messages)
 
     def _on_handler_exception(self, message: Message, error: BaseException) -> None:
         """Answer a message whose handler raised."""
-        if isinstance(error, gevent.Timeout) and error in self._limits:
-            # Handled inside of a call to handle_messages(), whose time is over: handle_all() answers.
+        if isinstance(error, gevent.Timeout) and error in self._batch_limits:
+            # The time of the handle_messages() that called this is over: handle_batch_with_override() answers.
             raise error
         if isinstance(error, NSQRequeueMessage):
             self.note_failure(message, error)
@@ -206,13 +215,13 @@ class HandlerRunner:
             self.note_failure(message, error)
             self._on_failure(message, error)
         else:
-            # Killed, or the program ends: the message must not wait for its timeout.
+            # Killed, or the program ends: nsqd must not wait for the msg_timeout.
             with contextlib.suppress(NSQException):
                 self._requeue(message, backoff=False, at_once=True)
             raise error
 
     def _on_batch_exception(self, messages: list[Message], error: BaseException) -> None:
-        """Answer messages whose handler raised. It is one failure, and told of once, with the first of them."""
+        """Answer messages whose handler raised. This is one failure, which is reported with the first message."""
         first, *others = [message for message in messages if not message.has_responded()] or messages
         is_killed = not isinstance(error, (Exception, gevent.Timeout))
         for message in others:
@@ -225,7 +234,7 @@ class HandlerRunner:
 
     @contextlib.contextmanager
     def _log_answer_errors(self, message: Message) -> Iterator[None]:
-        """Log what keeps a message from being answered; nsqd delivers it again when its timeout ends."""
+        """Log an error that prevents an answer. nsqd delivers the message again after its msg_timeout."""
         try:
             yield
         except NSQConnectionClosed as error:
@@ -234,18 +243,16 @@ class HandlerRunner:
         except Exception:  # a receiver of the message's own signals may raise anything
             self._logger.exception("%s: message %s: a receiver of its signals raised", self._label, message.id)
 
-    # --- what timed out
+    # --- timed out messages
 
     def on_timed_out(self, messages: list[Message]) -> None:
-        """Count messages that nsqd has just taken back, and tell of them."""
+        """Count and log messages that have just timed out."""
         handled = {id(run.message) for run in self._running()}
         unanswered = [message for message in messages if id(message) not in handled]
         self.handlers_timed_out += len(messages) - len(unanswered)
         self.async_timed_out += len(unanswered)
         for message in messages:
-            self._remember(
-                message, "timed out while its handler ran" if id(message) in handled else "timed out unanswered"
-            )
+            self._note(message, "timed out while its handler ran" if id(message) in handled else "timed out unanswered")
         self.log_overdue()
         for message in unanswered:
             self._rate_limited.log(
@@ -254,17 +261,17 @@ class HandlerRunner:
                 "%s: message %s of %s: not answered in the %.1f s since its delivery: its handler has "
                 "returned and left the answer for later, its timeout is over, and nsqd delivers it again; call "
                 "finish() or requeue() whatever happens, keep it with touching(), or ask for a longer msg_timeout",
-                *self._names(message),
+                *self._subject(message),
                 self._clock.monotonic() - message.received,
             )
 
     def overdue(self) -> list[RunningHandler]:
-        """List handlers that run although their message has timed out, the one that runs for longest first."""
+        """Return the handlers that run although their message has timed out; the one that runs longest is first."""
         late = [run for run in self._running() if run.message.time_left == 0 and not run.message.has_responded()]
         return sorted(late, key=lambda run: run.began)
 
     def log_overdue(self) -> None:
-        """Tell of handlers that have outlived their messages, once in INTERVAL while there are any."""
+        """Log overdue handlers, once in each INTERVAL."""
         now = self._clock.monotonic()
         late = self.overdue() if now >= self._next_overdue_line else []
         if not late:
@@ -274,7 +281,7 @@ class HandlerRunner:
         self._logger.warning(
             "%s: message %s of %s: its handler has run for %.1f s and is at %s; it was delivered %.1f s ago, its "
             "timeout is over, and nsqd delivers it again; %s%s",
-            *self._names(first.message),
+            *self._subject(first.message),
             now - first.began,
             _position(first.worker),
             now - first.message.received,
@@ -283,8 +290,8 @@ class HandlerRunner:
         )
 
     def on_dropped(self, message: Message) -> None:
-        """Tell that a message timed out while it waited for a worker."""
-        self._remember(message, "timed out while it waited for a handler")
+        """Log that a message timed out in the inbox."""
+        self._note(message, "timed out while it waited for a handler")
         self._rate_limited.log(
             logging.WARNING,
             "dropped",
@@ -292,12 +299,12 @@ class HandlerRunner:
             "again: %s",
             self._label,
             message.id,
-            # Many may be dropped at once, and looking through all handlers for each would take seconds.
+            # Only for a line that is logged: to search all handlers for each of many messages would take seconds.
             self._wait_hint() if self._rate_limited.is_due("dropped") else _QUEUE_HINT,
         )
 
     def _wait_hint(self) -> str:
-        """Say why no handler was free, and what to do."""
+        """Explain why no handler was free, and what to do."""
         now = self._clock.monotonic()
         slow = [run for run in self.overdue() if _is_slow(run, now)]
         if not slow:
@@ -308,21 +315,16 @@ class HandlerRunner:
             f"for {now - slow[0].began:.1f} s; {_OVERDUE_HINT}"
         )
 
-    def _names(self, message: Message) -> tuple[str, bytes, str | None]:
+    def _subject(self, message: Message) -> tuple[str, bytes, str | None]:
         return self._label, message.id, message.nsqd
 
-    # --- calls
-
-    def _call_with_time_limit(self, limit: float, message: Message) -> None:
-        with self._time_limit(limit):
-            for receiver in self.receivers:
-                self._check_result(receiver, receiver(self._consumer, message=message), message)
+    # --- calls of handlers
 
     def _check_result(self, handler: object, result: object, message: Message) -> None:
-        """Look at what a handler returned: all finishes its message but what shows that the handler has not run.
+        """Check the result of a handler. Every result finishes the message, except for a coroutine or a generator.
 
         Raises:
-            TypeError: If it is a coroutine or generator; it is closed.
+            TypeError: If the result shows that the handler has not run.
         """
         if result is not False:
             check_ran(handler, result)
@@ -337,7 +339,10 @@ class HandlerRunner:
             )
 
     @contextlib.contextmanager
-    def _time_limit(self, limit: float) -> Iterator[gevent.Timeout]:
+    def _time_limit(self, limit: float | None) -> Iterator[gevent.Timeout | None]:
+        if limit is None:
+            yield None
+            return
         timeout = self._clock.timeout(limit)
         try:
             with timeout:
@@ -350,11 +355,11 @@ class HandlerRunner:
     # --- failures
 
     def _give_up(self, message: Message) -> None:
-        """Let those who want it have it; nobody else ever sees it again, so a failure of theirs is a failure."""
+        """Call the give-up handlers, then finish the message. If one of them fails, the message is requeued."""
         consumer = self._consumer
-        wanted = list(consumer.on_giving_up.receivers_for(consumer))
-        self._given_up[message.nsqd, message.id] = message
-        for receiver in wanted:
+        receivers = list(consumer.on_giving_up.receivers_for(consumer))
+        _remember(self._given_up, (message.nsqd, message.id), None, MAX_GIVEN_UP)
+        for receiver in receivers:
             try:
                 self._check_result(receiver, receiver(consumer, message=message), message)
             except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # the message is not lost: it is requeued
@@ -365,11 +370,11 @@ class HandlerRunner:
             logging.WARNING,
             "given up",
             "%s: message %s of %s: given up, delivered %d times, max_tries is %d; %s; last error: %s",
-            *self._names(message),
+            *self._subject(message),
             message.attempts,
             consumer.options.max_tries,
-            "handed to " + ", ".join(map(handler_name, wanted))
-            if wanted
+            "handed to " + ", ".join(map(handler_name, receivers))
+            if receivers
             else "finished and lost: nothing is connected to on_giving_up" + consumer.on_giving_up.collected_hint(),
             self._failures.pop((message.nsqd, message.id), None) or self._unseen_failure(message),
             burst=GIVEN_UP_LINES,
@@ -377,7 +382,7 @@ class HandlerRunner:
         message.finish_if_unanswered()
 
     def _unseen_failure(self, message: Message) -> str:
-        """Say why a message failed of which no failure is known: perhaps an earlier delivery is still being handled."""
+        """Explain an unknown failure: an earlier delivery may still be unanswered here."""
         is_here = self._rate_limited.is_due("given up", burst=GIVEN_UP_LINES) and any(
             other.id == message.id and other.nsqd == message.nsqd and other is not message
             for other in self._unanswered()
@@ -385,11 +390,11 @@ class HandlerRunner:
         return "timed out, and is still unanswered here" if is_here else "not seen here"
 
     def is_given_up(self, nsqd: str, message_id: bytes) -> bool:
-        """Whether a message is one that was given up: its end is neither success nor failure."""
+        """Whether a message was given up: its answer is neither a success nor a failure."""
         return (nsqd, message_id) in self._given_up
 
     def log_given_up_summary(self, *, at_once: bool = False) -> None:
-        """Tell how many messages were given up without a line of their own, once in INTERVAL, or at once."""
+        """Log how many messages were given up without a line of their own, once in each INTERVAL, or at once."""
         self._rate_limited.log_rest(
             logging.WARNING,
             "given up",
@@ -401,20 +406,16 @@ class HandlerRunner:
 
     def note_failure(self, message: Message, error: BaseException) -> None:
         """Remember why a message failed."""
-        self._remember(message, _error_text(error))
+        self._note(message, _error_text(error))
 
-    def _remember(self, message: Message, text: str) -> None:
-        key = message.nsqd, message.id
-        self._failures[key] = text
-        self._failures.move_to_end(key)
-        if len(self._failures) > MAX_FAILURES:
-            self._failures.popitem(last=False)
+    def _note(self, message: Message, text: str) -> None:
+        _remember(self._failures, (message.nsqd, message.id), text, MAX_FAILURES)
 
     def _on_failure(self, message: Message, error: BaseException, what: str = "handler") -> None:
-        """Tell of a handler that raised, and requeue its message.
+        """Report a handler that raised, and requeue its message.
 
         Args:
-            what: The handler, for the text.
+            what: Name of the handler in the log line.
         """
         self.failed += 1
         self._rate_limited.log(
@@ -431,7 +432,7 @@ class HandlerRunner:
         try:
             notify(self._consumer.on_exception, self._consumer, message=message, error=error)
         finally:
-            # Whatever a receiver raises: unanswered, its worker would hand it on, to fail again at once.
+            # Also if a receiver raises: the pool would put an unanswered message back, to fail again at once.
             self._requeue(message, backoff=True)
 
     def _requeue(self, message: Message, backoff: bool, *, at_once: bool = False) -> None:
@@ -440,8 +441,16 @@ class HandlerRunner:
             message.requeue(delay, backoff)
 
 
+def _remember(memory: OrderedDict[Key, Value], key: Key, value: Value, limit: int) -> None:
+    """Add the newest entry, and remove the oldest if there are more than the limit."""
+    memory[key] = value
+    memory.move_to_end(key)
+    if len(memory) > limit:
+        memory.popitem(last=False)
+
+
 def _error_text(error: BaseException) -> str:
-    """Say what an error was, in one short line: what peers and bodies put into it may be long."""
+    """Format an error in one short line; texts of peers and bodies may be long."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001  # a user's own class may raise anything
@@ -452,12 +461,12 @@ def _error_text(error: BaseException) -> str:
 
 
 def _is_slow(run: RunningHandler, now: float) -> bool:
-    """Whether a message timed out for its handler, and not for the time in which it waited for one."""
+    """Whether a message timed out because of its handler, and not because it waited for one."""
     return now - run.began >= run.began - run.message.received
 
 
 def _position(worker: gevent.Greenlet) -> str:
-    """Say where a handler is that waits: its own line, and the innermost that is not gevent's."""
+    """Format the position of a waiting handler: its own line, and the innermost line outside of gevent."""
     frame: FrameType | None = worker.gr_frame
     frames: list[FrameType] = []
     while frame is not None and not frame.f_code.co_filename.startswith(_CALLERS):
@@ -465,7 +474,7 @@ def _position(worker: gevent.Greenlet) -> str:
             frames.append(frame)
         frame = frame.f_back
     if not frames:
-        return "a line that Python does not tell"
+        return "an unknown line"
     text = _line(frames[-1])
     return text if len(frames) == 1 else f"{text} (innermost: {_line(frames[0])})"
 

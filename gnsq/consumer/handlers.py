@@ -1,4 +1,7 @@
-"""Handlers: which functions can handle a message, and the signals that they are connected to. Calls none of them."""
+"""Checks of functions before and after they handle messages, and HandlerSignal, which checks its receivers.
+
+Also used by gnsq.contrib. Calls no handler: handler_runner.py does.
+"""
 
 from __future__ import annotations
 
@@ -15,44 +18,43 @@ __all__ = ["HandlerSignal", "check_handler", "check_ran", "check_runs", "handler
 _Receiver = TypeVar("_Receiver", bound=Callable[..., object])
 
 
-# What to do about a handler that is none, in texts.
-PLAIN = (
+_ADVICE = (
     "give a plain function (where it waits, other greenlets run; asyncio.run() in gevent's threadpool runs a coroutine)"
 )
 
-# What a call only makes, and does not run; and how to tell: of a function, and of what a call has returned.
-_UNRUN: list[tuple[str, Callable[[object], bool], type]] = [
+# Objects that a call makes without running the function: their name, how to know the function, and their type.
+_NOT_RUN: list[tuple[str, Callable[[object], bool], type]] = [
     ("a coroutine", inspect.iscoroutinefunction, Coroutine),
     ("a generator", inspect.isgeneratorfunction, Generator),
     ("an asynchronous generator", inspect.isasyncgenfunction, AsyncGenerator),
 ]
 
 
-@functools.lru_cache(64)  # asked for each message whose handler returns something: 0.05 us, not 0.7
-def _unrun_kind(result: type) -> str | None:
-    return next((kind for kind, _, made in _UNRUN if issubclass(result, made)), None)
+@functools.lru_cache(64)  # called for each message whose handler returns a value: 0.05 us, not 0.7
+def _not_run_kind(result: type) -> str | None:
+    return next((kind for kind, _, made in _NOT_RUN if issubclass(result, made)), None)
 
 
 def check_ran(function: object, result: object) -> None:
-    """Refuse what a function has made in place of running.
+    """Check that a call has run the function.
 
     Raises:
-        TypeError: If the result is a coroutine or a generator; it is closed.
+        TypeError: If the result is a coroutine or a generator, which is closed.
     """
     returned: Any = type(result)  # Any: mypy takes the __hash__ of its instances for the type's own
-    kind = _unrun_kind(returned)
+    kind = _not_run_kind(returned)
     if kind is not None:
-        close = getattr(result, "close", None)  # an asynchronous generator has none, and needs none before it begins
+        close = getattr(result, "close", None)  # an async generator has none
         if close is not None:
             close()
-        raise TypeError(f"{handler_name(function)} returned {kind}, of which nothing is run; {PLAIN}")
+        raise TypeError(f"{handler_name(function)} returned {kind}, of which nothing is run; {_ADVICE}")
 
 
 def check_runs(function: Callable[..., object], what: str) -> None:
-    """Refuse a function whose call runs nothing.
+    """Check that a call runs the function.
 
     Args:
-        what: What it was given as, for the text.
+        what: The argument, in the error text.
 
     Raises:
         TypeError: If it is a coroutine function, a generator function, an async generator, a partial of one, or an
@@ -61,19 +63,19 @@ def check_runs(function: Callable[..., object], what: str) -> None:
     called: Any = function  # Any: anything that can be called
     while isinstance(called, functools.partial):
         called = called.func
-    for kind, is_one, _ in _UNRUN:
+    for kind, is_one, _ in _NOT_RUN:
         if is_one(called) or is_one(type(called).__call__):
             raise TypeError(
                 f"{what} {handler_name(function)} is {kind} function: a call runs nothing of it, and messages "
-                f"would be lost; {PLAIN}"
+                f"would be lost; {_ADVICE}"
             )
 
 
 def check_handler(handler: object, what: str) -> None:
-    """Refuse what could not handle a message. What has no signature that Python knows is taken.
+    """Check that a function can handle a message. Functions whose signature Python does not know are accepted.
 
     Args:
-        what: What it was given as, for the text.
+        what: The argument, in the error text.
 
     Raises:
         TypeError: If it can't be called as handler(consumer, message=message), or the call would run nothing.
@@ -98,20 +100,20 @@ def check_handler(handler: object, what: str) -> None:
 
 
 def handler_name(handler: object) -> str:
-    """Name a handler in a text: a function's qualified name, else its class's."""
+    """Return the qualified name of a function, or of the class of another callable."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     return str(getattr(handler, "__qualname__", None) or type(handler).__qualname__)
 
 
 class HandlerSignal(Signal):
-    """A signal whose receivers are handlers: connect() refuses what could not handle a message.
+    """Signal whose receivers are handlers. connect() refuses functions that could not handle a message.
 
     Args:
-        name: The attribute that it is.
+        name: Name of the signal.
 
     Attributes:
-        collected: The name of the last receiver that was connected weakly and has been garbage collected since.
+        collected: Name of the last weakly connected receiver that was garbage collected.
     """
 
     def __init__(self, name: str) -> None:
@@ -126,15 +128,15 @@ class HandlerSignal(Signal):
         sender: Any = ANY,  # Any: blinker's signature
         weak: bool = True,
     ) -> _Receiver:
-        """Connect a receiver, as blinker does: weakly unless told otherwise. May be used as a decorator.
+        """Connect a receiver as blinker does, weakly by default. May be used as a decorator.
 
         Raises:
-            TypeError: If it could not handle a message: see check_handler().
+            TypeError: As check_handler().
         """
         check_handler(receiver, f"receiver of {self._name}")
         super().connect(receiver, sender, weak)
         if weak:
-            self._forget_weak(receiver)
+            self._remove_weak(receiver)
             make: Any = weakref.WeakMethod if inspect.ismethod(receiver) else weakref.ref  # Any: the one or the other
             name = handler_name(receiver)
             self._weak.append(make(receiver, functools.partial(self._collect, name)))
@@ -143,19 +145,19 @@ class HandlerSignal(Signal):
     def disconnect(self, receiver: Callable[..., Any], sender: Any = ANY) -> None:  # Any: blinker's signature
         """Disconnect a receiver, as blinker does."""
         super().disconnect(receiver, sender)
-        self._forget_weak(receiver)
+        self._remove_weak(receiver)
 
-    def _forget_weak(self, receiver: object) -> None:
+    def _remove_weak(self, receiver: object) -> None:
         self._weak = [reference for reference in self._weak if reference() not in (None, receiver)]
 
     def _collect(self, name: str, reference: weakref.ref[Any]) -> None:
         self.collected = name
 
     def collected_hint(self) -> str:
-        """Say, for the end of a text, that a receiver is missing since it was garbage collected; empty: none was."""
+        """Return the end of a log line: that a receiver was garbage collected. Empty if none was."""
         if self.collected is None:
             return ""
         return (
             f"; {self.collected}, connected to {self._name}, was garbage collected: signals hold receivers weakly; "
-            "a lambda needs weak=False, as everything does that nothing else refers to"
+            "connect a lambda, and any receiver without another reference, with weak=False"
         )

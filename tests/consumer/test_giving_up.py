@@ -1,7 +1,8 @@
-"""Messages that are given up: the line that each leaves, and that backoff takes no notice."""
+"""Given up messages: their log lines, and that they count neither as success nor as failure for backoff."""
 
 import gc
 import logging
+import threading
 
 import pytest
 
@@ -14,8 +15,8 @@ from tests.helpers import wait_until
 AT_ONCE = {"requeue_delay": 0, "max_backoff_duration": 0}
 
 
-class Shelf:
-    """A give-up handler with a memory; fails as often as it is told to."""
+class Keeper:
+    """Give-up handler that keeps the bodies, and first raises as often as its argument says."""
 
     def __init__(self, failures=0):
         self.kept = []
@@ -39,23 +40,23 @@ def lines(caplog, text, level=logging.WARNING):
     return [record.message for record in caplog.records if record.levelno >= level and text in record.message]
 
 
-def test_each_is_a_warning_that_names_where_it_went_and_why(nsqd, publish, clock, started, caplog):
-    shelf = Shelf()
+def test_given_up_message_is_a_warning_with_its_handler_and_last_error(nsqd, publish, clock, started, caplog):
+    keeper = Keeper()
     ids = set()
     consumer = started(failing(), nsqd, max_tries=2, **AT_ONCE)
     consumer.on_exception.connect(lambda _, message, error: ids.add(message.id), weak=False)
-    consumer.on_giving_up.connect(shelf, weak=False)
+    consumer.on_giving_up.connect(keeper, weak=False)
     publish(nsqd, b"x")
     clock.advance(1.0)
 
     (line,) = lines(caplog, "given up")
     (message_id,) = ids
-    assert shelf.kept == [b"x"]
+    assert keeper.kept == [b"x"]
     assert line.startswith(f"t/c: message {message_id!r} of {nsqd.tcp_address}: given up, delivered 3 times")
-    assert "delivered 3 times, max_tries is 2; handed to Shelf; last error: RuntimeError: broken downstream" in line
+    assert "delivered 3 times, max_tries is 2; handed to Keeper; last error: RuntimeError: broken downstream" in line
 
 
-def test_it_says_when_nobody_has_it(nsqd, publish, clock, started, caplog):
+def test_warning_says_that_no_give_up_handler_is_connected(nsqd, publish, clock, started, caplog):
     started(failing(), nsqd, max_tries=1, **AT_ONCE)
     publish(nsqd, b"x")
     clock.advance(1.0)
@@ -64,7 +65,7 @@ def test_it_says_when_nobody_has_it(nsqd, publish, clock, started, caplog):
     assert "finished and lost: nothing is connected to on_giving_up; last error: RuntimeError" in line
 
 
-def test_it_says_when_the_give_up_handler_was_collected(nsqd, publish, clock, started, caplog):
+def test_warning_says_that_the_give_up_handler_was_garbage_collected(nsqd, publish, clock, started, caplog):
     consumer = started(failing(), nsqd, max_tries=1, **AT_ONCE)
     consumer.on_giving_up.connect(lambda _, message: None)
     gc.collect()
@@ -85,7 +86,7 @@ def test_it_says_when_the_give_up_handler_was_collected(nsqd, publish, clock, st
         pytest.param(failing(ValueError, "x" * 5000), f"ValueError: {'x' * 200}", id="cut"),
     ],
 )
-def test_text_of_the_last_error_is_one_short_line(nsqd, publish, clock, started, caplog, handle, text):
+def test_last_error_is_one_short_line(nsqd, publish, clock, started, caplog, handle, text):
     started(handle, nsqd, max_tries=1, **AT_ONCE)
     publish(nsqd, b"x")
     clock.advance(1.0)
@@ -94,7 +95,7 @@ def test_text_of_the_last_error_is_one_short_line(nsqd, publish, clock, started,
     assert line.endswith(f"last error: {text}")
 
 
-def test_failure_that_was_elsewhere_is_not_seen_here(nsqd, publish, clock, started, caplog):
+def test_last_error_of_another_consumer_is_not_seen_here(nsqd, publish, clock, started, caplog):
     first = started(failing(), nsqd, max_tries=0, requeue_delay=5000, max_backoff_duration=0)
     publish(nsqd, b"x")
     first.close()
@@ -106,7 +107,7 @@ def test_failure_that_was_elsewhere_is_not_seen_here(nsqd, publish, clock, start
     assert line.endswith("last error: not seen here")
 
 
-def test_failure_of_a_batch_is_the_last_error(nsqd, publish, clock, started, caplog):
+def test_last_error_may_be_that_of_a_batch(nsqd, publish, clock, started, caplog):
     def insert(batch):
         raise ConnectionError("no table")
 
@@ -118,7 +119,7 @@ def test_failure_of_a_batch_is_the_last_error(nsqd, publish, clock, started, cap
     assert line.endswith("last error: ConnectionError: no table")
 
 
-def test_failure_of_many_at_once_is_the_last_error_of_each(nsqd, publish, clock, started, caplog):
+def test_last_error_of_handle_messages_is_that_of_each_message(nsqd, publish, clock, started, caplog):
     class All(Consumer):
         def handle_messages(self, messages):
             raise RuntimeError("all of them")
@@ -130,7 +131,7 @@ def test_failure_of_many_at_once_is_the_last_error_of_each(nsqd, publish, clock,
     assert len(lines(caplog, "last error: RuntimeError: all of them")) == 3
 
 
-def test_failures_of_a_thousand_messages_are_remembered_and_no_more(nsqd, publish, clock, started, caplog):
+def test_last_errors_of_a_thousand_messages_are_remembered(nsqd, publish, clock, started, caplog):
     consumer = started(failing(), nsqd, max_in_flight=2000, max_tries=1, requeue_delay=1000, max_backoff_duration=0)
     with caplog.at_level(logging.DEBUG, logger="gnsq.consumer.t.c"):
         publish(nsqd, *[b"x"] * 1100)
@@ -142,7 +143,7 @@ def test_failures_of_a_thousand_messages_are_remembered_and_no_more(nsqd, publis
     assert len(lines(caplog, "last error: not seen here", logging.DEBUG)) == 100
 
 
-def test_there_are_ten_lines_a_minute_and_then_their_number(nsqd, publish, clock, started, caplog):
+def test_ten_given_up_messages_are_logged_per_minute_and_then_their_number(nsqd, publish, clock, started, caplog):
     consumer = started(failing(), nsqd, max_in_flight=50, max_tries=1, **AT_ONCE)
     publish(nsqd, *[b"x"] * 25)
     clock.advance(1.0)
@@ -157,7 +158,7 @@ def test_there_are_ten_lines_a_minute_and_then_their_number(nsqd, publish, clock
     assert len(lines(caplog, "given up, delivered")) == 11
 
 
-def test_number_is_told_at_the_close(nsqd, publish, clock, started, caplog):
+def test_number_of_given_up_messages_is_logged_at_the_close(nsqd, publish, clock, started, caplog):
     consumer = started(failing(), nsqd, max_in_flight=50, max_tries=1, **AT_ONCE)
     publish(nsqd, *[b"x"] * 11)
     clock.advance(1.0)
@@ -167,21 +168,23 @@ def test_number_is_told_at_the_close(nsqd, publish, clock, started, caplog):
     assert lines(caplog, "more message") == ["t/c: 1 more message given up"]
 
 
-def test_give_up_handler_that_fails_is_told_as_such(nsqd, publish, clock, started, caplog):
-    shelf = Shelf(failures=1)
+def test_give_up_handler_that_raises_is_logged_and_the_message_requeued(nsqd, publish, clock, started, caplog):
+    keeper = Keeper(failures=1)
     consumer = started(failing(), nsqd, max_tries=1, **AT_ONCE)
-    consumer.on_giving_up.connect(shelf, weak=False)
+    consumer.on_giving_up.connect(keeper, weak=False)
     publish(nsqd, b"x")
     clock.advance(1.0)
 
     (line,) = lines(caplog, "give-up", logging.ERROR)
     (given_up,) = lines(caplog, "given up")
-    assert "give-up handler Shelf raised on attempt 2, message is requeued" in line
-    assert "delivered 3 times, max_tries is 1; handed to Shelf; last error: RuntimeError: broken downstream" in given_up
-    assert (shelf.kept, consumer.stats().given_up) == ([b"x"], 1)
+    assert "give-up handler Keeper raised on attempt 2, message is requeued" in line
+    assert (
+        "delivered 3 times, max_tries is 1; handed to Keeper; last error: RuntimeError: broken downstream" in given_up
+    )
+    assert (keeper.kept, consumer.stats().given_up) == ([b"x"], 1)
 
 
-def test_give_up_handler_that_returns_what_it_should_have_run_has_failed(nsqd, publish, clock, started, caplog):
+def test_give_up_handler_that_returns_a_coroutine_has_failed(nsqd, publish, clock, started, caplog):
     def keep(consumer, message):
         async def put():
             pass
@@ -198,11 +201,11 @@ def test_give_up_handler_that_returns_what_it_should_have_run_has_failed(nsqd, p
     assert nsqd.broker.topics["t"].channels["c"].deferred_count == 1
 
 
-def keeping(shelf, answers):
-    """A give-up handler that answers as it is told, or not."""
+def keeping(keeper, answers):
+    """Make a give-up handler that keeps a message, and answers it by a function."""
 
     def keep(consumer, message):
-        shelf(consumer, message)
+        keeper(consumer, message)
         answers(message)
 
     return keep
@@ -215,7 +218,7 @@ def keeping(shelf, answers):
         pytest.param(lambda message: message.finish(), id="itself"),
     ],
 )
-def test_message_that_is_given_up_is_no_success_for_backoff(nsqd, publish, clock, started, answer):
+def test_given_up_message_is_no_success_for_backoff(nsqd, publish, clock, started, answer):
     seen = []
 
     def handle(consumer, message):
@@ -224,9 +227,9 @@ def test_message_that_is_given_up_is_no_success_for_backoff(nsqd, publish, clock
             raise RuntimeError
 
     consumer = started(handle, nsqd, max_tries=1, requeue_delay=0, backoff_jitter=0.0)
-    consumer.on_giving_up.connect(keeping(Shelf(), answer), weak=False)
+    consumer.on_giving_up.connect(keeping(Keeper(), answer), weak=False)
     publish(nsqd, b"given up")
-    # It comes again when the pause is over, as the one to be tried.
+    # After the pause it is delivered again, as the probe.
     clock.advance(1.0)
     clock.advance(0.5)
 
@@ -238,23 +241,34 @@ def test_message_that_is_given_up_is_no_success_for_backoff(nsqd, publish, clock
     assert consumer.stats().backoff == "off"
 
 
-def test_message_that_is_given_up_and_answered_later_is_no_success_either(nsqd, publish, clock, started):
+def finish(message):
+    message.finish()
+
+
+def finish_in_another_thread(message):
+    thread = threading.Thread(target=message.finish)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("answer", [finish, finish_in_another_thread])
+def test_given_up_message_that_is_answered_later_is_no_success_for_backoff(nsqd, publish, clock, started, answer):
     queue = QueueHandler()
     consumer = started(failing(), nsqd, max_tries=1, requeue_delay=0, backoff_jitter=0.0)
     consumer.on_giving_up.connect(queue, weak=False)
     publish(nsqd, b"x")
     clock.advance(1.0)
     clock.advance(0.5)
-    queue.get(timeout=10).finish()
-    clock.advance(0.5)
+    answer(queue.get(timeout=10))
+    wait_until(lambda: clock.advance(0.5) or consumer.stats().counts.finished)
 
     stats = consumer.stats()
     assert (stats.given_up, stats.counts.finished, stats.backoff) == (1, 1, "probing")
 
 
-def test_give_up_handler_that_fails_is_a_failure_for_backoff(nsqd, publish, clock, started):
+def test_give_up_handler_that_raises_is_a_failure_for_backoff(nsqd, publish, clock, started):
     consumer = started(failing(), nsqd, max_tries=1, requeue_delay=0, backoff_jitter=0.0)
-    consumer.on_giving_up.connect(Shelf(failures=1), weak=False)
+    consumer.on_giving_up.connect(Keeper(failures=1), weak=False)
     publish(nsqd, b"x")
     clock.advance(1.0)
 
