@@ -1,4 +1,4 @@
-"""HubMonitor: one warning for each block, none for a hub that runs, and nothing is left of it."""
+"""HubMonitor: a warning for each block, none for a hub that runs, and an end that leaves nothing."""
 
 import logging
 import textwrap
@@ -8,11 +8,11 @@ import time
 import gevent
 import pytest
 
-from gnsq.concurrency import hub_monitor
 from gnsq.concurrency.hub_monitor import HubMonitor
 from tests.helpers import run_program, wait_until
 
 BEFORE = set()
+BLOCKED_AFTER = 0.2
 
 
 def monitor_threads():
@@ -21,26 +21,19 @@ def monitor_threads():
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    """Hide the watches of connections that are none of this test's."""
+def before():
     BEFORE.clear()
     BEFORE.update(monitor_threads())
-    monkeypatch.setattr(hub_monitor, "_local", type(hub_monitor._local)())
 
 
 @pytest.fixture
 def monitor():
+    """The monitor of this thread, in place of one that connections of other tests use."""
+    HubMonitor(blocked_after=BLOCKED_AFTER)
     made = HubMonitor.acquire()
     yield made
     made.release()
     wait_until(lambda: not monitor_threads())
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Log blocks above 0.2 s; a test takes this before the monitor."""
-    monkeypatch.setattr(hub_monitor, "BLOCKED_AFTER", 0.2)
-    monkeypatch.setattr(hub_monitor, "HEARTBEAT_INTERVAL", 0.05)
 
 
 def held(caplog):
@@ -59,7 +52,7 @@ def hold_the_hub(caplog):
 def block(caplog, hold):
     """Block the hub, again if another block hid it, until the end of a block is logged; give the two lines."""
     for _ in range(10):
-        gevent.sleep(2 * hub_monitor.HEARTBEAT_INTERVAL)
+        gevent.sleep(BLOCKED_AFTER / 2)
         hold()
         if held(caplog):
             break
@@ -67,7 +60,7 @@ def block(caplog, hold):
     return held(caplog)
 
 
-def test_block_is_logged_once_with_the_stack_and_once_at_its_end(quick, monitor, caplog):
+def test_block_is_logged_once_with_the_stack_and_once_at_its_end(monitor, caplog):
     began, ended = block(caplog, lambda: gevent.spawn(hold_the_hub, caplog).join())
 
     assert {(record.name, record.levelno) for record in caplog.records} == {
@@ -79,7 +72,7 @@ def test_block_is_logged_once_with_the_stack_and_once_at_its_end(quick, monitor,
     assert "runs again, after" in ended.message
 
 
-def test_block_in_the_main_greenlet_is_logged(quick, monitor, caplog):
+def test_block_in_the_main_greenlet_is_logged(monitor, caplog):
     began, _ = block(caplog, lambda: hold_the_hub(caplog))
 
     assert "in hold_the_hub" in began.message
@@ -100,14 +93,13 @@ def test_heartbeat_of_a_busy_hub_is_seen(monitor):
 class Script:
     """The thread's lock and clock: each wait moves the time, by what was asked for unless the test says more."""
 
-    def __init__(self, monitor, monkeypatch):
-        self.monitor = monitor
-        self.time = self.seen = 1000.0
+    def __init__(self):
+        self.time = 1000.0
         self.waits = []
-        monkeypatch.setattr(hub_monitor, "_monotonic", lambda: self.time)
+        self.monitor = HubMonitor(blocked_after=1.0, now=lambda: self.time)
 
     def run(self, *steps):
-        """Let the thread's function run here; each step is (seconds more than asked for, whether the hub beats)."""
+        """Run the thread's function here; each step is (seconds more than asked for, whether the hub runs)."""
         self.steps = list(steps)
         self.monitor._last_heartbeat = self.time
         self.monitor._run(self)
@@ -124,12 +116,11 @@ class Script:
 
 
 @pytest.fixture
-def script(monitor, monkeypatch):
-    # Its own thread would read the scripted clock. The lock stays taken: by that thread, in its end.
-    monitor._stop.release()
-    wait_until(lambda: not monitor_threads())
-    monitor._timer.stop()
-    return Script(monitor, monkeypatch)
+def script():
+    made = Script()
+    yield made
+    # Only a monitor that was acquired is taken off when it is released.
+    HubMonitor.acquire().release()
 
 
 def test_hub_that_runs_is_not_logged(script, caplog):
@@ -168,20 +159,19 @@ def test_release_during_a_block_ends_the_thread(script, caplog):
     assert [record.message[-17:] for record in caplog.records[1:]] == ["gain, after 1.2 s"]
 
 
-def test_monitor_of_a_thread_without_a_frame_ends(script, caplog, monkeypatch):
-    monkeypatch.setattr(script.monitor, "_thread", -1)
+def test_block_of_a_thread_that_has_just_ended_is_not_logged(script, caplog):
+    script.monitor._thread = -1
 
-    script.run((0, False), (0, False))
+    script.run((0, False))
 
-    assert caplog.records == []
-    assert len(script.steps) == 1
+    assert "has been blocked" not in caplog.text
 
 
-def test_hub_that_ends_during_a_block_ends_the_monitor(script, caplog, monkeypatch):
+def test_hub_that_ends_during_a_block_ends_the_monitor(script, caplog):
     def acquire(timeout):
         script.time += timeout
         if caplog.records:
-            monkeypatch.setattr(script.monitor, "_token", lambda: None)
+            script.monitor._token = lambda: None
         return False
 
     script.acquire = acquire
@@ -203,6 +193,7 @@ def test_connections_of_a_hub_share_one_thread(monitor):
 
 def test_thread_ends_with_the_last_release_and_comes_back():
     for _ in range(2):
+        HubMonitor()
         monitor = HubMonitor.acquire()
         assert len(monitor_threads()) == 1
         monitor.release()
@@ -226,10 +217,11 @@ def test_other_thread_has_a_monitor_of_its_own(monitor):
 
 
 @pytest.mark.parametrize("destroy", [True, False], ids=["hub destroyed", "thread ended"])
-def test_thread_that_ends_without_release_is_not_monitored(quick, caplog, destroy):
+def test_thread_that_ends_without_release_is_not_monitored(caplog, destroy):
     forgotten = []
 
     def other():
+        HubMonitor(blocked_after=BLOCKED_AFTER)
         forgotten.append(HubMonitor.acquire())
         if destroy:
             gevent.get_hub().destroy(True)
@@ -242,10 +234,11 @@ def test_thread_that_ends_without_release_is_not_monitored(quick, caplog, destro
     assert caplog.records == []
 
 
-def test_new_hub_of_a_thread_has_a_new_monitor(quick):
+def test_new_hub_of_a_thread_has_a_new_monitor():
     got = []
 
     def other():
+        HubMonitor(blocked_after=BLOCKED_AFTER)
         got.append(HubMonitor.acquire())
         gevent.get_hub().destroy(True)
         got.append(HubMonitor.acquire())
@@ -265,6 +258,7 @@ def test_no_thread_to_be_had_is_no_error(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
+    HubMonitor()
 
     HubMonitor.acquire().release()
 
@@ -277,13 +271,13 @@ PREAMBLE = """
     from gevent import monkey
     from gnsq.concurrency import hub_monitor
     from gnsq.concurrency.hub_monitor import HubMonitor
-    hub_monitor.BLOCKED_AFTER, hub_monitor.HEARTBEAT_INTERVAL = 0.2, 0.05
+    HubMonitor(blocked_after=0.2)
     logging.basicConfig(format="%(levelname)s %(message)s")
-    told = []
-    hub_monitor.logger.addFilter(lambda record: told.append(record) or True)
-    def wait_until_told_of_the_end():
+    logged = []
+    hub_monitor.logger.addFilter(lambda record: logged.append(record) or True)
+    def wait_until_the_end_is_logged():
         with gevent.Timeout(30):
-            while len(told) < 2:
+            while len(logged) < 2:
                 gevent.sleep(0.01)
     native_sleep = monkey.get_original("time", "sleep")
     def hold_the_hub():
@@ -315,24 +309,24 @@ PATCH = "from gevent import monkey; monkey.patch_all()\n"
 @pytest.mark.parametrize("before", ["", PATCH], ids=["plain", "patched"])
 @pytest.mark.subprocess
 def test_block_is_logged_monkey_patched_or_not(before):
-    _, told = run(
+    _, logged = run(
         """
         monitor = HubMonitor.acquire()
         gevent.spawn(hold_the_hub).join()
-        wait_until_told_of_the_end()
+        wait_until_the_end_is_logged()
         monitor.release()
         """,
         before,
     )
 
-    assert told.count("WARNING") == 2
-    assert told.count("in hold_the_hub") == 1
+    assert logged.count("WARNING") == 2
+    assert logged.count("in hold_the_hub") == 1
 
 
 @pytest.mark.parametrize("before", ["", PATCH], ids=["plain", "patched"])
 @pytest.mark.subprocess
 def test_block_inside_a_log_handler_is_logged_afterwards(before):
-    _, told = run(
+    _, logged = run(
         """
         class Slow(logging.StreamHandler):
             def emit(self, record):
@@ -342,18 +336,18 @@ def test_block_inside_a_log_handler_is_logged_afterwards(before):
         logging.getLogger().handlers[:] = [Slow()]
         monitor = HubMonitor.acquire()
         gevent.spawn(logging.getLogger("slow").warning, "slow").join()
-        wait_until_told_of_the_end()
+        wait_until_the_end_is_logged()
         monitor.release()
         """,
         before,
     )
 
-    assert "in hold_the_hub" in told
+    assert "in hold_the_hub" in logged
 
 
 @pytest.mark.subprocess
 def test_forked_child_has_a_monitor_of_its_own():
-    written, told = run(
+    written, logged = run(
         """
         monitor = HubMonitor.acquire()
         child = os.fork()
@@ -363,14 +357,15 @@ def test_forked_child_has_a_monitor_of_its_own():
         gevent.reinit()
         assert threading.active_count() == 1
         monitor.release()
+        HubMonitor(blocked_after=0.2)
         own = HubMonitor.acquire()
         assert own is not monitor
         assert threading.active_count() == 2
         gevent.spawn(hold_the_hub).join()
-        wait_until_told_of_the_end()
+        wait_until_the_end_is_logged()
         own.release()
         """
     )
 
     assert written == "0 2\n"
-    assert told.count("in hold_the_hub") == 1
+    assert logged.count("in hold_the_hub") == 1
