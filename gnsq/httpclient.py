@@ -1,19 +1,15 @@
-"""HTTPClient: JSON and bytes over HTTP. A call blocks its greenlet, never the hub.
+"""HTTP client whose calls block only their own greenlet, not the hub.
 
-Owns the options, and the connections of each hub that uses the client. Knows no topics: names and endpoints belong to
-the subclasses.
+It has connections of its own in each hub that uses it. Subclasses know the endpoints.
 """
 
 from __future__ import annotations
 
-import base64
 import functools
-import os
 import weakref
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 from urllib.parse import unquote, urljoin, urlsplit
 
 import gevent
@@ -22,26 +18,22 @@ from gevent.threadpool import ThreadPool
 from gnsq.addresses import format_address
 from gnsq.concurrency.threads import local
 from gnsq.errors import NSQHttpError
-from gnsq.http.responses import Response, is_unknown_path, parse_result, shown
-from gnsq.http.validation import (
+from gnsq.http.options import (
     PORTS,
+    HttpClientOptionsDict,
+    HttpOptions,
+    HttpOptionsDict,
     check_header,
     check_host,
     check_path,
     check_port,
     check_scheme,
-    check_strings,
-    convert_cert_reqs,
-    convert_retries,
-    convert_timeout,
-    is_url,
 )
-from gnsq.options import USER_AGENT, Options, option, parameters_of
+from gnsq.http.responses import Response, is_unknown_path, parse_result, shown
+from gnsq.options import USER_AGENT, parameters_of
 
 if TYPE_CHECKING:
     import ssl
-
-    import urllib3
 
     from gnsq.http.connections import Call, Connections
 
@@ -52,123 +44,6 @@ USERAGENT = USER_AGENT
 # What servers from 0.3 to 0.3.8 want to hear, or they wrap their answers.
 _ACCEPT = "application/vnd.nsq; version=1.0"
 _MAX_REDIRECTS = 5
-
-
-class HttpOptionsDict(TypedDict, total=False):
-    """The options of HttpOptions as typed keywords; some take more, as in gnsq 1.0."""
-
-    timeout: float | tuple[float, float] | urllib3.Timeout | None
-    connect_timeout: float | None
-    retries: int | urllib3.Retry | None
-    maxsize: int
-    max_response_size: int
-    headers: Mapping[str, str] | None
-    auth: tuple[str, str] | str | None
-    proxies: Mapping[str, str] | None
-    ca_certs: str | os.PathLike[str] | None
-    cert_reqs: str | int | None
-    cert_file: str | os.PathLike[str] | None
-    key_file: str | os.PathLike[str] | None
-    key_password: str | bytes | None
-    ssl_context: ssl.SSLContext | None
-
-
-class HttpClientOptionsDict(HttpOptionsDict, total=False):
-    """The keywords of HTTPClient: the options of HttpOptions and its own."""
-
-    useragent: str
-    scheme: str
-    path: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class HttpOptions(Options):
-    """What a client of an HTTP address may be told."""
-
-    timeout: float = option(
-        60.0, "for a whole call: connecting, sending, the answer, redirects and retries", unit="s", minimum=0.001
-    )
-    connect_timeout: float | None = option(
-        None, "for connecting alone; default: no limit but timeout", unit="s", minimum=0.001
-    )
-    retries: int = option(
-        1,
-        "further tries, within timeout, if no connection could be made, or a GET got no answer",
-        unit="tries",
-        minimum=0,
-    )
-    maxsize: int = option(4, "calls at once, each over its own connection, in each hub; others wait", minimum=1)
-    max_response_size: int = option(64 * 1024 * 1024, "a longer answer is an error", unit="bytes", minimum=1)
-    headers: Mapping[str, str] | None = option(None, "sent with every request", secret=True)
-    auth: tuple[str, str] | str | None = option(
-        None, "user and password, or the whole value of the header Authorization", secret=True
-    )
-    proxies: Mapping[str, str] | None = option(
-        None, "URL of a proxy by scheme, as requests takes them; those of the environment are not used", secret=True
-    )
-    ca_certs: str | None = option(None, "file or directory of CAs to trust; default: the system's")
-    cert_reqs: str = option("CERT_REQUIRED", "CERT_NONE trusts any certificate, for any host name")
-    cert_file: str | None = option(None, "the client's own certificate")
-    key_file: str | None = option(None, "its key, unless cert_file holds that, too")
-    key_password: str | bytes | None = option(None, "of an encrypted key", secret=True)
-    ssl_context: ssl.SSLContext | None = option(None, "an `ssl.SSLContext` in place of the five before")
-
-    @classmethod
-    def from_keywords(
-        cls,
-        owner: str,
-        values: Mapping[str, Any],  # Any: each has its own type
-        *beside: type[Options],
-        parameters: Iterable[str] = (),
-    ) -> Self:
-        """Make options as Options.from_keywords() does, also from the values of gnsq 1.0, which were urllib3's."""
-        known = dict(values)
-        if "timeout" in known:
-            known |= convert_timeout(known.pop("timeout"))
-        if "retries" in known:
-            known |= convert_retries(known.pop("retries"))
-        if "cert_reqs" in known:
-            known["cert_reqs"] = convert_cert_reqs(known["cert_reqs"])
-        for name in ("ca_certs", "cert_file", "key_file"):
-            if isinstance(known.get(name), os.PathLike):
-                known[name] = os.fspath(known[name])
-        return super().from_keywords(owner, known, *beside, parameters=parameters)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        convert_cert_reqs(self.cert_reqs)
-        check_strings("headers", self.headers)
-        check_strings("proxies", self.proxies)
-        for name, value in (self.headers or {}).items():
-            check_header(name, value)
-        for proxy in (self.proxies or {}).values():
-            if not is_url(proxy):
-                raise ValueError(
-                    "proxies must be URLs such as 'http://host:3128' (one is not; not shown, for passwords)"
-                )
-        if self.auth is not None:
-            check_header("Authorization", self.authorization)
-        if self.key_file is not None and self.cert_file is None:
-            raise ValueError("key_file is given without cert_file")
-        if self.ssl_context is not None:
-            self._check_context()
-
-    def _check_context(self) -> None:
-        if not hasattr(self.ssl_context, "wrap_bio"):
-            raise TypeError(f"ssl_context must be an ssl.SSLContext, not {self.ssl_context!r}")
-        if self.ca_certs or self.cert_file or self.cert_reqs != "CERT_REQUIRED":
-            raise ValueError(
-                "ssl_context and ca_certs, cert_file or cert_reqs are given; the context holds all of them"
-            )
-
-    @property
-    def authorization(self) -> str:
-        """The value of the header Authorization; empty for none."""
-        if self.auth is None or isinstance(self.auth, str):
-            return self.auth or ""
-        if not isinstance(self.auth, tuple) or [type(part) for part in self.auth] != [str, str]:
-            raise TypeError("auth must be a pair of str, user and password, or a str, the header's value")
-        return "Basic " + base64.b64encode(":".join(self.auth).encode()).decode()
 
 
 class HTTPClient:

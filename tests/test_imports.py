@@ -121,7 +121,7 @@ PURE = [
             *[
                 "contrib.envelope",
                 "http.responses",
-                "http.validation",
+                "http.options",
                 "producer.publish",
                 "producer.routing",
             ],

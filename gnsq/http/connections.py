@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 import gevent
 import requests
@@ -26,6 +26,7 @@ from urllib3.util.ssltransport import SSLTransport
 from gnsq.concurrency.forks import register_after_fork
 from gnsq.concurrency.threads import hub_call_queue
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable
+from gnsq.http.options import HttpOptions
 from gnsq.http.responses import Response, shown
 from gnsq.texts import printable
 from gnsq.tls import make_context
@@ -39,23 +40,6 @@ _CHUNK = 64 * 1024
 _TCP_PORTS = "nsqd's TCP port, 4150, in place of 4151, or nsqlookupd's, 4160, in place of 4161"
 # What requests, urllib3 and http.client raise for a broken connection, a malformed response or a bad proxy.
 _FAILURES = (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ValueError)
-
-
-class Limits(Protocol):
-    """The options of a client that its connections use; see HttpOptions."""
-
-    @property
-    def timeout(self) -> float: ...
-    @property
-    def connect_timeout(self) -> float | None: ...
-    @property
-    def retries(self) -> int: ...
-    @property
-    def maxsize(self) -> int: ...
-    @property
-    def max_response_size(self) -> int: ...
-    @property
-    def proxies(self) -> Mapping[str, str] | None: ...
 
 
 class NoResponse(Exception):
@@ -93,16 +77,16 @@ class Connections:
     """
 
     def __init__(
-        self, address: str, limits: Limits, headers: Mapping[str, str], context: ssl.SSLContext | None
+        self, address: str, options: HttpOptions, headers: Mapping[str, str], context: ssl.SSLContext | None
     ) -> None:
         self.hub = gevent.get_hub()
         self.closed = ""
-        self.limits = limits
+        self.options = options
         self.headers = headers
         self._address = address
         self._queue = hub_call_queue()
-        self._adapter = _Adapter(context, limits.maxsize)
-        self._slots = BoundedSemaphore(limits.maxsize)
+        self._adapter = _Adapter(context, options.maxsize)
+        self._slots = BoundedSemaphore(options.maxsize)
         self._calls: set[Call] = set()
         register_after_fork(self)
 
@@ -149,7 +133,7 @@ class Connections:
         Raises:
             NSQHttpError: NSQHttpTimeout or NSQHttpUnreachable if the time is over; also if the client is closed.
         """
-        call = Call(self, what, self.limits.timeout if timeout is None else timeout)
+        call = Call(self, what, self.options.timeout if timeout is None else timeout)
         token = _current_call.set(call)
         self._calls.add(call)
         try:
@@ -188,14 +172,14 @@ class Connections:
                 call.socket = None
 
     def _exchange(self, request: requests.Request, seconds: float) -> Response:
-        connect_timeout = min(self.limits.connect_timeout or seconds, seconds)
+        connect_timeout = min(self.options.connect_timeout or seconds, seconds)
         # Not through a requests.Session: it would add proxies and passwords of the environment, and read the body of
         # each redirect to its end.
         response = self._adapter.send(
-            request.prepare(), stream=True, timeout=(connect_timeout, None), proxies=self.limits.proxies
+            request.prepare(), stream=True, timeout=(connect_timeout, None), proxies=self.options.proxies
         )
         try:
-            return _read(f"{request.method} {request.url}", response, self.limits.max_response_size)
+            return _read(f"{request.method} {request.url}", response, self.options.max_response_size)
         finally:
             # A connection whose response was read to its end is back in the pool already.
             response.close()
@@ -230,7 +214,6 @@ class Call:
             NSQHttpError: If there is none.
         """
         self._what = f"{method} {url}"
-        limits = self._connections.limits
         request = requests.Request(method, url, self._connections.headers, data=body, params=params)
         retries, fresh = 0, False
         while True:
@@ -241,7 +224,7 @@ class Call:
                     # The server closed an idle connection; that does not count as a try.
                     fresh = True
                     continue
-                if retries >= limits.retries or not _may_be_repeated(method, failure):
+                if retries >= self._connections.options.retries or not _may_be_repeated(method, failure):
                     raise self._error(failure) from failure.__cause__
             gevent.sleep(min(_RETRY_DELAY * 2**retries, _MAX_RETRY_DELAY))
             retries += 1

@@ -1,12 +1,12 @@
-"""What constructors take, and what gnsq 1.0's arguments mean now."""
+"""Options of HTTP clients: their checks, and the arguments of gnsq 1.0."""
 
 import ssl
 
 import pytest
 import urllib3
 
-from gnsq.http import validation
-from gnsq.httpclient import HttpOptions
+from gnsq.http.options import convert_timeout
+from gnsq.httpclient import HTTPClient, HttpOptions
 
 TIMEOUTS = [
     pytest.param(5, {"timeout": 5}, id="number"),
@@ -23,7 +23,7 @@ TIMEOUTS = [
 
 @pytest.mark.parametrize(("given", "mapped"), TIMEOUTS)
 def test_timeouts(given, mapped):
-    assert validation.convert_timeout(given) == mapped
+    assert convert_timeout(given) == mapped
     HttpOptions.from_keywords("X", {"timeout": given})
 
 
@@ -31,7 +31,7 @@ def test_any_object_with_connect_and_read_is_a_timeout():
     class Timeout:
         connect, read = 1, 2
 
-    assert validation.convert_timeout(Timeout()) == {"timeout": 3, "connect_timeout": 1}
+    assert convert_timeout(Timeout()) == {"timeout": 3, "connect_timeout": 1}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_options_show_no_secret():
 @pytest.mark.parametrize("host", ["", "a b", "http://h", "u:p@h", "h/x", "[::1", "h\n"])
 def test_hosts_that_are_none(host):
     with pytest.raises(ValueError, match="host must be a name"):
-        validation.check_host(host)
+        HTTPClient(host, 80)
 
 
 @pytest.mark.parametrize(
@@ -140,21 +140,21 @@ def test_hosts_that_are_none(host):
 )
 def test_ports_that_are_none(port, error):
     with pytest.raises(error, match="port"):
-        validation.check_port(port)
+        HTTPClient("h", port)
 
 
 def test_host_must_be_a_str():
     with pytest.raises(TypeError, match="host must be a str"):
-        validation.check_host(b"h")
+        HTTPClient(b"h", 80)
 
 
 def test_scheme_is_http_or_https():
     with pytest.raises(ValueError, match="scheme 'ftp' must be"):
-        validation.check_scheme("ftp")
+        HTTPClient("h", 80, scheme="ftp")
 
 
 def test_port_may_be_a_str():
-    assert validation.check_port("4151") == 4151
+    assert HTTPClient("h", "4151").port == 4151
 
 
 @pytest.mark.parametrize(
@@ -162,4 +162,4 @@ def test_port_may_be_a_str():
 )
 def test_paths_that_are_none(path, error):
     with pytest.raises(error, match="path"):
-        validation.check_path(path)
+        HTTPClient("h", 80, path=path)

@@ -1,0 +1,275 @@
+"""Options of HTTP clients: checks, and the conversion of urllib3's objects, which gnsq 1.0 took.
+
+Loads neither urllib3 nor ssl. No error text shows a value that may have a password.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypedDict
+from urllib.parse import urlsplit
+
+from gnsq.options import Options, option
+
+if TYPE_CHECKING:
+    import ssl
+
+    import urllib3
+
+__all__ = [
+    "PORTS",
+    "HttpClientOptionsDict",
+    "HttpOptions",
+    "HttpOptionsDict",
+    "check_header",
+    "check_host",
+    "check_path",
+    "check_port",
+    "check_scheme",
+    "convert_timeout",
+]
+
+# Default port of each scheme.
+PORTS = {"http": 80, "https": 443}
+
+_CERT_REQS = ("CERT_NONE", "CERT_OPTIONAL", "CERT_REQUIRED")
+_HOST = re.compile(r"[^\s/?#@\[\]\\\x00-\x1f]+")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+class HttpOptionsDict(TypedDict, total=False):
+    """Typed keywords for the options of HttpOptions. Some take more types, as in gnsq 1.0."""
+
+    timeout: float | tuple[float, float] | urllib3.Timeout | None
+    connect_timeout: float | None
+    retries: int | urllib3.Retry | None
+    maxsize: int
+    max_response_size: int
+    headers: Mapping[str, str] | None
+    auth: tuple[str, str] | str | None
+    proxies: Mapping[str, str] | None
+    ca_certs: str | os.PathLike[str] | None
+    cert_reqs: str | int | None
+    cert_file: str | os.PathLike[str] | None
+    key_file: str | os.PathLike[str] | None
+    key_password: str | bytes | None
+    ssl_context: ssl.SSLContext | None
+
+
+class HttpClientOptionsDict(HttpOptionsDict, total=False):
+    """Typed keywords of HTTPClient."""
+
+    useragent: str
+    scheme: str
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpOptions(Options):
+    """Options of an HTTP client."""
+
+    timeout: float = option(
+        60.0, "for a whole call: connecting, sending, the answer, redirects and retries", unit="s", minimum=0.001
+    )
+    connect_timeout: float | None = option(
+        None, "for connecting alone; default: no limit but timeout", unit="s", minimum=0.001
+    )
+    retries: int = option(
+        1,
+        "further tries, within timeout, if no connection could be made, or a GET got no answer",
+        unit="tries",
+        minimum=0,
+    )
+    maxsize: int = option(4, "calls at once, each over its own connection, in each hub; others wait", minimum=1)
+    max_response_size: int = option(64 * 1024 * 1024, "a longer answer is an error", unit="bytes", minimum=1)
+    headers: Mapping[str, str] | None = option(None, "sent with every request", secret=True)
+    auth: tuple[str, str] | str | None = option(
+        None, "user and password, or the whole value of the header Authorization", secret=True
+    )
+    proxies: Mapping[str, str] | None = option(
+        None, "URL of a proxy by scheme, as requests takes them; those of the environment are not used", secret=True
+    )
+    ca_certs: str | None = option(None, "file or directory of CAs to trust; default: the system's")
+    cert_reqs: str = option("CERT_REQUIRED", "CERT_NONE trusts any certificate, for any host name")
+    cert_file: str | None = option(None, "the client's own certificate")
+    key_file: str | None = option(None, "its key, unless cert_file holds that, too")
+    key_password: str | bytes | None = option(None, "of an encrypted key", secret=True)
+    ssl_context: ssl.SSLContext | None = option(None, "an `ssl.SSLContext` in place of the five before")
+
+    @classmethod
+    def from_keywords(
+        cls,
+        owner: str,
+        values: Mapping[str, Any],  # Any: each has its own type
+        *beside: type[Options],
+        parameters: Iterable[str] = (),
+    ) -> Self:
+        """Make options as Options.from_keywords() does, also from the values of gnsq 1.0, which were urllib3's."""
+        known = dict(values)
+        if "timeout" in known:
+            known |= convert_timeout(known.pop("timeout"))
+        if "retries" in known:
+            known |= _convert_retries(known.pop("retries"))
+        if "cert_reqs" in known:
+            known["cert_reqs"] = _convert_cert_reqs(known["cert_reqs"])
+        for name in ("ca_certs", "cert_file", "key_file"):
+            if isinstance(known.get(name), os.PathLike):
+                known[name] = os.fspath(known[name])
+        return super().from_keywords(owner, known, *beside, parameters=parameters)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _convert_cert_reqs(self.cert_reqs)
+        _check_strings("headers", self.headers)
+        _check_strings("proxies", self.proxies)
+        for name, value in (self.headers or {}).items():
+            check_header(name, value)
+        for proxy in (self.proxies or {}).values():
+            if not _is_url(proxy):
+                raise ValueError(
+                    "proxies must be URLs such as 'http://host:3128' (one is not; not shown, for passwords)"
+                )
+        if self.auth is not None:
+            check_header("Authorization", self.authorization)
+        if self.key_file is not None and self.cert_file is None:
+            raise ValueError("key_file is given without cert_file")
+        if self.ssl_context is not None:
+            self._check_context()
+
+    def _check_context(self) -> None:
+        if not hasattr(self.ssl_context, "wrap_bio"):
+            raise TypeError(f"ssl_context must be an ssl.SSLContext, not {self.ssl_context!r}")
+        if self.ca_certs or self.cert_file or self.cert_reqs != "CERT_REQUIRED":
+            raise ValueError(
+                "ssl_context and ca_certs, cert_file or cert_reqs are given; the context holds all of them"
+            )
+
+    @property
+    def authorization(self) -> str:
+        """The value of the header Authorization; empty for none."""
+        if self.auth is None or isinstance(self.auth, str):
+            return self.auth or ""
+        if not isinstance(self.auth, tuple) or [type(part) for part in self.auth] != [str, str]:
+            raise TypeError("auth must be a pair of str, user and password, or a str, the header's value")
+        return "Basic " + base64.b64encode(":".join(self.auth).encode()).decode()
+
+
+def check_host(host: object) -> str:
+    """Return a host name or address, an IPv6 address without brackets."""
+    if not isinstance(host, str):
+        raise TypeError(f"host must be a str, not {host!r}")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not _HOST.fullmatch(bare):
+        # Not shown: it may be a URL with a password.
+        raise ValueError("host must be a name or an IP address; from_url() takes URLs")
+    return bare
+
+
+def check_path(path: object) -> str:
+    """Return the prefix of each endpoint's path, without slashes around it."""
+    if not isinstance(path, str):
+        raise TypeError(f"path must be a str, not {path!r}")
+    if not path.isprintable() or any(character in path for character in "?# "):
+        raise ValueError(f"path {path!r} must have neither spaces nor ? nor #")
+    return path.strip("/")
+
+
+def check_port(port: Any) -> int:  # Any: gnsq 1.0 took "4151", too
+    """Return a port as an int."""
+    if isinstance(port, bool) or not isinstance(port, (int, str)):
+        raise TypeError(f"port must be an int, not {port!r}")
+    if isinstance(port, str) and not port.isdecimal():
+        raise ValueError(f"port {port!r} must be a number from 1 to 65535")
+    if not 1 <= int(port) <= 65535:
+        raise ValueError(f"port {port} must be from 1 to 65535")
+    return int(port)
+
+
+def check_scheme(scheme: str) -> str:
+    """Return the scheme if it is http or https."""
+    if scheme not in PORTS:
+        raise ValueError(f"scheme {scheme!r} must be http or https")
+    return scheme
+
+
+def _check_strings(subject: str, mapping: Mapping[str, str] | None) -> None:
+    """Raise TypeError for anything but a mapping of str to str."""
+    if mapping is None:
+        return
+    if not isinstance(mapping, Mapping) or not all(isinstance(item, str) for pair in mapping.items() for item in pair):
+        raise TypeError(f"{subject} must be a dict of str to str")
+
+
+def check_header(name: str, value: str) -> None:
+    """Raise ValueError for a header that is not valid or would become several. The value, a secret, is not shown."""
+    if not _HEADER_NAME.fullmatch(name):
+        raise ValueError(f"header {name!r} has no valid name")
+    if not value.isprintable() or value != value.strip() or not value.isascii():
+        raise ValueError(f"value of header {name} must be printable ASCII, without spaces around it")
+
+
+def _is_url(text: str) -> bool:
+    """Whether a text has a scheme, a host, and no impossible port."""
+    try:
+        parts = urlsplit(text)
+        return bool(parts.scheme and parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def convert_timeout(timeout: Any) -> dict[str, Any]:  # Any: urllib3's, requests' or a number
+    """Convert a number, a pair of connect and read, or an object that has both, such as urllib3's Timeout, to options.
+
+    The sum of connect and read is the limit of a whole call.
+    """
+    if isinstance(timeout, tuple) and len(timeout) == 2:
+        total, (connect, read) = None, timeout
+    elif hasattr(timeout, "connect_timeout"):
+        total, connect = _number(timeout.total), _number(timeout.connect_timeout)
+        # With a total, urllib3's read_timeout raises until the Timeout was started.
+        read = None if total is not None else _number(timeout.read_timeout)
+    elif hasattr(timeout, "connect"):
+        total, connect, read = getattr(timeout, "total", None), timeout.connect, getattr(timeout, "read", None)
+    elif timeout is None:
+        # urllib3 waits for ever; here every call has a limit.
+        return {}
+    else:
+        return {"timeout": timeout}
+    if total is None and connect is not None and read is not None:
+        total = connect + read
+    mapped = {"timeout": total, "connect_timeout": connect}
+    return {name: value for name, value in mapped.items() if value is not None}
+
+
+def _number(value: object) -> float | None:
+    # urllib3 has an object of its own for "not given".
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _convert_retries(retries: Any) -> dict[str, Any]:  # Any: urllib3's Retry or a number
+    """Convert a number, False, or an object that has counts, such as urllib3's Retry, to options: the first count that
+    is given of total, connect and read."""
+    if retries is None:
+        return {}
+    if hasattr(retries, "total"):
+        counts = [getattr(retries, name, None) for name in ("total", "connect", "read")]
+        given = [count for count in counts if count is not None]
+        return {"retries": int(given[0])} if given else {}
+    return {"retries": 0 if retries is False else retries}
+
+
+def _convert_cert_reqs(cert_reqs: object) -> str:
+    """Convert a name, with or without CERT_, or a constant of ssl, to the name."""
+    if cert_reqs is None:
+        return "CERT_REQUIRED"
+    if isinstance(cert_reqs, int) and not isinstance(cert_reqs, bool) and 0 <= cert_reqs < len(_CERT_REQS):
+        return _CERT_REQS[cert_reqs]
+    if isinstance(cert_reqs, str):
+        name = cert_reqs if cert_reqs.startswith("CERT_") else f"CERT_{cert_reqs}"
+        if name in _CERT_REQS:
+            return name
+    raise ValueError(f"cert_reqs {cert_reqs!r} must be one of {', '.join(_CERT_REQS)}")
