@@ -159,5 +159,5 @@ class HandlerSignal(Signal):
             return ""
         return (
             f"; {self.collected}, connected to {self._name}, was garbage collected: signals hold receivers weakly; "
-            "connect a lambda, and any receiver without another reference, with weak=False"
+            "a lambda needs weak=False, as does every receiver without another reference"
         )
