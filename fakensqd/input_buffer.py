@@ -1,7 +1,7 @@
-"""What nsqd reads behind a command's line: sizes, bodies, messages, each checked in nsqd's order.
+"""Bytes that a client has sent, and generators that read sizes, bodies and messages out of them.
 
-Pure. The readers are generators: they pause where bytes are missing and return what they were to read. Source: nsqd
-protocol_v2.go: readLen, readMPUB and the beginnings of IDENTIFY, AUTH, PUB and DPUB.
+Pure. A generator pauses while bytes are missing, and returns what it has read. Source: nsqd protocol_v2.go: readLen,
+readMPUB, and how IDENTIFY, AUTH, PUB and DPUB read their bodies.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from gnsq.errors import ERROR_CODES
 from gnsq.protocol.commands import CommandDecoder
 from gnsq.protocol.frames import ERROR, encode_frame
 
-__all__ = ["SIZE", "BodyReader", "InputBuffer", "Read", "CommandError"]
+__all__ = ["SIZE", "BodyReader", "CommandError", "InputBuffer", "Read"]
 
 SIZE = struct.Struct(">i")
 
 _Value = TypeVar("_Value")
 
-# A step of reading that returns a value in the end; paused with None while bytes are missing, or with what it asks.
+# A generator that reads and then returns a value. It yields None while bytes are missing, or a request.
 Read = Generator[IoRequest | None, IoResult, _Value]
 
 
 class CommandError(Exception):
-    """A command is answered with an error frame.
+    """The error frame that answers a command.
 
     Args:
         data: Code and text, as in the frame.
@@ -38,7 +38,7 @@ class CommandError(Exception):
 
     @property
     def fatal(self) -> bool:
-        """Whether the connection ends with it."""
+        """Whether the connection is closed after it."""
         return ERROR_CODES[self.data.partition(b" ")[0]].fatal
 
     @property
@@ -47,10 +47,29 @@ class CommandError(Exception):
         return encode_frame(ERROR, self.data)
 
 
+def _body_errors(command: bytes, code: bytes, body: bytes, whole: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    prefix = b"%s %s" % (code, command)
+    return (
+        b"%s failed to read %s size" % (prefix, body),
+        b"%s invalid %s size %%d" % (prefix, body),
+        b"%s %s too big %%d > %%d" % (prefix, whole),
+        b"%s failed to read %s" % (prefix, body),
+    )
+
+
+# Texts of errors in reading a body. Made once: formatting them costs as much as reading a small body.
+_BODY_ERRORS = {
+    b"IDENTIFY": _body_errors(b"IDENTIFY", b"E_BAD_BODY", b"body", b"body"),
+    b"AUTH": _body_errors(b"AUTH", b"E_BAD_BODY", b"body", b"body"),
+    b"PUB": _body_errors(b"PUB", b"E_BAD_MESSAGE", b"message body", b"message"),
+    b"DPUB": _body_errors(b"DPUB", b"E_BAD_MESSAGE", b"message body", b"message"),
+}
+
+
 class InputBuffer:
     """The bytes of one client, and whether more may come.
 
-    A failure, below, is what is refused with when the input ends too early.
+    The argument ``error`` of methods is the text of the CommandError that they raise if the input ends too early.
     """
 
     __slots__ = ("decoder", "ended")
@@ -60,47 +79,39 @@ class InputBuffer:
         self.ended = False
 
     def unread(self, data: bytes) -> None:
-        """Put bytes in front of what is still to be read."""
+        """Put bytes before those that are not read yet."""
         if not data:
             return
         rest = self.decoder.take_remaining()
         self.decoder.feed(data + rest)
 
-    def read(self, count: int, failure: bytes) -> Read[bytes]:
-        """Read that many bytes."""
+    def read(self, count: int, error: bytes) -> Read[bytes]:
+        """Read as many bytes as count says."""
         take = self.decoder.take
         while (data := take(count)) is None:
             if self.ended:
-                raise CommandError(failure)
+                raise CommandError(error)
             yield None
         return data
 
-    def read_size(self, failure: bytes) -> Read[int]:
+    def read_size(self, error: bytes) -> Read[int]:
         """Read a signed 32-bit size."""
         take_size = self.decoder.take_size
         while (size := take_size()) is None:
             if self.ended:
-                raise CommandError(failure)
+                raise CommandError(error)
             yield None
         return size
 
-    def read_body(self, name: bytes, limit: int) -> Read[bytes]:
-        """Read the body of IDENTIFY or AUTH."""
-        size = yield from self.read_size(b"E_BAD_BODY %s failed to read body size" % name)
-        if size > limit:
-            raise CommandError(b"E_BAD_BODY %s body too big %d > %d" % (name, size, limit))
+    def read_body(self, command: bytes, limit: int) -> Read[bytes]:
+        """Read the body of IDENTIFY or AUTH, or the message of PUB or DPUB: a size and as many bytes."""
+        no_size, invalid_size, too_big, no_body = _BODY_ERRORS[command]
+        size = yield from self.read_size(no_size)
         if size <= 0:
-            raise CommandError(b"E_BAD_BODY %s invalid body size %d" % (name, size))
-        return (yield from self.read(size, b"E_BAD_BODY %s failed to read body" % name))
-
-    def read_message(self, name: bytes, limit: int) -> Read[bytes]:
-        """Read the message of PUB or DPUB."""
-        size = yield from self.read_size(b"E_BAD_MESSAGE %s failed to read message body size" % name)
-        if size <= 0:
-            raise CommandError(b"E_BAD_MESSAGE %s invalid message body size %d" % (name, size))
+            raise CommandError(invalid_size % size)
         if size > limit:
-            raise CommandError(b"E_BAD_MESSAGE %s message too big %d > %d" % (name, size, limit))
-        return (yield from self.read(size, b"E_BAD_MESSAGE %s failed to read message body" % name))
+            raise CommandError(too_big % (size, limit))
+        return (yield from self.read(size, no_body))
 
     def read_messages(self, limit: int, body_limit: int) -> Read[list[bytes]]:
         """Read the count and the messages of MPUB."""
@@ -111,7 +122,7 @@ class InputBuffer:
         take, take_size = self.decoder.take, self.decoder.take_size
         messages: list[bytes] = []
         for index in range(count):
-            # Asked directly first: a generator for each size and body doubles what an MPUB costs.
+            # The decoder is called directly first: a generator for each size and body doubles the cost of an MPUB.
             size = take_size()
             if size is None:
                 size = yield from self.read_size(b"E_BAD_MESSAGE MPUB failed to read message(%d) body size" % index)
@@ -126,5 +137,5 @@ class InputBuffer:
         return messages
 
 
-# Reads what follows the line of one command.
+# Reads the bytes after the line of one command.
 BodyReader = Callable[[InputBuffer], Read[object]]

@@ -1,12 +1,7 @@
-"""Messages, and the queue of a topic or channel: in memory as far as there is room, the others on nsqd's disk.
+"""Messages of topics and channels, the queues that hold them, and their ids.
 
-Pure. What is on disk stays there until it leaves the queue, however much room there is by then. Source: nsqd topic.go
-and channel.go, put; go-diskqueue; dummy_backend_queue.go.
-
-Message ids as nsqd makes them: 16 hex digits of time, node and a sequence number, rising within a topic.
-
-Pure. Source: nsqd guid.go: (unix ns >> 20) - 1288834974288 shifted 22, node id (10 bits) shifted 12, sequence (12
-bits).
+Pure. A message beyond the limit of a queue's memory is on disk, and stays there until it leaves the queue. Source: nsqd
+topic.go and channel.go, put; go-diskqueue; dummy_backend_queue.go; guid.go.
 """
 
 from __future__ import annotations
@@ -15,13 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-__all__ = [
-    "Backend",
-    "MessageIdGenerator",
-    "QueuedMessage",
-    "MessageOwner",
-    "MessageQueue",
-]
+__all__ = ["Backend", "MessageIdGenerator", "MessageOwner", "MessageQueue", "QueuedMessage"]
 
 
 class MessageOwner(Protocol):
@@ -32,7 +21,7 @@ class MessageOwner(Protocol):
 
 
 class QueuedMessage:
-    """One channel's copy of a message. Slotted and plain: one is made per message."""
+    """One channel's copy of a message. Slotted, not frozen and no dataclass: one is made per message."""
 
     __slots__ = ("attempts", "body", "bucket", "deadline", "delay", "delivered_at", "id", "owner", "timestamp")
 
@@ -42,14 +31,14 @@ class QueuedMessage:
         self.timestamp = timestamp
         self.delay = delay
         self.attempts = 0
-        # The rest has a meaning while the message is in flight only.
+        # The other attributes are used only while the message is in flight.
         self.owner: MessageOwner | None = None
         self.delivered_at = 0.0
         self.deadline = 0.0
         self.bucket: dict[bytes, QueuedMessage] = _NO_BUCKET
 
     def copy(self) -> QueuedMessage:
-        """Make the copy for another channel: same id, body and timestamp."""
+        """Make the copy for another channel, with the same id, body and timestamp."""
         return QueuedMessage(self.id, self.body, self.timestamp, self.delay)
 
 
@@ -57,22 +46,22 @@ _NO_BUCKET: dict[bytes, QueuedMessage] = {}
 
 
 class Backend(Protocol):
-    """Who writes to disk, if anybody does. The channel is None for a topic's own queue."""
+    """Writes messages to disk, or ignores the calls. The channel is None for a topic's own queue."""
 
     def on_stored(self, topic: str, channel: str | None, messages: Sequence[QueuedMessage]) -> None:
-        """Note messages for which there is no room in memory."""
+        """Store messages that exceed the limit of the memory."""
 
     def on_removed(self, topic: str, channel: str | None, ids: Sequence[bytes]) -> None:
-        """Note that such messages have left their queue."""
+        """Note that stored messages have left their queue."""
 
 
 class MessageQueue:
-    """Messages in order.
+    """Messages of a topic or channel, in order.
 
     Args:
-        topic, channel: Whose they are, for the backend.
-        limit: How many there is room for in memory.
-        ephemeral: There is no disk behind it: beyond the limit, the newest are dropped.
+        topic, channel: Names for the backend.
+        limit: Messages that memory holds.
+        ephemeral: True: there is no disk, and beyond the limit the newest messages are dropped.
     """
 
     def __init__(self, backend: Backend, topic: str, channel: str | None, limit: int, *, ephemeral: bool) -> None:
@@ -92,23 +81,23 @@ class MessageQueue:
 
     @property
     def backend_depth(self) -> int:
-        """How many of them are on disk."""
+        """Messages on disk."""
         return len(self._stored)
 
     def on_disk(self) -> list[QueuedMessage]:
-        """List those that are on disk."""
+        """List the messages on disk."""
         return [message for message in self._messages if message.id in self._stored] if self._stored else []
 
     def extend(self, messages: Sequence[QueuedMessage]) -> None:
         """Append messages."""
-        room = self._limit - len(self._messages) + len(self._stored)
+        free = self._limit - len(self._messages) + len(self._stored)
         self._messages.extend(messages)
-        if len(messages) > room:
+        if len(messages) > free:
             if self._ephemeral:
                 while len(self._messages) > self._limit:
                     self._messages.pop()
             else:
-                self._store(messages[max(0, room) :])
+                self._store(messages[max(0, free) :])
 
     def restore(self, messages: Sequence[QueuedMessage]) -> None:
         """Append messages that are on disk."""
@@ -116,7 +105,7 @@ class MessageQueue:
         self._store(messages)
 
     def take(self, count: int) -> list[QueuedMessage]:
-        """Take out so many of the first; there must be as many."""
+        """Remove and return the first messages. The queue must have as many as count says."""
         popleft = self._messages.popleft
         taken = [popleft() for _ in range(count)]
         if self._stored and (removed := [message.id for message in taken if message.id in self._stored]):
@@ -125,13 +114,13 @@ class MessageQueue:
         return taken
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all messages."""
         self.take(len(self))
 
     def _store(self, messages: Sequence[QueuedMessage]) -> None:
         if messages:
             for message in messages:
-                # A file of nsqd's has no place for it.
+                # nsqd's files do not store the delay.
                 message.delay = 0.0
             self._stored.update(message.id for message in messages)
             self._backend.on_stored(self._topic, self._channel, messages)
@@ -139,15 +128,17 @@ class MessageQueue:
 
 _EPOCH = 1288834974288
 _SEQUENCES = 4096
-# The sequence is exactly the last three of the hex digits: a table makes an id in 0.05 us where formatting takes 0.25.
+# The sequence is exactly the last three of the hex digits: a table makes an id in 0.05 us, formatting takes 0.25 us.
 _ENDINGS = tuple(b"%03x" % number for number in range(_SEQUENCES))
 
 
 class MessageIdGenerator:
-    """Make the ids of one topic.
+    """Makes the ids of one topic: 16 hex digits of time, node and sequence number, which rise within the topic.
+
+    Source: nsqd guid.go: (unix ns >> 20) - 1288834974288 shifted 22, node id (10 bits) shifted 12, sequence (12 bits).
 
     Args:
-        node_id: 0 to 1023, the number of the nsqd.
+        node_id: Number of the nsqd, 0 to 1023.
     """
 
     __slots__ = ("_head", "_node_id", "_sequence", "_tick")
@@ -159,7 +150,7 @@ class MessageIdGenerator:
         self._head = b""
 
     def next(self, count: int, now_ns: int) -> list[bytes]:
-        """Make that many ids. 4096 fit into a tick (1.05 ms); where nsqd waits for the next, this borrows it."""
+        """Make ids. A tick (1.05 ms) has 4096: then nsqd waits for the next tick, and this uses it in advance."""
         tick = now_ns >> 20
         if tick > self._tick:
             self._start_tick(tick)

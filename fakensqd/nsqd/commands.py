@@ -1,7 +1,7 @@
-"""Commands: one row for each, with its words, its body and what it names. All is checked in nsqd's order.
+"""One row for each command: its parameters, its body, and what they name. Checks both in nsqd's order.
 
-Pure. ``words`` is a command's line, split at its spaces, its name first. Source: nsqd protocol_v2.go; what is counted
-as "params" there and what as "parameters" is nsqd's own.
+Pure. ``words`` is the line of a command, split at its spaces: the name, then the parameters. Error texts are nsqd's
+own, as are their inconsistencies. Source: nsqd protocol_v2.go.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = [
     "CommandRow",
     "ROWS",
     "message_id",
-    "publish_topic",
+    "topic_name",
     "read_auth",
     "read_defer",
     "read_identify",
@@ -33,15 +33,24 @@ __all__ = [
 ]
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- parameters -------------------------------------------------------------------------------------------------------
+
+
+def topic_name(words: list[bytes], release: Release = LATEST) -> str:
+    """Parse the topic of SUB, PUB, MPUB or DPUB."""
+    _check_count(words)
+    topic = _topic_name(words[1], release)
+    if topic is None:
+        name = words[0]
+        # MPUB really says its code twice.
+        code = b"E_BAD_TOPIC E_BAD_TOPIC" if name == b"MPUB" else b"E_BAD_TOPIC"
+        raise CommandError(b"%s %s topic name %s is not valid" % (code, name, _quoted(words[1], release)))
+    return topic
 
 
 def subscription(words: list[bytes], release: Release = LATEST) -> tuple[str, str]:
-    """Read topic and channel of SUB."""
-    _check_count(words, b"parameters")
-    topic = _topic_name(words[1], release)
-    if topic is None:
-        raise CommandError(b"E_BAD_TOPIC SUB topic name %s is not valid" % _quoted(words[1], release))
+    """Parse topic and channel of SUB."""
+    topic = topic_name(words, release)
     channel = words[2].decode("latin-1")
     if not release.is_channel_name(channel):
         raise CommandError(b"E_BAD_CHANNEL SUB channel name %s is not valid" % _quoted(words[2], release))
@@ -49,7 +58,7 @@ def subscription(words: list[bytes], release: Release = LATEST) -> tuple[str, st
 
 
 def ready_count(words: list[bytes], limit: int) -> int:
-    """Read the count of RDY; 1 if there is none."""
+    """Parse the count of RDY; it is 1 if there is none."""
     if len(words) < 2:
         return 1
     try:
@@ -62,16 +71,16 @@ def ready_count(words: list[bytes], limit: int) -> int:
 
 
 def message_id(words: list[bytes]) -> bytes:
-    """Read the id of FIN, REQ or TOUCH."""
-    _check_count(words, b"params")
+    """Parse the message id of FIN, REQ or TOUCH."""
+    _check_count(words)
     if len(words[1]) != MESSAGE_ID_SIZE:
         raise CommandError(b"E_INVALID invalid message ID")
     return words[1]
 
 
 def requeue_delay(words: list[bytes], limit: float, release: Release = LATEST) -> float:
-    """Read the delay of REQ, in seconds; more than the limit is cut, an overflow to below zero is none. Releases before
-    1.1.0 refuse both."""
+    """Parse the delay of REQ, in seconds. A delay above the limit becomes the limit, and one that overflows to below 0
+    becomes 0; releases before 1.1.0 refuse both."""
     try:
         delay_ms = base10(words[2])
     except ValueError:
@@ -83,20 +92,8 @@ def requeue_delay(words: list[bytes], limit: float, release: Release = LATEST) -
     return min(max(delay_ns / 1e9, 0.0), limit)
 
 
-def publish_topic(words: list[bytes], release: Release = LATEST) -> str:
-    """Read the topic of PUB, MPUB or DPUB."""
-    _check_count(words, b"parameters")
-    topic = _topic_name(words[1], release)
-    if topic is None:
-        name = words[0]
-        # MPUB really says its code twice.
-        code = b"E_BAD_TOPIC E_BAD_TOPIC" if name == b"MPUB" else b"E_BAD_TOPIC"
-        raise CommandError(b"%s %s topic name %s is not valid" % (code, name, _quoted(words[1], release)))
-    return topic
-
-
 def _defer_delay(words: list[bytes], limit: float) -> float:
-    """Read the delay of DPUB, in seconds; more than the limit is refused."""
+    """Parse the delay of DPUB, in seconds. A delay above the limit is refused."""
     try:
         delay_ms = base10(words[2])
     except ValueError:
@@ -107,9 +104,11 @@ def _defer_delay(words: list[bytes], limit: float) -> float:
     return delay_ns / 1e9
 
 
-def _check_count(words: list[bytes], called: bytes) -> None:
-    if len(words) < NSQD_ROWS[words[0]].words:
-        raise CommandError(b"E_INVALID %s insufficient number of %s" % (words[0], called))
+def _check_count(words: list[bytes]) -> None:
+    row = NSQD_ROWS[words[0]]
+    if len(words) < row.words:
+        parameters = b"params" if row.has_message_id else b"parameters"
+        raise CommandError(b"E_INVALID %s insufficient number of %s" % (words[0], parameters))
 
 
 def _quoted(name: bytes, release: Release) -> bytes:
@@ -118,12 +117,12 @@ def _quoted(name: bytes, release: Release) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def _topic_name(word: bytes, release: Release) -> str | None:
-    """Decode a topic's name, None if it is not valid. Cached: a publisher says the same one again and again."""
+    """Decode the name of a topic; None if it is not valid. Cached: a producer repeats the name with each command."""
     name = word.decode("latin-1")
     return name if release.is_topic_name(name) else None
 
 
-# --- words and body ---------------------------------------------------------------------------------------------------
+# --- bodies -----------------------------------------------------------------------------------------------------------
 
 
 def read_identify(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[bytes]:
@@ -142,23 +141,23 @@ def read_auth(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> 
 
 def read_publish(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[tuple[str, bytes]]:
     """Read topic and message of PUB."""
-    topic_name = publish_topic(words, options.emulated)
-    return topic_name, (yield from source.read_message(b"PUB", options.max_msg_size))
+    topic = topic_name(words, options.emulated)
+    return topic, (yield from source.read_body(b"PUB", options.max_msg_size))
 
 
 def read_defer(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[tuple[str, float, bytes]]:
     """Read topic, delay and message of DPUB."""
     if not options.emulated.since(0, 3, 6):
         raise CommandError(b"E_INVALID invalid command DPUB")
-    topic_name = publish_topic(words, options.emulated)
+    topic = topic_name(words, options.emulated)
     delay = _defer_delay(words, options.max_req_timeout)
-    return topic_name, delay, (yield from source.read_message(b"DPUB", options.max_msg_size))
+    return topic, delay, (yield from source.read_body(b"DPUB", options.max_msg_size))
 
 
 def read_multipublish(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[list[bytes]]:
     """Read the messages of MPUB."""
-    publish_topic(words, options.emulated)
-    # nsqd goes by the count and each message's size; the size of the whole is checked and forgotten.
+    topic_name(words, options.emulated)
+    # nsqd reads by the count and the size of each message. It only checks the size of the whole body.
     size = yield from source.read_size(b"E_BAD_BODY MPUB failed to read body size")
     limit = options.max_body_size
     if size <= 0:
@@ -176,12 +175,12 @@ class CommandRow:
     """Facts about one command.
 
     Attributes:
-        words: How many words its line has at least, with its name.
-        has_topic, has_channel: Whether the first word after the name is a topic, and the second one a channel.
-        has_message_id: Whether the first word after the name is a message id.
+        words: Least number of words in its line, the name included.
+        has_topic, has_channel: Whether the first parameter is a topic, and the second one a channel.
+        has_message_id: Whether the first parameter is a message id.
         publishes: Whether it puts messages into a topic.
-        details: How many words after the name say nothing but topic, channel or message; None if all do.
-        read: Checks the words and reads the body; None if there is no body.
+        details: Index of the first parameter that a transcript shows as detail; None if it shows none.
+        read: Checks the parameters and reads the body; None if there is no body.
     """
 
     words: int = 1
@@ -207,7 +206,7 @@ NSQD_ROWS = {
     b"CLS": CommandRow(),
     b"NOP": CommandRow(),
 }
-# Those of nsqlookupd; its session reads the body of IDENTIFY, which has no limit.
+# The commands of nsqlookupd. Its session reads the body of IDENTIFY, which has no limit.
 LOOKUPD_ROWS = {
     b"IDENTIFY": CommandRow(),
     b"REGISTER": CommandRow(words=2, has_topic=True, has_channel=True),

@@ -416,7 +416,7 @@ class Session:
         self._put(topic_name, [body], delay)
 
     def _multipublish(self, words: list[bytes]) -> Read[None]:
-        topic_name = commands.publish_topic(words, self._options.emulated)
+        topic_name = commands.topic_name(words, self._options.emulated)
         if self._auth_required:
             yield from self.handshake.authorize(b"MPUB", topic_name)
         # nsqd makes the topic before it has read anything.
