@@ -12,9 +12,9 @@ __all__ = ["main"]
 def main() -> None:
     """Run the program that the first word names, and exit."""
     _prefer_the_gnsq_beside_us()
-    from fakensqd.cli.program import PROGRAMS, leave_on_signals, run
+    from fakensqd.cli.program import PROGRAMS, exit_on_signals, run
 
-    leave_on_signals()
+    exit_on_signals()
     words = sys.argv[1:]
     if words and words[0] in PROGRAMS:
         # They have the flags of Go, and are to listen before click has been imported.

@@ -39,7 +39,12 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
     if not options.tls_offered:
         return None
     context = _context(ssl.PROTOCOL_TLS_SERVER, options)
-    context.load_cert_chain(options.tls_cert, options.tls_key)
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key)
+    except OSError as error:
+        # Python's errors do not name the file.
+        files = f"tls_cert {options.tls_cert!r} and tls_key {options.tls_key!r}"
+        raise OSError(f"{files} cannot be loaded: {error.strerror or error}") from error
     if options.tls_client_auth_policy in _CERTIFICATE_POLICIES:
         if not options.tls_root_ca_file:
             # nsqd's "require" takes any certificate; Python's ssl checks every one that it asks for.
@@ -73,7 +78,11 @@ def _context(protocol: int, options: NsqdOptions) -> ssl.SSLContext:
     # of test-suites are old.
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
     if options.tls_root_ca_file:
-        context.load_verify_locations(options.tls_root_ca_file)
+        try:
+            context.load_verify_locations(options.tls_root_ca_file)
+        except OSError as error:
+            text = f"tls_root_ca_file {options.tls_root_ca_file!r} cannot be loaded: {error.strerror or error}"
+            raise OSError(text) from error
     return context
 
 

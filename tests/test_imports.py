@@ -136,7 +136,7 @@ PURE = [
     *[
         f"fakensqd.{name}"
         for name in [
-            *["cli.flags", "effects", "golang.encoding_json", "golang.flags", "golang.text", "http.router"],
+            *["cli.flags", "effects", "golang.encoding_json", "golang.text", "http.router"],
             *["input_buffer", "message", "options"],
             *[f"faults.{name}" for name in ["actions", "injector", "interceptor", "json_rules", "rules", "toxics"]],
             *[f"lookupd.{name}" for name in ["http", "registry", "session"]],

@@ -1,151 +1,247 @@
-"""The flags of nsqd and nsqlookupd 1.3.0: one row each, with the option that it sets.
+"""Flags of nsqd and nsqlookupd 1.3.0: their tables, made from the options, and how they are read.
 
-Pure. Source: nsqd --help, nsqlookupd --help; apps/nsqd/options.go, nsqd/options.go NewOptions.
+Pure: words in, options out. Uses neither click, which is optional, nor argparse, which does not read ``-snappy=false``.
+Source: nsqd --help, nsqlookupd --help; apps/nsqd/options.go; Go's flag package; go-options Resolve.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from fakensqd.golang.flags import Flag, Value
-from fakensqd.options import LookupdOptions, NsqdOptions
+from fakensqd.golang.text import duration
+from fakensqd.options import LOG_LEVELS, LookupdOptions, NsqdOptions
 from gnsq.options import Options
 
 __all__ = [
-    "LOOKUPD_FLAGS",
-    "NSQD_FLAGS",
-    "check_start",
-    "default_node_id",
-    "faults_flags",
-    "options_of",
+    "Flag",
+    "FlagError",
+    "Value",
+    "flags_of",
+    "from_config_file",
     "ignored_flags",
+    "options_of",
+    "parse",
+    "parse_duration",
+    "usage",
 ]
 
-# What the program itself uses.
-_COMMON = [
-    Flag("version", "bool", meaning="print the version and exit"),
-    Flag("config", "string", meaning="TOML file to read options from; a flag overrides it"),
-    Flag("verbose", "bool"),
-]
-_USED = frozenset({"version", "config", "log-level", "log-prefix"})
+Value = str | bool | int | float | tuple[str, ...] | tuple[float, ...]
 
 
-def _option(
-    name: str,
-    kind: str,
-    field: str = "",
-    default: Value | None = None,
-    config: str = "",
-    *,
-    options: type[Options] = NsqdOptions,
-) -> Flag:
-    """Make the row of a flag that sets an option, of the same name unless another is given."""
-    field = field or name.replace("-", "_")
-    of_option = next(item for item in dataclasses.fields(options) if item.name == field)
-    of_options: Any = of_option.default  # Any: options are of all types
-    return Flag(name, kind, field, of_options if default is None else default, of_option.metadata["meaning"], config)
+class FlagError(ValueError):
+    """A flag is unknown, or its value is not valid."""
 
 
-NSQD_FLAGS = (
-    *_COMMON,
-    _option("log-level", "log-level"),
-    Flag("log-prefix", "string", default="[nsqd] ", meaning="begins each line of the log"),
-    _option("tcp-address", "string", default="0.0.0.0:4150"),
-    _option("http-address", "string", default="0.0.0.0:4151"),
-    _option("https-address", "string", default="0.0.0.0:4152"),
-    # The default is the host's name.
-    _option("broadcast-address", "string", default=""),
-    _option("broadcast-tcp-port", "int"),
-    _option("broadcast-http-port", "int"),
-    _option("lookupd-tcp-address", "list", "lookupd_tcp_addresses", config="nsqlookupd_tcp_addresses"),
-    _option("auth-http-address", "list", "auth_http_addresses", config="auth_http_addresses"),
-    _option("http-client-connect-timeout", "duration"),
-    _option("http-client-request-timeout", "duration"),
-    Flag(
-        *("data-path", "string", "data_path", "."),
-        meaning="existing directory where topics, channels and messages outlive this nsqd",
-    ),
-    _option("mem-queue-size", "int"),
-    # The default is made of the host's name.
-    _option("node-id", "int", config="id"),
-    _option("max-msg-size", "int"),
-    _option("max-body-size", "int"),
-    _option("msg-timeout", "duration"),
-    _option("max-msg-timeout", "duration"),
-    _option("max-req-timeout", "duration"),
-    _option("max-rdy-count", "int"),
-    _option("max-heartbeat-interval", "duration"),
-    _option("max-output-buffer-size", "int"),
-    _option("max-output-buffer-timeout", "duration"),
-    _option("min-output-buffer-timeout", "duration"),
-    _option("output-buffer-timeout", "duration"),
-    _option(
-        "e2e-processing-latency-percentile",
-        "floats",
-        "e2e_processing_latency_percentiles",
-        config="e2e_processing_latency_percentiles",
-    ),
-    _option("e2e-processing-latency-window-time", "duration"),
-    _option("max-channel-consumers", "int"),
-    _option("tls-cert", "string"),
-    _option("tls-key", "string"),
-    _option("tls-root-ca-file", "string"),
-    _option("tls-client-auth-policy", "string"),
-    _option("tls-required", "tls-required"),
-    _option("tls-min-version", "tls-min-version"),
-    _option("snappy", "bool"),
-    _option("deflate", "bool"),
-    _option("max-deflate-level", "int"),
-    Flag("worker-id", "bool"),
-    Flag("max-bytes-per-file", "int"),
-    Flag("sync-every", "int"),
-    Flag("sync-timeout", "duration"),
-    Flag("queue-scan-selection-count", "int"),
-    Flag("queue-scan-worker-pool-max", "int"),
-    Flag("statsd-address", "string"),
-    Flag("statsd-interval", "duration"),
-    Flag("statsd-prefix", "string"),
-    Flag("statsd-mem-stats", "bool"),
-    Flag("statsd-udp-packet-size", "int"),
-    Flag("statsd-exclude-ephemeral", "bool"),
-)
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag of a program.
 
-LOOKUPD_FLAGS = (
-    *_COMMON,
-    Flag("log-level", "log-level", default="info", meaning="debug, info, warn, error or fatal"),
-    Flag("log-prefix", "string", default="[nsqlookupd] ", meaning="begins each line of the log"),
-    _option("tcp-address", "string", default="0.0.0.0:4160", options=LookupdOptions),
-    _option("http-address", "string", default="0.0.0.0:4161", options=LookupdOptions),
-    # The default is the host's name.
-    _option("broadcast-address", "string", default="", options=LookupdOptions),
-    _option("inactive-producer-timeout", "duration", options=LookupdOptions),
-    _option("tombstone-lifetime", "duration", options=LookupdOptions),
-)
+    Attributes:
+        read: Converts its text.
+        field: The option that it sets; empty if the program itself uses the flag, or ignores it.
+        default: Value of the option without the flag; None: the option has no default here.
+        meaning: Text for the usage; empty if the flag is ignored.
+        config: Its key in a configuration file; default: its name with underscores.
+    """
+
+    name: str
+    read: Callable[[str], Value]
+    field: str = ""
+    default: Value | None = None
+    meaning: str = ""
+    config: str = ""
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it may stand without a value; the next word is never its value."""
+        return self.read in (_boolean, _tls_required)
 
 
-def faults_flags(program: str) -> tuple[Flag, ...]:
-    """Give the flags that the real programs do not have."""
-    port = 4153 if program == "nsqd" else 4163
-    return (
-        Flag("faults-over-http", "bool", "faults_over_http", meaning="let /faults steer rules, toxics and states"),
-        Flag(
-            *("faults-http-address", "string", "faults_http_address", f"127.0.0.1:{port}"),
-            meaning="where /faults answers in every state; given, it implies --faults-over-http",
-        ),
-    )
+# --- values -----------------------------------------------------------------------------------------------------------
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)([nu\u00b5\u03bcm]?s|m|h)", re.ASCII)
 
 
-def options_of(flags: tuple[Flag, ...], values: Mapping[str, Value], *, hostname: str) -> dict[str, Value]:
-    """Turn flags into keyword arguments of FakeNsqd or FakeLookupd, with the defaults of the real programs."""
-    options = {
-        flag.field: values.get(flag.name, flag.default)
-        for flag in flags
-        if flag.field and (flag.name in values or flag.default is not None)
+def parse_duration(text: str) -> float:
+    """Convert a duration such as ``1m30s`` or ``250ms`` to seconds.
+
+    Raises:
+        ValueError: If there is a number without a unit, or no number.
+    """
+    unsigned = text.removeprefix("-") if text[:1] == "-" else text.removeprefix("+")
+    parts = _DURATION_PART.findall(unsigned)
+    if unsigned != "0" and (not parts or "".join(number + unit for number, unit in parts) != unsigned):
+        raise ValueError("not a duration such as 1m30s or 250ms")
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    return -seconds if text[:1] == "-" else seconds
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("1", "t", "true", "0", "f", "false"):
+        raise ValueError("not true or false")
+    return text.lower() in ("1", "t", "true")
+
+
+def _tls_required(text: str) -> str:
+    return "tcp-https" if text.lower() == "tcp-https" else str(_boolean(text)).lower()
+
+
+def _log_level(text: str) -> str:
+    if text.lower() not in LOG_LEVELS:
+        raise ValueError(f"not one of {', '.join(LOG_LEVELS)}")
+    return text.lower()
+
+
+_READERS: dict[str, Callable[[str], Value]] = {
+    "log_level": _log_level,
+    "tls_required": _tls_required,
+    "tls_min_version": lambda text: text.lower() or "tls1.0",
+    # By the type of the option.
+    "bool": _boolean,
+    "str": str,
+    "int": lambda text: int(text, 0),
+    "float": parse_duration,
+    "tuple[str, ...]": lambda text: (text,),
+    "tuple[float, ...]": lambda text: tuple(map(float, text.split(","))),
+}
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+# Options of the emulator that are no flags of nsqd, or that nsqd's flag of this name does not set.
+_NO_FLAGS = frozenset(
+    {
+        *("lookupd_ping_interval", "scan_lateness", "queue_scan_selection_count"),
+        *("release", "rdy_counts_down", "negotiates", "wrapped_answers"),
     }
+)
+_CONFIG_KEYS = {"node_id": "id", "lookupd_tcp_addresses": "nsqlookupd_tcp_addresses"}
+_IGNORED_SWITCHES = ("worker-id", "statsd-mem-stats", "statsd-exclude-ephemeral")
+_IGNORED = (
+    *("max-bytes-per-file", "sync-every", "sync-timeout", "queue-scan-selection-count", "queue-scan-worker-pool-max"),
+    *("statsd-address", "statsd-interval", "statsd-prefix", "statsd-udp-packet-size"),
+)
+
+
+def flags_of(program: str) -> tuple[Flag, ...]:
+    """Give the flags of nsqd or nsqlookupd, and those for faults over HTTP, which the real programs do not have."""
+    is_nsqd = program == "nsqd"
+    port = 4150 if is_nsqd else 4160
+    # Of the real programs; those that are made of the name of the host are set by options_of().
+    defaults: dict[str, Value] = {
+        "tcp_address": f"0.0.0.0:{port}",
+        "http_address": f"0.0.0.0:{port + 1}",
+        "https_address": f"0.0.0.0:{port + 2}",
+        "data_path": ".",
+    }
+    flags = [
+        Flag("version", _boolean, meaning="print the version and exit"),
+        Flag("config", str, meaning="TOML file to read options from; a flag overrides it"),
+        Flag("verbose", _boolean),
+        Flag("log-prefix", str, default=f"[{program}] ", meaning="begins each line of the log"),
+        *_option_flags(NsqdOptions if is_nsqd else LookupdOptions, defaults),
+        Flag("faults-over-http", _boolean, "faults_over_http", meaning="let /faults control rules, toxics and states"),
+        Flag(
+            *("faults-http-address", str, "faults_http_address", f"127.0.0.1:{port + 3}"),
+            meaning="where /faults answers in every state; implies --faults-over-http",
+        ),
+    ]
+    if is_nsqd:
+        flags += [Flag(name, _boolean) for name in _IGNORED_SWITCHES] + [Flag(name, str) for name in _IGNORED]
+    else:
+        flags.append(Flag("log-level", _log_level, default="info", meaning=", ".join(LOG_LEVELS)))
+    return tuple(flags)
+
+
+def _option_flags(options: type[Options], defaults: Mapping[str, Value]) -> Iterator[Flag]:
+    for option in dataclasses.fields(options):
+        field = option.name
+        if field in _NO_FLAGS:
+            continue
+        # The flag of a list is given once for each item.
+        name = re.sub("(ss)es$|s$", r"\1", field) if str(option.type).startswith("tuple") else field
+        read = _READERS.get(field) or _READERS[str(option.type)]
+        default: Any = defaults.get(field, option.default)  # Any: options are of all types
+        yield Flag(
+            name.replace("_", "-"), read, field, default, option.metadata["meaning"], _CONFIG_KEYS.get(field, field)
+        )
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def parse(flags: Iterable[Flag], words: Sequence[str]) -> dict[str, Value]:
+    """Read flags up to the first word that is no flag.
+
+    Returns:
+        Values by the name of the flag; "help" for -h and --help.
+
+    Raises:
+        FlagError: If a flag is unknown or its value is not valid.
+    """
+    asks_for_help = Flag("help", _boolean)
+    known = {flag.name: flag for flag in flags} | {"h": asks_for_help, "help": asks_for_help}
+    values: dict[str, Value] = {}
+    rest = list(words)
+    while rest and len(rest[0]) > 1 and rest[0].startswith("-"):
+        word = rest.pop(0)
+        if word == "--":
+            break
+        name, equals, text = word.removeprefix("-").removeprefix("-").partition("=")
+        flag = known.get(name)
+        if flag is None:
+            raise FlagError(f"flag provided but not defined: -{name}")
+        if not equals:
+            if not flag.is_switch and not rest:
+                raise FlagError(f"flag needs an argument: -{name}")
+            text = "true" if flag.is_switch else rest.pop(0)
+        _set(values, flag, text)
+    return values
+
+
+def _set(values: dict[str, Value], flag: Flag, text: str) -> None:
+    try:
+        value = flag.read(text)
+    except ValueError as error:
+        raise FlagError(f'invalid value "{text}" for flag -{flag.name}: {error}') from None
+    if isinstance(value, tuple):
+        value = (*values.get(flag.name, ()), *value)  # type: ignore[misc]  # its earlier value is a tuple, too
+    values[flag.name] = value
+
+
+def from_config_file(flags: Iterable[Flag], document: Mapping[str, object]) -> dict[str, Value]:
+    """Read the values of a configuration file, by the name of the flag. Skip keys that belong to no flag.
+
+    Raises:
+        FlagError: If a value has not the type of its flag.
+    """
+    values: dict[str, Value] = {}
+    for flag in flags:
+        key = flag.config or flag.name.replace("-", "_")
+        if key not in document:
+            continue
+        given = document[key]
+        try:
+            for item in given if isinstance(given, list) else [given]:
+                if not isinstance(item, (str, int, float)):
+                    raise FlagError(f"{type(item).__name__} is not the type of a value")
+                text = str(item)
+                # Here a duration without a unit is in milliseconds.
+                _set(values, flag, f"{text}ms" if flag.read is parse_duration and text.isdecimal() else text)
+        except FlagError as error:
+            raise FlagError(f"failed to resolve {key} = {given!r}: {error}") from None
+    return values
+
+
+def options_of(flags: Iterable[Flag], values: Mapping[str, Value], *, hostname: str) -> dict[str, Value]:
+    """Turn the values of flags into keyword arguments of FakeNsqd or FakeLookupd, with the real programs' defaults."""
+    options = {flag.field: values.get(flag.name, flag.default) for flag in flags if flag.field}
     found = {name: value for name, value in options.items() if value is not None}
     if "faults-http-address" in values:
         found.setdefault("faults_over_http", True)
@@ -154,45 +250,23 @@ def options_of(flags: tuple[Flag, ...], values: Mapping[str, Value], *, hostname
     if found.get("data_path") == "":
         found["data_path"] = "."
     if "node_id" in found and "node-id" not in values:
-        found["node_id"] = default_node_id(hostname)
+        # Source: nsqd options.go NewOptions.
+        found["node_id"] = zlib.crc32(hashlib.md5(hostname.encode(), usedforsecurity=False).digest()) % 1024
     return found
 
 
-def check_start(options: Mapping[str, Any]) -> None:  # Any: options are of all types
-    """Check what nsqd does before it starts, in its order and its words. Source: nsqd nsqd.go New.
-
-    Raises:
-        ValueError: If it would not start.
-    """
-    if not 1 <= options["max_deflate_level"] <= 9:
-        raise ValueError("--max-deflate-level must be [1,9]")
-    if not 0 <= options["node_id"] < 1024:
-        raise ValueError("--node-id must be [0,1024)")
-    certificate, key, root = (options.get(name, "") for name in ("tls_cert", "tls_key", "tls_root_ca_file"))
-    if certificate or key:
-        _check_file(certificate, "TLS", "tls: failed to find any PEM data in certificate input")
-        _check_file(key, "TLS", "tls: failed to find any PEM data in key input")
-    elif options.get("tls_client_auth_policy") or options.get("tls_required", "false") != "false":
-        raise ValueError("cannot require TLS client connections without TLS key and cert")
-    if root:
-        _check_file(root, "TLS" if certificate else "client TLS", "failed to append certificate to pool")
+def ignored_flags(flags: Iterable[Flag], values: Mapping[str, Value]) -> list[str]:
+    """List the given flags that do nothing here."""
+    return [flag.name for flag in flags if flag.name in values and not flag.meaning]
 
 
-def _check_file(path: str, purpose: str, complaint: str) -> None:
-    try:
-        with open(path, "rb") as file:
-            good = b"-----BEGIN " in file.read()
-    except OSError as error:
-        good, complaint = False, f"open {path}: {str(error.strerror).lower()}"
-    if not good:
-        raise ValueError(f"failed to build {purpose} config - {complaint}")
-
-
-def ignored_flags(flags: tuple[Flag, ...], values: Mapping[str, Value]) -> list[str]:
-    """List the flags that are there and do nothing."""
-    return [flag.name for flag in flags if flag.name in values and not flag.field and flag.name not in _USED]
-
-
-def default_node_id(hostname: str) -> int:
-    """Make nsqd's number out of its host's name. Source: nsqd options.go NewOptions."""
-    return zlib.crc32(hashlib.md5(hostname.encode(), usedforsecurity=False).digest()) % 1024
+def usage(program: str, flags: Iterable[Flag], *, hostname: str) -> str:
+    """Describe the flags, with their defaults on this host."""
+    defaults = options_of(flags, {}, hostname=hostname)
+    lines = [f"Usage of {program}:"]
+    for flag in sorted(flags, key=lambda flag: flag.name):
+        value = defaults.get(flag.field, flag.default)
+        text = duration(value) if isinstance(value, float) else str(value)
+        default = "" if value in (None, "", False, (), 0) else f" (default {text})"
+        lines += [f"  -{flag.name}", f"    \t{flag.meaning or 'ignored here'}{default}"]
+    return "\n".join(lines) + "\n"

@@ -44,9 +44,16 @@ def test_without_a_certificate_there_is_no_context():
     assert make_server_context(NsqdOptions()) is None
 
 
-def test_files_that_are_not_there():
-    with pytest.raises(FileNotFoundError):
-        make_server_context(NsqdOptions(tls_cert="nothing.pem", tls_key="nothing.key"))
+@pytest.mark.parametrize(("data", "reason"), [(None, "No such file or directory"), (b"nothing", "[Xx]509|PEM")])
+@pytest.mark.parametrize("name", ["tls_cert", "tls_key", "tls_root_ca_file"])
+def test_file_that_cannot_be_loaded_is_named(tls_options, tmp_path, name, data, reason):
+    path = tmp_path / "file"
+    if data is not None:
+        path.write_bytes(data)
+    options = NsqdOptions(**tls_options | {name: str(path)})
+
+    with pytest.raises(OSError, match=f"{name} '{path}'.* cannot be loaded: .*({reason})"):
+        make_server_context(options)
 
 
 @pytest.mark.parametrize("lowest", ["tls1.0", "tls1.2"])

@@ -1,50 +1,65 @@
-"""The tables of the two programs' flags."""
+"""Flags of the two programs: their tables, and what is read and refused."""
 
 import dataclasses
-import re
 
 import pytest
 
 from fakensqd import FakeNsqd
 from fakensqd.cli.flags import (
-    LOOKUPD_FLAGS,
-    NSQD_FLAGS,
-    check_start,
-    default_node_id,
-    faults_flags,
+    FlagError,
+    flags_of,
+    from_config_file,
     ignored_flags,
     options_of,
+    parse,
+    parse_duration,
+    usage,
 )
-from fakensqd.golang.flags import parse
 from fakensqd.options import LookupdOptions, NsqdOptions
 
+NSQD_FLAGS, LOOKUPD_FLAGS = flags_of("nsqd"), flags_of("nsqlookupd")
+FAULTS = {"faults_over_http", "faults_http_address"}
 TABLES = [
-    pytest.param(NSQD_FLAGS, NsqdOptions, 53, id="nsqd"),
-    pytest.param(LOOKUPD_FLAGS, LookupdOptions, 10, id="nsqlookupd"),
+    pytest.param(NSQD_FLAGS, NsqdOptions, 53 + 2, id="nsqd"),
+    pytest.param(LOOKUPD_FLAGS, LookupdOptions, 10 + 2, id="nsqlookupd"),
 ]
 
 
 @pytest.mark.parametrize(("flags", "options", "count"), TABLES)
-def test_the_tables_are_whole(flags, options, count):
+def test_table_has_every_flag_of_the_real_program(flags, options, count):
     assert len({flag.name for flag in flags}) == len(flags) == count
-    assert {flag.field for flag in flags} - {""} <= {field.name for field in dataclasses.fields(options)}
+    assert {flag.field for flag in flags} - {""} <= {field.name for field in dataclasses.fields(options)} | FAULTS
 
 
 @pytest.mark.parametrize(("flags", "options", "count"), TABLES)
-def test_the_defaults_make_options(flags, options, count):
-    made = options(**options_of(flags, {}, hostname="h.example"))
+def test_defaults_of_the_flags_make_options(flags, options, count):
+    given = options_of(flags, {}, hostname="h.example")
+    made = options(**{name: value for name, value in given.items() if name not in FAULTS})
 
     assert made.broadcast_address == "h.example"
-    assert made.tcp_address.startswith("0.0.0.0:416" if options is LookupdOptions else "0.0.0.0:415")
+    assert made.tcp_address == ("0.0.0.0:4160" if options is LookupdOptions else "0.0.0.0:4150")
 
 
-def test_flags_make_options():
-    words = "-tcp-address=127.0.0.1:0 --lookupd-tcp-address a:1 --lookupd-tcp-address=b:2 --msg-timeout 1m --node-id=7"
-    values = parse(NSQD_FLAGS, [*words.split(), "--broadcast-address=b", "--snappy=false", "--data-path=d"])
-    made = NsqdOptions(**options_of(NSQD_FLAGS, values, hostname="h"))
+def nsqd_options(*words, hostname="h"):
+    return options_of(NSQD_FLAGS, parse(NSQD_FLAGS, words), hostname=hostname)
 
-    assert (made.tcp_address, made.lookupd_tcp_addresses, made.msg_timeout) == ("127.0.0.1:0", ("a:1", "b:2"), 60.0)
-    assert (made.node_id, made.broadcast_address, made.snappy, made.data_path) == (7, "b", False, "d")
+
+def test_values_of_flags_make_options():
+    options = nsqd_options(
+        *["-tcp-address=127.0.0.1:0", "--lookupd-tcp-address", "a:1", "--lookupd-tcp-address=b:2", "--msg-timeout"],
+        *["1m", "--node-id=7", "--broadcast-address=b", "--snappy=false", "--data-path=d"],
+    )
+
+    expected = {
+        "tcp_address": "127.0.0.1:0",
+        "lookupd_tcp_addresses": ("a:1", "b:2"),
+        "msg_timeout": 60.0,
+        "node_id": 7,
+        "broadcast_address": "b",
+        "snappy": False,
+        "data_path": "d",
+    }
+    assert options.items() >= expected.items()
 
 
 @pytest.mark.parametrize(
@@ -58,83 +73,25 @@ def test_flags_make_options():
     ],
     ids=str,
 )
-def test_faults_over_http_are_asked_for(words, on, address):
-    flags = (*NSQD_FLAGS, *faults_flags("nsqd"))
-    options = options_of(flags, parse(flags, words), hostname="h")
+def test_address_for_faults_implies_faults_over_http(words, on, address):
+    options = nsqd_options(*words)
 
     assert (options.get("faults_over_http"), options["faults_http_address"]) == (on, address)
 
 
-def test_no_data_path_is_the_current_directory():
-    assert options_of(NSQD_FLAGS, {"data-path": ""}, hostname="h")["data_path"] == "."
+def test_empty_data_path_is_the_current_directory():
+    assert nsqd_options("--data-path=")["data_path"] == "."
 
 
-def test_the_default_node_id():
-    # As nsqd says it on a host of this name.
-    assert default_node_id("vm") == 617
-    assert options_of(NSQD_FLAGS, {}, hostname="vm")["node_id"] == 617
+def test_default_node_id_is_made_of_the_host_name():
+    # The real nsqd has this id on a host of this name.
+    assert nsqd_options(hostname="vm")["node_id"] == 617
 
 
-def test_flags_that_do_nothing_are_known():
+def test_ignored_flags_are_listed():
     values = parse(NSQD_FLAGS, ["--verbose", "--sync-every=1", "--snappy", "--log-level=info"])
 
     assert ignored_flags(NSQD_FLAGS, values) == ["verbose", "sync-every"]
-
-
-@pytest.fixture
-def no_pem(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("nothing")
-    return str(path)
-
-
-REFUSED = [
-    pytest.param({"max_deflate_level": 0}, "--max-deflate-level must be [1,9]", id="deflate"),
-    pytest.param({"node_id": 1024}, "--node-id must be [0,1024)", id="node id"),
-    pytest.param(
-        {"tls_required": "true"}, "cannot require TLS client connections without TLS key and cert", id="required"
-    ),
-    pytest.param(
-        {"tls_client_auth_policy": "x"}, "cannot require TLS client connections without TLS key and cert", id="policy"
-    ),
-    pytest.param(
-        {"tls_cert": "/nope", "tls_key": "/nope"},
-        "failed to build TLS config - open /nope: no such file or directory",
-        id="no certificate",
-    ),
-    pytest.param(
-        {"tls_cert": "FILE"},
-        "failed to build TLS config - tls: failed to find any PEM data in certificate input",
-        id="no PEM",
-    ),
-    pytest.param(
-        {"tls_key": "FILE"}, "failed to build TLS config - open : no such file or directory", id="a key alone"
-    ),
-    pytest.param(
-        {"tls_root_ca_file": "/nope"},
-        "failed to build client TLS config - open /nope: no such file or directory",
-        id="no root",
-    ),
-    pytest.param(
-        {"tls_root_ca_file": "FILE"},
-        "failed to build client TLS config - failed to append certificate to pool",
-        id="no root in it",
-    ),
-]
-
-
-@pytest.mark.parametrize(("given", "text"), REFUSED)
-def test_what_nsqd_does_not_start_with(given, text, no_pem):
-    options = options_of(NSQD_FLAGS, {}, hostname="h")
-    options |= {name: no_pem if value == "FILE" else value for name, value in given.items()}
-
-    with pytest.raises(ValueError, match=re.escape(text)):
-        check_start(options)
-
-
-def test_what_nsqd_starts_with(tls_options):
-    check_start(options_of(NSQD_FLAGS, {}, hostname="h"))
-    check_start(options_of(NSQD_FLAGS, {}, hostname="h") | tls_options | {"tls_root_ca_file": tls_options["tls_cert"]})
 
 
 @pytest.mark.parametrize(
@@ -144,5 +101,142 @@ def test_what_nsqd_starts_with(tls_options):
         *["--broadcast-tcp-port=70000", "--max-rdy-count=-1", "--lookupd-tcp-address=foo"],
     ],
 )
-def test_what_nsqd_takes(word):
-    FakeNsqd(**options_of(NSQD_FLAGS, parse(NSQD_FLAGS, [word]), hostname="h"))
+def test_value_that_nsqd_starts_with_is_accepted(word):
+    FakeNsqd(**nsqd_options(word))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ([], {}),
+        (["-log-prefix=a"], {"log-prefix": "a"}),
+        (["--log-prefix", "a"], {"log-prefix": "a"}),
+        (["--log-prefix="], {"log-prefix": ""}),
+        (["--log-prefix", "-a"], {"log-prefix": "-a"}),
+        (["--log-prefix=a=b"], {"log-prefix": "a=b"}),
+        (["--log-prefix=a", "--log-prefix=b"], {"log-prefix": "b"}),
+        (["--node-id=-7"], {"node-id": -7}),
+        (["--node-id=0x1F"], {"node-id": 31}),
+        (["--msg-timeout=1m30s"], {"msg-timeout": 90.0}),
+        (["--snappy"], {"snappy": True}),
+        (["--snappy=F"], {"snappy": False}),
+        (["--snappy", "false", "--log-prefix=ignored"], {"snappy": True}),
+        (["--auth-http-address=a", "-auth-http-address", "b"], {"auth-http-address": ("a", "b")}),
+        (
+            ["--e2e-processing-latency-percentile=0.9,0.5", "--e2e-processing-latency-percentile=1"],
+            {"e2e-processing-latency-percentile": (0.9, 0.5, 1.0)},
+        ),
+        (["--log-level=WARN"], {"log-level": "warn"}),
+        (["--tls-required"], {"tls-required": "true"}),
+        (["--tls-required=TCP-HTTPS"], {"tls-required": "tcp-https"}),
+        (["--tls-required=0"], {"tls-required": "false"}),
+        (["--tls-min-version=TLS1.2"], {"tls-min-version": "tls1.2"}),
+        (["--tls-min-version="], {"tls-min-version": "tls1.0"}),
+        (["--node-id=9", "--", "--node-id=x"], {"node-id": 9}),
+        (["-", "--node-id=x"], {}),
+        (["word", "--node-id=x"], {}),
+        (["-h"], {"help": True}),
+        (["--help"], {"help": True}),
+    ],
+    ids=str,
+)
+def test_words_are_read_as_flags(words, values):
+    assert parse(NSQD_FLAGS, words) == values
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--foo=1"], "flag provided but not defined: -foo"),
+        (["---node-id"], "flag provided but not defined: --node-id"),
+        (["--node-id"], "flag needs an argument: -node-id"),
+        (["--node-id=x"], 'invalid value "x" for flag -node-id: '),
+        (["--msg-timeout=60"], 'invalid value "60" for flag -msg-timeout: not a duration'),
+        (["--snappy=maybe"], 'invalid value "maybe" for flag -snappy: not true or false'),
+        (["--log-level=loud"], 'invalid value "loud" for flag -log-level: not one of debug, info, warn, error, fatal'),
+        (["--tls-required=yes"], 'invalid value "yes" for flag -tls-required: not true or false'),
+    ],
+    ids=str,
+)
+def test_bad_flags_are_refused(words, text):
+    with pytest.raises(FlagError) as caught:
+        parse(NSQD_FLAGS, words)
+
+    assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0.0),
+        ("-0", 0.0),
+        ("250ms", 0.25),
+        ("1.5s", 1.5),
+        (".5m", 30.0),
+        ("1.s", 1.0),
+        ("2h45m", 9900.0),
+        ("-1s", -1.0),
+        ("+3us", 3e-6),
+        ("3\u00b5s", 3e-6),
+        ("3\u03bcs", 3e-6),
+        ("7ns", 7e-9),
+    ],
+)
+def test_duration_is_converted_to_seconds(text, seconds):
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "-", "1", "s", ".s", "1x", "1s x", "--1s"])
+def test_text_that_is_no_duration_is_refused(text):
+    with pytest.raises(ValueError, match="not a duration"):
+        parse_duration(text)
+
+
+# --- configuration files, usage ---------------------------------------------------------------------------------------
+
+
+def test_configuration_file_is_read_by_its_own_keys():
+    document = {
+        "log_prefix": "a",
+        "id": 7,
+        "msg_timeout": "1m",
+        "snappy": False,
+        "nsqlookupd_tcp_addresses": ["a", "b"],
+        "e2e_processing_latency_percentiles": [0.5, 1],
+        "tls_required": True,
+        "other": 1,
+    }
+
+    assert from_config_file(NSQD_FLAGS, document) == {
+        "log-prefix": "a",
+        "node-id": 7,
+        "msg-timeout": 60.0,
+        "snappy": False,
+        "lookupd-tcp-address": ("a", "b"),
+        "e2e-processing-latency-percentile": (0.5, 1.0),
+        "tls-required": "true",
+    }
+
+
+@pytest.mark.parametrize("value", [250, "250"])
+def test_duration_without_a_unit_is_in_milliseconds_in_a_file(value):
+    assert from_config_file(NSQD_FLAGS, {"msg_timeout": value}) == {"msg-timeout": 0.25}
+
+
+@pytest.mark.parametrize("document", [{"id": "x"}, {"id": [[1]]}, {"log_prefix": {}}], ids=str)
+def test_bad_value_in_a_file_is_refused(document):
+    with pytest.raises(FlagError, match="failed to resolve"):
+        from_config_file(NSQD_FLAGS, document)
+
+
+def test_usage_names_every_flag():
+    text = usage("nsqd", NSQD_FLAGS, hostname="h")
+
+    assert text.startswith("Usage of nsqd:\n  -auth-http-address\n    \tauth servers, host:port or URL")
+    assert "  -snappy\n    \toffer snappy (default True)\n" in text
+    assert "  -sync-every\n    \tignored here\n" in text
+    assert "address that nsqlookupd gives to consumers (default h)\n" in text
+    assert text.count("\n  -") == len(NSQD_FLAGS)

@@ -13,9 +13,8 @@ from gevent import socket
 from gevent.subprocess import DEVNULL
 
 from fakensqd.addresses import split_address
-from fakensqd.cli.flags import LOOKUPD_FLAGS, NSQD_FLAGS, faults_flags, options_of
+from fakensqd.cli.flags import flags_of, options_of, parse, parse_duration
 from fakensqd.cli.program import run as run_here
-from fakensqd.golang.flags import parse
 from gnsq.protocol import commands
 from tests.fakensqd.programs import FREE_PORTS, LIMIT, child, command, program, run, run_command
 from tests.fakensqd.wire import Client, consumer, request
@@ -84,29 +83,22 @@ def test_bad_flags(name, word, text, capsys):
     assert f"Usage of {name}:\n" in printed.err
 
 
-def test_help_of_a_daemon(capsys):
-    assert run_here("nsqd", ["-h"]) == 0
-
-    assert "-lookupd-tcp-address value" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("name", "flags"), [("nsqd", NSQD_FLAGS), ("nsqlookupd", LOOKUPD_FLAGS)])
-def test_help_prints_defaults_that_the_flags_take_back(name, flags, capsys):
-    flags = (*flags, *faults_flags(name))
-    hostname = os.uname().nodename
+@pytest.mark.parametrize("name", NAMES)
+def test_help_prints_defaults_that_the_flags_accept(name, capsys):
+    flags, hostname = flags_of(name), os.uname().nodename
     assert run_here(name, ["--help"]) == 0
-    printed = re.findall(r"^  -(\S+).*\n    \t.*\(default (.*)\)$", capsys.readouterr().err, re.MULTILINE)
-    words = ["--" + flag + "=" + value.strip('"') for flag, value in printed]
+    printed = re.findall(r"^  -(\S+)\n    \t.*\(default (.*)\)$", capsys.readouterr().err, re.MULTILINE)
+    words = [f"--{flag}={value}" for flag, value in printed]
     expected = options_of(flags, {}, hostname=hostname) | {"faults_over_http": True}
 
-    assert {flag.name for flag in flags if flag.kind == "duration" and flag.field} < {flag for flag, _ in printed}
+    assert {flag.name for flag in flags if flag.read is parse_duration and flag.field} < {flag for flag, _ in printed}
     assert options_of(flags, parse(flags, words), hostname=hostname) == expected
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--max-deflate-level=10"], "failed to instantiate nsqd - --max-deflate-level must be [1,9]"),
+        (["--max-deflate-level=10"], "failed to instantiate nsqd - max_deflate_level 10 must be within 1 to 9"),
         (["--tcp-address=x:y"], "failed to instantiate nsqd - address 'x:y' is not host:port"),
         (["--data-path=none"], "failed to instantiate nsqd - failed to lock data-path: open none: no such file"),
         (["--config=none"], "failed to load config file none - [Errno 2] No such file or directory: 'none'"),
@@ -154,9 +146,9 @@ def test_a_signal_before_it_listens_ends_it_as_well():
 def test_a_signal_ends_it_in_code_that_drops_exceptions():
     code = """
 import signal, weakref
-from fakensqd.cli.program import leave_on_signals
+from fakensqd.cli.program import exit_on_signals
 class Dropped: pass
-leave_on_signals()
+exit_on_signals()
 dropped = Dropped()
 reference = weakref.ref(dropped, lambda _: signal.raise_signal(signal.SIGTERM))
 del dropped
@@ -213,7 +205,7 @@ def test_faults_are_steered_over_http_even_while_it_is_down(name, tmp_path):
 def test_flags_without_a_meaning_are_named_once(configured):
     (warning,) = [line for line in configured.lines if b"WARNING" in line]
 
-    assert warning.endswith(b"accepted, and without a meaning in this emulator: --verbose, --sync-every\n")
+    assert warning.endswith(b"flags that this emulator ignores: --verbose, --sync-every\n")
 
 
 @pytest.mark.subprocess
