@@ -1,4 +1,4 @@
-"""Consumer: receives the messages of one channel. See consumer.py for what lies where."""
+"""Consumer: receives the messages of one channel. The docstring of consumer.py names the parts."""
 
 from gnsq.consumer.consumer import Consumer, Handler
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict

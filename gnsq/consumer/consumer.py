@@ -1,8 +1,7 @@
-"""Consumer: discovery, connections, and its life from start() to close().
+"""Consumer: its public interface, its life from start() to close(), discovery, and the way of messages.
 
-Policy only: bytes are Connection's. The path of a message: a connection's reader hands each chunk to _on_messages();
-the workers (worker_pool.py) take from the inbox and handle (handler_runner.py); the outcome goes back through
-Message to the connection. Beside that runs RdyController, which asks rdy_policy.py and backofftimer.py.
+Connects the parts and decides little itself: connections read and write, WorkerPool and HandlerRunner handle messages,
+RdyController sets RDY. The way of a message is described in nsqd/connection.py.
 """
 
 from __future__ import annotations
@@ -61,14 +60,23 @@ from gnsq.texts import counted
 
 __all__ = ["Consumer", "Handler", "HandlerT"]
 
-# What the end may take beyond the timeout of close() until a thread that waits for it goes on, seconds.
+# States of a consumer (stats().state):
+#
+#     +------+  start()  +---------+  close()  +---------+  drained, or close_timeout is over  +--------+
+#     | init | --------> | running | --------> | closing | ----------------------------------> | closed |
+#     +------+           +---------+           +---------+                                     +--------+
+#         |                   |                                                                    ^
+#         |                   +--- its thread ends (threaded), or a fork makes this a child -------+
+#         +------------------------------ close(), or start() failed ------------------------------+
+
+# Seconds, after the timeout of close(), until another thread no longer waits for the end.
 CLOSE_GRACE = 5.0
-# Seconds between looks for handlers that have outlived their messages.
+# Seconds between searches for overdue handlers.
 OVERDUE_CHECK_INTERVAL = 10.0
 
 
 class Handler(Protocol):
-    """Handles a message: message_handler, and the receivers of on_message and on_giving_up.
+    """Signature of message_handler, and of the receivers of on_message and on_giving_up.
 
     If it returns, the message is finished; the result is ignored. If it raises, the message is requeued.
     """
@@ -81,7 +89,7 @@ HandlerT = TypeVar("HandlerT", bound=Handler)
 
 
 class MessageSignal(HandlerSignal):
-    """HandlerSignal of a Consumer: type checkers know here what its handlers are called with."""
+    """HandlerSignal of a Consumer, with the signature of handlers for type checkers."""
 
     if TYPE_CHECKING:
 
@@ -97,31 +105,33 @@ class Consumer:
     """Receive the messages of one channel.
 
     Args:
-        topic, channel: What to subscribe to.
+        topic, channel: Names of the topic and the channel.
         nsqd_tcp_addresses: ``host:port``, or a list, tuple or set of them.
         lookupd_http_addresses: URL or ``host[:port]``, or a list or tuple of them.
-        lookupd_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, for asking them. Its ``timeout`` is 5 s
-            by default, and its ``max_response_size`` 16 MiB.
-        name: Of the logger, and in log lines; default ``gnsq.consumer.TOPIC.CHANNEL``, and ``TOPIC/CHANNEL``.
-        message_handler: Called as handler(consumer, message=message), in a worker greenlet. Returns: the message is
-            finished. Raises: it is requeued.
-        threaded: Run on a thread with a hub of its own, for the prompt and for programs that block natively. Handlers
-            run there, too: one that blocks natively holds up the others, and nsqd's heartbeats.
+        lookupd_options: Options of HttpOptions, such as ``auth`` or ``ca_certs``, for requests to nsqlookupd. The
+            defaults of ``timeout`` and ``max_response_size`` are 5 s and 16 MiB.
+        name: Name of the logger (default ``gnsq.consumer.TOPIC.CHANNEL``) and of the consumer in log lines (default
+            ``TOPIC/CHANNEL``).
+        message_handler: Called as handler(consumer, message=message), in a worker greenlet. If it returns, the message
+            is finished. If it raises, the message is requeued.
+        threaded: Run on a thread with a hub of its own, for the Python prompt and for programs that block natively.
+            Handlers also run there: a handler that blocks natively delays the others, and nsqd's heartbeats.
         keywords: Options of ConsumerOptions, ReconnectOptions and ConnectionOptions.
 
-    Every delivery may be a duplicate: NSQ delivers at least once. Messages come in no order that can be relied on.
-    Receivers of the other signals run where the event occurs, partly in the greenlet that reads a connection: they
-    must not wait. One that raises is logged; but a receiver of on_giving_up is the last to see a message: it may wait,
-    and if it raises, the message is requeued.
+    Every delivery may be a duplicate, since NSQ delivers at least once. Messages come in no particular order.
+    Receivers of signals other than on_message run where the event occurs, some of them in the greenlet that reads a
+    connection: they must not wait. If one raises, that is logged. Receivers of on_giving_up are an exception: they may
+    wait, and if one raises, the message is requeued.
 
-    Signals besides those of gnsq 1.0: on_backoff, with ``phase`` ("start", "continue", "end"), ``failures`` in a row
-    and ``duration`` of the pause in seconds.
+    One signal is not in gnsq 1.0: on_backoff, with ``phase`` ("start", "continue", "end"), ``failures`` in a row and
+    ``duration`` of the pause in seconds.
 
     Raises:
-        ValueError: If there is no address at all, or a name, address or option is not valid.
+        ValueError: If no address is given, or a name, address or option is not valid.
         TypeError: If an address or option has the wrong type, or an option does not exist; if message_handler, or an
-            override of handle_message() or handle_messages(), is a coroutine function or a generator function, or
-            message_handler can't be called as above. So does connecting to on_message or on_giving_up.
+            override of handle_message() or handle_messages(), is a coroutine function or a generator function, or if
+            message_handler can't be called as above. To connect such a receiver to on_message or on_giving_up raises
+            it, too.
     """
 
     max_tries = OptionAttribute()
@@ -161,7 +171,7 @@ class Consumer:
         if not self.nsqd_tcp_addresses and not self.lookupds:
             raise ValueError("consumer has no address: give nsqd_tcp_addresses or lookupd_http_addresses")
         random.shuffle(self.lookupds)
-        options: dict[str, Any] = dict(  # Any: each option's own type, checked where they are taken apart
+        options: dict[str, Any] = dict(  # Any: each option has its own type, which its class checks
             keywords,
             max_tries=max_tries,
             max_in_flight=max_in_flight,
@@ -207,7 +217,7 @@ class Consumer:
             self.on_message.connect(message_handler, weak=False)
         self._clock = clock if clock is not None else RealClock()
         self.log_owner = LogOwner(name or f"{topic}/{channel}", self._clock.monotonic)
-        # What nsqds before 1.1.0 have refused a REQ with, in milliseconds, by address.
+        # Largest delay of a REQ in ms, by address, as nsqds before 1.1.0 have said it when they refused one.
         self._max_req_timeouts: dict[str, int] = {}
         self._pool = ConnectionPool(
             connection,
@@ -241,21 +251,20 @@ class Consumer:
             self._runner.on_dropped,
             self._clock,
         )
-        # What connections have counted that are closed.
+        # Counts of closed connections.
         self._closed_counts = MessageCounts()
         self._tasks: list[gevent.Greenlet] = []
         self._state = State.INIT
-        # Of the thread that it runs on.
         self._owner_thread: OwnerThread | None = None
         self._hub_thread: HubThread | None = None
-        # The first caller of start() or close() gets it.
+        # Acquired by the first call of start() or close().
         self._starting = Once()
         self._close_requested = False
         self._closed = ThreadEvent()
         self._shutdown: Shutdown | None = None
         self._nodes = TopicNodes(self.lookupds, topic, self.options.max_nsqds, self.log_owner)
         self._looked_up = False  # whether the last round of lookups had an answer
-        # nsqds whose connection was lost, and when.
+        # When the connection to each nsqd was lost that has not come back.
         self._lost_nsqds: dict[str, float] = {}
         self._nsqd_lost = Event()
 
@@ -270,13 +279,13 @@ class Consumer:
     # --- life
 
     def start(self, block: bool = True) -> None:
-        """Connect and receive. Returns when every nsqd known so far has been tried once; with block, when closed.
+        """Connect and receive. Returns after one try to connect to each known nsqd; with block, after the close.
 
-        An nsqd that is down is no error: it is tried again. With threaded, a consumer that is still running when the
-        program ends is closed then, and the end waits for that up to close_timeout.
+        An nsqd that is down is no error: the consumer tries again. A threaded consumer that still runs at the end of
+        the program is closed then. The program waits for that, up to close_timeout.
 
         Raises:
-            RuntimeError: If nothing is connected to on_message, or if the hub itself calls it with threaded.
+            RuntimeError: If no handler is connected to on_message, or if the hub itself starts a threaded consumer.
         """
         overrides = any(map(self._overridden, ("handle_message", "handle_messages")))
         if not overrides and not list(self.on_message.receivers_for(self)):
@@ -312,7 +321,7 @@ class Consumer:
         self._owner_thread = OwnerThread()
         self._state = State.RUNNING
         register_after_fork(self)
-        # In this order, while close() goes the other way: one of the two sees the other.
+        # close() uses the opposite order, so one of the two calls sees the other.
         if self._close_requested:
             self.close()
         else:
@@ -326,7 +335,7 @@ class Consumer:
         except BaseException as error:
             if isinstance(error, RuntimeError) and self._closed.is_set:
                 return  # closed while it connected
-            # Interrupted, or there is no thread to be had. It can't be started again.
+            # Interrupted, or no thread could be started. The consumer can't be started again.
             if self._hub_thread is None:
                 self._close_unstarted()
             else:
@@ -344,20 +353,20 @@ class Consumer:
         self.close(self.options.close_timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """End in order: no new messages, what was delivered is worked off, what close_timeout leaves of it is requeued,
-        then the connections are closed and on_close is sent.
+        """Shut down in order: request no more messages, drain those that were delivered, requeue the rest after
+        close_timeout, close the connections, and send on_close.
 
-        Begins this and returns; join() waits for it. May be called from a handler, from a signal handler, from another
-        thread, twice, and while it connects.
+        Starts this and returns; join() waits for the end. May be called from a handler, from a signal handler, from
+        another thread, twice, and while the consumer connects.
 
         Args:
-            timeout: Seconds, in place of close_timeout; the call then waits as join() does.
+            timeout: Seconds, instead of close_timeout. If given, the call waits as join() does.
         """
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout {timeout} of close() must be at least 0 s")
         if self._starting.acquire():
             self._close_unstarted()
-        # Another thread may be about to start it.
+        # For a start() that runs in another thread at the same time.
         self._close_requested = True
         if self._state is State.RUNNING and self._owner_thread is not None and not self._owner_thread.is_current:
             self._owner_thread.spawn(self.close, timeout)
@@ -376,10 +385,10 @@ class Consumer:
     def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
         """Wait until the consumer has closed, or the timeout (seconds) ends.
 
-        Called in a handler, it does not wait for handlers that wait likewise: it returns when nothing else is left.
+        In a handler, it does not wait for other handlers that also wait here.
 
         Raises:
-            RuntimeError: In another thread than the one that started the consumer, unless it is threaded.
+            RuntimeError: If a thread calls it that did not start the consumer, unless the consumer is threaded.
         """
         if self.threaded and (self._owner_thread is None or not self._owner_thread.is_current):
             self._join_thread(timeout)
@@ -391,7 +400,7 @@ class Consumer:
             )
         here = gevent.getcurrent()
         if here is gevent.get_hub() or here in self._tasks or self._pool.owns_greenlet(here):
-            # A signal handler of Python's own runs in whatever runs: it must not wait for what it holds up.
+            # A signal handler of Python runs in any greenlet. It must not wait for the one that it interrupts.
             return
         if self._workers.is_current and self._shutdown is not None:
             self._shutdown.wait_for_others(timeout)
@@ -411,7 +420,7 @@ class Consumer:
         self.join()
 
     def pause(self) -> None:
-        """Ask nsqd for no further messages (RDY 0); what was delivered is still handled. From any thread."""
+        """Request no more messages (RDY 0). Delivered messages are still handled. May be called from any thread."""
         self._in_owner_thread(setattr, self._rdy, "paused", True)
 
     def resume(self) -> None:
@@ -419,24 +428,26 @@ class Consumer:
         self._in_owner_thread(setattr, self._rdy, "paused", False)
 
     def apply_options(self) -> None:
-        """Take over options that were set as attributes."""
+        """Use options that were set as attributes."""
         self._in_owner_thread(self._rdy.configure, self.options)
 
     def _in_owner_thread(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
-        """Call a function where the consumer runs: now, or soon if that is another thread. After the end it changes
-        nothing where it is called, and the thread may be gone."""
-        if self._owner_thread is not None and not self._owner_thread.is_current and self._state is not State.CLOSED:
+        """Call a function in the consumer's thread: now, or soon if that is another thread.
+
+        After the close the thread may be gone, and the call has no effect in any thread.
+        """
+        if self._owner_thread is not None and self._is_other_thread and self._state is not State.CLOSED:
             self._owner_thread.spawn(function, *arguments)
         else:
             function(*arguments)
 
     @property
     def _is_other_thread(self) -> bool:
-        """Whether the consumer runs in another thread than the caller's."""
+        """Whether the caller runs in another thread than the consumer."""
         return self._owner_thread is not None and not self._owner_thread.is_current
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Do nothing more in this child process: the parent goes on receiving. See concurrency.forks."""
+        """Stop in this child process, while the parent continues. See concurrency/forks.py."""
         self._state = State.CLOSED
         for task in self._tasks:
             task.kill(block=False)
@@ -452,16 +463,16 @@ class Consumer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it runs and is subscribed to some nsqd; for a readiness probe. stats().not_ready says why not."""
+        """Whether it runs and is subscribed to an nsqd; for a readiness probe. stats().not_ready has the reason."""
         connections = list(self._pool.connections.values())
         return self.is_running and any(connection.state is ConnectionState.SUBSCRIBED for connection in connections)
 
     @property
     def is_healthy(self) -> bool:
-        """Whether it runs and can receive; for a liveness probe, and so also True while no nsqd has the topic.
+        """Whether it runs and can receive; for a liveness probe. Also True while no nsqd has the topic.
 
-        It needs a connected nsqd, or an nsqlookupd that names none. It is False while something else than nsqlookupd
-        answers at an address of lookupd_http_addresses, and always did. stats() says why: failures, lookupd_failures.
+        True needs a connected nsqd, or an nsqlookupd that names none. It is False while another server than nsqlookupd
+        answers at an address of lookupd_http_addresses. stats() has the reasons: failures, lookupd_failures.
         """
         if not self.is_running or self._nodes.report.wrong:
             return False
@@ -469,7 +480,7 @@ class Consumer:
 
     @property
     def max_in_flight(self) -> int:
-        """Messages delivered and not yet answered, over all connections; may be changed while running."""
+        """Limit of the messages in flight on all connections together; may be changed while running."""
         return self._rdy.max_in_flight
 
     @max_in_flight.setter
@@ -484,12 +495,12 @@ class Consumer:
 
     @property
     def total_in_flight(self) -> int:
-        """Messages delivered and not yet answered."""
+        """Number of messages in flight."""
         return sum(connection.in_flight for connection in list(self._pool.connections.values()))
 
     @property
     def is_starved(self) -> bool:
-        """Whether some connection has nearly all its messages in flight: time to work off a batch.
+        """Whether a connection has nearly as many messages in flight as its RDY: time to handle a batch.
 
         Source: the client guide, "Message Flow Starvation".
         """
@@ -500,12 +511,12 @@ class Consumer:
 
     @property
     def concurrency(self) -> int:
-        """Handlers that may run at once."""
+        """Number of handlers that may run at once."""
         return self.options.concurrency or self.max_in_flight
 
     def stats(self) -> ConsumerStats:
-        """Tell how things are at this moment, and what was counted since the start. Costs 10 us a connection."""
-        flow, workers, handling = self._rdy, self._workers, self._runner
+        """Return the current state and the counts since the start. Costs 10 us per connection."""
+        rdy, workers, runner = self._rdy, self._workers, self._runner
         failures = {address: str(error) for address, error in self._pool.failures().items()}
         connections = tuple(connection.stats() for connection in list(self._pool.connections.values()))
         return ConsumerStats(
@@ -515,17 +526,17 @@ class Consumer:
             max_in_flight=self.max_in_flight,
             connections=connections,
             counts=sum((connection.counts for connection in connections), self._closed_counts),
-            given_up=handling.given_up,
-            failed=handling.failed,
+            given_up=runner.given_up,
+            failed=runner.failed,
             waiting=len(workers.inbox),
             handling=len(workers.handling),
-            backoff=flow.backoff.phase.value,
-            backoff_failures=flow.backoff.failures,
-            backoff_remaining=flow.backoff_remaining,
+            backoff=rdy.backoff.phase.value,
+            backoff_failures=rdy.backoff.failures,
+            backoff_remaining=rdy.backoff_remaining,
             latency=workers.latency.histogram(),
-            handlers_overdue=len(handling.overdue()),
-            handlers_timed_out=handling.handlers_timed_out,
-            async_timed_out=handling.async_timed_out,
+            handlers_overdue=len(runner.overdue()),
+            handlers_timed_out=runner.handlers_timed_out,
+            async_timed_out=runner.async_timed_out,
             failures=failures,
             lookupd_failures=dict(self._nodes.report.failures),
             not_ready=self._why_not_ready(failures),
@@ -544,23 +555,25 @@ class Consumer:
         return "; ".join(reasons)
 
     def note_failure(self, message: Message, error: BaseException) -> None:
-        """Remember why a message failed, for the log line that tells when it is given up. For code that requeues
-        messages itself, as BatchHandler does; what handlers raise is remembered without it."""
+        """Remember why a message failed, for the log line when it is given up.
+
+        For code that requeues messages itself, as BatchHandler does. Exceptions of handlers are remembered anyway.
+        """
         self._runner.note_failure(message, error)
 
-    # --- what subclasses may override; an exception that these raise is logged only
+    # --- methods that subclasses may override; an exception of handle_response() and the following is only logged
 
     def handle_message(self, conn: Connection | None, message: Message) -> None:
-        """Call the handlers of on_message, and answer by how they end. Runs in a worker; conn is None if it is gone."""
+        """Call the handlers, and answer the message by their outcome. Runs in a worker; conn is None if it is lost."""
         self._runner.handle(message)
 
     def handle_messages(self, messages: list[Message]) -> None:
-        """Handle all that has come with one call, in place of handle_message() for each; for subclasses to override:
-        without one it is not called, and with one handlers of on_message only by super(). Runs in a worker.
+        """Handle all waiting messages with one call. Called only if a subclass overrides it, instead of
+        handle_message(), in a worker. Handlers of on_message are called only by super().
 
-        What an override leaves unanswered is taken for asynchronous, and to be answered later. What it raises is what
-        a handler raises: one failure, for which all is requeued that it has not answered; on_exception is sent with the
-        first. Messages above max_tries are not among those it gets; handler_timeout is for the whole call.
+        Messages that the override leaves unanswered become async. If it raises, they are requeued, which counts as one
+        failure, and on_exception is sent with the first of them. Messages above max_tries are left out.
+        handler_timeout is for the whole call.
         """
         for message in messages:
             self._handle_one(message)
@@ -593,7 +606,7 @@ class Consumer:
         notify(self.on_requeue, self, message_id=message_id, timeout=timeout)
 
     def _call_hook(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call what a subclass may have overridden; nothing of ours may depend on it."""
+        """Call a method that a subclass may have overridden; log what it raises."""
         try:
             function(*arguments)
         except Exception:  # a subclass may raise anything
@@ -604,12 +617,12 @@ class Consumer:
     # --- connections
 
     def query_nsqd(self) -> None:
-        """Connect to the given nsqds, in the background."""
+        """Connect to nsqd_tcp_addresses, in the background."""
         for address in self.nsqd_tcp_addresses:
             self._in_owner_thread(functools.partial(self._pool.add, address, permanent=True))
 
     def query_lookupd(self) -> None:
-        """Ask all nsqlookupds once, and connect to what they name; in the background if called by another thread."""
+        """Query all nsqlookupds once, and connect to the nsqds that they name. Does not wait in another thread."""
         if self._is_other_thread:
             if self._state is not State.CLOSED:
                 self._in_owner_thread(self.query_lookupd)
@@ -619,7 +632,7 @@ class Consumer:
         def add(address: str) -> None:
             self._pool.add(address, permanent=False)
             if address not in before:
-                # Announced anew: it need not wait as long as its failures say.
+                # It has registered again: retry at once, however often it has failed.
                 self._pool.retry(address)
 
         self._looked_up = self._nodes.refresh(add, self._pool.connections.keys() - self.nsqd_tcp_addresses)
@@ -631,20 +644,20 @@ class Consumer:
         line = self._nodes.report.empty_line(self.lookupds, self.topic, self._poll_interval)
         if line is not None:
             # Once a minute, however short the interval.
-            repeats = self.log_owner.rate_limited(self.logger)
-            repeats.log(line[0], f"empty round {line[0]}", "%s: %s", self.log_owner.label, line[1])
+            limited = self.log_owner.rate_limited(self.logger)
+            limited.log(line[0], f"empty round {line[0]}", "%s: %s", self.log_owner.label, line[1])
 
     @property
     def _poll_interval(self) -> float:
-        """Seconds between two rounds, without jitter."""
+        """Seconds between two rounds of lookups, without jitter."""
         return self.options.poll_interval(self._clock.monotonic() - since for since in self._lost_nsqds.values())
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
-        """Connect to an nsqd, in the background; one that fails is left to the next round of lookups."""
+        """Connect to an nsqd, in the background. If that fails, the next round of lookups tries again."""
         self._in_owner_thread(functools.partial(self._pool.add, format_address(address, port), permanent=False))
 
     def redistribute_ready_state(self) -> None:
-        """Share out RDY anew, soon."""
+        """Schedule an update of all RDY counts."""
         self._in_owner_thread(self._rdy.schedule_update)
 
     def _connect_all(self) -> None:
@@ -652,7 +665,7 @@ class Consumer:
         self._spawn("rdy", self._rdy.run)
         self._spawn("overdue", self._check_overdue)
         if self.lookupds:
-            # A task, for close() to end.
+            # A task, so that close() can end it.
             first = gevent.spawn(self.query_lookupd)
             self._tasks.append(first)
             first.get()
@@ -676,8 +689,8 @@ class Consumer:
     def _poll_lookupds(self) -> None:
         while True:
             spread = 1 + self.options.lookupd_poll_jitter * (random.random() - 0.5)
-            asked = self._clock.monotonic()
-            while (left := asked + self._poll_interval * spread - self._clock.monotonic()) > 0:
+            began = self._clock.monotonic()
+            while (left := began + self._poll_interval * spread - self._clock.monotonic()) > 0:
                 self._nsqd_lost.clear()
                 self._clock.wait(self._nsqd_lost, left)
             self.query_lookupd()
@@ -689,7 +702,7 @@ class Consumer:
         connection.in_flight_messages.latency = self._workers.latency
         connection.in_flight_messages.requeue_after = lambda attempts: self.options.requeue_after(
             attempts
-        )  # they may be replaced
+        )  # options may be replaced
         connection.in_flight_messages.max_req_timeout = self._max_req_timeouts.get(connection.address)
         connection.in_flight_messages.on_requeue = functools.partial(self._on_requeue, connection)
         self._set_finish_listener([connection])
@@ -716,7 +729,7 @@ class Consumer:
     # --- messages
 
     def _on_messages(self, connection: Connection, messages: list[Message]) -> None:
-        """Take a chunk's messages in. What the hot path needs of signals is asked here, once per chunk."""
+        """Receive a chunk of messages. Receivers of signals are looked up here, once per chunk."""
         self._runner.receivers = tuple(self.on_message.receivers_for(self))
         self._set_finish_listener([connection])
         self._rdy.on_messages(connection, len(messages))
@@ -731,13 +744,13 @@ class Consumer:
         return self._runner.handle
 
     def _unanswered_messages(self) -> list[Message]:
-        """Messages that handlers have, or whoever answers asynchronous ones."""
-        # Each taken in one step: other threads may add to it.
+        """Return the messages that handlers have, and the async ones."""
+        # list() of each set is one step for the interpreter: other threads may add to it.
         held = [list(connection.in_flight_messages.async_messages) for connection in self._pool.connections.values()]
         return list(itertools.chain(self._workers.handling, *held))
 
     def _set_finish_listener(self, connections: Collection[Connection]) -> None:
-        """Be told of each FIN only while somebody wants to know: it costs a call."""
+        """Listen for FINs only while that is needed: it costs a call for each."""
         wanted = (
             self.on_finish.receivers
             or self._rdy.backoff.phase is not BackoffPhase.OFF
@@ -793,10 +806,10 @@ class Consumer:
         self._end()
 
     def _abort_with_thread(self) -> None:
-        """Close at once if the thread ends before close(), as when a handler calls sys.exit()."""
+        """Abort if the thread ends before close(), for example when a handler calls sys.exit()."""
         if self._state is State.RUNNING:
             self._state = State.CLOSED
-            # Not in order: a message that comes again meanwhile would end the thread again.
+            # Not in order: a message that is delivered again would end the thread again.
             for connection in list(self._pool.connections.values()):
                 connection.abort()
             try:
@@ -806,10 +819,10 @@ class Consumer:
                 self._end()
 
     def _end(self) -> None:
-        """Let those go on that wait for the end, and end the thread if the consumer has one."""
+        """Wake the callers that wait for the end, and stop the thread of a threaded consumer."""
         self._closed.set()
         if self.threaded:
             atexit.unregister(self._close_at_exit)
         if self._hub_thread is not None:
-            # The last step: this greenlet is killed there, too.
+            # The last step: it kills this greenlet, too.
             self._hub_thread.stop()

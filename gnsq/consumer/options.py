@@ -1,11 +1,11 @@
-"""Options of a Consumer, and what follows from them alone."""
+"""Options of a Consumer, and the delays that are computed from them."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, overload
+from typing import Any
 
 from gnsq.backofftimer import ConsumerBackoff, exponential_delay
 from gnsq.discovery import MAX_NSQDS
@@ -14,14 +14,14 @@ from gnsq.options import ConnectionOptionsDict, Options, option
 
 __all__ = ["ConsumerOptions", "ConsumerOptionsDict", "OptionAttribute"]
 
-# Seconds between two rounds at most, while an nsqd is lost that was connected; with the default jitter less than 30.
+# Longest interval between two rounds of lookups while an nsqd is lost, seconds; with the default jitter below 30.
 LOST_POLL_INTERVAL = 25.0
-# Seconds for which a lost nsqd is looked for so often: one that was replaced does not come back.
+# Seconds after the loss of an nsqd until the usual interval is used again: a replaced nsqd does not come back.
 LOST_FOR = 24 * 3600.0
 
 
 class ConsumerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=False):
-    """All options of a Consumer as typed keywords, but for those that are parameters of its own."""
+    """All options of a Consumer as typed keywords, except for those that are parameters of its constructor."""
 
     max_nsqds: int
     low_ready_timeout: float
@@ -39,7 +39,7 @@ class ConsumerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerOptions(Options):
-    """How a Consumer treats messages and nsqds. requeue_delay keeps the milliseconds of gnsq 1.0."""
+    """Options of a Consumer. requeue_delay is in milliseconds, as in gnsq 1.0."""
 
     max_tries: int = option(5, "more attempts than this: given up; 0: never", unit="attempts", minimum=0)
     max_in_flight: int = option(1, "messages delivered and not yet answered", unit="messages", minimum=1)
@@ -102,23 +102,23 @@ class ConsumerOptions(Options):
             raise TypeError(f"backoff_strategy must be callable, not {self.backoff_strategy!r}")
 
     def poll_interval(self, losses: Iterable[float]) -> float:
-        """Say how many seconds are between two rounds of asking nsqlookupds, without jitter.
+        """Return the seconds between two rounds of lookups, without jitter.
 
         Args:
-            losses: Seconds since each nsqd was lost that has not come back.
+            losses: Seconds since the loss of each nsqd that has not come back.
         """
-        is_any_looked_for = any(seconds < LOST_FOR for seconds in losses)
-        return min(self.lookupd_poll_interval, LOST_POLL_INTERVAL) if is_any_looked_for else self.lookupd_poll_interval
+        is_recent = any(seconds < LOST_FOR for seconds in losses)
+        return min(self.lookupd_poll_interval, LOST_POLL_INTERVAL) if is_recent else self.lookupd_poll_interval
 
     def requeue_after(self, attempts: int) -> int:
-        """Say after how many milliseconds a message that failed on this attempt is to come again."""
+        """Return the delay in milliseconds of a REQ after a failure on this attempt."""
         if self.requeue_delay is not None:
             return round(self.requeue_delay)
         delay = exponential_delay(attempts, self.requeue_initial, self.requeue_maximum, growth=self.requeue_growth)
         return round(delay * 1000)
 
     def backoff(self, rng: random.Random) -> ConsumerBackoff:
-        """Make what decides about pauses."""
+        """Make the backoff of one consumer."""
         if self.backoff_strategy is not None:
             return ConsumerBackoff(self.backoff_strategy, self.max_backoff_duration)
         return ConsumerBackoff(self._pause, self.max_backoff_duration, self.backoff_jitter, rng)
@@ -127,30 +127,17 @@ class ConsumerOptions(Options):
         return exponential_delay(failures, self.backoff_initial, self.max_backoff_duration)
 
 
-class _HasOptions(Protocol):
-    options: ConsumerOptions
-
-    def apply_options(self) -> None:
-        """Use the options as they are now."""
-
-
 class OptionAttribute:
-    """Reads or sets one option, as gnsq 1.0 did by an attribute of the consumer of the same name."""
+    """Attribute that reads or sets the option of the same name, as in gnsq 1.0."""
 
     _name = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> OptionAttribute: ...
+    def __get__(self, consumer: Any, owner: type) -> Any:  # Any: each option has its own type
+        return self if consumer is None else getattr(consumer.options, self._name)
 
-    @overload
-    def __get__(self, instance: _HasOptions, owner: type) -> Any: ...  # Any: each option has its own type
-
-    def __get__(self, instance: _HasOptions | None, owner: type) -> Any:
-        return self if instance is None else getattr(instance.options, self._name)
-
-    def __set__(self, instance: _HasOptions, value: Any) -> None:  # Any: as above
-        instance.options = replace(instance.options, **{self._name: value})
-        instance.apply_options()
+    def __set__(self, consumer: Any, value: Any) -> None:
+        consumer.options = replace(consumer.options, **{self._name: value})
+        consumer.apply_options()
