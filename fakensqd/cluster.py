@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Self, Unpack
 
 from fakensqd.clock import Clock
-from fakensqd.faults.control import Added, rules_of
-from fakensqd.faults.rules import Action, Change, Match, Point, Rule, Scenario
+from fakensqd.faults.control import AddedRules, make_rules
+from fakensqd.faults.rules import Action, ActionFunction, Match, Point, Rule, Scenario
 from fakensqd.lookupd.server import FakeLookupd
 from fakensqd.nsqd.published import MessageAssertions
 from fakensqd.nsqd.server import FakeNsqd
@@ -128,30 +128,35 @@ class FakeCluster(MessageAssertions, Server):
         for daemon in (*self.nsqds, *self.lookupds):
             daemon.stop()
 
-    def add(self, match: Match | Scenario, *actions: Action | Change, optional: bool = False, name: str = "") -> Added:
+    def add(
+        self,
+        match: Match | Scenario,
+        *actions: Action | ActionFunction,
+        optional: bool = False,
+        name: str = "",
+    ) -> AddedRules:
         """Add a rule, or a scenario, to all nsqds, which count together; rules about HTTP to the nsqlookupds, too.
 
         Raises:
             ValueError: If an action can't be done there.
         """
-        rules = rules_of(match, actions, optional=optional, name=name)
+        rules = make_rules(match, actions, optional=optional, name=name)
         if all(rule.match.point in (Point.HTTP, Point.HTTP_ANSWER) for rule in rules):
             self._add_to(self.lookupds, rules)
         if self.nsqds:
             self._add_to(self.nsqds, rules)
         else:
             self._early.append(rules)
-        return Added(rules, self.forget)
+        return AddedRules(rules, self._remove_rules)
 
-    def forget(self, rules: Sequence[Rule]) -> None:
-        """Take rules out."""
-        self._early = [early for early in self._early if early is not rules]
+    def _remove_rules(self, rules: Sequence[Rule]) -> None:
+        self._early = [early for early in self._early if early != rules]
         for daemon in (*self.nsqds, *self.lookupds):
-            daemon.forget(rules)
+            daemon.faults.injector.remove(rules)
 
     def _add_to(self, daemons: Sequence[FakeNsqd | FakeLookupd], rules: Sequence[Rule]) -> None:
         for daemon in daemons:
-            daemon.add_rules(rules)
+            daemon.faults.add_rules(rules)
 
     def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
         """Put messages into a topic, on the nsqds in turn: the first message on nsqd 0, the next one on nsqd 1.
@@ -184,7 +189,7 @@ class FakeCluster(MessageAssertions, Server):
         return sum(nsqd.in_flight(topic, channel) for nsqd in self.nsqds)
 
     def unfired(self) -> list[str]:
-        """Say of each rule that has never struck, and was to, what came nearest."""
+        """For each required rule that never fired, describe the closest event."""
         found = [line for daemon in (*self.nsqds, *self.lookupds) for line in daemon.unfired()]
         return list(dict.fromkeys(found))
 

@@ -119,7 +119,7 @@ def pytest_runtest_makereport(
     sections = [(name, tell()) for name, tell in item.stash.get(_REPORTS, [])]
     shown = getattr(call.excinfo.value, "transcript", "")  # that of wait_until()
     if isinstance(shown, str) and shown and any(shown.splitlines()[-1] in text for _, text in sections):
-        call.excinfo.value.transcript = ""  # type: ignore[attr-defined]  # it is fakensqd.waiting.NotAnswered
+        call.excinfo.value.transcript = ""  # type: ignore[attr-defined]  # it is fakensqd.transcript.WaitError
     report = yield
     if report.failed:
         item.stash[_FAILED] = True

@@ -14,6 +14,7 @@ import base64
 import dataclasses
 import difflib
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,12 +28,12 @@ from gnsq.texts import counted
 
 __all__ = [
     "Entry",
-    "NotAnswered",
     "Transcript",
+    "WaitError",
     "decode_bytes",
     "difference",
     "encode_bytes",
-    "wait_for",
+    "wait_until",
 ]
 
 
@@ -304,16 +305,16 @@ def decode_bytes(value: str | dict[str, str]) -> bytes:
 
 
 _Value = TypeVar("_Value")
-# What no transcript tells of (depths, timeouts) is looked at so often.
-_PACE = 0.005
+# Seconds between calls of a predicate while nothing is recorded: depths and timeouts are not in a transcript.
+_POLL_INTERVAL = 0.005
 _SHOWN_ENTRIES = 40
 
 
-class NotAnswered(AssertionError):
-    """A question was not answered as expected within its limit.
+class WaitError(AssertionError):
+    """A predicate did not return the expected value in time.
 
     Attributes:
-        transcript: The end of what happened, shown below the text; empty where it is shown elsewhere.
+        transcript: The end of the transcript, written below the text; empty if it is shown elsewhere.
     """
 
     def __init__(self, text: str, transcript: str = "") -> None:
@@ -324,47 +325,47 @@ class NotAnswered(AssertionError):
         return "\n".join(filter(None, [super().__str__(), self.transcript]))
 
 
-def wait_for(
-    question: Callable[[], _Value], expected: object = True, *, limit: float, transcript: Transcript | None = None
+def wait_until(
+    predicate: Callable[[], _Value], expected: object = True, *, timeout: float, transcript: Transcript | None = None
 ) -> _Value:
-    """Wait until the answer is as expected, and give it back.
+    """Wait until a predicate returns the expected value; return the value.
 
     Args:
-        expected: A value; True: anything that is true.
-        limit: Seconds of real time.
-        transcript: Looked at whenever something is recorded, and shown in a failure.
+        expected: A value; True: any value that is true.
+        timeout: Seconds of real time.
+        transcript: Each new entry ends the wait early; its end is shown in a failure.
 
     Raises:
-        NotAnswered: If it has not come so far within the limit.
+        WaitError: If the time is over.
     """
     __tracebackhide__ = True
-    deadline = time.monotonic() + limit
-    happened = Event()
+    deadline = time.monotonic() + timeout
+    recorded = Event()
     nearest: _Value | None = None
-    near = -1.0
+    shortest = math.inf
     before = transcript.on_entry if transcript is not None else None
     if transcript is not None:
-        transcript.on_entry = happened.set
+        transcript.on_entry = recorded.set
     try:
         while True:
-            answer = question()
-            if answer == expected or (expected is True and answer):
-                return answer
-            if (nearness := _nearness(answer, expected)) >= near:
-                near, nearest = nearness, answer
+            value = predicate()
+            if value == expected or (expected is True and value):
+                return value
+            if (distance := _distance(value, expected)) <= shortest:
+                shortest, nearest = distance, value
             if time.monotonic() > deadline:
                 break
-            happened.clear()
-            happened.wait(_PACE)
+            recorded.clear()
+            recorded.wait(_POLL_INTERVAL)
     finally:
         if transcript is not None:
             transcript.on_entry = before
-    text = f"not so within {limit:g} s: {difference(expected, nearest)}"
-    raise NotAnswered(text, transcript.text(_SHOWN_ENTRIES) if transcript is not None else "")
+    text = f"not so within {timeout:g} s: {difference(expected, nearest)}"
+    raise WaitError(text, transcript.text(_SHOWN_ENTRIES) if transcript is not None else "")
 
 
 def difference(expected: object, nearest: object) -> str:
-    """Say in words how an answer differs from what was expected; of lists, line by line."""
+    """Describe how a value differs from the expected one; for lists, line by line."""
     head = f"expected {expected!r}, nearest was {nearest!r}"
     if not isinstance(expected, (list, tuple)) or not isinstance(nearest, (list, tuple)):
         return head
@@ -372,10 +373,10 @@ def difference(expected: object, nearest: object) -> str:
     return "\n".join([head, *(line for line in lines if not line.startswith("?"))])
 
 
-def _nearness(answer: object, expected: object) -> float:
-    """How near it comes, from 0 to 1."""
-    if isinstance(answer, (int, float)) and isinstance(expected, (int, float)):
-        return 1 / (1 + abs(expected - answer))
-    if isinstance(answer, Sequence) and isinstance(expected, Sequence):
-        return difflib.SequenceMatcher(None, list(map(repr, answer)), list(map(repr, expected))).ratio()
-    return 0.0
+def _distance(value: object, expected: object) -> float:
+    """Return how far a value is from the expected one; for sequences from 0 to 1."""
+    if isinstance(value, (int, float)) and isinstance(expected, (int, float)):
+        return abs(expected - value)
+    if isinstance(value, Sequence) and isinstance(expected, Sequence):
+        return 1 - difflib.SequenceMatcher(None, list(map(repr, value)), list(map(repr, expected))).ratio()
+    return math.inf

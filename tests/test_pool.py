@@ -255,7 +255,7 @@ def tries(nsqd):
 
 def lose(nsqd, clock):
     """Cut the connection, and let happen what happens at once."""
-    nsqd.link.cut()
+    nsqd.link.abort()
     clock.advance(0.0)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from fakensqd import Certificates, FakeAuthServer, FakeCluster, FakeNsqd, Grant
 from fakensqd.faults.actions import ACTIONS
-from fakensqd.faults.http import STATES
+from fakensqd.faults.http import STATE_METHODS
 from fakensqd.faults.toxics import TOXICS
 from gnsq import NsqdHTTPClient, options
 from tests.helpers import bodies, channel_stats, child, wait_until
@@ -190,7 +190,7 @@ def test_each_fault_over_http_has_an_example_that_works():
             if path == "/faults/state":
                 assert json.dumps(answer) in line
 
-    assert {path.removeprefix("/faults/") for _, path in done} == {"/faults", "toxics", "state", *STATES}
+    assert {path.removeprefix("/faults/") for _, path in done} == {"/faults", "toxics", "state", *STATE_METHODS}
     assert {method for method, path in done if path == "/faults/toxics"} == {"GET", "POST", "DELETE"}
     assert [name for name in TOXICS if f'"toxic": "{name}"' not in FAULTS] == []
 
@@ -218,7 +218,7 @@ def arguments_of(function):
     [
         ("action", ACTIONS),
         ("toxic", TOXICS),
-        ("state", {name: getattr(FakeNsqd, name) for name in STATES}),
+        ("state", {name: getattr(FakeNsqd, name) for name in STATE_METHODS}),
     ],
 )
 def test_arguments_over_http_are_documented_as_they_are(heading, functions):

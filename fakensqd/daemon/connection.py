@@ -34,7 +34,7 @@ from fakensqd.effects import (
     TlsFailed,
     Wait,
 )
-from fakensqd.faults.interceptor import Tap
+from fakensqd.faults.injector import ConnectionInjector
 from gnsq.errors import NSQProtocolError
 from gnsq.transport import Transport
 
@@ -163,8 +163,8 @@ class ConnectionSession(Protocol):
     def disconnected(self) -> None:
         """Take note that the connection is gone."""
 
-    def attach(self, tap: Tap) -> None:
-        """Let a tap listen."""
+    def attach(self, injector: ConnectionInjector) -> None:
+        """Ask an injector about each event from now on, unless the session asks one already."""
 
     @property
     def names(self) -> tuple[str, str, str]:

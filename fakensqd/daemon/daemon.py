@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import gevent
 from gevent import socket
@@ -28,10 +28,13 @@ from fakensqd.addresses import (
 from fakensqd.clock import Clock, RealClock
 from fakensqd.daemon.connection import Connection, ConnectionSession, DaemonState, TransportStack
 from fakensqd.effects import AskAuth, IoResult
-from fakensqd.faults.control import Watched
-from fakensqd.faults.link import Link, PlacedToxic, reset_socket
+from fakensqd.faults.control import AddedRules, FaultControl
+from fakensqd.faults.http import FaultsEndpoint, FaultyApplication
+from fakensqd.faults.link import ActiveToxic, Link, reset_socket
+from fakensqd.faults.rules import NSQD, Action, ActionFunction, Match, Scenario, ServerProtocol
 from fakensqd.http.server import Application, HttpPort
 from fakensqd.thread import Server
+from fakensqd.transcript import Transcript, wait_until
 from gnsq.transport import TcpTransport
 
 if TYPE_CHECKING:
@@ -39,13 +42,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Daemon"]
 
+_Value = TypeVar("_Value")
 
-class Daemon(Watched, Server):
+
+class Daemon(Server):
     """A server with a TCP and an HTTP port, and perhaps one of HTTPS, started with start() or ``with``.
 
     It may be put into states, each until it is taken out of it: down, not reading, delayed. Toxics are put on its link.
 
     Args:
+        record: Record a transcript from the beginning.
+        seed: Of the random numbers of faults; None: a random one.
+        faults_over_http: Whether ``/faults`` is served.
+        faults_http_address: Where to listen for ``/faults`` alone; empty: nowhere.
         https_address: Where to listen for HTTPS, if there is a context.
         context: For TLS; None if it is not offered.
 
@@ -53,7 +62,12 @@ class Daemon(Watched, Server):
         errors: What should not have happened: exceptions inside of the emulator.
         clock: What it asks for time.
         link: Between the clients of its TCP port and itself.
+        faults: Its fault rules and transcript.
+        seed: Of the random numbers of faults.
     """
+
+    # What rules can act on; nsqlookupd has another protocol.
+    fault_protocol: ServerProtocol = NSQD
 
     def __init__(
         self,
@@ -61,10 +75,18 @@ class Daemon(Watched, Server):
         http_address: str,
         clock: Clock | None,
         *,
+        record: bool = False,
+        seed: int | None = None,
+        faults_over_http: bool = False,
+        faults_http_address: str = "",
         https_address: str = "",
         context: ssl.SSLContext | None = None,
     ) -> None:
         self.clock: Clock = clock or RealClock()
+        self.faults = FaultControl(
+            type(self).__name__, self.clock, seed=seed, record=record, protocol=self.fault_protocol
+        )
+        self.seed = self.faults.seed
         self.errors: list[BaseException] = []
         # After a stop, start() takes the same ports again: clients reconnect to where they were.
         self._tcp_bind = listen_address(tcp_address)
@@ -72,13 +94,14 @@ class Daemon(Watched, Server):
         self._https = HttpPort(https_address, context) if https_address and context is not None else None
         self._http_ports = [self._http] if self._https is None else [self._http, self._https]
         # Answers while the daemon is down.
-        self._faults_port = HttpPort(self._faults_bind)
+        self._faults_over_http = faults_over_http
+        self._faults_port = HttpPort(faults_http_address if faults_over_http else "")
         self._context = context
         # A subclass whose sessions want to know sets it.
         self._ask_auth: Callable[[AskAuth], IoResult] | None = None
         self.link = Link(self.clock, self.seed)
         self._state = DaemonState()
-        self._stalled: PlacedToxic | None = None
+        self._stalled: ActiveToxic | None = None
         self._resumed: Event | None = None
         # Holds the ports while it is down, so that nobody else gets them.
         self._reserved: list[socket.socket] = []
@@ -138,10 +161,11 @@ class Daemon(Watched, Server):
         self._tcp_server = StreamServer(tcp_listener, self._serve, spawn=Pool())
         self._tcp_server.start()
         for port in self._http_ports:
-            application = self._apply_state(self._watched_http(self._application(secure=port is self._https)))
-            port.serve(self._with_faults(application) if self._steered else application)
-        if not self._faults_port.is_serving and self._faults_bind:
-            self._faults_port.serve(self._with_faults(None))
+            application = self._application(secure=port is self._https)
+            application = self._apply_state(FaultyApplication(application, self.faults.injector, self.clock))
+            port.serve(FaultsEndpoint(self, application) if self._faults_over_http else application)
+        if not self._faults_port.is_serving and self._faults_port.address:
+            self._faults_port.serve(FaultsEndpoint(self, None))
         self._on_started()
         return self
 
@@ -165,7 +189,7 @@ class Daemon(Watched, Server):
         tcp_server.pool.kill()
         for port in self._http_ports:
             port.stop()
-        self.link.cut()
+        self.link.abort()
         self._greenlets.kill()
 
     @property
@@ -207,6 +231,66 @@ class Daemon(Watched, Server):
     def faults_http_address(self) -> str:
         """``host:port`` of ``/faults``, which answers in every state; empty without ``faults_over_http``."""
         return self._faults_port.address
+
+    # --- faults and transcript ----------------------------------------------------------------------------------------
+
+    def add(
+        self, match: Match | Scenario, *actions: Action | ActionFunction, optional: bool = False, name: str = ""
+    ) -> AddedRules:
+        """Add a rule or a scenario: ``add(on.reply("PUB", topic="orders").nth(3), disconnect())``.
+
+        It acts on open connections, too. If several rules match an event, the first one of them acts.
+
+        Args:
+            optional: Do not report the rule if it never fires.
+            name: Name in the transcript.
+
+        Raises:
+            TypeError: If the arguments are in another order.
+            ValueError: If the action is not for such events, or this server does not have them.
+        """
+        return self.faults.add(match, *actions, optional=optional, name=name)
+
+    def unfired(self) -> list[str]:
+        """For each required rule that never fired, describe the closest event."""
+        return self.faults.injector.unfired()
+
+    def record(self) -> None:
+        """Begin to record a transcript, unless there is one: with ``record=True`` it begins at once."""
+        self.faults.record()
+
+    @property
+    def transcript(self) -> Transcript:
+        """The recorded events.
+
+        Raises:
+            RuntimeError: If nothing is recorded.
+        """
+        return self.faults.transcript
+
+    def wait_until(
+        self, predicate: Callable[[Self], _Value], expected: object = True, *, timeout: float = 10.0
+    ) -> _Value:
+        """Wait until a function returns the expected value: ``wait_until(lambda nsqd: nsqd.depth("t"), 3)``.
+
+        Args:
+            predicate: Gets this server, on its thread.
+            expected: A value; True: any value that is true.
+            timeout: Seconds of real time.
+
+        Returns:
+            The value.
+
+        Raises:
+            AssertionError: If the time is over; shows the expected value, the nearest one, and the transcript.
+        """
+        __tracebackhide__ = True
+        transcript = self.faults.injector.transcript
+        return wait_until(lambda: predicate(self), expected, timeout=timeout, transcript=transcript)
+
+    def report(self) -> str:
+        """Describe the seed and the end of the transcript, for the report of a failed test."""
+        return self.faults.report()
 
     # --- states -------------------------------------------------------------------------------------------------------
 
@@ -278,12 +362,6 @@ class Daemon(Watched, Server):
         while self._reserved:
             self._reserved.pop().close()
 
-    def _with_faults(self, application: Application | None) -> Application:
-        """Let ``/faults`` be answered in front of an application, in every state."""
-        from fakensqd.faults.http import FaultsApplication
-
-        return FaultsApplication(self, application)
-
     def _apply_state(self, application: Application) -> Application:
         def answer(
             environ: dict[str, Any], start_response: Callable[..., Any]
@@ -302,7 +380,7 @@ class Daemon(Watched, Server):
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer = peer_address(address)
-        if (number := self._admitted(sock, peer)) is None:
+        if (number := self.faults.admit(sock, peer)) is None:
             return
         linked = self.link.wrap(TcpTransport(sock, peer), lambda: reset_socket(sock))
         stack = TransportStack(
@@ -310,17 +388,18 @@ class Daemon(Watched, Server):
             self.clock,
             addresses=(self.tcp_address, peer),
             context=self._context,
-            reset=lambda: linked.drop(reset=True),
+            reset=lambda: linked.abort(reset=True),
         )
         connection = Connection(
             stack,
             self.clock,
-            lambda wake: self._tapped(self._open_session(peer, wake), number),
+            lambda wake: self._open_session(peer, wake),
             self.errors.append,
             self._ask_auth,
             self._state,
         )
         self._connections[connection] = None
+        self.faults.open_session(connection.session, number)
         try:
             # Who hung up before this client came must be noticed before this one is served, or its messages go to the
             # one that is gone. Connections that are accepted together do not go through the event loop by themselves:
@@ -329,11 +408,11 @@ class Daemon(Watched, Server):
                 socket.wait_read(sock.fileno())
             connection.run()
             del self._connections[connection]
-            linked.join()
+            linked.wait_closed()
         finally:
             self._connections.pop(connection, None)
-            linked.drop()
-            self._ended(number, connection.session)
+            linked.abort()
+            self.faults.end_connection(number, connection.session)
 
 
 def _reserved(address: str) -> socket.socket:

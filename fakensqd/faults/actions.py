@@ -73,7 +73,7 @@ def error(code: str, text: str = "") -> Action:
     def change(steps: Steps, event: Event) -> Steps:
         words = text or _error_text(code, event)
         data = f"{code} {words}".encode()
-        untyped = event.header == _SIZE.size
+        untyped = event.header_size == _SIZE.size
         said: Steps = [Send(_SIZE.pack(len(data)) + data if untyped else encode_frame(ERROR, data))]
         if untyped or ERROR_CODES[code.encode()].fatal:
             said.append(Close())
@@ -263,7 +263,7 @@ def _ending(steps: Steps, end: Close | Reset, after: bool) -> Steps:
 def _corrupted(step: FaultStep, part: str, to: int | bytes | None, event: Event) -> FaultStep:
     match step:
         case Send(data) | SendLater(data) | SendAfterNext(data):
-            return replace(step, data=_corrupted_frame(data, part, to, event.header))
+            return replace(step, data=_corrupted_frame(data, part, to, event.header_size))
         case Execute():
             return Execute(_corrupted_body(event.raw if step.body is None else step.body, to))
         case HttpResponse() if part == "size":

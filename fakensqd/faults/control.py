@@ -1,50 +1,43 @@
-"""What every server has for faults and for looking back: rules are added here, and the transcript is asked for here.
+"""Fault rules and transcript of one server, and what both do to its connections.
 
-A shell: knows the clock and the sockets. Which rule strikes is Plan's, what is recorded is Watch's.
+A shell: sleeps by the clock and resets sockets. FaultInjector decides which rule acts, and records events.
 """
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self
 
 from fakensqd.clock import Clock
-from fakensqd.daemon.connection import ConnectionSession
 from fakensqd.effects import Close, Open, Reset, Wait
-from fakensqd.faults.http import WatchedApplication
-from fakensqd.faults.injector import ConnectionTap, Watch
+from fakensqd.faults.injector import Client, ConnectionInjector, FaultInjector
 from fakensqd.faults.link import reset_socket
-from fakensqd.faults.rules import NSQD_COMMANDS, Action, Change, Match, Plan, Point, Rule, Scenario
-from fakensqd.http.server import Application
-from fakensqd.transcript import Transcript, wait_for
+from fakensqd.faults.rules import NSQD, Action, ActionFunction, Match, Point, Rule, Scenario, ServerProtocol
+from fakensqd.transcript import Entry, Transcript
 
-__all__ = ["Added", "Watched", "rules_of"]
+__all__ = ["AddedRules", "FaultControl", "make_rules"]
 
-_Value = TypeVar("_Value")
-# How long wait_until() waits, seconds.
-_LIMIT = 10.0
-# How much of a transcript goes into the report of a failure.
-_REPORTED = 200
+# Entries of the transcript in the report of a failed test.
+_REPORTED_ENTRIES = 200
 
 
-class Added:
-    """Rules that have been added; as a ``with`` block they are removed at its end."""
+class AddedRules:
+    """Rules that were added to a server. As a ``with`` block, they are removed at its end."""
 
-    def __init__(self, rules: Sequence[Rule], forget: Callable[[Sequence[Rule]], None]) -> None:
+    def __init__(self, rules: Sequence[Rule], remove: Callable[[Sequence[Rule]], None]) -> None:
         self.rules = list(rules)
-        self._forget = forget
+        self._remove = remove
 
     @property
     def fired(self) -> int:
-        """How often they have struck."""
+        """How often they have fired."""
         return sum(rule.fired for rule in self.rules)
 
     def remove(self) -> None:
-        """Take them out. Those that have never struck are still told of, unless they are optional."""
-        self._forget(self.rules)
+        """Remove the rules. unfired() still reports those that have never fired, unless they are optional."""
+        self._remove(self.rules)
 
     def __enter__(self) -> Self:
         return self
@@ -55,206 +48,157 @@ class Added:
         self.remove()
 
 
-class Watched:
-    """The part of a server that is about faults and the transcript.
+class InjectableSession(Client, Protocol):
+    """Session of one connection, on which rules can act."""
+
+    def attach(self, injector: ConnectionInjector) -> None:
+        """Ask an injector about each event from now on, unless the session asks one already."""
+
+
+class FaultControl:
+    """Fault rules and transcript of one server.
+
+    Args:
+        server: Name of the server's class, for texts.
+        seed: Of the random numbers; None: a random one.
+        record: Record a transcript from the beginning.
+        protocol: Facts about the server: what rules can act on.
 
     Attributes:
-        seed: Of its random numbers.
+        injector: Asked about each event of the server.
     """
 
-    clock: Clock
-    # Where rules may act, on which commands, and how many bytes stand in front of what an answer says: those of nsqd.
-    points: frozenset[Point] = frozenset(Point)
-    commands: Sequence[str] = NSQD_COMMANDS
-    header = 8
-
-    def _watch_as(
-        self, *, record: bool, seed: int | None, faults_over_http: bool, faults_http_address: str = ""
+    def __init__(
+        self,
+        server: str,
+        clock: Clock,
+        *,
+        seed: int | None = None,
+        record: bool = False,
+        protocol: ServerProtocol = NSQD,
     ) -> None:
-        """Begin, before anything else does."""
         self.seed = random.randrange(2**32) if seed is None else seed
-        self._watch = Watch(Plan(self.seed), Transcript() if record else None)
-        self._steered = faults_over_http
-        # Where the port of ``/faults`` is; empty without one.
-        self._faults_bind = faults_http_address if faults_over_http else ""
-        self._numbers: dict[ConnectionSession, int] = {}
-        self._added: list[Rule] = []
-        self._sequences: dict[int, list[Rule]] = {}
-        self._sequence_numbers = itertools.count(1)
+        self.injector = FaultInjector(self.seed, Transcript() if record else None)
+        self._server = server
+        self._clock = clock
+        self._protocol = protocol
+        self._sessions: dict[InjectableSession, int] = {}
 
-    # --- rules --------------------------------------------------------------------------------------------------------
+    # --- rules and transcript -----------------------------------------------------------------------------------------
 
-    def add(self, match: Match | Scenario, *actions: Action | Change, optional: bool = False, name: str = "") -> Added:
-        """Add a rule, or a scenario: ``add(on.reply("PUB", topic="orders").nth(3), disconnect())``.
-
-        It holds for connections that are open, too. The first armed rule that strikes takes an event.
-
-        Args:
-            optional: It need not strike.
-            name: What the transcript calls it.
-
-        Raises:
-            TypeError: If the arguments are in another order.
-            ValueError: If it can't be done there, or not on this server.
-        """
-        rules = rules_of(match, actions, optional=optional, name=name)
+    def add(
+        self, match: Match | Scenario, *actions: Action | ActionFunction, optional: bool = False, name: str = ""
+    ) -> AddedRules:
+        """Add a rule or a scenario, as Daemon.add() does."""
+        rules = make_rules(match, actions, optional=optional, name=name)
         self.add_rules(rules)
-        return Added(rules, self.forget)
+        return AddedRules(rules, self.injector.remove)
 
     def add_rules(self, rules: Sequence[Rule]) -> int:
-        """Add a sequence of rules; give back its number.
+        """Add a sequence of rules; return its number.
 
         Raises:
-            ValueError: If one of them is about what this server does not have.
+            ValueError: If a rule is about something that this server does not have.
         """
         for rule in rules:
             self._check(rule)
-        number = next(self._sequence_numbers)
-        self._sequences[number] = list(rules)
-        self._added += rules
-        self._watch.plan.add(rules, self.clock.monotonic())
-        self._listen()
+        number = self.injector.add(rules, self._clock.monotonic())
+        self._attach()
         return number
 
     def _check(self, rule: Rule) -> None:
-        match, server = rule.match, type(self).__name__
-        if match.point not in self.points:
-            raise ValueError(f"{rule.name}: {server} has no {match.point.value} to act on")
-        if match.point in (Point.COMMAND, Point.REPLY) and match.kind not in (None, *self.commands):
-            raise ValueError(f"{rule.name}: {server} has no {match.kind}; it has {', '.join(self.commands)}")
+        match, protocol = rule.match, self._protocol
+        if match.point not in protocol.points:
+            raise ValueError(f"{rule.name}: {self._server} has no {match.point.value} to act on")
+        if match.point in (Point.COMMAND, Point.REPLY) and match.kind not in (None, *protocol.commands):
+            raise ValueError(f"{rule.name}: {self._server} has no {match.kind}; it has {', '.join(protocol.commands)}")
         for action in rule.actions:
-            if self.commands is not NSQD_COMMANDS and isinstance(action, Action) and action.nsqd_only:
+            if protocol is not NSQD and isinstance(action, Action) and action.nsqd_only:
                 raise ValueError(f"{rule.name}: {action} is for nsqd only")
 
-    def forget(self, rules: Sequence[Rule]) -> None:
-        """Take rules out."""
-        self._watch.plan.remove(rules)
-        for number, sequence in list(self._sequences.items()):
-            if any(rule in rules for rule in sequence):
-                del self._sequences[number]
-
     def remove_rules(self, number: int | None = None) -> bool:
-        """Take out the sequence of that number, or all; say whether there were any."""
-        numbers = [each for each in self._sequences if number in (None, each)]
-        for each in numbers:
-            self.forget(self._sequences[each])
-        return bool(numbers)
-
-    def numbered_rules(self) -> list[tuple[int, Rule]]:
-        """All that are in force, each with the number of its sequence."""
-        return [(number, rule) for number, rules in self._sequences.items() for rule in rules]
-
-    def unfired(self) -> list[str]:
-        """Say of each rule that has never struck, and was to, what came nearest."""
-        return [rule.account() for rule in self._added if not rule.fired and not rule.optional]
-
-    # --- transcript ---------------------------------------------------------------------------------------------------
+        """Remove the sequence of rules of that number, or all; return whether there was one."""
+        found = [rule for each, rules in self.injector.sequences.items() if number in (None, each) for rule in rules]
+        self.injector.remove(found)
+        return bool(found)
 
     def record(self) -> None:
-        """Begin to record, if it does not yet: ``record=True`` begins at once."""
-        if self._watch.transcript is None:
-            self._watch.transcript = Transcript()
-            self._listen()
+        """Begin to record a transcript, unless there is one."""
+        if self.injector.transcript is None:
+            self.injector.transcript = Transcript()
+            self._attach()
 
     @property
     def transcript(self) -> Transcript:
-        """What has happened.
+        """The recorded transcript.
 
         Raises:
             RuntimeError: If nothing is recorded.
         """
-        if self._watch.transcript is None:
-            raise RuntimeError(
-                f"nothing is recorded: make it with {type(self).__name__}(record=True), or call record()"
-            )
-        return self._watch.transcript
-
-    def wait_until(
-        self,
-        predicate: Callable[[Self], _Value],
-        expected: object = True,
-        *,
-        limit: float | None = None,
-        timeout: float | None = None,
-    ) -> _Value:
-        """Wait until this server answers a question as expected: ``wait_until(lambda nsqd: nsqd.depth("t"), 3)``.
-
-        Args:
-            question: Is given this server, on its thread.
-            expected: A value; True: anything that is true.
-            limit: Seconds of real time; default: 10.
-            timeout: Another name of limit.
-
-        Raises:
-            AssertionError: If it has not by then; says what was expected, what came nearest, and what happened.
-            TypeError: If both limit and timeout are given.
-        """
-        __tracebackhide__ = True
-        if limit is not None and timeout is not None:
-            raise TypeError(f"limit={limit!r} and timeout={timeout!r} mean the same: give one of them")
-        seconds = limit if limit is not None else timeout if timeout is not None else _LIMIT
-        return wait_for(lambda: predicate(self), expected, limit=seconds, transcript=self._watch.transcript)
+        if self.injector.transcript is None:
+            raise RuntimeError(f"nothing is recorded: make it with {self._server}(record=True), or call record()")
+        return self.injector.transcript
 
     def report(self) -> str:
-        """Tell the seed and the end of the transcript, for the report of a failed test."""
-        lines = [f"{type(self).__name__}, seed={self.seed}"]
-        if self._watch.transcript is not None:
-            lines.append(self._watch.transcript.text(_REPORTED) or "(nothing happened)")
+        """Describe the seed and the end of the transcript, for the report of a failed test."""
+        lines = [f"{self._server}, seed={self.seed}"]
+        if self.injector.transcript is not None:
+            lines.append(self.injector.transcript.text(_REPORTED_ENTRIES) or "(nothing happened)")
         return "\n".join(lines)
 
-    # --- for the server -----------------------------------------------------------------------------------------------
+    # --- connections --------------------------------------------------------------------------------------------------
 
-    def _admitted(self, sock: Any, address: str) -> int | None:  # Any: gevent has no types
-        """Take note of a connection; give back its number, None if a fault has dealt with it."""
-        number, steps = self._watch.connect(address, self.clock.monotonic())
+    def admit(self, sock: Any, address: str) -> int | None:  # Any: gevent has no types
+        """Record a new connection and apply the rules about it.
+
+        Returns:
+            The number of the connection; None if a rule has ended it, or kept it from being served until it ended.
+        """
+        number, steps = self.injector.open_connection(address, self._clock.monotonic())
         for step in steps:
             match step:
                 case Wait(seconds):
-                    self.clock.sleep(seconds)
+                    self._clock.sleep(seconds)
                 case Open():
                     return number
                 case Close() | Reset():
                     if isinstance(step, Reset):
                         reset_socket(sock)
-                    self._ended(number)
+                    self.end_connection(number)
                     return None
         try:
-            while sock.recv(65536):  # says nothing until the client has had enough
+            while sock.recv(65536):  # the client gets no answer and closes the connection in the end
                 pass
         except OSError:
             pass
-        self._ended(number)
+        self.end_connection(number)
         return None
 
-    def _tapped(self, session: ConnectionSession, number: int) -> ConnectionSession:
-        """Take note of the session of a connection."""
-        self._numbers[session] = number
-        self._listen()
-        return session
+    def open_session(self, session: InjectableSession, number: int) -> None:
+        """Let rules act on the session of an admitted connection."""
+        self._sessions[session] = number
+        self._attach()
 
-    def _ended(self, number: int, session: ConnectionSession | None = None) -> None:
-        """Take note of the end of a connection."""
+    def end_connection(self, number: int, session: InjectableSession | None = None) -> None:
+        """Record the end of a connection, and release its session."""
         if session is not None:
-            del self._numbers[session]
-        self._watch.end(number, self.clock.monotonic())
+            del self._sessions[session]
+        self.injector.record(Entry(self._clock.monotonic(), number, "end"))
 
-    def _listen(self) -> None:
-        if self._watch.active:
-            for session, number in self._numbers.items():
-                session.attach(ConnectionTap(self._watch, number, session, self.header))
-
-    def _watched_http(self, application: Application) -> Application:
-        return WatchedApplication(application, self._watch, self.clock)
+    def _attach(self) -> None:
+        if self.injector.is_active:
+            for session, number in self._sessions.items():
+                session.attach(ConnectionInjector(self.injector, number, session, self._protocol.header_size))
 
 
-def rules_of(
-    match: Match | Scenario, actions: Sequence[Action | Change], *, optional: bool = False, name: str = ""
+def make_rules(
+    match: Match | Scenario, actions: Sequence[Action | ActionFunction], *, optional: bool = False, name: str = ""
 ) -> list[Rule]:
-    """Give the rules that add() was given.
+    """Make the rules from the arguments of add().
 
     Raises:
-        TypeError: If there are actions beside a scenario, none beside a match, or they are in another order.
-        ValueError: If an action can't be done there.
+        TypeError: If there are actions beside a scenario, none beside a match, or the arguments are in another order.
+        ValueError: If an action is not for events of that kind.
     """
     if not isinstance(match, Scenario):
         return [Rule(match, *actions, optional=optional, name=name)]

@@ -1,11 +1,7 @@
-"""HTTP under watch: requests are recorded, and faults act on them.
+"""Faults and HTTP: rules act on requests (FaultyApplication), and ``/faults`` sets rules, toxics and states of a daemon
+from another process or language (FaultsEndpoint).
 
-A shell around a WSGI function: it sleeps by the server's clock and breaks the sockets of requests.
-
-``/faults`` over HTTP: rules, toxics and states of a daemon, for tests in another process or language.
-
-A WSGI function; what JSON means is jsonform's. It stands in front of the daemon's HTTP API, and on a port of its own,
-which answers while the daemon is down.
+WSGI functions. What a JSON document means is defined in json_rules, which is loaded when the first one comes.
 """
 
 from __future__ import annotations
@@ -17,113 +13,122 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from gevent.lock import BoundedSemaphore
 
 from fakensqd.clock import Clock
 from fakensqd.effects import Close, Execute, FaultStep, HttpResponse, Reset, Wait
-from fakensqd.faults.injector import Watch
-from fakensqd.faults.rules import Event, Point, Rule
+from fakensqd.faults.control import FaultControl
+from fakensqd.faults.injector import FaultInjector
+from fakensqd.faults.link import Link
+from fakensqd.faults.rules import Event, Point
 from fakensqd.http.router import JSON_TYPE, HttpError, Request
 from fakensqd.http.server import SOCKET_KEY, Application
 from fakensqd.transcript import Entry
 from gnsq.protocol.commands import split_multipublish_body
 
-if TYPE_CHECKING:
-    from fakensqd.faults.link import Link
-
-__all__ = [
-    "STATES",
-    "FaultsApplication",
-    "Steering",
-    "WatchedApplication",
-]
-
+__all__ = ["STATE_METHODS", "FaultsEndpoint", "FaultyApplication"]
 
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}
-_PUBLISHING = ("/pub", "/mpub")
+_PUBLISH_PATHS = ("/pub", "/mpub")
 _CLOSE = ("Connection", "close")
+_ROOT = "/faults"
+# Digits in the number of a rule or toxic.
+_MAX_DIGITS = 19
+# Methods that begin or end a state; a daemon has some of them.
+STATE_METHODS = (
+    "down",
+    "up",
+    "restart",
+    "stop_reading",
+    "resume_reading",
+    "pause_heartbeats",
+    "resume_heartbeats",
+    "set_processing_delay",
+)
+# These close the connections of the daemon's own HTTP port.
+_CLOSING_METHODS = ("down", "restart")
+
+_Environ = dict[str, Any]  # Any: WSGI, as in what follows
+_StartResponse = Callable[..., Any]
 
 
-class WatchedApplication:
-    """The WSGI function of a server whose requests are watched."""
+class FaultyApplication:
+    """WSGI function that records requests and applies rules to them, around an application."""
 
-    def __init__(self, application: Application, watch: Watch, clock: Clock) -> None:
+    def __init__(self, application: Application, injector: FaultInjector, clock: Clock) -> None:
         self._application = application
-        self._watch = watch
+        self._injector = injector
         self._clock = clock
 
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:  # Any: WSGI
+    def __call__(self, environ: _Environ, start_response: _StartResponse) -> Iterable[bytes]:
         """Answer a request."""
-        if not self._watch.active:
+        if not self._injector.is_active:
             return self._application(environ, start_response)
         request = Request(environ)
         try:
             query = request.query
         except HttpError:
             query = {}
-        event, entry = self._watch.request(request.method, request.path, query, self._clock.monotonic())
-        steps = self._watch.change(event, (Execute(),))
-        answer = self._performed(steps, event, entry, environ)
-        entry.status = answer.status
-        return _answered(answer, environ, start_response)
+        event, entry = self._injector.open_request(request.method, request.path, query, self._clock.monotonic())
+        response = self._do(self._injector.apply_rules(event, (Execute(),)), event, entry, environ)
+        entry.status = response.status
+        return _respond(response, environ, start_response)
 
-    def _performed(
-        self, steps: Sequence[FaultStep], event: Event, entry: Entry, environ: dict[str, Any]
-    ) -> HttpResponse:
-        """Do what is to be done.
+    def _do(self, steps: Sequence[FaultStep], event: Event, entry: Entry, environ: _Environ) -> HttpResponse:
+        """Do the steps for a request.
 
         Raises:
-            ConnectionResetError: If there is to be no answer, once the client has been told so, or has gone.
+            ConnectionResetError: If there is no response, after the connection was reset or the client closed it.
         """
-        answer: HttpResponse | None = None
+        response: HttpResponse | None = None
         for step in steps:
             match step:
                 case Wait(seconds):
                     self._clock.sleep(seconds)
                 case Execute():
-                    answer = self._executed(event, entry, environ)
+                    response = self._execute(event, entry, environ)
                 case HttpResponse():
-                    answer = step
+                    response = step
                 case Close() | Reset():
                     if isinstance(step, Reset):
-                        _set_reset(environ[SOCKET_KEY])
-                    if answer is None:
-                        raise _broken_off()
-                    return HttpResponse(answer.status, answer.body, (*answer.headers, _CLOSE), answer.size)
-        if answer is None:
+                        # The connection ends with a RST.
+                        environ[SOCKET_KEY].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    if response is None:
+                        raise _connection_ended()
+                    return HttpResponse(response.status, response.body, (*response.headers, _CLOSE), response.size)
+        if response is None:
             _wait_for_end(environ[SOCKET_KEY])
-            raise _broken_off()
-        return answer
+            raise _connection_ended()
+        return response
 
-    def _executed(self, event: Event, entry: Entry, environ: dict[str, Any]) -> HttpResponse:
-        source = environ["wsgi.input"] = _Recorded(environ["wsgi.input"])
-        answer = _captured(self._application, environ)
+    def _execute(self, event: Event, entry: Entry, environ: _Environ) -> HttpResponse:
+        source = environ["wsgi.input"] = _RecordingInput(environ["wsgi.input"])
+        started: list[tuple[str, list[tuple[str, str]]]] = []
+        body = b"".join(
+            self._application(environ, lambda status, headers, exc_info=None: started.append((status, headers)))
+        )
+        ((status, headers),) = started
+        response = HttpResponse(int(status.partition(" ")[0]), body, tuple(headers))
         if event.method in ("POST", "PUT"):
-            entry.bodies = event.bodies = _bodies(event, source.data)
-        if event.kind in _PUBLISHING and answer.status == 200:
+            entry.bodies = event.bodies = _bodies(event, bytes(source.data))
+        if event.kind in _PUBLISH_PATHS and response.status == 200:
             entry.executed = 1
         event.point, event.now = Point.HTTP_ANSWER, self._clock.monotonic()
-        return self._performed(self._watch.change(event, (answer,)), event, entry, environ)
+        return self._do(self._injector.apply_rules(event, (response,)), event, entry, environ)
 
 
-class _Recorded:
-    """A request's body, and what has been read of it."""
+class _RecordingInput:
+    """Body of a request, which keeps the data that was read."""
 
-    def __init__(self, source: Any) -> None:  # Any: WSGI's input
+    def __init__(self, source: Any) -> None:
+        self.data = bytearray()
         self._source = source
-        self._read = bytearray()
-
-    @property
-    def data(self) -> bytes:
-        """All of it."""
-        return bytes(self._read)
 
     def read(self, size: int = -1) -> bytes:
-        """Read on."""
         data: bytes = self._source.read(size)
-        self._read += data
+        self.data += data
         return data
 
 
@@ -138,26 +143,19 @@ def _bodies(event: Event, data: bytes) -> tuple[bytes, ...]:
         return (data,)
 
 
-def _captured(application: Application, environ: dict[str, Any]) -> HttpResponse:
-    begun: list[tuple[str, list[tuple[str, str]]]] = []
-    body = b"".join(application(environ, lambda status, headers, exc_info=None: begun.append((status, headers))))
-    ((status, headers),) = begun
-    return HttpResponse(int(status.partition(" ")[0]), body, tuple(headers))
-
-
-def _answered(answer: HttpResponse, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    headers = [(name, value) for name, value in answer.headers if name != "Content-Length"]
-    length = len(answer.body) if answer.size is None else answer.size
+def _respond(response: HttpResponse, environ: _Environ, start_response: _StartResponse) -> Iterable[bytes]:
+    headers = [(name, value) for name, value in response.headers if name != "Content-Length"]
+    length = len(response.body) if response.size is None else response.size
     if environ["REQUEST_METHOD"] == "HEAD":
-        length = next((int(value) for name, value in answer.headers if name == "Content-Length"), length)
-    if answer.size is not None:
+        length = next((int(value) for name, value in response.headers if name == "Content-Length"), length)
+    if response.size is not None:
         headers.append(_CLOSE)
     headers.append(("Content-Length", str(length)))
-    start_response(f"{answer.status} {_REASONS.get(answer.status, 'Status')}", headers)
-    return [answer.body] if answer.body else []
+    start_response(f"{response.status} {_REASONS.get(response.status, 'Status')}", headers)
+    return [response.body] if response.body else []
 
 
-def _wait_for_end(sock: Any) -> None:  # Any: gevent has no types
+def _wait_for_end(sock: Any) -> None:
     try:
         while sock.recv(4096):
             pass
@@ -165,81 +163,53 @@ def _wait_for_end(sock: Any) -> None:  # Any: gevent has no types
         pass
 
 
-def _set_reset(sock: Any) -> None:  # Any: gevent has no types
-    """Let the end of a connection be a RST."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-
-def _broken_off() -> ConnectionResetError:
+def _connection_ended() -> ConnectionResetError:
     return ConnectionResetError(errno.ECONNRESET, "a fault ends this connection")
 
 
-_ROOT = "/faults"
-# Of the number of a rule or toxic, at most.
-_MAX_DIGITS = 19
-# The methods that bring a state about, or end it; a daemon has some of them.
-STATES = (
-    "down",
-    "up",
-    "restart",
-    "stop_reading",
-    "resume_reading",
-    "pause_heartbeats",
-    "resume_heartbeats",
-    "set_processing_delay",
-)
-# They end the connections of the daemon's own HTTP port.
-_ENDING = ("down", "restart")
+# --- /faults ----------------------------------------------------------------------------------------------------------
 
 _Handler = Callable[[Request], object]
 
 
-class Steering(Protocol):
-    """What ``/faults`` asks of a daemon, which has some of the methods named in STATES as well."""
+class ControlledServer(Protocol):
+    """Daemon of a FaultsEndpoint. It has some of STATE_METHODS, too."""
 
+    faults: FaultControl
     link: Link
 
     @property
     def faults_http_address(self) -> str:
-        """Where ``/faults`` answers in every state; empty if nowhere."""
-
-    def add_rules(self, rules: Sequence[Rule]) -> int:
-        """Add a sequence of rules; give back the number of the first."""
-
-    def remove_rules(self, number: int | None) -> bool:
-        """Remove the rules of that number, or all; say whether there were any."""
-
-    def numbered_rules(self) -> list[tuple[int, Rule]]:
-        """All, each with the number of its sequence."""
+        """Address of the port of ``/faults``, which answers in every state; empty if there is none."""
 
     def states(self) -> dict[str, bool | float]:
-        """Say which states it is in."""
+        """Return the value of each state."""
 
 
-class FaultsApplication:
-    """The WSGI function of a port that has ``/faults``.
+class FaultsEndpoint:
+    """WSGI function of a port that has ``/faults``.
 
     Args:
-        application: Answers all other paths; None: this is the port of ``/faults`` alone.
+        application: Answers all other paths; None: the port has ``/faults`` only.
     """
 
-    def __init__(self, steering: Steering, application: Application | None) -> None:
-        self._steering = steering
+    def __init__(self, server: ControlledServer, application: Application | None) -> None:
+        self._server = server
         self._application = application
-        # One change of state after the other: starting and stopping takes a moment.
-        self._changing = BoundedSemaphore(1)
+        # States change one after the other: starting and stopping takes time.
+        self._state_lock = BoundedSemaphore(1)
         rules = {"GET": self._rules, "POST": self._add_rules, "DELETE": self._remove_rules}
         toxics = {"GET": self._toxics, "POST": self._add_toxic, "DELETE": self._remove_toxics}
         self._routes: dict[str, Mapping[str, _Handler]] = {
             _ROOT: rules,
             f"{_ROOT}/toxics": toxics,
-            f"{_ROOT}/state": {"GET": lambda request: steering.states()},
+            f"{_ROOT}/state": {"GET": lambda request: server.states()},
         }
-        for name in STATES:
-            if hasattr(steering, name):
+        for name in STATE_METHODS:
+            if hasattr(server, name):
                 self._routes[f"{_ROOT}/{name}"] = {"POST": partial(self._change_state, name)}
 
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:  # Any: WSGI
+    def __call__(self, environ: _Environ, start_response: _StartResponse) -> Iterable[bytes]:
         """Answer a request."""
         path: str = environ["PATH_INFO"]
         if self._application is not None and path != _ROOT and not path.startswith(f"{_ROOT}/"):
@@ -256,7 +226,7 @@ class FaultsApplication:
     def _answer(self, request: Request) -> tuple[HTTPStatus, object]:
         handlers = self._routes.get(request.path)
         if handlers is None:
-            known = f"{type(self._steering).__name__} has {', '.join(self._routes)}"
+            known = f"{type(self._server).__name__} has {', '.join(self._routes)}"
             return HTTPStatus.NOT_FOUND, _message(f"there is no {request.path}; {known}")
         handler = handlers.get(request.method)
         if handler is None:
@@ -265,12 +235,10 @@ class FaultsApplication:
             text = f"{request.path} takes {methods}, not {request.method}"
             return HTTPStatus.METHOD_NOT_ALLOWED, _message(text)
         try:
-            unknown = [name for name in request.query if name != "id" or request.method != "DELETE"]
-            if unknown:
-                where = (
-                    "has an id at most" if request.method == "DELETE" else "is empty: arguments are JSON, in the body"
-                )
-                return HTTPStatus.BAD_REQUEST, _message(f"the query has no {unknown[0]}; it {where}")
+            is_delete = request.method == "DELETE"
+            if unknown := [name for name in request.query if name != "id" or not is_delete]:
+                allowed = "has an id at most" if is_delete else "is empty: arguments are JSON, in the body"
+                raise ValueError(f"the query has no {unknown[0]}; it {allowed}")
             return HTTPStatus.OK, handler(request)
         except HttpError as error:
             return HTTPStatus(error.status), _message(error.text)
@@ -279,61 +247,56 @@ class FaultsApplication:
         except OSError as error:
             return HTTPStatus.INTERNAL_SERVER_ERROR, _message(str(error))
 
-    # --- rules --------------------------------------------------------------------------------------------------------
-
     def _rules(self, request: Request) -> object:
         from fakensqd.faults.json_rules import encode_rule
 
-        return {"rules": [{"id": number} | encode_rule(rule) for number, rule in self._steering.numbered_rules()]}
+        sequences = self._server.faults.injector.sequences.items()
+        return {"rules": [{"id": number} | encode_rule(rule) for number, rules in sequences for rule in rules]}
 
     def _add_rules(self, request: Request) -> object:
         from fakensqd.faults.json_rules import decode_rules
 
-        return {"id": self._steering.add_rules(decode_rules(_document(request)))}
+        return {"id": self._server.faults.add_rules(decode_rules(_document(request)))}
 
     def _remove_rules(self, request: Request) -> object:
         number = _number(request, "rule")
-        if not self._steering.remove_rules(number) and number is not None:
+        if not self._server.faults.remove_rules(number) and number is not None:
             raise HttpError(404, f"no rule has the id {number}")
         return {}
-
-    # --- toxics -------------------------------------------------------------------------------------------------------
 
     def _toxics(self, request: Request) -> object:
         from fakensqd.faults.json_rules import encode_toxic
 
-        return {"toxics": [encode_toxic(placed) for placed in self._steering.link.placed]}
+        return {"toxics": [encode_toxic(toxic) for toxic in self._server.link.toxics]}
 
     def _add_toxic(self, request: Request) -> object:
         from fakensqd.faults.json_rules import decode_toxic
 
         toxic, placement = decode_toxic(_document(request))
-        return {"id": self._steering.link.add(toxic, **placement).number}
+        return {"id": self._server.link.add(toxic, **placement).number}
 
     def _remove_toxics(self, request: Request) -> object:
         number = _number(request, "toxic")
-        found = [placed for placed in self._steering.link.placed if number in (None, placed.number)]
+        found = [toxic for toxic in self._server.link.toxics if number in (None, toxic.number)]
         if not found and number is not None:
             raise HttpError(404, f"no toxic has the id {number}")
-        for placed in found:
-            placed.remove()
+        for toxic in found:
+            toxic.remove()
         return {}
-
-    # --- states -------------------------------------------------------------------------------------------------------
 
     def _change_state(self, name: str, request: Request) -> object:
         from fakensqd.faults.json_rules import decode_state
 
-        change = getattr(self._steering, name)
-        given = request.read(-1)
-        arguments = decode_state(name, _parsed(given) if given else {}, change)
-        if self._application is not None and name in _ENDING:
-            address = self._steering.faults_http_address
+        change = getattr(self._server, name)
+        body = request.read(-1)
+        arguments = decode_state(name, _parsed(body) if body else {}, change)
+        if self._application is not None and name in _CLOSING_METHODS:
+            address = self._server.faults_http_address
             where = f"http://{address}{request.path}" if address else "the port of faults_http_address"
             raise ValueError(f"{name} would end this connection, too; POST it to {where}, which stays up")
-        with self._changing:
+        with self._state_lock:
             change(**arguments)
-        return self._steering.states()
+        return self._server.states()
 
 
 def _document(request: Request) -> object:
@@ -348,7 +311,7 @@ def _parsed(body: bytes) -> object:
 
 
 def _number(request: Request, owner: str) -> int | None:
-    """Give the id of a query, None without one."""
+    """Return the id in the query; None if there is none."""
     text = request.query.get("id")
     if text is None:
         return None

@@ -1,130 +1,179 @@
-"""What watches a server: its plan of faults and its transcript, and a tap for each of its connections.
+"""Decides which rule acts on an event of one server, and records the event in the transcript.
 
-Pure. Both are asked about everything that happens; what neither wants to know is not told to anybody.
+Pure: events carry the time. The first armed rule that fires takes the event; the rules after it do not see it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from fakensqd.effects import Execute, FaultStep, Open, Send
-from fakensqd.faults.rules import Event, Plan, Point
+from fakensqd.faults.rules import Event, Point, Rule
 from fakensqd.message import QueuedMessage
 from fakensqd.nsqd.commands import ROWS, CommandRow
 from fakensqd.transcript import Entry, Transcript
 from gnsq.protocol.commands import Command, split_multipublish_body
 from gnsq.protocol.frames import ERROR, HEARTBEAT
 
-__all__ = ["Client", "ConnectionTap", "Watch"]
+__all__ = ["Client", "ConnectionInjector", "FaultInjector"]
 
 _EXECUTE: tuple[FaultStep, ...] = (Execute(),)
-_OPEN: tuple[FaultStep, ...] = (Open(),)
-# The second word of a frame that is an error.
+# The frame type of an error, as it stands in the frame.
 _ERROR_TYPE = ERROR.to_bytes(4, "big")
 _UNKNOWN = CommandRow()
 
 
+class FaultInjector:
+    """Rules and transcript of one server.
+
+    Args:
+        seed: Of the random numbers.
+
+    Attributes:
+        transcript: None while nothing is recorded.
+        sequences: The rules, by the number of their sequence.
+    """
+
+    def __init__(self, seed: int, transcript: Transcript | None = None) -> None:
+        self.transcript = transcript
+        self.sequences: dict[int, list[Rule]] = {}
+        self._rng = random.Random(seed)
+        self._added: list[Rule] = []
+        self._points: frozenset[Point] = frozenset()
+        self._sequence_numbers = itertools.count(1)
+        self._connection_numbers = itertools.count(1)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there are rules or a transcript."""
+        return self.transcript is not None or bool(self.sequences)
+
+    # --- rules --------------------------------------------------------------------------------------------------------
+
+    def add(self, rules: Sequence[Rule], now: float) -> int:
+        """Append a sequence of rules and arm its first; return the number of the sequence."""
+        number = next(self._sequence_numbers)
+        self.sequences[number] = list(rules)
+        self._added += rules
+        self._update_points()
+        _arm(rules, now)
+        return number
+
+    def remove(self, rules: Iterable[Rule]) -> None:
+        """Remove rules."""
+        removed = set(map(id, rules))
+        left = {
+            number: [rule for rule in sequence if id(rule) not in removed]
+            for number, sequence in self.sequences.items()
+        }
+        self.sequences = {number: sequence for number, sequence in left.items() if sequence}
+        self._update_points()
+
+    def unfired(self) -> list[str]:
+        """For each required rule that never fired, describe the closest event."""
+        return [rule.explain() for rule in self._added if not rule.fired and not rule.optional]
+
+    def apply_rules(self, event: Event, steps: Sequence[FaultStep]) -> Sequence[FaultStep]:
+        """Return the steps to take for an event: those given, or what a rule makes of them. Record the rule."""
+        if event.point not in self._points:
+            return steps
+        for sequence in self.sequences.values():
+            for rule in sequence:
+                if rule.fires(event, self._rng):
+                    _arm(sequence, event.now)
+                    changed = rule.apply(steps, event)
+                    self.record(Entry(event.now, event.connection, "fault", rule.name))
+                    return changed
+        return steps
+
+    def _update_points(self) -> None:
+        self._points = frozenset(rule.match.point for rules in self.sequences.values() for rule in rules)
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def record(self, entry: Entry) -> Entry:
+        """Append an entry to the transcript, if there is one."""
+        return entry if self.transcript is None else self.transcript.append(entry)
+
+    def open_connection(self, address: str, now: float) -> tuple[int, Sequence[FaultStep]]:
+        """Record a connection; return its number and the steps to take."""
+        number = next(self._connection_numbers)
+        self.record(Entry(now, number, "connect", detail=address))
+        return number, self.apply_rules(Event(Point.CONNECT, "", now, number), (Open(),))
+
+    def open_request(self, method: str, path: str, query: Mapping[str, str], now: float) -> tuple[Event, Entry]:
+        """Record an HTTP request; return its event, and the entry that gets the response's status."""
+        topic, channel = query.get("topic", ""), query.get("channel", "")
+        event = Event(Point.HTTP, path, now, topic=topic, channel=channel, method=method, query=dict(query))
+        return event, self.record(Entry(now, 0, "http", f"{method} {path}", topic=topic, channel=channel))
+
+
+def _arm(sequence: Sequence[Rule], now: float) -> None:
+    """Arm the rules of a sequence up to the first one that is not finished."""
+    for rule in sequence:
+        if rule.armed_at is None:
+            rule.armed_at = now
+        if not rule.is_finished:
+            return
+
+
 class Client(Protocol):
-    """What is asked of a session."""
+    """The client of one connection."""
 
     @property
     def names(self) -> tuple[str, str, str]:
         """Its client id, and the topic and channel that it subscribes to."""
 
 
-class Watch:
-    """The plan and the transcript of one server.
-
-    Attributes:
-        transcript: None while nothing is recorded.
-    """
-
-    def __init__(self, plan: Plan, transcript: Transcript | None) -> None:
-        self.plan = plan
-        self.transcript = transcript
-        self._connections = 0
-
-    @property
-    def active(self) -> bool:
-        """Whether anybody wants to know."""
-        return self.transcript is not None or bool(self.plan.rules)
-
-    def note(self, entry: Entry) -> Entry:
-        """Record something, if that is wanted."""
-        return entry if self.transcript is None else self.transcript.append(entry)
-
-    def change(self, event: Event, steps: Sequence[FaultStep]) -> Sequence[FaultStep]:
-        """Give back what is to happen where the steps would; record the rule that wants it so."""
-        rule, changed = self.plan.change(event, steps)
-        if rule is not None:
-            self.note(Entry(event.now, event.connection, "fault", rule.name))
-        return changed
-
-    def connect(self, address: str, now: float) -> tuple[int, Sequence[FaultStep]]:
-        """Take note of a connection: give back its number and what is to become of it."""
-        self._connections += 1
-        number = self._connections
-        self.note(Entry(now, number, "connect", detail=address))
-        return number, self.change(Event(Point.CONNECT, "", now, number), _OPEN)
-
-    def end(self, number: int, now: float) -> None:
-        """Take note of the end of a connection."""
-        self.note(Entry(now, number, "end"))
-
-    def request(self, method: str, path: str, query: Mapping[str, str], now: float) -> tuple[Event, Entry]:
-        """Take note of an HTTP request, whose answer is recorded by and by."""
-        topic, channel = query.get("topic", ""), query.get("channel", "")
-        event = Event(Point.HTTP, path, now, topic=topic, channel=channel, method=method, query=dict(query))
-        return event, self.note(Entry(now, 0, "http", f"{method} {path}", topic=topic, channel=channel))
-
-
-class ConnectionTap:
-    """Listens to one connection.
+class ConnectionInjector:
+    """Asks a FaultInjector about the commands, replies and pushed frames of one connection.
 
     Args:
         number: That of the connection.
-        header: Bytes in front of what an answer says: its size, and its type if it has one.
+        header_size: Bytes before the text of a reply.
     """
 
-    def __init__(self, watch: Watch, number: int, client: Client, header: int) -> None:
-        self._watch = watch
+    def __init__(self, injector: FaultInjector, number: int, client: Client, header_size: int) -> None:
+        self._injector = injector
         self._number = number
         self._client = client
-        self._header = header
-        # The commands under way: an entry to note the outcome in, and the event that their reply is told as.
-        self._entry: Entry | None = None
+        self._header_size = header_size
+        # The command in progress: its event, and the entry that counts its executions.
         self._event = Event(Point.COMMAND, "", 0.0)
+        self._entry: Entry | None = None
 
     @property
-    def active(self) -> bool:
-        """Whether anybody wants to know."""
-        return self._watch.active
+    def is_active(self) -> bool:
+        """Whether there are rules or a transcript."""
+        return self._injector.is_active
 
     def command(self, command: Command, now: float) -> Sequence[FaultStep]:
-        """Take note of a command that has come."""
+        """Record a received command; return the steps to take: Execute, unless a rule changes it."""
         event = self._event = self._command_event(command, now)
-        self._entry = self._watch.note(self._entry_of(event, "command", event.kind, detail=_details(command)))
-        changed = self._watch.change(event, _EXECUTE)
+        self._entry = self._record(event, "command", event.kind, detail=_details(command))
+        changed = self._injector.apply_rules(event, _EXECUTE)
         if changed is not _EXECUTE:
-            self._note_replies(event, changed)
+            self._record_replies(event, changed)
         return changed
 
-    def executed(self, command: Command, refusal: bytes | None) -> None:
-        """Take note that it has been executed, or how it has been refused."""
-        if refusal is None and self._entry is not None:
+    def executed(self) -> None:
+        """Record that the command in progress was executed with success."""
+        if self._entry is not None:
             self._entry.executed += 1
 
-    def reply(self, command: Command, steps: Sequence[FaultStep], now: float) -> Sequence[FaultStep]:
-        """Take note of what a command is answered with."""
+    def reply(self, steps: Sequence[FaultStep], now: float) -> Sequence[FaultStep]:
+        """Record the reply to the command in progress, which may be empty; return the steps to take."""
         event = self._event
         event.point, event.now, event.client_id = Point.REPLY, now, self._client.names[0]
-        changed = self._watch.change(event, steps)
-        self._note_replies(event, changed)
+        changed = self._injector.apply_rules(event, steps)
+        self._record_replies(event, changed)
         return changed
 
     def message(self, message: QueuedMessage, frame: bytes, now: float) -> Sequence[FaultStep]:
-        """Take note of a message that is to be pushed."""
+        """Record the push of a message; return the steps to take."""
         event = Event(
             Point.FRAME,
             "message",
@@ -135,39 +184,54 @@ class ConnectionTap:
             message_id=message.id,
             attempts=message.attempts,
         )
-        return self._pushed(event, frame)
+        return self._push(event, frame)
 
     def heartbeat(self, frame: bytes, now: float) -> Sequence[FaultStep]:
-        """Take note of a heartbeat that is to be pushed."""
-        return self._pushed(Event(Point.FRAME, "heartbeat", now, self._number, *self._client.names), frame)
+        """Record the push of a heartbeat; return the steps to take."""
+        return self._push(Event(Point.FRAME, "heartbeat", now, self._number, *self._client.names), frame)
 
-    def _pushed(self, event: Event, frame: bytes) -> Sequence[FaultStep]:
-        changed = self._watch.change(event, (Send(frame),))
-        if self._watch.transcript is not None:
-            for step in changed:
-                data = getattr(step, "data", None)
-                if data is not None:
-                    # What was injected is a heartbeat, or it is shown as it is.
-                    own = event.kind == "message" and data[8:] != HEARTBEAT
-                    if data[4:8] == _ERROR_TYPE:
-                        self._note_reply(event, data)
-                    elif own or event.kind == "heartbeat":
-                        self._watch.note(self._entry_of(event, event.kind, event.kind))
-                    else:
-                        self._watch.note(self._entry_of(event, "heartbeat", "heartbeat", bare=True))
+    def _push(self, event: Event, frame: bytes) -> Sequence[FaultStep]:
+        changed = self._injector.apply_rules(event, (Send(frame),))
+        for data in self._frames(changed):
+            if data[4:8] == _ERROR_TYPE:
+                self._record_reply(event, data)
+            elif event.kind == "heartbeat" or data[8:] != HEARTBEAT:
+                self._record(event, event.kind, event.kind)
+            else:  # injected beside a message
+                self._injector.record(Entry(event.now, self._number, "heartbeat", "heartbeat", event.client_id))
         return changed
 
-    def _note_replies(self, event: Event, steps: Sequence[FaultStep]) -> None:
-        if self._watch.transcript is not None:
-            for step in steps:
-                data = getattr(step, "data", None)
-                if data is not None:
-                    self._note_reply(event, data)
+    def _record_replies(self, event: Event, steps: Sequence[FaultStep]) -> None:
+        for data in self._frames(steps):
+            self._record_reply(event, data)
 
-    def _note_reply(self, event: Event, data: bytes) -> None:
-        said = data[self._header :]
-        code, _, rest = (b"", b"", said) if said[:1] == b"{" else said.partition(b" ")
-        self._watch.note(self._entry_of(event, "reply", _text(code), bare=True, detail=_text(rest)))
+    def _frames(self, steps: Sequence[FaultStep]) -> list[bytes]:
+        """Return the frames that steps send; none if nothing is recorded."""
+        if self._injector.transcript is None:
+            return []
+        return [step.data for step in steps if hasattr(step, "data")]
+
+    def _record_reply(self, event: Event, data: bytes) -> None:
+        text = data[self._header_size :]
+        code, _, rest = (b"", b"", text) if text[:1] == b"{" else text.partition(b" ")
+        self._injector.record(Entry(event.now, self._number, "reply", _text(code), event.client_id, detail=_text(rest)))
+
+    def _record(self, event: Event, kind: str, name: str, *, detail: str = "") -> Entry:
+        return self._injector.record(
+            Entry(
+                event.now,
+                self._number,
+                kind,
+                name,
+                event.client_id,
+                event.topic,
+                event.channel,
+                event.message_id,
+                event.attempts,
+                event.bodies,
+                detail,
+            )
+        )
 
     def _command_event(self, command: Command, now: float) -> Event:
         client_id, topic, channel = self._client.names
@@ -188,24 +252,7 @@ class ConnectionTap:
             raw=command.body or b"",
             words=args,
             message_id=args[0] if row.has_message_id and args else b"",
-            header=self._header,
-        )
-
-    def _entry_of(self, event: Event, kind: str, name: str, *, bare: bool = False, detail: str = "") -> Entry:
-        if bare:
-            return Entry(event.now, self._number, kind, name, event.client_id, detail=detail)
-        return Entry(
-            event.now,
-            self._number,
-            kind,
-            name,
-            event.client_id,
-            event.topic,
-            event.channel,
-            event.message_id,
-            event.attempts,
-            event.bodies,
-            detail,
+            header_size=self._header_size,
         )
 
 
@@ -216,15 +263,15 @@ def _text(data: bytes) -> str:
 def _bodies(command: Command) -> tuple[bytes, ...]:
     if command.body is None:
         return ()
-    if command.name != b"MPUB":
-        return (command.body,)
-    try:
-        return tuple(split_multipublish_body(command.body))
-    except ValueError:
-        return (command.body,)
+    if command.name == b"MPUB":
+        try:
+            return tuple(split_multipublish_body(command.body))
+        except ValueError:
+            pass
+    return (command.body,)
 
 
 def _details(command: Command) -> str:
-    """Give the words that say more than topic, channel and message."""
+    """Join the words of a command that are not in the other fields of an Entry."""
     row = ROWS.get(command.name, _UNKNOWN)
     return "" if row.details is None else " ".join(map(_text, command.args[row.details :]))

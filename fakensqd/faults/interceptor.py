@@ -1,13 +1,9 @@
-"""A session that is listened to: its commands, answers and pushed frames pass a Tap, which may change what happens.
+"""The session of one connection under rules: commands, replies and pushed frames pass a ConnectionInjector.
 
-Pure, and the same for nsqd's sessions and nsqlookupd's. A session without a tap asks for it once per command and batch,
-and does nothing else of this. With one, bodies are read before their command is executed, unless the server would
-refuse it without; what leaves goes through a Line.
-
-Order and time of what leaves one connection, where faults delay, swap or hold frames.
-
-Pure: takes ``now``. A delay holds everything behind it, as a slow server would; what is sent later, or behind the next
-frame, lets the rest pass.
+Pure, and the same for sessions of nsqd and nsqlookupd. A session without rules or transcript asks once per command and
+batch, and does nothing else of this. Otherwise, it gets its steps from an InterceptedSession: that reads a command's
+body before the command is executed, unless the server would refuse the command without reading it, and puts all
+output through an OutputScheduler.
 """
 
 from __future__ import annotations
@@ -17,7 +13,6 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from fakensqd.effects import (
     Close,
@@ -34,210 +29,87 @@ from fakensqd.effects import (
     StartTLS,
     Wait,
 )
+from fakensqd.faults.injector import ConnectionInjector
 from fakensqd.input_buffer import SIZE, BodyReader, CommandError, InputBuffer, Read
 from fakensqd.message import QueuedMessage
 from gnsq.protocol.commands import Command, CommandDecoder
 
-__all__ = [
-    "Line",
-    "Tap",
-    "Tapped",
-]
+__all__ = ["InterceptedSession", "OutputScheduler"]
 
 
-class Line:
-    """What has been said on one connection and has not left it."""
-
-    def __init__(self) -> None:
-        self._ready: list[bytes] = []
-        self._end: Close | Reset | None = None
-        self._ending = False
-        self._stalled: deque[FaultStep] = deque()
-        self._until = -math.inf
-        self._behind: list[bytes] = []
-        self._later: list[tuple[float, int, bytes]] = []
-        self._order = itertools.count()
-
-    @property
-    def due(self) -> float:
-        """When something held will be free; infinity if nothing is."""
-        stalled = self._until if self._stalled else math.inf
-        return min(stalled, self._later[0][0]) if self._later else stalled
-
-    @property
-    def held_until(self) -> float:
-        """When all that is stalled so far begins to move; in the past if nothing is."""
-        return self._until if self._stalled else -math.inf
-
-    @property
-    def ended(self) -> bool:
-        """Whether the end of the connection has been said, if only later."""
-        return self._end is not None or any(isinstance(step, (Close, Reset)) for step in self._stalled)
-
-    @property
-    def busy(self) -> bool:
-        """Whether anything that has been said has not left it."""
-        return bool(self._ready or self._stalled or self._behind or self._later or self._end)
-
-    def end(self) -> None:
-        """Say the end of the connection: behind all that has been said, what is late included."""
-        self._ending = True
-
-    def put(self, steps: Iterable[FaultStep], now: float) -> None:
-        """Say something; what is not for a connection's output is left out."""
-        for step in steps:
-            if self._stalled:
-                self._stalled.append(step)
-            elif isinstance(step, Wait):
-                # The wait itself marks the line as stalled until it is over.
-                self._until = now + step.seconds
-                self._stalled.append(step)
-            else:
-                self._let_go(step, now)
-
-    def take(self, now: float) -> list[Effect]:
-        """Give what may leave now: one Send at most, then the end if it has come."""
-        while self._stalled and self._until <= now:
-            self._stalled.popleft()  # the wait that is over
-            self._move(now)
-        while self._later and self._later[0][0] <= now and self._end is None:
-            self._ready.append(heapq.heappop(self._later)[2])
-        if self._ending and not (self._stalled or self._later):
-            self._let_go(Close(), now)
-        effects: list[Effect] = []
-        if self._ready:
-            effects.append(Send(b"".join(self._ready)))
-            self._ready.clear()
-        if self._end is not None:
-            effects.append(self._end)
-        return effects
-
-    def _move(self, now: float) -> None:
-        """Let go of what stood behind a wait, up to the next one, which begins now."""
-        while self._stalled:
-            step = self._stalled[0]
-            if isinstance(step, Wait):
-                self._until = max(self._until, now) + step.seconds
-                return
-            self._let_go(self._stalled.popleft(), now)
-
-    def _let_go(self, step: FaultStep, now: float) -> None:
-        if self._end is not None:
-            return
-        match step:
-            case Send(data):
-                self._ready += [data, *self._behind]
-                self._behind.clear()
-            case SendAfterNext(data):
-                self._behind.append(data)
-            case SendLater(data, seconds):
-                heapq.heappush(self._later, (now + seconds, next(self._order), data))
-            case Close() | Reset():
-                # Behind it nothing comes, so what waits for the next frame goes now.
-                self._ready += self._behind
-                self._behind.clear()
-                self._end = step
-            case _:
-                pass
-
-
-class Tap(Protocol):
-    """Who listens to one connection. Each method is given what would happen, and gives back what is to happen."""
-
-    @property
-    def active(self) -> bool:
-        """Whether anybody wants to know."""
-
-    def command(self, command: Command, now: float) -> Sequence[FaultStep]:
-        """Take note of a command that has come; as a rule, give back Execute."""
-
-    def executed(self, command: Command, refusal: bytes | None) -> None:
-        """Take note that it has been executed, or how it has been refused."""
-
-    def reply(self, command: Command, steps: Sequence[FaultStep], now: float) -> Sequence[FaultStep]:
-        """Take note of what a command is answered with, perhaps nothing."""
-
-    def message(self, message: QueuedMessage, frame: bytes, now: float) -> Sequence[FaultStep]:
-        """Take note of a message that is to be pushed."""
-
-    def heartbeat(self, frame: bytes, now: float) -> Sequence[FaultStep]:
-        """Take note of a heartbeat that is to be pushed."""
-
-
-class Tapped:
-    """A session's side of its tap.
+class InterceptedSession:
+    """Does the steps that a ConnectionInjector wants for the events of one session.
 
     Args:
-        source: What the client sends.
+        source: Input of the session.
         output: Frames that the session has not sent; emptied here.
-        body_reader: Gives what reads the body of a legal command; None if it has none, or is refused without.
-        time_out: Takes a message in flight back, if there is such a thing.
+        body_reader: Returns the reader of a legal command's body; None if the command has no body, or is refused
+            before its body is read.
+        expire_message: Times out a message in flight; None on nsqlookupd.
     """
 
     def __init__(
         self,
-        tap: Tap,
+        injector: ConnectionInjector,
         source: InputBuffer,
         output: list[bytes],
         body_reader: Callable[[list[bytes]], BodyReader | None],
-        time_out: Callable[[bytes], None] | None = None,
+        expire_message: Callable[[bytes], None] | None = None,
     ) -> None:
-        self._tap = tap
+        self._injector = injector
         self._input = source
         self._output = output
         self._body_reader = body_reader
-        self._time_out = time_out
-        self._line = Line()
-        # Something is not to wait until the session's buffer is full.
-        self._urgent = bool(output)
-        self._now = 0.0
-        self._sweep(0.0)
+        self._expire_message = expire_message
+        self._scheduler = OutputScheduler()
+        # Whether something is to be sent before the session's buffer is full.
+        self._flush = bool(output)
+        self._schedule_output(0.0)
 
     @property
-    def idle(self) -> bool:
-        """Whether the session can do without: nobody listens any more, and nothing is held."""
-        return not (self._tap.active or self._output or self._line.busy)
+    def is_idle(self) -> bool:
+        """Whether the session can do without: there is no rule, no transcript, and no delayed output."""
+        return not (self._injector.is_active or self._output or self._scheduler.is_busy)
 
     # --- output -------------------------------------------------------------------------------------------------------
 
     @property
     def due(self) -> float:
-        """When take() is worth calling; infinity if never."""
-        return self._line.due
+        """Time of the next output for take(); infinity if there is none."""
+        return self._scheduler.due
 
-    def messages(self, messages: Sequence[QueuedMessage], frames: Sequence[bytes], now: float) -> None:
-        """Push messages that are in flight from now on."""
+    def push_messages(self, messages: Sequence[QueuedMessage], frames: Sequence[bytes], now: float) -> None:
+        """Push messages that have just become in flight."""
         for message, frame in zip(messages, frames, strict=True):
-            self._say(self._tap.message(message, frame, now), now, urgent=False)
+            self._do(self._injector.message(message, frame, now), now, flush=False)
 
-    def heartbeat(self, frame: bytes, now: float) -> None:
+    def push_heartbeat(self, frame: bytes, now: float) -> None:
         """Push a heartbeat."""
-        self._say(self._tap.heartbeat(frame, now), now)
+        self._do(self._injector.heartbeat(frame, now), now)
 
     def take(self, now: float, *, flush: bool, closed: bool) -> list[Effect]:
-        """Give what may leave now; without a flush, messages are left to wait for company."""
-        self._now = now
-        self._sweep(now)
-        if closed and not self._line.ended:
-            self._line.end()
-        if not (flush or closed or self._urgent or self._line.due <= now):
+        """Return what is to be sent now; without a flush, messages stay buffered."""
+        self._schedule_output(now)
+        if closed:
+            self._scheduler.close()
+        if not (flush or closed or self._flush or self.due <= now):
             return []
-        self._urgent = False
-        return self._line.take(now)
+        self._flush = False
+        return self._scheduler.take(now)
 
-    def _sweep(self, now: float) -> None:
+    def _schedule_output(self, now: float) -> None:
         if self._output:
-            self._line.put([Send(b"".join(self._output))], now)
+            self._scheduler.put([Send(b"".join(self._output))], now)
             self._output.clear()
 
-    def _say(self, steps: Sequence[FaultStep], now: float, *, urgent: bool = True) -> bool:
-        """Let steps come true; say whether the connection ends with them."""
-        self._line.put(steps, now)
-        if urgent or len(steps) != 1:
-            self._urgent = True
+    def _do(self, steps: Sequence[FaultStep], now: float, *, flush: bool = True) -> bool:
+        """Do steps; return whether one of them ends the connection."""
+        self._scheduler.put(steps, now)
+        if flush or len(steps) != 1:
+            self._flush = True
         for step in steps:
-            if isinstance(step, ExpireMessage) and self._time_out is not None:
-                self._time_out(step.message_id)
+            if isinstance(step, ExpireMessage) and self._expire_message is not None:
+                self._expire_message(step.message_id)
         return any(isinstance(step, (Close, Reset)) for step in steps)
 
     # --- commands -----------------------------------------------------------------------------------------------------
@@ -250,69 +122,160 @@ class Tapped:
         *,
         legal: bool,
     ) -> Read[bool]:
-        """Do what the tap wants done about a command; say whether the connection ends with it.
+        """Do the steps that are wanted for a command; return whether they end the connection.
 
         Args:
-            begin: Begins to execute it.
-            legal: Whether it is legal now; if not, its body is never read.
+            begin: Begins to execute the command.
+            legal: Whether the command is legal now; if not, its body is not read.
         """
         read = self._body_reader(words) if legal else None
-        raw = None if read is None else (yield from read_ahead(read, self._input))
+        raw = None if read is None else (yield from _peek_body(read, self._input))
         command = Command(words[0], tuple(words[1:]), None if raw is None else raw[SIZE.size :])
-        steps = self._tap.command(command, now())
-        plain = len(steps) == 1 and steps[0] == Execute()
-        if raw is not None and not plain:
+        steps = self._injector.command(command, now())
+        unchanged = len(steps) == 1 and steps[0] == Execute()
+        if raw is not None and not unchanged:
             self._input.decoder.take(len(raw))
         for step in steps:
             match step:
                 case Wait():
                     yield step
                 case Execute(body):
-                    if not plain and raw is not None:
+                    if not unchanged and raw is not None:
                         self._input.unread(raw if body is None else SIZE.pack(len(body)) + body)
-                    if (yield from self._execute(command, begin, now)):
+                    if (yield from self._execute(begin, now)):
                         return True
                 case _:
-                    if self._say([step], now()):
+                    if self._do([step], now()):
                         return True
         return False
 
-    def _execute(
-        self, command: Command, begin: Callable[[], Read[None] | None], now: Callable[[], float]
-    ) -> Read[bool]:
+    def _execute(self, begin: Callable[[], Read[None] | None], now: Callable[[], float]) -> Read[bool]:
         ended = answered = False
-        answer: IoResult = None
+        result: IoResult = None
         try:
             reading = begin()
             while reading is not None:
-                io_request = reading.send(answer)
+                io_request = reading.send(result)
                 if self._output:
                     answered = True
-                    ended = self._reply(command, [], now()) or ended
+                    ended = self._reply(now()) or ended
                 if isinstance(io_request, (StartTLS, StartCompression)):
-                    # What is to be read before the layer begins must be under way.
-                    while (seconds := self._line.held_until - now()) > 0:
+                    # The client must get the delayed replies before TLS or compression begins.
+                    while (seconds := self._scheduler.blocked_until - now()) > 0:
                         yield Wait(seconds)
-                answer = yield io_request
+                result = yield io_request
         except StopIteration:
             pass
-        except CommandError as refusal:
-            self._tap.executed(command, refusal.data)
-            steps: list[FaultStep] = [Send(refusal.frame)]
-            return self._reply(command, [*steps, Close()] if refusal.fatal else steps, now()) or refusal.fatal
-        self._tap.executed(command, None)
+        except CommandError as error:
+            self._output.append(error.frame)
+            return self._reply(now(), [Close()] if error.fatal else []) or error.fatal
+        self._injector.executed()
         if self._output or not answered:
-            ended = self._reply(command, [], now()) or ended
+            ended = self._reply(now()) or ended
         return ended
 
-    def _reply(self, command: Command, steps: list[FaultStep], now: float) -> bool:
-        replies: list[FaultStep] = [Send(frame) for frame in self._output]
+    def _reply(self, now: float, end: Sequence[FaultStep] = ()) -> bool:
+        steps: list[FaultStep] = [*map(Send, self._output), *end]
         self._output.clear()
-        return self._say(self._tap.reply(command, replies + steps, now), now)
+        return self._do(self._injector.reply(steps, now), now)
 
 
-class _Recorder(CommandDecoder):
-    """Takes from another decoder, and notes what it has taken."""
+class OutputScheduler:
+    """Order and time of the output of one connection, where rules delay or reorder frames.
+
+    A Wait delays all output after it, as a slow server does. Frames that are sent later or after the next one do not
+    delay others.
+    """
+
+    def __init__(self) -> None:
+        self._ready: list[bytes] = []
+        self._end: Close | Reset | None = None
+        self._closing = False
+        self._blocked: deque[FaultStep] = deque()
+        self._until = -math.inf
+        self._after_next: list[bytes] = []
+        self._later: list[tuple[float, int, bytes]] = []
+        self._order = itertools.count()
+
+    @property
+    def due(self) -> float:
+        """Time when delayed output can be sent; infinity if there is none."""
+        blocked = self._until if self._blocked else math.inf
+        return min(blocked, self._later[0][0]) if self._later else blocked
+
+    @property
+    def blocked_until(self) -> float:
+        """When the current wait ends; in the past if there is none."""
+        return self._until if self._blocked else -math.inf
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is output that has not been taken."""
+        return bool(self._ready or self._blocked or self._after_next or self._later or self._end)
+
+    def close(self) -> None:
+        """End the connection after all output, unless its end is scheduled already."""
+        self._closing = self._end is None and not any(isinstance(step, (Close, Reset)) for step in self._blocked)
+
+    def put(self, steps: Iterable[FaultStep], now: float) -> None:
+        """Schedule output; other steps are ignored."""
+        for step in steps:
+            if self._blocked:
+                self._blocked.append(step)
+            elif isinstance(step, Wait):
+                # The wait stays in front until it is over.
+                self._until = now + step.seconds
+                self._blocked.append(step)
+            else:
+                self._release(step, now)
+
+    def take(self, now: float) -> list[Effect]:
+        """Return the output of now: at most one Send, then the end if it has come."""
+        while self._blocked and self._until <= now:
+            self._blocked.popleft()  # the wait that is over
+            self._release_to_next_wait(now)
+        while self._later and self._later[0][0] <= now and self._end is None:
+            self._ready.append(heapq.heappop(self._later)[2])
+        if self._closing and not (self._blocked or self._later):
+            self._release(Close(), now)
+        effects: list[Effect] = []
+        if self._ready:
+            effects.append(Send(b"".join(self._ready)))
+            self._ready.clear()
+        if self._end is not None:
+            effects.append(self._end)
+        return effects
+
+    def _release_to_next_wait(self, now: float) -> None:
+        while self._blocked:
+            step = self._blocked[0]
+            if isinstance(step, Wait):
+                self._until = max(self._until, now) + step.seconds
+                return
+            self._release(self._blocked.popleft(), now)
+
+    def _release(self, step: FaultStep, now: float) -> None:
+        if self._end is not None:
+            return
+        match step:
+            case Send(data):
+                self._ready += [data, *self._after_next]
+                self._after_next.clear()
+            case SendLater(data, seconds):
+                heapq.heappush(self._later, (now + seconds, next(self._order), data))
+            case SendAfterNext(data):
+                self._after_next.append(data)
+            case Close() | Reset():
+                # There is no next frame any more.
+                self._ready += self._after_next
+                self._after_next.clear()
+                self._end = step
+            case _:
+                pass
+
+
+class _RecordingDecoder(CommandDecoder):
+    """Takes bytes from another decoder, and keeps them."""
 
     __slots__ = ("_source", "taken")
 
@@ -328,22 +291,22 @@ class _Recorder(CommandDecoder):
         return data
 
 
-def read_ahead(read: BodyReader, source: InputBuffer) -> Read[bytes | None]:
-    """Wait for the body of a command with its size, and leave both where they are.
+def _peek_body(read: BodyReader, source: InputBuffer) -> Read[bytes | None]:
+    """Wait for the body of a command, without taking it from the input.
 
     Returns:
-        Both; None if the server refuses the command before it has it all.
+        Its size and body; None if the server refuses the command before it has read all of it.
     """
-    recorder = _Recorder(source.decoder)
-    ahead = InputBuffer(recorder)
+    decoder = _RecordingDecoder(source.decoder)
+    peeking = InputBuffer(decoder)
     is_whole = True
     try:
-        ahead.ended = source.ended
-        for io_request in read(ahead):
+        peeking.ended = source.ended
+        for io_request in read(peeking):
             yield io_request
-            ahead.ended = source.ended
+            peeking.ended = source.ended
     except CommandError:
         is_whole = False
-    data = b"".join(recorder.taken)
+    data = b"".join(decoder.taken)
     source.unread(data)
     return data if is_whole else None

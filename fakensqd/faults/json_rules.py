@@ -21,18 +21,20 @@ from fakensqd.transcript import decode_bytes, encode_bytes
 from gnsq.texts import nearest
 
 if TYPE_CHECKING:
-    from fakensqd.faults.link import PlacedToxic
+    from fakensqd.faults.link import ActiveToxic
 
 __all__ = ["decode_rules", "decode_state", "decode_toxic", "encode_rule", "encode_toxic"]
 
 _Object = Mapping[str, Any]  # Any: JSON
 
-_POINTS: dict[str, Callable[..., Match]] = {
-    "command": on.command,
-    "reply": on.reply,
-    "frame": on.frame,
-    "connect": on.connect,
-    "http": on.http,
+# The function of ``on`` and its arguments in JSON, for each value of the field "on".
+_CONNECTION_MATCHERS = ("kind", "topic", "channel", "connection", "client_id", "body")
+_POINTS: dict[str, tuple[Callable[..., Match], Sequence[str]]] = {
+    "command": (on.command, _CONNECTION_MATCHERS),
+    "reply": (on.reply, _CONNECTION_MATCHERS),
+    "frame": (on.frame, _CONNECTION_MATCHERS),
+    "connect": (on.connect, ("connection",)),
+    "http": (on.http, ("kind", "method", "topic", "channel", "body", "executed")),
 }
 
 
@@ -175,10 +177,8 @@ def _decode_rule(document: object) -> Rule:
     point = document.get("on")
     if not isinstance(point, str) or point not in _POINTS:
         raise ValueError(f"on is {_shown(point)}, not one of {', '.join(_POINTS)}")
-    make = _POINTS[point]
-    known = [name for name in inspect.signature(make).parameters if name != "where"]
-    # A path is the kind of a request.
-    _check_names(document, f"on {point}", (*_RULE, *("kind" if name == "path" else name for name in known)))
+    make, known = _POINTS[point]
+    _check_names(document, f"on {point}", (*_RULE, *known))
     arguments = {name: _read(document, name, field) for name, field in _MATCHERS.items() if name in document}
     kind = [arguments.pop("kind")] if "kind" in arguments else []
     match = _timed(make(*kind, **arguments), document.get("times", {}))
@@ -284,7 +284,7 @@ def encode_rule(rule: Rule) -> dict[str, object]:
     if str(times):
         described["times"] = str(times).removeprefix(".")
     described["actions"] = [_encoded_action(action) for action in rule.actions]
-    state = {"optional": rule.optional, "armed": rule.armed_at is not None and not rule.over}
+    state = {"optional": rule.optional, "armed": rule.armed_at is not None and not rule.is_spent}
     return described | state | {"fitting": rule.fitting, "fired": rule.fired}
 
 
@@ -297,7 +297,7 @@ def _encoded_action(action: object) -> Mapping[str, object]:
     }
 
 
-def encode_toxic(placed: PlacedToxic) -> dict[str, object]:
+def encode_toxic(placed: ActiveToxic) -> dict[str, object]:
     """Describe a toxic on a link, as decode_toxic() reads it; one of the caller's own by its text only."""
     described: dict[str, object] = {"id": placed.number}
     name = next((name for name, make in TOXICS.items() if type(placed.toxic) is make), None)

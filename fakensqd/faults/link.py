@@ -25,13 +25,13 @@ from fakensqd.faults.toxics import Chain, Deliver, Effect, End, Toxic
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.transport import READ_SIZE, Transport
 
-__all__ = ["Link", "LinkedTransport", "PlacedToxic", "reset_socket"]
+__all__ = ["Link", "LinkedTransport", "ActiveToxic", "reset_socket"]
 
 # What a link holds in one direction before who sends has to wait: about what the buffers of two sockets hold.
 _MAX_HELD = 1024 * 1024
 
 
-class PlacedToxic:
+class ActiveToxic:
     """A toxic on a link: remove() takes it off, and so does the end of a ``with``."""
 
     def __init__(
@@ -44,7 +44,7 @@ class PlacedToxic:
         self.connection = connection
         self._link = link
 
-    def meets(self, connection: int, *, upstream: bool) -> bool:
+    def applies_to(self, connection: int, *, upstream: bool) -> bool:
         """Whether it is for this direction of a connection."""
         return self.upstream in (None, upstream) and self.connection in (None, connection)
 
@@ -61,7 +61,7 @@ class PlacedToxic:
         self.remove()
 
     def __repr__(self) -> str:
-        return f"<PlacedToxic {self.number}: {self.toxic}>"
+        return f"<ActiveToxic {self.number}: {self.toxic}>"
 
 
 class Link:
@@ -80,16 +80,16 @@ class Link:
         self.clock = clock
         self.seed = random.randrange(2**32) if seed is None else seed
         self.connections = 0
-        self._placed: list[PlacedToxic] = []
+        self._active: list[ActiveToxic] = []
         self._added = 0
         self._transports: dict[LinkedTransport, None] = {}
 
     def __repr__(self) -> str:
-        return f"<Link seed={self.seed} toxics={[placed.toxic for placed in self._placed]}>"
+        return f"<Link seed={self.seed} toxics={[active.toxic for active in self._active]}>"
 
     def add(
         self, toxic: Toxic, *, upstream: bool | None = None, connection: int | None = None, kept: bool = False
-    ) -> PlacedToxic:
+    ) -> ActiveToxic:
         """Put a toxic on, behind the others; on connections that live, too.
 
         Args:
@@ -98,28 +98,28 @@ class Link:
             kept: Leave it on when clear() is called.
         """
         self._added += 1
-        placed = PlacedToxic(self, toxic, self._added, upstream=upstream, connection=connection, kept=kept)
-        self._placed.append(placed)
+        active = ActiveToxic(self, toxic, self._added, upstream=upstream, connection=connection, kept=kept)
+        self._active.append(active)
         for transport in self._transports:
-            self._attach(placed, transport)
-        return placed
+            self._attach(active, transport)
+        return active
 
-    def remove(self, placed: PlacedToxic) -> None:
+    def remove(self, active: ActiveToxic) -> None:
         """Take a toxic off: what it holds goes on. Does nothing if it is off."""
-        if placed in self._placed:
-            self._placed.remove(placed)
+        if active in self._active:
+            self._active.remove(active)
             for transport in self._transports:
-                transport.detach(placed)
+                transport.detach(active)
 
     @property
-    def placed(self) -> list[PlacedToxic]:
+    def toxics(self) -> list[ActiveToxic]:
         """The toxics that clear() takes off, in order."""
-        return [placed for placed in self._placed if not placed.kept]
+        return [active for active in self._active if not active.kept]
 
     def clear(self) -> None:
         """Take all toxics off."""
-        for placed in self.placed:
-            self.remove(placed)
+        for active in self.toxics:
+            self.remove(active)
 
     # --- for the server -----------------------------------------------------------------------------------------------
 
@@ -132,27 +132,27 @@ class Link:
         self.connections += 1
         linked = LinkedTransport(self, transport, reset, self.connections)
         self._transports[linked] = None
-        for placed in self._placed:
-            self._attach(placed, linked)
+        for active in self._active:
+            self._attach(active, linked)
         return linked
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close all connections at once; what is on its way is lost."""
         transports = list(self._transports)
         for transport in transports:
-            transport.drop()
+            transport.abort()
         gevent.killall([pump for transport in transports for pump in transport.pumps])
 
-    def forget(self, transport: LinkedTransport) -> None:
+    def remove_transport(self, transport: LinkedTransport) -> None:
         """Take note that a connection is gone."""
         self._transports.pop(transport, None)
 
-    def _attach(self, placed: PlacedToxic, transport: LinkedTransport) -> None:
+    def _attach(self, active: ActiveToxic, transport: LinkedTransport) -> None:
         for upstream in (True, False):
-            if placed.meets(transport.number, upstream=upstream):
+            if active.applies_to(transport.number, upstream=upstream):
                 # One generator each: what one connection does changes nothing for the others.
-                chance = random.Random(f"{self.seed} {placed.number} {transport.number} {upstream}")
-                transport.attach(placed, chance, upstream=upstream)
+                chance = random.Random(f"{self.seed} {active.number} {transport.number} {upstream}")
+                transport.attach(active, chance, upstream=upstream)
 
 
 class _Flow:
@@ -166,11 +166,11 @@ class _Flow:
         self._ready: deque[Effect] = deque()
         self._closed: NSQSocketError | None = None
 
-    def add(self, placed: PlacedToxic, chance: random.Random) -> None:
-        self._chain.add(placed, placed.toxic.begin(chance))
+    def add(self, active: ActiveToxic, chance: random.Random) -> None:
+        self._chain.add(active, active.toxic.begin(chance))
 
-    def remove(self, placed: PlacedToxic) -> None:
-        self._chain.remove(placed, self._clock.monotonic())
+    def remove(self, active: ActiveToxic) -> None:
+        self._chain.remove(active, self._clock.monotonic())
         self._changed.set()
 
     def push(self, data: bytes) -> None:
@@ -225,9 +225,9 @@ class LinkedTransport:
     """
 
     __slots__ = (
+        "_aborted",
         "_closing",
         "_down",
-        "_dropped",
         "_ended",
         "_failure",
         "_inner",
@@ -249,7 +249,7 @@ class LinkedTransport:
         # By direction: upstream is True.
         self._pumps: dict[bool, gevent.Greenlet] = {}
         self._rest = b""
-        self._ended = self._closing = self._dropped = False
+        self._ended = self._closing = self._aborted = False
         self._failure: NSQSocketError | None = None
 
     # --- as a transport -----------------------------------------------------------------------------------------------
@@ -283,13 +283,13 @@ class LinkedTransport:
         self._closing = True
         pump = self._pumps.get(False)
         if self._down is None or (pump is not None and pump.dead):
-            self.drop()
+            self.abort()
             return
         if self._up is not None:
             self._up.close(_closed_by_us())
         self._send(self._down, b"")
 
-    def join(self) -> None:
+    def wait_closed(self) -> None:
         """Wait until what was sent before close() has gone, if it was to."""
         pump = self._pumps.get(False)
         if pump is not None and self._closing:
@@ -302,7 +302,7 @@ class LinkedTransport:
 
     # --- for the link -------------------------------------------------------------------------------------------------
 
-    def attach(self, placed: PlacedToxic, chance: random.Random, *, upstream: bool) -> None:
+    def attach(self, active: ActiveToxic, chance: random.Random, *, upstream: bool) -> None:
         """Put a toxic on one direction."""
         flow = self._up if upstream else self._down
         if flow is None:
@@ -311,20 +311,20 @@ class LinkedTransport:
                 self._up = flow
             else:
                 self._down = flow
-        flow.add(placed, chance)
+        flow.add(active, chance)
 
-    def detach(self, placed: PlacedToxic) -> None:
+    def detach(self, active: ActiveToxic) -> None:
         """Take a toxic off, if it is on."""
         for flow in (self._up, self._down):
             if flow is not None:
-                flow.remove(placed)
+                flow.remove(active)
 
-    def drop(self, *, reset: bool = False) -> None:
+    def abort(self, *, reset: bool = False) -> None:
         """Close at once; what is on its way is lost. Does nothing the second time."""
-        if self._dropped:
+        if self._aborted:
             return
-        self._dropped = self._closing = True
-        self._link.forget(self)
+        self._aborted = self._closing = True
+        self._link.remove_transport(self)
         for flow in (self._up, self._down):
             if flow is not None:
                 flow.close(_closed_by_us())
@@ -348,7 +348,7 @@ class LinkedTransport:
                     raise self._failure
                 return b""
             else:
-                self.drop(reset=True)
+                self.abort(reset=True)
                 raise NSQSocketError(errno.ECONNRESET, "connection reset by a toxic")
         data, self._rest = self._rest[:size], self._rest[size:]
         return data
@@ -388,10 +388,10 @@ class LinkedTransport:
             if isinstance(effect, End) and not self._closing:
                 self._inner.shutdown_write()
             else:
-                self.drop(reset=not isinstance(effect, End))
+                self.abort(reset=not isinstance(effect, End))
         except NSQSocketError as error:
             flow.close(error)
-            self.drop()
+            self.abort()
 
 
 def _closed_by_us() -> NSQConnectionClosed:

@@ -84,7 +84,7 @@ class Relay(Server):
         if server is not None:
             server.close()
             server.stop(timeout=0)
-            self.link.cut()
+            self.link.abort()
 
     def _serve(self, client: socket.socket, address: object) -> None:
         try:
@@ -103,18 +103,18 @@ class Relay(Server):
             if _pump(linked, behind):
                 answers.join()  # the server says when it is over, or stop()
                 linked.close()
-                linked.join()
+                linked.wait_closed()
             else:
                 reset_socket(server)
         finally:
             answers.kill()
-            linked.drop()
+            linked.abort()
             behind.close()
 
 
 def _answer(server: Transport, client: LinkedTransport) -> None:
     if not _pump(server, client):
-        client.drop(reset=True)
+        client.abort(reset=True)
 
 
 def _pump(source: Transport, target: Transport) -> bool:

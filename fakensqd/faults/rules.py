@@ -1,14 +1,7 @@
-"""Which events a fault is for, and which of those it strikes: ``on.reply("PUB", topic="orders").nth(3)``.
+"""Fault rules: a condition on events, and the actions of a rule: ``on.reply("PUB", topic="orders").nth(3), drop()``.
 
-Pure: takes events and ``now``. An event is whatever rules may act on: a command, its reply, a pushed frame, a
-connection, an HTTP request.
-
-Rules in order: which of them strikes, what became of each, and how near it came.
-
-Pure: takes events, which carry the time, and a generator of random numbers. The first armed rule that strikes takes the
-event; those behind it do not see it.
-
-What an action is, apart from the actions there are: a server needs to know no more until it is given one.
+Pure: events carry the time. Knows what an action is, but none of the actions: a server without rules does not load
+them. Which rule of a server acts on an event is decided in injector.
 """
 
 from __future__ import annotations
@@ -16,39 +9,40 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
+from random import Random
+from typing import Any, Self, TypedDict, Unpack
 
 from fakensqd.effects import FaultStep
 from fakensqd.nsqd.commands import LOOKUPD_ROWS, NSQD_ROWS, ROWS
 
 __all__ = [
-    "LOOKUPD_COMMANDS",
-    "NSQD_COMMANDS",
+    "LOOKUPD",
+    "NSQD",
     "Action",
-    "Change",
+    "ActionFunction",
     "Event",
     "Match",
-    "Plan",
+    "Matchers",
     "Point",
     "Rule",
     "Scenario",
+    "ServerProtocol",
     "Steps",
     "Times",
     "on",
 ]
 
-
-NSQD_COMMANDS, LOOKUPD_COMMANDS, _COMMANDS = (
-    tuple(name.decode() for name in rows) for rows in (NSQD_ROWS, LOOKUPD_ROWS, ROWS)
-)
+_COMMANDS = tuple(name.decode() for name in ROWS)
 _FRAMES = ("message", "heartbeat")
 
 
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
 class Point(enum.Enum):
-    """Where a fault acts."""
+    """Kind of event that a rule acts on."""
 
     COMMAND = "command"
     REPLY = "reply"
@@ -58,21 +52,40 @@ class Point(enum.Enum):
     HTTP_ANSWER = "http_answer"
 
 
+@dataclass(frozen=True, slots=True)
+class ServerProtocol:
+    """Events that a server has.
+
+    Attributes:
+        points: Where rules can act.
+        commands: Names of its commands.
+        header_size: Bytes before the text of a reply: size and frame type; nsqlookupd sends no frame type.
+    """
+
+    points: frozenset[Point]
+    commands: tuple[str, ...]
+    header_size: int
+
+
+NSQD = ServerProtocol(frozenset(Point), tuple(name.decode() for name in NSQD_ROWS), 8)
+LOOKUPD = ServerProtocol(frozenset(Point) - {Point.FRAME}, tuple(name.decode() for name in LOOKUPD_ROWS), 4)
+
+
 @dataclass(slots=True)
 class Event:
-    """Something that happens, as matchers and actions see it.
+    """Event that matchers and actions get.
 
     Attributes:
         kind: The command; "message" or "heartbeat"; the path of a request. Empty for a connection.
-        connection: Its number, from 1 in the order of accepting; 0 for HTTP.
-        client_id: What IDENTIFY said, before it the client's address; to nsqlookupd, where nsqd says it is reached.
+        connection: Number of the connection, from 1 in the order of accepting; 0 for HTTP.
+        client_id: As sent in IDENTIFY, before it the client's address; on nsqlookupd, the nsqd's broadcast address.
         topic, channel: Those of the command or request, else those of the subscription; empty if there are none.
-        bodies: Of the messages, or the body that IDENTIFY, AUTH or a request came with.
-        raw: The body of a command as it came.
-        words: The words behind a command.
-        attempts: Of a message.
-        method, query: Of a request.
-        header: Bytes in front of what an answer says: 8, its size and type; 4 from nsqlookupd, which sends no type.
+        bodies: Bodies of the messages, or the body of IDENTIFY, AUTH or a request.
+        raw: The body of a command as received.
+        words: The words after a command's name.
+        attempts: Attempts of a message.
+        method, query: Those of a request.
+        header_size: Bytes before the text of a reply: 8 from nsqd, 4 from nsqlookupd.
     """
 
     point: Point
@@ -89,58 +102,56 @@ class Event:
     attempts: int = 0
     method: str = ""
     query: dict[str, str] = field(default_factory=dict)
-    header: int = 8
+    header_size: int = 8
+
+
+# --- conditions -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Which of the matching events a rule strikes, counted from 1.
+    """On which of the matching events, counted from 1, a rule fires.
 
     Attributes:
-        first, last: The first and the last one.
-        step: Only each so many-th of them, counted from the beginning.
-        chance: How likely it strikes each of them; from 0 to 1.
-        after: Events in so many seconds from the arming are not counted.
+        first, last: The first and the last event.
+        step: Fire only on each so many-th event.
+        probability: Of firing on such an event, from 0 to 1.
+        after: Seconds after arming; earlier events are not counted.
     """
 
     first: int = 1
     last: float = 1
     step: int = 1
-    chance: float = 1.0
+    probability: float = 1.0
     after: float = 0.0
 
-    def strikes(self, count: int, chance: float) -> bool:
-        """Say whether it strikes the event of that number, given a random number from 0 up to 1."""
-        return self.first <= count <= self.last and count % self.step == 0 and chance < self.chance
-
-    def over_after(self, count: int) -> bool:
-        """Say whether it strikes nothing any more, once so many have been counted."""
-        return count >= self.last
+    def includes(self, count: int, rng: Random) -> bool:
+        """Return whether a rule fires on the event of that number."""
+        if not (self.first <= count <= self.last and count % self.step == 0):
+            return False
+        return self.probability >= 1 or rng.random() < self.probability
 
     @property
-    def endless(self) -> bool:
-        """Whether it is never over."""
+    def is_unbounded(self) -> bool:
+        """Whether there is no last event."""
         return math.isinf(self.last)
 
     def __str__(self) -> str:
         after = f".after({self.after:g})" if self.after else ""
-        if self.chance < 1:
-            return f"{after}.sometimes({self.chance:g})"
-        if self.endless:
+        if self.probability < 1:
+            return f"{after}.sometimes({self.probability:g})"
+        if self.is_unbounded:
             return f"{after}.every({self.step})" if self.step > 1 else f"{after}.always()"
         if self.first == self.last:
             return f"{after}.nth({self.first})" if self.first > 1 else after
         return f"{after}.first({self.last:g})"
 
 
-_Value = TypeVar("_Value")
-
-
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A condition on events, and on their number. What is None, or not given, fits everything.
+    """Condition on events, and on their number. A field that is None matches everything.
 
-    Make one with ``on``. A Match is a value: the methods give back another.
+    Make one with ``on``. A Match is a value: its methods return another one.
     """
 
     point: Point
@@ -149,35 +160,35 @@ class Match:
     channel: str | None = None
     connection: int | None = None
     client_id: str | None = None
-    body: bytes | None = None
     method: str | None = None
+    body: bytes | None = None
     where: Callable[[Event], bool] | None = None
     times: Times = Times()
 
     def nth(self, number: int) -> Match:
-        """Strike only the event of that number, counted from 1."""
+        """Fire only on the event of that number, counted from 1."""
         return self._timed(first=_positive("nth", number), last=number)
 
     def first(self, count: int) -> Match:
-        """Strike so many events, from the first on."""
+        """Fire on so many events, from the first one on."""
         return self._timed(last=_positive("first", count))
 
     def every(self, count: int) -> Match:
-        """Strike each so many-th event, for ever."""
+        """Fire on each so many-th event, without an end."""
         return self._timed(last=math.inf, step=_positive("every", count))
 
     def always(self) -> Match:
-        """Strike every event."""
+        """Fire on every event."""
         return self._timed(last=math.inf)
 
-    def sometimes(self, chance: float) -> Match:
-        """Strike each event with that likelihood, from 0 to 1, by the server's seeded random numbers."""
-        if not 0 <= chance <= 1:
-            raise ValueError(f"sometimes({chance!r}): a chance is from 0 to 1")
-        return self._timed(last=math.inf, chance=chance)
+    def sometimes(self, probability: float) -> Match:
+        """Fire on each event with that probability, from 0 to 1, by the server's seed."""
+        if not 0 <= probability <= 1:
+            raise ValueError(f"sometimes({probability!r}): a probability is from 0 to 1")
+        return self._timed(last=math.inf, probability=probability)
 
     def after(self, seconds: float) -> Match:
-        """Count from the event that comes so many seconds after the rule has been armed, by the emulator's clock."""
+        """Count only events later than so many seconds after the rule was armed, by the emulator's clock."""
         if not 0 <= seconds < math.inf:
             raise ValueError(f"after({seconds!r}): seconds are 0 or more")
         return dataclasses.replace(self, times=dataclasses.replace(self.times, after=seconds))
@@ -187,7 +198,7 @@ class Match:
         return dataclasses.replace(self, times=times)
 
     def mismatches(self, event: Event) -> list[str]:
-        """Say what of an event does not fit; empty if all does."""
+        """Describe the fields of an event that do not match; empty if all do."""
         if event.point is not self.point:
             return [f"it is {event.point.value}, not {self.point.value}"]
         found = [
@@ -234,64 +245,38 @@ def _short(bodies: tuple[bytes, ...]) -> str:
     return repr(bodies[0] if len(bodies[0]) <= 60 else bodies[0][:57] + b"...")
 
 
-def _checked(kind: str | None, allowed: tuple[str, ...]) -> str | None:
-    if kind is not None and kind not in allowed:
-        raise ValueError(f"kind is {kind!r}, not one of {', '.join(allowed)}")
-    return kind
+class Matchers(TypedDict, total=False):
+    """Conditions on an event of a connection. None matches everything; ``body`` is that of one of the messages."""
+
+    topic: str | None
+    channel: str | None
+    connection: int | None
+    client_id: str | None
+    body: bytes | None
+    where: Callable[[Event], bool] | None
 
 
-class on:  # a word of the language of rules, not a class that is made
-    """Where and for what a fault is: ``on.command("PUB", topic="orders")``. By default it strikes once.
-
-    All take what a Match has: topic, channel, connection, client_id, body (of one of the messages), and where, a
-    predicate that is given the Event.
-    """
-
-    @staticmethod
-    def command(
-        kind: str | None = None,
-        *,
-        topic: str | None = None,
-        channel: str | None = None,
-        connection: int | None = None,
-        client_id: str | None = None,
-        body: bytes | None = None,
-        where: Callable[[Event], bool] | None = None,
-    ) -> Match:
-        """A command that has come: acts instead of its execution, or before it."""
-        return Match(Point.COMMAND, _checked(kind, _COMMANDS), topic, channel, connection, client_id, body, where=where)
+class on:  # lower case: read as a word, ``on.command(...)``; never instantiated
+    """Makes a Match: ``on.command("PUB", topic="orders")``. Unless a method of Match says more, a rule fires once."""
 
     @staticmethod
-    def reply(
-        kind: str | None = None,
-        *,
-        topic: str | None = None,
-        channel: str | None = None,
-        connection: int | None = None,
-        client_id: str | None = None,
-        body: bytes | None = None,
-        where: Callable[[Event], bool] | None = None,
-    ) -> Match:
-        """What a command is answered with, once it has been executed; FIN and others say nothing if all is well."""
-        return Match(Point.REPLY, _checked(kind, _COMMANDS), topic, channel, connection, client_id, body, where=where)
+    def command(kind: str | None = None, **matchers: Unpack[Matchers]) -> Match:
+        """Match a received command: the action is done instead of its execution, or before it."""
+        return _match(Point.COMMAND, kind, _COMMANDS, matchers)
 
     @staticmethod
-    def frame(
-        kind: str | None = None,
-        *,
-        topic: str | None = None,
-        channel: str | None = None,
-        connection: int | None = None,
-        client_id: str | None = None,
-        body: bytes | None = None,
-        where: Callable[[Event], bool] | None = None,
-    ) -> Match:
-        """What the server pushes: "message" or "heartbeat"."""
-        return Match(Point.FRAME, _checked(kind, _FRAMES), topic, channel, connection, client_id, body, where=where)
+    def reply(kind: str | None = None, **matchers: Unpack[Matchers]) -> Match:
+        """Match the reply to an executed command. The reply may be empty: nsqd does not answer a valid FIN."""
+        return _match(Point.REPLY, kind, _COMMANDS, matchers)
+
+    @staticmethod
+    def frame(kind: str | None = None, **matchers: Unpack[Matchers]) -> Match:
+        """Match a frame that the server pushes: "message" or "heartbeat"."""
+        return _match(Point.FRAME, kind, _FRAMES, matchers)
 
     @staticmethod
     def connect(*, connection: int | None = None, where: Callable[[Event], bool] | None = None) -> Match:
-        """A TCP connection that has been accepted."""
+        """Match an accepted TCP connection."""
         return Match(Point.CONNECT, connection=connection, where=where)
 
     @staticmethod
@@ -305,12 +290,10 @@ class on:  # a word of the language of rules, not a class that is made
         executed: bool = False,
         where: Callable[[Event], bool] | None = None,
     ) -> Match:
-        """A request: acts instead of it; with executed on its answer, once all has been done.
-
-        The body is not known before that.
+        """Match an HTTP request: the action is done instead of it; with executed, on the response after execution.
 
         Raises:
-            ValueError: If a body is asked for before the request has been executed, or the path is none.
+            ValueError: If the path does not begin with /, or a body is given without executed: it is not known before.
         """
         if path is not None and not path.startswith("/"):
             raise ValueError(f"kind is {path!r}, not a path, which begins with /")
@@ -320,52 +303,63 @@ class on:  # a word of the language of rules, not a class that is made
         return Match(point, path, topic, channel, body=body, method=method, where=where)
 
 
+def _match(point: Point, kind: str | None, kinds: Sequence[str], matchers: Matchers) -> Match:
+    if kind is not None and kind not in kinds:
+        raise ValueError(f"kind is {kind!r}, not one of {', '.join(kinds)}")
+    unknown = set(matchers) - set(Matchers.__annotations__)
+    if unknown:
+        raise TypeError(f"on.{point.value}() has no {min(unknown)}; it has {', '.join(Matchers.__annotations__)}")
+    return Match(point, kind, **matchers)
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
 Steps = list[FaultStep]
-Change = Callable[[Steps, Event], Steps]
+# From the steps that would be taken for an event to those that are taken.
+ActionFunction = Callable[[Steps, Event], Steps]
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """An action of the table below, with what it was called with.
+    """An action of ``fakensqd.faults`` with its arguments.
 
     Attributes:
         points: Where it can be done.
-        nsqd_only: Whether it is about what nsqlookupd does not have: messages, heartbeats, types of frames.
+        nsqd_only: Whether it needs messages, heartbeats or frame types, which nsqlookupd does not have.
     """
 
     name: str
-    change: Change = field(compare=False, repr=False)
+    function: ActionFunction = field(compare=False, repr=False)
     points: frozenset[Point]
     arguments: dict[str, Any] = field(default_factory=dict)  # Any: of all types
     nsqd_only: bool = False
 
     def __call__(self, steps: Steps, event: Event) -> Steps:
-        """Give back what is to happen."""
-        return self.change(steps, event)
+        """Return the steps that are taken instead of those given."""
+        return self.function(steps, event)
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
 
 
 class Rule:
-    """A condition with its actions, and how often it has struck.
+    """A condition with its actions, and a count of how often it has fired.
 
     Args:
-        optional: It need not strike.
-        name: What a transcript calls it; default: how it is written.
+        optional: Do not report the rule if it never fires.
+        name: Name in the transcript; default: the rule as it is written.
 
     Attributes:
-        fitting: Events that fitted while it was armed.
-        fired: How often it has struck.
-        armed_at: Since when events are held against it; None if not yet, or no more.
-        nearest: What did not fit of the event that came closest, and that event.
+        fitting: Events that matched while it was armed.
+        fired: How often it has fired.
+        armed_at: Time from which it sees events; None if it is not armed.
 
     Raises:
         TypeError: If there is no action, or the arguments are in another order.
-        ValueError: If one of the actions cannot be done there.
+        ValueError: If one of the actions is not for events of that kind.
     """
 
-    def __init__(self, match: Match, *actions: Action | Change, optional: bool = False, name: str = "") -> None:
+    def __init__(self, match: Match, *actions: Action | ActionFunction, optional: bool = False, name: str = "") -> None:
         if not isinstance(match, Match) or not all(map(callable, actions)):
             given = ", ".join(map(_name, (match, *actions)))
             raise TypeError(f"({given}): a condition comes first, as on.reply('PUB'), and actions after it, as drop()")
@@ -382,63 +376,69 @@ class Rule:
         self.fitting = 0
         self.fired = 0
         self.armed_at: float | None = None
-        self.nearest: tuple[list[str], Event] | None = None
+        # The closest event that did not match, and the mismatches.
+        self._nearest: tuple[Event, list[str]] | None = None
         self._distance = 0
         self._early = 0
 
     @property
-    def over(self) -> bool:
-        """Whether it can strike nothing any more."""
-        return self.match.times.over_after(self.fitting)
+    def is_spent(self) -> bool:
+        """Whether it cannot fire any more."""
+        return self.fitting >= self.match.times.last
 
     @property
-    def done(self) -> bool:
-        """Whether the next one of a scenario is to be armed: it is over, or has struck and is never over."""
-        return self.over or (self.match.times.endless and self.fired > 0)
+    def is_finished(self) -> bool:
+        """Whether the next rule of a scenario is armed: this one is spent, or has no last event and has fired."""
+        return self.is_spent or (self.match.times.is_unbounded and self.fired > 0)
 
-    def strikes(self, event: Event, chance: Callable[[], float]) -> bool:
-        """Hold an event against it, and count it if it fits."""
+    def fires(self, event: Event, rng: Random) -> bool:
+        """Compare an event with the condition, and count it; return whether the rule fires."""
         times = self.match.times
-        if self.armed_at is None or self.over:
+        if self.armed_at is None or self.is_spent or event.point is not self.match.point:
             return False
-        if event.point is not self.match.point:
-            return False
-        if misses := self.match.mismatches(event):
-            self._note_miss(misses, event)
+        if mismatches := self.match.mismatches(event):
+            self._record_mismatch(event, mismatches)
             return False
         if event.now < self.armed_at + times.after:
             self._early += 1
             return False
         self.fitting += 1
-        if not times.strikes(self.fitting, chance() if times.chance < 1 else 0.0):
+        if not times.includes(self.fitting, rng):
             return False
         self.fired += 1
         return True
 
     def apply(self, steps: Sequence[FaultStep], event: Event) -> list[FaultStep]:
-        """Let its actions say what is to happen."""
+        """Return what the actions make of the steps for an event."""
         changed = list(steps)
         for action in self.actions:
             changed = list(action(changed, event))
         return changed
 
-    def account(self) -> str:
-        """Say why it has never struck."""
+    def explain(self) -> str:
+        """Explain why it has never fired."""
         if self.armed_at is None:
             return f"{self.name}: never armed, those before it have not fired"
         if self.fitting or self._early:
             return f"{self.name}: {self.fitting + self._early} fitted, and its time did not come"
-        if self.nearest is None:
+        if self._nearest is None:
             return f"{self.name}: nothing of that kind happened"
-        misses, event = self.nearest
-        return f"{self.name}: nearest was {_event_text(event)}: {'; '.join(misses)}"
+        event, mismatches = self._nearest
+        words = [event.kind or event.point.value]
+        words += [f"{name}={value!r}" for name, value in (("topic", event.topic), ("channel", event.channel)) if value]
+        if event.connection:
+            words.append(f"on connection {event.connection}")
+        return f"{self.name}: nearest was {' '.join(words)}: {'; '.join(mismatches)}"
 
-    def _note_miss(self, misses: list[str], event: Event) -> None:
-        # The kind is what a rule is about: another command is farther away than another topic.
-        distance = len(misses) + 10 * any(miss.startswith("kind") for miss in misses)
-        if not self.fired and (self.nearest is None or distance < self._distance):
-            self.nearest = misses, event
-            self._distance = distance
+    def _record_mismatch(self, event: Event, mismatches: list[str]) -> None:
+        # Another command is farther away than another topic.
+        distance = len(mismatches) + 10 * any(text.startswith("kind") for text in mismatches)
+        if not self.fired and (self._nearest is None or distance < self._distance):
+            self._nearest, self._distance = (event, mismatches), distance
+
+
+def _name(action: object) -> str:
+    return str(action) if isinstance(action, (Action, Match)) else str(getattr(action, "__name__", repr(action)))
 
 
 class Scenario:
@@ -447,77 +447,7 @@ class Scenario:
     def __init__(self) -> None:
         self.rules: list[Rule] = []
 
-    def then(self, match: Match, *actions: Action | Change, optional: bool = False, name: str = "") -> Self:
+    def then(self, match: Match, *actions: Action | ActionFunction, optional: bool = False, name: str = "") -> Self:
         """Append a rule."""
         self.rules.append(Rule(match, *actions, optional=optional, name=name))
         return self
-
-
-class Plan:
-    """All rules of one server.
-
-    Args:
-        seed: Of its random numbers.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self._random = random.Random(seed)
-        self._sequences: list[list[Rule]] = []
-        self._points: frozenset[Point] = frozenset()
-
-    @property
-    def rules(self) -> list[Rule]:
-        """All, in order."""
-        return [rule for sequence in self._sequences for rule in sequence]
-
-    def watches(self, point: Point) -> bool:
-        """Whether any rule is about such events."""
-        return point in self._points
-
-    def add(self, rules: Sequence[Rule], now: float) -> None:
-        """Append a sequence of rules and arm its first."""
-        sequence = list(rules)
-        self._sequences.append(sequence)
-        self._changed()
-        _arm(sequence, now)
-
-    def remove(self, rules: Iterable[Rule]) -> None:
-        """Forget rules."""
-        gone = set(map(id, rules))
-        self._sequences = [
-            kept for sequence in self._sequences if (kept := [rule for rule in sequence if id(rule) not in gone])
-        ]
-        self._changed()
-
-    def change(self, event: Event, steps: Sequence[FaultStep]) -> tuple[Rule | None, Sequence[FaultStep]]:
-        """Give back what is to happen where the steps would, and the rule that wanted it so."""
-        if event.point not in self._points:
-            return None, steps
-        for sequence in self._sequences:
-            for rule in sequence:
-                if rule.strikes(event, self._random.random):
-                    _arm(sequence, event.now)
-                    return rule, rule.apply(steps, event)
-        return None, steps
-
-    def _changed(self) -> None:
-        self._points = frozenset(rule.match.point for rule in self.rules)
-
-
-def _arm(sequence: list[Rule], now: float) -> None:
-    for rule in sequence:
-        if rule.armed_at is None:
-            rule.armed_at = now
-        if not rule.done:
-            return
-
-
-def _name(action: object) -> str:
-    return str(action) if isinstance(action, (Action, Match)) else str(getattr(action, "__name__", repr(action)))
-
-
-def _event_text(event: Event) -> str:
-    words = [event.kind or event.point.value]
-    words += [f"{name}={value!r}" for name, value in (("topic", event.topic), ("channel", event.channel)) if value]
-    return f"{' '.join(words)} on connection {event.connection}" if event.connection else " ".join(words)

@@ -12,7 +12,7 @@ from typing import Unpack
 
 from fakensqd.clock import Clock
 from fakensqd.daemon.daemon import Daemon
-from fakensqd.faults.rules import LOOKUPD_COMMANDS, Point
+from fakensqd.faults.rules import LOOKUPD
 from fakensqd.http.server import Application
 from fakensqd.lookupd.http import lookupd_application
 from fakensqd.lookupd.registry import Registry
@@ -41,6 +41,8 @@ class FakeLookupd(Daemon):
         ValueError: If a value is out of its bounds.
     """
 
+    fault_protocol = LOOKUPD
+
     def __init__(
         self,
         *,
@@ -55,18 +57,18 @@ class FakeLookupd(Daemon):
         self.options = LookupdOptions.from_keywords(
             "FakeLookupd", options, parameters=parameters_of(FakeLookupd.__init__)
         )
-        self._watch_as(
-            record=record, seed=seed, faults_over_http=faults_over_http, faults_http_address=faults_http_address
+        super().__init__(
+            self.options.tcp_address,
+            self.options.http_address,
+            clock,
+            record=record,
+            seed=seed,
+            faults_over_http=faults_over_http,
+            faults_http_address=faults_http_address,
         )
-        super().__init__(self.options.tcp_address, self.options.http_address, clock)
         self.hostname = socket.gethostname()
         self.registry = Registry()
         self._epoch_ns = self.clock.time_ns() - round(self.clock.monotonic() * 1e9)
-
-    # It only answers: no frames. An answer is size and data.
-    points = frozenset(Point) - {Point.FRAME}
-    commands = LOOKUPD_COMMANDS
-    header = 4
 
     @property
     def broadcast_address(self) -> str:

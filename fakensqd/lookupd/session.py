@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from fakensqd.effects import Close, Effect, IoRequest, IoResult, Send
-from fakensqd.faults.interceptor import Tap, Tapped
+from fakensqd.faults.injector import ConnectionInjector
+from fakensqd.faults.interceptor import InterceptedSession
 from fakensqd.golang import encoding_json
 from fakensqd.input_buffer import SIZE, BodyReader, CommandError, InputBuffer, Read
 from fakensqd.lookupd.registry import Peer, Registry
@@ -67,14 +68,16 @@ class LookupdSession:
         self._closed = False
         self._output: list[bytes] = []
         self._io_request: IoRequest | None = None
-        self._tap: Tapped | None = None
+        self._intercepted: InterceptedSession | None = None
         self._command_loop = self._run()
 
     # --- what the shell calls -----------------------------------------------------------------------------------------
 
-    def attach(self, tap: Tap) -> None:
-        """Let a tap listen from the next command on, if none does."""
-        self._tap = self._tap or Tapped(tap, self._input, self._output, self._body_reader)
+    def attach(self, injector: ConnectionInjector) -> None:
+        """Ask an injector about each event from the next command on, unless the session asks one already."""
+        self._intercepted = self._intercepted or InterceptedSession(
+            injector, self._input, self._output, self._body_reader
+        )
 
     def receive(self, data: bytes, now: float) -> list[Effect]:
         """Take what the nsqd has sent."""
@@ -98,7 +101,7 @@ class LookupdSession:
     def tick(self, now: float) -> list[Effect]:
         """Give what a fault has held back until now."""
         self._now = now
-        return [] if self._tap is None else self._effects()
+        return [] if self._intercepted is None else self._effects()
 
     def disconnected(self) -> None:
         """The nsqd is gone. What is still to be said may be."""
@@ -109,7 +112,7 @@ class LookupdSession:
     @property
     def due(self) -> float:
         """When tick() is worth calling, seconds; infinity if never."""
-        return math.inf if self._tap is None else self._tap.due
+        return math.inf if self._intercepted is None else self._intercepted.due
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -133,8 +136,8 @@ class LookupdSession:
         return effects
 
     def _effects(self) -> list[Effect]:
-        if self._tap is not None:
-            return self._tap.take(self._now, flush=True, closed=self._closed)
+        if self._intercepted is not None:
+            return self._intercepted.take(self._now, flush=True, closed=self._closed)
         effects: list[Effect] = [Send(b"".join(self._output))] if self._output else []
         self._output.clear()
         if self._closed:
@@ -147,13 +150,13 @@ class LookupdSession:
                 raise _FatalError(b"E_BAD_PROTOCOL")
             while True:
                 line = yield from self._read_line()
-                if self._tap is not None and self._tap.idle:
-                    self._tap = None
+                if self._intercepted is not None and self._intercepted.is_idle:
+                    self._intercepted = None
                 words = line.strip(_SPACE).split(b" ")
                 handler = self._handler(words[0])
-                if self._tap is not None:
+                if self._intercepted is not None:
                     begin, legal = partial(handler, self, words), handler is not _illegal
-                    if (yield from self._tap.execute(words, begin, self._time, legal=legal)):
+                    if (yield from self._intercepted.execute(words, begin, self._time, legal=legal)):
                         return
                 elif (reading := handler(self, words)) is not None:
                     yield from reading

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
-from fakensqd.transcript import NotAnswered, Transcript, wait_for
+from fakensqd.transcript import Transcript, WaitError, wait_until
 from gnsq.texts import counted, nearest
 
 __all__ = ["MessageAssertions", "PublishedBodies", "published_difference"]
@@ -118,8 +118,8 @@ class MessageAssertions(ABC):
             return published_difference(topic, self.messages(topic), bodies, count, self._published_counts())
 
         if timeout:
-            with contextlib.suppress(NotAnswered):
-                wait_for(lambda: not difference(), limit=timeout, transcript=self._waited_transcript())
+            with contextlib.suppress(WaitError):
+                wait_until(lambda: not difference(), timeout=timeout, transcript=self._waited_transcript())
         if text := difference():
             raise AssertionError(f"{text}\n(after {timeout:g} s)" if timeout else text)
 

@@ -69,13 +69,14 @@ class FakeNsqd(MessageAssertions, Daemon):
         **options: Unpack[NsqdOptionsDict],
     ) -> None:
         self.options = NsqdOptions.from_keywords("FakeNsqd", options, parameters=parameters_of(FakeNsqd.__init__))
-        self._watch_as(
-            record=record, seed=seed, faults_over_http=faults_over_http, faults_http_address=faults_http_address
-        )
         super().__init__(
             self.options.tcp_address,
             self.options.http_address,
             clock,
+            record=record,
+            seed=seed,
+            faults_over_http=faults_over_http,
+            faults_http_address=faults_http_address,
             https_address=self.options.https_address,
             context=_context(self.options),
         )
@@ -126,7 +127,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         now = self.now()
         entry = Entry(now, 0, "publish", "publish", topic=topic, bodies=bodies, executed=1)
         entry.detail = f"delay {delay:g} s" if delay else ""
-        self._watch.note(entry)
+        self.faults.injector.record(entry)
         self.broker.ensure_topic(topic).publish(bodies, now, delay)
 
     def _check_publish(self, topic: str, bodies: Sequence[bytes], delay: float) -> None:
@@ -168,7 +169,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         return self._published.counts()
 
     def _waited_transcript(self) -> Transcript | None:
-        return self._watch.transcript
+        return self.faults.injector.transcript
 
     def depth(self, topic: str, channel: str | None = None) -> int:
         """Messages queued in a topic, or in one of its channels; 0 if there is none of the name."""

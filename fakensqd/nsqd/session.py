@@ -41,7 +41,8 @@ from collections.abc import Callable
 from functools import partial
 
 from fakensqd.effects import Close, Effect, IoRequest, IoResult, Send
-from fakensqd.faults.interceptor import Tap, Tapped
+from fakensqd.faults.injector import ConnectionInjector
+from fakensqd.faults.interceptor import InterceptedSession
 from fakensqd.input_buffer import BodyReader, CommandError, InputBuffer, Read
 from fakensqd.nsqd import commands
 from fakensqd.nsqd.broker import Broker, BrokerError, Channel
@@ -127,14 +128,17 @@ class Session:
         self._executed = False
         self._channel_closed = False
         self._closed = False
-        self._tap: Tapped | None = None
+        self._intercepted: InterceptedSession | None = None
         self._command_loop = self._execute_commands()
 
     # --- called by the connection -------------------------------------------------------------------------------------
 
-    def attach(self, tap: Tap) -> None:
-        """Let a tap see everything from the next command on. Does nothing if there is one."""
-        self._tap = self._tap or Tapped(tap, self._input, self._output, self._body_reader, self.time_out)
+    def attach(self, injector: ConnectionInjector) -> None:
+        """Ask an injector about each event from the next command on, unless the session asks one already."""
+        if self._intercepted is None:
+            self._intercepted = InterceptedSession(
+                injector, self._input, self._output, self._body_reader, self.expire_message
+            )
 
     def receive(self, data: bytes, now: float) -> list[Effect]:
         """Take bytes of the client."""
@@ -169,10 +173,10 @@ class Session:
             return self.end_of_input(now)
         if self.heartbeats and now >= self._heartbeat_due:
             self._heartbeat_due = now + self.handshake.delivery_settings.heartbeat_interval
-            if self._tap is None:
+            if self._intercepted is None:
                 self._respond(_HEARTBEAT_FRAME)
             else:
-                self._tap.heartbeat(_HEARTBEAT_FRAME, now)
+                self._intercepted.push_heartbeat(_HEARTBEAT_FRAME, now)
         return self._effects()
 
     def disconnected(self) -> None:
@@ -191,7 +195,7 @@ class Session:
     def due(self) -> float:
         """When tick() is worth calling, seconds; infinity if never. Each command may postpone it."""
         due = min(self._heartbeat_due, self._read_due) if self.heartbeats else math.inf
-        return due if self._tap is None else min(due, self._tap.due)
+        return due if self._intercepted is None else min(due, self._intercepted.due)
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -199,9 +203,9 @@ class Session:
         channel = self._channel
         return (self.handshake.client_id, *((channel.topic_name, channel.name) if channel is not None else ("", "")))
 
-    # --- called by the tap --------------------------------------------------------------------------------------------
+    # --- called by an InterceptedSession ------------------------------------------------------------------------------
 
-    def time_out(self, message_id: bytes) -> None:
+    def expire_message(self, message_id: bytes) -> None:
         """Time a message in flight out now. Does nothing if none of that id is in flight."""
         if self._channel is not None:
             self._channel.time_out(message_id)
@@ -244,11 +248,11 @@ class Session:
         flush, self._flush = self._flush, False
         if flush:
             self._waiting_bytes = 0
-        if self._tap is not None:
+        if self._intercepted is not None:
             if self._closed:
-                # The tap has times of its own for frames that remain.
+                # The InterceptedSession has times of its own for frames that remain.
                 self._heartbeat_due = self._read_due = math.inf
-            return self._tap.take(self._now, flush=flush, closed=self._closed)
+            return self._intercepted.take(self._now, flush=flush, closed=self._closed)
         effects: list[Effect] = []
         if self._output and flush:
             effects.append(Send(b"".join(self._output)))
@@ -293,10 +297,10 @@ class Session:
         self.message_count += len(frames)
         if self._options.rdy_counts_down:
             self.ready_count -= len(frames)
-        if self._tap is None:
+        if self._intercepted is None:
             self._output += frames
         else:
-            self._tap.messages(messages, frames, self._now)
+            self._intercepted.push_messages(messages, frames, self._now)
         return len(frames)
 
     def _is_sampled(self) -> bool:
@@ -309,7 +313,7 @@ class Session:
             return self.pump(now)
         self._now = now
         if self._closed or self._request is not None:
-            return [] if self._tap is None else self._effects()
+            return [] if self._intercepted is None else self._effects()
         self._executed = False
         try:
             request = self._request = self._command_loop.send(result)
@@ -350,14 +354,14 @@ class Session:
                     return
                 yield None
                 continue
-            if self._tap is not None and self._tap.idle:
-                self._tap = None
+            if self._intercepted is not None and self._intercepted.is_idle:
+                self._intercepted = None
             try:
                 words = line.split(b" ")
                 handler = self._handlers.get(words[0], _refuse)
-                if self._tap is not None:
+                if self._intercepted is not None:
                     begin, legal = partial(handler, self, words), handler is not _refuse
-                    if (yield from self._tap.execute(words, begin, self._get_now, legal=legal)):
+                    if (yield from self._intercepted.execute(words, begin, self._get_now, legal=legal)):
                         return
                 elif (steps := handler(self, words)) is not None:
                     yield from steps

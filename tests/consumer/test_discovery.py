@@ -235,7 +235,7 @@ def test_failing_nsqlookupd_is_no_error_of_start_and_one_that_recovers_is_heard(
     assert connected(nsqd) == [0]
 
     lookupd.up()
-    lookupd.remove_rules()
+    lookupd.faults.remove_rules()
     nsqd.wait_registered()
     rounds.turn(LATEST)
 
@@ -623,6 +623,6 @@ def test_nsqd_that_hangs_up_at_once_is_no_busy_loop(nsqd, clock, started):
     started([nsqd], reconnect_jitter=0, max_backoff_duration=0)
     for _ in range(200):
         clock.advance(1.0)
-        nsqd.link.cut()
+        nsqd.link.abort()
 
     assert len(attempts(nsqd)) <= 6

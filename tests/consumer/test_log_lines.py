@@ -20,7 +20,7 @@ def nsqd(clock):
 
 def test_lost_connection_of_a_consumer_is_one_line_that_names_it(nsqd, clock, started, lines):
     started(lambda consumer, message: None, nsqd, reconnect_jitter=0)
-    nsqd.link.cut()
+    nsqd.link.abort()
     clock.advance(0.0)
 
     assert lines(logging.WARNING) == [
@@ -32,7 +32,7 @@ def test_loss_of_a_connection_that_was_stable_is_told_however_soon_after_another
     started(lambda consumer, message: None, nsqd, reconnect_jitter=0)
     for lasted in (1.0, 1.0, 12.0):
         clock.advance(lasted)
-        nsqd.link.cut()
+        nsqd.link.abort()
         clock.advance(8.0 if lasted < 10.0 else 0.0)
         clock.advance(8.0)
 
@@ -45,7 +45,7 @@ def test_loss_of_a_connection_that_was_stable_is_told_however_soon_after_another
 
 def test_name_of_a_consumer_stands_for_topic_and_channel(nsqd, clock, started, lines):
     started(lambda consumer, message: None, nsqd, name="billing")
-    nsqd.link.cut()
+    nsqd.link.abort()
     clock.advance(0.0)
 
     (line,) = lines(logging.WARNING)
@@ -162,7 +162,7 @@ def test_close_whose_connection_breaks_says_how_many_messages_nsqd_delivers_agai
     publish(nsqd, b"1")
     consumer.close()
     clock.advance(1.0)
-    nsqd.link.cut()
+    nsqd.link.abort()
     clock.advance(10.0)
     forever.set()
 

@@ -101,4 +101,4 @@ def test_what_has_no_json_form_is_told_by_its_name():
 def test_times_have_their_json_form(times):
     (rule,) = decode_rules({"on": "command", "times": times, "actions": [{"action": "drop"}]})
 
-    assert rule.match.times.endless
+    assert rule.match.times.is_unbounded

@@ -40,7 +40,7 @@ def wrapped(clock):
     link, inner, resets = Link(clock), MemoryTransport(), []
     transport = link.wrap(inner, lambda: resets.append(True))
     yield link, transport, inner, resets
-    link.cut()
+    link.abort()
     assert resets or inner.closed
 
 
@@ -132,7 +132,7 @@ def test_a_failure_below_is_raised_in_its_turn(clock):
 
     with pytest.raises(NSQSocketError, match="gone"):
         reader.get(timeout=10)
-    link.cut()
+    link.abort()
 
 
 def test_who_sends_more_than_a_link_holds_waits(wrapped, clock):
@@ -161,7 +161,7 @@ def test_close_is_behind_what_was_sent(wrapped, clock):
     clock.advance(0.9)
     assert not inner.closed
     clock.advance(0.2)
-    transport.join()
+    transport.wait_closed()
 
     assert (inner.sent, inner.closed) == (b"bye", True)
 
@@ -188,13 +188,13 @@ def test_cut_loses_what_is_on_its_way(wrapped, clock):
     reader = gevent.spawn(transport.recv, 100)
     clock.advance(0)
 
-    link.cut()
+    link.abort()
 
     for greenlet in (sender, reader):
         with pytest.raises(NSQConnectionClosed):
             greenlet.get(timeout=10)
     assert (inner.sent, inner.closed) == (b"", True)
-    transport.drop()
+    transport.abort()
 
 
 def test_a_send_that_fails_below_ends_the_connection(clock):
@@ -250,7 +250,7 @@ def test_directions_and_numbers_of_connections_are_filters(clock):
     assert one.recv(100) == b"up"
     assert two.recv(100) not in (b"up", b"")
     assert inners[1].sends == [b"down"]
-    link.cut()
+    link.abort()
 
 
 def test_with_takes_a_toxic_off_again(wrapped, clock):
@@ -260,7 +260,7 @@ def test_with_takes_a_toxic_off_again(wrapped, clock):
         transport.sendall(b"a")
         clock.advance(0)
         assert inner.sends == []
-        assert repr(placed) == "<PlacedToxic 1: _Stall(after=0)>"
+        assert repr(placed) == "<ActiveToxic 1: _Stall(after=0)>"
     clock.advance(0)
 
     assert inner.sends == [b"a"]
@@ -287,7 +287,7 @@ def test_the_seed_is_shown_and_decides():
         link.add(corrupt_bytes(0.5))
         transports = [link.wrap(MemoryTransport(bytes(50)), lambda: None) for _ in range(2)]
         data = [transport.recv(100) for transport in transports]
-        link.cut()
+        link.abort()
         return data
 
     assert corrupted(7) == corrupted(7) != corrupted(8)

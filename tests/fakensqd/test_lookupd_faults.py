@@ -189,15 +189,15 @@ def test_rules_over_http_know_its_commands():
 class Silent:
     """A tap that changes nothing."""
 
-    active = True
+    is_active = True
 
     def command(self, command, now):
         return [Execute()]
 
-    def executed(self, command, refusal):
+    def executed(self):
         pass
 
-    def reply(self, command, steps, now):
+    def reply(self, steps, now):
         return steps
 
 
@@ -253,4 +253,4 @@ def test_the_last_rule_takes_its_cost_with_it():
         nsqd.send(b"PING\n")
         assert nsqd.answer() == OK
 
-        assert [connection.session._tap for connection in lookupd._connections] == [None]
+        assert [connection.session._intercepted for connection in lookupd._connections] == [None]

@@ -6,20 +6,30 @@ from hypothesis import strategies as st
 
 from fakensqd import FakeCluster, FakeNsqd
 from fakensqd.faults.actions import drop, reorder
-from fakensqd.faults.rules import Event, Plan, Point, Rule, Scenario, on
+from fakensqd.faults.injector import FaultInjector
+from fakensqd.faults.rules import Event, Point, Rule, Scenario, on
+from fakensqd.transcript import Transcript
 
 PUB = Event(Point.COMMAND, "PUB", 0.0, 2, "me", "orders", "", (b"a", b"b"))
 
 
-def struck(match, count, *, now=0.0, seed=1):
-    """The numbers of the events, of so many alike, that a rule strikes."""
-    plan = Plan(seed)
-    plan.add([Rule(match, drop())], 0.0)
-    return [
-        number
-        for number in range(1, count + 1)
-        if plan.change(Event(match.point, match.kind or "PUB", now), ())[0] is not None
-    ]
+def firing(injector, *events):
+    """Names of the rules that fire on each event; None for no rule."""
+    injector.transcript = Transcript()
+    names = []
+    for event in events:
+        injector.apply_rules(event, ())
+        names.append(next(iter(injector.transcript.fired()), None))
+        injector.transcript.clear()
+    return names
+
+
+def fired(match, count, *, seed=1):
+    """Numbers of the events, of so many alike, on which a rule fires."""
+    injector = FaultInjector(seed)
+    injector.add([Rule(match, drop())], 0.0)
+    names = firing(injector, *(Event(match.point, match.kind or "PUB", 0.0) for _ in range(count)))
+    return [number for number, name in enumerate(names, 1) if name]
 
 
 FITTING = [
@@ -58,28 +68,28 @@ def test_what_does_not_fit_is_said(match, text):
 def test_times_follow_their_model(number, count):
     numbers = range(1, count + 1)
 
-    assert struck(on.command(), count) == [each for each in numbers if each == 1]
-    assert struck(on.command().nth(number), count) == [each for each in numbers if each == number]
-    assert struck(on.command().first(number), count) == [each for each in numbers if each <= number]
-    assert struck(on.command().every(number), count) == [each for each in numbers if each % number == 0]
-    assert struck(on.command().always(), count) == list(numbers)
+    assert fired(on.command(), count) == [each for each in numbers if each == 1]
+    assert fired(on.command().nth(number), count) == [each for each in numbers if each == number]
+    assert fired(on.command().first(number), count) == [each for each in numbers if each <= number]
+    assert fired(on.command().every(number), count) == [each for each in numbers if each % number == 0]
+    assert fired(on.command().always(), count) == list(numbers)
 
 
 def test_after_does_not_count_what_comes_before():
-    plan = Plan(1)
-    plan.add([Rule(on.command().after(5.0).nth(2), drop())], 10.0)
+    injector = FaultInjector(1)
+    injector.add([Rule(on.command().after(5.0).nth(2), drop())], 10.0)
 
-    found = [plan.change(Event(Point.COMMAND, "PUB", now), ())[0] is not None for now in (14.9, 15.0, 15.1)]
+    names = firing(injector, *(Event(Point.COMMAND, "PUB", now) for now in (14.9, 15.0, 15.1)))
 
-    assert found == [False, False, True]
+    assert [name is not None for name in names] == [False, False, True]
 
 
 def test_sometimes_goes_by_the_seed():
     match = on.command().sometimes(0.1)
 
-    assert struck(match, 1000, seed=7) == struck(match, 1000, seed=7)
-    assert struck(match, 1000, seed=7) != struck(match, 1000, seed=8)
-    assert 50 < len(struck(match, 1000)) < 200
+    assert fired(match, 1000, seed=7) == fired(match, 1000, seed=7)
+    assert fired(match, 1000, seed=7) != fired(match, 1000, seed=8)
+    assert 50 < len(fired(match, 1000)) < 200
 
 
 WRONG = [
@@ -120,57 +130,56 @@ def test_a_match_is_shown_as_it_is_written(match, text):
 # --- rules in order ---------------------------------------------------------------------------------------------------
 
 
-def names(plan, *kinds):
-    fired = [plan.change(Event(Point.COMMAND, kind, 0.0), ())[0] for kind in kinds]
-    return [rule.name if rule else None for rule in fired]
+def names(injector, *kinds):
+    return firing(injector, *(Event(Point.COMMAND, kind, 0.0) for kind in kinds))
 
 
 def test_the_first_that_strikes_takes_the_event():
-    plan = Plan(1)
-    plan.add([Rule(on.command("PUB"), drop(), name="a")], 0.0)
-    plan.add([Rule(on.command("PUB"), drop(), name="b")], 0.0)
+    injector = FaultInjector(1)
+    injector.add([Rule(on.command("PUB"), drop(), name="a")], 0.0)
+    injector.add([Rule(on.command("PUB"), drop(), name="b")], 0.0)
 
-    assert names(plan, "PUB", "PUB", "PUB") == ["a", "b", None]
+    assert names(injector, "PUB", "PUB", "PUB") == ["a", "b", None]
 
 
 def test_a_scenario_arms_one_after_the_other():
-    plan = Plan(1)
+    injector = FaultInjector(1)
     scenario = (
         Scenario()
         .then(on.command("PUB").first(2), drop(), name="a")
         .then(on.command("FIN").always(), drop(), name="b")
         .then(on.command("PUB"), drop(), name="c")
     )
-    plan.add(scenario.rules, 0.0)
+    injector.add(scenario.rules, 0.0)
 
-    assert names(plan, "FIN", "PUB", "FIN", "PUB", "PUB") == [None, "a", None, "a", None]
-    assert names(plan, "FIN", "FIN", "PUB") == ["b", "b", "c"]
+    assert names(injector, "FIN", "PUB", "FIN", "PUB", "PUB") == [None, "a", None, "a", None]
+    assert names(injector, "FIN", "FIN", "PUB") == ["b", "b", "c"]
 
 
 def test_what_is_removed_strikes_no_more():
-    plan = Plan(1)
+    injector = FaultInjector(1)
     rule = Rule(on.command("PUB").always(), drop(), name="a")
-    plan.add([rule], 0.0)
-    plan.remove([rule])
+    injector.add([rule], 0.0)
+    injector.remove([rule])
 
-    assert names(plan, "PUB") == [None]
-    assert not plan.watches(Point.COMMAND)
+    assert names(injector, "PUB") == [None]
+    assert injector.sequences == {}
 
 
 def test_an_account_tells_of_the_nearest_miss():
-    plan = Plan(1)
+    injector = FaultInjector(1)
     first = Rule(on.command("PUB", topic="t").nth(2), drop(), name="first")
     second = Rule(on.command("FIN"), drop(), name="second")
-    plan.add([first, second], 0.0)
-    assert first.account() == "first: nothing of that kind happened"
-    assert second.account() == "second: never armed, those before it have not fired"
+    injector.add([first, second], 0.0)
+    assert first.explain() == "first: nothing of that kind happened"
+    assert second.explain() == "second: never armed, those before it have not fired"
 
-    plan.change(Event(Point.COMMAND, "SUB", 0.0, 1, topic="u"), ())
-    plan.change(Event(Point.COMMAND, "PUB", 0.0, 1, topic="u"), ())
-    assert first.account() == "first: nearest was PUB topic='u' on connection 1: topic is 'u', not 't'"
+    injector.apply_rules(Event(Point.COMMAND, "SUB", 0.0, 1, topic="u"), ())
+    injector.apply_rules(Event(Point.COMMAND, "PUB", 0.0, 1, topic="u"), ())
+    assert first.explain() == "first: nearest was PUB topic='u' on connection 1: topic is 'u', not 't'"
 
-    plan.change(Event(Point.COMMAND, "PUB", 0.0, 1, topic="t"), ())
-    assert first.account() == "first: 1 fitted, and its time did not come"
+    injector.apply_rules(Event(Point.COMMAND, "PUB", 0.0, 1, topic="t"), ())
+    assert first.explain() == "first: 1 fitted, and its time did not come"
 
 
 SWAPPED = [

@@ -166,7 +166,7 @@ WAITS = """
         def test_nsqd(fakensqd, fakecluster):
             post(fakensqd.http_address, "/pub?topic=t")
             {server}.record()
-            {server}.wait_until(lambda nsqd: nsqd.depth("never"), 3, limit=0.05)
+            {server}.wait_until(lambda nsqd: nsqd.depth("never"), 3, timeout=0.05)
 """
 
 
@@ -194,7 +194,7 @@ def test_a_wait_in_vain_on_a_server_of_the_tests_own_shows_its_transcript(outcom
         def test_nsqd(fakensqd):
             with FakeNsqd(threaded=True, record=True) as own:
                 post(own.http_address, "/pub?topic=own")
-                own.wait_until(lambda nsqd: nsqd.depth("never"), 3, limit=0.05)
+                own.wait_until(lambda nsqd: nsqd.depth("never"), 3, timeout=0.05)
         """
     )
 

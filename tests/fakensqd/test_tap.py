@@ -19,7 +19,7 @@ from tests.fakensqd.wire import Client
 class Deaf:
     """A tap that changes nothing, and remembers commands."""
 
-    active = True
+    is_active = True
 
     def __init__(self):
         self.commands = []
@@ -28,10 +28,10 @@ class Deaf:
         self.commands.append(command)
         return [Execute()]
 
-    def executed(self, command, refusal):
+    def executed(self):
         pass
 
-    def reply(self, command, steps, now):
+    def reply(self, steps, now):
         return steps
 
     def message(self, message, frame, now):
@@ -113,7 +113,7 @@ def test_a_tap_is_let_go_when_nobody_listens_any_more():
     session.attach(tap)
     session.receive(commands.MAGIC_V2 + commands.nop(), 0.0)
 
-    tap.active = False
+    tap.is_active = False
     session.receive(commands.nop(), 0.0)
     session.attach(another := Deaf())
     session.receive(commands.nop(), 0.0)
@@ -124,13 +124,13 @@ def test_a_tap_is_let_go_when_nobody_listens_any_more():
 
 def test_a_tap_stays_while_something_is_held():
     tap = Deaf()
-    tap.reply = lambda command, steps, now: [Wait(1.0), *steps]
+    tap.reply = lambda steps, now: [Wait(1.0), *steps]
     session = Session(Broker())
     session.attach(tap)
     session.receive(commands.MAGIC_V2 + commands.publish("t", b"x"), 0.0)
 
     del tap.reply
-    tap.active = False
+    tap.is_active = False
     assert session.receive(commands.nop(), 0.0) == []
 
     assert session.due == 1.0
@@ -149,4 +149,4 @@ def test_the_last_rule_takes_its_cost_with_it():
         client.send(commands.publish("t", b"x"))
         assert client.frame() == (0, b"OK")
 
-        assert [session._tap for session in nsqd.sessions] == [None]
+        assert [session._intercepted for session in nsqd.sessions] == [None]

@@ -254,7 +254,7 @@ def test_server_without_a_thread_is_no_proxy():
 @pytest.mark.parametrize("run", [lambda ask: ask(), in_plain_thread], ids=["in a hub", "without a hub"])
 def test_call_lasts_as_long_as_it_wants(run):
     def ask():
-        nsqd.wait_until(lambda server: server.depth("t"), 3, limit=0.2)
+        nsqd.wait_until(lambda server: server.depth("t"), 3, timeout=0.2)
 
     with (
         FakeNsqd(threaded=True) as nsqd,
@@ -275,7 +275,7 @@ def test_a_call_whose_caller_is_interrupted_ends():
             ended.set()
 
     with threaded as nsqd:
-        calling = gevent.spawn(nsqd.wait_until, wait, limit=60.0)
+        calling = gevent.spawn(nsqd.wait_until, wait, timeout=60.0)
         wait_until(begun.is_set)
         calling.kill()
 
@@ -389,9 +389,9 @@ def test_proxies_among_arguments_are_the_objects_themselves():
     with FakeNsqd(threaded=True) as nsqd:
         added = nsqd.add(on.reply("PUB"), disconnect())
 
-        nsqd.forget(added.rules)
+        nsqd.faults.injector.remove(added.rules)
 
-        assert nsqd.numbered_rules() == []
+        assert nsqd.faults.injector.sequences == {}
 
 
 def test_attribute_is_set_on_the_target():

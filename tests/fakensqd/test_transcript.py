@@ -7,7 +7,7 @@ import pytest
 from fakensqd import FakeNsqd, Transcript, on
 from fakensqd.clock import ManualClock
 from fakensqd.faults import drop, error, inject
-from fakensqd.transcript import Entry, difference, wait_for
+from fakensqd.transcript import Entry, difference
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, decode_message, encode_frame
 from tests.fakensqd.wire import Client, consumer
@@ -145,16 +145,16 @@ def test_recording_begins_when_asked_to():
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_shows_what_came_nearest():
+def test_failure_shows_the_nearest_value(nsqd):
     answers = iter([1, 7, 2])
     last = [0]
 
-    def question():
+    def value(nsqd):
         last[0] = next(answers, last[0])
         return last[0]
 
     with pytest.raises(AssertionError, match=r"not so within 0.1 s: expected 8, nearest was 7"):
-        wait_for(question, 8, limit=0.1)
+        nsqd.wait_until(value, 8, timeout=0.1)
 
 
 def test_lists_are_compared_line_by_line():
@@ -166,18 +166,11 @@ def test_a_failure_shows_the_transcript(nsqd):
     wait_until(lambda: len(nsqd.transcript))
 
     with pytest.raises(AssertionError, match=r"nearest was \[\](?s:.*)#1 connect"):
-        nsqd.wait_until(lambda nsqd: nsqd.transcript.published("t"), [b"a"], limit=0.05)
+        nsqd.wait_until(lambda nsqd: nsqd.transcript.published("t"), [b"a"], timeout=0.05)
 
 
-def test_limit_is_named_timeout_too(nsqd):
-    with pytest.raises(AssertionError, match=r"not so within 0.05 s"):
-        nsqd.wait_until(lambda nsqd: nsqd.depth("t"), 1, timeout=0.05)
-    with pytest.raises(TypeError, match=r"limit=1 and timeout=2 mean the same: give one of them"):
-        nsqd.wait_until(lambda nsqd: nsqd.depth("t"), 1, limit=1, timeout=2)
-
-
-def test_what_is_true_is_enough():
-    assert wait_for(lambda: [1], limit=1.0) == [1]
+def test_without_an_expected_value_any_true_value_ends_the_wait(nsqd):
+    assert nsqd.wait_until(lambda nsqd: [1]) == [1]
 
 
 # --- what is no transcript --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tests.helpers import refused_port, wait_until
 
 def test_lost_connections_of_a_producer_to_one_nsqd_are_one_line_that_names_it(nsqd, clock, lines):
     with Producer(nsqd.tcp_address, clock=clock, name="orders", connections_per_nsqd=4, reconnect_jitter=0):
-        nsqd.link.cut()
+        nsqd.link.abort()
         clock.advance(0.0)
 
     assert lines(logging.WARNING) == [

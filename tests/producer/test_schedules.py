@@ -208,7 +208,7 @@ class World:
 
     def _calm(self, place: int) -> None:
         nsqd = self._nsqd(place)
-        nsqd.remove_rules()
+        nsqd.faults.remove_rules()
         nsqd.link.clear()
         nsqd.resume_reading()
         nsqd.set_processing_delay(0)
