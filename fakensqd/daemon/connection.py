@@ -1,12 +1,7 @@
-"""The shell of a session: one transport, a greenlet that reads and one that writes.
+"""One accepted connection: its transports, a greenlet that reads and a greenlet that writes.
 
-Owns both greenlets and the transport. Knows no command: bytes go to the session, effects come back. Only the writer
-sends; while TLS or compression begins, it has nothing to send.
-
-The transports of one accepted connection: TCP, then TLS, then compression.
-
-Owns the stack and the time that a TLS handshake may take. Source: nsqd client_v2.go UpgradeTLS, UpgradeDeflate,
-UpgradeSnappy: each begins on top of what is below it, whatever had been there before.
+Owns both greenlets and the transports: TCP, TLS, compression. Knows no command: it gives bytes to the session and
+performs the effects that the session returns. Only the writer sends.
 """
 
 from __future__ import annotations
@@ -41,145 +36,77 @@ from gnsq.transport import Transport
 if TYPE_CHECKING:
     import ssl
 
-__all__ = [
-    "DaemonState",
-    "Connection",
-    "ConnectionSession",
-    "TransportStack",
-]
+__all__ = ["Connection", "ConnectionSession", "DaemonState", "TransportStack"]
 
 logger = logging.getLogger(__name__)
 
-
-# For the handshake of a client. Source: client_v2.go UpgradeTLS.
-_HANDSHAKE_TIMEOUT = 5.0
-
-
-class TransportStack:
-    """A stack of transports.
-
-    Args:
-        tcp: The lowest.
-        reset: Breaks it in a way that the client notices; default: it is closed.
-        addresses: Ours and the client's, for the words about a handshake that does not come.
-        context: For TLS; None if it is not offered.
-
-    Attributes:
-        top: What the session's bytes go through.
-    """
-
-    def __init__(
-        self,
-        tcp: Transport,
-        clock: Clock,
-        *,
-        addresses: tuple[str, str] = ("", ""),
-        context: ssl.SSLContext | None = None,
-        reset: Callable[[], None] | None = None,
-    ) -> None:
-        self.top = self._secured = self._tcp = tcp
-        self._clock = clock
-        self._addresses = addresses
-        self._context = context
-        self._reset = reset or tcp.close
-
-    def start(self, layer: StartTLS | StartCompression) -> IoResult:
-        """Start a layer on top; return the result of its IoRequest."""
-        if isinstance(layer, StartTLS):
-            return self._start_tls()
-        # What is imported here takes long, and most clients never ask for it.
-        from gnsq.tls import CompressedTransport
-
-        self.top = CompressedTransport(self._secured, layer.codec)
-        return None
-
-    def close(self) -> None:
-        """Close the connection, without a word of TLS: so does nsqd."""
-        self._tcp.close()
-
-    def reset(self) -> None:
-        """Break the connection: what was sent and is still on its way is lost."""
-        self._reset()
-
-    def _start_tls(self) -> IoResult:
-        from fakensqd import tls
-
-        context = self._context
-        assert context is not None  # the session knows what is offered
-        try:
-            outcome = run_with_timeout(self._clock, _HANDSHAKE_TIMEOUT, lambda: tls.handshake(self._tcp, context))
-        except TimeoutError:
-            return TlsFailed(f"read tcp {self._addresses[0]}->{self._addresses[1]}: i/o timeout")
-        if isinstance(outcome, TlsFailed):
-            return outcome
-        self.top, secured = outcome
-        self._secured = self.top
-        return secured
-
-
 _RECEIVE_SIZE = 65536
-# A client that does not read its answers is not read from either.
+# Bytes that wait to be sent; above it the client is not read from.
 _MAX_UNSENT = 4 * 1024 * 1024
-# A timer that fires so much later, in seconds, is looked at once more, so much later again.
-_STALL = 0.05
-_SECOND_LOOK = 0.01
-# How long a client may take to read what is sent before a close; nsqd: one heartbeat interval.
-_LINGER = 5.0
+# Seconds that a timer may be late. If it is later, the process was suspended, and the socket may hold data that came in
+# time: the timer is set once more, _TIMER_RETRY_DELAY seconds later, so that this data is read first.
+_MAX_TIMER_DELAY = 0.05
+_TIMER_RETRY_DELAY = 0.01
+# Seconds that a client may take to read what is sent before a close. Source: nsqd, one heartbeat interval.
+_CLOSE_GRACE = 5.0
+# Seconds for the handshake of a client. Source: client_v2.go UpgradeTLS.
+_HANDSHAKE_TIMEOUT = 5.0
 
 
 @dataclass(slots=True)
 class DaemonState:
-    """The states of a daemon that its connections go by.
+    """State of a daemon that all its connections share.
 
     Attributes:
-        processing_delay: Seconds that pass before what clients have sent is worked on.
+        processing_delay: Seconds between receiving data and processing it.
     """
 
     processing_delay: float = 0.0
 
 
 class ConnectionSession(Protocol):
-    """What a connection carries."""
+    """The protocol on a connection: takes bytes and the time, returns effects."""
 
     @property
     def due(self) -> float:
-        """When tick() is worth calling."""
+        """Time at which tick() must be called."""
 
     def receive(self, data: bytes, now: float) -> list[Effect]:
-        """Take what the client has sent."""
+        """Process data from the client."""
 
     def end_of_input(self, now: float) -> list[Effect]:
-        """Take note that nothing more will come."""
+        """Process the end of the client's data."""
 
     def pump(self, now: float) -> list[Effect]:
-        """Say what has become due to be sent since wake-up."""
+        """Return what is to be sent; called after a wake-up."""
 
     def tick(self, now: float) -> list[Effect]:
-        """Say what time has brought."""
+        """Process deadlines that have passed."""
 
     def resume(self, answer: IoResult, now: float) -> list[Effect]:
-        """Take the result of an IoRequest."""
+        """Continue with the result of an IoRequest."""
 
     def disconnected(self) -> None:
-        """Take note that the connection is gone."""
+        """Release what the session holds; the connection has ended."""
 
     def attach(self, injector: ConnectionInjector) -> None:
         """Ask an injector about each event from now on, unless the session asks one already."""
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """Its client id, and the topic and channel that it subscribes to."""
+        """The client id, and the topic and channel of the subscription."""
 
 
 class Connection:
     """One accepted connection.
 
     Args:
-        stack: Its transport, and what can be put on top.
-        open_session: Makes the session, given what it may call to be pumped.
-        on_error: Called with an exception that no session should have raised.
-        ask_auth: Asks the auth servers, for sessions that want to know.
-        state: Those of the daemon.
+        stack: The transports of the connection.
+        open_session: Makes the session. Its argument wakes the writer, which pumps the session, and returns whether the
+            writer is idle.
+        on_error: Called with an exception of the session, which is a bug of the emulator.
+        ask_auth: Asks the auth servers.
+        state: State of the daemon.
     """
 
     def __init__(
@@ -201,44 +128,43 @@ class Connection:
         self._output: list[bytes] = []
         self._unsent = 0
         self._closing = self._resetting = False
-        # Asked by the session; while it is about a new layer, what is to be sent waits for that.
+        # While it is a request for TLS or compression, data to be sent is collected and goes through the new transport.
         self._io_request: IoRequest | None = None
-        self._held_back: list[bytes] | None = None
+        self._collected: list[bytes] | None = None
         self._timer: Timer | None = None
         self._timer_due = math.inf
-        self._looking_again = False
+        self._is_retrying = False
         self.session = open_session(self._wake)
 
     def run(self) -> None:
-        """Serve the client until the connection ends; the calling greenlet is the reader."""
+        """Serve the client until the connection ends. The calling greenlet becomes the reader."""
         writer = gevent.spawn(self._write)
         writer.name = "fakensqd-writer"
         try:
-            self._guarded(self._read)
+            self._run_guarded(self._read)
             self._closing = True
             self._awake.set()
-            lingering = self._clock.call_later(_LINGER, lambda: writer.kill(block=False))
+            kill_timer = self._clock.call_later(_CLOSE_GRACE, lambda: writer.kill(block=False))
             try:
                 writer.join()
             finally:
-                lingering.cancel()
+                kill_timer.cancel()
         finally:
             writer.kill()
             if self._timer is not None:
                 self._timer.cancel()
             self._stack.close()
-            self._guarded(self.session.disconnected)
+            self._run_guarded(self.session.disconnected)
 
     def _wake(self) -> bool:
-        """Let the writer pump the session; say whether it can at once, or is still busy sending."""
         self._awake.set()
         return not self._unsent
 
-    def _guarded(self, step: Callable[[], None]) -> None:
+    def _run_guarded(self, step: Callable[[], None]) -> None:
         try:
             step()
         except OSError:
-            pass  # the client is gone, or we closed the socket ourselves
+            pass  # the client has disconnected, or this side has closed the socket
         except Exception as error:
             logger.exception("internal error of the emulator")
             self._on_error(error)
@@ -249,7 +175,7 @@ class Connection:
         while not self._closing:
             try:
                 data = receive(_RECEIVE_SIZE)
-            except NSQProtocolError:  # nothing that could be decompressed; nsqd takes it for the end
+            except NSQProtocolError:  # data that cannot be decompressed is the end of the input, as in nsqd
                 data = b""
             if state.processing_delay:
                 clock.sleep(state.processing_delay)
@@ -261,51 +187,45 @@ class Connection:
                 self._perform_io_requests()
                 receive = self._stack.top.recv
             if not data:
-                self._wait_for_close()
+                # Faults may still delay frames; a client that shut down only its sending side can read them.
+                self._wait_while(lambda: session.due < math.inf)
                 return
-            while self._unsent > _MAX_UNSENT and not self._closing:
-                self._sent.clear()
-                self._sent.wait()  # the writer sets it, and closes the socket if it fails
+            if self._unsent > _MAX_UNSENT:
+                self._wait_while(lambda: self._unsent > _MAX_UNSENT)
             # recv() does not yield while data waits; without this the writer and all others starve.
             gevent.sleep(0)
 
     def _perform_io_requests(self) -> None:
-        """Do what the session wants done before it reads on."""
+        """Perform what the session waits for before it reads on."""
         while (io_request := self._io_request) is not None and not self._closing:
             if isinstance(io_request, AskAuth):
-                assert self._ask_auth is not None  # what asks has been given whom to ask
+                assert self._ask_auth is not None  # sessions request it only if there are auth servers
                 answer = self._ask_auth(io_request)
             elif isinstance(io_request, Wait):
                 self._clock.sleep(io_request.seconds)
                 answer = None
             else:
-                self._wait_until_sent()
+                self._wait_while(lambda: self._unsent > 0)
                 if self._closing:
                     return
                 answer = self._stack.start(io_request)
             self._io_request = None
-            held_back, self._held_back = self._held_back, None
-            self._perform(map(Send, held_back or ()))
+            collected, self._collected = self._collected, None
+            self._perform(map(Send, collected or ()))
             self._perform(self.session.resume(answer, self._clock.monotonic()))
 
-    def _wait_for_close(self) -> None:
-        """Let the session say what faults hold back: a client that only shut down its writing side can read it."""
-        while not self._closing and self.session.due < math.inf:
+    def _wait_while(self, condition: Callable[[], bool]) -> None:
+        """Wait until the condition is false or the connection closes."""
+        while condition() and not self._closing:
             self._sent.clear()
-            self._sent.wait()  # the writer sets it, with what has been sent and when it ends
-
-    def _wait_until_sent(self) -> None:
-        while self._unsent and not self._closing:
-            self._sent.clear()
-            self._sent.wait()  # as in _read()
+            self._sent.wait()  # the writer sets it after each send and at its end
 
     def _write(self) -> None:
         try:
-            self._guarded(self._write_loop)
+            self._run_guarded(self._write_loop)
         finally:
-            # Wakes the reader, too, if it is waiting.
             self._closing = True
-            self._sent.set()
+            self._sent.set()  # wakes the reader
             if self._resetting:
                 self._stack.reset()
             self._stack.close()
@@ -328,8 +248,8 @@ class Connection:
         for effect in effects:
             match effect:
                 case Send(data):
-                    if self._held_back is not None:
-                        self._held_back.append(data)
+                    if self._collected is not None:
+                        self._collected.append(data)
                         continue
                     self._output.append(data)
                     self._unsent += len(data)
@@ -339,28 +259,92 @@ class Connection:
                 case _:
                     self._io_request = effect
                     if not isinstance(effect, (AskAuth, Wait)):
-                        self._held_back = []
+                        self._collected = []
             self._awake.set()
         due = self.session.due
+        # A timer that fires too early sets the next one. Most deadlines move into the future with each command.
         if due < self._timer_due:
             self._arm(due)
 
     def _arm(self, due: float) -> None:
-        # Deadlines mostly move away, with every command. The timer is left where it is and looks again when it fires.
         if self._timer is not None:
             self._timer.cancel()
         self._timer_due = due
         self._timer = self._clock.call_later(due - self._clock.monotonic(), self.tick)
 
     def tick(self) -> None:
+        """Process the deadlines of the session that have passed, and set the timer for the next one."""
         now = self._clock.monotonic()
         late = now - self._timer_due
         self._timer_due = math.inf
         self._timer = None
-        self._looking_again = late > _STALL and not self._looking_again
-        if self._looking_again:
-            # This process was held up: what the client sent meanwhile may still wait in the socket.
-            self._arm(now + _SECOND_LOOK)
+        self._is_retrying = late > _MAX_TIMER_DELAY and not self._is_retrying
+        if self._is_retrying:
+            self._arm(now + _TIMER_RETRY_DELAY)
             return
         if not self._closing:
-            self._guarded(lambda: self._perform(self.session.tick(self._clock.monotonic())))
+            self._run_guarded(lambda: self._perform(self.session.tick(self._clock.monotonic())))
+
+
+class TransportStack:
+    """The transports of one connection: TCP, then TLS, then compression.
+
+    A second compression replaces the first. Source: nsqd client_v2.go UpgradeTLS, UpgradeDeflate, UpgradeSnappy.
+
+    Args:
+        tcp: The lowest transport.
+        addresses: Of the server and the client, for the text about a handshake that timed out.
+        context: For TLS; None if TLS is not offered.
+        reset: Ends the connection with a TCP RST; default: closes it.
+
+    Attributes:
+        top: The transport for the bytes of the session.
+    """
+
+    def __init__(
+        self,
+        tcp: Transport,
+        clock: Clock,
+        *,
+        addresses: tuple[str, str] = ("", ""),
+        context: ssl.SSLContext | None = None,
+        reset: Callable[[], None] | None = None,
+    ) -> None:
+        self.top = self._below_compression = self._tcp = tcp
+        self._clock = clock
+        self._addresses = addresses
+        self._context = context
+        self._reset = reset or tcp.close
+
+    def start(self, request: StartTLS | StartCompression) -> IoResult:
+        """Start TLS or compression; return the result of the request."""
+        if isinstance(request, StartTLS):
+            return self._start_tls()
+        # Slow to import, and few clients need it.
+        from gnsq.tls import CompressedTransport
+
+        self.top = CompressedTransport(self._below_compression, request.codec)
+        return None
+
+    def close(self) -> None:
+        """Close the connection without an alert of TLS, as nsqd does."""
+        self._tcp.close()
+
+    def reset(self) -> None:
+        """End the connection; data on its way to the client is lost."""
+        self._reset()
+
+    def _start_tls(self) -> IoResult:
+        from fakensqd import tls
+
+        context = self._context
+        assert context is not None  # sessions request it only if it is offered
+        try:
+            outcome = run_with_timeout(self._clock, _HANDSHAKE_TIMEOUT, lambda: tls.handshake(self._tcp, context))
+        except TimeoutError:
+            return TlsFailed(f"read tcp {self._addresses[0]}->{self._addresses[1]}: i/o timeout")
+        if isinstance(outcome, TlsFailed):
+            return outcome
+        self.top, established = outcome
+        self._below_compression = self.top
+        return established
