@@ -1,12 +1,39 @@
-"""Receiver: writes the messages of consumers into a spool, and finishes them once they are durable there.
+"""Receiver: writes the messages of a channel into a spool, and finishes each message after its segment is durable.
 
-At least once: a message is finished only when its segment is on disk, so one that is lost on the way is delivered
-again; one whose FIN is lost is in the spool twice. Lives in one gevent hub; knows no Spark.
-
-SpoolSizeEstimator: how full a spool is, by what was written and what listings say. PURE: is told both, and the time.
-
-BlockingIOThread: one thread for what blocks on a file system, so that the hub's heartbeats go on.
+At least once: nsqd delivers a message again that was lost before its segment was durable. A message whose FIN was lost
+is in the spool twice. A receiver lives in one gevent hub. It knows no Spark.
 """
+
+# A row, from nsqd to Spark:
+#
+#  1. `_TopicConsumer.handle_messages` in spark/receiver/subscriptions.py gets all messages that a Consumer has read. It
+#     calls `Receiver._on_messages`.
+#  2. `SegmentBuffer.add` in spark/receiver/buffer.py keeps them until a segment is due. nsqd counts them as in flight.
+#  3. `Receiver._write_loop` waits in `Receiver._wait_until_due`, takes the segment by `SegmentBuffer.take` in
+#     spark/receiver/buffer.py, and writes it by `Receiver._write`.
+#  4. In a thread of its own, `segment_columns` in spark/spool/segments.py lays the messages out as Arrow columns, and
+#     `SpoolWriter.write` in spark/spool/spool.py names the file.
+#  5. `LocalStore.put` or `RemoteStore.put` in spark/spool/storage.py makes the file durable. If the receiver is killed
+#     before this, nothing is lost: nsqd delivers the messages again.
+#  6. `Receiver._finish_all` sends FIN by `finish_all` in message.py. If the receiver is killed between 5 and 6, nsqd
+#     delivers the messages again, and their rows are in the spool twice.
+#  7. The callback on_segment wakes the planner. Spark calls `NsqStreamReader.latestOffset` in spark/source/reader.py.
+#     `Planner.latest` in spark/source/planner.py lists the spool by `Spool.listing` in spark/spool/spool.py.
+#  8. `pending`, `take_up_to` and `advance` in spark/offsets.py choose the segments of the next batch. Spark writes the
+#     offset into its checkpoint.
+#  9. `NsqStreamReader.partitions` in spark/source/reader.py divides the segments into tasks. Each task yields rows by
+#     `read_segments` in spark/source/reader.py, which `Spool.read` in spark/spool/spool.py has decoded and checked.
+# 10. After the batch Spark calls `NsqStreamReader.commit` in spark/source/reader.py, and `Spool.prune` in
+#     spark/spool/spool.py deletes the segments. A batch that failed is read again from the same segments.
+#
+# States of a receiver, and the reasons to pause:
+#
+#     new -- start() --> receiving -- pause() --> paused     spool: it is full       memory: too many segments wait
+#                           |    <-- _resume() --   |        disk: a write failed    maxRows: all are received
+#                           |                       |        drained: the planner has what it wants
+#                           |-- internal error -----|--> failed (error is set)
+#                           |                       |      |
+#                           +------- close() -------+------+--> closed (is_stuck, if a write has not returned)
 
 from __future__ import annotations
 
@@ -21,6 +48,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 import gevent
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
+from gevent.util import wrap_errors
 
 from gnsq import Consumer, Message, finish_all
 from gnsq.errors import NSQException
@@ -32,144 +60,59 @@ from gnsq.texts import counted
 if TYPE_CHECKING:
     from gnsq.spark.spool.spool import Spool, SpoolWriter
 
-__all__ = [
-    "BlockingIOThread",
-    "Receiver",
-    "SpoolSizeEstimator",
-    "tune_gc",
-]
+__all__ = ["BlockingIOThread", "Receiver", "SpoolSizeEstimator", "tune_gc"]
 
 logger = logging.getLogger(__name__)
-
-
-# Between two listings a receiver adds at most this part of the limit.
-LISTINGS_PER_LIMIT = 4
-
-
-class SpoolSizeEstimator:
-    """Counts what its own receiver writes. Others write too and the reader deletes, and there may be much from the
-    start, so now and then it asks for a listing: more often the more was written, and as long as the spool is full.
-
-    Args:
-        limit: Bytes.
-        interval: Seconds between listings, at least.
-        longest: Seconds between listings, at most: others write, too.
-    """
-
-    def __init__(self, limit: int, interval: float, longest: float) -> None:
-        self.size = 0
-        self.is_full = False
-        self._limit = limit
-        self._interval = interval
-        self._longest = longest
-        self._added = 0
-        self._looked_at = -math.inf
-
-    def add(self, size: int) -> None:
-        """Count a segment that was written."""
-        self.size += size
-        self._added += size
-
-    def is_due(self, now: float) -> bool:
-        """Whether the spool is to be listed now."""
-        if self.size >= self._limit and not self.is_full:
-            # Not to be put off: what comes meanwhile is over the limit.
-            return True
-        hurried = self.is_full or self._added >= self._limit / LISTINGS_PER_LIMIT
-        return now - self._looked_at >= (self._interval if hurried else self._longest)
-
-    def record_listing(self, size: int, now: float) -> None:
-        """Take over what a listing has found."""
-        self.size = size
-        self.is_full = size >= self._limit
-        self._added = 0
-        self._looked_at = now
-
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-
-class BlockingIOThread:
-    """Calls functions one after the other, in a thread that is made at the first call; for the greenlets of one hub."""
-
-    def __init__(self) -> None:
-        self._pool: ThreadPool | None = None
-
-    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function and wait for it, letting other greenlets run; what it raises is raised here."""
-        if self._pool is None:
-            # Not the hub's own pool, which resolves host names and has ten threads: order matters here.
-            self._pool = ThreadPool(1)
-        value, error = self._pool.apply(_caught, (function, args, kwargs))
-        if error is not None:
-            raise error
-        return cast("T", value)  # gevent's pool has no types
-
-    def close(self) -> None:
-        """End the thread. One that still works, for a caller that was killed, ends when it has done that."""
-        pool, self._pool = self._pool, None
-        if pool is not None and not len(pool):
-            pool.kill()
-        elif pool is not None:
-            # kill() would wait for it.
-            pool.task_queue.put(None)
-
-
-def _caught(
-    function: Callable[..., T], args: tuple[object, ...], kwargs: dict[str, object]
-) -> tuple[T | None, Exception | None]:
-    """Call a function; gevent's pool prints the traceback of what is raised in it, so errors come as a value."""
-    try:
-        return function(*args, **kwargs), None
-    except Exception as error:  # noqa: BLE001  # handed over to the caller, whatever it is
-        return None, error
-
-
-# Answers are sent in runs, with a yield between: heartbeats and the reader go on.
+# Messages that are finished before other greenlets run: heartbeats and the reader need their turn.
 FINISH_CHUNK = 1000
-# Seconds between tries of a segment that could not be written, and between looks at a spool that is too big.
+# Seconds between tries to write a segment: the first pause, and the longest.
 RETRY_INITIAL, RETRY_MAXIMUM = 0.5, 10.0
-CHECK_INTERVAL = 0.5
-# Seconds between listings of a spool that is not, at most: others write into it, too.
-MAX_LISTING_INTERVAL = 10.0
-# Seconds between looks at whether a segment is due since nsqd waits for answers.
-STARVED_CHECK = 0.01
-# Seconds for an orderly end; of a write that is under way, and of the last one.
+# Seconds between listings of a spool that is full or nearly full, and of any other spool: others write into it, too.
+MIN_LISTING_INTERVAL, MAX_LISTING_INTERVAL = 0.5, 10.0
+# Between two listings a receiver adds at most one such part of max_spool_bytes.
+LISTINGS_PER_LIMIT = 4
+# Seconds between checks whether a segment is due because nsqd waits for answers.
+STARVED_CHECK_INTERVAL = 0.01
+# Seconds that close() waits for connections, and for a write.
 CLOSE_TIMEOUT = 10.0
 WRITE_TIMEOUT = 5.0
-# Segments whose bytes may be in memory, by segment_bytes: above that no more is asked for until half is written.
+# Largest segments that may be in memory. Above that no more messages are asked for until half of them are written.
 MAX_BUFFERED_SEGMENTS = 8
-# Objects that are there more than at the last search for cycles, until the next: above what messages in flight are.
+# More objects than at the last search for cycles, until the next search: more than the messages in flight.
 GC_THRESHOLD = 50_000
 
 
 def tune_gc() -> None:
-    """Let Python search for cycles less often, in a process that does nothing but receive. Each time it looks at all
-    messages in flight, which are in none: an eighth of what receiving costs."""
+    """Let Python search for cycles less often, in a process that only receives.
+
+    Each search looks at all messages in flight, which are in no cycle: it takes an eighth of the time of receiving.
+    """
     first, *others = gc.get_threshold()
-    if first:  # 0: not at all
+    if first:  # 0: no search at all
         gc.set_threshold(max(first, GC_THRESHOLD), *others)
 
 
 class Receiver:
-    """One run of receiving, into a directory of the spool that is new each time.
+    """One run of receiving, into a new directory of the spool.
 
     Args:
-        options: What and how much.
-        spool: Where to.
-        on_segment: Called in the receiver's hub behind each durable segment; must not block.
-        max_rows: Take so many and no more; None for no limit.
+        on_segment: Called in the receiver's hub after each durable segment; must not block.
+        max_rows: Rows to receive; None for no limit.
+        write_timeout: Seconds that close() waits for a write.
 
     Attributes:
-        id: Its directory in the spool.
-        rows, segments: What is durable so far. May be read from any thread.
-        not_finished: Messages that are durable, but whose connection was lost before FIN: they will come twice.
+        id: Name of its directory in the spool.
+        rows, segments: Counts of what is durable. May be read from any thread.
+        not_finished: Durable messages whose connection was lost before FIN: nsqd delivers them again.
         failing: Whether the last write failed.
-        is_stuck: Whether close() has left a write that does not end; the end of the process may wait for that.
-        finished: Set when max_rows are durable, and when there is an error.
-        error: What ended the writing for good; None while all is well.
-        subscriptions: The topics, and the connections.
+        is_stuck: Whether close() has left a write that does not return. The end of the process may wait for that write.
+        finished: Set after max_rows are durable, and after an internal error.
+        error: The internal error that ended the receiving; None if there is none.
+        subscriptions: The topics and their connections.
 
     Raises:
         ValueError: If an address is not valid, or a file that an option names can't be used.
@@ -182,43 +125,42 @@ class Receiver:
         on_segment: Callable[[], None] | None = None,
         *,
         max_rows: int | None = None,
+        write_timeout: float = WRITE_TIMEOUT,
     ) -> None:
         self.options = options
-        self._max_rows = max_rows
         self.id = uuid.uuid4().hex
-        self.rows = 0
-        self.segments = 0
-        self.not_finished = 0
-        self.failing = False
-        self.is_stuck = False
+        self.rows = self.segments = self.not_finished = 0
+        self.failing = self.is_stuck = False
         self.finished = Event()
         self.error: Exception | None = None
         self._spool = spool
         self._on_segment = on_segment
-        self._buffer = SegmentBuffer(
-            SegmentLimits(options.segment_rows, options.segment_bytes, max(options.segment_time, 0.001))
-        )
-        # Of the segment that is being written; whoever breaks that off gives them back.
+        self._max_rows = max_rows
+        self._write_timeout = write_timeout
+        limits = SegmentLimits(options.segment_rows, options.segment_bytes, max(options.segment_time, 0.001))
+        self._buffer = SegmentBuffer(limits)
+        # The messages of the segment that is being written. Code that gives the write up must requeue them.
         self._writing: Sequence[Message] = ()
         self._writing_size = 0
         self._accepted = 0
         self._closing = False
+        # Reasons.
         self._paused: set[str] = set()
         self._wake = Event()
-        self._spool_size = SpoolSizeEstimator(options.max_spool_bytes, CHECK_INTERVAL, MAX_LISTING_INTERVAL)
+        self._spool_size = SpoolSizeEstimator(options.max_spool_bytes)
         self._writer: SpoolWriter | None = None
-        self._loop: gevent.Greenlet | None = None
+        self._write_greenlet: gevent.Greenlet | None = None
         self._io_thread = BlockingIOThread()
         self.subscriptions = Subscriptions(options, self._on_messages, CLOSE_TIMEOUT)
 
     # --- life
 
     def start(self) -> None:
-        """Make the spool's directory and begin to receive.
+        """Make the directory in the spool, and begin to receive.
 
         Raises:
             OSError: If the spool can't be written.
-            SpoolInUse: If the spool is that of a query which reads something else.
+            SpoolInUse: If the spool belongs to a query that reads something else.
         """
         try:
             self._writer = self._io_thread.call(self._open_writer)
@@ -227,39 +169,9 @@ class Receiver:
             raise
         if self._spool_size.is_full:
             self._pause_for_size()
-        self._loop = gevent.spawn(self._run)
-        self._loop.name = f"gnsq-spool-{self.options.source}"
+        self._write_greenlet = gevent.spawn(self._run)
+        self._write_greenlet.name = f"gnsq-spool-{self.options.source}"
         self.subscriptions.start()
-
-    def close(self) -> None:
-        """End in order: what is durable is finished, the rest is given back to nsqd (REQ 0). Waits for it."""
-        if self._closing or self._loop is None:
-            return
-        self._closing = True
-        self.subscriptions.close()
-        while len(self._buffer):
-            self._requeue_all(self._buffer.take().messages)
-        self._wake.set()
-        self._loop.join(WRITE_TIMEOUT)
-        self.is_stuck = not self._loop.ready()
-        self._loop.kill()
-        # Should the write succeed yet, they are in the spool twice.
-        self._requeue_writing()
-        self.subscriptions.join(CLOSE_TIMEOUT + 1)
-        if not self.is_stuck:
-            self._close_writer()
-        self._io_thread.close()
-        what = counted(self.rows, "row"), counted(self.segments, "segment")
-        logger.info("receiver %s: closed, %s in %s", self.id, *what)
-
-    def _close_writer(self) -> None:
-        assert self._writer is not None  # start() has made it
-        try:
-            with gevent.Timeout(WRITE_TIMEOUT, TimeoutError(f"not within {WRITE_TIMEOUT:g} s")):
-                self._io_thread.call(self._writer.close, self.segments)
-        except OSError as error:
-            self.is_stuck = isinstance(error, TimeoutError)
-            logger.warning("spool %s: closed.json not written: %s", self._spool.location, error)
 
     def _open_writer(self) -> SpoolWriter:
         self._spool.prepare()
@@ -267,45 +179,45 @@ class Receiver:
         self._spool_size.record_listing(self._spool.size(), time.monotonic())
         return self._spool.writer(self.id)
 
-    # --- in
-
-    def _on_messages(self, consumer: Consumer, messages: list[Message]) -> None:
-        """Let messages wait for a segment; they are answered when that is durable."""
-        room = len(messages) if self._max_rows is None else self._max_rows - self._accepted
-        if self._closing:
-            room = 0
-        if room < len(messages):
-            self._requeue_all(messages[room:])
-            del messages[room:]
-        if not messages:
+    def close(self) -> None:
+        """Shut down: finish the messages that are durable, requeue the others (REQ 0), disconnect; wait for that."""
+        if self._closing or self._write_greenlet is None:
             return
-        self._accepted += len(messages)
-        collector = self._buffer
-        if len(collector):
-            collector.switch_topic(consumer.topic)
-        else:
-            ready_count, time_left = self.subscriptions.ready_count, messages[0].time_left
-            collector.begin(time.monotonic(), consumer.topic, ready_count, time_left)
-            self._wake.set()
-        is_full = collector.add(messages)
-        if collector.size + self._writing_size > MAX_BUFFERED_SEGMENTS * self.options.segment_bytes:
-            self._pause("memory")
-        if self._accepted == self._max_rows:
-            self._pause("maxRows")
-            is_full = True
-        if is_full:
-            self._wake.set()
+        self._closing = True
+        self.subscriptions.close()
+        while len(self._buffer):
+            self._requeue_all(self._buffer.take().messages)
+        self._wake.set()
+        self._write_greenlet.join(self._write_timeout)
+        self.is_stuck = not self._write_greenlet.ready()
+        self._write_greenlet.kill()
+        # If the write still succeeds, these messages are in the spool twice.
+        self._requeue_writing()
+        self.subscriptions.join(CLOSE_TIMEOUT + 1)
+        if not self.is_stuck:
+            self._close_writer()
+        self._io_thread.close()
+        rows, segments = counted(self.rows, "row"), counted(self.segments, "segment")
+        logger.info("receiver %s: closed, %s in %s", self.id, rows, segments)
+
+    def _close_writer(self) -> None:
+        assert self._writer is not None  # start() has made it
+        try:
+            with gevent.Timeout(self._write_timeout, TimeoutError(f"not within {self._write_timeout:g} s")):
+                self._io_thread.call(self._writer.close, self.segments)
+        except OSError as error:
+            self.is_stuck = isinstance(error, TimeoutError)
+            logger.warning("spool %s: closed.json not written: %s", self._spool.location, error)
+
+    # --- pause
 
     @property
     def is_paused(self) -> bool:
-        """Whether no more messages are asked for, for any reason that may last longer than a write."""
+        """Whether no more messages are asked for, for a reason that may last longer than a write."""
         return bool(self._paused - {"memory"})
 
     def pause(self, reason: str) -> None:
-        """Ask for no more messages, for good; what is on its way is still written."""
-        self._pause(reason)
-
-    def _pause(self, reason: str) -> None:
+        """Ask for no more messages. Messages that nsqd has sent already are still written."""
         if not self._paused:
             self.subscriptions.pause()
         self._paused.add(reason)
@@ -316,91 +228,122 @@ class Receiver:
             if not self._paused and not self._closing:
                 self.subscriptions.resume()
 
-    # --- out
+    # --- messages in
+
+    def _on_messages(self, consumer: Consumer, messages: list[Message]) -> None:
+        """Buffer messages. They are finished after their segment is durable."""
+        accepted = len(messages) if self._max_rows is None else self._max_rows - self._accepted
+        if self._closing:
+            accepted = 0
+        if accepted < len(messages):
+            self._requeue_all(messages[accepted:])
+            del messages[accepted:]
+        if not messages:
+            return
+        self._accepted += len(messages)
+        buffer = self._buffer
+        if len(buffer):
+            buffer.switch_topic(consumer.topic)
+        else:
+            ready_count, time_left = self.subscriptions.ready_count, messages[0].time_left
+            buffer.begin(time.monotonic(), consumer.topic, ready_count, time_left)
+            self._wake.set()
+        is_full = buffer.add(messages)
+        if buffer.size + self._writing_size > MAX_BUFFERED_SEGMENTS * self.options.segment_bytes:
+            self.pause("memory")
+        if self._accepted == self._max_rows:
+            self.pause("maxRows")
+            is_full = True
+        if is_full:
+            self._wake.set()
+
+    # --- segments out
 
     def _run(self) -> None:
         try:
             self._write_loop()
-        except Exception as error:  # top of a greenlet: nothing is finished any more, and whoever owns it is told
-            logger.exception("receiver %s: internal error, nothing more is written", self.id)
+        except Exception as error:  # top of a greenlet: no message is finished any more, and the owner reads the error
+            logger.exception("receiver %s: internal error, no more segments are written", self.id)
             self.error = error
-            self._pause("error")
+            self.pause("error")
             self._requeue_writing()
             self.finished.set()
 
     def _write_loop(self) -> None:
         while not self._closing:
             if not len(self._buffer):
-                self._wake.wait(CHECK_INTERVAL)
+                self._wake.wait(MIN_LISTING_INTERVAL)
                 self._wake.clear()
             self._check_size()
-            if len(self._buffer) and self._wait_due():
+            if len(self._buffer) and self._wait_until_due():
                 if self._buffer.is_full:
-                    self.subscriptions.add_connection()
+                    self.subscriptions.add_connections()
                 self._write(self._buffer.take())
 
-    def _wait_due(self) -> bool:
-        """Wait until the segment is full or old enough; False if the receiver is closing: the rest is given back."""
+    def _wait_until_due(self) -> bool:
+        """Wait until the segment is full or old enough.
+
+        Returns:
+            False if the receiver is closing: then close() requeues the buffered messages.
+        """
         while not self._closing:
             left = self._buffer.seconds_to_flush(time.monotonic())
             if not left or self._buffer.is_full or "maxRows" in self._paused:
                 return True
             if self.subscriptions.is_starved():
-                # One of many nsqds or topics has all that is due: the sum that makes a full segment may never come.
-                # What has just been read is not here yet; it is behind this.
+                # One of several nsqds or topics has delivered all that it may, so the buffer may never get full.
+                # Messages that were just read are added during this yield.
                 gevent.sleep(0)
                 return not self._closing
-            self._wake.wait(min(left, STARVED_CHECK))
+            self._wake.wait(min(left, STARVED_CHECK_INTERVAL))
             self._wake.clear()
         return False
 
-    def _write(self, waiting: BufferedMessages) -> None:
-        """Write one segment and finish its messages. Tries until it succeeds or the receiver closes."""
-        messages = self._writing = waiting.messages
-        self._writing_size = waiting.size
-        number = self.segments + 1
+    def _write(self, segment: BufferedMessages) -> None:
+        """Write one segment and finish its messages; try until it succeeds or the receiver is closing."""
+        self._writing, self._writing_size = segment.messages, segment.size
+        number, count = self.segments + 1, len(segment.messages)
         retry = RETRY_INITIAL
         while True:
             try:
-                size = self._io_thread.call(self._write_segment, number, waiting)
+                size = self._io_thread.call(self._write_segment, number, segment)
+                break
             except OSError as error:
-                # nsqd keeps the messages; no more are taken, or a full disk would fill the memory too.
+                # nsqd keeps the messages. Without the pause a full disk would fill the memory, too.
                 self.failing = True
-                self._pause("disk")
+                self.pause("disk")
                 logger.error(
                     "spool %s: segment %d of %s not written: %s. No message is finished until this succeeds; "
                     "free space or repair the file system. Next try in %.1f s",
                     self._spool.location,
                     number,
-                    counted(len(messages), "message"),
+                    counted(count, "message"),
                     error,
                     retry,
                 )
-                if self._wait_closing(retry):
-                    self._requeue_writing()
-                    return
-                retry = min(retry * 2, RETRY_MAXIMUM)
-                continue
-            break
+            if self._wait_closing(retry):
+                self._requeue_writing()
+                return
+            retry = min(retry * 2, RETRY_MAXIMUM)
         self._writing, self._writing_size = (), 0
         self.failing = False
         self._resume("disk")
         if self._buffer.size <= MAX_BUFFERED_SEGMENTS // 2 * self.options.segment_bytes:
             self._resume("memory")
         self.segments = number
-        self.rows += len(messages)
+        self.rows += count
         self._spool_size.add(size)
-        self._finish_all(messages)
+        self._finish_all(segment.messages)
         if self._on_segment is not None:
             self._on_segment()
         if self.rows == self._max_rows:
             self.finished.set()
 
-    def _write_segment(self, number: int, waiting: BufferedMessages) -> int:
-        from gnsq.spark.spool.segments import segment_columns  # as Spool
+    def _write_segment(self, number: int, segment: BufferedMessages) -> int:
+        from gnsq.spark.spool.segments import segment_columns  # loads pyarrow
 
         assert self._writer is not None  # start() has made it
-        return self._writer.write(number, segment_columns(waiting.messages, waiting.topics, time.time_ns()))
+        return self._writer.write(number, segment_columns(segment.messages, segment.topics, time.time_ns()))
 
     def _wait_closing(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -433,36 +376,100 @@ class Receiver:
             try:
                 message.requeue(0, backoff=False)
             except NSQException:
-                # Its connection is gone; those of other nsqds can still be given back.
+                # Its connection is gone. Messages of other nsqds can still be requeued.
                 lost += 1
         if lost:
             logger.info(
-                "%d of %s not given back, their connection is gone: nsqd delivers them again when their timeout ends",
+                "%d of %s not requeued, their connection is gone: nsqd delivers them again when their timeout ends",
                 lost,
                 counted(len(messages), "message"),
             )
 
-    # --- backpressure
+    # --- size of the spool
 
     def _check_size(self) -> None:
-        """Stop above max_spool_bytes, go on below."""
-        gauge = self._spool_size
+        """Pause above max_spool_bytes, resume below."""
+        estimate = self._spool_size
         now = time.monotonic()
-        if not gauge.is_due(now):
+        if not estimate.is_due(now):
             return
         try:
             size = self._io_thread.call(self._spool.size)
         except OSError as error:
             logger.warning("spool %s can't be listed: %s", self._spool.location, error)
-            size = gauge.size
-        was_full = gauge.is_full
-        gauge.record_listing(size, now)
-        if gauge.is_full and not was_full:
+            size = estimate.size
+        was_full = estimate.is_full
+        estimate.record_listing(size, now)
+        if estimate.is_full and not was_full:
             self._pause_for_size()
-        elif was_full and not gauge.is_full:
+        elif was_full and not estimate.is_full:
             logger.info("spool %s is below maxSpoolBytes again: resumed", self._spool.location)
             self._resume("spool")
 
     def _pause_for_size(self) -> None:
         logger.info("spool %s has %d bytes, over maxSpoolBytes: paused", self._spool.location, self._spool_size.size)
-        self._pause("spool")
+        self.pause("spool")
+
+
+class SpoolSizeEstimator:
+    """Size of a spool between two listings, and when the next listing is due. Pure: the caller tells sizes and times.
+
+    It counts what its own receiver writes. Other receivers write, too, and the query deletes. So listings correct it:
+    the more often, the more was written, and regularly while the spool is full.
+
+    Args:
+        limit: Bytes of a full spool.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.size = 0
+        self.is_full = False
+        self._limit = limit
+        self._added = 0
+        self._listed_at = -math.inf
+
+    def add(self, size: int) -> None:
+        """Count a segment that was written."""
+        self.size += size
+        self._added += size
+
+    def is_due(self, now: float) -> bool:
+        """Whether the spool must be listed now."""
+        if self.size >= self._limit and not self.is_full:
+            # At once: messages that come meanwhile are over the limit.
+            return True
+        is_urgent = self.is_full or self._added >= self._limit / LISTINGS_PER_LIMIT
+        return now - self._listed_at >= (MIN_LISTING_INTERVAL if is_urgent else MAX_LISTING_INTERVAL)
+
+    def record_listing(self, size: int, now: float) -> None:
+        """Take the size that a listing has found."""
+        self.size = size
+        self.is_full = size >= self._limit
+        self._added = 0
+        self._listed_at = now
+
+
+class BlockingIOThread:
+    """One OS thread for calls that block on a file system, one after the other, while the greenlets of the hub run.
+
+    Make it in the hub that calls it.
+    """
+
+    def __init__(self) -> None:
+        # Not the hub's own pool, which resolves host names and has ten threads: order matters here.
+        self._pool = ThreadPool(1)
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function and wait for its result; an exception of the function is raised here."""
+        # As a value: gevent's pool prints the traceback of an exception that is raised in it.
+        result = self._pool.spawn(wrap_errors(Exception, function), *args, **kwargs).get()
+        if isinstance(result, Exception):
+            raise result
+        return cast("T", result)  # gevent's pool has no types
+
+    def close(self) -> None:
+        """End the thread. If a call still runs, the thread ends after it; close() does not wait for that."""
+        if len(self._pool):
+            self._pool.task_queue.put(None)  # kill() would wait
+        else:
+            self._pool.kill()

@@ -1,15 +1,7 @@
-"""Subscriptions: all topics that a receiver reads; together they keep to one max_in_flight.
+"""Subscriptions: the consumers of all topics that a receiver reads. Together they keep to one max_in_flight.
 
-Owns the consumers of each and, for a pattern, the greenlet that asks nsqlookupd for topics. Topics that want more
-borrow from those that don't. What happens to messages is the receiver's business.
-
-Subscription: the consumers of one topic, which share what may be in flight.
-
-An nsqd sets a limit to what one connection may have in flight (its max-rdy-count, 2500 by default), and the more may
-be, the larger are the segments of the spool: 10,000 instead of 2500 are received half again as fast. So more consumers
-join when much comes. Knows neither other topics nor what happens to messages.
-
-Which topics are read, and how they share what may be in flight. PURE.
+Follows nsqlookupd if topics are given as a pattern, lends max_in_flight between topics, and adds connections. What
+happens to messages is the receiver's part.
 """
 
 from __future__ import annotations
@@ -29,37 +21,81 @@ from gnsq.errors import NSQHttpError, NSQSubFailed
 from gnsq.spark.clients import connection_keywords, http_keywords
 from gnsq.spark.options import ReadOptions
 
-__all__ = [
-    "Subscription",
-    "Subscriptions",
-    "matching_topics",
-    "split_max_in_flight",
-]
+__all__ = ["Subscription", "Subscriptions", "matching_topics", "split_max_in_flight"]
 
 logger = logging.getLogger(__name__)
 
+OnMessages = Callable[[Consumer, list[Message]], None]
 
 # Consumers of one topic, at most.
 MAX_CONNECTIONS = 8
+# Seconds between two changes of shares of max_in_flight, and between two additions of connections.
+REBALANCE_INTERVAL = 0.1
+# Seconds for which a topic counts as starved after nsqd has delivered all that it may.
+STARVED_SECONDS = 2.0
+# A topic that is not starved keeps one such part of its share, and lends the rest.
+LENDER_DIVISOR = 10
+# Well below the segment's waiting time: nsqd must not hold the end of a burst in its output buffer. nsqd allows no less
+# unless its min-output-buffer-timeout is changed.
+OUTPUT_BUFFER_TIMEOUT_MS = 25
+
+
+def matching_topics(options: ReadOptions, names: Iterable[str]) -> list[str]:
+    """Pick the topics that the options name or match; sorted, each once."""
+    if options.topic_pattern:
+        # nsqlookupd has the names from nsqd, so all of them are valid.
+        matches = re.compile(options.topic_pattern).fullmatch
+        return sorted({name for name in names if matches(name)})
+    return sorted(set(options.topics).intersection(names))
+
+
+def split_max_in_flight(total: int, topics: Iterable[str], starved: Collection[str] = ()) -> dict[str, int]:
+    """Split max_in_flight evenly between topics, the remainder to the first, and at least 1 each.
+
+    Args:
+        starved: Topics that could use more. The others lend them nine tenths of their shares.
+    """
+    names = sorted(topics)
+    borrowers = [name for name in names if name in starved]
+    if not borrowers or len(borrowers) == len(names):
+        return {name: max((total + len(names) - 1 - index) // len(names), 1) for index, name in enumerate(names)}
+    kept = max(total // len(names) // LENDER_DIVISOR, 1)
+    left = total - kept * (len(names) - len(borrowers))
+    return dict.fromkeys(names, kept) | split_max_in_flight(left, borrowers)
+
+
+class _TopicConsumer(Consumer):
+    """Hands over all messages that have arrived in one call: a call for each message takes twice as long in all."""
+
+    def __init__(self, on_messages: OnMessages, *arguments: Any, **options: Any) -> None:  # Any: Consumer's own
+        super().__init__(*arguments, **options)
+        self._hand_over = on_messages
+
+    def handle_messages(self, messages: list[Message]) -> None:
+        self._hand_over(self, messages)
 
 
 class Subscription:
-    """One topic.
+    """The consumers of one topic, which share its max_in_flight.
+
+    nsqd limits the messages in flight of one connection (its max-rdy-count, 2500 by default). More messages in flight
+    make larger segments, which are faster: 10,000 instead of 2500 by half. So a busy topic gets several consumers.
 
     Args:
-        make: Makes a consumer that may have so many messages in flight.
-        max_in_flight: Of all of them together.
+        make: Makes a consumer with a max_in_flight.
     """
 
-    def __init__(self, make: Callable[[int], Consumer], max_in_flight: int) -> None:
+    def __init__(self, make: Callable[[int], Consumer], max_in_flight: int, max_connections: int) -> None:
         self._make = make
-        self._most = MAX_CONNECTIONS
+        self._max_connections = max_connections
         self.consumers = [make(max_in_flight)]
 
     @property
     def max_in_flight(self) -> int:
-        """Messages, of all consumers; may be set. At least one each. For a moment there may be more in flight, when one
-        joins or it is lowered: what was delivered is not taken back."""
+        """Messages of all consumers, at least 1 each; may be set.
+
+        After it is lowered, and after a consumer is added, more messages may be in flight until they are answered.
+        """
         return sum(consumer.max_in_flight for consumer in self.consumers)
 
     @max_in_flight.setter
@@ -70,7 +106,7 @@ class Subscription:
 
     @property
     def in_flight(self) -> int:
-        """Messages delivered and not yet answered."""
+        """Messages that are delivered and not answered."""
         return sum(consumer.total_in_flight for consumer in self.consumers)
 
     @property
@@ -80,42 +116,43 @@ class Subscription:
 
     @property
     def is_starved(self) -> bool:
-        """Whether some nsqd has delivered nearly all it may, to all of them: they get its messages in turns."""
-        asked = [consumer for consumer in self.consumers if consumer.total_ready_count or consumer.total_in_flight]
-        return bool(asked) and all(consumer.is_starved for consumer in asked)
+        """Whether some nsqd has delivered nearly all that it may, to each consumer: nsqd serves them in turns."""
+        active = [consumer for consumer in self.consumers if consumer.total_ready_count or consumer.total_in_flight]
+        return bool(active) and all(consumer.is_starved for consumer in active)
 
     @property
     def nsqds(self) -> set[str]:
-        """Addresses of those that are connected."""
+        """Addresses of the connected nsqds."""
         return {connection.address for consumer in self.consumers for connection in consumer.stats().connections}
 
     @property
     def failures(self) -> dict[str, str]:
-        """What keeps nsqds from being connected, by address; not of those that some consumer is connected to."""
+        """Why nsqds are not connected, by address; without the nsqds that another consumer is connected to."""
         connected = self.nsqds
-        return {
-            address: text
-            for consumer in self.consumers
-            for address, text in consumer.stats().failures.items()
-            if address not in connected
-        }
+        found = [failure for consumer in self.consumers for failure in consumer.stats().failures.items()]
+        return {address: text for address, text in found if address not in connected}
 
     def add_connection(self) -> Consumer | None:
-        """Add a consumer, to be started, if those that are there may have more in flight than their nsqds allow, and
-        each has about as much from some nsqd: with large messages, or in a topic with few, nothing is gained by it."""
-        self._give_up_refused()
+        """Add a consumer if nsqds limit the existing ones below max_in_flight, and each of them is busy.
+
+        With large messages, or few of them, a further consumer gains nothing.
+
+        Returns:
+            The consumer, which the caller must start.
+        """
+        self._remove_refused()
         connections = [consumer.stats().connections for consumer in self.consumers]
         allowed = sum(each.max_rdy_count for some in connections for each in some)
-        used = all(any(each.in_flight * 2 >= each.max_rdy_count for each in some) for some in connections)
-        if not used or allowed >= self.max_in_flight or len(connections) >= self._most:
-            return None
+        busy = all(any(each.in_flight * 2 >= each.max_rdy_count for each in some) for some in connections)
         limit = self.max_in_flight
+        if not busy or allowed >= limit or len(connections) >= self._max_connections:
+            return None
         self.consumers.append(self._make(1))
         self.max_in_flight = limit
         return self.consumers[-1]
 
-    def _give_up_refused(self) -> None:
-        """Close a further consumer that nsqd refuses, and add none any more: the channel has all it may have."""
+    def _remove_refused(self) -> None:
+        """Close an added consumer that nsqd refuses, and add none any more: the channel's limit is reached."""
         for consumer in self.consumers[1:]:
             stats = consumer.stats()
             refusals = [text for text in stats.failures.values() if text.startswith(NSQSubFailed.code)]
@@ -124,85 +161,45 @@ class Subscription:
                 limit = self.max_in_flight
                 self.consumers.remove(consumer)
                 self.max_in_flight = limit
-                self._most = len(self.consumers)
+                self._max_connections = len(self.consumers)
                 consumer.close()
 
 
-# Of its share a topic that is not starved keeps one part in so many.
-BORROWED_SHARE = 10
-
-
-def matching_topics(options: ReadOptions, names: Iterable[str]) -> list[str]:
-    """Pick the topics that are to be read, in the order of names, each once."""
-    if options.topic_pattern:
-        # nsqlookupd's names are nsqd's, so each is a valid one.
-        fits = re.compile(options.topic_pattern).fullmatch
-        return sorted({name for name in names if fits(name)})
-    return sorted(set(options.topics).intersection(names))
-
-
-def split_max_in_flight(total: int, topics: Iterable[str], starved: Collection[str] = ()) -> dict[str, int]:
-    """Share out what may be in flight: evenly, the rest to the first, and at least 1 each.
-
-    Args:
-        starved: Those that could do with more. The others lend them nine tenths of their split_max_in_flight.
-    """
-    names = sorted(topics)
-    active = [name for name in names if name in starved]
-    if not active or len(active) == len(names):
-        return {name: max((total + len(names) - 1 - index) // len(names), 1) for index, name in enumerate(names)}
-    kept = max(total // len(names) // BORROWED_SHARE, 1)
-    left = total - kept * (len(names) - len(active))
-    return dict.fromkeys(names, kept) | split_max_in_flight(left, active)
-
-
-# Well below the segment's waiting time, else the tail of a burst sits in nsqd's buffer; the least that nsqd allows
-# unless its min-output-buffer-timeout says otherwise.
-OUTPUT_BUFFER_TIMEOUT_MS = 25
-# Seconds between changes of shares, or of how many consumers there are, and for which a topic that had all it may have
-# counts as starved.
-REBALANCE_INTERVAL = 0.1
-STARVED_SECONDS = 2.0
-
-
-class _TopicConsumer(Consumer):
-    """Hands over all that has come at once: for each message by itself it would cost as much again."""
-
-    def __init__(
-        self, take: Callable[[Consumer, list[Message]], None], *arguments: Any, **options: Any
-    ) -> None:  # Any: Consumer's own
-        super().__init__(*arguments, **options)
-        self._take = take
-
-    def handle_messages(self, messages: list[Message]) -> None:
-        self._take(self, messages)
-
-
 class Subscriptions:
-    """What is subscribed to.
+    """All topics of one receiver.
 
     Args:
-        take: Called with a consumer and messages of its topic, all that have come; answers them itself, some time.
-        close_timeout: Seconds until what is unanswered at the end is given back.
+        on_messages: Called with a consumer and all its messages that have arrived. It must answer them, some time.
+        close_timeout: Seconds after which close() requeues the messages that are not answered.
+        max_connections: Consumers of one topic, at most.
+        rebalance_interval: Seconds between changes of shares, and between additions of consumers.
 
     Raises:
         ValueError: If an address is not valid, or a file that an option names can't be used.
     """
 
     def __init__(
-        self, options: ReadOptions, take: Callable[[Consumer, list[Message]], None], close_timeout: float
+        self,
+        options: ReadOptions,
+        on_messages: OnMessages,
+        close_timeout: float,
+        *,
+        max_connections: int = MAX_CONNECTIONS,
+        rebalance_interval: float = REBALANCE_INTERVAL,
     ) -> None:
         self._options = options
-        self._take = take
+        self._on_messages = on_messages
         self._close_timeout = close_timeout
+        self._max_connections = max_connections
+        self._rebalance_interval = rebalance_interval
         self._keywords = connection_keywords(options)
         self._subscriptions: dict[str, Subscription] = {}
         self._paused = False
         self._starting = Group()
         self._poller: gevent.Greenlet | None = None
-        # Topic -> when it last had all it may have.
+        # Topic -> when nsqd had last delivered all that it may.
         self._starved_at: dict[str, float] = {}
-        self._shared_at = self._widened_at = 0.0
+        self._rebalanced_at = self._extended_at = 0.0
         self._lookupds: list[LookupdClient] = []
         if options.topic_pattern:
             http = http_keywords(options)
@@ -210,14 +207,14 @@ class Subscriptions:
         self._add(list(options.topics))
 
     def start(self) -> None:
-        """Connect, in the background: an nsqd or nsqlookupd that is silent holds up nobody."""
+        """Connect in the background: an nsqd or nsqlookupd that does not answer delays no other."""
         if self._lookupds:
             self._poller = gevent.spawn(self._poll)
             self._poller.name = f"gnsq-topics-{self._options.source}"
         self._start(self._consumers)
 
     def close(self) -> None:
-        """Take no more messages; those that were delivered can still be answered. join() waits for the end."""
+        """Receive no more messages. Delivered messages can still be answered, until join() returns."""
         if self._poller is not None:
             self._poller.kill()
         self._starting.kill()
@@ -228,11 +225,11 @@ class Subscriptions:
             lookupd.close()
 
     def join(self, timeout: float) -> None:
-        """Wait until all connections are closed, or for so many seconds."""
+        """Wait until all connections are closed, at most so many seconds."""
         gevent.joinall([gevent.spawn(consumer.join, timeout) for consumer in self._consumers])
 
     def pause(self) -> None:
-        """Ask for no more messages, of topics that join later either."""
+        """Ask for no more messages, also in topics that are added later."""
         self._paused = True
         for consumer in self._consumers:
             consumer.pause()
@@ -248,66 +245,68 @@ class Subscriptions:
         return [consumer for subscription in self._subscriptions.values() for consumer in subscription.consumers]
 
     @property
+    def topics(self) -> list[str]:
+        """Names of the subscribed topics, sorted."""
+        return sorted(self._subscriptions)
+
+    @property
+    def nsqds(self) -> int:
+        """Number of connected nsqds, each counted once for each of its topics."""
+        return sum(len(subscription.nsqds) for subscription in self._subscriptions.values())
+
+    @property
     def ready_count(self) -> int:
         """Messages that nsqds may deliver before they wait for answers."""
         return sum(subscription.ready_count for subscription in self._subscriptions.values())
 
-    def add_connection(self) -> None:
-        """Connect once more where nsqds let one connection deliver less than may be in flight. For who gets much."""
+    def failures(self) -> dict[str, str]:
+        """List why nsqds are not connected, by address."""
+        each = [subscription.failures.items() for subscription in self._subscriptions.values()]
+        return {address: text for failures in each for address, text in failures}
+
+    def add_connections(self) -> None:
+        """Add a consumer to each topic that is busy. To be called when a segment is full."""
         now = time.monotonic()
-        if not self._paused and now - self._widened_at >= REBALANCE_INTERVAL:
-            self._widened_at = now
+        if not self._paused and now - self._extended_at >= self._rebalance_interval:
+            self._extended_at = now
             added = [subscription.add_connection() for subscription in self._subscriptions.values()]
             self._start([consumer for consumer in added if consumer is not None])
 
     def is_starved(self) -> bool:
-        """Say whether some nsqd has delivered nearly all it may, whatever the others have; topics of which that is so
-        may have more from then on, if others don't need it."""
+        """Check whether some topic is starved: an nsqd has delivered nearly all that it may.
+
+        A starved topic borrows from topics that are not.
+        """
         starved = [topic for topic, subscription in self._subscriptions.items() if subscription.is_starved]
         if len(self._subscriptions) == 1:
             return bool(starved)
         now = time.monotonic()
         self._starved_at.update(dict.fromkeys(starved, now))
-        if starved and now - self._shared_at >= REBALANCE_INTERVAL:
-            self._shared_at = now
+        if starved and now - self._rebalanced_at >= self._rebalance_interval:
+            self._rebalanced_at = now
             self._rebalance()
         return bool(starved)
-
-    @property
-    def topics(self) -> list[str]:
-        """What is subscribed to now."""
-        return sorted(self._subscriptions)
-
-    @property
-    def nsqds(self) -> int:
-        """How many are connected now, each counted for each of its topics."""
-        return sum(len(subscription.nsqds) for subscription in self._subscriptions.values())
-
-    def failures(self) -> dict[str, str]:
-        """Say what keeps nsqds from being connected, by address."""
-        return {
-            address: text
-            for subscription in self._subscriptions.values()
-            for address, text in subscription.failures.items()
-        }
 
     # --- topics
 
     def _add(self, topics: list[str]) -> list[Consumer]:
-        due = split_max_in_flight(self._options.max_in_flight, [*self._subscriptions, *topics])
-        added = {topic: Subscription(functools.partial(self._consumer, topic), due[topic]) for topic in topics}
+        shares = split_max_in_flight(self._options.max_in_flight, [*self._subscriptions, *topics])
+        added = {
+            topic: Subscription(functools.partial(self._make_consumer, topic), shares[topic], self._max_connections)
+            for topic in topics
+        }
         self._subscriptions |= added
         self._rebalance()
         return [consumer for subscription in added.values() for consumer in subscription.consumers]
 
-    def _consumer(self, topic: str, max_in_flight: int) -> Consumer:
+    def _make_consumer(self, topic: str, max_in_flight: int) -> Consumer:
         consumer = _TopicConsumer(
-            self._take,
+            self._on_messages,
             topic,
             self._options.channel,
             max_tries=0,
             max_in_flight=max_in_flight,
-            # Nothing fails here that a pause would help: the receiver pauses by itself while the disk refuses.
+            # No handler fails here. The receiver pauses by itself while the disk fails.
             max_backoff_duration=0,
             concurrency=1,
             close_timeout=self._close_timeout,
@@ -322,18 +321,18 @@ class Subscriptions:
         return consumer
 
     def _rebalance(self) -> None:
-        """Let each have its share; what one is to give back to another, that other gets when it is answered."""
-        all_, total = self._subscriptions, self._options.max_in_flight
-        recent = time.monotonic() - STARVED_SECONDS
-        due = split_max_in_flight(total, all_, {topic for topic, since in self._starved_at.items() if since > recent})
-        for topic, share in due.items():
-            if share < all_[topic].max_in_flight:
-                all_[topic].max_in_flight = share
-        spare = total - sum(max(each.max_in_flight, each.in_flight) for each in all_.values())
-        for topic, share in due.items():
-            more = min(share - all_[topic].max_in_flight, spare)
+        """Give each topic its share. A share grows only by what other topics have no more in flight."""
+        topics, total = self._subscriptions, self._options.max_in_flight
+        since = time.monotonic() - STARVED_SECONDS
+        shares = split_max_in_flight(total, topics, {topic for topic, at in self._starved_at.items() if at > since})
+        for topic, share in shares.items():
+            if share < topics[topic].max_in_flight:
+                topics[topic].max_in_flight = share
+        spare = total - sum(max(each.max_in_flight, each.in_flight) for each in topics.values())
+        for topic, share in shares.items():
+            more = min(share - topics[topic].max_in_flight, spare)
             if more > 0:
-                all_[topic].max_in_flight += more
+                topics[topic].max_in_flight += more
                 spare -= more
 
     def _start(self, consumers: list[Consumer]) -> None:
@@ -341,23 +340,27 @@ class Subscriptions:
             self._starting.spawn(consumer.start, block=False)
 
     def _poll(self) -> None:
-        is_told = False
+        has_warned = False
         while True:
             try:
-                self._start(self._resolve())
-            except Exception:  # top of a greenlet: topics that are there go on, and the next round may do better
+                self._start(self._follow_lookupds())
+            except Exception:  # top of a greenlet: known topics go on, and the next round may succeed
                 logger.exception("topics of %s not followed: internal error", self._options.source)
-            if not self._subscriptions and not is_told:
-                is_told = True
+            if not self._subscriptions and not has_warned:
+                has_warned = True
                 logger.warning(
-                    "no topic matches topicPattern %r yet; looking again every %g s",
+                    "no topic matches topicPattern %r yet; asking nsqlookupd again every %g s",
                     self._options.topic_pattern,
                     self._options.lookupd_poll_interval,
                 )
             gevent.sleep(self._options.lookupd_poll_interval)
 
-    def _resolve(self) -> list[Consumer]:
-        """Ask all nsqlookupds for topics; add consumers for new ones, end those of topics that are quite gone."""
+    def _follow_lookupds(self) -> list[Consumer]:
+        """Ask all nsqlookupds for topics; unsubscribe from topics that are gone, and add the new ones.
+
+        Returns:
+            The consumers of new topics, to be started.
+        """
         names: set[str] = set()
         complete = True
         for lookupd in self._lookupds:
@@ -374,9 +377,9 @@ class Subscriptions:
             logger.info("%s: reading topics %s", self._options.source, ", ".join(new))
         return self._add(new)
 
-    def _unsubscribe(self, vanished: list[str]) -> None:
-        """End the consumers that have no connection left; nsqlookupd may forget a topic that nsqd still has."""
-        for topic in vanished:
+    def _unsubscribe(self, topics: list[str]) -> None:
+        """Close consumers that have no connection left: nsqlookupd may forget a topic that nsqd still has."""
+        for topic in topics:
             if not self._subscriptions[topic].nsqds:
                 logger.info("%s: topic %s is gone", self._options.source, topic)
                 for consumer in self._subscriptions.pop(topic).consumers:

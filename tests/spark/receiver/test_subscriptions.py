@@ -5,7 +5,7 @@ import pytest
 from fakensqd import FakeNsqd
 from gnsq import LookupdClient, NsqdHTTPClient, finish_all
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver.subscriptions import Subscriptions
+from gnsq.spark.receiver.subscriptions import Subscriptions, matching_topics, split_max_in_flight
 from tests.spark.helpers import channel_stats, numbered, publish, wait_for
 
 
@@ -15,7 +15,7 @@ def subscribe(hub):
     held."""
     made = []
 
-    def start(received, held=None, **options):
+    def start(received, held=None, rebalance_interval=0.1, max_connections=8, **options):
         options = ReadOptions(**{"channel": "archive", "lookupd_poll_interval": 0.05, **options})
 
         def take(consumer, messages):
@@ -26,9 +26,13 @@ def subscribe(hub):
                 held.extend(messages)
 
         def make():
-            made.append(Subscriptions(options, take, 0.1 if held is not None else 5.0))
-            made[-1].start()
-            return made[-1]
+            subscriptions = Subscriptions(
+                options, take, 0.1 if held is not None else 5.0,
+                rebalance_interval=rebalance_interval, max_connections=max_connections,
+            )  # fmt: skip
+            made.append(subscriptions)
+            subscriptions.start()
+            return subscriptions
 
         return hub.call(make)
 
@@ -112,7 +116,7 @@ def test_topic_that_nsqlookupd_forgets_is_read_on(fakecluster, subscribe, patter
     lookupd = LookupdClient.from_url(fakecluster.lookupd_http_addresses[0])
     lookupd.delete_topic("click-a")
     lookupd.close()
-    hub.call(subscriptions._resolve)
+    hub.call(subscriptions._follow_lookupds)
 
     publish(nsqd, "click-a", [b"y"])
 
@@ -198,10 +202,9 @@ def test_topic_that_has_all_it_may_have_borrows_from_one_that_does_not(fakensqd,
     wait_for(lambda: len(held) == 96)
 
 
-def test_what_was_borrowed_comes_back_when_it_is_answered(fakensqd, subscribe, hub, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.REBALANCE_INTERVAL", 0.0)
+def test_what_was_borrowed_comes_back_when_it_is_answered(fakensqd, subscribe, hub):
     held = []
-    subscriptions = subscribe([], held, topic="a,b", nsqd_tcp_addresses=(fakensqd.tcp_address,), max_in_flight=100)
+    subscriptions = subscribe([], held, 0.0, topic="a,b", nsqd_tcp_addresses=(fakensqd.tcp_address,), max_in_flight=100)
     publish(fakensqd, "a", numbered(200))
     wait_for(lambda: len(held) == 50)
     hub.call(subscriptions.is_starved)
@@ -231,7 +234,7 @@ def widened(hub, subscriptions, nsqd, count):
     """Ask for more consumers until there are so many, and see that then no more are added."""
 
     def clients():
-        hub.call(subscriptions.add_connection)
+        hub.call(subscriptions.add_connections)
         return channel_stats(nsqd, "a", "archive")["client_count"]
 
     wait_for(lambda: clients() == count)
@@ -239,10 +242,11 @@ def widened(hub, subscriptions, nsqd, count):
         assert clients() == count
 
 
-def test_consumers_join_while_nsqd_lets_each_have_less_than_may_be_in_flight(limited_nsqd, subscribe, hub, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.REBALANCE_INTERVAL", 0.0)
+def test_consumers_join_while_nsqd_lets_each_have_less_than_may_be_in_flight(limited_nsqd, subscribe, hub):
     held = []
-    subscriptions = subscribe([], held, topic="a", nsqd_tcp_addresses=(limited_nsqd.tcp_address,), max_in_flight=40)
+    subscriptions = subscribe(
+        [], held, 0.0, topic="a", nsqd_tcp_addresses=(limited_nsqd.tcp_address,), max_in_flight=40
+    )
     wait_for(lambda: len(held) == 10)
 
     widened(hub, subscriptions, limited_nsqd, 4)
@@ -257,24 +261,21 @@ def test_consumers_join_while_nsqd_lets_each_have_less_than_may_be_in_flight(lim
     ("max_in_flight", "consumers"),
     [pytest.param(10, 1, id="one gets all it may have"), pytest.param(100, 3, id="there are as many as there may be")],
 )
-def test_no_consumer_joins_where(limited_nsqd, subscribe, hub, monkeypatch, max_in_flight, consumers):
-    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.REBALANCE_INTERVAL", 0.0)
-    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.MAX_CONNECTIONS", 3)
+def test_no_consumer_joins_where(limited_nsqd, subscribe, hub, max_in_flight, consumers):
     held, address = [], limited_nsqd.tcp_address
-    subscriptions = subscribe([], held, topic="a", nsqd_tcp_addresses=(address,), max_in_flight=max_in_flight)
+    subscriptions = subscribe([], held, 0.0, 3, topic="a", nsqd_tcp_addresses=(address,), max_in_flight=max_in_flight)
     wait_for(lambda: len(held) == 10)
 
     widened(hub, subscriptions, limited_nsqd, consumers)
 
 
-def test_consumer_that_nsqd_refuses_is_given_up(subscribe, hub, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.REBALANCE_INTERVAL", 0.0)
+def test_consumer_that_nsqd_refuses_is_given_up(subscribe, hub):
     held = []
     with FakeNsqd(max_rdy_count=10, max_channel_consumers=1, threaded=True) as nsqd:
         publish(nsqd, "a", numbered(200))
-        subscriptions = subscribe([], held, topic="a", nsqd_tcp_addresses=(nsqd.tcp_address,), max_in_flight=40)
+        subscriptions = subscribe([], held, 0.0, topic="a", nsqd_tcp_addresses=(nsqd.tcp_address,), max_in_flight=40)
         wait_for(lambda: len(held) == 10)
-        hub.call(subscriptions.add_connection)
+        hub.call(subscriptions.add_connections)
         [subscription] = subscriptions._subscriptions.values()
         wait_for(lambda: any(consumer.stats().failures for consumer in subscription.consumers))
         assert subscriptions.failures() == {}
@@ -284,34 +285,79 @@ def test_consumer_that_nsqd_refuses_is_given_up(subscribe, hub, monkeypatch):
         assert (len(subscription.consumers), subscription.max_in_flight) == (1, 40)
 
 
-def test_no_consumer_joins_for_few_messages_in_flight(limited_nsqd, subscribe, hub, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.REBALANCE_INTERVAL", 0.0)
+def test_no_consumer_joins_for_few_messages_in_flight(limited_nsqd, subscribe, hub):
     publish(limited_nsqd, "few", [b"x"])
     held, address = [], limited_nsqd.tcp_address
-    subscriptions = subscribe([], held, topic="a,few", nsqd_tcp_addresses=(address,), max_in_flight=100)
+    subscriptions = subscribe([], held, 0.0, topic="a,few", nsqd_tcp_addresses=(address,), max_in_flight=100)
     wait_for(lambda: len(held) == 11)
 
     wait_for(
         lambda: (
-            hub.call(subscriptions.add_connection) or channel_stats(limited_nsqd, "a", "archive")["client_count"] == 5
+            hub.call(subscriptions.add_connections) or channel_stats(limited_nsqd, "a", "archive")["client_count"] == 5
         )
     )
 
     assert channel_stats(limited_nsqd, "few", "archive")["client_count"] == 1
 
 
-def test_consumer_that_joins_is_closed_with_the_others(limited_nsqd, subscribe, hub, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.receiver.subscriptions.REBALANCE_INTERVAL", 0.0)
+def test_consumer_that_joins_is_closed_with_the_others(limited_nsqd, subscribe, hub):
     held = []
-    subscriptions = subscribe([], held, topic="a", nsqd_tcp_addresses=(limited_nsqd.tcp_address,), max_in_flight=20)
+    subscriptions = subscribe(
+        [], held, 0.0, topic="a", nsqd_tcp_addresses=(limited_nsqd.tcp_address,), max_in_flight=20
+    )
     wait_for(lambda: len(held) == 10)
     widened(hub, subscriptions, limited_nsqd, 2)
 
     hub.call(subscriptions.pause)
-    hub.call(subscriptions.add_connection)
+    hub.call(subscriptions.add_connections)
     assert subscriptions.ready_count == 0
     hub.call(finish_all, held)
     hub.call(subscriptions.close)
     hub.call(subscriptions.join, 20.0)
 
     wait_for(lambda: channel_stats(limited_nsqd, "a", "archive")["client_count"] == 0)
+
+
+@pytest.mark.parametrize(
+    ("total", "topics", "expected"),
+    [
+        pytest.param(10, ["a"], {"a": 10}, id="one"),
+        pytest.param(10, ["a", "b"], {"a": 5, "b": 5}, id="even"),
+        pytest.param(11, ["c", "a", "b"], {"a": 4, "b": 4, "c": 3}, id="the rest to the first"),
+        pytest.param(2, ["a", "b", "c"], {"a": 1, "b": 1, "c": 1}, id="at least 1"),
+        pytest.param(5, [], {}, id="none"),
+    ],
+)
+def test_shares(total, topics, expected):
+    assert split_max_in_flight(total, topics) == expected
+
+
+@pytest.mark.parametrize(
+    ("total", "starved", "expected"),
+    [
+        pytest.param(300, {"a"}, {"a": 280, "b": 10, "c": 10}, id="one"),
+        pytest.param(300, {"a", "b"}, {"a": 145, "b": 145, "c": 10}, id="two share alike"),
+        pytest.param(300, {"a", "b", "c"}, {"a": 100, "b": 100, "c": 100}, id="nobody lends"),
+        pytest.param(9, {"a"}, {"a": 7, "b": 1, "c": 1}, id="each keeps at least 1"),
+        pytest.param(300, {"gone"}, {"a": 100, "b": 100, "c": 100}, id="one that is no more"),
+    ],
+)
+def test_hungry_topics_borrow(total, starved, expected):
+    assert split_max_in_flight(total, ["a", "b", "c"], starved) == expected
+
+
+def options(**changes):
+    return ReadOptions(**{"channel": "c", "lookupd_http_addresses": ("x",), **changes})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param({"topic": "b,a,missing"}, ["a", "b"], id="list"),
+        pytest.param({"topic_pattern": "a.*"}, ["a", "ab", "ab#ephemeral"], id="pattern"),
+        pytest.param({"topic_pattern": r"a\w*"}, ["a", "ab"], id="pattern without ephemeral"),
+        pytest.param({"topic_pattern": "b"}, ["b"], id="whole names only"),
+    ],
+)
+def test_matching(given, expected):
+    assert matching_topics(options(**given), ["b", "a", "ab", "ab#ephemeral", "a"]) == expected

@@ -391,8 +391,7 @@ def test_sink_slower_than_msg_timeout_gets_no_message_twice(fakensqd, planner):
     assert channel_stats(fakensqd, "clicks", "archive")["timeout_count"] == 0
 
 
-def test_disk_that_is_full_for_a_while_loses_nothing(fakensqd, planner, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.receiver.receiver.RETRY_INITIAL", 0.05)
+def test_disk_that_is_full_for_a_while_loses_nothing(fakensqd, planner):
     publish(fakensqd, "clicks", [body + bytes(1000) for body in numbered(300)])
     stream = planner()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -9,7 +9,7 @@ import pytest
 from gnsq import NsqdHTTPClient
 from gnsq.spark.errors import SpoolInUse
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver.receiver import GC_THRESHOLD, Receiver, tune_gc
+from gnsq.spark.receiver.receiver import GC_THRESHOLD, BlockingIOThread, Receiver, SpoolSizeEstimator, tune_gc
 from gnsq.spark.spool.storage import LocalStore
 from tests.spark.helpers import FakeMessage, bodies_of, channel_stats, columns, is_empty, numbered, publish, wait_for
 
@@ -19,11 +19,11 @@ def receive(fakensqd, spool, hub):
     """Start a receiver; it is closed at the end."""
     receivers = []
 
-    def start(max_rows=None, **options):
+    def start(max_rows=None, write_timeout=5.0, **options):
         options = {"topic": "clicks", "channel": "archive", "nsqd_tcp_addresses": (fakensqd.tcp_address,), **options}
 
         def make():
-            receiver = Receiver(ReadOptions(**options), spool, max_rows=max_rows)
+            receiver = Receiver(ReadOptions(**options), spool, max_rows=max_rows, write_timeout=write_timeout)
             receivers.append(receiver)
             receiver.start()
             return receiver
@@ -206,10 +206,9 @@ def stuck_put(monkeypatch):
     go_on.set()
 
 
-def test_close_gives_back_at_once_what_waits_behind_a_slow_write(fakensqd, hub, receive, stuck_put, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.receiver.receiver.WRITE_TIMEOUT", 30.0)
+def test_close_gives_back_at_once_what_waits_behind_a_slow_write(fakensqd, hub, receive, stuck_put):
     reached = stuck_put(".arrow")
-    receiver = receive(segment_rows=10, segment_time=30, max_in_flight=50)
+    receiver = receive(write_timeout=30.0, segment_rows=10, segment_time=30, max_in_flight=50)
     publish(fakensqd, "clicks", numbered(50))
     assert reached.wait(20)
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["in_flight_count"] == 50)
@@ -219,10 +218,9 @@ def test_close_gives_back_at_once_what_waits_behind_a_slow_write(fakensqd, hub, 
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["depth"] == 40, limit=5)
 
 
-def test_close_waits_for_a_write_that_hangs_no_longer_than_told(fakensqd, hub, receive, stuck_put, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.receiver.receiver.WRITE_TIMEOUT", 0.2)
+def test_close_waits_for_a_write_that_hangs_no_longer_than_told(fakensqd, hub, receive, stuck_put):
     reached = stuck_put(".arrow")
-    receiver = receive(segment_rows=10, max_in_flight=50)
+    receiver = receive(write_timeout=0.2, segment_rows=10, max_in_flight=50)
     publish(fakensqd, "clicks", numbered(50))
     assert reached.wait(20)
     began = time.monotonic()
@@ -235,10 +233,9 @@ def test_close_waits_for_a_write_that_hangs_no_longer_than_told(fakensqd, hub, r
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (50, 0, 50)
 
 
-def test_closed_json_that_hangs_holds_up_nobody(fakensqd, hub, receive, stuck_put, monkeypatch, caplog):
-    monkeypatch.setattr("gnsq.spark.receiver.receiver.WRITE_TIMEOUT", 0.2)
+def test_closed_json_that_hangs_holds_up_nobody(fakensqd, hub, receive, stuck_put, caplog):
     stuck_put("closed.json")
-    receiver = receive()
+    receiver = receive(write_timeout=0.2)
     publish(fakensqd, "clicks", [b"one"])
     wait_for(lambda: receiver.rows == 1)
 
@@ -434,3 +431,95 @@ def test_cycles_are_searched_for_no_more_often_than_before(before, first):
     tune_gc()
 
     assert gc.get_threshold() == (first, *before[1:])
+
+
+@pytest.fixture
+def gauge():
+    """At 10 s, of a spool that had nothing in it at 0 s."""
+    gauge = SpoolSizeEstimator(100)
+    gauge.record_listing(0, 0)
+    return gauge
+
+
+def test_what_others_have_left_is_listed_first():
+    assert SpoolSizeEstimator(100).is_due(0)
+
+
+def test_nobody_lists_for_little(gauge):
+    gauge.add(24)
+
+    assert not gauge.is_due(9.9)
+    assert not gauge.is_full
+
+
+def test_each_quarter_of_the_limit_is_followed_by_a_listing(gauge):
+    gauge.add(25)
+
+    assert not gauge.is_due(0.4)
+    assert gauge.is_due(10)
+    gauge.record_listing(70, 10)
+    assert not gauge.is_due(15)
+
+
+def test_what_others_write_is_found_in_time(gauge):
+    assert not gauge.is_due(9.9)
+    assert gauge.is_due(10)
+
+
+def test_at_the_limit_a_listing_decides_at_once(gauge):
+    gauge.add(100)
+
+    assert gauge.is_due(0.1)
+    gauge.record_listing(40, 0.1)
+    assert not gauge.is_full
+    gauge.add(60)
+    assert gauge.is_due(0.2)
+    gauge.record_listing(100, 0.2)
+    assert gauge.is_full
+
+
+def test_full_spool_is_listed_again_and_again_but_not_all_the_time(gauge):
+    gauge.record_listing(150, 10)
+
+    assert not gauge.is_due(10.4)
+    assert gauge.is_due(10.5)
+    gauge.record_listing(99, 10.5)
+    assert not gauge.is_full
+
+
+@pytest.fixture
+def io_thread(hub):
+    io_thread = hub.call(BlockingIOThread)
+    yield io_thread
+    hub.call(io_thread.close)
+
+
+def test_hub_goes_on_meanwhile(hub, io_thread):
+    go_on = threading.Event()
+
+    def call():
+        gevent.spawn_later(0.01, go_on.set)
+        return io_thread.call(go_on.wait, 10)
+
+    assert hub.call(call)
+
+
+def test_what_is_raised_comes_back_and_nothing_is_printed(hub, io_thread, capfd):
+    with pytest.raises(ZeroDivisionError):
+        hub.call(io_thread.call, divmod, 1, 0)
+
+    assert hub.call(io_thread.call, divmod, 7, 2) == (3, 1)
+    assert capfd.readouterr().err == ""
+
+
+def test_calls_run_one_after_the_other(hub, io_thread):
+    def call():
+        numbers = []
+        gevent.joinall([gevent.spawn(io_thread.call, numbers.append, number) for number in range(20)])
+        return numbers
+
+    assert hub.call(call) == list(range(20))
+
+
+def test_close_of_a_blocking_io_thread_twice(hub, io_thread):
+    hub.call(io_thread.close)
