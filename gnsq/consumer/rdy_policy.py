@@ -1,8 +1,8 @@
-"""Who gets which RDY. Decides only: sends nothing, reads no clock.
+"""Computes the RDY count of each connection. Pure: sends nothing, reads no clock.
 
-nsqd treats RDY as a ceiling on what is in flight, so lowering it takes nothing back: what one connection gives up may
-be granted to another only as its messages are answered. Before 0.3.0 each message that nsqd sent also took 1 off RDY,
-so these are sent the same RDY again. Source: the client guide, "RDY State"; nsqd 0.2.31 client_v2.go,
+nsqd treats RDY as a limit of the messages in flight, so a lower RDY takes no message back: the difference can be given
+to another connection only as messages are answered. nsqd before 0.3.0 also subtracts 1 from RDY for each message that
+it sends; it is sent the same RDY again. Source: the client guide, "RDY State"; nsqd 0.2.31 client_v2.go,
 IsReadyForMessages; nsqd, "don't decrement RDY count".
 """
 
@@ -10,113 +10,106 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 __all__ = ["RdyPolicy"]
 
-# Share of its RDY that a connection has in flight when it could do with more. Source: the guide, "is_starved".
+# A connection is starved if it has this share of its RDY in flight. Source: the client guide, "is_starved".
 STARVED_SHARE = 0.85
-# Share of a RDY that is counted down, below which it is sent again. Source: the guide, "RDY State".
+# A RDY that nsqd counts down is sent again below this share. Source: the client guide, "RDY State".
 RENEW_BELOW = 0.25
-# A message that a silent nsqd has sent before it read a lower RDY arrives within so many of the delays measured.
+# After a lower RDY to a silent nsqd, messages that it sent before arrive within so many times the measured delay.
 SILENT_GRACE_FACTOR = 4
 
 Key = TypeVar("Key", bound=Hashable)
 
 
+@dataclass(slots=True, eq=False)
 class _Share:
-    """What one connection was granted, and what is known of it."""
+    """State of one connection.
 
-    __slots__ = (
-        "arriving",
-        "arriving_until",
-        "counts_down",
-        "had_turn",
-        "has_backlog",
-        "idle_since",
-        "last",
-        "limit",
-        "new",
-        "raised_at",
-        "rdy",
-        "remaining",
-        "starved",
-        "turn",
-        "turn_renewed",
-    )
+    Attributes:
+        limit: max_rdy_count of its nsqd.
+        counts_down: Whether its nsqd subtracts messages from RDY.
+        last: When the last message came, or when the connection was added.
+        idle_since: Since when no message is in flight; None if one is, or was at the last decide().
+        rdy: RDY that was sent last.
+        remaining: If it counts down: at least so much of rdy is left.
+        is_new: Whether no message has come yet.
+        starved_at: When it was starved last.
+        arriving: Messages that nsqd may have sent before it reads a lower RDY.
+        arriving_until: Until when these may arrive.
+        raised_at: When RDY was raised from 0; None after the next message.
+        turn: When its turn began; None while it waits for one, or if it needs none.
+        turn_renewed: When its turn began or was last extended.
+        has_backlog: Whether its last turn brought messages and did not end in silence.
+        had_turn: Whether it had a turn in this rotation.
+    """
 
-    def __init__(self, limit: int, counts_down: bool, now: float) -> None:
-        self.limit = limit
-        self.counts_down = counts_down
-        # The RDY that it was sent last; for an nsqd that counts down, left is what remains of it at least.
-        self.rdy = 0
-        self.remaining = 0
-        self.last = now
-        self.new = True
-        # When it last had nearly all it may have.
-        self.starved = -math.inf
-        # Messages that nsqd may have sent before it reads a lower RDY, and until when they may arrive.
-        self.arriving = 0
-        self.arriving_until = -math.inf
-        # When its RDY was raised from 0; None once a message came.
-        self.raised_at: float | None = None
-        # With fewer in flight than connections: since when it has its turn, None while it waits for one.
-        self.turn: float | None = None
-        # When it was last allowed to keep its turn.
-        self.turn_renewed = -math.inf
-        # Since when nothing is known to be in flight; None: something is, or was when decide() looked last.
-        self.idle_since: float | None = now
-        # Whether its last turn, or this one, brought messages and did not end in silence; whether it had one in this
-        # round.
-        self.has_backlog = False
-        self.had_turn = False
+    limit: int
+    counts_down: bool
+    last: float
+    idle_since: float | None
+    rdy: int = 0
+    remaining: int = 0
+    is_new: bool = True
+    starved_at: float = -math.inf
+    arriving: int = 0
+    arriving_until: float = -math.inf
+    raised_at: float | None = None
+    turn: float | None = None
+    turn_renewed: float = -math.inf
+    has_backlog: bool = False
+    had_turn: bool = False
 
     def lower(self, target: int, in_flight: int, now: float, grace: float) -> None:
-        """Set a lower RDY; what nsqd has sent before it reads that may arrive for so many seconds."""
+        """Set a lower RDY. Messages that nsqd sends before it reads that may arrive for grace seconds."""
         self.arriving = max(self.rdy - in_flight, self.arriving if now < self.arriving_until else 0)
         self.arriving_until = now + grace
         self.rdy = target
         self.raised_at = None
 
     def begin_turn(self, now: float) -> None:
-        """Begin a turn, or its time where it was granted only now."""
+        """Begin a turn, or begin its time again if RDY was granted only now."""
         self.turn = self.turn_renewed = now
         self.had_turn = True
 
     def held(self, in_flight: int, now: float) -> int:
-        """Messages that are in flight, or may be without another command."""
+        """Return how many messages are in flight, or may be without another RDY."""
         arriving = self.arriving if now < self.arriving_until else 0
         return max(self.rdy, in_flight + arriving)
 
 
 class RdyPolicy(Generic[Key]):
-    """Spread max_in_flight over connections so that the sum of max(RDY, in flight) never exceeds it.
+    """Distributes max_in_flight to connections. The sum of max(RDY, in flight) never exceeds it.
 
-    A connection begins with RDY 1 and gets its share with its first message. Shares are even; a connection without a
-    message for idle_timeout is cut down to RDY 1 as long as others have nearly all they may have.
+    A connection begins with RDY 1 and gets its share with its first message. Shares are equal. A connection that had no
+    message for idle_timeout is reduced to RDY 1 while others are starved.
 
-    With fewer in flight than connections some have RDY 1 and the rest 0, in turns of random order. One without messages
-    loses its turn after idle_timeout; after grace, if another waits that is known to have some. One with messages is
-    interrupted after turn_timeout, shorter where many wait, and comes again at once if the next has none.
+    If max_in_flight is lower than the number of connections, some have RDY 1 and the others RDY 0, by turns in random
+    order. A connection without messages loses its turn after idle_timeout, or after grace if a waiting one is known to
+    have messages. A connection with messages loses it after turn_timeout, which is divided if many wait; it gets the
+    next turn if its successor has no messages.
 
-    What a connection gives up is granted to another when it is answered, or after grace, since nsqd does not
-    acknowledge RDY. A connection that loses its turn because it was silent most likely has nothing on its way: then a
-    few times the delay that was measured is enough, without one nothing.
+    RDY that was taken from a connection is given to another one when messages are answered, or after grace, since nsqd
+    does not acknowledge RDY. A connection that loses its turn by silence probably has no message on its way: a few
+    times the measured delay is enough for it, or no time if no delay was measured.
 
     Args:
-        max_in_flight: Messages, 1 or more; may be changed at any time, decide() then says what follows.
-        idle_timeout: Seconds; may be changed, too.
-        turn_timeout: Seconds, likewise.
-        grace: Seconds in which nsqd has read a lower RDY, and what it had sent before has arrived. It sends what it has
-            buffered as soon as a RDY says that no more may come.
-        rng: Source of randomness for who gets the remainder, and whose turn comes next.
+        max_in_flight: Messages, 1 or more. This and the timeouts may be changed at any time, before a decide().
+        idle_timeout: Seconds without a message.
+        turn_timeout: Seconds of a turn.
+        grace: Seconds until nsqd has read a lower RDY and the messages that it sent before have arrived. nsqd flushes
+            its output buffer when a RDY allows no more messages.
+        rng: Randomness for the remainder of the shares and for the order of turns.
 
     Attributes:
-        paused: Nobody gets any.
-        backing_off: Nobody gets any but the probe.
-        expected: Connections that may join any moment; their shares are kept for them.
-        probe: Has RDY 1 while the others back off; None for nobody.
+        paused: All RDY counts are 0.
+        backing_off: All RDY counts are 0, except that of the probe.
+        expected: Number of connections that may be added soon; their shares are reserved.
+        probe: Connection that has RDY 1 while the others have 0; None for none.
     """
 
     def __init__(
@@ -138,53 +131,56 @@ class RdyPolicy(Generic[Key]):
         self.grace = grace
         self._rng = rng if rng is not None else random.Random()
         self._shares: dict[Key, _Share] = {}
-        # Who comes first where there is not enough for all.
+        # Connections; the first ones have priority.
         self._order: list[Key] = []
-        # Whose turn ends in this decide(), and whether because nothing came.
+        # Connections whose turn ends in this decide(), and whether by silence.
         self._ended: dict[Key, bool] = {}
-        # How many of those that wait are known to have messages, and when one with messages is interrupted, seconds.
+        # Number of waiting connections that are known to have messages, and seconds of a turn at present.
         self._waiting_with_backlog = 0
         self._turn_seconds = turn_timeout
         self._has_unassigned = False
-        # Seconds from a RDY to its first message, measured where that came within grace.
+        # Seconds from a RDY to its first message, averaged, if that came within grace.
         self._delay = 0.0
 
     @property
     def has_unassigned(self) -> bool:
-        """Whether some connection waits for RDY that others must free first: ask decide() again as answers go out."""
+        """Whether a connection waits for RDY that others must free: call decide() again after each answer."""
         return self._has_unassigned
 
     def add(self, key: Key, max_rdy_count: int, now: float, *, counts_down: bool = False) -> None:
-        """Take in a connection that has RDY 0.
+        """Add a connection that has RDY 0.
 
         Args:
-            max_rdy_count: What its nsqd allows at most.
-            counts_down: Its nsqd takes 1 off RDY with each message, and must be sent the same RDY again.
+            max_rdy_count: Largest RDY that its nsqd allows.
+            counts_down: Whether its nsqd subtracts 1 from RDY with each message.
         """
-        self._shares[key] = _Share(max_rdy_count, counts_down, now)
-        # Not before those that have their turn: all would wait until what they give up is free.
+        self._shares[key] = _Share(max_rdy_count, counts_down, now, now)
+        # After the connections that have a turn: they would lose it.
         first = min(len(self._order), self.max_in_flight) if len(self._order) >= self.max_in_flight else 0
         self._order.insert(self._rng.randint(first, len(self._order)), key)
 
     def remove(self, key: Key) -> None:
-        """Forget a connection."""
+        """Remove a connection, if it is there."""
         if self._shares.pop(key, None) is not None:
             self._order.remove(key)
         if self.probe == key:
             self.probe = None
 
     def on_messages(self, key: Key, count: int, in_flight: int, now: float) -> bool:
-        """Note that messages came; say whether decide() may now have something to say.
+        """Record that messages came.
 
         Args:
-            count: How many came.
-            in_flight: How many the connection has now, these included.
+            count: Number of these messages.
+            in_flight: Messages in flight on the connection, with these.
+
+        Returns:
+            Whether decide() should be called.
         """
         share = self._shares.get(key)
         if share is None:
             return False
-        changed = share.new or self._is_idle(share, now)
-        share.new = False
+        changed = share.is_new or self._is_idle(share, now)
+        share.is_new = False
         share.last = now
         share.idle_since = None
         share.has_backlog = True
@@ -194,31 +190,34 @@ class RdyPolicy(Generic[Key]):
         share.arriving = max(share.arriving - count, 0)
         if in_flight >= share.rdy * STARVED_SHARE:
             changed = changed or not self._is_starved(share, now)
-            share.starved = now
+            share.starved_at = now
         if share.counts_down:
             share.remaining = max(share.remaining - count, 0)
             changed = changed or self._must_renew(share)
         return changed or (share.turn is not None and now >= share.turn_renewed + self._turn_seconds)
 
     def pick_probe(self, in_flight: Mapping[Key, int]) -> Key | None:
-        """Choose whom to ask for one message; None without connections.
+        """Choose the connection to probe with RDY 1; None if there is no connection.
 
-        At first the one that had messages last: it most likely has more. Then, since that gave none, another at random.
-        One that has messages in flight would give none before these are answered, so others come first.
+        First the one that had the last message, since it probably has more; then another one at random. Connections
+        without messages in flight are preferred: the others deliver none before these are answered.
         """
         others = [key for key in self._order if key != self.probe] or self._order
         best = [key for key in others if not in_flight.get(key)] or others
         if not best:
             return None
         if self.probe is None:
-            return max(best, key=lambda key: (not self._shares[key].new, self._shares[key].last))
+            return max(best, key=lambda key: (not self._shares[key].is_new, self._shares[key].last))
         return self._rng.choice(best)
 
     def decide(self, in_flight: Mapping[Key, int], now: float) -> dict[Key, int]:
-        """Say which connections are to be sent which RDY now; those not named keep theirs.
+        """Compute the RDY counts.
 
         Args:
             in_flight: Messages in flight on each connection.
+
+        Returns:
+            The RDY counts to send now. Connections that are missing keep theirs.
         """
         self._ended.clear()
         targets = self._targets(in_flight, now)
@@ -230,11 +229,14 @@ class RdyPolicy(Generic[Key]):
         return {key: self._shares[key].rdy for key in changed}
 
     def lower_probe(self, in_flight: int, now: float) -> int | None:
-        """Say which RDY the probe must be sent before an answer is, so that one message comes and not one for each
-        answer; None for none.
+        """Compute the RDY to send to the probe before an answer, so that it delivers one message in total, and not one
+        for each answer.
 
         Args:
-            in_flight: Messages in flight there after the answer.
+            in_flight: Messages in flight on the probe after the answer.
+
+        Returns:
+            None if nothing must be sent.
         """
         share = self._shares.get(self.probe) if self.probe is not None else None
         if share is None or share.rdy <= in_flight + 1:
@@ -244,28 +246,27 @@ class RdyPolicy(Generic[Key]):
         return share.rdy
 
     def due(self, now: float) -> float | None:
-        """Say when decide() may have something to say though nothing has happened; None for never."""
+        """Return when decide() must be called without an event; None for never."""
         shares = self._shares.values()
         times = [share.arriving_until for share in shares if self._has_unassigned and share.arriving]
         if self._is_oversubscribed:
             for share in shares:
                 if share.turn is not None and share.rdy:
                     times += [self._silent_at(share, now), share.turn_renewed + self._turn_seconds]
-        times += [share.last + self.grace for share in shares if share.new]
+        times += [share.last + self.grace for share in shares if share.is_new]
         if (
             not self._is_oversubscribed
             and len(self._shares) > 1
             and any(self._is_starved(share, now) for share in shares)
         ):
             times += [share.last + self.idle_timeout for share in shares]
-            times += [share.starved + self.idle_timeout for share in shares]
+            times += [share.starved_at + self.idle_timeout for share in shares]
         return min((time for time in times if time > now), default=None)
 
     # --- steps of decide()
 
     def _cap(self, targets: Mapping[Key, int], in_flight: Mapping[Key, int]) -> dict[Key, int]:
-        """Cut targets where others hold more than theirs, as when max_in_flight was lowered: to 1 at least, so that
-        who waits for their answers does not wait for ever."""
+        """Reduce targets, but not below 1, if connections exceed theirs, as when max_in_flight was lowered."""
         rdy = {key: min(target, self._shares[key].rdy) for key, target in targets.items()}
         excess = sum(max(count, in_flight.get(key, 0)) for key, count in rdy.items()) - self.max_in_flight
         for key in reversed(self._order):
@@ -283,7 +284,7 @@ class RdyPolicy(Generic[Key]):
         return lowered
 
     def _free(self, in_flight: Mapping[Key, int], now: float) -> int:
-        """Say what nobody holds of max_in_flight; below 0 where it was lowered, and not enough was answered since."""
+        """Return the unused part of max_in_flight. It is negative after max_in_flight was lowered."""
         return self.max_in_flight - sum(share.held(in_flight.get(key, 0), now) for key, share in self._shares.items())
 
     def _grant(self, targets: Mapping[Key, int], in_flight: Mapping[Key, int], now: float) -> set[Key]:
@@ -297,13 +298,13 @@ class RdyPolicy(Generic[Key]):
             if free < 0:
                 self._has_unassigned = True
                 continue
-            # What it holds beyond its RDY is counted already; it needs no free place to be allowed again.
+            # Messages in flight above its RDY are counted already.
             held = share.held(in_flight.get(key, 0), now)
             granted = min(target, held + free)
             free -= max(granted - held, 0)
             if granted > share.rdy:
                 if share.turn is not None and not share.rdy:
-                    # Only now: others may have held what it waited for.
+                    # Only now: it may have waited for answers of others.
                     share.begin_turn(now)
                     share.idle_since = now
                 if not share.rdy:
@@ -315,14 +316,13 @@ class RdyPolicy(Generic[Key]):
         return raised
 
     def _must_renew(self, share: _Share) -> bool:
-        """Whether an nsqd that counts down has so little left that it must be sent the same RDY again.
+        """Whether an nsqd that counts down must be sent the same RDY again.
 
-        It is never too much: nsqd sends nothing while as many as its last RDY are in flight. It is never less, either:
-        with two slow messages in flight an nsqd that was sent RDY 2 sends nothing.
+        That is never too much: nsqd sends nothing while the last RDY is in flight.
         """
         return share.counts_down and share.remaining < share.rdy * RENEW_BELOW
 
-    # --- who should have how many
+    # --- targets
 
     @property
     def _is_oversubscribed(self) -> bool:
@@ -332,7 +332,7 @@ class RdyPolicy(Generic[Key]):
         if self.paused or self.backing_off:
             targets = dict.fromkeys(self._order, 0)
             if self.probe is not None and not self.paused:
-                # One more than it has: RDY is a ceiling, and what it has may take long. See lower_probe().
+                # One more than it has in flight, since these may take long. See lower_probe().
                 targets[self.probe] = min(in_flight.get(self.probe, 0) + 1, self._shares[self.probe].limit)
             return targets
         if self._is_oversubscribed:
@@ -347,41 +347,38 @@ class RdyPolicy(Generic[Key]):
         eligible = [
             key
             for key, share in self._shares.items()
-            # One that works on messages is not idle: cut down, it would get no more before they are answered.
-            if not share.new and not (starved and self._is_idle(share, now) and not in_flight.get(key))
+            # With messages in flight it is not idle: a lower RDY would allow no more before they are answered.
+            if not share.is_new and not (starved and self._is_idle(share, now) and not in_flight.get(key))
         ]
         targets = {key: min(1, self._shares[key].limit) for key in self._order}
-        # The first to have a message must not take what others will have to be given a moment later.
-        recently_added = sum(share.new and now < share.last + self.grace for share in self._shares.values())
+        # The first connection with a message must not get shares that others will need a moment later.
+        recently_added = sum(share.is_new and now < share.last + self.grace for share in self._shares.values())
         count = self.max_in_flight - len(self._order) + len(eligible) + recently_added
         targets.update(self._distribute(count, set(eligible), recently_added + self.expected))
         return targets
 
     def _distribute(self, count: int, eligible: set[Key], reserved: int) -> dict[Key, int]:
-        """Divide evenly, with shares for others kept back; the remainder goes to the first in order, what one's nsqd
-        does not allow to the others."""
+        """Divide count into equal shares and some reserved ones. The first in order get the remainder; the part of a
+        share above the limit of an nsqd goes to the others."""
         targets = {}
-        # Those with the lowest limits first: what they leave is then shared by the rest.
+        # The lowest limits first: the others divide the rest.
         waiting = sorted((key for key in self._order if key in eligible), key=lambda key: self._shares[key].limit)
         while waiting:
             share, remainder = divmod(count, len(waiting) + reserved)
             if reserved:
                 share, remainder = max(share, 1), 0
             if self._shares[waiting[0]].limit > share:
-                targets.update(self._split_evenly(waiting, share, remainder))
+                rest = set(waiting)
+                first = set([key for key in self._order if key in rest][:remainder])
+                targets.update({key: share + (key in first) for key in waiting})
                 break
             key = waiting.pop(0)
             targets[key] = self._shares[key].limit
             count -= targets[key]
         return targets
 
-    def _split_evenly(self, keys: Iterable[Key], share: int, remainder: int) -> dict[Key, int]:
-        chosen = set(keys)
-        order = [key for key in self._order if key in chosen]
-        return {key: share + (1 if index < remainder else 0) for index, key in enumerate(order)}
-
     def _is_starved(self, share: _Share, now: float) -> bool:
-        return now < share.starved + self.idle_timeout
+        return now < share.starved_at + self.idle_timeout
 
     def _is_idle(self, share: _Share, now: float) -> bool:
         return now >= share.last + self.idle_timeout
@@ -390,18 +387,18 @@ class RdyPolicy(Generic[Key]):
 
     @property
     def _silence_timeout(self) -> float:
-        """Seconds without a message after which a turn ends."""
+        """Seconds without a message until a turn ends."""
         return self.grace if self._waiting_with_backlog else self.idle_timeout
 
     def _silent_at(self, share: _Share, now: float) -> float:
-        """Say when to look whether a connection with a turn is silent."""
+        """Return when a connection that has a turn is silent, or when to check that again."""
         silent = max(share.last, share.turn or 0.0) + self._silence_timeout
         if share.idle_since is not None:
             return max(silent, share.idle_since + self.grace)
         return silent - self.grace if silent - self.grace > now else now + self.grace
 
     def _rotate(self, in_flight: Mapping[Key, int], now: float) -> None:
-        """Let those whose turn is over change places with those that wait."""
+        """Exchange connections whose turn is over with waiting ones."""
         active, waiting = self._order[: self.max_in_flight], self._order[self.max_in_flight :]
         self._waiting_with_backlog = sum(self._shares[key].has_backlog for key in waiting)
         for key in waiting:
@@ -414,7 +411,7 @@ class RdyPolicy(Generic[Key]):
                 share.idle_since = None
             elif share.idle_since is None:
                 share.idle_since = now
-        # In random order: there may be fewer that wait.
+        # In random order: fewer may be waiting.
         for key in self._rng.sample(active, len(active)):
             share = self._shares[key]
             if not share.rdy or share.turn is None:
@@ -425,21 +422,21 @@ class RdyPolicy(Generic[Key]):
                 if not self._is_wanted():
                     share.turn_renewed = now
                 elif in_flight.get(key, 0) >= share.rdy:
-                    # Not before: nothing else can be on its way now, so the next turn begins with the answer.
+                    # With all its RDY in flight no message is on its way, so the next turn begins with the answer.
                     self._end_turn(key, now, is_silent=False)
         waiting = self._order[self.max_in_flight :]
-        # All that wait are asked within turn_timeout, but half of the time is for those with messages.
+        # All waiting connections without messages get their turn within turn_timeout.
         self._turn_seconds = max(self.turn_timeout / max(len(waiting) - self._waiting_with_backlog, 1), self.grace)
 
     def _is_wanted(self) -> bool:
-        """Whether one with messages must let others have a turn: not while one without messages will do so."""
+        """Whether a connection with messages must end its turn: not while one without messages will end its own."""
         active = [self._shares[key] for key in self._order[: self.max_in_flight]]
         searching = sum(not share.has_backlog for share in active)
         return not searching or self._waiting_with_backlog > searching
 
     def _end_turn(self, key: Key, now: float, *, is_silent: bool) -> None:
-        """Give the turn of a connection to one that waits: to each once in a round, in random order; but after a turn
-        that was of no use to one that is known to have messages."""
+        """Give the turn of a connection to a waiting one. Each gets one turn per rotation, in random order; but a
+        connection without messages is followed by one that is known to have messages."""
         share = self._shares[key]
         waiting = [other for other in self._order[self.max_in_flight :] if other not in self._ended]
         if not waiting:
