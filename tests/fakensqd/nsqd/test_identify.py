@@ -1,0 +1,335 @@
+"""IDENTIFY with its settings, TLS and compression, and AUTH: requests of a session, and what follows their results."""
+
+import json
+
+import pytest
+
+from fakensqd.effects import AskAuth, Close, Send, StartCompression, StartTLS, TlsEstablished
+from fakensqd.nsqd.auth import Authorization, Grant
+from fakensqd.nsqd.broker import Broker
+from fakensqd.nsqd.identify import Settings, decode_identify
+from fakensqd.nsqd.session import Session
+from fakensqd.nsqd.stats import client_statistics
+from fakensqd.options import NsqdOptions
+from gnsq.protocol import commands
+from gnsq.protocol.frames import RESPONSE, FrameDecoder
+
+OK = (RESPONSE, b"OK")
+TLS = {"tls_cert": "cert.pem", "tls_key": "key.pem"}
+ESTABLISHED = TlsEstablished(version="TLS1.3", cipher_suite="Unknown 4865", common_name="me")
+AUTH = {"auth_http_addresses": ("a:1",)}
+ALL = Authorization(ttl=10.0, identity="me", identity_url="u", grants=(Grant(),))
+
+
+class Client:
+    """A session without a socket. Its methods return frames, and effects that are no Send."""
+
+    def __init__(self, remote_address="127.0.0.1:1000", **options):
+        self.session = Session(Broker(NsqdOptions(**options)), remote_address=remote_address)
+        self.now = 0.0
+        self._decoder = FrameDecoder()
+        assert self.send(b"  V2") == []
+
+    def _decoded(self, effects):
+        found = []
+        for effect in effects:
+            found += self._decoder.feed(effect.data) if isinstance(effect, Send) else [effect]
+        return found
+
+    def send(self, data):
+        return self._decoded(self.session.receive(data, self.now))
+
+    def resume(self, answer):
+        return self._decoded(self.session.resume(answer, self.now))
+
+    def tick(self, now):
+        self.now = now
+        return self._decoded(self.session.tick(now))
+
+    def identify(self, **asked):
+        """Send IDENTIFY; return the features that the response confirms, and the effects after it."""
+        (kind, answer), *rest = self.send(identify(**asked))
+        assert kind == RESPONSE
+        return {name for name, value in json.loads(answer).items() if value is True}, rest
+
+    def authorized(self, authorization=ALL):
+        self.send(commands.auth(b"secret"))
+        self.resume(authorization)
+        return self
+
+
+def identify(**asked):
+    return commands.identify({"feature_negotiation": True, **asked})
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+OPTIONS = NsqdOptions()
+DEFAULT = Settings.default(OPTIONS)
+
+
+def identified(settings=DEFAULT, **asked):
+    return settings.updated(decode_identify(json.dumps(asked).encode()), OPTIONS)
+
+
+def test_unknown_fields_of_a_body_are_ignored():
+    asked = decode_identify(b'{"client_id": "me", "heartbeat_interval": 1000, "feature_negotiation": true, "x": 1}')
+
+    assert {name: value for name, value in asked.items() if value} == {
+        "client_id": "me",
+        "heartbeat_interval": 1000,
+        "feature_negotiation": True,
+    }
+
+
+def test_identify_without_fields_leaves_the_defaults():
+    assert identified() == DEFAULT
+    assert (
+        Settings(
+            heartbeat_interval=30.0,
+            output_buffer_size=16384,
+            output_buffer_timeout=0.25,
+            sample_rate=0,
+            msg_timeout=60.0,
+        )
+        == DEFAULT
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "asked", "setting"),
+    [
+        ("heartbeat_interval", -1, 0.0),
+        ("heartbeat_interval", 1000, 1.0),
+        ("heartbeat_interval", 60000, 60.0),
+        ("output_buffer_timeout", -1, 0.0),
+        ("output_buffer_timeout", 25, 0.025),
+        ("output_buffer_timeout", 30000, 30.0),
+        ("output_buffer_size", -1, 1),
+        ("output_buffer_size", 64, 64),
+        ("output_buffer_size", 65536, 65536),
+        ("sample_rate", 99, 99),
+        ("msg_timeout", 1000, 1.0),
+        ("msg_timeout", 900000, 900.0),
+    ],
+)
+def test_value_within_bounds_becomes_the_setting(field, asked, setting):
+    assert getattr(identified(**{field: asked}), field) == setting
+
+
+def test_output_buffer_that_is_off_has_no_timeout():
+    settings = identified(output_buffer_size=-1, output_buffer_timeout=1000)
+
+    assert (settings.output_buffer_size, settings.output_buffer_timeout) == (1, 0.0)
+
+
+def test_msg_timeout_of_minus_one_is_refused():
+    with pytest.raises(ValueError, match=r"^msg timeout \(-1\) is invalid$"):
+        identified(msg_timeout=-1)
+
+
+def test_fields_are_checked_in_the_order_of_nsqd():
+    bad = {
+        "heartbeat_interval": 1,
+        "output_buffer_timeout": 1,
+        "output_buffer_size": 1,
+        "sample_rate": 100,
+        "msg_timeout": 1,
+    }
+    texts = []
+    for field in list(bad):
+        with pytest.raises(ValueError, match="is invalid") as caught:
+            identified(**bad)
+        texts.append(str(caught.value).partition(" (")[0])
+        del bad[field]
+
+    assert texts == [
+        "heartbeat interval",
+        "output buffer timeout",
+        "output buffer size",
+        "sample rate",
+        "msg timeout",
+    ]
+
+
+def test_second_identify_keeps_settings_that_it_does_not_name():
+    settings = identified(identified(msg_timeout=5000), heartbeat_interval=2000)
+
+    assert (settings.msg_timeout, settings.heartbeat_interval) == (5.0, 2.0)
+
+
+# --- TLS and compression ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "offered", "negotiated"),
+    [
+        pytest.param({}, TLS, {}, id="nothing"),
+        pytest.param({"tls_v1": True}, TLS, {"tls_v1": True}, id="TLS"),
+        pytest.param({"tls_v1": True}, {}, {}, id="TLS is not offered"),
+        pytest.param({"snappy": True}, {}, {"snappy": True}, id="snappy"),
+        pytest.param({"snappy": True}, {"snappy": False}, {}, id="snappy is not offered"),
+        pytest.param({"deflate": True}, {}, {"deflate": True, "deflate_level": 6}, id="deflate"),
+        pytest.param({"deflate": True}, {"deflate": False}, {}, id="deflate is not offered"),
+        pytest.param({"deflate": True, "snappy": True}, {"deflate": False}, {"snappy": True}, id="one of two"),
+        pytest.param({"deflate": True, "deflate_level": 2}, {}, {"deflate": True, "deflate_level": 2}, id="level"),
+        pytest.param({"deflate": True, "deflate_level": 9}, {}, {"deflate": True}, id="level too high"),
+        pytest.param({"deflate": True, "deflate_level": -1}, {}, {"deflate": True}, id="level too low"),
+        pytest.param({"deflate_level": 2}, {}, {}, id="level without deflate"),
+        pytest.param({}, {"max_deflate_level": 3}, {"deflate_level": 3}, id="highest level"),
+    ],
+)
+def test_features_asked_for_and_offered_are_negotiated(asked, offered, negotiated):
+    nothing = {"tls_v1": False, "snappy": False, "deflate": False, "deflate_level": 6}
+
+    effects = Client(**offered).session.receive(identify(**asked), 0.0)
+
+    ((_, response),) = FrameDecoder().feed(effects[0].data)
+    assert {name: json.loads(response)[name] for name in nothing} == nothing | negotiated
+
+
+def test_tls_starts_after_the_response_and_is_confirmed_inside_tls():
+    client = Client(**TLS)
+
+    assert client.identify(tls_v1=True) == ({"tls_v1"}, [StartTLS()])
+    assert client.resume(ESTABLISHED) == [OK]
+    assert client.session.handshake.tls is ESTABLISHED
+    assert client.send(commands.publish("t", b"x")) == [OK]
+
+
+@pytest.mark.parametrize("name", ["snappy", "deflate"])
+def test_compression_starts_after_the_response(name):
+    client = Client()
+
+    features, (io_request,) = client.identify(**{name: True})
+
+    assert features == {name}
+    assert isinstance(io_request, StartCompression)
+    assert io_request.codec.name == name
+    assert client.resume(None) == [OK]
+    assert client_statistics(client.session)[name]
+
+
+def test_tls_comes_before_compression():
+    client = Client(**TLS)
+
+    assert client.identify(tls_v1=True, deflate=True) == ({"tls_v1", "deflate"}, [StartTLS()])
+    ok, io_request = client.resume(ESTABLISHED)
+    assert ok == OK
+    assert isinstance(io_request, StartCompression)
+    assert client.resume(None) == [OK]
+
+
+def test_bytes_received_with_an_identify_that_starts_compression_are_lost():
+    client = Client()
+
+    client.send(identify(snappy=True) + b"NOP\nFOO\n" + b"FO")
+    assert client.resume(None) == [OK]
+
+    assert client.send(commands.publish("t", b"x")) == [OK]
+
+
+def test_second_identify_may_change_the_compression():
+    client = Client()
+    client.identify(snappy=True)
+    client.resume(None)
+
+    features, (io_request,) = client.identify(deflate=True)
+
+    assert (features, io_request.codec.name) == ({"deflate"}, "deflate")
+
+
+def test_read_deadline_is_suspended_while_tls_starts():
+    client = Client(**TLS)
+    client.identify(tls_v1=True, heartbeat_interval=1000)
+
+    assert client.tick(1.0) == [(RESPONSE, b"_heartbeat_")]
+    assert client.tick(2.0) == [(RESPONSE, b"_heartbeat_")]
+    client.now = 2.5
+    assert client.resume(ESTABLISHED) == [OK]
+
+    assert client.tick(3.0) == [(RESPONSE, b"_heartbeat_")]
+    assert client.session.due == 4.0
+    assert client.tick(4.5) == [Close()]
+
+
+def test_commands_wait_until_tls_is_established():
+    client = Client(**TLS)
+    client.identify(tls_v1=True)
+
+    assert client.send(b"FOO\n") == []
+
+
+# --- AUTH -------------------------------------------------------------------------------------------------------------
+
+
+def test_auth_asks_the_auth_server_and_responds():
+    client = Client(**AUTH)
+    assert client.identify() == ({"auth_required"}, [])
+
+    assert client.send(commands.auth(b"se cret")) == [AskAuth(b"se cret", "127.0.0.1", "", False)]
+    assert client.resume(ALL) == [(RESPONSE, b'{"identity":"me","identity_url":"u","permission_count":1}')]
+    assert client.send(commands.publish("t", b"x")) == [OK]
+
+
+def test_auth_inside_tls_sends_the_name_of_the_certificate():
+    client = Client("[::1]:1000", **AUTH, **TLS)
+    client.identify(tls_v1=True)
+    client.resume(ESTABLISHED)
+
+    assert client.send(commands.auth(b"s")) == [AskAuth(b"s", "::1", "me", True)]
+
+
+def test_expired_authorization_is_asked_for_again():
+    client = Client(**AUTH).authorized()
+    client.now = 10.0
+    assert client.send(commands.publish("t", b"x")) == [OK]
+
+    client.now = 10.1
+    assert client.send(commands.publish("t", b"x")) == [AskAuth(b"secret", "127.0.0.1", "", False)]
+    assert client.resume(ALL) == [OK]
+    client.now = 20.0
+    assert client.send(commands.publish("t", b"x")) == [OK]
+
+
+def test_channel_deleted_during_a_request_to_the_auth_server_closes_the_connection():
+    client = Client(**AUTH).authorized()
+    client.send(b"SUB t c\n")
+    client.now = 11.0
+    assert len(client.send(commands.publish("t", b"x"))) == 1
+    client.session._broker.delete_topic("t")
+
+    assert client.resume(ALL) == [Close()]
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def test_statistics_of_a_client_without_tls_and_auth():
+    document = client_statistics(Client().session)
+
+    assert document["tls"] is document["tls_negotiated_protocol_is_mutual"] is False
+    assert (document["tls_version"], document["tls_cipher_suite"]) == ("", "")
+    assert not {"authed", "auth_identity", "auth_identity_url"} & set(document)
+
+
+def test_statistics_of_a_client_with_tls_and_auth():
+    client = Client(**AUTH, **TLS)
+    client.identify(tls_v1=True)
+    client.resume(ESTABLISHED)
+    client.authorized()
+
+    document = client_statistics(client.session)
+
+    assert list(document)[14:18] == ["user_agent", "authed", "auth_identity", "auth_identity_url"]
+    assert (document["authed"], document["auth_identity"], document["auth_identity_url"]) == (True, "me", "u")
+    assert (document["tls"], document["tls_version"], document["tls_cipher_suite"]) == (True, "TLS1.3", "Unknown 4865")
+    assert document["tls_negotiated_protocol_is_mutual"] is True
+
+
+def test_empty_facts_about_auth_are_left_out_of_statistics():
+    client = Client(**AUTH).authorized(Authorization(ttl=1.0, grants=(Grant(),)))
+
+    document = client_statistics(client.session)
+
+    assert {"authed", "auth_identity", "auth_identity_url"} & set(document) == {"authed"}
