@@ -161,7 +161,7 @@ def test_faults_example_passes(fakensqd):
 
 
 def test_links_example_runs():
-    code = TEXT.split("### Bad links, broken daemons, other times\n")[1]
+    code = TEXT.split("### Slow links, broken daemons, a clock that tests set\n")[1]
     exec(re.search(r"```python\n(.*?)```", code, re.DOTALL)[1], {})
 
 
