@@ -1,8 +1,7 @@
-"""Link: the toxics between clients and a server, put on and taken off while connections live.
+"""Link between the clients of a server and the server, with toxics that are added and removed while connections live.
 
-Owns what waits because of a toxic, and the greenlets that carry it on; lies right over TCP, so that toxics meet the
-bytes of the wire, TLS and all. A connection that never had a toxic is passed straight through: it costs one look at an
-attribute for each chunk. Knows no command.
+Lies directly above TCP, so that toxics change the bytes of the wire, encrypted ones if there is TLS. A connection that
+never had a toxic is passed through: that costs one read of an attribute for each chunk. Knows no command.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import errno
 import math
 import random
 import struct
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,18 +19,18 @@ from gevent import socket
 from gevent.event import Event
 
 from fakensqd.clock import Clock
-from fakensqd.faults.toxics import Chain, Deliver, Effect, End, Toxic
+from fakensqd.faults.toxics import ConnectionReset, Deliver, StreamEnd, Toxic, ToxicChain
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.transport import READ_SIZE, Transport
 
-__all__ = ["Link", "LinkedTransport", "ActiveToxic", "reset_socket"]
+__all__ = ["ActiveToxic", "Link", "LinkedTransport", "reset_socket"]
 
-# What a link holds in one direction before who sends has to wait: about what the buffers of two sockets hold.
-_MAX_HELD = 1024 * 1024
+# Bytes in one direction of a connection above which the sender waits: about the size of the buffers of two sockets.
+_MAX_HELD_BYTES = 1024 * 1024
 
 
 class ActiveToxic:
-    """A toxic on a link: remove() takes it off, and so does the end of a ``with``."""
+    """A toxic on a link. remove() removes it, and so does the end of a ``with`` block."""
 
     def __init__(
         self, link: Link, toxic: Toxic, number: int, *, upstream: bool | None, connection: int | None, kept: bool
@@ -45,11 +43,11 @@ class ActiveToxic:
         self._link = link
 
     def applies_to(self, connection: int, *, upstream: bool) -> bool:
-        """Whether it is for this direction of a connection."""
+        """Return whether it is for this direction of a connection."""
         return self.upstream in (None, upstream) and self.connection in (None, connection)
 
     def remove(self) -> None:
-        """Take it off: what it holds goes on. Does nothing the second time."""
+        """Remove it and pass on the bytes that wait for it. Does nothing the second time."""
         self._link.remove(self)
 
     def __enter__(self) -> Self:
@@ -65,15 +63,15 @@ class ActiveToxic:
 
 
 class Link:
-    """The toxics of all connections of one server.
+    """Toxics of all connections of one server.
 
     Args:
-        clock: What all waits go by.
-        seed: Of whatever toxics leave to chance; default: another one each time.
+        clock: All waits go by it.
+        seed: Of the random numbers of toxics; default: a random one.
 
     Attributes:
-        seed: That number. The same one gives the same chances to each toxic and connection, by their numbers.
-        connections: How many there have been; the number of the last.
+        seed: The same seed gives the same random numbers to each toxic and connection, by their numbers.
+        connections: Connections so far; the number of the last one.
     """
 
     def __init__(self, clock: Clock, seed: int | None = None) -> None:
@@ -90,12 +88,12 @@ class Link:
     def add(
         self, toxic: Toxic, *, upstream: bool | None = None, connection: int | None = None, kept: bool = False
     ) -> ActiveToxic:
-        """Put a toxic on, behind the others; on connections that live, too.
+        """Add a toxic after the others, on open connections, too.
 
         Args:
-            upstream: True for what clients send, False for what they are sent; default: both.
-            connection: The number of the one connection that it is for, from 1; default: all.
-            kept: Leave it on when clear() is called.
+            upstream: True for the bytes that clients send, False for those that they receive; default: both.
+            connection: Number of the only connection that it is for, from 1; default: all.
+            kept: Whether clear() leaves it.
         """
         self._added += 1
         active = ActiveToxic(self, toxic, self._added, upstream=upstream, connection=connection, kept=kept)
@@ -105,7 +103,7 @@ class Link:
         return active
 
     def remove(self, active: ActiveToxic) -> None:
-        """Take a toxic off: what it holds goes on. Does nothing if it is off."""
+        """Remove a toxic and pass on the bytes that wait for it. Does nothing if it is removed."""
         if active in self._active:
             self._active.remove(active)
             for transport in self._transports:
@@ -113,11 +111,11 @@ class Link:
 
     @property
     def toxics(self) -> list[ActiveToxic]:
-        """The toxics that clear() takes off, in order."""
+        """The toxics in order, without those that clear() leaves."""
         return [active for active in self._active if not active.kept]
 
     def clear(self) -> None:
-        """Take all toxics off."""
+        """Remove all toxics, but those with kept=True."""
         for active in self.toxics:
             self.remove(active)
 
@@ -127,7 +125,7 @@ class Link:
         """Put a new connection on this link.
 
         Args:
-            reset: Breaks the connection in a way that its peer notices.
+            reset: Resets the connection.
         """
         self.connections += 1
         linked = LinkedTransport(self, transport, reset, self.connections)
@@ -137,78 +135,74 @@ class Link:
         return linked
 
     def abort(self) -> None:
-        """Close all connections at once; what is on its way is lost."""
+        """Close all connections at once. Delayed bytes are lost."""
         transports = list(self._transports)
         for transport in transports:
             transport.abort()
-        gevent.killall([pump for transport in transports for pump in transport.pumps])
+        gevent.killall([pump for transport in transports for pump in transport.pumps.values()])
 
     def remove_transport(self, transport: LinkedTransport) -> None:
-        """Take note that a connection is gone."""
+        """Remove a connection that has been closed."""
         self._transports.pop(transport, None)
 
     def _attach(self, active: ActiveToxic, transport: LinkedTransport) -> None:
         for upstream in (True, False):
             if active.applies_to(transport.number, upstream=upstream):
-                # One generator each: what one connection does changes nothing for the others.
-                chance = random.Random(f"{self.seed} {active.number} {transport.number} {upstream}")
-                transport.attach(active, chance, upstream=upstream)
+                # A generator for each: the traffic of one connection does not change the random numbers of others.
+                rng = random.Random(f"{self.seed} {active.number} {transport.number} {upstream}")
+                transport.attach(active, rng, upstream=upstream)
 
 
-class _Flow:
-    """One direction of a connection that has, or had, toxics: what waits in it, and for what time."""
+class _DelayedStream:
+    """One direction of a connection that has or had toxics: a ToxicChain with a clock, and waits for its bytes."""
 
     def __init__(self, clock: Clock) -> None:
-        self._chain = Chain()
+        self.chain = ToxicChain()
         self._clock = clock
         self._changed = Event()
-        self._roomy = Event()
-        self._ready: deque[Effect] = deque()
-        self._closed: NSQSocketError | None = None
-
-    def add(self, active: ActiveToxic, chance: random.Random) -> None:
-        self._chain.add(active, active.toxic.begin(chance))
+        self._has_capacity = Event()
+        self._error: NSQSocketError | None = None
 
     def remove(self, active: ActiveToxic) -> None:
-        self._chain.remove(active, self._clock.monotonic())
+        self.chain.remove(active, self._clock.monotonic())
         self._changed.set()
 
     def push(self, data: bytes) -> None:
-        self._chain.push(data, self._clock.monotonic())
+        self.chain.push(data, self._clock.monotonic())
         self._changed.set()
 
     def close(self, error: NSQSocketError) -> None:
-        """Let whoever waits here get an error."""
-        self._closed = error
+        """Make all waits here raise an error."""
+        self._error = error
         self._changed.set()
-        self._roomy.set()
+        self._has_capacity.set()
 
-    def wait_for_room(self) -> None:
-        while self._chain.held > _MAX_HELD and self._closed is None:
-            self._roomy.clear()
-            self._roomy.wait()  # next() sets it, or close()
-        if self._closed is not None:
-            raise self._closed
+    def wait_for_capacity(self) -> None:
+        while self.chain.held_bytes > _MAX_HELD_BYTES and self._error is None:
+            self._has_capacity.clear()
+            self._has_capacity.wait()  # next() sets it, or close()
+        if self._error is not None:
+            raise self._error
 
-    def next(self) -> Effect:
-        """Wait for what comes out next."""
+    def next(self) -> Deliver | StreamEnd | ConnectionReset:
+        """Wait for the next outcome."""
         while True:
-            if self._closed is not None:
-                raise self._closed
-            effect = self._chain.pop(self._clock.monotonic())
-            if effect is not None:
-                self._roomy.set()
-                return effect
-            self._wait(self._chain.due)
+            if self._error is not None:
+                raise self._error
+            outcome = self.chain.pop(self._clock.monotonic())
+            if outcome is not None:
+                self._has_capacity.set()
+                return outcome
+            self._wait(self.chain.due)
 
-    def has_more(self) -> bool:
-        """Whether next() would not wait."""
-        return self._chain.due <= self._clock.monotonic()
+    def has_next(self) -> bool:
+        """Return whether next() would return at once."""
+        return self.chain.due <= self._clock.monotonic()
 
     def _wait(self, due: float) -> None:
         self._changed.clear()
         if due == math.inf:
-            self._changed.wait()  # for more bytes, another toxic, or close()
+            self._changed.wait()  # for bytes, another toxic, or close()
             return
         timer = self._clock.call_later(due - self._clock.monotonic(), self._changed.set)
         try:
@@ -218,10 +212,10 @@ class _Flow:
 
 
 class LinkedTransport:
-    """One connection on a link: a transport over a transport.
+    """One connection on a link: a transport above another one.
 
-    Where there are, or were, toxics in a direction, a greenlet of its own reads or sends, so that bytes come late
-    without those behind them being kept from coming.
+    A direction that has or had toxics is read or sent by a greenlet of its own, the pump: a delayed chunk must not
+    keep later ones from being read.
     """
 
     __slots__ = (
@@ -232,22 +226,22 @@ class LinkedTransport:
         "_failure",
         "_inner",
         "_link",
-        "_pumps",
         "_reset",
         "_rest",
         "_up",
         "number",
+        "pumps",
     )
 
     def __init__(self, link: Link, inner: Transport, reset: Callable[[], None], number: int) -> None:
         self.number = number
+        # By direction: upstream is True.
+        self.pumps: dict[bool, gevent.Greenlet] = {}
         self._link = link
         self._inner = inner
         self._reset = reset
-        self._up: _Flow | None = None
-        self._down: _Flow | None = None
-        # By direction: upstream is True.
-        self._pumps: dict[bool, gevent.Greenlet] = {}
+        self._up: _DelayedStream | None = None
+        self._down: _DelayedStream | None = None
         self._rest = b""
         self._ended = self._closing = self._aborted = False
         self._failure: NSQSocketError | None = None
@@ -259,7 +253,7 @@ class LinkedTransport:
             data = self._inner.recv(size)
             if self._up is None:
                 return data
-            # A toxic has come while this waited.
+            # A toxic was added during the wait.
             self._up.push(data)
             self._ended = not data
         return self._receive(self._up, size)
@@ -277,11 +271,11 @@ class LinkedTransport:
             self._send(self._down, b"")
 
     def close(self) -> None:
-        """Close behind what was sent: with toxics that may take its time, though it is over for who calls."""
+        """Close after the sent bytes. Toxics may delay that: see wait_closed(); this returns at once."""
         if self._closing:
             return
         self._closing = True
-        pump = self._pumps.get(False)
+        pump = self.pumps.get(False)
         if self._down is None or (pump is not None and pump.dead):
             self.abort()
             return
@@ -290,60 +284,55 @@ class LinkedTransport:
         self._send(self._down, b"")
 
     def wait_closed(self) -> None:
-        """Wait until what was sent before close() has gone, if it was to."""
-        pump = self._pumps.get(False)
+        """Wait until close() has sent all bytes. Returns at once if close() was not called."""
+        pump = self.pumps.get(False)
         if pump is not None and self._closing:
-            pump.join()  # as long as the toxics make it; drop() ends it
-
-    @property
-    def pumps(self) -> Iterable[gevent.Greenlet]:
-        """The greenlets at work because of toxics."""
-        return self._pumps.values()
+            pump.join()  # as long as the toxics delay it; abort() ends it
 
     # --- for the link -------------------------------------------------------------------------------------------------
 
-    def attach(self, active: ActiveToxic, chance: random.Random, *, upstream: bool) -> None:
-        """Put a toxic on one direction."""
-        flow = self._up if upstream else self._down
-        if flow is None:
-            flow = _Flow(self._link.clock)
+    def attach(self, active: ActiveToxic, rng: random.Random, *, upstream: bool) -> None:
+        """Add a toxic to one direction."""
+        stream = self._up if upstream else self._down
+        if stream is None:
+            stream = _DelayedStream(self._link.clock)
             if upstream:
-                self._up = flow
+                self._up = stream
             else:
-                self._down = flow
-        flow.add(active, chance)
+                self._down = stream
+        stream.chain.add(active, active.toxic.start(rng))
 
     def detach(self, active: ActiveToxic) -> None:
-        """Take a toxic off, if it is on."""
-        for flow in (self._up, self._down):
-            if flow is not None:
-                flow.remove(active)
+        """Remove a toxic, if it is there."""
+        for stream in (self._up, self._down):
+            if stream is not None:
+                stream.remove(active)
 
     def abort(self, *, reset: bool = False) -> None:
-        """Close at once; what is on its way is lost. Does nothing the second time."""
+        """Close or reset the connection at once. Delayed bytes are lost. Does nothing the second time."""
         if self._aborted:
             return
         self._aborted = self._closing = True
         self._link.remove_transport(self)
-        for flow in (self._up, self._down):
-            if flow is not None:
-                flow.close(_closed_by_us())
+        for stream in (self._up, self._down):
+            if stream is not None:
+                stream.close(_closed_by_us())
         if reset:
             self._reset()
         else:
             self._inner.close()
-        gevent.killall([pump for pump in self._pumps.values() if pump is not gevent.getcurrent()], block=False)
+        gevent.killall([pump for pump in self.pumps.values() if pump is not gevent.getcurrent()], block=False)
 
     # --- with toxics --------------------------------------------------------------------------------------------------
 
-    def _receive(self, flow: _Flow, size: int) -> bytes:
+    def _receive(self, stream: _DelayedStream, size: int) -> bytes:
         if not self._ended:
-            self._start_pump(flow, upstream=True)
+            self._start_pump(stream, upstream=True)
         if not self._rest:
-            effect = flow.next()
-            if isinstance(effect, Deliver):
-                self._rest = effect.data
-            elif isinstance(effect, End):
+            outcome = stream.next()
+            if isinstance(outcome, Deliver):
+                self._rest = outcome.data
+            elif isinstance(outcome, StreamEnd):
                 if self._failure is not None:
                     raise self._failure
                 return b""
@@ -353,44 +342,44 @@ class LinkedTransport:
         data, self._rest = self._rest[:size], self._rest[size:]
         return data
 
-    def _send(self, flow: _Flow, data: bytes) -> None:
-        flow.push(data)
-        self._start_pump(flow, upstream=False)
+    def _send(self, stream: _DelayedStream, data: bytes) -> None:
+        stream.push(data)
+        self._start_pump(stream, upstream=False)
         if data:
-            flow.wait_for_room()
+            stream.wait_for_capacity()
 
-    def _start_pump(self, flow: _Flow, *, upstream: bool) -> None:
-        if upstream not in self._pumps:
-            pump = gevent.spawn(self._pump_up if upstream else self._pump_down, flow)
+    def _start_pump(self, stream: _DelayedStream, *, upstream: bool) -> None:
+        if upstream not in self.pumps:
+            pump = gevent.spawn(self._pump_up if upstream else self._pump_down, stream)
             pump.name = f"fakensqd-link-{'up' if upstream else 'down'}"
-            self._pumps[upstream] = pump
+            self.pumps[upstream] = pump
 
-    def _pump_up(self, flow: _Flow) -> None:
+    def _pump_up(self, stream: _DelayedStream) -> None:
         data = b"x"
         while data:
             try:
                 data = self._inner.recv(READ_SIZE)
-                flow.push(data)
-                flow.wait_for_room()
+                stream.push(data)
+                stream.wait_for_capacity()
             except NSQSocketError as error:
                 self._failure = error
-                flow.push(b"")
+                stream.push(b"")
                 return
 
-    def _pump_down(self, flow: _Flow) -> None:
+    def _pump_down(self, stream: _DelayedStream) -> None:
         try:
-            while isinstance(effect := flow.next(), Deliver):
-                self._inner.sendall(effect.data)
-                if flow.has_more():
-                    # Through the loop, which looks at its sockets on the way: a reader in this hub gets slices one by
-                    # one. It would not between two sleep(0).
+            while isinstance(outcome := stream.next(), Deliver):
+                self._inner.sendall(outcome.data)
+                if stream.has_next():
+                    # Runs the event loop, which polls its sockets: a reader in this hub receives slices one by one. The
+                    # loop does not poll between two sleep(0).
                     gevent.sleep(1e-9)
-            if isinstance(effect, End) and not self._closing:
+            if isinstance(outcome, StreamEnd) and not self._closing:
                 self._inner.shutdown_write()
             else:
-                self.abort(reset=not isinstance(effect, End))
+                self.abort(reset=not isinstance(outcome, StreamEnd))
         except NSQSocketError as error:
-            flow.close(error)
+            stream.close(error)
             self.abort()
 
 
@@ -399,6 +388,6 @@ def _closed_by_us() -> NSQConnectionClosed:
 
 
 def reset_socket(sock: Any) -> None:  # Any: gevent has no types
-    """Close a connection so that its peer sees a reset."""
+    """Close a connection with a TCP RST."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()

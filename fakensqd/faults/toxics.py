@@ -1,19 +1,13 @@
-"""What a bad link does to one direction of a connection: late, slow, cut to pieces, held up, ended, reset, corrupted.
+"""Toxics: what a bad network does to one direction of a connection: delay, limit, cut, stall, end, reset or corrupt it.
 
-Pure: takes ``now``, knows no socket and no clock; randomness comes from a generator that is handed in. A toxic is a
-frozen setting; begin() makes its state for one direction of one connection. How several work together is Chain's.
-
-What comes of bytes on a link, and what a toxic is, apart from the toxics there are.
-
-What several toxics do to one direction of a connection, one after the other; they may come and go on the way.
-
-Pure: takes ``now``. Keeps the bytes that wait, each at the toxic that holds it, so that removing one toxic lets go of
-what it held and nothing else.
+Pure: takes ``now`` and a random generator; knows no socket and no clock. A toxic is a frozen setting. Its start() makes
+the state for one direction of one connection, and a ToxicChain lets bytes pass through several states.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
@@ -22,13 +16,13 @@ from typing import Protocol
 
 __all__ = [
     "TOXICS",
-    "Chain",
+    "ConnectionReset",
     "Deliver",
-    "Effect",
-    "End",
-    "Reset",
-    "State",
+    "Outcome",
+    "StreamEnd",
     "Toxic",
+    "ToxicChain",
+    "ToxicState",
     "bandwidth",
     "corrupt_bytes",
     "latency",
@@ -41,48 +35,52 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Let these bytes through at a time, but not before what came earlier."""
+    """Deliver these bytes at a time, but not before earlier ones."""
 
     data: bytes
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """End the stream at a time, behind what came earlier."""
+class StreamEnd:
+    """End the stream at a time, after all earlier bytes."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
-    """Break the connection at a time, behind what came earlier: the peer sees a reset, not an end."""
+class ConnectionReset:
+    """Reset the connection at a time, after all earlier bytes."""
 
     at: float
 
 
-Effect = Deliver | End | Reset
+Outcome = Deliver | StreamEnd | ConnectionReset
 
 
-class State(Protocol):
-    """What a toxic knows of one direction of one connection."""
+class ToxicState(Protocol):
+    """State of a toxic for one direction of one connection."""
 
-    def take(self, data: bytes, now: float) -> Iterable[Effect]:
-        """Say what becomes of a chunk that arrives now."""
+    @abstractmethod
+    def on_data(self, data: bytes, now: float) -> Iterable[Outcome]:
+        """Return what happens to a chunk that arrives now."""
 
-    def end(self, now: float) -> float:
-        """Say when an end, or a reset, that arrives now is let through."""
+    def on_end(self, now: float) -> float:
+        """Return the time when an end or a reset that arrives now passes."""
+        return now
 
 
 class Toxic(Protocol):
-    """The settings of a toxic."""
+    """Settings of a toxic."""
 
-    def begin(self, chance: Random) -> State:
+    def start(self, rng: Random) -> ToxicState:
         """Make the state for one direction of one connection."""
 
 
-# bandwidth() lets bytes through in pieces that take so long, seconds.
-_GRAIN = 0.05
+# --- delayed and slow -------------------------------------------------------------------------------------------------
+
+# bandwidth() delivers pieces that take this long, seconds.
+_PIECE_SECONDS = 0.05
 
 
 def _check(name: str, value: float, *, minimum: float = 0, maximum: float = math.inf) -> None:
@@ -91,12 +89,9 @@ def _check(name: str, value: float, *, minimum: float = 0, maximum: float = math
         raise ValueError(f"{name} {value} must be {bounds}")
 
 
-# --- late and slow ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class _Latency:
-    """Everything comes that many seconds later, give or take the jitter; the order stays."""
+class latency:
+    """Deliver everything so many seconds later, plus or minus up to the jitter, in order."""
 
     seconds: float
     _: KW_ONLY
@@ -106,54 +101,55 @@ class _Latency:
         _check("seconds", self.seconds)
         _check("jitter", self.jitter)
 
-    def begin(self, chance: Random) -> State:
-        return _LatencyState(self, chance)
+    def start(self, rng: Random) -> ToxicState:
+        return _LatencyState(self, rng)
 
 
-class _LatencyState:
-    def __init__(self, settings: _Latency, chance: Random) -> None:
-        self._settings = settings
-        self._chance = chance
+class _LatencyState(ToxicState):
+    def __init__(self, toxic: latency, rng: Random) -> None:
+        self._toxic = toxic
+        self._rng = rng
 
-    def take(self, data: bytes, now: float) -> Iterable[Effect]:
-        return [Deliver(data, self.end(now))]
+    def on_data(self, data: bytes, now: float) -> Iterable[Outcome]:
+        return [Deliver(data, self.on_end(now))]
 
-    def end(self, now: float) -> float:
-        jitter = self._settings.jitter
-        return now + max(0.0, self._settings.seconds + self._chance.uniform(-jitter, jitter))
+    def on_end(self, now: float) -> float:
+        jitter = self._toxic.jitter
+        return now + max(0.0, self._toxic.seconds + self._rng.uniform(-jitter, jitter))
 
 
 @dataclass(frozen=True)
-class _Bandwidth:
-    """No more than so many bytes in each second."""
+class bandwidth:
+    """Deliver at most so many bytes per second."""
 
     bytes_per_second: float
 
     def __post_init__(self) -> None:
         _check("bytes_per_second", self.bytes_per_second, minimum=1)
 
-    def begin(self, chance: Random) -> State:
+    def start(self, rng: Random) -> ToxicState:
         return _BandwidthState(self.bytes_per_second)
 
 
-class _BandwidthState:
+class _BandwidthState(ToxicState):
     def __init__(self, rate: float) -> None:
         self._rate = rate
-        self._size = max(1, int(rate * _GRAIN))
-        self._free = -math.inf
+        self._size = max(1, int(rate * _PIECE_SECONDS))
+        self._free_at = -math.inf
 
-    def take(self, data: bytes, now: float) -> Iterator[Effect]:
-        for piece in _pieces(data, self._size):
-            self._free = max(self._free, now) + len(piece) / self._rate
-            yield Deliver(piece, self._free)
+    def on_data(self, data: bytes, now: float) -> Iterator[Outcome]:
+        for start in range(0, len(data), self._size):
+            piece = data[start : start + self._size]
+            self._free_at = max(self._free_at, now) + len(piece) / self._rate
+            yield Deliver(piece, self._free_at)
 
-    def end(self, now: float) -> float:
-        return max(self._free, now)
+    def on_end(self, now: float) -> float:
+        return max(self._free_at, now)
 
 
 @dataclass(frozen=True)
-class _Stall:
-    """Nothing more passes, not even the end, once so many bytes have; what is held goes on when this is removed."""
+class stall:
+    """After so many bytes, deliver nothing, not even the end, until this toxic is removed."""
 
     _: KW_ONLY
     after: int = 0
@@ -161,15 +157,15 @@ class _Stall:
     def __post_init__(self) -> None:
         _check("after", self.after)
 
-    def begin(self, chance: Random) -> State:
+    def start(self, rng: Random) -> ToxicState:
         return _StallState(self.after)
 
 
-class _StallState:
+class _StallState(ToxicState):
     def __init__(self, left: int) -> None:
         self._left = left
 
-    def take(self, data: bytes, now: float) -> Iterator[Effect]:
+    def on_data(self, data: bytes, now: float) -> Iterator[Outcome]:
         passing, held = data[: self._left], data[self._left :]
         self._left -= len(passing)
         if passing:
@@ -177,7 +173,7 @@ class _StallState:
         if held:
             yield Deliver(held, math.inf)
 
-    def end(self, now: float) -> float:
+    def on_end(self, now: float) -> float:
         return now if self._left else math.inf
 
 
@@ -185,8 +181,8 @@ class _StallState:
 
 
 @dataclass(frozen=True)
-class _SliceBytes:
-    """Chunks are cut to pieces of a size, give or take the variation, each that many seconds after the one before."""
+class slice_bytes:
+    """Cut chunks to pieces of a size, plus or minus up to the variation, each so many seconds after the one before."""
 
     size: int = 1
     _: KW_ONLY
@@ -198,48 +194,48 @@ class _SliceBytes:
         _check("variation", self.variation, maximum=self.size - 1)
         _check("delay", self.delay)
 
-    def begin(self, chance: Random) -> State:
-        return _SliceState(self, chance)
+    def start(self, rng: Random) -> ToxicState:
+        return _SliceState(self, rng)
 
 
-class _SliceState:
-    def __init__(self, settings: _SliceBytes, chance: Random) -> None:
-        self._settings = settings
-        self._chance = chance
-        self._last = -math.inf
+class _SliceState(ToxicState):
+    def __init__(self, toxic: slice_bytes, rng: Random) -> None:
+        self._toxic = toxic
+        self._rng = rng
+        self._last_at = -math.inf
 
-    def take(self, data: bytes, now: float) -> Iterator[Effect]:
-        settings = self._settings
+    def on_data(self, data: bytes, now: float) -> Iterator[Outcome]:
+        toxic = self._toxic
         start = 0
         while start < len(data):
-            stop = start + settings.size + self._chance.randint(-settings.variation, settings.variation)
-            self._last = max(now, self._last + settings.delay)
-            yield Deliver(data[start:stop], self._last)
+            stop = start + toxic.size + self._rng.randint(-toxic.variation, toxic.variation)
+            self._last_at = max(now, self._last_at + toxic.delay)
+            yield Deliver(data[start:stop], self._last_at)
             start = stop
 
-    def end(self, now: float) -> float:
-        return max(now, self._last)
+    def on_end(self, now: float) -> float:
+        return max(now, self._last_at)
 
 
 # --- ended, reset, corrupted ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _LimitBytes:
-    """The stream ends behind so many bytes."""
+class limit_bytes:
+    """End the stream after so many bytes."""
 
     count: int
 
     def __post_init__(self) -> None:
         _check("count", self.count)
 
-    def begin(self, chance: Random) -> State:
-        return _LimitState(self.count, End)
+    def start(self, rng: Random) -> ToxicState:
+        return _LimitState(self.count, StreamEnd)
 
 
 @dataclass(frozen=True)
-class _ResetAfter:
-    """The connection is reset behind so many bytes; with 0, by the next one."""
+class reset:
+    """Reset the connection after so many bytes; with 0, when the next one comes."""
 
     _: KW_ONLY
     after: int = 0
@@ -247,32 +243,29 @@ class _ResetAfter:
     def __post_init__(self) -> None:
         _check("after", self.after)
 
-    def begin(self, chance: Random) -> State:
-        return _LimitState(self.after, Reset)
+    def start(self, rng: Random) -> ToxicState:
+        return _LimitState(self.after, ConnectionReset)
 
 
-class _LimitState:
-    def __init__(self, left: int, final: type[End | Reset]) -> None:
+class _LimitState(ToxicState):
+    def __init__(self, left: int, end: type[StreamEnd | ConnectionReset]) -> None:
         self._left = left
-        self._final = final
-        self._over = False
+        self._end = end
+        self._has_ended = False
 
-    def take(self, data: bytes, now: float) -> Iterator[Effect]:
+    def on_data(self, data: bytes, now: float) -> Iterator[Outcome]:
         passing = data[: self._left]
         self._left -= len(passing)
         if passing:
             yield Deliver(passing, now)
-        if not self._left and not self._over:
-            self._over = True
-            yield self._final(now)
-
-    def end(self, now: float) -> float:
-        return now
+        if not self._left and not self._has_ended:
+            self._has_ended = True
+            yield self._end(now)
 
 
 @dataclass(frozen=True)
-class _CorruptBytes:
-    """Each byte is another with this probability; and those at these places of the stream, from 0, always."""
+class corrupt_bytes:
+    """Change each byte with a probability, the share; and always those at some positions of the stream, from 0."""
 
     share: float = 0.0
     _: KW_ONLY
@@ -280,149 +273,122 @@ class _CorruptBytes:
 
     def __post_init__(self) -> None:
         _check("share", self.share, maximum=1)
-        for place in self.at:
-            _check("at", place)
+        for position in self.at:
+            _check("at", position)
 
-    def begin(self, chance: Random) -> State:
-        return _CorruptState(self, chance)
+    def start(self, rng: Random) -> ToxicState:
+        return _CorruptState(self, rng)
 
 
-class _CorruptState:
-    def __init__(self, settings: _CorruptBytes, chance: Random) -> None:
-        self._settings = settings
-        self._chance = chance
-        self._seen = 0
+class _CorruptState(ToxicState):
+    def __init__(self, toxic: corrupt_bytes, rng: Random) -> None:
+        self._toxic = toxic
+        self._rng = rng
+        self._passed = 0
 
-    def take(self, data: bytes, now: float) -> Iterable[Effect]:
+    def on_data(self, data: bytes, now: float) -> Iterable[Outcome]:
+        share, rng = self._toxic.share, self._rng
+        positions = {at - self._passed for at in self._toxic.at if 0 <= at - self._passed < len(data)}
+        positions |= {position for position in range(len(data) if share else 0) if rng.random() < share}
         changed = bytearray(data)
-        for place in self._places(len(data)):
-            changed[place] ^= self._chance.randint(1, 255)
-        self._seen += len(data)
+        for position in positions:
+            changed[position] ^= rng.randint(1, 255)
+        self._passed += len(data)
         return [Deliver(bytes(changed), now)]
 
-    def _places(self, count: int) -> set[int]:
-        """Where the next so many bytes are hit."""
-        share, chance = self._settings.share, self._chance
-        always = {place - self._seen for place in self._settings.at if 0 <= place - self._seen < count}
-        return always | {place for place in range(count if share else 0) if chance.random() < share}
-
-    def end(self, now: float) -> float:
-        return now
-
-
-def _pieces(data: bytes, size: int) -> Iterator[bytes]:
-    for start in range(0, len(data), size):
-        yield data[start : start + size]
-
-
-# How a test says it.
-latency = _Latency
-bandwidth = _Bandwidth
-stall = _Stall
-slice_bytes = _SliceBytes
-limit_bytes = _LimitBytes
-reset = _ResetAfter
-corrupt_bytes = _CorruptBytes
 
 TOXICS: dict[str, Callable[..., Toxic]] = {
-    "latency": latency,
-    "bandwidth": bandwidth,
-    "slice_bytes": slice_bytes,
-    "stall": stall,
-    "limit_bytes": limit_bytes,
-    "reset": reset,
-    "corrupt_bytes": corrupt_bytes,
+    toxic.__name__: toxic for toxic in (latency, bandwidth, slice_bytes, stall, limit_bytes, reset, corrupt_bytes)
 }
 
 
+# --- several toxics ---------------------------------------------------------------------------------------------------
+
+
 class _Stage:
-    """One toxic at work, and what it lets through only later."""
+    """State of one toxic in a chain, and the outcomes that wait for their time."""
 
-    __slots__ = ("held", "key", "state")
+    __slots__ = ("key", "state", "waiting")
 
-    def __init__(self, key: Hashable, state: State) -> None:
+    def __init__(self, key: Hashable, state: ToxicState) -> None:
         self.key = key
         self.state = state
-        self.held: deque[Effect] = deque()
-
-    def feed(self, effect: Effect, now: float) -> int:
-        """Take an effect in; give back how many bytes this has made of those that came."""
-        if not isinstance(effect, Deliver):
-            self.held.append(replace(effect, at=self.state.end(now)))
-            return 0
-        effects = list(self.state.take(effect.data, now))
-        self.held += effects
-        return _size(effects)
+        self.waiting: deque[Outcome] = deque()
 
 
-class Chain:
-    """The stages of one direction. Bytes keep their order; End and Reset are the last that comes out.
+class ToxicChain:
+    """Toxics of one direction of a connection, one after another. They may be added and removed at any time.
+
+    Bytes keep their order. A StreamEnd or ConnectionReset is the last outcome.
 
     Attributes:
-        held: How many bytes have been pushed and not come out yet.
+        held_bytes: Bytes that were pushed and not popped yet.
     """
 
     def __init__(self) -> None:
-        self.held = 0
+        self.held_bytes = 0
         self._stages: list[_Stage] = []
-        self._out: deque[Effect] = deque()
-        self._over = False
+        self._ready: deque[Outcome] = deque()
+        self._has_ended = False
 
-    def add(self, key: Hashable, state: State) -> None:
-        """Put a toxic behind the others; what has passed them already does not meet it."""
+    def add(self, key: Hashable, state: ToxicState) -> None:
+        """Append a toxic. It does not get the bytes that have passed the others already."""
         self._stages.append(_Stage(key, state))
 
     def remove(self, key: Hashable, now: float) -> None:
-        """Take a toxic away; what it held goes on. Does nothing if there is none of that key."""
+        """Remove a toxic and pass on the bytes that wait there. Does nothing if there is none of that key."""
         for index, stage in enumerate(self._stages):
             if stage.key == key:
                 del self._stages[index]
-                for effect in stage.held:
-                    self._feed(index, effect, now)
-                self._move(now)
+                for outcome in stage.waiting:
+                    self._feed(index, outcome, now)
+                self._advance(now)
                 return
 
     def push(self, data: bytes, now: float) -> None:
         """Take in a chunk; b"" is the end of the stream."""
-        if not self._over:
-            self.held += len(data)
-            self._feed(0, Deliver(data, now) if data else End(now), now)
-            # At once: the next toxic counts from now, whenever somebody comes to pop().
-            self._move(now)
+        if not self._has_ended:
+            self.held_bytes += len(data)
+            self._feed(0, Deliver(data, now) if data else StreamEnd(now), now)
+            # At once: the time of the next toxic begins now, whenever pop() is called.
+            self._advance(now)
 
-    def pop(self, now: float) -> Effect | None:
-        """Take out what comes next, if its time has come."""
-        self._move(now)
-        if self._over or not self._out:
+    def pop(self, now: float) -> Outcome | None:
+        """Return the next outcome whose time has come; None if there is none."""
+        self._advance(now)
+        if self._has_ended or not self._ready:
             return None
-        effect = self._out.popleft()
-        if isinstance(effect, Deliver):
-            self.held -= len(effect.data)
+        outcome = self._ready.popleft()
+        if isinstance(outcome, Deliver):
+            self.held_bytes -= len(outcome.data)
         else:
-            self._over = True
-            self.held = 0
-        return effect
+            self._has_ended = True
+            self.held_bytes = 0
+        return outcome
 
     @property
     def due(self) -> float:
-        """When pop() has more to give; infinity if that depends on others."""
-        if self._over:
+        """Time when pop() returns the next outcome; infinity if none waits for a time."""
+        if self._has_ended:
             return math.inf
-        if self._out:
+        if self._ready:
             return -math.inf
-        return min((stage.held[0].at for stage in self._stages if stage.held), default=math.inf)
+        return min((stage.waiting[0].at for stage in self._stages if stage.waiting), default=math.inf)
 
-    def _move(self, now: float) -> None:
+    def _advance(self, now: float) -> None:
         for index, stage in enumerate(self._stages):
-            while stage.held and stage.held[0].at <= now:
-                self._feed(index + 1, stage.held.popleft(), now)
+            while stage.waiting and stage.waiting[0].at <= now:
+                self._feed(index + 1, stage.waiting.popleft(), now)
 
-    def _feed(self, index: int, effect: Effect, now: float) -> None:
-        if index < len(self._stages):
-            self.held += self._stages[index].feed(effect, now) - _size([effect])
+    def _feed(self, index: int, outcome: Outcome, now: float) -> None:
+        """Pass an outcome to the stage of that index, or out of the chain."""
+        if index == len(self._stages):
+            self._ready.append(outcome)
+            return
+        stage = self._stages[index]
+        if isinstance(outcome, Deliver):
+            outcomes = list(stage.state.on_data(outcome.data, now))
+            self.held_bytes += sum(len(each.data) for each in outcomes if isinstance(each, Deliver)) - len(outcome.data)
+            stage.waiting += outcomes
         else:
-            self._out.append(effect)
-
-
-def _size(effects: Iterable[Effect]) -> int:
-    return sum(len(effect.data) for effect in effects if isinstance(effect, Deliver))
+            stage.waiting.append(replace(outcome, at=stage.state.on_end(now)))

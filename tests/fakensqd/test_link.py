@@ -260,7 +260,7 @@ def test_with_takes_a_toxic_off_again(wrapped, clock):
         transport.sendall(b"a")
         clock.advance(0)
         assert inner.sends == []
-        assert repr(placed) == "<ActiveToxic 1: _Stall(after=0)>"
+        assert repr(placed) == "<ActiveToxic 1: stall(after=0)>"
     clock.advance(0)
 
     assert inner.sends == [b"a"]

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakensqd.faults.toxics import (
-    Chain,
+    ConnectionReset,
     Deliver,
-    End,
-    Reset,
+    StreamEnd,
+    ToxicChain,
     bandwidth,
     corrupt_bytes,
     latency,
@@ -22,14 +22,14 @@ from fakensqd.faults.toxics import (
 )
 
 
-def begin(toxic, seed=1):
-    return toxic.begin(Random(seed))
+def start(toxic, seed=1):
+    return toxic.start(Random(seed))
 
 
 def taken(toxic, *chunks):
     """What becomes of (chunk, time) pairs, in a list for each."""
-    state = begin(toxic)
-    return [list(state.take(data, now)) for data, now in chunks]
+    state = start(toxic)
+    return [list(state.on_data(data, now)) for data, now in chunks]
 
 
 TABLE = [
@@ -58,11 +58,11 @@ TABLE = [
         ], id="stall after some",
     ),
     pytest.param(limit_bytes(3), [(b"ab", 1.0), (b"cd", 2.0), (b"e", 3.0)], [
-        [Deliver(b"ab", 1.0)], [Deliver(b"c", 2.0), End(2.0)], [],
+        [Deliver(b"ab", 1.0)], [Deliver(b"c", 2.0), StreamEnd(2.0)], [],
     ], id="limit"),
-    pytest.param(limit_bytes(2), [(b"ab", 1.0)], [[Deliver(b"ab", 1.0), End(1.0)]], id="limit met exactly"),
-    pytest.param(reset(), [(b"a", 1.0), (b"b", 2.0)], [[Reset(1.0)], []], id="reset"),
-    pytest.param(reset(after=1), [(b"ab", 1.0)], [[Deliver(b"a", 1.0), Reset(1.0)]], id="reset after some"),
+    pytest.param(limit_bytes(2), [(b"ab", 1.0)], [[Deliver(b"ab", 1.0), StreamEnd(1.0)]], id="limit met exactly"),
+    pytest.param(reset(), [(b"a", 1.0), (b"b", 2.0)], [[ConnectionReset(1.0)], []], id="reset"),
+    pytest.param(reset(after=1), [(b"ab", 1.0)], [[Deliver(b"a", 1.0), ConnectionReset(1.0)]], id="reset after some"),
     pytest.param(corrupt_bytes(), [(b"ab", 1.0)], [[Deliver(b"ab", 1.0)]], id="nothing to corrupt"),
 ]  # fmt: skip
 
@@ -85,16 +85,16 @@ ENDS = [
 
 @pytest.mark.parametrize(("toxic", "at"), ENDS)
 def test_when_the_end_passes_that_comes_at_5(toxic, at):
-    state = begin(toxic)
-    list(state.take(b"ab", 4.0 if toxic == slice_bytes(1, delay=4.0) else 5.0 if toxic != bandwidth(1) else 10.0))
+    state = start(toxic)
+    list(state.on_data(b"ab", 4.0 if toxic == slice_bytes(1, delay=4.0) else 5.0 if toxic != bandwidth(1) else 10.0))
 
-    assert state.end(5.0) == at
+    assert state.on_end(5.0) == at
 
 
 def test_jitter_is_on_both_sides_and_never_negative():
-    state = begin(latency(0.1, jitter=0.2))
+    state = start(latency(0.1, jitter=0.2))
 
-    times = [effect.at for _ in range(500) for effect in state.take(b"x", 1.0)]
+    times = [effect.at for _ in range(500) for effect in state.on_data(b"x", 1.0)]
 
     assert min(times) == 1.0
     assert 1.25 < max(times) <= 1.3
@@ -122,7 +122,7 @@ def test_a_share_of_the_bytes_is_corrupted():
 
 
 def test_the_same_seed_corrupts_the_same():
-    one, other, third = (list(begin(corrupt_bytes(0.5), seed).take(bytes(100), 0.0)) for seed in (1, 1, 2))
+    one, other, third = (list(start(corrupt_bytes(0.5), seed).on_data(bytes(100), 0.0)) for seed in (1, 1, 2))
 
     assert one == other != third
 
@@ -153,9 +153,9 @@ def test_settings_out_of_bounds(make, words):
 
 
 def chain(*toxics):
-    made = Chain()
+    made = ToxicChain()
     for toxic in toxics:
-        made.add(toxic, begin(toxic))
+        made.add(toxic, start(toxic))
     return made
 
 
@@ -166,9 +166,9 @@ def popped(made, now):
         match effect:
             case Deliver(data, _):
                 out.append(data)
-            case End():
+            case StreamEnd():
                 out.append(None)
-            case Reset():
+            case ConnectionReset():
                 out.append(False)
     return out
 
@@ -189,9 +189,9 @@ def test_toxics_act_one_after_the_other():
 
     assert (made.due, popped(made, 0.9)) == (1.0, [])
     assert popped(made, 1.0) == [b"a"]
-    assert (made.due, made.held) == (2.0, 1)
+    assert (made.due, made.held_bytes) == (2.0, 1)
     assert popped(made, 2.0) == [b"b"]
-    assert (made.due, made.held) == (math.inf, 0)
+    assert (made.due, made.held_bytes) == (math.inf, 0)
 
 
 def test_jitter_does_not_change_the_order():
@@ -217,12 +217,12 @@ def test_a_toxic_that_is_removed_lets_go_of_what_it_held_and_of_nothing_else():
 def test_what_has_passed_does_not_meet_a_new_toxic():
     made = chain(latency(1.0))
     made.push(b"a", 0.0)
-    made.add("new", begin(stall()))
+    made.add("new", start(stall()))
     assert popped(made, 1.0) == []
 
     made = chain()
     made.push(b"a", 0.0)
-    made.add("new", begin(stall()))
+    made.add("new", start(stall()))
     assert popped(made, 1.0) == [b"a"]
 
 
@@ -233,7 +233,7 @@ def test_nothing_comes_behind_the_end():
 
     assert popped(made, 0.0) == [b"a", None]
     made.push(b"e", 0.0)
-    assert (popped(made, 9.0), made.due, made.held) == ([], math.inf, 0)
+    assert (popped(made, 9.0), made.due, made.held_bytes) == ([], math.inf, 0)
 
 
 def test_a_reset_waits_for_its_turn():
@@ -248,7 +248,7 @@ def test_dropped_bytes_are_not_held():
     made = chain(limit_bytes(0), stall())
     made.push(b"x" * 1000, 0.0)
 
-    assert made.held == 0
+    assert made.held_bytes == 0
 
 
 HARMLESS = st.one_of(
@@ -264,9 +264,9 @@ CHUNKS = st.lists(st.tuples(st.binary(min_size=1, max_size=40), st.floats(0, 3))
 
 @given(st.lists(HARMLESS, max_size=4), CHUNKS, st.integers(0, 2**32))
 def test_bytes_out_are_bytes_in_whatever_the_chunks(toxics, chunks, seed):
-    made, now, out = Chain(), 0.0, []
+    made, now, out = ToxicChain(), 0.0, []
     for number, toxic in enumerate(toxics):
-        made.add(number, toxic.begin(Random(f"{seed} {number}")))
+        made.add(number, toxic.start(Random(f"{seed} {number}")))
 
     for data, pause in chunks:
         made.push(data, now)
@@ -282,7 +282,7 @@ def test_bytes_out_are_bytes_in_whatever_the_chunks(toxics, chunks, seed):
 
     assert out.pop() is None
     assert b"".join(out) == b"".join(data for data, _ in chunks)
-    assert made.held == 0
+    assert made.held_bytes == 0
 
 
 @given(st.lists(HARMLESS, min_size=1, max_size=3), CHUNKS)
