@@ -1,6 +1,6 @@
-"""What FakeNsqd and FakeLookupd have in common: their listeners, connections, start and stop, and states.
+"""Base class of FakeNsqd and FakeLookupd: listeners, connections, start and stop, states.
 
-Owns the sockets and every greenlet. Knows no command and no endpoint.
+Owns the sockets and all greenlets of the server. Knows no command and no endpoint.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import gevent
@@ -46,22 +47,20 @@ _Value = TypeVar("_Value")
 
 
 class Daemon(Server):
-    """A server with a TCP and an HTTP port, and perhaps one of HTTPS, started with start() or ``with``.
-
-    It may be put into states, each until it is taken out of it: down, not reading, delayed. Toxics are put on its link.
+    """A server with a TCP port and an HTTP port, and an HTTPS port if there is a TLS context.
 
     Args:
+        clock: Default: real time.
         record: Record a transcript from the beginning.
         seed: Of the random numbers of faults; None: a random one.
         faults_over_http: Whether ``/faults`` is served.
         faults_http_address: Where to listen for ``/faults`` alone; empty: nowhere.
-        https_address: Where to listen for HTTPS, if there is a context.
         context: For TLS; None if it is not offered.
 
     Attributes:
-        errors: What should not have happened: exceptions inside of the emulator.
-        clock: What it asks for time.
-        link: Between the clients of its TCP port and itself.
+        errors: Exceptions that are bugs of the emulator.
+        clock: The source of time.
+        link: The network between the clients of the TCP port and this server; toxics are added to it.
         faults: Its fault rules and transcript.
         seed: Of the random numbers of faults.
     """
@@ -88,22 +87,24 @@ class Daemon(Server):
         )
         self.seed = self.faults.seed
         self.errors: list[BaseException] = []
-        # After a stop, start() takes the same ports again: clients reconnect to where they were.
+        # start() after a stop() takes the same ports again, so that clients can reconnect.
         self._tcp_bind = listen_address(tcp_address)
         self._http = HttpPort(http_address)
         self._https = HttpPort(https_address, context) if https_address and context is not None else None
         self._http_ports = [self._http] if self._https is None else [self._http, self._https]
-        # Answers while the daemon is down.
+        # Answers also while the daemon is down.
         self._faults_over_http = faults_over_http
         self._faults_port = HttpPort(faults_http_address if faults_over_http else "")
         self._context = context
-        # A subclass whose sessions want to know sets it.
+        # Set by a subclass that has auth servers.
         self._ask_auth: Callable[[AskAuth], IoResult] | None = None
         self.link = Link(self.clock, self.seed)
         self._state = DaemonState()
-        self._stalled: ActiveToxic | None = None
-        self._resumed: Event | None = None
-        # Holds the ports while it is down, so that nobody else gets them.
+        # Set unless stop_reading() was called; then a toxic stalls the TCP connections.
+        self._resumed = Event()
+        self._resumed.set()
+        self._stall: ActiveToxic | None = None
+        # Bound sockets that keep the ports while the daemon is down.
         self._reserved: list[socket.socket] = []
         self._connections: dict[Connection, None] = {}
         self._greenlets = Group()
@@ -117,28 +118,32 @@ class Daemon(Server):
 
     @abstractmethod
     def _application(self, *, secure: bool) -> Application:
-        """Give the WSGI function of the HTTP port, or of the HTTPS port."""
+        """Make the WSGI function of the HTTP port, or of the HTTPS port."""
 
     def _on_started(self) -> None:
-        """Do what is to be done once both ports are known."""
+        """Continue the start; the addresses of all ports are known."""
+
+    def _on_restart(self, *, keep_messages: bool) -> None:
+        """Drop what a new process does not have."""
 
     def _spawn(self, function: Callable[..., None], *args: object) -> gevent.Greenlet:
-        """Run something in a greenlet that ends with this daemon."""
-        greenlet = gevent.Greenlet(self._logged, function, *args)
+        """Call a function in a greenlet that ends with this daemon. An exception is recorded in errors."""
+
+        def run() -> None:
+            try:
+                function(*args)
+            except Exception as error:
+                logging.getLogger(type(self).__module__).exception("internal error of the emulator")
+                self.errors.append(error)
+
+        greenlet = gevent.Greenlet(run)
         self._greenlets.start(greenlet)
         return greenlet
-
-    def _logged(self, function: Callable[..., None], *args: object) -> None:
-        try:
-            function(*args)
-        except Exception as error:
-            logging.getLogger(type(self).__module__).exception("internal error of the emulator")
-            self.errors.append(error)
 
     # --- public -------------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Listen on all ports, and give back this server. Does nothing if it listens already.
+        """Listen on all ports; return this server. Does nothing if it listens already.
 
         Raises:
             OSError: If an address cannot be listened on.
@@ -170,12 +175,12 @@ class Daemon(Server):
         return self
 
     def stop(self) -> None:
-        """Close everything at once: listeners, connections, greenlets. Does nothing if it is stopped."""
+        """Abort all connections and requests and close the ports. Does nothing after a stop()."""
         self._faults_port.stop()
         self._close()
 
     def _close(self) -> None:
-        """Close everything but the port of ``/faults``."""
+        """Close all but the port of ``/faults``."""
         self._release_ports()
         if self._tcp_server is None:
             return
@@ -185,7 +190,7 @@ class Daemon(Server):
         for port in self._http_ports:
             port.close()
         tcp_server.stop(timeout=0)
-        # stop() kills them for a second at most, which is too short for hundreds of connections on a busy machine.
+        # stop() waits for a second at most, which is too short for hundreds of connections on a busy machine.
         tcp_server.pool.kill()
         for port in self._http_ports:
             port.stop()
@@ -199,12 +204,12 @@ class Daemon(Server):
 
     @property
     def tcp_address(self) -> str:
-        """``host:port`` that clients of the TCP protocol connect to; port 0 before the first start. Or a unix path."""
+        """``host:port`` for clients of the TCP protocol, or a unix path; port 0 before the first start."""
         return join_address(*self._tcp_bind)
 
     @property
     def http_address(self) -> str:
-        """``host:port`` that HTTP clients connect to; port 0 before the first start."""
+        """``host:port`` for HTTP; port 0 before the first start."""
         return self._http.address
 
     @property
@@ -219,7 +224,7 @@ class Daemon(Server):
 
     @property
     def https_address(self) -> str:
-        """``host:port`` that HTTPS clients connect to; empty without HTTPS."""
+        """``host:port`` for HTTPS; empty without HTTPS."""
         return self._https.address if self._https is not None else ""
 
     @property
@@ -295,79 +300,73 @@ class Daemon(Server):
     # --- states -------------------------------------------------------------------------------------------------------
 
     def down(self) -> None:
-        """Go away until up(), or start(): connections are cut and the ports refuse. What it knows stays.
+        """Abort connections and refuse new ones, until up() or start(). Topics and messages stay.
 
-        The port of ``/faults`` answers on.
+        The port of ``/faults`` still answers.
         """
         if not self.running:
             return
         self._close()
         addresses = [self.tcp_address, *(port.address for port in self._http_ports)]
-        self._reserved = [_reserved(address) for address in addresses if address and "/" not in address]
+        self._reserved = [_reserve_port(address) for address in addresses if address and "/" not in address]
 
     def up(self) -> None:
-        """Come back, on the same ports. Does nothing if it is up."""
+        """Listen on the same ports again. Does nothing if the server is up."""
         self.start()
 
     def restart(self, *, keep_messages: bool = True) -> None:
-        """Go down and come back as a new process would: with what its files had, and on the same ports.
+        """Go down and come up like a new process on the same ports: only what was in files is still there.
 
         Args:
-            keep_messages: Whether nsqd has had the time to write its messages; killed, it has not.
+            keep_messages: Whether nsqd wrote its messages before the end, which it does unless it is killed.
         """
         self.down()
         self._on_restart(keep_messages=keep_messages)
         self.up()
 
     def stop_reading(self) -> None:
-        """Take connections, and neither read nor answer on any until resume_reading(), over HTTP as well."""
+        """Accept connections, but read and answer nothing until resume_reading(), over HTTP as well."""
         from fakensqd.faults.toxics import stall
 
-        if self._stalled is None:
-            self._stalled = self.link.add(stall(), kept=True)
-            self._resumed = Event()
+        if self._stall is None:
+            self._stall = self.link.add(stall(), kept=True)
+            self._resumed.clear()
 
     def resume_reading(self) -> None:
-        """Undo stop_reading(): what has come meanwhile is read now."""
-        if self._stalled is not None and self._resumed is not None:
-            self._stalled.remove()
+        """Read again, first the data that came since stop_reading()."""
+        if self._stall is not None:
+            self._stall.remove()
+            self._stall = None
             self._resumed.set()
-            self._stalled = self._resumed = None
 
     def set_processing_delay(self, seconds: float) -> None:
-        """Work on whatever clients send, and on requests, so much later; commands that come together wait together.
+        """Process all that clients send, and HTTP requests, this much later. Commands that arrive together wait once.
 
         Args:
-            seconds: 0 is as fast as ever.
+            seconds: 0: no delay.
 
         Raises:
-            ValueError: If they are negative.
+            ValueError: If the seconds are negative.
         """
         if seconds < 0:
             raise ValueError(f"seconds {seconds} must be 0 or more")
         self._state.processing_delay = seconds
 
     def states(self) -> dict[str, bool | float]:
-        """Give the states that it is in; false or 0: it is not in this one."""
+        """Return each state, and whether the server is in it; for a delay its seconds."""
         return {
             "down": not self.running,
-            "stop_reading": self._resumed is not None,
+            "stop_reading": not self._resumed.is_set(),
             "processing_delay": self._state.processing_delay,
         }
-
-    def _on_restart(self, *, keep_messages: bool) -> None:
-        """Lose what does not outlive the process; a subclass knows what that is."""
 
     def _release_ports(self) -> None:
         while self._reserved:
             self._reserved.pop().close()
 
     def _apply_state(self, application: Application) -> Application:
-        def answer(
-            environ: dict[str, Any], start_response: Callable[..., Any]
-        ) -> Iterable[bytes]:  # Any: as WSGI has it
-            while self._resumed is not None:
-                self._resumed.wait()  # resume_reading() sets it; a stop ends this greenlet
+        def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:  # Any: WSGI's
+            self._resumed.wait()  # until resume_reading() sets it; a stop kills this greenlet
             if self._state.processing_delay:
                 self.clock.sleep(self._state.processing_delay)
             return application(environ, start_response)
@@ -382,41 +381,35 @@ class Daemon(Server):
         peer = peer_address(address)
         if (number := self.faults.admit(sock, peer)) is None:
             return
-        linked = self.link.wrap(TcpTransport(sock, peer), lambda: reset_socket(sock))
+        transport = self.link.wrap(TcpTransport(sock, peer), lambda: reset_socket(sock))
         stack = TransportStack(
-            linked,
+            transport,
             self.clock,
             addresses=(self.tcp_address, peer),
             context=self._context,
-            reset=lambda: linked.abort(reset=True),
+            reset=lambda: transport.abort(reset=True),
         )
-        connection = Connection(
-            stack,
-            self.clock,
-            lambda wake: self._open_session(peer, wake),
-            self.errors.append,
-            self._ask_auth,
-            self._state,
-        )
+        open_session = partial(self._open_session, peer)
+        connection = Connection(stack, self.clock, open_session, self.errors.append, self._ask_auth, self._state)
         self._connections[connection] = None
         self.faults.open_session(connection.session, number)
         try:
-            # Who hung up before this client came must be noticed before this one is served, or its messages go to the
-            # one that is gone. Connections that are accepted together do not go through the event loop by themselves:
-            # the first round reads what the other had still to say, behind which, in the second, its end is seen.
+            # A client that disconnected before this one connected must be noticed before this one is served; otherwise
+            # messages of this one go to the other. Connections that are accepted together are served in one round of
+            # the event loop. So wait two rounds: one to read the last data of the other, one to read its end.
             for _ in range(2):
                 socket.wait_read(sock.fileno())
             connection.run()
             del self._connections[connection]
-            linked.wait_closed()
+            transport.wait_closed()
         finally:
             self._connections.pop(connection, None)
-            linked.abort()
+            transport.abort()
             self.faults.end_connection(number, connection.session)
 
 
-def _reserved(address: str) -> socket.socket:
-    """Hold a port on which nobody listens."""
+def _reserve_port(address: str) -> socket.socket:
+    """Bind a port without listening, so that no other process takes it and connections are refused."""
     host, port = split_address(address)
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:

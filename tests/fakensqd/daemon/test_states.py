@@ -7,7 +7,7 @@ import gevent.socket
 import pytest
 
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
-from fakensqd.daemon.daemon import _reserved
+from fakensqd.daemon.daemon import _reserve_port
 from fakensqd.faults.toxics import latency
 from gnsq import Consumer, LookupdClient, Producer
 from gnsq.errors import NSQConnectionClosed, NSQTimeout
@@ -63,7 +63,7 @@ def test_a_port_that_somebody_else_has_got_meanwhile():
         other.bind(("127.0.0.1", 0))
         other.listen()
         with pytest.raises(OSError, match="Address already in use"):
-            _reserved(f"127.0.0.1:{other.getsockname()[1]}")
+            _reserve_port(f"127.0.0.1:{other.getsockname()[1]}")
 
 
 def test_stop_while_down_lets_go_of_the_ports():
