@@ -1,6 +1,7 @@
-"""Faults: what a test can do to the connections of an emulated daemon.
+"""Faults that a test injects into an emulated daemon.
 
-Rules (``on``, the actions, Scenario) act on what is said; toxics, in a module of their own, on the bytes of the link.
+Rules (``on``, the actions, Scenario) act on commands, replies, frames, connections and HTTP requests. Toxics, in
+fakensqd.faults.toxics, act on the bytes of connections.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
         drop,
         duplicate,
         error,
+        expire_message,
         inject,
         refuse,
         reorder,
         reset,
-        time_out,
     )
     from fakensqd.faults.rules import Action, Event, Match, Point, Rule, Scenario, Times, on
 
@@ -45,31 +46,11 @@ __all__ = [
     "refuse",
     "reorder",
     "reset",
-    "time_out",
+    "expire_message",
 ]
 
-_MODULES = {
-    "Action": "rules",
-    "Event": "rules",
-    "Match": "rules",
-    "Point": "rules",
-    "Rule": "rules",
-    "Scenario": "rules",
-    "Times": "rules",
-    "answer": "actions",
-    "corrupt": "actions",
-    "delay": "actions",
-    "disconnect": "actions",
-    "drop": "actions",
-    "duplicate": "actions",
-    "error": "actions",
-    "inject": "actions",
-    "on": "rules",
-    "refuse": "actions",
-    "reorder": "actions",
-    "reset": "actions",
-    "time_out": "actions",
-}
+_IN_RULES = ("Action", "Event", "Match", "Point", "Rule", "Scenario", "Times", "on")
+_MODULES = {name: "rules" if name in _IN_RULES else "actions" for name in __all__}
 
 
 def __dir__() -> list[str]:
@@ -78,7 +59,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name: a server that is given no rules loads none. Source: PEP 562."""
+    """Load a public name: servers without rules do not load the actions. Source: PEP 562."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

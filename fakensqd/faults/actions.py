@@ -1,15 +1,17 @@
-"""What a fault does: each action is a function from what would happen to what is to happen.
+"""Actions of rules: each returns a function from the steps that would be taken for an event to those that are taken.
 
-Pure. Actions compose by order: ``delay(0.2), corrupt("size")``. A function of one's own, from steps and Event to steps
-(see fakensqd.effects), is an action, too.
+Pure. Actions compose in order: ``delay(0.2), corrupt("size")``. Any function of that kind, from steps and Event to
+steps (see fakensqd.effects), is an action, too.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec
 
 from fakensqd.effects import (
     Close,
@@ -24,14 +26,13 @@ from fakensqd.effects import (
     SendLater,
     Wait,
 )
-from fakensqd.faults.rules import Action, Event, Point, Steps
+from fakensqd.faults.rules import NSQD, Action, ActionFunction, Event, Point, Steps
 from gnsq.errors import ERROR_CODES
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame
 
 __all__ = [
     "ACTIONS",
-    "Action",
-    "Steps",
+    "action",
     "answer",
     "corrupt",
     "delay",
@@ -39,30 +40,72 @@ __all__ = [
     "drop",
     "duplicate",
     "error",
+    "expire_message",
     "inject",
     "refuse",
     "reorder",
     "reset",
-    "time_out",
 ]
+
+_P = ParamSpec("_P")
+_Arguments = dict[str, Any]  # Any: of all types
+_Points = frozenset[Point]
 
 _HEADER = struct.Struct(">ii")
 _SIZE = struct.Struct(">i")
-# Size, type, then timestamp, attempts and id of a message.
+# Offset of the body in a frame: after size and type, and after timestamp, attempts and id of a message.
 _BODY_OFFSET = {RESPONSE: 8, ERROR: 8, MESSAGE: 34}
 
 _TCP = frozenset([Point.COMMAND, Point.REPLY, Point.FRAME])
 _SENT = frozenset([Point.REPLY, Point.FRAME])
 _HTTP = frozenset([Point.HTTP, Point.HTTP_ANSWER])
 _EVERYWHERE = frozenset(Point)
+_CORRUPTIBLE = {
+    "size": _SENT | {Point.HTTP_ANSWER},
+    "type": _SENT,
+    "body": _TCP | {Point.HTTP_ANSWER},
+}
+
+# The actions by name, for JSON.
+ACTIONS: dict[str, Callable[..., Action]] = {}
 
 
-def error(code: str, text: str = "") -> Action:
-    """Answer with an error frame instead; a fatal one ends the connection, as nsqd ends it; nsqlookupd's all do.
+def action(
+    *,
+    points: _Points | Callable[[_Arguments], _Points],
+    nsqd_only: Callable[[_Arguments], bool] = lambda arguments: False,
+) -> Callable[[Callable[_P, ActionFunction]], Callable[_P, Action]]:
+    """Register a function that makes an ActionFunction, as an action of the function's name.
+
+    Args:
+        points: Where the action can be done; may depend on its arguments.
+        nsqd_only: Whether the action needs messages, heartbeats or frame types, which nsqlookupd does not have.
+    """
+
+    def register(make: Callable[_P, ActionFunction]) -> Callable[_P, Action]:
+        signature = inspect.signature(make)
+
+        @functools.wraps(make)
+        def make_action(*args: _P.args, **kwargs: _P.kwargs) -> Action:
+            function = make(*args, **kwargs)
+            given = signature.bind(*args, **kwargs).arguments
+            arguments = {name: value for name, value in given.items() if value != signature.parameters[name].default}
+            allowed = points(arguments) if callable(points) else points
+            return Action(make.__name__, function, allowed, arguments, nsqd_only(arguments))
+
+        ACTIONS[make.__name__] = make_action
+        return make_action
+
+    return register
+
+
+@action(points=_TCP)
+def error(code: str, text: str = "") -> ActionFunction:
+    """Answer with an error frame instead. nsqd closes the connection after a fatal error, nsqlookupd after each one.
 
     Args:
         code: As in ``E_FIN_FAILED``.
-        text: Behind the code; default: much as nsqd has it.
+        text: After the code; default: a text like nsqd's.
 
     Raises:
         ValueError: If nsqd has no such code.
@@ -71,30 +114,31 @@ def error(code: str, text: str = "") -> Action:
         raise ValueError(f"{code!r} is no code of nsqd: {', '.join(known.decode() for known in ERROR_CODES)}")
 
     def change(steps: Steps, event: Event) -> Steps:
-        words = text or _error_text(code, event)
-        data = f"{code} {words}".encode()
-        untyped = event.header_size == _SIZE.size
-        said: Steps = [Send(_SIZE.pack(len(data)) + data if untyped else encode_frame(ERROR, data))]
-        if untyped or ERROR_CODES[code.encode()].fatal:
-            said.append(Close())
-        return _instead([step for step in steps if not isinstance(step, Close)], said)
+        data = f"{code} {text or _error_text(code, event)}".encode()
+        has_type = event.header_size == NSQD.header_size
+        sent: Steps = [Send(encode_frame(ERROR, data) if has_type else _SIZE.pack(len(data)) + data)]
+        if not has_type or ERROR_CODES[code.encode()].fatal:
+            sent.append(Close())
+        return _replace_subject([step for step in steps if not isinstance(step, Close)], sent)
 
-    return Action("error", change, _TCP, _given(code=code, text=text))
-
-
-def drop() -> Action:
-    """Let nothing of it happen: a command is not executed, a frame not sent, a connection not served."""
-    return Action("drop", lambda steps, event: _instead(steps, []), _EVERYWHERE)
+    return change
 
 
-def delay(seconds: float, *, alone: bool = False) -> Action:
-    """Let it happen later, by the emulator's clock.
+@action(points=_EVERYWHERE)
+def drop() -> ActionFunction:
+    """Do nothing instead: a command is not executed, a frame not sent, a connection not served."""
+    return lambda steps, event: _replace_subject(steps, [])
 
-    Everything behind it waits, as with a slow server: a delayed command keeps later commands of its connection from
-    being read, but messages and heartbeats go on; a delayed frame keeps back all that is said on its connection.
+
+@action(points=lambda arguments: _SENT if arguments.get("alone") else _EVERYWHERE)
+def delay(seconds: float, *, alone: bool = False) -> ActionFunction:
+    """Do it later, by the emulator's clock.
+
+    All later events wait, as on a slow server. A delayed command keeps later commands of its connection from being
+    read, but messages and heartbeats are pushed. A delayed frame delays all output of its connection.
 
     Args:
-        alone: Only this frame is late, others overtake it.
+        alone: Delay only this frame: later frames overtake it.
 
     Raises:
         ValueError: If the seconds are negative.
@@ -107,121 +151,112 @@ def delay(seconds: float, *, alone: bool = False) -> Action:
             return [Wait(seconds), *steps]
         return [SendLater(step.data, seconds) if isinstance(step, Send) else step for step in steps]
 
-    return Action("delay", change, _SENT if alone else _EVERYWHERE, _given(seconds=seconds, alone=alone))
+    return change
 
 
-def duplicate(times: int = 2) -> Action:
-    """Let it happen so many times: a frame is sent, a command executed and answered, again."""
+@action(points=_TCP)
+def duplicate(times: int = 2) -> ActionFunction:
+    """Do it so many times: send a frame, or execute and answer a command."""
     if times < 1:
         raise ValueError(f"duplicate({times!r}): at least once")
-
-    def change(steps: Steps, event: Event) -> Steps:
-        return [copy for step in steps for copy in [step] * (times if _is_subject(step) else 1)]
-
-    return Action("duplicate", change, _TCP, _given(2, times=times))
+    return lambda steps, event: [copy for step in steps for copy in [step] * (times if _is_subject(step) else 1)]
 
 
-def reorder() -> Action:
-    """Send it behind the frame that comes next on the connection."""
-
-    def change(steps: Steps, event: Event) -> Steps:
-        return [SendAfterNext(step.data) if isinstance(step, Send) else step for step in steps]
-
-    return Action("reorder", change, _SENT)
+@action(points=_SENT)
+def reorder() -> ActionFunction:
+    """Send it after the next frame of the connection."""
+    return lambda steps, event: [SendAfterNext(step.data) if isinstance(step, Send) else step for step in steps]
 
 
-def corrupt(part: str, to: int | bytes | None = None) -> Action:
-    """Spoil a part of it.
+@action(
+    points=lambda arguments: _CORRUPTIBLE[arguments["part"]],
+    nsqd_only=lambda arguments: bool(arguments["part"] == "type"),
+)
+def corrupt(part: str, to: int | bytes | None = None) -> ActionFunction:
+    """Change a part of it.
 
     Args:
-        part: "size" or "type" of a frame; "body" of a frame, a command (before it is executed) or an HTTP answer;
-            "size" of an HTTP answer is its Content-Length.
-        to: The value that it gets; default: size -1 (an HTTP answer's: one more than there is), type 9, and a body with
-            the bits of its first byte turned.
+        part: "size" or "type" of a frame; "body" of a frame, a command (before its execution) or an HTTP response;
+            "size" of an HTTP response is its Content-Length.
+        to: The new value. Default: -1 for a size, for a Content-Length one more than there is; 9 for a type; a body
+            with the bits of its first byte inverted.
 
     Raises:
         ValueError: If there is no such part.
     """
-    if part not in ("size", "type", "body"):
+    if part not in _CORRUPTIBLE:
         raise ValueError(f"corrupt({part!r}): it has size, type and body")
     if isinstance(to, int) and not -(2**31) <= to < 2**31:
         raise ValueError(f"corrupt({part!r}, {to!r}): a number of 32 bits")
-
-    def change(steps: Steps, event: Event) -> Steps:
-        return [_corrupted(step, part, to, event) for step in steps]
-
-    points = {
-        "size": _SENT | {Point.HTTP_ANSWER},
-        "type": _SENT,
-        "body": _TCP | {Point.HTTP_ANSWER},
-    }
-    return Action("corrupt", change, frozenset(points[part]), _given(part=part, to=to), nsqd_only=part == "type")
+    return lambda steps, event: [_corrupted(step, part, to, event) for step in steps]
 
 
-def disconnect(*, after: bool = False) -> Action:
-    """End the connection instead.
+@action(points=_EVERYWHERE)
+def disconnect(*, after: bool = False) -> ActionFunction:
+    """Close the connection instead.
 
     Args:
-        after: Let happen what would happen, then end it.
+        after: Do what would be done, then close it.
     """
-    return Action("disconnect", lambda steps, event: _ending(steps, Close(), after), _EVERYWHERE, _given(after=after))
+    return lambda steps, event: _end(steps, Close(), after)
 
 
-def reset(*, after: bool = False) -> Action:
-    """End the connection with a TCP RST instead.
+@action(points=_EVERYWHERE)
+def reset(*, after: bool = False) -> ActionFunction:
+    """Reset the connection instead, with a TCP RST.
 
     Args:
-        after: Let happen what would happen, then end it. What the client has not read by then may be lost.
+        after: Do what would be done, then reset it. Bytes that the client has not read by then may be lost.
     """
-    return Action("reset", lambda steps, event: _ending(steps, Reset(), after), _EVERYWHERE, _given(after=after))
+    return lambda steps, event: _end(steps, Reset(), after)
 
 
-def refuse() -> Action:
-    """Turn a connection away: it is closed before a byte is read. (An address where nobody listens: ``down()``.)"""
-    return Action("refuse", lambda steps, event: _ending(steps, Close(), False), frozenset([Point.CONNECT]))
+@action(points=frozenset([Point.CONNECT]))
+def refuse() -> ActionFunction:
+    """Close an accepted connection before anything is read. To refuse connections at the port: ``down()``."""
+    return lambda steps, event: _end(steps, Close(), False)
 
 
-def inject(frame: bytes | str, *, after: bool = False) -> Action:
-    """Say something more.
+@action(points=_TCP, nsqd_only=lambda arguments: bool(arguments["frame"] == "heartbeat"))
+def inject(frame: bytes | str, *, after: bool = False) -> ActionFunction:
+    """Send another frame, too.
 
     Args:
         frame: The bytes of a frame, or "heartbeat".
-        after: Say it behind what would happen, not in front.
+        after: Send it after the other steps, not before.
 
     Raises:
-        ValueError: If it is another word.
+        ValueError: If it is another text.
     """
     if frame != "heartbeat" and not isinstance(frame, bytes):
         raise ValueError(f'inject({frame!r}): the bytes of a frame, or "heartbeat"')
-    data = frame if isinstance(frame, bytes) else encode_frame(RESPONSE, HEARTBEAT)
+    send = Send(frame if isinstance(frame, bytes) else encode_frame(RESPONSE, HEARTBEAT))
+    return lambda steps, event: [*steps, send] if after else [send, *steps]
+
+
+@action(points=_TCP, nsqd_only=lambda arguments: True)
+def expire_message() -> ActionFunction:
+    """Time out the message at once: after it is sent, or before its FIN is executed."""
 
     def change(steps: Steps, event: Event) -> Steps:
-        return [*steps, Send(data)] if after else [Send(data), *steps]
+        expired: Steps = [ExpireMessage(event.message_id)]
+        return expired + steps if event.point is Point.COMMAND else steps + expired
 
-    return Action("inject", change, _TCP, _given(frame=frame, after=after), nsqd_only=frame == "heartbeat")
-
-
-def time_out() -> Action:
-    """Take the message back as if its timeout had come: once it is sent, or before its FIN is executed."""
-
-    def change(steps: Steps, event: Event) -> Steps:
-        taken: Steps = [ExpireMessage(event.message_id)]
-        return taken + steps if event.point is Point.COMMAND else steps + taken
-
-    return Action("time_out", change, _TCP, nsqd_only=True)
+    return change
 
 
-def answer(status: int | None = None, body: bytes | None = None) -> Action:
+@action(points=_HTTP)
+def answer(status: int | None = None, body: bytes | None = None) -> ActionFunction:
     """Answer an HTTP request with this instead.
 
     Args:
-        status: Default: the one that there is; 200 if the request is not executed.
-        body: Default: the one that there is; else nothing.
+        status: Default: that of the response; 200 if the request is not executed.
+        body: Default: that of the response; empty if the request is not executed.
     """
 
     def change(steps: Steps, event: Event) -> Steps:
         if event.point is Point.HTTP:
-            return _instead(steps, [HttpResponse(status or 200, body or b"")])
+            return _replace_subject(steps, [HttpResponse(status or 200, body or b"")])
         return [
             replace(step, status=status or step.status, body=step.body if body is None else body)
             if isinstance(step, HttpResponse)
@@ -229,35 +264,26 @@ def answer(status: int | None = None, body: bytes | None = None) -> Action:
             for step in steps
         ]
 
-    return Action("answer", change, _HTTP, _given(status=status, body=body))
+    return change
 
 
-ACTIONS: dict[str, Callable[..., Action]] = {
-    function.__name__: function
-    for function in (
-        *(error, drop, delay, duplicate, reorder, corrupt),
-        *(disconnect, reset, refuse, inject, time_out, answer),
-    )
-}
-
-
-# --- how steps are changed --------------------------------------------------------------------------------------------
+# --- changes of steps -------------------------------------------------------------------------------------------------
 
 
 def _is_subject(step: FaultStep) -> bool:
-    """Whether a step is what an event is about."""
+    """Return whether a step does what the event is about: sends, executes, serves or answers."""
     return isinstance(step, (Send, SendLater, SendAfterNext, Execute, Open, HttpResponse))
 
 
-def _instead(steps: Sequence[FaultStep], new: Steps) -> Steps:
-    """Put something in the place of what an event is about; behind everything if that is nothing."""
+def _replace_subject(steps: Steps, new: Steps) -> Steps:
+    """Put steps in the place of those that do what the event is about; at the end if there are none."""
     place = next((index for index, step in enumerate(steps) if _is_subject(step)), len(steps))
     return [*steps[:place], *new, *(step for step in steps[place:] if not _is_subject(step))]
 
 
-def _ending(steps: Steps, end: Close | Reset, after: bool) -> Steps:
-    kept = [step for step in steps if not isinstance(step, (Close, Reset))]
-    return [*kept, end] if after else [*_instead(kept, []), end]
+def _end(steps: Steps, end: Close | Reset, after: bool) -> Steps:
+    kept: Steps = [step for step in steps if not isinstance(step, (Close, Reset))]
+    return [*kept, end] if after else [*_replace_subject(kept, []), end]
 
 
 def _corrupted(step: FaultStep, part: str, to: int | bytes | None, event: Event) -> FaultStep:
@@ -274,11 +300,11 @@ def _corrupted(step: FaultStep, part: str, to: int | bytes | None, event: Event)
             return step
 
 
-def _corrupted_frame(data: bytes, part: str, to: int | bytes | None, header: int) -> bytes:
+def _corrupted_frame(data: bytes, part: str, to: int | bytes | None, header_size: int) -> bytes:
     if part == "size":
         return _SIZE.pack(to if isinstance(to, int) else -1) + data[4:]
-    if header == _SIZE.size:
-        body = _corrupted_body(data[header:], to)
+    if header_size == _SIZE.size:
+        body = _corrupted_body(data[header_size:], to)
         return _SIZE.pack(len(body)) + body
     size, kind = _HEADER.unpack_from(data)
     if part == "type":
@@ -301,12 +327,3 @@ def _error_text(code: str, event: Event) -> str:
     if code.endswith("_FAILED"):
         return f"{code[2:-7]} failed exiting"
     return f"{name} failed" if name.isupper() else "failed"
-
-
-def _given(default: object = None, **arguments: object) -> dict[str, Any]:  # Any: of all types
-    """Keep what is not left at its default."""
-    return {
-        name: value
-        for name, value in arguments.items()
-        if value is not None and value is not False and value not in ("", default)
-    }

@@ -14,8 +14,8 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fakensqd.faults.actions import ACTIONS, Action
-from fakensqd.faults.rules import Match, Rule, on
+from fakensqd.faults.actions import ACTIONS
+from fakensqd.faults.rules import Action, Match, Rule, on
 from fakensqd.faults.toxics import TOXICS, Toxic
 from fakensqd.transcript import decode_bytes, encode_bytes
 from gnsq.texts import nearest

@@ -6,7 +6,7 @@ import pytest
 from gevent.event import Event
 
 from fakensqd import on
-from fakensqd.faults import time_out
+from fakensqd.faults import expire_message
 from gnsq import Consumer
 from gnsq.contrib.batch import BatchHandler
 
@@ -160,7 +160,7 @@ def test_message_whose_first_delivery_is_still_here_says_so_when_it_is_given_up(
 
     held = []
     started(handle, nsqd, max_tries=1, max_in_flight=2)
-    with nsqd.add(on.frame("message"), time_out()):  # before this side takes its time for over
+    with nsqd.add(on.frame("message"), expire_message()):  # before this side takes its time for over
         publish(nsqd, b"1")
         clock.advance(1.0)
 

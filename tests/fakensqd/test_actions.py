@@ -4,7 +4,7 @@ import pytest
 
 from fakensqd.effects import Close, Execute, ExpireMessage, HttpResponse, Send, SendLater, Wait
 from fakensqd.faults import actions
-from fakensqd.faults.actions import answer, corrupt, delay, disconnect, drop, error, inject, time_out
+from fakensqd.faults.actions import answer, corrupt, delay, disconnect, drop, error, expire_message, inject
 from fakensqd.faults.json_rules import decode_rules, encode_rule
 from fakensqd.faults.rules import Event, Point, Rule, on
 from gnsq.protocol.frames import ERROR, encode_frame
@@ -20,7 +20,7 @@ CHANGES = [
         error("E_INVALID"), [Close()], [Send(encode_frame(ERROR, b"E_INVALID FIN failed")), Close()], id="end"
     ),
     pytest.param(disconnect(), [Wait(1.0), Send(b"x"), Close()], [Wait(1.0), Close()], id="one end is enough"),
-    pytest.param(time_out(), [Execute()], [ExpireMessage(b"0123456789abcdef"), Execute()], id="before a command"),
+    pytest.param(expire_message(), [Execute()], [ExpireMessage(b"0123456789abcdef"), Execute()], id="before a command"),
     pytest.param(corrupt("body"), [Execute()], [Execute(b"\x8daw")], id="a command's body"),
     pytest.param(corrupt("body"), [Execute(b"")], [Execute(b"\xff")], id="no body"),
     pytest.param(corrupt("body"), [ANSWER, Close()], [HttpResponse(200, b"\xb0K"), Close()], id="an answer's body"),
@@ -53,7 +53,7 @@ MISUSE = [
     pytest.param(lambda: Rule(on.command(), delay(1, alone=True)), id="a command alone"),
     pytest.param(lambda: Rule(on.command(), answer(500)), id="an answer to a command"),
     pytest.param(lambda: Rule(on.http("/pub"), corrupt("body")), id="an answer that is not there"),
-    pytest.param(lambda: Rule(on.connect(), time_out()), id="a connection timed out"),
+    pytest.param(lambda: Rule(on.connect(), expire_message()), id="a connection timed out"),
 ]
 
 

@@ -12,11 +12,11 @@ from fakensqd.faults import (
     drop,
     duplicate,
     error,
+    expire_message,
     inject,
     refuse,
     reorder,
     reset,
-    time_out,
 )
 from gnsq.errors import NSQConnectionClosed, NSQFinishFailed, NSQFrameError, NSQPubFailed, NSQSocketError
 from gnsq.protocol import commands
@@ -233,7 +233,7 @@ def test_a_message_goes_wrong(nsqd, action, bodies, in_flight):
 
 def test_a_message_times_out_at_once(nsqd):
     client = consumer(nsqd.tcp_address, ready=5)
-    nsqd.add(on.frame("message"), time_out())
+    nsqd.add(on.frame("message"), expire_message())
 
     publish(nsqd, b"a")
 
@@ -246,7 +246,7 @@ def test_a_message_times_out_just_before_its_fin(nsqd):
     client = consumer(nsqd.tcp_address)
     publish(nsqd, b"a")
     message_id = decode_message(client.frame()[1])[2]
-    nsqd.add(on.command("FIN"), time_out())
+    nsqd.add(on.command("FIN"), expire_message())
 
     client.send(commands.finish(message_id))
 

@@ -6,7 +6,7 @@ from gevent import socket
 
 from fakensqd import FakeLookupd, FakeNsqd, on
 from fakensqd.effects import Close, Execute, Send, SendLater
-from fakensqd.faults import corrupt, delay, disconnect, drop, duplicate, error, inject, reorder, reset, time_out
+from fakensqd.faults import corrupt, delay, disconnect, drop, duplicate, error, expire_message, inject, reorder, reset
 from fakensqd.faults.json_rules import decode_rules
 from fakensqd.lookupd.registry import Key, Registry
 from fakensqd.lookupd.session import LookupdSession
@@ -165,7 +165,7 @@ OTHERS = [
     pytest.param(on.frame("message"), drop(), "FakeLookupd has no frame to act on", id="frames"),
     pytest.param(on.reply(), corrupt("type"), "is for nsqd only", id="a type"),
     pytest.param(on.reply(), inject("heartbeat"), "is for nsqd only", id="a heartbeat"),
-    pytest.param(on.command(), time_out(), "is for nsqd only", id="a timeout"),
+    pytest.param(on.command(), expire_message(), "is for nsqd only", id="a timeout"),
 ]
 
 
