@@ -1,5 +1,6 @@
 """What the hot paths cost, in sends and switches: counts, which no noisy machine can blur."""
 
+import functools
 import gc
 import sys
 import time
@@ -15,12 +16,10 @@ from gnsq.concurrency.hub_monitor import HubMonitor
 from gnsq.errors import NSQNoConnections
 from gnsq.nsqd.connection import Connection
 from gnsq.options import ConnectionOptions
-from gnsq.producer.batching import Batches, Member
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
-from gnsq.producer.publish import Publish, Totals
+from gnsq.producer.publish import PendingPublish, PublishCounts
 from gnsq.producer.routing import RoundRobin, TcpLink
-from gnsq.protocol import commands
 from gnsq.protocol.frames import MESSAGE, RESPONSE, encode_frame, encode_message
 from gnsq.stats import LatencyRecorder
 from tests.helpers import MemoryTransport, wait_until
@@ -146,33 +145,40 @@ def test_signals_without_receivers_are_not_sent(connection, transport):
 
 
 @pytest.fixture
-def dispatcher(connection, transport):
-    """A producer's, on the connection; a publish of one byte has been confirmed."""
+def make_dispatcher(connection, transport):
+    """Make a producer's, on the connection; a publish of one byte has been confirmed."""
+    return functools.partial(made_dispatcher, connection, transport)
+
+
+@pytest.fixture
+def dispatcher(make_dispatcher):
+    return make_dispatcher()
+
+
+def made_dispatcher(connection, transport, **options):
     made = Dispatcher(
-        ProducerOptions(),
+        ProducerOptions(**options),
         RealClock(),
         RoundRobin(),
-        Totals(),
+        PublishCounts(),
         LatencyRecorder(),
-        nsqds=lambda: 1,
-        why_none=lambda limit: NSQNoConnections(limit),
+        nsqd_count=lambda: 1,
+        no_connection_error=lambda limit: NSQNoConnections(limit),
     )
     made.add(TcpLink(connection))
     transport.answer(OK)
-    made.publish(publish_of("PUB"), True)
+    made.publish(pending(), True)
     del transport.sends[:]
     return made
 
 
-def publish_of(kind):
+def pending():
     now = time.monotonic()
-    if kind == "member":
-        return Member("t", b"x", now, now + 60)
-    return Publish("t", commands.publish("t", b"x"), 1, now, now + 60)
+    return PendingPublish("t", b"x", now, now + 60)
 
 
 def test_publishers_that_wait_together_share_one_send(dispatcher, transport):
-    publishers = [gevent.spawn(dispatcher.publish, publish_of("PUB"), True) for _ in range(1000)]
+    publishers = [gevent.spawn(dispatcher.publish, pending(), True) for _ in range(1000)]
     wait_until(lambda: transport.sent.count(b"PUB ") == 1000)
     assert len(transport.sends) == 1
 
@@ -184,16 +190,16 @@ def test_publishers_that_wait_together_share_one_send(dispatcher, transport):
     assert switches.count <= 4 * 1000 + 20
 
 
-def test_batches_cost_a_command_for_all_their_members(dispatcher, transport):
-    Batches(dispatcher, ProducerOptions(batch_messages=100), RealClock())
+def test_batches_cost_a_command_for_all_their_members(make_dispatcher, transport):
+    dispatcher = make_dispatcher(batch_messages=100, batch_linger=0)
     # The first of its size goes alone; the others wait for that.
-    first = [gevent.spawn(dispatcher.publish, publish_of("member"), True) for _ in range(100)]
+    first = [gevent.spawn(dispatcher.publish, pending(), True) for _ in range(100)]
     wait_until(lambda: transport.sends)
     transport.feed(OK)
     gevent.joinall(first, raise_error=True)
     del transport.sends[:]
 
-    publishers = [gevent.spawn(dispatcher.publish, publish_of("member"), True) for _ in range(1000)]
+    publishers = [gevent.spawn(dispatcher.publish, pending(), True) for _ in range(1000)]
     wait_until(lambda: transport.sent.count(b"MPUB ") == 10)
     assert len(transport.sends) == 1
 
@@ -206,7 +212,7 @@ def test_batches_cost_a_command_for_all_their_members(dispatcher, transport):
 
 def test_publish_that_waits_costs_few_allocations_and_leaves_none(dispatcher, transport):
     def publish(count):
-        return [gevent.spawn(dispatcher.publish, publish_of("PUB"), True) for _ in range(count)]
+        return [gevent.spawn(dispatcher.publish, pending(), True) for _ in range(count)]
 
     def answered(publishers):
         transport.feed(OK * len(publishers))

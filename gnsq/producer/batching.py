@@ -1,226 +1,158 @@
-"""Batches: publishes to one topic that are sent together, as one MPUB; each keeps its own deadline and answer.
+"""Automatic batches: publishes to one topic are sent together as one MPUB; each keeps its own deadline and outcome.
 
-Owns batches that are being filled. What is sealed goes on as any other publish does.
+Owns the batches that are not full. A full batch is sent as any other publish.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import gevent
 from gevent.event import Event
 
 from gnsq.clock import Clock
-from gnsq.errors import NSQErrorCode, NSQException
-from gnsq.producer.completion import LONGEST, NEVER
-from gnsq.producer.dispatcher import Dispatcher
+from gnsq.producer.completion import MAX_SLEEP, NO_DEADLINE
 from gnsq.producer.options import ProducerOptions
-from gnsq.producer.publish import Publish, Where, copied, is_about_the_nsqd, is_about_the_topic
-from gnsq.protocol import commands
+from gnsq.producer.publish import MultiPublish, PendingPublish
 from gnsq.protocol.frames import OK
 
-__all__ = ["Batches", "Member"]
+__all__ = ["Batch", "Batcher"]
 
 
-class Member(Publish):
-    """A publish that goes in a batch. Its command is its body, until it goes alone."""
+class Batch(MultiPublish):
+    """Publishes that are sent as one MPUB. nsqd stores all or none of them; may_be_partially_stored() says when not."""
 
-    alone = False
-
-    def __init__(self, topic: str, body: bytes, started: float, deadline: float) -> None:
-        self.topic = topic
-        self.command = body
-        self.size = len(body)
-        self.started = started
-        self.deadline = deadline
-
-    @property
-    def bodies(self) -> list[bytes]:
-        return super().bodies if self.alone else [self.command]
-
-    def leave(self) -> None:
-        """Go alone from now on."""
-        if not self.alone:
-            self.alone = True
-            self.largest_message = len(self.command)
-            self.command = commands.publish(self.topic, self.command)
-            self.size = len(self.command)
-
-
-class _Batch(Publish):
-    """Members that go as one MPUB: nsqd takes all of them or none, unless its disk is full, see leaves_open()."""
-
-    def __init__(self, members: list[Member]) -> None:
-        bodies = [member.command for member in members]
+    def __init__(self, members: list[PendingPublish]) -> None:
+        first = members[0]
         deadline = min([member.deadline for member in members])
-        command = commands.multipublish(members[0].topic, bodies)
-        super().__init__(members[0].topic, command, max(map(len, bodies)), members[0].started, deadline)
-        self.owner = members[0].owner
-        self.key = members[0].key
+        super().__init__(first.topic, [member.body for member in members], first.started, deadline)
+        self.owner = first.owner
+        self.key = first.key
         self.refused_by = frozenset().union(*(member.refused_by for member in members))
-        self.mpub_body_size = 4 + sum(map(len, bodies)) + 4 * len(bodies)
-        self.members: list[Member] = members
+        self.members: list[PendingPublish] = members
 
-    def overdue(self, where: Where, now: float) -> None:
-        if where is not Where.SENT:
-            self.done = True
-            for member in self._left():
-                if member.deadline <= now:
-                    self.owner.expire(member, where)
-                else:
-                    self.owner.resubmit(member)
-            return
-        for member in self._left():
-            if member.deadline <= now:
-                self.owner.expire(member, where)
-                member.command = b""
-        # As Publish.overdue(): only the answer is waited for.
-        self.command = b""
-        self.deadline = min((member.deadline for member in self._left()), default=NEVER)
+    def unfinished(self) -> list[PendingPublish]:
+        if self.done:
+            return []
+        members = [member for member in self.members if not member.done]
+        for member in members:
+            member.link = self.link
+        return members
 
     def on_response(self, data: bytes) -> None:
         if data != OK:
-            raise self.misunderstood(data)
+            raise self.on_unexpected_response(data)
         self.done = True
-        left = self.members = [member for member in self.members if not member.done]
-        room = 0
-        for member in left:
+        members = self.members = [member for member in self.members if not member.done]
+        reserved_bytes = 0
+        for member in members:
             member.done = True
-            room += member.room
-        self.messages = len(left)
-        self.room = room
-        if left:
+            reserved_bytes += member.reserved_bytes
+        self.messages = len(members)
+        self.reserved_bytes = reserved_bytes
+        if members:
             self.owner.complete(self)
 
-    def on_error(self, error: NSQErrorCode) -> None:
-        left = self._left()
-        if is_about_the_topic(error):
-            # None of them is any better alone.
-            self.owner.refused_topic(self, error)
-            return
-        if len(self.members) > 1 and not is_about_the_nsqd(error):
-            # One of them is bad, perhaps one whose deadline has passed: alone, it harms none of the others.
-            for member in left:
-                member.leave()
-            self.on_not_sent(error)
-            return
-        self.done = True
-        for member in left:
-            self.owner.refused(member, copied(error))
 
-    def on_connection_lost(self, error: NSQException) -> None:
-        self.done = True
-        for member in self._left():
-            self.owner.lost(member, error)
+class _OpenBatch:
+    """Publishes that wait for more.
 
-    def on_not_sent(self, error: NSQException) -> None:
-        self.done = True
-        for member in self._left():
-            self.owner.retry(member, error)
-
-    def _left(self) -> list[Member]:
-        left = [member for member in self.members if not member.done]
-        for member in left:
-            member.link = self.link
-        return left
-
-
-class _Filling:
-    """Members that wait for more."""
-
-    __slots__ = ("due", "members", "room")
-
-    def __init__(self, due: float, room: int) -> None:
-        self.due = due
-        self.members: list[Member] = []
-        self.room = room
-
-
-class Batches:
-    """Puts members together, by topic and key.
-
-    A batch is sent when it has batch_messages or batch_bytes, or its first member has waited for batch_linger. It is
-    not longer than max_body_size, as far as that is known.
+    Attributes:
+        due: When it is sent even if it is not full.
+        free_bytes: How many more bytes fit in.
     """
 
-    def __init__(self, dispatcher: Dispatcher, options: ProducerOptions, clock: Clock) -> None:
-        self._dispatcher = dispatcher
-        self._count = options.batch_messages or 1
-        # Bytes of an MPUB's body without the count of its messages.
+    __slots__ = ("due", "free_bytes", "members")
+
+    def __init__(self, due: float, free_bytes: int) -> None:
+        self.due = due
+        self.free_bytes = free_bytes
+        self.members: list[PendingPublish] = []
+
+
+class Batcher:
+    """Collects publishes by topic and key.
+
+    A batch is sent when it has batch_messages or batch_bytes, or when its first publish has waited for batch_linger. It
+    is not longer than max_body_size, if that is set.
+
+    Args:
+        send: Called with each batch, and with publishes that can't be in one.
+    """
+
+    def __init__(self, send: Callable[[PendingPublish], None], options: ProducerOptions, clock: Clock) -> None:
+        self._send = send
+        self._max_messages = options.batch_messages or 1
+        # Of an MPUB's body without the count of its messages.
         limit = options.max_body_size
-        self._bytes = (options.batch_bytes if limit is None else min(options.batch_bytes, limit)) - 4
+        self._max_bytes = (options.batch_bytes if limit is None else min(options.batch_bytes, limit)) - 4
         self._linger = options.batch_linger
         self._clock = clock
-        self._filling: dict[tuple[str, bytes | str | None], _Filling] = {}
-        self._begun = Event()
-        dispatcher.forward = self.add
-        dispatcher.batched = self.members
-        dispatcher.press = self.flush
+        self._open: dict[tuple[str, bytes | str | None], _OpenBatch] = {}
+        self._opened = Event()
 
-    def add(self, publish: Publish) -> None:
-        """Put a member into its batch; others go on at once."""
-        if type(publish) is not Member or publish.alone:
-            self._dispatcher.send(publish)
+    def add(self, publish: PendingPublish) -> None:
+        """Put a publish into its batch, or send it if it can't be in one."""
+        if not publish.is_batchable:
+            self._send(publish)
             return
         key = (publish.topic, publish.key)
-        filling = self._filling.get(key)
-        if filling is None:
-            filling = self._begin(key)
-        room = filling.room - publish.size - 4
-        if room < 0 and filling.members:
-            self._seal(key)
-            filling = self._begin(key)
-            room = filling.room - publish.size - 4
-        filling.room = room
-        members = filling.members
+        batch = self._open.get(key)
+        if batch is None:
+            batch = self._open_batch(key)
+        free_bytes = batch.free_bytes - publish.largest_message - 4
+        if free_bytes < 0 and batch.members:
+            self._close_batch(key)
+            batch = self._open_batch(key)
+            free_bytes = batch.free_bytes - publish.largest_message - 4
+        batch.free_bytes = free_bytes
+        members = batch.members
         members.append(publish)
-        if room <= 0 or len(members) >= self._count:
-            self._seal(key)
+        if free_bytes <= 0 or len(members) >= self._max_messages:
+            self._close_batch(key)
 
-    def members(self) -> Iterator[Publish]:
-        """Those that wait for more."""
-        for filling in self._filling.values():
-            yield from filling.members
+    def waiting(self) -> Iterator[PendingPublish]:
+        """Return the publishes that are in open batches."""
+        for batch in self._open.values():
+            yield from batch.members
 
-    def hurry(self) -> None:
-        """Let nothing wait for more from now on."""
+    def stop_waiting(self) -> None:
+        """Send all open batches, and from now on each batch at the end of its round of the hub."""
         self._linger = 0.0
         self.flush()
 
     def flush(self) -> None:
-        """Send all that waits for more."""
-        for key in list(self._filling):
-            self._seal(key)
+        """Send all open batches."""
+        for key in list(self._open):
+            self._close_batch(key)
 
     def run(self) -> None:
-        """Send batches that have waited for long enough, for ever."""
+        """Send batches that have waited for batch_linger; runs until killed."""
         while True:
-            due = min((filling.due for filling in self._filling.values()), default=NEVER)
+            due = min((batch.due for batch in self._open.values()), default=NO_DEADLINE)
             pause = due - self._clock.monotonic()
             if pause > 0:
-                self._begun.clear()
-                self._clock.wait(self._begun, min(pause, LONGEST))
+                self._opened.clear()
+                self._clock.wait(self._opened, min(pause, MAX_SLEEP))
                 continue
-            for key, filling in list(self._filling.items()):
-                if filling.due <= due:
-                    self._seal(key)
+            for key, batch in list(self._open.items()):
+                if batch.due <= due:
+                    self._close_batch(key)
 
-    def _begin(self, key: tuple[str, bytes | str | None]) -> _Filling:
-        filling = self._filling[key] = _Filling(self._clock.monotonic() + self._linger, self._bytes)
-        if len(self._filling) == 1:
+    def _open_batch(self, key: tuple[str, bytes | str | None]) -> _OpenBatch:
+        batch = self._open[key] = _OpenBatch(self._clock.monotonic() + self._linger, self._max_bytes)
+        if len(self._open) == 1:
             if self._linger:
-                self._begun.set()
+                self._opened.set()
             else:
-                # What comes in this round of the hub.
+                # After all other publishes of this round of the hub.
                 gevent.get_hub().loop.run_callback(self.flush)
-        return filling
+        return batch
 
-    def _seal(self, key: tuple[str, bytes | str | None]) -> None:
-        members = [member for member in self._filling.pop(key).members if not member.done]
-        if not members:
-            return
+    def _close_batch(self, key: tuple[str, bytes | str | None]) -> None:
+        members = [member for member in self._open.pop(key).members if not member.done]
         if len(members) == 1:
-            members[0].leave()
-            self._dispatcher.send(members[0])
-            return
-        self._dispatcher.send(_Batch(members))
+            members[0].is_batchable = False
+            self._send(members[0])
+        elif members:
+            self._send(Batch(members))

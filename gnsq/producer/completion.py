@@ -1,10 +1,6 @@
-"""Telling: publishes that have ended are counted, and whoever waits for them is woken.
+"""The end of publishes: count those that have ended, wake their callers, and check deadlines.
 
-Owns those that have ended and were not told yet. How they have ended is decided elsewhere.
-
-Deadlines: when to look for publishes that must have ended, and what they end with.
-
-Owns that time and the greenlet's loop; where publishes are, and what else is done now and then, the dispatcher knows.
+How a publish ends is decided in publish.py and dispatcher.py.
 """
 
 from __future__ import annotations
@@ -20,109 +16,114 @@ from gevent.event import Event
 from gnsq.clock import Clock
 from gnsq.errors import NSQException, NSQNotSentTimeout, NSQUnknownTimeout
 from gnsq.logs import LogOwner
-from gnsq.producer.publish import Publish, Totals, Where
+from gnsq.producer.publish import PendingPublish, PublishCounts, WaitingFor
 from gnsq.stats import LatencyRecorder
 
-__all__ = [
-    "LONGEST",
-    "NEVER",
-    "Deadlines",
-    "Telling",
-    "overdue_error",
-]
+__all__ = ["MAX_SLEEP", "NO_DEADLINE", "CompletionQueue", "Deadlines", "expired_error"]
 
 logger = logging.getLogger(__name__)
 
+# Bounds of the sleep between two checks of deadlines, seconds.
+MIN_SLEEP, MAX_SLEEP = 0.005, 3600.0
+NO_DEADLINE = float("inf")
 
-class _Account(Protocol):
-    """Who has counted publishes in, and counts on room that gets free.
+
+class CapacityListener(Protocol):
+    """Owner of the publishes, which uses the capacity that ended ones release.
 
     Attributes:
-        pending, pending_bytes: What was not told yet, and how much of it has room.
+        pending: Publishes whose callers were not woken.
+        pending_bytes: Bytes that these publishes have reserved.
     """
 
     pending: int
     pending_bytes: int
 
-    def send_returned(self) -> None:
-        """Send again what came back without having been executed."""
+    def retry_failed(self) -> None:
+        """Send publishes again that were not executed."""
 
-    def let_in(self) -> None:
-        """Give room to those who wait for it."""
+    def admit_waiting(self) -> None:
+        """Give capacity to publishes that wait for it."""
 
 
-class Telling:
-    """Tells of one producer's publishes.
+class CompletionQueue:
+    """Publishes that have ended and whose callers were not woken yet.
 
     Attributes:
-        told: Set whenever all that had ended was told.
-        is_due: Whether something has ended that was not told yet.
+        completed: Set whenever the queue was emptied.
+        is_due: Whether the queue has publishes.
     """
 
     def __init__(
-        self, account: _Account, totals: Totals, latency: LatencyRecorder, clock: Clock, owner: LogOwner
+        self,
+        listener: CapacityListener,
+        counts: PublishCounts,
+        latency: LatencyRecorder,
+        clock: Clock,
+        owner: LogOwner,
     ) -> None:
-        self.told = Event()
+        self.completed = Event()
         self.is_due = False
-        self._account = account
-        self._totals = totals
+        self._listener = listener
+        self._counts = counts
         self._latency = latency
         self._now = clock.monotonic
-        self._ended: deque[Publish] = deque()
+        self._ended: deque[PendingPublish] = deque()
         self._run_callback = gevent.get_hub().loop.run_callback
         self._owner = owner
 
-    def settle(self, publish: Publish) -> None:
-        """Tell, soon, those who wait for a publish that it is done."""
+    def add(self, publish: PendingPublish) -> None:
+        """Count a publish and wake its caller, soon."""
         self._ended.append(publish)
         if not self.is_due:
             self.is_due = True
-            self._run_callback(self._tell)
+            self._run_callback(self._drain)
 
-    def _tell(self) -> None:
-        """Wake those who wait: all that one read has answered in one callback, each resumed from here.
+    def _drain(self) -> None:
+        """Wake the callers of all publishes that one read has ended.
 
-        Who is resumed comes back to the hub, so here, when it waits again: no callback or event for each publish.
+        Switch to each waiting greenlet directly. It returns to the hub, and thus here, when it waits again. This saves
+        one callback for each publish.
         """
-        ended, totals, account, add_latency = self._ended, self._totals, self._account, self._latency.add
+        ended, counts, listener, add_latency = self._ended, self._counts, self._listener, self._latency.add
         now = self._now()
-        # Before those who are told publish the next: they have waited for longer.
-        account.send_returned()
+        # Before the woken callers publish again: these publishes are older.
+        listener.retry_failed()
         try:
             while ended:
                 publish = ended.popleft()
                 if publish.members:
-                    self._tell_members(publish, now)
+                    self._complete_batch(publish, now)
                     continue
-                account.pending -= 1
-                account.pending_bytes -= publish.room
+                listener.pending -= 1
+                listener.pending_bytes -= publish.reserved_bytes
                 if publish.error is None:
-                    totals.confirmed += publish.messages
+                    counts.confirmed += publish.messages
                     if publish.link is not None:
                         publish.link.confirmed += publish.messages
                     add_latency(now - publish.started, publish.messages)
                 else:
-                    self._count_failure(publish, publish.error)
+                    self._count_failed(publish, publish.error)
                 if publish.waiter is not None:
                     publish.waiter.switch()
                 elif publish.result is not None:
-                    publish.result.end(publish.error)  # tell() in place: 0.04 us of 3
+                    publish.result.end(publish.error)  # notify() in place: 0.04 us of 3
                 else:
-                    publish.tell()
+                    publish.notify()
         finally:
             self.is_due = bool(ended)
             if ended:
-                self._run_callback(self._tell)
-            account.let_in()
-            self.told.set()
+                self._run_callback(self._drain)
+            listener.admit_waiting()
+            self.completed.set()
 
-    def _tell_members(self, batch: Publish, now: float) -> None:
-        """Wake those who wait for a batch that was confirmed; counted as one, which saves 0.5 us of 3 for each."""
+    def _complete_batch(self, batch: PendingPublish, now: float) -> None:
+        """Count a confirmed batch as one publish, which saves 0.5 us of 3 for each member, and wake all callers."""
         members = iter(batch.members)
-        account = self._account
-        account.pending -= batch.messages
-        account.pending_bytes -= batch.room
-        self._totals.confirmed += batch.messages
+        listener = self._listener
+        listener.pending -= batch.messages
+        listener.pending_bytes -= batch.reserved_bytes
+        self._counts.confirmed += batch.messages
         if batch.link is not None:
             batch.link.confirmed += batch.messages
         self._latency.add(now - batch.started, batch.messages)
@@ -131,108 +132,108 @@ class Telling:
                 if member.waiter is not None:
                     member.waiter.switch()
                 elif member.result is not None:
-                    member.result.confirm()  # tell() in place: 0.04 us of 2
+                    member.result.confirm()  # notify() in place: 0.04 us of 2
                 else:
-                    member.tell()
+                    member.notify()
         finally:
+            # A greenlet has raised into the hub. Wake the others in the next round; they are counted already.
             for member in members:
-                # A greenlet without a parent's care has raised; the others are told all the same.
-                member.room = member.messages = 0
-                account.pending += 1
+                member.reserved_bytes = member.messages = 0
+                listener.pending += 1
                 self._ended.append(member)
 
-    def _count_failure(self, publish: Publish, error: NSQException) -> None:
-        self._totals.count(error, publish.messages)
-        if publish.on_room is not None and not publish.room:
-            publish.on_room()
+    def _count_failed(self, publish: PendingPublish, error: NSQException) -> None:
+        self._counts.count_failed(error, publish.messages)
+        if publish.on_capacity is not None and not publish.reserved_bytes:
+            publish.on_capacity()
         if publish.waiter is None and publish.result is None and publish.on_done is None:
             text = "%s: a publish to %s failed, and its caller no longer waits for it: %s"
             label = self._owner.label
-            self._owner.rate_limited(logger).log(logging.WARNING, "unheard", text, label, publish.topic, error)
-
-
-# The shortest and the longest time between two looks, seconds.
-LOOK, LONGEST = 0.005, 3600.0
-NEVER = float("inf")
+            self._owner.rate_limited(logger).log(logging.WARNING, "no caller", text, label, publish.topic, error)
 
 
 class Deadlines:
-    """Looks when the first deadline comes, and in a rhythm while that is asked for.
+    """Checks deadlines when the first of them comes, and connections at an interval.
 
     Args:
-        rhythm: Seconds.
-        end_overdue: Ends what must have ended by now, and calls look_by() for all that has not.
-        check_links: Called in the rhythm.
-        is_rhythmic: Whether that makes sense at present; when it begins to, call look().
+        check_interval: Seconds between checks of connections.
+        expire_overdue: Ends the publishes whose deadline has passed, and calls schedule() for all others.
+        check_links: Checks the connections.
+        checks_periodically: Whether connections need checks; call wake() when this changes.
 
     Attributes:
-        due: When it looks next.
+        due: When deadlines are checked next.
     """
 
     def __init__(
         self,
         clock: Clock,
-        rhythm: float,
+        check_interval: float,
         *,
-        end_overdue: Callable[[float], None],
+        expire_overdue: Callable[[float], None],
         check_links: Callable[[float], None],
-        is_rhythmic: Callable[[], bool],
+        checks_periodically: Callable[[], bool],
     ) -> None:
-        self.due = NEVER
+        self.due = NO_DEADLINE
         self._clock = clock
-        self._rhythm = rhythm
-        self._end_overdue = end_overdue
+        self._check_interval = check_interval
+        self._expire_overdue = expire_overdue
         self._check_links = check_links
-        self._is_rhythmic = is_rhythmic
-        self._look = Event()
+        self._checks_periodically = checks_periodically
+        self._woken = Event()
 
-    def look_by(self, deadline: float) -> None:
-        """Look by then at the latest."""
-        if deadline < self.due:
-            self.due = deadline
-            self._look.set()
+    def schedule(self, at: float) -> None:
+        """Check deadlines at this time at the latest."""
+        if at < self.due:
+            self.due = at
+            self._woken.set()
 
-    def look(self) -> None:
-        """Find out anew when to look."""
-        self._look.set()
+    def wake(self) -> None:
+        """Compute the time of the next check again."""
+        self._woken.set()
 
     def run(self) -> None:
-        """Look, for ever."""
+        """Expire publishes whose deadline has passed; runs until killed."""
         checked = self._clock.monotonic()
         while True:
             now = self._clock.monotonic()
             if now >= self.due:
-                self.due = NEVER
-                self._end_overdue(now)
-            if now - checked >= self._rhythm:
+                self.due = NO_DEADLINE
+                self._expire_overdue(now)
+            if now - checked >= self._check_interval:
                 checked = now
                 self._check_links(now)
             pause = self.due - now
-            if self._is_rhythmic():
-                pause = min(pause, checked + self._rhythm - now)
-            self._look.clear()
-            self._clock.wait(self._look, min(max(pause, LOOK), LONGEST))
+            if self._checks_periodically():
+                pause = min(pause, checked + self._check_interval - now)
+            self._woken.clear()
+            self._clock.wait(self._woken, min(max(pause, MIN_SLEEP), MAX_SLEEP))
 
 
-def overdue_error(
-    publish: Publish, where: Where, address: str, why_none: Callable[[str], NSQException], room: str
+def expired_error(
+    publish: PendingPublish,
+    waiting_for: WaitingFor,
+    address: str,
+    no_connection_error: Callable[[str], NSQException],
+    used_capacity: str,
 ) -> NSQException:
-    """Say what a publish has waited for until its deadline.
+    """Make the error of a publish whose deadline has passed.
 
     Args:
-        address: Of the nsqd that it was given to.
-        why_none: Says why there is no connection, given how long that was waited for in words.
-        room: How much of it is taken.
+        address: The nsqd that it was submitted to.
+        no_connection_error: Makes the error that says why there is no connection; its argument says how long the
+            publish waited.
+        used_capacity: Says how much of max_pending_bytes is in use.
     """
-    limit = f"within {publish.limit:g} s"
-    if where is Where.SENT:
+    limit = f"within {publish.timeout:g} s"
+    if waiting_for is WaitingFor.RESPONSE:
         return NSQUnknownTimeout(f"{address}: publish not answered {limit}; nsqd may have it")
-    if publish.refusal is not None:
-        return publish.refusal
-    if where is Where.ROOM:
-        return NSQNotSentTimeout(f"publish to {publish.topic}: no room {limit}: {room}")
-    if where is Where.UNSENT:
-        return NSQNotSentTimeout(f"{address}: publish not sent {limit}: nsqd has not read what was before it")
-    if where is Where.BATCH:
+    if publish.refused_error is not None:
+        return publish.refused_error
+    if waiting_for is WaitingFor.CAPACITY:
+        return NSQNotSentTimeout(f"publish to {publish.topic}: no capacity {limit}: {used_capacity}")
+    if waiting_for is WaitingFor.SEND:
+        return NSQNotSentTimeout(f"{address}: publish not sent {limit}: nsqd has not read the commands before it")
+    if waiting_for is WaitingFor.BATCH:
         return NSQNotSentTimeout(f"publish to {publish.topic}: batch not sent {limit}; batch_linger is longer")
-    return why_none(limit)
+    return no_connection_error(limit)

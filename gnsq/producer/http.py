@@ -1,14 +1,8 @@
-"""HttpLink: what takes publishes to one nsqd over HTTP, some requests at once. Promises no order.
+"""Publishing over HTTP: links to nsqds' HTTP ports, the pool that pings nsqds, and the meaning of their answers.
 
-Owns its client and the greenlets that wait for answers. When the nsqd is tried again is said in httppool.py.
+A link sends several requests concurrently, so the order of publishes is not kept.
 
-HttpPool: keeps a link to each of some nsqds' HTTP ports in a dispatcher, as long as the nsqd answers.
-
-Owns one keeper greenlet for each address, and the links. The counterpart of gnsq.nsqd.pool.ConnectionPool.
-
-What an HTTP answer other than 200 means for a publish. PURE.
-
-Source: nsqd http.go, doPUB() and doMPUB(); protocol_v2.go for what TCP says of the same.
+Source: nsqd http.go, doPUB() and doMPUB(); protocol_v2.go for the errors that TCP has.
 """
 
 from __future__ import annotations
@@ -51,27 +45,29 @@ from gnsq.nsqd.pool import STABLE_AFTER, ReconnectOptions, wait_all
 from gnsq.options import ConnectionOptions
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
-from gnsq.producer.publish import Publish, Where, is_about_the_nsqd
+from gnsq.producer.publish import PendingPublish, WaitingFor, is_node_error
 from gnsq.protocol.frames import OK
 from gnsq.texts import without_address
 
 __all__ = [
-    "Heard",
     "HttpClients",
     "HttpLink",
     "HttpPool",
-    "answers",
-    "check_no_tcp",
-    "is_turned_away",
-    "refusal",
+    "LinkListener",
+    "check_no_tcp_options",
+    "is_nsqd_response",
+    "is_rejected_before_nsqd",
+    "make_http_clients",
+    "refused_error",
     "too_old",
-    "wanted_clients",
 ]
 
 logger = logging.getLogger(__name__)
 
 
-# nsqd's words, and what it says over TCP.
+# --- the meaning of answers
+
+# Errors of nsqd over HTTP, and the error that TCP has for the same.
 _CODES: dict[str, type[NSQErrorCode]] = {
     "MSG_TOO_BIG": NSQBadMessage,
     "MSG_EMPTY": NSQBadMessage,
@@ -85,48 +81,49 @@ _CODES: dict[str, type[NSQErrorCode]] = {
     "TLS_REQUIRED": NSQInvalid,
 }
 _EXITING = "EXITING"
-# A request that had not come whole when a proxy lost patience; it may have handed on what it had.
+# A proxy has not got the whole request in time; it may have passed on what it got.
 _REQUEST_TIMEOUT = 408
-# What says that this is not where nsqd can be published to, or not now: login, wrong path, too many requests.
-_TURNED_AWAY = {401, 403, 404, 405, 407, 421, 429}
+# Login, wrong path, too many requests: nsqd can't be published to at this address, or not now.
+_REJECTED = {401, 403, 404, 405, 407, 421, 429}
 
 
-def refusal(error: NSQHttpError, *, multi: bool = False, deferred: bool = False) -> NSQErrorCode | None:
-    """Make the error of a publish that was certainly not taken; None where nobody knows.
+def refused_error(error: NSQHttpError, *, multi: bool = False, deferred: bool = False) -> NSQErrorCode | None:
+    """Return the error of a publish that nsqd has certainly not stored; None if nsqd may have stored it.
 
     Args:
-        multi, deferred: What was published; decides how TCP would call it.
+        multi, deferred: Kind of the publish, which decides the name of the error over TCP.
     """
-    words = error_text(error.body).text
-    made: NSQErrorCode
-    if words == _EXITING:
-        made = (NSQMPubFailed if multi else NSQDPubFailed if deferred else NSQPubFailed)(str(error))
-    elif words in _CODES:
-        # Whatever the status: old servers said 500.
-        made = _CODES[words](str(error))
+    code = error_text(error.body).text
+    refused: NSQErrorCode
+    if code == _EXITING:
+        refused = (NSQMPubFailed if multi else NSQDPubFailed if deferred else NSQPubFailed)(str(error))
+    elif code in _CODES:
+        # With any status: old servers answered 500.
+        refused = _CODES[code](str(error))
     elif error.status is not None and 300 <= error.status < 500 and error.status != _REQUEST_TIMEOUT:
-        made = NSQErrorCode(str(error), f"HTTP_{error.status}")
+        refused = NSQErrorCode(str(error), f"HTTP_{error.status}")
     else:
         return None
-    made.__cause__ = error
-    return made
+    refused.__cause__ = error
+    return refused
 
 
-def is_turned_away(error: NSQHttpError) -> bool:
-    """Whether something else than nsqd has answered that it does not let this through: nothing was taken, and what is
-    wrong is the address, not the publish."""
-    status = error.status
-    return status is not None and (300 <= status < 400 or status in _TURNED_AWAY) and not _is_nsqds(error)
+def is_rejected_before_nsqd(error: NSQHttpError) -> bool:
+    """Whether a server in front of nsqd has rejected the request: the address is wrong, and not the publish."""
+    code, status = error_text(error.body).text, error.status
+    if code == _EXITING or code in _CODES:
+        return False
+    return status is not None and (300 <= status < 400 or status in _REJECTED)
 
 
 def too_old(version: tuple[int, ...], *, multi: bool = False, deferred: bool = False) -> str:
-    """Say what an nsqd of this version can't do of a publish over HTTP, and what helps; empty if it can.
+    """Say why an nsqd of this version can't take a publish over HTTP; empty if it can.
 
     Args:
-        version: Three numbers; empty if it is not known, which is taken for new enough.
-        multi, deferred: What is published.
+        version: Three numbers; empty if it is not known, which counts as new enough.
+        multi, deferred: Kind of the publish.
 
-    Source: nsqd http.go. 0.2.21 does not know /mpub, and 0.2.22 takes a binary body for lines; before 0.3.6 defer is
+    Source: nsqd http.go. 0.2.21 has no /mpub, 0.2.22 splits a binary body into lines, and before 0.3.6 defer is
     ignored.
     """
     if multi and version and version < (0, 2, 23):
@@ -136,54 +133,49 @@ def too_old(version: tuple[int, ...], *, multi: bool = False, deferred: bool = F
     return ""
 
 
-def answers(error: NSQHttpError) -> bool:
-    """Whether nsqd has answered a ping, if not with OK: one whose disk is full says so with a 500, and may yet take
-    messages."""
+def is_nsqd_response(error: NSQHttpError) -> bool:
+    """Whether nsqd itself has answered a ping with an error: its disk is full, but it may still take messages."""
     return error.status == 500 and error.body.startswith(b"NOK")
 
 
-def _is_nsqds(error: NSQHttpError) -> bool:
-    words = error_text(error.body).text
-    return words == _EXITING or words in _CODES
+# --- clients
 
-
-# Longest wait for a connection where http_options does not say, seconds: others may take the publish meanwhile.
+# Longest wait for a connection if http_options does not set it, seconds: another nsqd may take the publish meanwhile.
 CONNECT_TIMEOUT = 5.0
-# So long before the deadline of a publish its request is given up, seconds: what it knows (was anything sent?) is to
-# come before the deadline.
-EARLY = 0.01
+# Seconds before the deadline of a publish at which its request ends, so that its error says whether it was sent.
+DEADLINE_MARGIN = 0.01
 # Longest wait for nsqd's version, seconds.
 INFO_TIMEOUT = 5.0
 _VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 
 
 class HttpClients:
-    """Clients of nsqds' HTTP ports, as the constructor of a producer was told.
+    """Makes clients of nsqds' HTTP ports from the arguments of a producer.
 
     Args:
         urls: One URL or ``host[:port]``, or a list, tuple or set of them.
-        options: Those of HttpOptions. ``timeout`` is the longest that a request may take; else only the deadlines of
-            what is published limit it.
-        at_once: Requests to each nsqd.
+        options: Options of HttpOptions. Without ``timeout`` only the deadline of a publish limits its request.
+        max_requests: Concurrent requests to each nsqd.
 
     Attributes:
-        addresses: ``host:port``, or the URL where that would not say all; each once, in the order given; no secrets.
-        longest: Seconds that a request may take.
+        max_seconds: Longest time of a request.
 
     Raises:
         TypeError, ValueError: As NsqdHTTPClient.from_url().
     """
 
-    def __init__(self, urls: Addresses, options: Mapping[str, Any], at_once: int) -> None:  # Any: each its own type
+    def __init__(
+        self, urls: Addresses, options: Mapping[str, Any], max_requests: int
+    ) -> None:  # Any: each its own type
         if not isinstance(options, Mapping):
             raise TypeError(f"http_options must be a dict, not a {type(options).__name__}")
         if not isinstance(urls, (str, list, tuple, set, frozenset)):
-            # Not shown: it may hold a password.
+            # The value is not shown: it may have a password.
             raise TypeError(f"nsqd_http_addresses must be a str, list, tuple or set, not a {type(urls).__name__}")
         items = [urls] if isinstance(urls, str) else urls
-        self._options = {"connect_timeout": CONNECT_TIMEOUT, "retries": 0, "maxsize": at_once, **options}
+        self._options = {"connect_timeout": CONNECT_TIMEOUT, "retries": 0, "maxsize": max_requests, **options}
         checked = HttpOptions.from_keywords("http_options", self._options)
-        self.longest = checked.timeout if "timeout" in options else float("inf")
+        self.max_seconds = checked.timeout if "timeout" in options else float("inf")
         self._urls: dict[str, str] = {}
         for url in sorted(items) if isinstance(items, (set, frozenset)) else items:
             with NsqdHTTPClient.from_url(url, **self._options) as client:
@@ -191,25 +183,25 @@ class HttpClients:
 
     @property
     def addresses(self) -> list[str]:
-        """``host:port``, or URLs."""
+        """``host:port``, or a URL that says more than that; each once, in the order given, without passwords."""
         return list(self._urls)
 
     def client(self, address: str) -> NsqdHTTPClient:
-        """Make a client; of an address that was not given, too."""
+        """Make a client for one of the addresses, or for another one."""
         return NsqdHTTPClient.from_url(self._urls.get(address, address), **self._options)
 
 
-def wanted_clients(
+def make_http_clients(
     urls: Addresses,
     http_options: Mapping[str, Any] | None,  # Any: each option's own type
     options: ProducerOptions,
     *,
     http: bool,
 ) -> HttpClients | None:
-    """Make them if publishing over HTTP is wanted: there are URLs, or http says so.
+    """Make the clients if there are URLs, or if http is on; else return None.
 
     Raises:
-        TypeError, ValueError: As HttpClients; also for http_options where it is not wanted.
+        TypeError, ValueError: As HttpClients, and if http_options are given for a producer over TCP.
     """
     if not isinstance(http, bool):
         raise TypeError(f"http must be a bool, not a {type(http).__name__}; options of HTTP are http_options")
@@ -221,15 +213,15 @@ def wanted_clients(
     return None
 
 
-def check_no_tcp(addresses: Collection[str], options: ProducerOptions, rest: Collection[str]) -> None:
-    """Refuse what HTTP would leave out: who asks for TLS must not be published for in clear text.
+def check_no_tcp_options(addresses: Collection[str], options: ProducerOptions, rest: Collection[str]) -> None:
+    """Refuse options that have no meaning over HTTP: a caller who asks for TLS must not publish in clear text.
 
     Args:
-        addresses: Of TCP.
-        rest: Names of options that are neither ProducerOptions nor ReconnectOptions.
+        addresses: TCP addresses.
+        rest: Names of options that are neither in ProducerOptions nor in ReconnectOptions.
 
     Raises:
-        ValueError: If there is any such thing.
+        ValueError: If there is any.
     """
     if addresses:
         raise ValueError("nsqd_tcp_addresses are given, and HTTP: one producer has one of the two")
@@ -247,123 +239,116 @@ def _address(client: NsqdHTTPClient) -> str:
     return address if client.address == f"http://{address}/" else client.address
 
 
-class Heard(Protocol):
-    """Who is told what comes over a link."""
+# --- links
 
-    def responded(self, data: bytes) -> None:
-        """nsqd has said yes."""
 
-    def refused(self, error: NSQErrorCode) -> None:
-        """nsqd has said no."""
+class LinkListener(Protocol):
+    """Takes the events of a link."""
 
-    def doubted(self, link: HttpLink, error: NSQException) -> None:
-        """The nsqd may not be there, or can't take anything now. Not told again until link.trusted is set again."""
+    def on_response(self, data: bytes) -> None:
+        """Take nsqd's response to a publish."""
+
+    def on_error(self, error: NSQErrorCode) -> None:
+        """Take nsqd's error."""
+
+    def on_failure(self, link: HttpLink, error: NSQException) -> None:
+        """Stop to use a link: its nsqd may not run, or refuses everything. Not called again until link.is_up is set."""
 
 
 class HttpLink:
-    """One nsqd, as the dispatcher sees it: see publish.Link.
+    """Sends publishes to one nsqd over HTTP.
 
     Args:
-        at_once: Requests.
-        longest: Seconds that one may take.
-        subject: How log lines begin: the nsqd's address, and the producer.
+        max_requests: Concurrent requests.
+        max_seconds: Longest time of a request.
+        subject: Start of log lines: the address and the producer.
 
     Attributes:
-        trusted: Whether nothing speaks against the nsqd; set by whoever has tried it.
-        proven: Whether it has taken something since.
-        workers: Greenlets that wait for answers; one ends when nothing is left to be sent.
+        is_up: Whether nsqd answered its last ping, and no request has failed since.
+        has_published: Whether nsqd has taken a publish since that ping.
+        workers: Greenlets that send requests. Each ends when nothing is left to send.
     """
 
     def __init__(
         self,
         address: str,
         client: NsqdHTTPClient,
-        at_once: int,
-        longest: float,
+        max_requests: int,
+        max_seconds: float,
         clock: Clock,
         *,
-        heard: Heard,
+        listener: LinkListener,
         subject: str,
     ) -> None:
         self.address = address
         self._subject = subject
         self.client = client
         self.confirmed = 0
-        self.submit: Callable[[Publish], None] = self._submit
-        self.trusted = False
-        self.proven = False
+        self.submit: Callable[[PendingPublish], None] = self._submit
+        self.is_up = False
+        self.has_published = False
         self.workers: set[gevent.Greenlet] = set()
-        self._at_once = at_once
-        self._longest = longest
+        self._max_requests = max_requests
+        self._max_seconds = max_seconds
         self._clock = clock
-        self._heard = heard
-        self._unsent: OrderedDict[Publish, None] = OrderedDict()
-        self._sent: dict[Publish, None] = {}
-        # How often it was doubted: what was begun before says nothing about now.
-        self._doubts = 0
-        # nsqd's version, once it was asked for; empty if it does not say. Another one may answer after a doubt.
+        self._listener = listener
+        self._unsent: OrderedDict[PendingPublish, None] = OrderedDict()
+        self._sent: dict[PendingPublish, None] = {}
+        # A request that was sent before the last failure says nothing about the nsqd now.
+        self._failures = 0
+        # nsqd's version: None if not asked yet, empty if nsqd does not say. Another nsqd may answer after a failure.
         self._version: tuple[int, ...] | None = None
-
-    # --- what the dispatcher sees
 
     @property
     def pending(self) -> int:
-        """Publishes that have no answer."""
         return len(self._unsent) + len(self._sent)
 
     @property
     def unsent(self) -> Collection[PendingRequest]:
-        """Those that no request was begun for."""
         return self._unsent
 
     @property
     def sent(self) -> Collection[PendingRequest]:
-        """Those whose request is under way, the oldest first."""
         return self._sent
 
-    def withdraw(self, publishes: Collection[Publish]) -> list[Publish]:
-        """Take back those of these publishes that were not sent; gives them."""
-        taken = [publish for publish in publishes if publish in self._unsent]
-        for publish in taken:
+    def withdraw(self, publishes: Collection[PendingPublish]) -> list[PendingPublish]:
+        withdrawn = [publish for publish in publishes if publish in self._unsent]
+        for publish in withdrawn:
             del self._unsent[publish]
-        return taken
+        return withdrawn
 
-    def _submit(self, publish: Publish) -> None:
+    def _submit(self, publish: PendingPublish) -> None:
         self._unsent[publish] = None
-        if len(self.workers) < self._at_once:
+        if len(self.workers) < self._max_requests:
             worker = gevent.Greenlet(self._work)
             worker.name = f"gnsq-http-{self.address}"
             self.workers.add(worker)
             worker.start()
 
-    # --- the end
-
-    def give_back(self, error: NSQException) -> None:
-        """Let others send what was not sent."""
+    def return_unsent(self, error: NSQException) -> None:
+        """Let other links send the publishes that were not sent."""
         unsent = list(self._unsent)
         self._unsent.clear()
         for publish in unsent:
             publish.on_not_sent(error)
 
     def finish(self) -> None:
-        """Wait until nothing is under way, and close the connections."""
+        """Wait for all requests, and close the connections."""
         gevent.joinall(list(self.workers))  # each request has a limit
         self.client.close()
 
     def abort(self, error: NSQException) -> None:
-        """End everything now."""
-        self.abandon(error)
+        """End all requests, and close the connections."""
+        self.abort_requests(error)
         self.client.close()
 
-    def abandon(self, error: NSQException) -> None:
-        """End everything but the connections, which a child process shares with its parent."""
-        self.give_back(error)
+    def abort_requests(self, error: NSQException) -> None:
+        """End all requests, but keep the connections: a child process shares them with its parent."""
+        self.return_unsent(error)
         for publish in list(self._sent):
             publish.on_connection_lost(error)
         for worker in list(self.workers):
             worker.kill(block=False)
-
-    # --- requests
 
     def _work(self) -> None:
         try:
@@ -371,7 +356,7 @@ class HttpLink:
                 publish, _ = self._unsent.popitem(last=False)
                 seconds = _deadline(publish) - self._clock.monotonic()
                 if seconds <= 0:
-                    publish.overdue(Where.UNSENT, _deadline(publish))
+                    publish.owner.expire(publish, WaitingFor.SEND, _deadline(publish))
                     continue
                 self._sent[publish] = None
                 try:
@@ -381,56 +366,56 @@ class HttpLink:
         finally:
             self.workers.discard(gevent.getcurrent())
 
-    def _publish(self, publish: Publish, seconds: float) -> None:
-        doubts = self._doubts
-        limit = min(seconds - min(EARLY, seconds / 2), self._longest)
+    def _publish(self, publish: PendingPublish, seconds: float) -> None:
+        failures = self._failures
+        limit = min(seconds - min(DEADLINE_MARGIN, seconds / 2), self._max_seconds)
         try:
             self._request(publish, limit)
         except NSQHttpUnreachable as error:
-            self._doubt(doubts, error)
+            self._fail(failures, error)
             publish.on_not_sent(error)
         except NSQInvalid as error:
-            # Another try there ends like this one.
-            self._heard.refused(error)
+            # Too old: a retry on this nsqd would end in the same way.
+            self._listener.on_error(error)
             publish.on_error(error)
         except NSQHttpError as error:
-            self._failed(publish, error, doubts, overdue=limit < self._longest)
+            self._on_http_error(publish, error, failures, expires=limit < self._max_seconds)
         except Exception as error:
-            # A bug must not end the greenlet, nor leave anybody waiting.
+            # A bug must neither end the greenlet nor let a caller wait.
             logger.exception("%s: internal error while publishing", self._subject)
             publish.on_connection_lost(NSQException(f"{self.address}: internal error: {error!r}"))
         else:
-            self.proven = True
-            self._heard.responded(OK)
+            self.has_published = True
+            self._listener.on_response(OK)
             publish.on_response(OK)
 
-    def _request(self, publish: Publish, limit: float) -> None:
+    def _request(self, publish: PendingPublish, limit: float) -> None:
         """Send a publish, and wait for OK.
 
         Raises:
-            NSQHttpError: If it does not come.
-            NSQInvalid: If nsqd is too old for it. Nothing was sent.
+            NSQHttpError: If the response is not OK, or does not come.
+            NSQInvalid: If nsqd is too old; nothing was sent.
         """
-        client, bodies = self.client, publish.bodies
+        client = self.client
         if publish.mpub_body_size or publish.defer:
             ends = self._clock.monotonic() + limit
-            self._refuse_if_too_old(publish, limit)
-            limit = max(ends - self._clock.monotonic(), EARLY / 2)
+            self._check_version(publish, limit)
+            limit = max(ends - self._clock.monotonic(), DEADLINE_MARGIN / 2)
         if publish.mpub_body_size:
-            data = client.multipublish(publish.topic, bodies, binary=True, timeout=limit)
+            data = client.multipublish(publish.topic, publish.bodies, binary=True, timeout=limit)
         else:
-            data = client.publish(publish.topic, bodies[0], publish.defer or None, timeout=limit)
+            data = client.publish(publish.topic, publish.body, publish.defer or None, timeout=limit)
         if data != OK:
-            raise NSQHttpError(f"{client.address}: answer {data!r:.80} to a publish, OK was due", 200)
+            raise NSQHttpError(f"{client.address}: response {data!r:.80} to a publish, expected OK", 200)
 
-    def _refuse_if_too_old(self, publish: Publish, limit: float) -> None:
-        """Refuse what this nsqd would not do, or would take for something else; asks for its version, once."""
+    def _check_version(self, publish: PendingPublish, limit: float) -> None:
+        """Refuse a publish that this nsqd would ignore or misunderstand; asks for its version once."""
         if self._version is None:
             self._version = self._ask_version(limit)
-        what = too_old(self._version, multi=bool(publish.mpub_body_size), deferred=bool(publish.defer))
-        if what:
+        reason = too_old(self._version, multi=bool(publish.mpub_body_size), deferred=bool(publish.defer))
+        if reason:
             version = ".".join(map(str, self._version))
-            raise NSQInvalid(f"{self.client.address}: nsqd {version} is too old: {what}", "E_INVALID")
+            raise NSQInvalid(f"{self.client.address}: nsqd {version} is too old: {reason}", "E_INVALID")
 
     def _ask_version(self, limit: float) -> tuple[int, ...]:
         try:
@@ -445,74 +430,89 @@ class HttpLink:
         found = _VERSION.match(str(info.get("version"))) if isinstance(info, dict) else None
         return tuple(map(int, found.groups())) if found else ()
 
-    def _failed(self, publish: Publish, error: NSQHttpError, doubts: int, *, overdue: bool) -> None:
-        """End a publish that has another answer than OK, or none though it was sent.
+    def _on_http_error(self, publish: PendingPublish, error: NSQHttpError, failures: int, *, expires: bool) -> None:
+        """Retry or end a publish that was sent and not confirmed.
 
         Args:
-            overdue: Whether its deadline has come, if time has run out.
+            expires: Whether a timeout of the request means that the deadline has come.
         """
-        if is_turned_away(error):
-            self._doubt(doubts, error)
+        if is_rejected_before_nsqd(error):
+            self._fail(failures, error)
             publish.on_not_sent(error)
             return
-        refused = refusal(error, multi=bool(publish.mpub_body_size), deferred=bool(publish.defer))
+        refused = refused_error(error, multi=bool(publish.mpub_body_size), deferred=bool(publish.defer))
         if refused is not None:
-            if is_about_the_nsqd(refused):
-                self._doubt(doubts, refused)
-            self._heard.refused(refused)
+            if is_node_error(refused):
+                self._fail(failures, refused)
+            self._listener.on_error(refused)
             publish.on_error(refused)
             return
-        self._doubt(doubts, error)
-        if overdue and isinstance(error, NSQHttpTimeout) and not publish.done:
-            publish.overdue(Where.SENT, _deadline(publish))
+        self._fail(failures, error)
+        if expires and isinstance(error, NSQHttpTimeout) and not publish.done:
+            publish.owner.expire(publish, WaitingFor.RESPONSE, _deadline(publish))
         publish.on_connection_lost(error)
 
-    def _doubt(self, doubts: int, error: NSQException) -> None:
-        if self.trusted and doubts == self._doubts:
-            self.trusted = False
+    def _fail(self, failures: int, error: NSQException) -> None:
+        """Report a failure of a request that began when there were so many failures."""
+        if self.is_up and failures == self._failures:
+            self.is_up = False
             self._version = None
-            self._doubts += 1
-            self._heard.doubted(self, error)
+            self._failures += 1
+            self._listener.on_failure(self, error)
 
 
-def _deadline(publish: Publish) -> float:
-    """Of a batch that of the member that has the most time."""
-    return max((part.deadline for part in publish.parts if not part.done), default=publish.deadline)
+def _deadline(publish: PendingPublish) -> float:
+    """Return the deadline of a publish, of a batch the last one of its members."""
+    return max((each.deadline for each in publish.unfinished()), default=publish.deadline)
 
 
-# Seconds for the answer to a ping.
+# --- the pool
+
+# Seconds to wait for the response to a ping.
 PING_TIMEOUT = 5.0
-# How long greenlets that were killed may take to end, seconds.
-PATIENCE = 0.5
+# Seconds to wait for the end of killed greenlets.
+KILL_TIMEOUT = 0.5
 
 
-class _Kept:
-    """What the pool knows of one address."""
+class _Entry:
+    """State of one address."""
 
-    __slots__ = ("doubt", "doubted", "failures", "greenlet", "last_failure", "link", "released", "tried", "woken")
+    __slots__ = (
+        "attempted",
+        "down",
+        "failures",
+        "greenlet",
+        "last_failure",
+        "link",
+        "released",
+        "request_error",
+        "woken",
+    )
 
     def __init__(self, link: HttpLink) -> None:
         self.link = link
         self.released = False
-        self.tried = Event()
-        # Ends the wait between two tries.
+        self.attempted = Event()
+        # Ends the wait between two pings.
         self.woken = Event()
-        # Ends the trust, and why.
-        self.doubted = Event()
-        self.doubt: NSQException | None = None
-        # In a row.
+        # Set with the error of the request that has failed.
+        self.down = Event()
+        self.request_error: NSQException | None = None
+        # Consecutive ones.
         self.failures = 0
         self.last_failure: NSQException | None = None
         self.greenlet: Any = None  # Any: gevent has no types
 
 
 class HttpPool:
-    """Links by address. An nsqd is pinged until it answers; then its link is used until a publish fails for want of it,
-    and it is pinged again.
+    """Links to nsqds' HTTP ports; the counterpart of gnsq.nsqd.pool.ConnectionPool.
+
+    One greenlet for each address pings the nsqd until it answers. Then the dispatcher uses the link until a request
+    fails and the failure concerns the nsqd; then the nsqd is pinged again.
 
     Args:
-        at_once: Requests to each nsqd.
-        responded, refused: Called with each answer to a publish: nsqd's data, or its error.
+        max_requests: Concurrent requests to each nsqd.
+        on_response, on_error: Called with each response to a publish, and each error of nsqd.
         owner: Producer that log lines name.
     """
 
@@ -523,159 +523,154 @@ class HttpPool:
         clock: Clock,
         dispatcher: Dispatcher,
         *,
-        at_once: int,
-        responded: Callable[[bytes], None],
-        refused: Callable[[NSQErrorCode], None],
+        max_requests: int,
+        on_response: Callable[[bytes], None],
+        on_error: Callable[[NSQErrorCode], None],
         owner: LogOwner,
     ) -> None:
         self._clients = clients
         self._reconnect = reconnect
         self._clock = clock
         self._dispatcher = dispatcher
-        self._at_once = at_once
+        self._max_requests = max_requests
         self._owner = owner
-        self.responded = responded
-        self.refused = refused
-        self._kept: dict[str, _Kept] = {}
-        # Also of addresses that are kept no more.
+        self.on_response = on_response
+        self.on_error = on_error
+        self._entries: dict[str, _Entry] = {}
+        # Links of released addresses are in here, too.
         self._links: set[HttpLink] = set()
         self._closing = False
         register_after_fork(self)
 
     def add(self, address: str, *, permanent: bool = True) -> None:
-        """Use an nsqd whenever it answers, unless that is done already; in the background."""
+        """Use an nsqd whenever it answers. No-op if it is used already."""
         if self._closing:
             return
-        kept = self._kept.get(address)
-        if kept is not None:
-            kept.released = False
+        entry = self._entries.get(address)
+        if entry is not None:
+            entry.released = False
             return
         link = HttpLink(
             address,
             self._clients.client(address),
-            self._at_once,
-            self._clients.longest,
+            self._max_requests,
+            self._clients.max_seconds,
             self._clock,
-            heard=self,
+            listener=self,
             subject=self._owner.at(address),
         )
         self._links.add(link)
-        kept = self._kept[address] = _Kept(link)
-        kept.greenlet = gevent.spawn(self._keep, kept)
-        kept.greenlet.name = f"gnsq-keep-http-{address}"
+        entry = self._entries[address] = _Entry(link)
+        entry.greenlet = gevent.spawn(self._ping_loop, entry)
+        entry.greenlet.name = f"gnsq-keep-http-{address}"
 
     def release(self, address: str) -> None:
-        """Try an address no more, until it is added again. Its link is used until it fails."""
-        kept = self._kept.get(address)
-        if kept is not None:
-            kept.released = True
-            kept.woken.set()
+        """Ping an address no more, until it is added again. Its link is used until it fails."""
+        entry = self._entries.get(address)
+        if entry is not None:
+            entry.released = True
+            entry.woken.set()
 
     def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
-        """Whether a greenlet does the work of the pool or of its links."""
-        return any(kept.greenlet is greenlet for kept in self._kept.values()) or any(
+        """Whether a greenlet belongs to the pool or its links."""
+        return any(entry.greenlet is greenlet for entry in self._entries.values()) or any(
             greenlet in link.workers for link in self._links
         )
 
     def wait_attempted(self, limit: float) -> None:
-        """Wait until every address has been tried once, up to a limit in seconds; each try has one of its own."""
-        wait_all([kept.tried for kept in self._kept.values()], limit, self._clock)
+        """Wait until every address was pinged once, up to a limit in seconds; each ping has a limit of its own."""
+        wait_all([entry.attempted for entry in self._entries.values()], limit, self._clock)
 
     def failures(self) -> dict[str, NSQException]:
-        """Say what went wrong last with each address that is not used."""
+        """Return the last error of each address that is not used."""
         return {
-            address: kept.last_failure
-            for address, kept in list(self._kept.items())
-            if kept.last_failure is not None and not kept.link.trusted
+            address: entry.last_failure
+            for address, entry in list(self._entries.items())
+            if entry.last_failure is not None and not entry.link.is_up
         }
 
     def close(self, timeout: float) -> None:
-        """End everything; what is under way is lost."""
+        """End everything; publishes that were sent are lost."""
         self._closing = True
-        ending = [kept.greenlet for kept in self._kept.values()]
-        for kept in self._kept.values():
-            kept.tried.set()
-            kept.greenlet.kill(block=False)
-        self._kept.clear()
+        greenlets = [entry.greenlet for entry in self._entries.values()]
+        for entry in self._entries.values():
+            entry.attempted.set()
+            entry.greenlet.kill(block=False)
+        self._entries.clear()
         links, self._links = self._links, set()
         for link in links:
             self._dispatcher.remove(link)
-            ending += link.workers
+            greenlets += link.workers
             link.abort(NSQConnectionClosed(f"{link.address}: the producer was closed"))
-        gevent.joinall(ending, timeout=PATIENCE)
+        gevent.joinall(greenlets, timeout=KILL_TIMEOUT)
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Do nothing more in this child process: the parent goes on using the connections. See concurrency.forks."""
+        """Stop in this child process: the parent goes on with the connections. See concurrency.forks."""
         self._closing = True
-        for kept in self._kept.values():
-            kept.greenlet.kill(block=False)
+        for entry in self._entries.values():
+            entry.greenlet.kill(block=False)
         for link in self._links:
-            link.abandon(NSQConnectionClosed(f"{link.address}: given up in a child of process {parent}"))
+            link.abort_requests(NSQConnectionClosed(f"{link.address}: not used in a child of process {parent}"))
 
-    # --- what links tell, see httplinks.Heard
-
-    def doubted(self, link: HttpLink, error: NSQException) -> None:
-        """Use a link no more, until its nsqd answers a ping."""
+    def on_failure(self, link: HttpLink, error: NSQException) -> None:
+        """Stop to use a link, until its nsqd answers a ping."""
         self._dispatcher.remove(link)
-        link.give_back(error)
-        kept = self._kept.get(link.address)
-        if kept is not None:
-            kept.doubt = kept.last_failure = error
-            kept.doubted.set()
+        link.return_unsent(error)
+        entry = self._entries.get(link.address)
+        if entry is not None:
+            entry.request_error = entry.last_failure = error
+            entry.down.set()
 
-    # --- keeping
-
-    def _keep(self, kept: _Kept) -> None:
-        while not kept.released and not self._closing:
-            answered = self._ping(kept)
+    def _ping_loop(self, entry: _Entry) -> None:
+        while not entry.released and not self._closing:
+            answered = self._ping(entry)
             if answered:
-                self._use(kept)
-            kept.failures += 1
-            # Before `released` is read: what release() sets from here on ends the wait.
-            kept.woken.clear()
-            wait = 0.0 if kept.released else self._wait(kept)
-            self._log_failure(kept, wait, was_used=answered)
+                self._use(entry)
+            entry.failures += 1
+            # Before `released` is read: release() ends the wait from here on.
+            entry.woken.clear()
+            wait = 0.0 if entry.released else self._seconds_to_wait(entry)
+            self._log_failure(entry, wait, was_used=answered)
             if wait > 0:
-                self._clock.wait(kept.woken, wait)
-        self._kept.pop(kept.link.address, None)
-        kept.link.finish()
-        self._links.discard(kept.link)
+                self._clock.wait(entry.woken, wait)
+        self._entries.pop(entry.link.address, None)
+        entry.link.finish()
+        self._links.discard(entry.link)
 
-    def _ping(self, kept: _Kept) -> bool:
+    def _ping(self, entry: _Entry) -> bool:
         """Whether the nsqd answers."""
-        link = kept.link
         failure: NSQException | None = None
         try:
-            link.client.request("GET", "ping", timeout=min(PING_TIMEOUT, self._clients.longest))
+            entry.link.client.request("GET", "ping", timeout=min(PING_TIMEOUT, self._clients.max_seconds))
         except NSQHttpError as error:
-            if not answers(error):
+            if not is_nsqd_response(error):
                 failure = error
-        except Exception as error:  # noqa: BLE001  # a bug must not end the trying
+        except Exception as error:  # noqa: BLE001  # a bug must not end the loop
             failure = InternalError(f"internal error while pinging: {error!r}")
             failure.__cause__ = error
-        kept.last_failure = failure
+        entry.last_failure = failure
         if failure is not None:
-            kept.tried.set()
+            entry.attempted.set()
         return failure is None
 
-    def _use(self, kept: _Kept) -> None:
-        """Let the link be used until it is doubted."""
-        link = kept.link
-        kept.doubted.clear()
-        kept.doubt = None
-        link.trusted, link.proven = True, False
+    def _use(self, entry: _Entry) -> None:
+        """Use the link until it fails."""
+        link = entry.link
+        entry.down.clear()
+        entry.request_error = None
+        link.is_up, link.has_published = True, False
         since = self._clock.monotonic()
         logger.info("%s: answers, and is published to over HTTP", self._owner.at(link.address))
         self._dispatcher.add(link)
-        kept.tried.set()
-        kept.doubted.wait()  # until a publish fails, whenever that is
-        if link.proven or self._clock.monotonic() - since >= STABLE_AFTER:
-            kept.failures = 0
+        entry.attempted.set()
+        entry.down.wait()  # until a request fails, without a limit
+        if link.has_published or self._clock.monotonic() - since >= STABLE_AFTER:
+            entry.failures = 0
 
-    def _log_failure(self, kept: _Kept, wait: float, *, was_used: bool) -> None:
-        """Say why an nsqd is not used, and what is next. Once a minute for each kind of failure: an nsqd may be down
+    def _log_failure(self, entry: _Entry, wait: float, *, was_used: bool) -> None:
+        """Log why an nsqd is not used, and the next step. Once a minute for each kind of failure: an nsqd may be down
         for days."""
-        error, address = kept.last_failure, kept.link.address
+        error, address = entry.last_failure, entry.link.address
         what = "not published to until it answers" if was_used else "does not answer"
         then = f"trying again in {wait:.1f} s" if wait > 0 else "trying again at once"
         bug = error.__cause__ if isinstance(error, InternalError) else None
@@ -686,14 +681,14 @@ class HttpPool:
             self._owner.at(address),
             what,
             without_address(error, address),
-            "not tried again" if kept.released else then,
+            "not tried again" if entry.released else then,
             exc_info=bug,
         )
 
-    def _wait(self, kept: _Kept) -> float:
-        """Seconds until the next try."""
-        doubt, kept.doubt = kept.doubt, None
-        if kept.failures == 1 and isinstance(doubt, NSQHttpError):
-            # It may have been that request alone. What nsqd itself says, that it ends, is true for a while.
+    def _seconds_to_wait(self, entry: _Entry) -> float:
+        """Return the seconds until the next ping."""
+        error, entry.request_error = entry.request_error, None
+        if entry.failures == 1 and isinstance(error, NSQHttpError):
+            # It may have been that request alone. An error of nsqd itself, that it exits, stays true for a while.
             return 0.0
-        return self._reconnect.delay(kept.failures)
+        return self._reconnect.delay(entry.failures)

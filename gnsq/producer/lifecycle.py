@@ -1,9 +1,7 @@
-"""Lifetime: starts and closes a producer, each once, for calls from greenlets, threads, signal handlers and children.
+"""Lifecycle: starts and closes a producer, each once, and takes publishes from other threads than the producer's.
 
-Holds no lock: a signal handler that interrupts a thread would wait for a lock that this thread holds. Knows nothing of
-publishes.
-
-Publishes that other threads than the producer's bring: handed over to its hub, waited for where they come from.
+May be called from greenlets, threads, signal handlers and forked children. Holds no lock: a signal handler that
+interrupts a thread would wait for a lock that this thread holds.
 """
 
 from __future__ import annotations
@@ -39,22 +37,18 @@ from gnsq.errors import (
     NSQUnknownTimeout,
 )
 from gnsq.nsqd.pool import State
-from gnsq.producer.publish import Publish, Unconfirmed
+from gnsq.producer.publish import PendingPublish, Unconfirmed
 from gnsq.producer.result import PublishResult
-from gnsq.producer.runtime import Running
+from gnsq.producer.runtime import ProducerRuntime
 from gnsq.texts import counted
 
-__all__ = [
-    "Lifetime",
-    "begin",
-    "publish_and_wait",
-]
+__all__ = ["ProducerLifecycle", "publish_async_from_thread", "publish_from_thread"]
 
 logger = logging.getLogger(__name__)
 
 
 class _Start:
-    """One try to start: acquired by the greenlet that does it; done is set when it has succeeded or failed."""
+    """One attempt to start. One greenlet acquires it; done is set when it has succeeded or failed."""
 
     __slots__ = ("done", "token")
 
@@ -63,71 +57,74 @@ class _Start:
         self.done = ThreadEvent()
 
 
-class Lifetime:
+class ProducerLifecycle:
     """Starts and closes one producer.
 
     Args:
-        begin: Makes and starts what runs.
-        label: The producer's name in log lines.
-        threaded: Whether it runs on a thread of its own.
+        start: Makes and starts the runtime.
+        label: Names the producer in log lines.
+        threaded: Whether to run on a thread of its own.
         close_timeout: Seconds for the close at the end of the program.
         on_close: Called when a producer that has run is closed.
         on_fork: Called in a forked child, before the producer can be started there.
+        make_thread: Starts a thread of its own with a name.
+        grace: Seconds beyond its timeout that a close may take.
 
     Attributes:
-        state: Of the producer.
-        running: Its connections and greenlets, while it is running or closing.
+        state: Only advances, except in a forked child, where the producer can be started anew.
+        runtime: Connections and greenlets while the producer is running or closing.
     """
 
     def __init__(
         self,
-        begin: Callable[[], Running],
+        start: Callable[[], ProducerRuntime],
         label: str,
         *,
         threaded: bool,
         close_timeout: float,
         on_close: Callable[[], None],
         on_fork: Callable[[], None],
+        make_thread: Callable[[str], HubThread] = HubThread,
+        grace: float = CROSS_THREAD_GRACE,
     ) -> None:
         self.state = State.INIT
-        self.running: Running | None = None
-        self._begin = begin
+        self.runtime: ProducerRuntime | None = None
+        self._start_runtime = start
         self._label = label
         self._threaded = threaded
         self._close_timeout = close_timeout
         self._on_close = on_close
         self._on_fork = on_fork
+        self._make_thread = make_thread
+        self._grace = grace
         self._hub_thread: HubThread | None = None
         self._start = _Start()
         self._end = Once()
         self._closed = ThreadEvent()
-        # Greenlets that run started() or close().
+        # Greenlets that run ensure_started() or close().
         self._active: set[gevent.Greenlet] = set()
 
-    # --- the start
+    # --- start
 
-    def started(self, limit: float) -> Running:
+    def ensure_started(self, limit: float) -> ProducerRuntime:
         """Start the producer if it is not running, in the calling thread or in a thread of its own.
 
-        Returns:
-            What runs.
-
         Args:
-            limit: Seconds to wait for another thread that is doing so; 0: do not wait.
+            limit: Seconds to wait if another thread is starting it; 0: do not wait.
 
         Raises:
             NSQNotSentClosed: If it was closed.
-            NSQNotSentTimeout: If the other thread takes too long.
-            RuntimeError: If that needs a thread of its own, for which the hub can't wait.
+            NSQNotSentTimeout: If the other thread takes longer.
+            RuntimeError: If it needs a thread of its own, and the hub itself calls, which can't wait for that.
         """
         with self._marked():
-            return self._started(limit)
+            return self._ensure_started(limit)
 
-    def _started(self, limit: float) -> Running:
+    def _ensure_started(self, limit: float) -> ProducerRuntime:
         while True:
-            running = self.running
-            if running is not None and self.state is State.RUNNING:
-                return running
+            runtime = self.runtime
+            if runtime is not None and self.state is State.RUNNING:
+                return runtime
             if self.state is not State.INIT:
                 raise NSQNotSentClosed("producer was closed; make a new one")
             if self._threaded and is_hub_greenlet():
@@ -142,7 +139,7 @@ class Lifetime:
 
     def _start_now(self, start: _Start) -> None:
         try:
-            self.running = self._begin_in_thread() if self._threaded else self._begin()
+            self.runtime = self._start_in_thread() if self._threaded else self._start_runtime()
         except BaseException:
             # The next call tries again.
             self._start = _Start()
@@ -153,47 +150,45 @@ class Lifetime:
         finally:
             start.done.set()
 
-    def _begin_in_thread(self) -> Running:
-        hub_thread = HubThread(f"gnsq-{self._label}")
+    def _start_in_thread(self) -> ProducerRuntime:
+        hub_thread = self._make_thread(f"gnsq-{self._label}")
         try:
-            running = hub_thread.call(self._begin)
+            runtime = hub_thread.call(self._start_runtime)
         except BaseException:
             hub_thread.stop()
             raise
         self._hub_thread = hub_thread
-        return running
+        return runtime
 
-    # --- the end
+    # --- close
 
     def close(self, timeout: float) -> list[Unconfirmed]:
-        """Close, unless that is done or under way: then wait for that.
+        """Close the producer; if another call does so, wait for that.
 
-        In the hub itself, and where it would hold up what it waits for, it goes on in the background.
+        In the hub itself, and in greenlets for which the close waits, it goes on in the background.
 
         Returns:
-            What had no answer by the timeout (seconds); empty in the background and where another one closes.
+            The publishes without an answer at the timeout (seconds); empty in the background, and if another call
+            closes.
 
         Raises:
-            NSQTimeout: If it takes much longer: the hub of the producer's thread does not run. It goes on all the same.
+            NSQTimeout: If it takes much longer, since the hub of the producer's thread does not run. The close goes on.
         """
         may_wait = not self._is_reentrant()
         with self._marked():
-            return self._close_once(timeout, may_wait=may_wait)
-
-    def _close_once(self, timeout: float, *, may_wait: bool) -> list[Unconfirmed]:
-        if not self._end.acquire():
+            if not self._end.acquire():
+                if may_wait:
+                    self._closed.wait(timeout + self._grace)
+                return []
+            if self._cancel_start(self._start):
+                return []
             if may_wait:
-                self._closed.wait(timeout + CROSS_THREAD_GRACE)
+                return self._close(timeout)
+            if get_hub_if_exists() is not None:
+                gevent.spawn(self._close_and_log, self._close, timeout)
+            else:
+                start_new_thread(self._close_and_log, (self._close, timeout))
             return []
-        if self._cancel_start(self._start):
-            return []
-        if may_wait:
-            return self._close(timeout)
-        if get_hub_if_exists() is not None:
-            gevent.spawn(self._close_and_log, self._close, timeout)
-        else:
-            start_new_thread(self._close_and_log, (self._close, timeout))
-        return []
 
     def _close_and_log(self, close: Callable[[float], object], timeout: float) -> None:
         """Close, and log an error: nothing waits for the result."""
@@ -203,17 +198,17 @@ class Lifetime:
             logger.warning("%s: not closed: %s", self._label, error)
 
     def join(self, timeout: float | None) -> None:
-        """Wait until it has closed, or the timeout (seconds) ends; not at all where it was not started."""
+        """Wait until the producer has closed, or the timeout (seconds) ends. Does not wait if it was not started."""
         if self.state is not State.INIT and not self._is_reentrant():
             self._closed.wait(NO_TIMEOUT if timeout is None else timeout)
 
     def close_at_exit(self) -> None:
-        """Close a producer that has a thread of its own; for another one, log what is lost."""
-        running = self.running
+        """Close a producer that has a thread of its own; for another one, log how many publishes are lost."""
+        runtime = self.runtime
         if self._threaded:
             self._close_and_log(self.close, self._close_timeout)
-        elif running is not None and running.dispatcher.pending:
-            count = running.dispatcher.pending
+        elif runtime is not None and runtime.dispatcher.pending:
+            count = runtime.dispatcher.pending
             text = "%s: the program ends with %s not confirmed: close() waits for them"
             logger.warning(text, self._label, counted(count, "publish", "publishes"))
 
@@ -226,9 +221,9 @@ class Lifetime:
             # Until the start is done, since it sets the state last. In slices: in a child that is forked meanwhile
             # nothing sets this event.
             start.done.wait(CROSS_THREAD_GRACE)
-            running = self.running
-            if start.done.is_set and running is not None:
-                return self._close_running(running, timeout)
+            runtime = self.runtime
+            if start.done.is_set and runtime is not None:
+                return self._close_runtime(runtime, timeout)
 
     def _cancel_start(self, start: _Start) -> bool:
         """Close the producer if no start was begun. Returns: whether it was closed so."""
@@ -239,24 +234,24 @@ class Lifetime:
         start.done.set()
         return True
 
-    def _close_running(self, running: Running, timeout: float) -> list[Unconfirmed]:
+    def _close_runtime(self, runtime: ProducerRuntime, timeout: float) -> list[Unconfirmed]:
         self.state = State.CLOSING
         # Sets a flag only, so any thread may call it.
-        running.dispatcher.refuse_more()
-        pending = counted(running.dispatcher.pending, "publish", "publishes")
+        runtime.dispatcher.stop_accepting()
+        pending = counted(runtime.dispatcher.pending, "publish", "publishes")
         logger.info("%s: closing, with up to %g s for %s pending", self._label, timeout, pending)
         ended: CrossThreadFuture[list[Unconfirmed]] = CrossThreadFuture()
-        if not running.owner_thread.is_current:
+        if not runtime.owner_thread.is_current:
             try:
-                running.owner_thread.call_soon(gevent.spawn, self._end_running, running, timeout, ended)
+                runtime.owner_thread.call_soon(gevent.spawn, self._close_in_owner, runtime, timeout, ended)
             except NSQConnectionClosed:
-                ended.set_result(self._abort_after_thread_end(running))
+                ended.set_result(self._abort_after_thread_death(runtime))
         else:
             # In a greenlet of its own, which goes on if the caller is killed or interrupted by a gevent.Timeout.
-            gevent.spawn(self._end_running, running, timeout, ended)
-        limit = timeout + CROSS_THREAD_GRACE
+            gevent.spawn(self._close_in_owner, runtime, timeout, ended)
+        limit = timeout + self._grace
         if not ended.wait(limit):
-            if running.owner_thread.is_current:
+            if runtime.owner_thread.is_current:
                 raise NSQTimeout(f"not closed within {limit:g} s, and goes on in the background")
             text = f"the producer's thread has not run its hub for {limit:g} s, and closes when it does"
             raise NSQTimeout(f"{text}; in a program that blocks natively a producer needs threaded=True")
@@ -264,11 +259,13 @@ class Lifetime:
             self._hub_thread.stop()
         return ended.result()
 
-    def _end_running(self, running: Running, timeout: float, ended: CrossThreadFuture[list[Unconfirmed]]) -> None:
+    def _close_in_owner(
+        self, runtime: ProducerRuntime, timeout: float, ended: CrossThreadFuture[list[Unconfirmed]]
+    ) -> None:
         try:
             with self._marked():  # receivers of on_close may call close() and join()
                 try:
-                    unconfirmed = running.close(timeout)
+                    unconfirmed = runtime.close(timeout)
                     self._log_end(unconfirmed)
                 finally:
                     self._finish()
@@ -288,11 +285,11 @@ class Lifetime:
         what = counted(len(unconfirmed), "publish", "publishes")
         logger.warning(text, self._label, what, first.topic, first.error)
 
-    def _abort_after_thread_end(self, running: Running) -> list[Unconfirmed]:
+    def _abort_after_thread_death(self, runtime: ProducerRuntime) -> list[Unconfirmed]:
         """Close a producer whose thread has ended, and with it the hub."""
         error = NSQUnknownClosed("the thread that started the producer has ended; nsqd may have it")
         try:
-            unconfirmed = running.abort_from_other_thread(error)
+            unconfirmed = runtime.abort_from_other_thread(error)
             self._log_end(unconfirmed)
             return unconfirmed
         finally:
@@ -300,10 +297,10 @@ class Lifetime:
 
     def _finish(self) -> None:
         self.state = State.CLOSED
-        was_running, self.running = self.running is not None, None
+        had_runtime, self.runtime = self.runtime is not None, None
         _open_producers.discard(self)
         self._closed.set()
-        if was_running:
+        if had_runtime:
             self._on_close()
 
     # --- calls that must not wait
@@ -311,29 +308,29 @@ class Lifetime:
     @contextlib.contextmanager
     def _marked(self) -> Iterator[None]:
         """Mark the calling greenlet as one that runs code of this object."""
-        here = gevent.getcurrent()
-        if here in self._active:
+        greenlet = gevent.getcurrent()
+        if greenlet in self._active:
             yield
             return
-        self._active.add(here)
+        self._active.add(greenlet)
         try:
             yield
         finally:
-            self._active.discard(here)
+            self._active.discard(greenlet)
 
     def _is_reentrant(self) -> bool:
-        """Whether the caller must not wait: it runs in the hub itself, in a greenlet of the producer, such as one that
-        calls receivers of signals, or in a signal handler that has interrupted code of the producer."""
-        here, running = gevent.getcurrent(), self.running
-        return is_hub_greenlet() or here in self._active or (running is not None and running.is_reentrant(here))
+        """Whether the caller must not wait: it is the hub itself, a greenlet of the producer, such as one that calls
+        receivers of signals, or a signal handler that has interrupted code of the producer."""
+        greenlet, runtime = gevent.getcurrent(), self.runtime
+        return is_hub_greenlet() or greenlet in self._active or (runtime is not None and runtime.is_reentrant(greenlet))
 
     # --- forks
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Return to the state before the start in this child process, so that it can start the producer anew."""
+        """Return to the state before the start, so that this child process can start the producer anew."""
         self._on_fork()
-        running, self.running = self.running, None
-        # A greenlet that was starting it may not be in this process; its own thread is not.
+        runtime, self.runtime = self.runtime, None
+        # A greenlet that was starting it may not be in this process, and its own thread is not.
         self._start = _Start()
         self._hub_thread = None
         self._active = set()
@@ -344,34 +341,36 @@ class Lifetime:
             self.state = State.CLOSED
             self._closed.set()
         _open_producers.discard(self)
-        if running is not None:
-            running.after_fork_in_child(parent)
+        if runtime is not None:
+            runtime.after_fork_in_child(parent)
 
 
 # Producers that are not closed, and may lose publishes when the program ends.
-_open_producers: weakref.WeakSet[Lifetime] = weakref.WeakSet()
+_open_producers: weakref.WeakSet[ProducerLifecycle] = weakref.WeakSet()
 _registered = False
 
 
-def _register_at_exit(lifetime: Lifetime) -> None:
+def _register_at_exit(lifecycle: ProducerLifecycle) -> None:
     global _registered
     if not _registered:
         # With the first producer: importing registers nothing.
         _registered = True
         atexit.register(_close_all)
-    _open_producers.add(lifetime)
+    _open_producers.add(lifecycle)
 
 
 def _close_all() -> None:
-    for lifetime in list(_open_producers):
-        lifetime.close_at_exit()
+    for lifecycle in list(_open_producers):
+        lifecycle.close_at_exit()
 
 
-def publish_and_wait(running: Running, publish: Publish, *, block: bool) -> None:
-    """Publish, and wait until it has ended.
+# --- publishes from other threads
 
-    A publish ends by its deadline in the producer's hub; if that does not run, the wait ends
-    CROSS_THREAD_GRACE seconds later.
+
+def publish_from_thread(runtime: ProducerRuntime, publish: PendingPublish, *, block: bool) -> None:
+    """Publish, called in another thread than the producer's, and wait until the publish has ended.
+
+    The wait ends CROSS_THREAD_GRACE seconds after the deadline if the producer's hub does not run.
 
     Raises:
         NSQException: As Producer.publish().
@@ -381,86 +380,86 @@ def publish_and_wait(running: Running, publish: Publish, *, block: bool) -> None
         raise RuntimeError("nothing can wait for a publish in the hub itself; let a greenlet do it")
     ended: CrossThreadFuture[None] = CrossThreadFuture()
 
-    def tell(done: Publish) -> None:
+    def notify(done: PendingPublish) -> None:
         if done.error is None:
             ended.set_result(None)
         else:
             ended.set_exception(done.error)
 
-    publish.on_done = tell
-    _hand_over(running, publish, ended, block=block)
+    publish.on_done = notify
+    _submit_in_owner(runtime, publish, ended, block=block)
 
 
-def begin(running: Running, publish: Publish, *, block: bool) -> PublishResult:
-    """Publish, and wait until it has room; in a hub itself do not wait for that. Otherwise as publish_and_wait().
+def publish_async_from_thread(runtime: ProducerRuntime, publish: PendingPublish, *, block: bool) -> PublishResult:
+    """Publish, called in another thread than the producer's, and wait until the publish has capacity.
+
+    In a hub itself do not wait: if there is no capacity, the result has the error.
 
     Raises:
-        NSQException: As Producer.publish_async(). In a hub itself that is in the result, too.
+        NSQException: As Producer.publish_async().
     """
-    let_in: CrossThreadFuture[None] = CrossThreadFuture()
-    result = running.waiters.new(publish.deadline)
+    result = runtime.waiters.new(publish.deadline)
     publish.on_done = lambda done: result.end(done.error)
     if is_hub_greenlet():
-        _hand_over_and_go(running, publish, result)
+
+        def submit() -> None:
+            try:
+                runtime.dispatcher.submit(publish, True)
+                runtime.dispatcher.wait_for_capacity(publish)  # raises if there is none: this is a hub
+            except Exception as error:  # noqa: BLE001  # raised by get()
+                result.end(error)
+
+        _call_owner(runtime, submit)
     else:
-        publish.on_room = lambda: let_in.set_result(None)
-        _hand_over(running, publish, let_in, block=block)
+        admitted: CrossThreadFuture[None] = CrossThreadFuture()
+        publish.on_capacity = lambda: admitted.set_result(None)
+        _submit_in_owner(runtime, publish, admitted, block=block)
     return result
 
 
-def _hand_over(
-    running: Running,
-    publish: Publish,
-    future: CrossThreadFuture[None],
-    *,
-    block: bool,
+def _submit_in_owner(
+    runtime: ProducerRuntime, publish: PendingPublish, future: CrossThreadFuture[None], *, block: bool
 ) -> None:
+    """Submit a publish in the producer's hub, and wait for the future."""
     once = Once()
 
-    def take_over() -> None:
-        if block and not running.was_tried:
-            running.wait_first(publish.limit)
+    def submit() -> None:
+        if block and not runtime.was_attempted:
+            runtime.wait_first_attempts(publish.timeout)
         if not once.acquire():
-            return  # given up meanwhile
+            return  # the caller has stopped to wait
         try:
-            running.dispatcher.submit(publish, block)
-            if publish.room and publish.on_room is not None:
-                publish.on_room()
-        except Exception as error:  # noqa: BLE001  # it is the caller's, and raised there
+            runtime.dispatcher.submit(publish, block)
+            if publish.reserved_bytes and publish.on_capacity is not None:
+                publish.on_capacity()
+        except Exception as error:  # noqa: BLE001  # raised in the calling thread
             future.set_exception(error)
 
-    if block and not running.was_tried:
-        _soon(running, gevent.spawn, take_over)
+    if block and not runtime.was_attempted:
+        _call_owner(runtime, gevent.spawn, submit)
     else:
-        _soon(running, take_over)
+        _call_owner(runtime, submit)
     try:
-        ended = future.wait(max(publish.deadline - running.now(), 0) + CROSS_THREAD_GRACE)
+        ended = future.wait(max(publish.deadline - runtime.now(), 0) + CROSS_THREAD_GRACE)
     except BaseException:
-        # Killed, or a gevent.Timeout: nobody has its result, so it is logged if it fails. There, where that is read.
+        # Killed, or a gevent.Timeout. Without on_done a failure is logged; set in the hub, which reads it.
         with contextlib.suppress(NSQConnectionClosed):
-            running.owner_thread.call_soon(setattr, publish, "on_done", None)
+            runtime.owner_thread.call_soon(setattr, publish, "on_done", None)
         raise
     if not ended:
-        text = f"the producer's thread has not run its hub for {publish.limit + CROSS_THREAD_GRACE:g} s"
+        text = f"the producer's thread has not run its hub for {publish.timeout + CROSS_THREAD_GRACE:g} s"
         text += "; in a program that blocks natively a producer needs threaded=True"
         raise NSQNotSentTimeout(text) if once.acquire() else NSQUnknownTimeout(text)
     future.result()
 
 
-def _hand_over_and_go(running: Running, publish: Publish, result: PublishResult) -> None:
-    def take_over() -> None:
-        try:
-            running.dispatcher.submit(publish, True)
-            running.dispatcher.wait_for_room(publish)  # which is refused: this is the hub
-        except Exception as error:  # noqa: BLE001  # it is the caller's, and raised there
-            result.end(error)
-
-    _soon(running, take_over)
-
-
-def _soon(running: Running, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
+def _call_owner(
+    runtime: ProducerRuntime,
+    function: Callable[..., object],
+    *arguments: Any,  # Any: the function's own
+) -> None:
     try:
-        running.owner_thread.call_soon(function, *arguments)
+        runtime.owner_thread.call_soon(function, *arguments)
     except NSQConnectionClosed as error:
         text = f"{error}: the producer was started there; with threaded=True it has a thread of its own"
         raise NSQNotSentClosed(text) from error

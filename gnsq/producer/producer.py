@@ -1,16 +1,13 @@
-"""Producer: publishes that each end as confirmed, refused, not sent, or unknown.
+"""Producer: the public methods. Checks arguments and makes publishes; dispatcher.py sends them.
 
-The face of it: arguments checked, commands built, threads told apart. The path of a publish goes on in dispatcher.py;
-its start and end are lifetime.py's, connections and greenlets running.py's.
-
-Making: from a call's arguments to a Publish; what nsqd would refuse is refused here, before anything is sent.
+lifecycle.py starts and closes the producer, runtime.py owns its connections and greenlets.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Iterable, Sized
 from typing import Any, Literal, Self, Unpack, overload
 
 from gnsq.addresses import Addresses, format_address, ordered_addresses, parse_address
@@ -24,15 +21,14 @@ from gnsq.nsqd.connect import load_certificates
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.pool import ReconnectOptions, State
 from gnsq.options import ConnectionOptions, parameters_of
-from gnsq.producer.batching import Member
-from gnsq.producer.http import check_no_tcp, wanted_clients
-from gnsq.producer.lifecycle import Lifetime, begin, publish_and_wait
+from gnsq.producer.http import check_no_tcp_options, make_http_clients
+from gnsq.producer.lifecycle import ProducerLifecycle, publish_async_from_thread, publish_from_thread
 from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
-from gnsq.producer.publish import Publish, Totals, Unconfirmed
-from gnsq.producer.publish_many import Chunk, Publishing, publish_chunks
+from gnsq.producer.publish import DeferredPublish, MultiPublish, PendingPublish, PublishCounts, Unconfirmed
+from gnsq.producer.publish_many import Chunk, publish_chunks
 from gnsq.producer.result import PublishResult
-from gnsq.producer.routing import make_strategy
-from gnsq.producer.runtime import Running, RuntimeConfig
+from gnsq.producer.routing import Key, make_strategy
+from gnsq.producer.runtime import ProducerRuntime, RuntimeConfig
 from gnsq.protocol import commands
 from gnsq.protocol.frames import OK
 from gnsq.protocol.names import MAX_NAME_LENGTH, assert_valid_topic_name
@@ -40,129 +36,14 @@ from gnsq.signals import AuthReceiver, CloseReceiver, ErrorReceiver, ResponseRec
 from gnsq.stats import LatencyRecorder, ProducerConnectionStats, ProducerStats
 from gnsq.texts import counted
 
-__all__ = [
-    "Making",
-    "Producer",
-    "check_timeout",
-]
+__all__ = ["Producer", "check_timeout"]
 
-
-Key = bytes | str | None
-# How many valid names are kept.
+# How many valid topic names are remembered.
 MAX_TOPICS = 1000
+# Bytes of a body above which the builders of commands check it: nsqd's sizes have 31 bits.
+LARGE_BODY = 2**30
 
-
-class Making:
-    """Makes publishes of one producer.
-
-    Args:
-        max_name_length: Of topics.
-        now: Tells monotonic seconds.
-    """
-
-    def __init__(self, options: ProducerOptions, max_name_length: int, now: Callable[[], float]) -> None:
-        self._timeout = options.publish_timeout
-        self._max_msg_size = options.max_msg_size
-        self._max_body_size = options.max_body_size
-        self._max_name_length = max_name_length
-        self._now = now
-        # Known to be valid.
-        self._topics: set[str] = set()
-        self._batches = options.batch_messages is not None
-        self._needs_key = options.strategy == "consistent"
-        # Whether there is anything to check that the commands' builders do not.
-        self._strict = max_name_length < MAX_NAME_LENGTH or options.max_msg_size is not None
-
-    def single(self, topic: str, data: bytes, defer: int | None, timeout: float | None, key: Key) -> Publish:
-        """Make a PUB, a DPUB, or a member of a batch.
-
-        Raises:
-            ValueError, TypeError: For what nsqd would refuse, or is longer than the options allow.
-        """
-        if self._strict:
-            self._check(topic, data)
-        if timeout is None:
-            timeout = self._timeout
-        else:
-            check_timeout(timeout)
-        now = self._now()
-        deadline = now + timeout
-        publish: Publish
-        if defer is not None:
-            publish = Publish(topic, commands.deferpublish(topic, data, defer), len(data), now, deadline)
-            publish.defer = defer
-        elif self._batches:
-            # What publish() checks; without a call for what nearly always is in order.
-            if type(data) is not bytes or not data or topic not in self._topics:
-                commands.publish(topic, data)
-                self._note(topic)
-            publish = Member(topic, data, now, deadline)
-        else:
-            publish = Publish(topic, commands.publish(topic, data), len(data), now, deadline)
-        if key is not None or self._needs_key:
-            publish.key = self._checked_key(key)
-        return publish
-
-    def _note(self, topic: str) -> None:
-        if len(self._topics) == MAX_TOPICS:
-            self._topics.clear()
-        self._topics.add(topic)
-
-    def multi(self, topic: str, messages: Iterable[bytes], timeout: float | None, key: Key) -> Publish:
-        """Make an MPUB.
-
-        Raises:
-            ValueError, TypeError: As single().
-        """
-        if timeout is None:
-            timeout = self._timeout
-        else:
-            check_timeout(timeout)
-        bodies = messages if isinstance(messages, (bytes, bytearray, str)) else list(messages)
-        command = commands.multipublish(topic, bodies)
-        sizes = list(map(len, bodies))
-        if self._strict:
-            for body in bodies:
-                self._check(topic, body)
-        together = 4 * (len(sizes) + 1) + sum(sizes)
-        limit = self._max_body_size
-        if limit is not None and together > limit:
-            raise ValueError(
-                f"multipublish of {counted(len(sizes), 'message')} is {together} bytes, max_body_size is {limit}"
-            )
-        now = self._now()
-        publish = Publish(topic, command, max(sizes), now, now + timeout)
-        publish.mpub_body_size, publish.messages = together, len(sizes)
-        if key is not None or self._needs_key:
-            publish.key = self._checked_key(key)
-        return publish
-
-    def _check(self, topic: str, body: object) -> None:
-        if self._max_name_length < MAX_NAME_LENGTH:
-            assert_valid_topic_name(topic, self._max_name_length)
-        limit = self._max_msg_size
-        if limit is not None and isinstance(body, bytes) and len(body) > limit:
-            raise ValueError(f"message body of {len(body)} bytes exceeds max_msg_size {limit}")
-
-    def _checked_key(self, key: Key) -> Key:
-        if key is None:
-            raise ValueError("strategy 'consistent' needs key=")
-        if not isinstance(key, (bytes, str)):
-            raise TypeError(f"key must be bytes or str, not {key!r}")
-        return key
-
-
-def check_timeout(timeout: float) -> None:
-    """Refuse what no clock can wait for.
-
-    Raises:
-        ValueError: If it is negative, endless or no number at all.
-    """
-    if not 0 <= timeout < NO_TIMEOUT:
-        raise ValueError(f"timeout {timeout} must be at least 0 and less than {NO_TIMEOUT:g} s")
-
-
-# For the names of those that were given none, as threading.Thread has them.
+# Numbers in the names of producers that were given none, as threading.Thread has them.
 _numbers = itertools.count(1)
 
 
@@ -171,33 +52,33 @@ class Producer:
 
     Args:
         nsqd_tcp_addresses: ``host:port``, or a list, tuple or set of them.
-        nsqd_http_addresses: In their place, where TCP is closed off: URLs or ``host[:port]``, published to over HTTP.
+        nsqd_http_addresses: URLs or ``host[:port]`` in place of nsqd_tcp_addresses: publish over HTTP.
         max_backoff_duration: Seconds; longest wait before an nsqd is tried again, up to a quarter of publish_timeout
-            (reconnect_maximum has no such bound).
-        lookupd_http_addresses: URL or ``host[:port]``, or a list or tuple of them: all nsqds that they know are
-            published to.
-        lookupd_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, for asking them. Its ``timeout`` is 5 s
-            by default, and its ``max_response_size`` 16 MiB.
-        http: Publish over HTTP to what they know, too, by its ``http_port``; nsqd_http_addresses says so already.
-        http_options: Those of HttpOptions, such as ``auth`` or ``ca_certs``, in place of ConnectionOptions.
+            (reconnect_maximum has no such limit).
+        lookupd_http_addresses: URL or ``host[:port]``, or a list or tuple of them: publish to all nsqds that they know.
+        lookupd_options: Options of HttpOptions, such as ``auth`` or ``ca_certs``, for requests to them. By default
+            ``timeout`` is 5 s, and ``max_response_size`` 16 MiB.
+        http: Publish over HTTP, to the ``http_port`` of the nsqds that nsqlookupd knows; implied by
+            nsqd_http_addresses.
+        http_options: Options of HttpOptions, such as ``auth`` or ``ca_certs``, in place of ConnectionOptions.
         threaded: Run on a thread with a hub of its own, for programs that block natively.
-        name: For log lines; default ``producer-1`` and so on, in the order in which producers are made.
+        name: For log lines; default ``producer-1`` and so on.
         keywords: Options of ProducerOptions, ReconnectOptions and ConnectionOptions.
 
     Every publish ends, by its deadline, in exactly one way. It returns: nsqd has confirmed it. It raises NSQErrorCode:
     nsqd has refused it. It raises NSQNotSent: nsqd has not executed it, and will not; publishing it again is safe. It
-    raises NSQUnknown: it was sent, and there was no answer; nsqd may have it. What is certainly not executed is sent
-    again by itself, to another nsqd if there is one, within the deadline.
+    raises NSQUnknown: it was sent, and there was no answer; nsqd may have it. A publish that nsqd has certainly not
+    executed is retried within the deadline, on another nsqd if there is one.
 
-    May be called from any thread: calls cross to the thread that started it, whose hub must run (else: threaded).
-    After a fork the child connects anew, and what waits for an answer stays the parent's.
+    Methods may be called from any thread. The thread that started the producer must run its hub, unless the producer is
+    threaded. After a fork the child connects anew, and pending publishes stay with the parent.
 
-    Receivers of its signals are called where answers are read, so nothing can wait for one there: they use
+    Receivers of its signals are called where answers are read, so nothing can wait for an answer there: they use
     publish_async(); publish() raises RuntimeError.
 
     Raises:
-        ValueError: If there is no address at all, or an address or option is not valid, or some are of TCP and others
-            of HTTP.
+        ValueError: If there is no address at all, if an address or option is not valid, or if some are for TCP and
+            others for HTTP.
         TypeError: If an address or option has the wrong type, or an option does not exist.
     """
 
@@ -216,15 +97,15 @@ class Producer:
         clock: Clock | None = None,
         **keywords: Unpack[ProducerOptionsDict],
     ) -> None:
-        options: dict[str, Any] = dict(keywords)  # Any: each option's own type, checked where they are taken apart
+        options: dict[str, Any] = dict(keywords)  # Any: each option's own type, checked by its dataclass
         self.options = ProducerOptions.split_keywords(options)
-        make_strategy(self.options.strategy)  # refuses what is none
+        make_strategy(self.options.strategy)  # raises if it is not valid
         self.addresses = ordered_addresses(nsqd_tcp_addresses)
         self.nsqd_tcp_addresses = set(self.addresses)
         self.lookupds = parse_lookupds(lookupd_http_addresses, lookupd_options)
-        self.http_clients = wanted_clients(nsqd_http_addresses, http_options, self.options, http=http)
+        self.http_clients = make_http_clients(nsqd_http_addresses, http_options, self.options, http=http)
         if self.http_clients is not None:
-            check_no_tcp(self.addresses, self.options, options)
+            check_no_tcp_options(self.addresses, self.options, options)
             self.addresses = self.http_clients.addresses
         if not self.addresses and not self.lookupds:
             raise ValueError(
@@ -234,8 +115,8 @@ class Producer:
         self.threaded = threaded
         self.logger = logging.getLogger("gnsq.producer")
         options.setdefault("reconnect_initial", 0.1)
-        # 0 switched backoff off in 1.0; it must not mean trying without a pause. And whoever waits for an nsqd that is
-        # down must find it within the deadline when it is back.
+        # 0 switched backoff off in 1.0; it must not mean retries without a pause. And a publish that waits for an nsqd
+        # that is down must find it within the deadline after it is back.
         longest = min(max_backoff_duration, self.options.publish_timeout / 4)
         options.setdefault("reconnect_maximum", max(longest, 0.1))
         self.reconnect = ReconnectOptions.split_keywords(options)
@@ -254,44 +135,49 @@ class Producer:
             raise TypeError(f"name of a producer must be a str, not {name!r}")
         self.name = name if name is not None else f"producer-{next(_numbers)}"
         self.log_owner = LogOwner(self.name, self.clock.monotonic)
-        self.totals = Totals()
-        self.latency = LatencyRecorder()
-        self._making = Making(self.options, self.connection_options.max_name_length, self.clock.monotonic)
-        self._life = Lifetime(
-            self._begin,
+        self._counts = PublishCounts()
+        self._latency = LatencyRecorder()
+        self._now = self.clock.monotonic
+        self._timeout = self.options.publish_timeout
+        # Topic names that were checked.
+        self._valid_topics: set[str] = set()
+        self._max_name_length = self.connection_options.max_name_length
+        # Whether there are limits that the builders of commands do not check.
+        self._has_limits = self._max_name_length < MAX_NAME_LENGTH or self.options.max_msg_size is not None
+        self._needs_key = self.options.strategy == "consistent"
+        self._lifecycle = ProducerLifecycle(
+            self._start_runtime,
             self.name,
             threaded=threaded,
             close_timeout=self.options.close_timeout,
-            on_close=self._closed,
+            on_close=lambda: notify(self.on_close, self),
             on_fork=self._reset_counts,
         )
 
     def __repr__(self) -> str:
-        running = self._life.running
-        connections = 0 if running is None else len(running.dispatcher.links) + len(running.dispatcher.aside)
-        pending = 0 if running is None else running.dispatcher.pending
+        stats = self.stats()
         return (
-            f"<{type(self).__name__} {self.name} {self._life.state.value}, {counted(connections, 'connection')}, "
-            f"{counted(pending, 'publish', 'publishes')} pending>"
+            f"<{type(self).__name__} {self.name} {stats.state}, {counted(len(stats.connections), 'connection')}, "
+            f"{counted(stats.pending, 'publish', 'publishes')} pending>"
         )
 
-    # --- life
+    # --- start and close
 
     def start(self) -> None:
-        """Connect. Returns when every nsqd known so far has been tried once; those that are down are tried again.
+        """Connect. Returns after one attempt for every nsqd known so far; an nsqd that is down is tried again.
 
-        May be left out: the first publish starts the producer.
+        Optional: the first publish starts the producer.
 
         Raises:
             NSQException: If it was closed.
         """
-        if self._life.state is State.RUNNING:
+        if self._lifecycle.state is State.RUNNING:
             self.logger.warning("%s: producer is running already", self.name)
             return
-        running = self._life.started(NO_TIMEOUT)
-        running.owner_thread.call_and_wait(NO_TIMEOUT, running.wait_attempted)
+        runtime = self._lifecycle.ensure_started(NO_TIMEOUT)
+        runtime.owner_thread.call_and_wait(NO_TIMEOUT, runtime.wait_attempted)
 
-    def _begin(self) -> Running:
+    def _start_runtime(self) -> ProducerRuntime:
         config = RuntimeConfig(
             options=self.options,
             reconnect=self.reconnect,
@@ -301,22 +187,19 @@ class Producer:
             http_clients=self.http_clients,
             clock=self.clock,
             owner=self.log_owner,
-            totals=self.totals,
-            latency=self.latency,
+            counts=self._counts,
+            latency=self._latency,
         )
-        running = Running(config, self)
-        running.start()
-        return running
-
-    def _closed(self) -> None:
-        notify(self.on_close, self)
+        runtime = ProducerRuntime(config, self)
+        runtime.start()
+        return runtime
 
     def _reset_counts(self) -> None:
-        """Count from 0 in a forked child: the parent keeps what was counted so far."""
-        self.totals, self.latency = Totals(), LatencyRecorder()
+        """Count from 0 in a forked child: the counts so far are the parent's."""
+        self._counts, self._latency = PublishCounts(), LatencyRecorder()
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until everything published so far has ended, its batches included.
+        """Wait until all publishes so far have ended; sends batches that are not full.
 
         Args:
             timeout: Seconds; default: close_timeout.
@@ -325,38 +208,39 @@ class Producer:
             False if the timeout ended first.
 
         Raises:
-            ValueError: If the timeout is negative, endless or no number; so do all that take one.
+            ValueError: If the timeout is negative, infinite or not a number; so do all methods that have one.
         """
-        limit = self._limit(timeout)
-        running = self._life.running
-        if running is None:
+        limit = self._close_timeout(timeout)
+        runtime = self._lifecycle.runtime
+        if runtime is None:
             return True
         try:
-            return running.owner_thread.call_and_wait(limit + CROSS_THREAD_GRACE, running.flush, limit)
+            return runtime.owner_thread.call_and_wait(limit + CROSS_THREAD_GRACE, runtime.flush, limit)
         except NSQTimeout:
             # The hub of the producer's thread does not run.
             return False
 
     def close(self, timeout: float | None = None) -> list[Unconfirmed]:
-        """Take no more publishes, wait for those without an answer, then close the connections.
+        """Take no more publishes, wait for pending ones, then close the connections.
 
-        In the hub itself, in receivers of the producer's signals, and in a signal handler of Python's own that has
-        interrupted it, nothing can wait: there it goes on in the background.
+        In the hub itself, in receivers of the producer's signals, and in a Python signal handler that has interrupted
+        the producer, nothing can wait: there the close goes on in the background.
 
         Args:
-            timeout: Seconds to wait, in place of close_timeout. What has no answer by then ends with NSQNotSent or
-                NSQUnknown.
+            timeout: Seconds to wait, in place of close_timeout. A publish without an answer by then ends with
+                NSQNotSent or NSQUnknown.
 
         Returns:
-            Those: what was not confirmed. Empty in the background, and for a second call, which waits for the first.
+            The publishes that were not confirmed. Empty in the background, and for a second call, which waits for the
+            first.
 
         Raises:
-            NSQTimeout: If it takes much longer, as where the hub of the producer's thread does not run. It is closed
-                when that does.
+            NSQTimeout: If it takes much longer, since the hub of the producer's thread does not run. The producer is
+                closed when it does.
         """
-        return self._life.close(self._limit(timeout))
+        return self._lifecycle.close(self._close_timeout(timeout))
 
-    def _limit(self, timeout: float | None) -> float:
+    def _close_timeout(self, timeout: float | None) -> float:
         if timeout is None:
             return self.options.close_timeout
         check_timeout(timeout)
@@ -366,7 +250,7 @@ class Producer:
         """Wait until the producer has closed, or the timeout (seconds) ends."""
         if timeout is not None:
             check_timeout(timeout)
-        self._life.join(timeout)
+        self._lifecycle.join(timeout)
 
     def __enter__(self) -> Self:
         self.start()
@@ -378,54 +262,54 @@ class Producer:
     @property
     def is_running(self) -> bool:
         """Whether it was started and not closed."""
-        return self._life.state is State.RUNNING
+        return self._lifecycle.state is State.RUNNING
 
     @property
     def is_ready(self) -> bool:
-        """Whether it runs and some nsqd takes publishes; for a readiness probe. stats().not_ready says why not."""
-        running = self._life.running
-        return self.is_running and running is not None and not running.why_not_ready()
+        """Whether it runs and is connected to an nsqd, for a readiness probe. stats().not_ready says why not."""
+        runtime = self._lifecycle.runtime
+        return self.is_running and runtime is not None and not runtime.why_not_ready()
 
     def stats(self) -> ProducerStats:
-        """Tell how things are at this moment, and what was counted since the start."""
-        state, running = self._life.state.value, self._life.running
-        dispatcher = None if running is None else running.dispatcher
+        """Return the current state, and what was counted since the start."""
+        state, runtime = self._lifecycle.state.value, self._lifecycle.runtime
+        dispatcher = None if runtime is None else runtime.dispatcher
         links = [] if dispatcher is None else [(link, False) for link in dispatcher.links]
-        links += [] if dispatcher is None else [(link, True) for link in dispatcher.aside]
+        links += [] if dispatcher is None else [(link, True) for link in dispatcher.stalled_links]
         not_ready = "not started" if state == State.INIT.value else state
-        if running is not None and state == State.RUNNING.value:
-            not_ready = running.why_not_ready()
-        totals = self.totals
+        if runtime is not None and state == State.RUNNING.value:
+            not_ready = runtime.why_not_ready()
+        counts = self._counts
         return ProducerStats(
             state=state,
-            confirmed=totals.confirmed,
-            refused=totals.refused,
-            not_sent=totals.not_sent,
-            unknown=totals.unknown,
-            sent_again=totals.sent_again,
-            repeated=totals.repeated,
+            confirmed=counts.confirmed,
+            refused=counts.refused,
+            not_sent=counts.not_sent,
+            unknown=counts.unknown,
+            sent_again=counts.retried,
+            repeated=counts.possibly_duplicated,
             pending=0 if dispatcher is None else dispatcher.pending,
             pending_bytes=0 if dispatcher is None else dispatcher.pending_bytes,
-            latency=self.latency.histogram(),
+            latency=self._latency.histogram(),
             connections=tuple(
                 ProducerConnectionStats(link.address, link.pending, link.confirmed, stalled) for link, stalled in links
             ),
-            failures={} if running is None else {address: str(error) for address, error in running.failures().items()},
-            lookupd_failures={} if running is None else running.lookup_failures,
+            failures={} if runtime is None else {address: str(error) for address, error in runtime.failures().items()},
+            lookupd_failures={} if runtime is None else runtime.lookup_failures,
             not_ready=not_ready,
         )
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
-        """Publish to one more nsqd, too; over HTTP its port is that of HTTP.
+        """Publish to one more nsqd; over HTTP the port is its HTTP port.
 
         Raises:
             ValueError: If the address is not valid.
         """
         added = format_address(*parse_address(format_address(address, port)))
-        running = self._life.started(CROSS_THREAD_GRACE)
-        running.owner_thread.call_and_wait(CROSS_THREAD_GRACE, running.add, added)
+        runtime = self._lifecycle.ensure_started(CROSS_THREAD_GRACE)
+        runtime.owner_thread.call_and_wait(CROSS_THREAD_GRACE, runtime.add, added)
 
-    # --- what subclasses may override, as in gnsq 1.0; conn is None over HTTP
+    # --- subclasses may override these, as in gnsq 1.0; conn is None over HTTP
 
     def handle_response(self, conn: Connection | None, response: bytes) -> None:
         """Send on_response."""
@@ -441,7 +325,7 @@ class Producer:
 
     @property
     def listeners(self) -> Sized:
-        """Empty while nobody wants to hear of responses."""
+        """Receivers of on_response; not empty if handle_response() is overridden. If empty, it is not called."""
         overridden = type(self).handle_response is not Producer.handle_response
         return (True,) if overridden else self.on_response.receivers
 
@@ -500,25 +384,25 @@ class Producer:
         """Publish a message and wait until nsqd has confirmed it.
 
         Args:
-            defer: Milliseconds that nsqd holds it back (up to its max-req-timeout).
-            block: Whether to wait for a connection, and for room, where there is none. If not, the first publish finds
-                a connection only behind start().
-            timeout: Seconds, for all of it: room, connection, sending, answer; default publish_timeout.
+            defer: Milliseconds until nsqd delivers it (up to nsqd's max-req-timeout).
+            block: Whether to wait for a connection and for capacity (max_pending_bytes) if there is none. Without it,
+                the first publish finds a connection only after start().
+            timeout: Seconds, for the whole publish: capacity, connection, sending, answer; default publish_timeout.
             raise_error: If False, do as publish_async(), and return its PublishResult.
-            key: For the strategy ``consistent``: messages of one key go to one nsqd.
+            key: For the strategy ``consistent``: messages with the same key go to the same nsqd.
 
         Returns:
             b"OK".
 
         Raises:
-            ValueError, TypeError: For a topic, body or delay that nsqd would refuse; nothing was sent.
-            NSQErrorCode: What nsqd said instead; it has not taken the message.
+            ValueError, TypeError: If nsqd would refuse the topic, body or delay; nothing was sent.
+            NSQErrorCode: nsqd has answered with an error, and has not stored the message.
             NSQNotSent: nsqd has not executed it: NSQNoConnections, NSQNotSentTimeout, NSQNotSentClosed.
             NSQUnknown: No answer came; nsqd may have it: NSQUnknownTimeout, NSQUnknownClosed.
         """
         if not raise_error:
             return self.publish_async(topic, data, defer, block, timeout, key=key)
-        return self._published(self._making.single(topic, data, defer, timeout, key), block)
+        return self._submit_and_wait(self._make_publish(topic, data, defer, timeout, key), block)
 
     def publish_async(
         self,
@@ -532,18 +416,18 @@ class Producer:
     ) -> PublishResult:
         """Publish a message without waiting for its answer.
 
-        Waits for room (max_pending_bytes), and where it starts the producer up to a second for a connection, unless
-        block is off. In the hub itself, as in callbacks, it waits for neither: without room it raises
+        Waits for capacity (max_pending_bytes), and if it starts the producer up to a second for a connection, unless
+        block is off. In the hub itself, as in callbacks, it waits for neither: without capacity it raises
         NSQNotSentTimeout, and without a connection the message waits for one.
 
         Returns:
-            The result, an AsyncResult of gevent that any thread can wait for: its get() returns or raises what
-            publish() would have returned or raised, by the same deadline.
+            The result, an AsyncResult of gevent for which any thread can wait. Its get() returns or raises as publish()
+            does, by the same deadline.
 
         Raises:
-            As publish(), but for what comes behind having room: that is in the result.
+            As publish(), until the publish has capacity. Later errors are in the result.
         """
-        return self._begun(self._making.single(topic, data, defer, timeout, key), block)
+        return self._submit(self._make_publish(topic, data, defer, timeout, key), block)
 
     @overload
     def multipublish(
@@ -593,13 +477,13 @@ class Producer:
     ) -> bytes | PublishResult:
         """Publish messages in one MPUB and wait until nsqd has confirmed them. Otherwise as publish().
 
-        nsqd takes all or none, unless its disk fails meanwhile: then NSQUnknown is raised, and it may have some.
+        nsqd stores all or none, unless its disk fails meanwhile: then NSQUnknown is raised, and nsqd may have some.
 
         Raises:
-            ValueError: Also if they are longer than max_body_size together.
+            ValueError: Also if together they are longer than max_body_size.
         """
-        publish = self._making.multi(topic, messages, timeout, key)
-        return self._published(publish, block) if raise_error else self._begun(publish, block)
+        publish = self._make_multipublish(topic, messages, timeout, key)
+        return self._submit_and_wait(publish, block) if raise_error else self._submit(publish, block)
 
     def publish_many(
         self,
@@ -610,58 +494,147 @@ class Producer:
         *,
         key: Key = None,
     ) -> list[Chunk]:
-        """Publish any number of messages in chunks, each an MPUB of its own, several under way at once.
+        """Publish any number of messages in chunks, each an MPUB of its own, several of them concurrently.
 
         Args:
-            messages: Any iterable; it is asked for more when there is room.
+            messages: Any iterable; messages are taken from it when they can be sent.
             timeout: Seconds, for each chunk.
-            raise_error: If False, go on behind a chunk that fails, or a message that can't be published.
+            raise_error: If False, go on after a chunk that fails, or a message that can't be published.
 
         Returns:
-            What became of each chunk, in order.
+            The outcome of each chunk, in order.
 
         Raises:
-            NSQManyFailed: If a chunk failed; has all chunks. Nothing more was taken from messages then. Whatever
-                raise_error says, if messages itself raised (that is the ``__cause__``) or the producer was closed.
-            ValueError, TypeError: For a topic or key that nsqd or the strategy would refuse.
+            NSQManyFailed: If a chunk failed; has all chunks. No further message was taken. Also without raise_error, if
+                messages itself raised (that error is the ``__cause__``) or the producer was closed.
+            ValueError, TypeError: If nsqd would refuse the topic, or the strategy the key.
             RuntimeError: In the hub itself.
         """
         if is_hub_greenlet():
             raise RuntimeError("nothing can wait for publishes in the hub itself; let a greenlet do it")
 
-        def begin_chunk(bodies: list[bytes]) -> Publishing:
-            publish = self._making.multi(topic, bodies, timeout, key)
-            return self._begun(publish, block=True)
+        def submit(bodies: list[bytes]) -> PublishResult:
+            return self._submit(self._make_multipublish(topic, bodies, timeout, key), block=True)
 
-        return publish_chunks(begin_chunk, messages, self.options, raise_error=raise_error, label=self.log_owner.label)
+        return publish_chunks(submit, messages, self.options, raise_error=raise_error, label=self.log_owner.label)
 
-    # --- one publish
+    # --- make and submit
 
-    def _begun(self, publish: Publish, block: bool) -> PublishResult:
-        running = self._life.running or self._first(publish, block)
-        if current_thread.token is not running.owner_thread.token():
-            return begin(running, publish, block=block)
+    def _make_publish(
+        self, topic: str, data: bytes, defer: int | None, timeout: float | None, key: Key
+    ) -> PendingPublish:
+        """Make a PUB or DPUB.
+
+        Raises:
+            ValueError, TypeError: If nsqd would refuse it, or it exceeds a limit of the options.
+        """
+        if self._has_limits:
+            self._check_limits(topic, data)
+        if timeout is None:
+            timeout = self._timeout
+        else:
+            check_timeout(timeout)
+        now = self._now()
+        publish: PendingPublish
+        if defer is not None:
+            commands.deferpublish(topic, data, defer)
+            publish = DeferredPublish(topic, data, defer, now, now + timeout)
+        else:
+            # The checks of commands.publish(), without a call for nearly all publishes.
+            if type(data) is not bytes or topic not in self._valid_topics or not 0 < len(data) < LARGE_BODY:
+                commands.publish(topic, data)
+                self._remember_topic(topic)
+            publish = PendingPublish(topic, data, now, now + timeout)
+        if key is not None or self._needs_key:
+            publish.key = self._checked_key(key)
+        return publish
+
+    def _make_multipublish(
+        self, topic: str, messages: Iterable[bytes], timeout: float | None, key: Key
+    ) -> PendingPublish:
+        """Make an MPUB.
+
+        Raises:
+            ValueError, TypeError: As _make_publish().
+        """
+        if timeout is None:
+            timeout = self._timeout
+        else:
+            check_timeout(timeout)
+        bodies = messages if isinstance(messages, (bytes, bytearray, str)) else list(messages)
+        # The checks of commands.multipublish(), without building it for nearly all publishes.
+        if topic not in self._valid_topics or set(map(type, bodies)) != {bytes} or not all(bodies):
+            commands.multipublish(topic, bodies)
+            self._remember_topic(topic)
+        if self._has_limits:
+            for body in bodies:
+                self._check_limits(topic, body)
+        now = self._now()
+        publish = MultiPublish(topic, bodies, now, now + timeout)
+        limit = self.options.max_body_size
+        if limit is not None and publish.mpub_body_size > limit:
+            count = counted(publish.messages, "message")
+            raise ValueError(f"multipublish of {count} is {publish.mpub_body_size} bytes, max_body_size is {limit}")
+        if publish.mpub_body_size >= LARGE_BODY:
+            commands.multipublish(topic, publish.bodies)
+        if key is not None or self._needs_key:
+            publish.key = self._checked_key(key)
+        return publish
+
+    def _remember_topic(self, topic: str) -> None:
+        if len(self._valid_topics) >= MAX_TOPICS:
+            self._valid_topics.clear()
+        self._valid_topics.add(topic)
+
+    def _check_limits(self, topic: str, body: object) -> None:
+        if self._max_name_length < MAX_NAME_LENGTH:
+            assert_valid_topic_name(topic, self._max_name_length)
+        limit = self.options.max_msg_size
+        if limit is not None and isinstance(body, bytes) and len(body) > limit:
+            raise ValueError(f"message body of {len(body)} bytes exceeds max_msg_size {limit}")
+
+    def _checked_key(self, key: Key) -> Key:
+        if key is None:
+            raise ValueError("strategy 'consistent' needs key=")
+        if not isinstance(key, (bytes, str)):
+            raise TypeError(f"key must be bytes or str, not {key!r}")
+        return key
+
+    def _submit(self, publish: PendingPublish, block: bool) -> PublishResult:
+        runtime = self._lifecycle.runtime or self._start_with(publish, block)
+        if current_thread.token is not runtime.owner_thread.token():
+            return publish_async_from_thread(runtime, publish, block=block)
         result = publish.result = PublishResult()
         # ResultWaiters.new() in place: 0.05 us of 2.
-        result.waiters = running.waiters
+        result.waiters = runtime.waiters
         result.deadline = publish.deadline
-        running.dispatcher.submit(publish, block)
-        if not publish.room:
-            running.dispatcher.wait_for_room(publish)
+        runtime.dispatcher.submit(publish, block)
+        if not publish.reserved_bytes:
+            runtime.dispatcher.wait_for_capacity(publish)
         return result
 
-    def _published(self, publish: Publish, block: bool) -> bytes:
-        running = self._life.running or self._first(publish, block)
-        if current_thread.token is running.owner_thread.token():
-            running.dispatcher.publish(publish, block)
+    def _submit_and_wait(self, publish: PendingPublish, block: bool) -> bytes:
+        runtime = self._lifecycle.runtime or self._start_with(publish, block)
+        if current_thread.token is runtime.owner_thread.token():
+            runtime.dispatcher.publish(publish, block)
         else:
-            publish_and_wait(running, publish, block=block)
+            publish_from_thread(runtime, publish, block=block)
         return OK
 
-    def _first(self, publish: Publish, block: bool) -> Running:
-        """Start with the first publish."""
+    def _start_with(self, publish: PendingPublish, block: bool) -> ProducerRuntime:
+        """Start the producer with its first publish."""
         can_wait = block and not is_hub_greenlet()
-        running = self._life.started(publish.limit if can_wait else 0)
-        if can_wait and running.owner_thread.is_current:
-            running.wait_first(publish.limit)
-        return running
+        runtime = self._lifecycle.ensure_started(publish.timeout if can_wait else 0)
+        if can_wait and runtime.owner_thread.is_current:
+            runtime.wait_first_attempts(publish.timeout)
+        return runtime
+
+
+def check_timeout(timeout: float) -> None:
+    """Check a timeout in seconds.
+
+    Raises:
+        ValueError: If it is negative, infinite or not a number.
+    """
+    if not 0 <= timeout < NO_TIMEOUT:
+        raise ValueError(f"timeout {timeout} must be at least 0 and less than {NO_TIMEOUT:g} s")

@@ -1,6 +1,6 @@
-"""Publish: one publish, from the call to its outcome. Knows its owner and its link by their protocols only.
+"""One publish: its data, and the rules that decide how it ends.
 
-What a publish may end as, and what is tried again. PURE.
+PURE: sends nothing, waits for nothing, reads no clock. Knows its owner and its link as protocols.
 """
 
 from __future__ import annotations
@@ -26,90 +26,133 @@ from gnsq.errors import (
 )
 from gnsq.nsqd.pending import PendingRequest
 from gnsq.producer.result import PublishResult
-from gnsq.protocol.commands import split_multipublish_body
+from gnsq.protocol import commands
 from gnsq.protocol.frames import OK
 
 __all__ = [
+    "Decision",
+    "DeferredPublish",
+    "Failure",
     "Link",
-    "Publish",
+    "MultiPublish",
+    "PendingPublish",
+    "PublishCounts",
     "PublishOwner",
-    "Totals",
     "Unconfirmed",
-    "Where",
-    "copied",
-    "forbids",
-    "is_about_the_nsqd",
-    "is_about_the_topic",
-    "leaves_open",
-    "tries_elsewhere",
+    "WaitingFor",
+    "copy_error",
+    "decide",
+    "is_node_error",
+    "is_topic_error",
+    "is_topic_forbidden",
+    "may_be_partially_stored",
 ]
 
 
-_Error = TypeVar("_Error", bound=NSQException)
-
-# nsqd could not take what is in order: it ends, its topic is being deleted, or its disk is full.
-_ABOUT_THE_NSQD = (NSQPubFailed, NSQMPubFailed, NSQDPubFailed, NSQPutFailed)
+# --- the rules
 
 
-def is_about_the_nsqd(error: object) -> bool:
-    """Whether a refusal says something of the nsqd, and not of what was published."""
-    return isinstance(error, _ABOUT_THE_NSQD)
+class Failure(enum.Enum):
+    """What is known of a publish that was not confirmed."""
+
+    NOT_EXECUTED = "nsqd has not executed it, and will not"
+    REFUSED = "nsqd has answered with an error"
+    LOST = "it was sent, and no response will come"
 
 
-def is_about_the_topic(error: object) -> bool:
-    """Whether a refusal says something of the topic: so of all that is published to it."""
+class Decision(enum.Enum):
+    """What happens to a publish that was not confirmed."""
+
+    RETRY = "send it again"
+    RETRY_ALONE = "send it again, outside of a batch"
+    RETRY_POSSIBLY_DUPLICATED = "send it again, though nsqd may have it"
+    REFUSED = "end it with nsqd's error"
+    NOT_SENT = "end it as not executed"
+    UNKNOWN = "end it as possibly executed"
+
+
+def decide(
+    failure: Failure,
+    error: NSQException,
+    *,
+    refusals: int,
+    nsqds: int,
+    batch_size: int = 1,
+    allow_duplicates: bool = False,
+    may_retry: bool = True,
+) -> Decision:
+    """Decide what happens to a publish that was not confirmed.
+
+    A retry duplicates nothing unless allow_duplicates is on. Each nsqd may refuse a publish once, and a single nsqd
+    twice, if the error concerns the nsqd. An error that concerns the message would be the same everywhere.
+
+    Args:
+        refusals: How often nsqds refused this publish before.
+        nsqds: How many nsqds there are.
+        batch_size: Messages in the batch that was refused; any of them may have caused the error.
+        may_retry: Off when the producer is closed.
+    """
+    if failure is Failure.NOT_EXECUTED:
+        return Decision.RETRY if may_retry else Decision.NOT_SENT
+    if failure is Failure.REFUSED and not may_be_partially_stored(error):
+        if batch_size > 1 and not is_node_error(error):
+            return Decision.RETRY_ALONE if may_retry else Decision.NOT_SENT
+        is_retried = may_retry and is_node_error(error) and refusals + 1 < max(nsqds, 2)
+        return Decision.RETRY if is_retried else Decision.REFUSED
+    return Decision.RETRY_POSSIBLY_DUPLICATED if may_retry and allow_duplicates else Decision.UNKNOWN
+
+
+def is_node_error(error: object) -> bool:
+    """Whether a refusal concerns the nsqd and not the message: it exits, deletes the topic, or its disk is full."""
+    return isinstance(error, (NSQPubFailed, NSQMPubFailed, NSQDPubFailed, NSQPutFailed))
+
+
+def is_topic_error(error: object) -> bool:
+    """Whether a refusal concerns the topic, and thus all publishes to it."""
     return isinstance(error, (NSQUnauthorized, NSQBadTopic))
 
 
-def forbids(error: object) -> bool:
-    """Whether a refusal is the end of the connection, and of all that it has for the same topic.
+def is_topic_forbidden(error: object) -> bool:
+    """Whether nsqd also closes the connection, and would refuse all other publishes to this topic on it.
 
-    Source: nsqd protocol_v2.go, CheckAuth. HTTP knows no such thing.
+    Source: nsqd protocol_v2.go, CheckAuth. HTTP has no such error.
     """
     return isinstance(error, NSQUnauthorized)
 
 
-def copied(error: _Error) -> _Error:
-    """Copy an error, for one of several that end with it: each is raised with a traceback of its own."""
+def may_be_partially_stored(error: NSQException) -> bool:
+    """Whether nsqd may have stored some messages of a refused MPUB.
+
+    nsqd stops at the first message that it can't store. An nsqd that exits, and says so, has stored none.
+
+    Source: nsqd topic.go, PutMessages; http.go, doMPUB, says EXITING in both cases.
+    """
+    return isinstance(error, NSQMPubFailed) and not error.text.endswith("exiting")
+
+
+_Error = TypeVar("_Error", bound=NSQException)
+
+
+def copy_error(error: _Error) -> _Error:
+    """Copy an error that ends several publishes, so that each raise has a traceback of its own."""
     copied = copy.copy(error)
     copied.__cause__ = error.__cause__
     return copied
 
 
-def leaves_open(error: NSQErrorCode) -> bool:
-    """Whether a refused MPUB may have been taken in part: nsqd stops at the first message that it can't store. One that
-    ends, and says so, has taken none.
-
-    Source: nsqd topic.go, PutMessages; http.go, doMPUB, says EXITING of either.
-    """
-    return isinstance(error, NSQMPubFailed) and not error.text.endswith("exiting")
-
-
-def tries_elsewhere(error: NSQErrorCode, refusals: int, nsqds: int) -> bool:
-    """Whether a refused publish is tried again: each nsqd may refuse it once, a single one twice.
-
-    It can't duplicate anything: nsqd has not taken what it refuses, unless that leaves_open(). What is wrong with the
-    publish itself is wrong everywhere.
-
-    Args:
-        refusals: How often it was refused, this time included.
-    """
-    return is_about_the_nsqd(error) and refusals < max(nsqds, 2)
-
-
 @dataclass(slots=True)
-class Totals:
-    """Messages by what became of them, and how often something had to be sent again."""
+class PublishCounts:
+    """Messages by outcome, and how many were sent again."""
 
     confirmed: int = 0
     refused: int = 0
     not_sent: int = 0
     unknown: int = 0
-    sent_again: int = 0
-    repeated: int = 0
+    retried: int = 0
+    possibly_duplicated: int = 0
 
-    def count(self, error: NSQException, messages: int) -> None:
-        """Count what ended with an error."""
+    def count_failed(self, error: NSQException, messages: int) -> None:
+        """Count messages whose publish ended with an error."""
         if isinstance(error, NSQErrorCode):
             self.refused += messages
         elif isinstance(error, NSQNotSent):
@@ -118,23 +161,27 @@ class Totals:
             self.unknown += messages
 
 
-class Where(enum.Enum):
+# --- the data
+
+
+class WaitingFor(enum.Enum):
     """What a publish waits for."""
 
-    ROOM = "room"
+    CAPACITY = "capacity"
     BATCH = "its batch to fill"
-    LINK = "a connection"
-    UNSENT = "being sent"
-    SENT = "its answer"
+    CONNECTION = "a connection"
+    SEND = "being sent"
+    RESPONSE = "its response"
 
 
 class Unconfirmed(NamedTuple):
-    """What nsqd had not confirmed when the producer was closed.
+    """A publish that nsqd had not confirmed when the producer was closed.
 
     Attributes:
-        bodies: One, or those of a multipublish.
-        defer: Milliseconds; 0: none.
-        error: NSQNotSent or NSQUnknown: whether publishing it again can duplicate it. NSQErrorCode: nsqd refused it.
+        bodies: One body, or those of a multipublish.
+        defer: Milliseconds; 0: not deferred.
+        error: NSQNotSent: publishing it again is safe. NSQUnknown: it may be duplicated then. NSQErrorCode: nsqd
+            refused it.
     """
 
     topic: str
@@ -144,21 +191,21 @@ class Unconfirmed(NamedTuple):
 
 
 class Link(Protocol):
-    """Takes publishes to one nsqd.
+    """Connection to one nsqd that takes publishes.
 
     Attributes:
-        address: The nsqd's.
-        submit: Takes a publish and calls one of its methods with the outcome.
-        confirmed: Messages that nsqd has confirmed over this link.
+        address: ``host:port`` of the nsqd, or its URL; several links may lead to one nsqd.
+        submit: Takes a publish, and later calls one of its methods with the outcome.
+        confirmed: Messages that nsqd has confirmed on this link.
     """
 
     address: str
-    submit: Callable[[Publish], None]
+    submit: Callable[[PendingPublish], None]
     confirmed: int
 
     @property
     def pending(self) -> int:
-        """Publishes without an answer."""
+        """Publishes without a response."""
 
     @property
     def unsent(self) -> Collection[PendingRequest]:
@@ -168,159 +215,195 @@ class Link(Protocol):
     def sent(self) -> Collection[PendingRequest]:
         """Pending publishes that were sent, the oldest first."""
 
-    def withdraw(self, publishes: Collection[Publish]) -> list[Publish]:
-        """Take back those of the given publishes that were not sent. Returns: them."""
+    def withdraw(self, publishes: Collection[PendingPublish]) -> list[PendingPublish]:
+        """Remove those of the given publishes that were not sent.
+
+        Returns:
+            The removed publishes.
+        """
 
 
 class PublishOwner(Protocol):
-    """Decides how a publish ends, and when it is sent again."""
+    """Decides how publishes end."""
 
-    def complete(self, publish: Publish) -> None:
+    def complete(self, publish: PendingPublish) -> None:
         """Count a publish that is done, and wake its caller."""
 
-    def expire(self, publish: Publish, where: Where) -> None:
-        """End a publish whose deadline has passed."""
+    def handle_failure(self, publish: PendingPublish, failure: Failure, error: NSQException) -> None:
+        """Retry a publish that was not confirmed, or end it."""
 
-    def refused(self, publish: Publish, error: NSQErrorCode) -> None:
-        """Retry a publish that nsqd refused on another nsqd if that may help, or end it."""
-
-    def refused_topic(self, publish: Publish, error: NSQErrorCode) -> None:
-        """End a publish whose topic nsqd refused."""
-
-    def lost(self, publish: Publish, error: NSQException) -> None:
-        """End a publish that nsqd may have executed, or retry it if duplicates are allowed."""
-
-    def retry(self, publish: Publish, error: NSQException) -> None:
-        """Send a publish again that nsqd has not executed."""
-
-    def resubmit(self, publish: Publish) -> None:
-        """Send a publish whose batch expired before it was sent."""
+    def expire(self, publish: PendingPublish, waiting_for: WaitingFor, now: float) -> None:
+        """End a publish whose deadline has passed. Of a batch end the messages whose deadline has passed."""
 
 
-class Publish:
-    """A PUB, DPUB or MPUB.
-
-    Ends exactly once, with a result or an error; then whoever waits is woken, its result set, or on_done called.
+class PendingPublish:
+    """A PUB that has not ended. It ends once: with OK or with an error.
 
     Args:
-        command: Its bytes.
-        largest_message: Bytes of its largest message.
-        started: When publish() was called.
+        started: When publish() was called, monotonic seconds.
         deadline: When it must have ended.
 
     Attributes:
-        owner: Decides what an answer, or the lack of one, leads to.
+        owner: Set when the publish is submitted.
         done: Whether it has ended.
-        error: What it ended with, if nsqd has not confirmed it.
-        size: Bytes of the command; of a member of a batch, of its body.
-        room: Bytes that it holds of the producer's bound; 0: it waits for them.
-        link: Where it was given to last.
-        waiter: The greenlet that waits in the dispatcher's publish(); nobody else is told then.
-        result: To be ended with it.
-        on_done: Called where there is neither.
-        on_room: Called when it has room, or has failed before.
-        key: What the strategy may choose by.
-        messages: How many it stands for.
-        members: Those that a batch holds, if it is one.
-        mpub_body_size: Bytes of an MPUB's body; 0: it is none.
-        defer: Milliseconds of a DPUB; 0: it is none.
-        refused_by, refusals, refusal: Addresses of those that could not take it, how often, what the last one said.
-        last: Why it was not executed so far.
-        loss: What lost it before it was sent again, where duplicates are allowed.
+        error: Why it was not confirmed.
+        body: Its message; empty if there are several, or when it is not needed any more.
+        size: Bytes of the command.
+        largest_message: Bytes of the largest message.
+        mpub_body_size: Bytes of an MPUB's body; else 0.
+        defer: Milliseconds; 0: not deferred.
+        messages: How many messages it has.
+        members: If it is a batch, the publishes in it.
+        is_batchable: Whether it may join a batch.
+        reserved_bytes: Its share of max_pending_bytes; 0 while it waits for capacity.
+        link: The link that it was submitted to last.
+        waiter: Greenlet that waits in Dispatcher.publish(); it is resumed at the end.
+        result: Set at the end if there is no waiter.
+        on_done: Called at the end if there is neither.
+        on_capacity: Called when it has capacity, or has ended before.
+        key: Argument of the strategy.
+        refused_by, refusals, refused_error: Addresses of nsqds that refused it, how often, and their last error.
+        lost_error: Why its response was lost, if it was sent again after that.
     """
 
     owner: PublishOwner
-    # Most publishes need few of these; what is not set costs nothing.
+    # Class attributes: most publishes need few of these, and setting each would cost time.
     done = False
-    room = 0
     error: NSQException | None = None
-    link: Link | None = None
-    waiter: Any = None  # Any: a greenlet; gevent has no types
-    # Not by on_done, whose closure costs 0.4 us of 2.
-    result: PublishResult | None = None
-    on_done: Callable[[Publish], None] | None = None
-    on_room: Callable[[], object] | None = None
-    key: bytes | str | None = None
-    messages = 1
-    members: Sequence[Publish] = ()
     mpub_body_size = 0
     defer = 0
+    messages = 1
+    members: Sequence[PendingPublish] = ()
+    is_batchable = True
+    reserved_bytes = 0
+    link: Link | None = None
+    waiter: Any = None  # Any: a greenlet; gevent has no types
+    # A closure in on_done would cost 0.4 us of 2.
+    result: PublishResult | None = None
+    on_done: Callable[[PendingPublish], None] | None = None
+    on_capacity: Callable[[], object] | None = None
+    key: bytes | str | None = None
     refused_by: frozenset[str] = frozenset()
     refusals = 0
-    refusal: NSQErrorCode | None = None
-    last: NSQException | None = None
-    loss: NSQException | None = None
+    refused_error: NSQErrorCode | None = None
+    lost_error: NSQException | None = None
 
-    def __init__(self, topic: str, command: bytes, largest_message: int, started: float, deadline: float) -> None:
+    def __init__(self, topic: str, body: bytes, started: float, deadline: float) -> None:
         self.topic = topic
-        self.command = command
-        self.size = len(command)
-        self.largest_message = largest_message
+        self.body = body
+        self.largest_message = size = len(body)
+        # "PUB topic\n", then 4 bytes of size.
+        self.size = len(topic) + size + 9
         self.started = started
         self.deadline = deadline
 
     @property
-    def bodies(self) -> list[bytes]:
-        """What was to be published."""
-        line, _, rest = self.command.partition(b"\n")
-        return list(split_multipublish_body(rest[4:])) if line.startswith(b"MPUB") else [rest[4:]]
+    def command(self) -> bytes:
+        """The bytes to send over TCP. Made when they are sent: until then only the bodies take memory."""
+        return commands.publish(self.topic, self.body)
 
     @property
-    def limit(self) -> float:
-        """Seconds that it was given."""
+    def bodies(self) -> Sequence[bytes]:
+        """The messages."""
+        return [self.body]
+
+    @property
+    def timeout(self) -> float:
+        """Seconds from its start to its deadline."""
         return round(self.deadline - self.started, 6)
 
-    @property
-    def parts(self) -> Sequence[Publish]:
-        """Those whose callers wait: itself, or the members of a batch."""
-        return self.members or (self,)
+    def unfinished(self) -> Sequence[PendingPublish]:
+        """Return itself, or of a batch its members, unless they have ended."""
+        return () if self.done else (self,)
 
-    def overdue(self, where: Where, now: float) -> None:
-        """End it: its deadline has come. What a link has not sent, must have been taken back."""
-        self.owner.expire(self, where)
-        if where is Where.SENT:
-            # Its answer may still come, and must find it; the bytes are of no more use.
-            self.command = b""
+    def drop_bodies(self) -> None:
+        """Free the messages of a publish that was sent and has ended; its response may still come."""
+        self.body = b""
 
-    def tell(self) -> None:
-        """Tell whoever has it, but does not wait in a greenlet, that it has ended."""
+    def notify(self) -> None:
+        """Pass the end to the result or callback, if there is one."""
         if self.result is not None:
             self.result.end(self.error)
         elif self.on_done is not None:
             self.on_done(self)
 
-    # --- what a connection tells, see nsqd.pending.PendingRequest
+    # --- called by the link; see nsqd.pending.PendingRequest
 
     def on_response(self, data: bytes) -> None:
-        """nsqd has taken it."""
+        """Take nsqd's response.
+
+        Raises:
+            NSQProtocolError: If it is not OK; closes the connection.
+        """
         if data != OK:
-            raise self.misunderstood(data)
+            raise self.on_unexpected_response(data)
         if not self.done:
             self.done = True
             self.owner.complete(self)
 
-    def misunderstood(self, data: bytes) -> NSQProtocolError:
-        """Take a response other than OK as a loss; gives what must close the connection: which answer is whose, nobody
-        can tell any more."""
-        text = f"answer {data[:80]!r} to a publish, OK was due"
+    def on_unexpected_response(self, data: bytes) -> NSQProtocolError:
+        """Fail the publish as lost.
+
+        Returns:
+            The error that closes the connection: responses can no longer be matched to requests.
+        """
+        text = f"response {data[:80]!r} to a publish, expected OK"
         self.on_connection_lost(
             NSQConnectionClosed(f"{self.link.address if self.link is not None else 'nsqd'}: {text}")
         )
         return NSQProtocolError(text)
 
     def on_error(self, error: NSQErrorCode) -> None:
-        """nsqd has not."""
-        if is_about_the_topic(error):
-            self.owner.refused_topic(self, error)
-        elif not self.done:
-            self.owner.refused(self, error)
+        """Take nsqd's error."""
+        self.owner.handle_failure(self, Failure.REFUSED, error)
 
     def on_connection_lost(self, error: NSQException) -> None:
-        """Nobody knows."""
-        if not self.done:
-            self.owner.lost(self, error)
+        """Note that it was sent and that no response will come."""
+        self.owner.handle_failure(self, Failure.LOST, error)
 
     def on_not_sent(self, error: NSQException) -> None:
-        """nsqd has not seen it, and will not."""
-        if not self.done:
-            self.owner.retry(self, error)
+        """Note that nsqd has not executed it, and will not."""
+        self.owner.handle_failure(self, Failure.NOT_EXECUTED, error)
+
+
+class DeferredPublish(PendingPublish):
+    """A DPUB."""
+
+    is_batchable = False
+
+    def __init__(self, topic: str, body: bytes, defer: int, started: float, deadline: float) -> None:
+        super().__init__(topic, body, started, deadline)
+        self.defer = defer
+        # "DPUB topic 1000\n": one letter, a space and the number more.
+        self.size += 2 + len(str(defer))
+
+    @property
+    def command(self) -> bytes:
+        return commands.deferpublish(self.topic, self.body, self.defer)
+
+
+class MultiPublish(PendingPublish):
+    """An MPUB."""
+
+    is_batchable = False
+
+    def __init__(self, topic: str, bodies: Sequence[bytes], started: float, deadline: float) -> None:
+        super().__init__(topic, b"", started, deadline)
+        self._bodies = bodies
+        sizes = list(map(len, bodies))
+        self.messages = len(sizes)
+        self.largest_message = max(sizes)
+        self.mpub_body_size = 4 * (len(sizes) + 1) + sum(sizes)
+        # "MPUB topic\n", then 4 bytes of size.
+        self.size = len(topic) + self.mpub_body_size + 10
+
+    @property
+    def command(self) -> bytes:
+        return commands.multipublish(self.topic, self._bodies)
+
+    @property
+    def bodies(self) -> Sequence[bytes]:
+        return self._bodies
+
+    def drop_bodies(self) -> None:
+        self._bodies = ()

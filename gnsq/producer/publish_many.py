@@ -1,6 +1,6 @@
-"""publish_many: any number of messages, cut into MPUBs, some of them under way at once.
+"""publish_many: publish an iterable of messages in chunks, each an MPUB, several of them concurrently.
 
-Asks for a message when there is room for it, and never for all.
+Takes a message from the iterable when it can be published, and never all at once.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from gnsq.errors import NSQException, NSQNotSentClosed
 from gnsq.producer.options import ProducerOptions
 from gnsq.texts import counted
 
-__all__ = ["Chunk", "NSQManyFailed", "Publishing", "publish_chunks"]
+__all__ = ["Chunk", "NSQManyFailed", "PublishHandle", "publish_chunks"]
 
 logger = logging.getLogger(__name__)
 
-# Messages and bytes of a chunk, below nsqd's usual limits; and how many chunks may have no answer.
-CHUNK_MESSAGES = 1000
-CHUNK_BYTES = 1024 * 1024
-UNDER_WAY = 8
+# Limits of a chunk, below nsqd's usual limits of a body.
+MAX_CHUNK_MESSAGES = 1000
+MAX_CHUNK_BYTES = 1024 * 1024
+MAX_CONCURRENT_CHUNKS = 8
 
 
 class Chunk(NamedTuple):
-    """What became of some messages that followed each other.
+    """Outcome of some consecutive messages.
 
     Attributes:
-        first: Number of the first of them, from 0.
-        messages: How many; 0: it was the iterable that failed, and what it gave before is in the chunks before.
-        error: Why they were not confirmed: none of them was taken, unless it is an NSQUnknown. None if they were.
+        first: Number of the first message, from 0.
+        messages: How many; 0: the iterable raised. The messages that it gave before are in the chunks before.
+        error: Why they were not confirmed; None if they were. Unless it is an NSQUnknown, nsqd has stored none.
     """
 
     first: int
@@ -39,95 +39,96 @@ class Chunk(NamedTuple):
 
 
 class NSQManyFailed(NSQException):
-    """Some chunks of publish_many() were not confirmed, or its iterable has raised: that is the ``__cause__`` then.
+    """Some chunks of publish_many() were not confirmed, or its iterable raised; that error is the ``__cause__`` then.
 
     Attributes:
-        chunks: All of them, in order, those that were confirmed, too.
+        chunks: All chunks in order, confirmed ones included.
     """
 
     def __init__(self, chunks: list[Chunk]) -> None:
         failed = [chunk for chunk in chunks if chunk.error is not None]
         confirmed = sum(chunk.messages for chunk in chunks if chunk.error is None)
         first, error = failed[0].first, failed[0].error
-        what = "from message" if failed[0].messages else "the iterable, behind message" if first else "the iterable, at"
-        number = first - 1 if first and not failed[0].messages else first
+        if failed[0].messages:
+            where, text = f"from message {first}", str(error)
+        else:
+            where = f"the iterable, after message {first - 1}" if first else "the iterable, at message 0"
+            text = repr(error)
         super().__init__(
             f"{counted(sum(chunk.messages for chunk in failed), 'message')} not confirmed, {confirmed} confirmed; "
-            f"first failure, {what} {number}: {error if failed[0].messages else repr(error)}"
+            f"first failure, {where}: {text}"
         )
         self.chunks = chunks
 
 
-class Publishing(Protocol):
-    """A chunk under way."""
+class PublishHandle(Protocol):
+    """A chunk that was submitted."""
 
     def ready(self) -> bool:
         """Whether it has ended."""
 
     def get(self) -> object:
-        """Wait until it has ended; raise what went wrong."""
+        """Wait until it has ended; raise its error."""
 
 
-class _Raised(NamedTuple):
-    """What the iterable raised."""
+class _Piece(NamedTuple):
+    """Bodies of the next chunk.
 
-    error: Exception
+    Attributes:
+        error: Why one message can't be published; or the error that the iterable raised, if is_end.
+    """
 
-
-class _Refused(NamedTuple):
-    """A message that can't be published."""
-
-    error: Exception
+    bodies: list[bytes]
+    error: Exception | None = None
+    is_end: bool = False
 
 
 def publish_chunks(
-    begin: Callable[[list[bytes]], Publishing],
+    submit: Callable[[list[bytes]], PublishHandle],
     messages: Iterable[bytes],
     options: ProducerOptions,
     *,
     raise_error: bool,
     label: str,
 ) -> list[Chunk]:
-    """Publish messages.
+    """Publish messages in chunks.
 
     Args:
-        begin: Publishes a chunk.
-        label: Of the producer, in log lines.
+        submit: Submits a chunk.
+        label: Names the producer in log lines.
 
     Raises:
-        NSQManyFailed: If a chunk failed; nothing more was begun then. Whatever raise_error says, if messages has
-            raised, or the producer was closed. What was begun is waited for first.
-        ValueError, TypeError: If nothing at all can be published so: by its topic, for one.
+        NSQManyFailed: If raise_error is on and a chunk failed; no further chunk was submitted. In any case if the
+            iterable raised, or the producer was closed. Submitted chunks are waited for first.
+        ValueError, TypeError: If nothing can be published at all, such as to an invalid topic.
     """
     if isinstance(messages, (bytes, bytearray, str)):
         raise TypeError(f"messages must be an iterable of bytes, not {type(messages).__name__}")
-    many = _Many(begin)
+    many = _ChunkedPublish(submit)
     cause: Exception | None = None
     try:
-        for piece in _cut(messages, options):
-            if isinstance(piece, _Raised):
-                cause = piece.error
-                many.add(0, _Failed(cause))
-            elif isinstance(piece, _Refused):
-                many.add(1, _Failed(piece.error))
+        for piece in _split(messages, options):
+            if piece.error is None:
+                many.submit(piece.bodies)
             else:
-                many.begin(piece)
-            if many.is_over or (many.has_failed and raise_error):
+                many.add(0 if piece.is_end else 1, _FailedHandle(piece.error))
+                cause = piece.error if piece.is_end else None
+            if many.is_closed or (many.has_failed and raise_error):
                 break
         many.wait()
     except BaseException:
         # Killed, or a gevent.Timeout.
-        if many.under_way:
+        if many.unreported:
             text = "%s: publish_many was interrupted with %s pending: their outcomes are not reported"
-            logger.warning(text, label, counted(many.under_way, "message"))
+            logger.warning(text, label, counted(many.unreported, "message"))
         raise
-    if cause is not None or many.is_over or (many.has_failed and raise_error):
+    if cause is not None or many.is_closed or (many.has_failed and raise_error):
         raise NSQManyFailed(many.chunks) from cause
     return many.chunks
 
 
-class _Failed:
-    """What was never under way."""
+class _FailedHandle:
+    """A chunk that could not be submitted."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -139,67 +140,67 @@ class _Failed:
         raise self._error
 
 
-class _Many:
-    """Chunks under way, and what became of those before.
+class _ChunkedPublish:
+    """Submitted chunks, and the outcomes of those before.
 
     Attributes:
-        chunks: The latter, in order.
-        has_failed: Whether one of them was not confirmed.
-        is_over: Whether none can be begun any more.
+        chunks: These outcomes, in order.
+        has_failed: Whether a chunk was not confirmed.
+        is_closed: Whether the producer was closed.
     """
 
-    def __init__(self, begin: Callable[[list[bytes]], Publishing]) -> None:
+    def __init__(self, submit: Callable[[list[bytes]], PublishHandle]) -> None:
         self.chunks: list[Chunk] = []
         self.has_failed = False
-        self.is_over = False
-        self._begin = begin
+        self.is_closed = False
+        self._submit = submit
         self._number = 0
-        self._under_way: deque[tuple[int, int, Publishing]] = deque()
+        self._pending: deque[tuple[int, int, PublishHandle]] = deque()
 
-    def begin(self, bodies: list[bytes]) -> None:
-        """Begin a chunk."""
-        publishing: Publishing
+    def submit(self, bodies: list[bytes]) -> None:
+        """Submit a chunk."""
+        handle: PublishHandle
         try:
-            publishing = self._begin(bodies)
+            handle = self._submit(bodies)
         except NSQException as error:
-            publishing = _Failed(error)
-            self.is_over = isinstance(error, NSQNotSentClosed)
-        self.add(len(bodies), publishing)
+            handle = _FailedHandle(error)
+            self.is_closed = isinstance(error, NSQNotSentClosed)
+        self.add(len(bodies), handle)
 
-    def add(self, messages: int, publishing: Publishing) -> None:
-        """Go on behind so many messages, when there are not too many chunks under way."""
-        # Known before those in front of it have ended.
-        self.has_failed = self.has_failed or isinstance(publishing, _Failed)
-        self._under_way.append((self._number, messages, publishing))
+    def add(self, messages: int, handle: PublishHandle) -> None:
+        """Add a chunk of so many messages, and wait until fewer than MAX_CONCURRENT_CHUNKS are pending."""
+        # Known before the chunks in front of it have ended.
+        self.has_failed = self.has_failed or isinstance(handle, _FailedHandle)
+        self._pending.append((self._number, messages, handle))
         self._number += messages
-        while len(self._under_way) >= UNDER_WAY or (self._under_way and self._under_way[0][2].ready()):
-            self._end_first()
+        while len(self._pending) >= MAX_CONCURRENT_CHUNKS or (self._pending and self._pending[0][2].ready()):
+            self._wait_first()
 
     def wait(self) -> None:
-        """Wait for those under way."""
-        while self._under_way:
-            self._end_first()
+        """Wait for all chunks."""
+        while self._pending:
+            self._wait_first()
 
     @property
-    def under_way(self) -> int:
-        """How many messages nobody was told of."""
-        return sum(messages for _, messages, _ in self._under_way)
+    def unreported(self) -> int:
+        """Messages of chunks whose outcome is not in `chunks`."""
+        return sum(messages for _, messages, _ in self._pending)
 
-    def _end_first(self) -> None:
-        first, messages, publishing = self._under_way[0]
+    def _wait_first(self) -> None:
+        first, messages, handle = self._pending[0]
         error: Exception | None = None
         try:
-            publishing.get()
-        except Exception as raised:  # noqa: BLE001  # reported by chunk
+            handle.get()
+        except Exception as raised:  # noqa: BLE001  # reported in the chunk
             error = raised
             self.has_failed = True
-        self._under_way.popleft()
+        self._pending.popleft()
         self.chunks.append(Chunk(first, messages, error))
 
 
-def _cut(messages: Iterable[bytes], options: ProducerOptions) -> Iterator[list[bytes] | _Refused | _Raised]:
-    """Cut messages into what goes in one MPUB each."""
-    most = CHUNK_BYTES if options.max_body_size is None else min(CHUNK_BYTES, options.max_body_size - 4)
+def _split(messages: Iterable[bytes], options: ProducerOptions) -> Iterator[_Piece]:
+    """Split messages into chunks."""
+    limit = MAX_CHUNK_BYTES if options.max_body_size is None else min(MAX_CHUNK_BYTES, options.max_body_size - 4)
     bodies: list[bytes] = []
     size = number = 0
     iterator = iter(messages)
@@ -208,27 +209,27 @@ def _cut(messages: Iterable[bytes], options: ProducerOptions) -> Iterator[list[b
             body = next(iterator)
         except StopIteration:
             break
-        except Exception as error:  # noqa: BLE001  # it is the caller's, and reaches it
+        except Exception as error:  # noqa: BLE001  # of the caller's iterable; it is the cause of NSQManyFailed
             if bodies:
-                yield bodies
-            yield _Raised(error)
+                yield _Piece(bodies)
+            yield _Piece([], error, is_end=True)
             return
         refusal = _refusal(body, number, options)
-        if bodies and (refusal or len(bodies) == CHUNK_MESSAGES or size + len(body) + 4 > most):
-            yield bodies
+        if bodies and (refusal or len(bodies) == MAX_CHUNK_MESSAGES or size + len(body) + 4 > limit):
+            yield _Piece(bodies)
             bodies, size = [], 0
         if refusal is not None:
-            yield _Refused(refusal)
+            yield _Piece([], refusal)
         else:
             bodies.append(body)
             size += len(body) + 4
         number += 1
     if bodies:
-        yield bodies
+        yield _Piece(bodies)
 
 
 def _refusal(body: object, number: int, options: ProducerOptions) -> Exception | None:
-    """Say why a message can't be published, if so."""
+    """Return the error of a message that can't be published."""
     if not isinstance(body, bytes):
         return TypeError(f"message {number} must be bytes, not {type(body).__name__}")
     if not body:

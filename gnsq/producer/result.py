@@ -1,7 +1,7 @@
-"""PublishResult: what publish_async() returns, to be waited for in any thread.
+"""Result of publish_async(), for which any thread can wait.
 
-Greenlets of the producer's thread wait as for every AsyncResult of gevent. What other threads need, and callbacks, is
-made when it is first asked for: a publish that nobody else waits for costs nothing more.
+Greenlets of the producer's thread wait as for every AsyncResult of gevent. The structures for other threads and for
+callbacks are made when they are first needed: a publish for which neither is used costs nothing more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Callback = Callable[["PublishResult"], object]
 
 
 class ResultWaiters:
-    """Waits for the results of one running producer that gevent can't do: those of other threads, and callbacks.
+    """Other threads and callbacks that wait for results of one running producer; gevent can't wake these.
 
     Args:
         owner_thread: The producer's thread.
@@ -47,7 +47,8 @@ class ResultWaiters:
         label: Names the producer in log lines.
 
     Attributes:
-        pending: What waits for each result, while it has not ended. One call of a dict's method is atomic.
+        pending: Waiters of each result that has not ended. Each call of a dict's method is atomic.
+        links: Greenlets that wait for rawlink() of other threads, by result, callback and thread.
     """
 
     __slots__ = ("_label", "_now", "links", "owner_thread", "pending")
@@ -55,31 +56,30 @@ class ResultWaiters:
     def __init__(self, owner_thread: OwnerThread, now: Callable[[], float], label: str) -> None:
         self.owner_thread = owner_thread
         self.pending: dict[PublishResult, _Waiters] = {}
-        # Greenlets that wait for rawlink() of other threads, by result, callback and thread.
         self.links: dict[tuple[PublishResult, Callback, int], gevent.Greenlet] = {}
         self._now = now
         self._label = label
 
     def new(self, deadline: float) -> PublishResult:
-        """Make the result of a publish that ends by a deadline, in the seconds of now()."""
+        """Make the result of a publish with this deadline, in the seconds of now()."""
         result = PublishResult()
         result.waiters = self
         result.deadline = deadline
         return result
 
     def of(self, result: PublishResult) -> _Waiters:
-        """Return what waits for a result; whoever adds to it calls tell_if_ended() then."""
+        """Return the waiters of a result. A caller that adds to them must then call notify_if_ended()."""
         return self.pending.setdefault(result, _Waiters())
 
-    def tell(self, result: PublishResult) -> None:
-        """Call what waits for a result that has ended, each once."""
+    def notify(self, result: PublishResult) -> None:
+        """Wake the waiters of a result that has ended, each once."""
         waiters = self.pending.pop(result, None)
         if waiters is not None:
             self._call(waiters, result)
 
-    def tell_if_ended(self, waiters: _Waiters, result: PublishResult) -> None:
-        """Call what was added to the waiters of a result, unless the producer's thread does so later."""
-        # In this order, while the producer's thread goes the other way: one of the two sees the other.
+    def notify_if_ended(self, waiters: _Waiters, result: PublishResult) -> None:
+        """Wake the waiters of a result unless the producer's thread does so later."""
+        # In this order; the producer's thread uses the opposite order. So one of the two threads sees the other's work.
         if result.ready():
             self.pending.pop(result, None)
             self._call(waiters, result)
@@ -94,11 +94,11 @@ class ResultWaiters:
                 except Exception:  # a user's function
                     logger.exception("%s: a callback of a publish's result raised", self._label)
 
-    def check_may_end(self, result: PublishResult) -> None:
-        """End a result whose producer's thread can't do so any more.
+    def check_owner(self, result: PublishResult) -> None:
+        """End a result if the producer's thread has ended and can't do so.
 
         Raises:
-            NSQUnknownTimeout: If that thread has not run its hub though the deadline is over.
+            NSQUnknownTimeout: If the deadline has passed and that thread does not run its hub.
         """
         if self.owner_thread.token() is None:
             text = "the thread that started the producer has ended, or is not in this process after a fork"
@@ -108,7 +108,7 @@ class ResultWaiters:
 
 
 class _Waiters:
-    """What waits for one result: threads, and callbacks in the order in which they were added."""
+    """Threads and callbacks that wait for one result."""
 
     __slots__ = ("callbacks", "ended")
 
@@ -118,11 +118,11 @@ class _Waiters:
 
 
 class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
-    """How a publish_async() ends: an AsyncResult of gevent that any thread can wait for.
+    """Outcome of a publish_async(): an AsyncResult of gevent for which any thread can wait.
 
-    It has ended by the deadline of its publish, or a second later if the producer's thread does not run its hub. get()
-    and wait() let other greenlets run in a thread that has a hub, and block one that has none. gevent.wait() and
-    gevent.iwait() take it in every thread with a hub; for asyncio there is ``asyncio.wrap_future(result.as_future())``.
+    It ends by the deadline of its publish, or a second later if the producer's thread does not run its hub. get() and
+    wait() let other greenlets run in a thread that has a hub, and block a thread that has none. gevent.wait() and
+    gevent.iwait() accept it in every thread with a hub; asyncio awaits ``asyncio.wrap_future(result.as_future())``.
 
     A publish can't be taken back: cancel() returns False.
     """
@@ -150,18 +150,18 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
 
         Args:
             block: If False, raise gevent.Timeout at once if it has not ended.
-            timeout: Seconds to wait at most; default: until the deadline of the publish.
+            timeout: Seconds to wait; default: until the deadline of the publish.
 
         Raises:
-            gevent.Timeout: If it has not ended within the timeout; no subclass of Exception.
-            NSQException: What Producer.publish() raises; the same object each time, with a new traceback.
+            gevent.Timeout: If it has not ended within the timeout; not a subclass of Exception.
+            NSQException: As Producer.publish(); the same object each time, with a new traceback.
             NSQUnknownTimeout: Also if the producer's thread does not run its hub.
         """
         value = self.value
         if value is not None:
             return value
-        if block and not self.ready() and self._is_elsewhere:
-            self._wait_elsewhere(timeout)
+        if block and not self.ready() and self._is_other_thread:
+            self._wait_in_other_thread(timeout)
             if not self.ready():
                 raise gevent.Timeout(timeout)
         error = self.exception
@@ -172,7 +172,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         return ok
 
     def get_nowait(self) -> bytes:
-        """Return b"OK" or raise what get() raises, without waiting.
+        """Return b"OK" or raise the error, without waiting.
 
         Raises:
             gevent.Timeout: If the publish has not ended.
@@ -184,7 +184,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         return self.get(timeout=timeout)
 
     def wait(self, timeout: float | None = None) -> bytes | None:
-        """Wait until the publish has ended, at most so many seconds.
+        """Wait until the publish has ended, or the timeout (seconds) ends.
 
         Returns:
             b"OK"; None if the publish has failed, or has not ended.
@@ -192,8 +192,8 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         Raises:
             NSQUnknownTimeout: If the producer's thread does not run its hub.
         """
-        if not self.ready() and self._is_elsewhere:
-            self._wait_elsewhere(timeout)
+        if not self.ready() and self._is_other_thread:
+            self._wait_in_other_thread(timeout)
             return self.value
         ok: bytes | None = _wait(self, timeout)
         return ok
@@ -201,12 +201,12 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
     def add_done_callback(self, callback: Callable[[PublishResult], object]) -> None:
         """Call a function with this result when the publish has ended.
 
-        It is called in the hub of the producer's thread, where nothing can wait; if the publish has ended already, at
-        once in the calling thread. If it raises, that is logged, and the other callbacks are called.
+        The function is called in the hub of the producer's thread, where nothing can wait; if the publish has ended
+        already, at once in the calling thread. If it raises, that is logged, and the other callbacks are called.
         """
         waiters = self.waiters.of(self)
         waiters.callbacks.append(callback)
-        self.waiters.tell_if_ended(waiters, self)
+        self.waiters.notify_if_ended(waiters, self)
 
     def as_future(self) -> Future[bytes]:
         """Make a concurrent.futures.Future that ends as the publish does; each call makes another one.
@@ -216,13 +216,13 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         future: Future[bytes] = Future()
         future.set_running_or_notify_cancel()
 
-        def tell(result: PublishResult) -> None:
+        def copy_outcome(result: PublishResult) -> None:
             if result.exception is None:
                 future.set_result(OK)
             else:
                 future.set_exception(result.exception)
 
-        self.add_done_callback(tell)
+        self.add_done_callback(copy_outcome)
         return future
 
     def rawlink(self, callback: Callable[[PublishResult], object]) -> None:
@@ -230,7 +230,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
 
         In a thread without a hub do as add_done_callback().
         """
-        if not self._is_elsewhere:
+        if not self._is_other_thread:
             _rawlink(self, callback)
         elif get_hub_if_exists() is None:
             self.add_done_callback(callback)
@@ -241,7 +241,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
                 job.rawlink(lambda job: self.waiters.links.pop(key, None) is job and callback(self))
 
     def unlink(self, callback: Callable[[PublishResult], object]) -> None:
-        """Undo rawlink(), called in the same thread."""
+        """Undo a rawlink() of the same thread."""
         job = self.waiters.links.pop((self, callback, get_ident()), None)
         if job is None:
             _unlink(self, callback)
@@ -249,30 +249,29 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
             job.kill(block=False)
 
     def confirm(self) -> None:
-        """End with b"OK"; for the producer."""
+        """End with b"OK". Called by the producer."""
         self.set(OK)
         if self.waiters.pending:
-            self.waiters.tell(self)
+            self.waiters.notify(self)
 
     def end(self, error: Exception | None) -> None:
-        """End with b"OK", or with an error; for the producer."""
+        """End with b"OK" or an error. Called by the producer."""
         if error is None:
             self.confirm()
             return
         self.set_exception(error)
-        self.waiters.tell(self)
+        self.waiters.notify(self)
 
     @property
-    def _is_elsewhere(self) -> bool:
+    def _is_other_thread(self) -> bool:
         return not self.waiters.owner_thread.is_current
 
-    def _wait_elsewhere(self, timeout: float | None) -> None:
-        """Wait in another thread than the producer's until it has ended, or the timeout (seconds) is over."""
+    def _wait_in_other_thread(self, timeout: float | None) -> None:
         until = time.monotonic() + (NO_TIMEOUT if timeout is None else timeout)
         waiters = self.waiters.of(self)
-        self.waiters.tell_if_ended(waiters, self)
+        self.waiters.notify_if_ended(waiters, self)
         while not self.ready():
-            self.waiters.check_may_end(self)
+            self.waiters.check_owner(self)
             left = until - time.monotonic()
             if left <= 0:
                 return
@@ -281,7 +280,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
     def _wait_for_link(self) -> None:
         while not self.ready():
             with contextlib.suppress(NSQUnknownTimeout):
-                self._wait_elsewhere(None)
-            # gevent would wait for ever, too: the hub of the producer's thread may still run.
+                self._wait_in_other_thread(None)
+            # The hub of the producer's thread may still run again; gevent would wait without a limit, too.
             if not self.ready():
                 gevent.sleep(ALIVE_CHECK_INTERVAL)

@@ -1,6 +1,6 @@
-"""Running: a producer between start and end, in the hub that it was started in.
+"""Runtime: the connections and greenlets of a started producer, in the hub in which it was started.
 
-Owns the connections and greenlets; which nsqds there are, it is told or asks nsqlookupd.
+Connects to the nsqds that were given, and to those that nsqlookupd names.
 """
 
 from __future__ import annotations
@@ -25,38 +25,37 @@ from gnsq.lookupd import LookupdClient
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions
 from gnsq.options import ConnectionOptions
-from gnsq.producer.batching import Batches
-from gnsq.producer.completion import LONGEST
+from gnsq.producer.completion import MAX_SLEEP
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.http import HttpClients, HttpPool
 from gnsq.producer.options import ProducerOptions
-from gnsq.producer.publish import Publish, Totals, Unconfirmed, is_about_the_nsqd
+from gnsq.producer.publish import PublishCounts, Unconfirmed, is_node_error
 from gnsq.producer.result import ResultWaiters
 from gnsq.producer.routing import TcpLink, make_strategy
 from gnsq.stats import LatencyRecorder
 from gnsq.texts import without_address
 
-__all__ = ["ProducerEvents", "Running", "RuntimeConfig"]
+__all__ = ["ProducerEvents", "ProducerRuntime", "RuntimeConfig"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds that connections without anything under way may take to close in order, however short the time is.
-PARTING = 0.5
+# Seconds that connections have to close in order, even if the timeout of close() is over.
+CLOSE_GRACE = 0.5
 
-# How long the first publish waits until every nsqd was tried, seconds.
-FIRST_TRY = 1.0
+# Seconds that the first publish waits for an attempt to connect to every nsqd.
+FIRST_ATTEMPT_TIMEOUT = 1.0
 
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """Settings and counters of a producer, as its constructor made them.
+    """Settings and counters of a producer, made by its constructor.
 
     Attributes:
-        connection: Options of each connection over TCP.
-        addresses: Those given, as ``host:port`` or, over HTTP, as a URL.
+        connection: Options of each TCP connection.
+        addresses: The given ones: ``host:port``, or URLs over HTTP.
         http_clients: Makes the clients to publish over HTTP; None: publish over TCP.
         owner: Producer that log lines name.
-        totals, latency: Counters, which go on over a restart.
+        counts, latency: Counters, which go on after a restart.
     """
 
     options: ProducerOptions
@@ -67,7 +66,7 @@ class RuntimeConfig:
     http_clients: HttpClients | None
     clock: Clock
     owner: LogOwner
-    totals: Totals
+    counts: PublishCounts
     latency: LatencyRecorder
 
 
@@ -88,18 +87,15 @@ class ProducerEvents(Protocol):
         """Handle the answer to AUTH."""
 
 
-class Running:
-    """What a producer has while it runs; made in the thread that it runs in, and used there only.
-
-    Args:
-        events: Called when answers are read.
+class ProducerRuntime:
+    """The parts of a running producer. Made in the thread in which it runs, and used only there.
 
     Attributes:
         owner_thread: That thread.
-        waiters: Of the results of its publishes.
+        waiters: Threads and callbacks that wait for results.
         dispatcher: Takes publishes.
-        now: Tells monotonic seconds.
-        was_tried: Whether every nsqd known by then was tried once, or that took too long.
+        now: Returns monotonic seconds.
+        was_attempted: Whether wait_attempted() or wait_first_attempts() has returned once.
     """
 
     def __init__(self, config: RuntimeConfig, events: ProducerEvents) -> None:
@@ -110,31 +106,30 @@ class Running:
         self._clock = config.clock
         self.now = self._clock.monotonic
         self.waiters = ResultWaiters(self.owner_thread, self.now, config.owner.label)
-        self.was_tried = False
+        self.was_attempted = False
         self.dispatcher = Dispatcher(
             options,
             self._clock,
             make_strategy(options.strategy, config.addresses),
-            config.totals,
+            config.counts,
             config.latency,
-            nsqds=lambda: len(self._addresses),
-            why_none=self.why_none,
+            nsqd_count=lambda: len(self._addresses),
+            no_connection_error=self._no_connection_error,
             owner=config.owner,
         )
-        self._batches = Batches(self.dispatcher, options, self._clock) if options.batch_messages else None
         self._addresses: set[str] = set()
         self._links: dict[Connection, TcpLink] = {}
         self._pools = self._tcp_pools() if config.http_clients is None else [self._http_pool(config.http_clients)]
         port = "tcp_port" if config.http_clients is None else "http_port"
         self._nodes = AllNodes(config.lookupds, port, options.max_nsqds, config.owner)
-        # Set when any nsqd is known, and when all nsqlookupds were asked once, if there are any.
-        self._known, self._asked = Event(), Event()
+        # Set when any nsqd is known, and when all nsqlookupds were queried once, if there are any.
+        self._any_known, self._queried = Event(), Event()
         self._tasks: list[gevent.Greenlet] = []
         # Greenlet that changes connections or batches, and does not wait meanwhile.
         self._active: gevent.Greenlet | None = None
 
     def _tcp_pools(self) -> Sequence[ConnectionPool | HttpPool]:
-        """Make what holds connections: each pool one to each nsqd."""
+        """Make connections_per_nsqd pools; each has one connection to each nsqd."""
         config = self._config
         return [
             ConnectionPool(
@@ -156,45 +151,45 @@ class Running:
             config.reconnect,
             self._clock,
             self.dispatcher,
-            at_once=self._options.http_requests_at_once,
-            responded=lambda data: self._tell(events.handle_response, None, data),
-            refused=lambda error: self._tell(events.handle_error, None, error),
+            max_requests=self._options.http_requests_at_once,
+            on_response=lambda data: self._call(events.handle_response, None, data),
+            on_error=lambda error: self._call(events.handle_error, None, error),
             owner=config.owner,
         )
 
-    # --- life
+    # --- start and close
 
     def start(self) -> None:
-        """Connect, in the background."""
+        """Start to connect, in the background."""
         for address in self._config.addresses:
             self.add(address)
-        self._spawn("deadlines", self.dispatcher.run)
-        if self._batches is not None:
-            self._spawn("batches", self._batches.run)
+        self._spawn("deadlines", self.dispatcher.deadlines.run)
+        if self.dispatcher.batcher is not None:
+            self._spawn("batches", self.dispatcher.batcher.run)
         if self._config.lookupds:
-            self._spawn("lookup", self._poll_nodes)
+            self._spawn("lookup", self._poll_lookupds)
         else:
-            self._asked.set()
+            self._queried.set()
 
     def add(self, address: str) -> None:
-        """Connect to an nsqd, and again whenever that is lost.
+        """Connect to an nsqd, and again whenever the connection is lost.
 
         Raises:
-            ValueError: If nothing can be connected to so.
+            ValueError: If the address is not valid.
         """
         with self._marked():
             for pool in self._pools:
                 pool.add(address, permanent=True)
             self._addresses.add(address)
-        self._known.set()
+        self._any_known.set()
 
     def wait_attempted(self) -> None:
-        """Wait until all nsqlookupds were asked once, and every nsqd known so far was tried once."""
-        self._wait_attempted(self._asked, LONGEST)
+        """Wait until all nsqlookupds were queried and every nsqd known so far was tried once."""
+        self._wait_attempted(self._queried, MAX_SLEEP)
 
-    def wait_first(self, limit: float) -> None:
-        """Wait, as the first publish does, which has so many seconds, until some nsqds are known and were tried."""
-        self._wait_attempted(self._known, min(limit, FIRST_TRY))
+    def wait_first_attempts(self, limit: float) -> None:
+        """Wait until some nsqds are known and were tried once, up to FIRST_ATTEMPT_TIMEOUT or the limit in seconds."""
+        self._wait_attempted(self._any_known, min(limit, FIRST_ATTEMPT_TIMEOUT))
 
     def _wait_attempted(self, known: Event, limit: float) -> None:
         deadline = self._clock.monotonic() + limit
@@ -202,18 +197,21 @@ class Running:
             self._clock.wait(known, limit)
         for pool in self._pools:
             pool.wait_attempted(max(deadline - self._clock.monotonic(), 0))
-        self.was_tried = True
+        self.was_attempted = True
 
     def flush(self, timeout: float) -> bool:
-        """Wait until all that is here now has ended; False if the timeout (seconds) ended first."""
-        if self._batches is not None:
-            with self._marked():
-                self._batches.flush()
+        """Send open batches, and wait until all pending publishes have ended.
+
+        Returns:
+            False if the timeout (seconds) ended first.
+        """
+        with self._marked():
+            self.dispatcher.flush_batches()
         return self.dispatcher.flush(timeout)
 
     @contextlib.contextmanager
     def _marked(self) -> Iterator[None]:
-        """Mark the calling greenlet as one that must not wait for this object."""
+        """Mark the calling greenlet as one in which close() must not wait."""
         self._active = gevent.getcurrent()
         try:
             yield
@@ -230,65 +228,68 @@ class Running:
         )
 
     def close(self, timeout: float) -> list[Unconfirmed]:
-        """Wait for what has no answer, up to the timeout in seconds, then end everything; gives what is left."""
+        """Wait for pending publishes, up to the timeout in seconds, then close all connections.
+
+        Returns:
+            The publishes that were not confirmed.
+        """
         deadline = self._clock.monotonic() + timeout
-        self.dispatcher.refuse_more()
-        if self._batches is not None:
-            self._batches.hurry()
+        self.dispatcher.stop_accepting()
+        if self.dispatcher.batcher is not None:
+            self.dispatcher.batcher.stop_waiting()
         self.flush(timeout)
         unconfirmed = self.dispatcher.close()
         for connection in list(self._links):
             if connection.pending:
-                # The deadlines of its pending requests are over. The address is released first: the pool does not know
-                # of the close yet, and would log that it tries again.
+                # The deadline has passed, so nothing waits for these responses. The address is released first: the pool
+                # does not know of the close yet, and would log that it tries again.
                 for pool in self._pools:
                     pool.release(connection.address)
                 connection.abort()
         for task in self._tasks:
             task.kill(block=False)
         # Together: each may take as long.
-        left = max(deadline - self._clock.monotonic(), PARTING)
+        left = max(deadline - self._clock.monotonic(), CLOSE_GRACE)
         gevent.joinall([gevent.spawn(pool.close, left) for pool in self._pools])
-        # What was told last is told in the hub's next round.
+        # The last callers are woken in the hub's next round.
         gevent.sleep(0)
         return unconfirmed
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Do nothing more in this child process. Connections have an after_fork_in_child() of their own."""
+        """Stop in this child process. Connections have an after_fork_in_child() of their own."""
         if not self.owner_thread.is_current:
-            # Neither the thread nor greenlets of it are in this process. Other threads that wait have a deadline.
+            # Neither the thread nor its greenlets are in this process. Other threads that wait have a deadline.
             return
         self.abort(NSQUnknownClosed(f"published in process {parent}, which was forked and goes on with it"))
 
-    def abort(self, error: NSQException) -> list[Unconfirmed]:
-        """End everything at once, with an error; gives what has not ended."""
-        left = self._undone()
-        for publish in left:
+    def abort(self, error: NSQException) -> None:
+        """End all publishes at once, with an error."""
+        for publish in list(self.dispatcher.pending_publishes()):
             self.dispatcher.fail(publish, error)
         self.dispatcher.close()
         for task in self._tasks:
             task.kill(block=False)
-        return [Unconfirmed(publish.topic, publish.bodies, publish.defer, error) for publish in left]
 
     def abort_from_other_thread(self, error: NSQException) -> list[Unconfirmed]:
-        """End everything after the owner thread has ended, called in another thread: its hub takes no more calls."""
-        left = self._undone()
-        unconfirmed = [Unconfirmed(publish.topic, publish.bodies, publish.defer, error) for publish in left]
-        for publish in left:
+        """End all publishes after the owner thread has ended. Called in another thread: the hub takes no more calls.
+
+        Returns:
+            The publishes that were not confirmed.
+        """
+        pending = list(self.dispatcher.pending_publishes())
+        unconfirmed = [Unconfirmed(publish.topic, publish.bodies, publish.defer, error) for publish in pending]
+        for publish in pending:
             publish.done, publish.error = True, error
-            self.dispatcher.totals.count(error, publish.messages)
-            # Whoever waited in greenlets of that thread is gone, and can't be called either.
+            self._config.counts.count_failed(error, publish.messages)
+            # Greenlets of that thread that waited are gone, and can't be called.
             with contextlib.suppress(Exception):
-                if publish.on_done is not None and publish.on_room is not None:
-                    publish.on_room()
-                publish.tell()
+                if publish.on_done is not None and publish.on_capacity is not None:
+                    publish.on_capacity()
+                publish.notify()
         for connection in list(self._links):
             with contextlib.suppress(Exception):
                 connection.abort_without_owner(error)
         return unconfirmed
-
-    def _undone(self) -> list[Publish]:
-        return [publish for publish in self.dispatcher.undone() if not publish.done]
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
         what = f"the greenlet for {name} of {self._config.owner.label}"
@@ -299,7 +300,7 @@ class Running:
     # --- nsqds
 
     def failures(self) -> dict[str, NSQException]:
-        """Say what went wrong last with each nsqd that has no connection."""
+        """Return the last error of each nsqd without a connection, by address."""
         failures: dict[str, NSQException] = {}
         for pool in self._pools:
             failures |= pool.failures()
@@ -312,27 +313,26 @@ class Running:
         return dict(self._nodes.report.failures)
 
     def why_not_ready(self) -> str:
-        """Say why nothing can be published at this moment; empty if it can."""
-        if self.dispatcher.links or self.dispatcher.aside:
+        """Say why no nsqd takes publishes now; empty if one does."""
+        if self.dispatcher.links or self.dispatcher.stalled_links:
             return ""
         failures = self.failures()
         reasons = [f"{address}: {without_address(error, address)}" for address, error in sorted(failures.items())]
         reasons += [f"{address}: still connecting" for address in sorted(self._addresses - set(failures))]
         return "; ".join(reasons or self._nodes.report.explanations(self._config.lookupds))
 
-    def why_none(self, limit: str) -> NSQException:
-        """Make the error that says why there is no connection."""
+    def _no_connection_error(self, limit: str) -> NSQException:
         return NSQNoConnections(f"no connection to any nsqd {limit}; tried {self.why_not_ready()}")
 
-    def _poll_nodes(self) -> None:
+    def _poll_lookupds(self) -> None:
         options = self._options
         try:
-            self._ask_nodes()
+            self._query_lookupds()
         finally:
-            self._asked.set()
+            self._queried.set()
         failures = 0
         while True:
-            # Without any nsqd as often as one that is down is tried: at the start of everything it may be late.
+            # Without any nsqd, query as often as an nsqd that is down is tried: nsqd may start later than this program.
             failures = 0 if self._addresses else failures + 1
             longest = options.lookupd_poll_interval * (1 - options.lookupd_poll_jitter * random.random())
             wait = min(self._config.reconnect.delay(failures), longest) if failures else longest
@@ -342,10 +342,10 @@ class Running:
                 owner = self._config.owner
                 owner.rate_limited(logger).log(line[0], f"empty round {line[0]}", "%s: %s", owner.label, line[1])
             self._clock.sleep(wait)
-            self._ask_nodes()
+            self._query_lookupds()
 
-    def _ask_nodes(self) -> None:
-        # Each as soon as it is named: a silent nsqlookupd holds up nobody.
+    def _query_lookupds(self) -> None:
+        # Use each nsqd at once: another nsqlookupd may not answer for long.
         _, gone = self._nodes.refresh(self._add_named)
         for address in gone - set(self._config.addresses):
             logger.info("%s: no nsqlookupd names it any more", self._config.owner.at(address))
@@ -364,14 +364,14 @@ class Running:
 
     def _prepare(self, connection: Connection) -> None:
         events = self._events
-        connection.on_response = lambda connection, data: self._tell(events.handle_response, connection, data)
+        connection.on_response = lambda connection, data: self._call(events.handle_response, connection, data)
         connection.listeners = events.listeners
-        connection.on_error = lambda connection, error: self._tell(events.handle_error, connection, error)
+        connection.on_error = lambda connection, error: self._call(events.handle_error, connection, error)
         connection.on_closed = self._handle_closed
 
     def _setup(self, connection: Connection) -> None:
         if connection.identity.auth:
-            self._tell(self._events.handle_auth, connection, dict(connection.identity.auth))
+            self._call(self._events.handle_auth, connection, dict(connection.identity.auth))
         if connection.is_open:
             link = self._links[connection] = TcpLink(connection)
             self.dispatcher.add(link)
@@ -381,20 +381,19 @@ class Running:
         if link is not None:
             self.dispatcher.remove(link)
 
-    def _tell(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call what sends a signal, or a subclass has put in its place. Called by what reads: nobody may wait here
-        for what comes from nsqd."""
-        here, receiving = gevent.getcurrent(), self.dispatcher.receiving
-        receiving.add(here)
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call a method of events. The calling greenlet reads answers, so it must not wait for one meanwhile."""
+        greenlet, signal_greenlets = gevent.getcurrent(), self.dispatcher.signal_greenlets
+        signal_greenlets.add(greenlet)
         try:
             function(*arguments)
         except Exception:  # a subclass may raise anything
             name = getattr(function, "__name__", function)
             logger.exception("%s: %s of a subclass raised", self._config.owner.label, name)
         finally:
-            receiving.discard(here)
+            signal_greenlets.discard(greenlet)
 
 
 def _is_blameless(connection: Connection) -> bool:
-    """Whether nsqd has closed a connection for what a caller had published."""
-    return isinstance(connection.error, NSQErrorCode) and not is_about_the_nsqd(connection.error)
+    """Whether nsqd has closed a connection because of a message or topic of the caller."""
+    return isinstance(connection.error, NSQErrorCode) and not is_node_error(connection.error)

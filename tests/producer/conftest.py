@@ -8,7 +8,7 @@ from gnsq import Producer
 from gnsq.errors import NSQErrorCode, NSQNoConnections, NSQNotSent, NSQUnknown
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
-from gnsq.producer.publish import Totals
+from gnsq.producer.publish import PublishCounts
 from gnsq.producer.routing import RoundRobin
 from gnsq.stats import LatencyRecorder
 
@@ -141,10 +141,10 @@ def dispatcher(clock, link):
         ProducerOptions(),
         clock,
         RoundRobin(),
-        Totals(),
+        PublishCounts(),
         LatencyRecorder(),
-        nsqds=lambda: 1,
-        why_none=lambda limit: NSQNoConnections(limit),
+        nsqd_count=lambda: 1,
+        no_connection_error=lambda limit: NSQNoConnections(limit),
     )
     made.add(link)
     return made

@@ -5,9 +5,9 @@ import pytest
 from fakensqd import FakeAuthServer, FakeNsqd, Grant, on
 from fakensqd.faults import error
 from fakensqd.faults.toxics import stall
-from gnsq.producer.batching import Batches, Member
+from gnsq.producer.batching import Batcher
 from gnsq.producer.options import ProducerOptions
-from gnsq.producer.publish import Where
+from gnsq.producer.publish import PendingPublish, WaitingFor
 from tests.producer.conftest import stored
 
 # --- when it is sent
@@ -115,15 +115,16 @@ def test_members_of_a_batch_that_was_sent_keep_their_own_deadlines(nsqd, clock, 
 
 
 def test_members_given_up_behind_sending_hold_no_bytes(clock, dispatcher, link):
-    batches = Batches(dispatcher, ProducerOptions(batch_messages=2), clock)
-    hasty, patient = Member("t", b"hasty", 0.0, 1.0), Member("t", b"patient", 0.0, 9.0)
+    batcher = Batcher(link.submit, ProducerOptions(batch_messages=2), clock)
+    hasty, patient = PendingPublish("t", b"hasty", 0.0, 1.0), PendingPublish("t", b"patient", 0.0, 9.0)
     for member in (hasty, patient):
-        dispatcher.submit(member, True)
+        member.owner = dispatcher
+        batcher.add(member)
     (batch,) = link.send()
 
-    batch.overdue(Where.SENT, 1.0)
+    dispatcher.expire(batch, WaitingFor.RESPONSE, 1.0)
 
     assert hasty.done
-    assert (hasty.command, patient.command, batch.command) == (b"", b"patient", b"")
+    assert (hasty.body, patient.body, batch.bodies) == (b"", b"patient", ())
     assert batch.deadline == 9.0
-    assert list(batches.members()) == []
+    assert list(batcher.waiting()) == []

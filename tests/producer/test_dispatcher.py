@@ -7,14 +7,13 @@ from fakensqd import FakeAuthServer, FakeNsqd, Grant, on
 from fakensqd.faults import error
 from fakensqd.faults.toxics import stall
 from gnsq.errors import NSQUnauthorized
-from gnsq.producer.dispatcher import Stalls
-from gnsq.producer.publish import Publish
-from gnsq.protocol import commands
+from gnsq.producer.dispatcher import StallDetector
+from gnsq.producer.publish import PendingPublish
 from tests.producer.conftest import ListLink, stored
 
 
 def publish_until(deadline, started=0.0):
-    return Publish("t", commands.publish("t", b"x"), 1, started, deadline)
+    return PendingPublish("t", b"x", started, deadline)
 
 
 # --- who waits
@@ -109,7 +108,7 @@ def test_what_was_sent_behind_a_forbidden_topic_is_refused_with_it_and_others_ar
 
 @pytest.mark.parametrize("sent", [True, False], ids=["sent", "not sent"])
 def test_publish_given_up_holds_no_bytes_where_its_answer_may_come(dispatcher, link, clock, sent):
-    running = gevent.spawn(dispatcher.run)
+    running = gevent.spawn(dispatcher.deadlines.run)
     late, patient = publish_until(1.0), publish_until(50.0)
     for publish in (late, patient):
         dispatcher.submit(publish, True)
@@ -119,14 +118,14 @@ def test_publish_given_up_holds_no_bytes_where_its_answer_may_come(dispatcher, l
     clock.advance(1.1)
 
     assert (late.done, patient.done) == (True, False)
-    assert (late.command == b"") is sent
+    assert (late.body == b"") is sent
     assert (late in link.sent, late in link.unsent) == (sent, False)
     running.kill()
 
 
 @pytest.mark.parametrize("sent", [True, False], ids=["sent", "not sent"])
 def test_each_publish_ends_by_its_own_deadline(dispatcher, link, clock, sent):
-    running = gevent.spawn(dispatcher.run)
+    running = gevent.spawn(dispatcher.deadlines.run)
     publishes = [publish_until(deadline) for deadline in (1.0, 3.0, 5.0)]
     for publish in publishes:
         dispatcher.submit(publish, True)
@@ -144,7 +143,7 @@ def test_each_publish_ends_by_its_own_deadline(dispatcher, link, clock, sent):
 
 
 def test_all_that_is_overdue_is_taken_back_at_once(dispatcher, link, clock):
-    running = gevent.spawn(dispatcher.run)
+    running = gevent.spawn(dispatcher.deadlines.run)
     for _ in range(100):
         dispatcher.submit(publish_until(1.0), True)
     kept = publish_until(50.0)
@@ -158,7 +157,7 @@ def test_all_that_is_overdue_is_taken_back_at_once(dispatcher, link, clock):
 
 
 def test_rhythm_begins_when_there_is_a_second_link(dispatcher, link, clock):
-    running = gevent.spawn(dispatcher.run)
+    running = gevent.spawn(dispatcher.deadlines.run)
     dispatcher.submit(publish_until(60.0), True)
     link.send()
     clock.advance(1.0)
@@ -167,12 +166,12 @@ def test_rhythm_begins_when_there_is_a_second_link(dispatcher, link, clock):
     dispatcher.add(other)
     clock.advance(10.0)
 
-    assert (dispatcher.links, dispatcher.aside) == ([other], [link])
+    assert (dispatcher.links, dispatcher.stalled_links) == ([other], [link])
     running.kill()
 
 
 def test_link_that_is_set_aside_gives_back_all_that_it_has_not_sent(dispatcher, link, clock, caplog):
-    running = gevent.spawn(dispatcher.run)
+    running = gevent.spawn(dispatcher.deadlines.run)
     dispatcher.submit(publish_until(60.0), True)
     link.send()
     publishes = [publish_until(60.0) for _ in range(5)]
@@ -190,19 +189,19 @@ def test_link_that_is_set_aside_gives_back_all_that_it_has_not_sent(dispatcher, 
 
 
 def test_stall_of_a_link_that_was_gone_is_measured_anew():
-    stalls = Stalls(5.0)
+    detector = StallDetector(5.0)
     link, other = ListLink("nsqd:4150"), ListLink("other:4150")
     link.sent.append(publish_until(60.0))
-    stalls.sort([link, other], [], 0.0)
+    detector.partition([link, other], 0.0)
 
-    stalls.forget(link)
+    detector.forget(link)
 
-    assert stalls.sort([link, other], [], 6.0) == ([link, other], [])
-    assert stalls.sort([link, other], [], 11.0) == ([other], [link])
+    assert detector.partition([link, other], 6.0) == ([link, other], [])
+    assert detector.partition([link, other], 11.0) == ([other], [link])
 
 
 def test_link_that_is_removed_is_forgotten(dispatcher, link, clock):
-    running = gevent.spawn(dispatcher.run)
+    running = gevent.spawn(dispatcher.deadlines.run)
     other = ListLink("other:4150")
     dispatcher.add(other)
     dispatcher.submit(publish_until(60.0), True)
@@ -215,5 +214,5 @@ def test_link_that_is_removed_is_forgotten(dispatcher, link, clock):
         dispatcher.add(each)
     clock.advance(4.0)
 
-    assert dispatcher.aside == []
+    assert dispatcher.stalled_links == []
     running.kill()

@@ -167,7 +167,7 @@ def test_response_other_than_ok_ends_the_connection_and_nothing_is_taken_for_con
     clock.advance(1.0)
 
     assert outcomes(jobs) == ["unknown"] * 3
-    assert "answer b'WHAT' to a publish, OK was due" in str(jobs[0].error)
+    assert "response b'WHAT' to a publish, expected OK" in str(jobs[0].error)
     assert after.outcome == "confirmed"
     assert producer.stats().pending == 0
 
@@ -458,7 +458,7 @@ def test_publish_that_finds_no_room_and_must_not_wait_is_not_sent(nsqd, clock, p
     job = begin(producer.publish, "t", b"y", block=False)
 
     assert isinstance(job.error, NSQNotSentTimeout)
-    assert "no room now" in str(job.error)
+    assert "no capacity now" in str(job.error)
 
 
 def test_stalled_nsqd_is_used_where_no_other_is_left(nsqds, clock, producing, begin):
@@ -537,8 +537,8 @@ def test_batch_of_nobody_is_not_sent(nsqd, clock, producing, begin):
     assert producer.stats().pending == 0
 
 
-def test_batch_does_not_fill_while_somebody_waits_for_its_room(nsqd, clock, producing, begin):
-    producer = producing(nsqd, max_pending_bytes=20, batch_messages=100, batch_linger=50.0)
+def test_batch_is_sent_while_another_publish_waits_for_its_capacity(nsqd, clock, producing, begin):
+    producer = producing(nsqd, max_pending_bytes=40, batch_messages=100, batch_linger=50.0)
 
     jobs = [begin(producer.publish, "t", b"%d" % number * 8) for number in range(9)]
     clock.advance(0.1)

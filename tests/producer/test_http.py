@@ -17,8 +17,7 @@ from gnsq.errors import (
     NSQUnknownClosed,
     NSQUnknownTimeout,
 )
-from gnsq.producer.publish import Publish
-from gnsq.protocol import commands
+from gnsq.producer.publish import PendingPublish
 from tests.helpers import bodies, channel_stats, wait_until
 from tests.http.peer import JSON, http_peer, reply
 
@@ -232,7 +231,7 @@ def test_other_answer_than_ok_is_unknown(body):
     with (
         http_peer(serve) as peer,
         Producer(nsqd_http_addresses=peer.address) as producer,
-        pytest.raises(NSQUnknownClosed, match="to a publish, OK was due"),
+        pytest.raises(NSQUnknownClosed, match="to a publish, expected OK"),
     ):
         producer.publish("t", b"x", timeout=5)
 
@@ -260,9 +259,9 @@ def test_publish_without_time_is_not_sent(producer, fakensqd):
 
 def test_publish_whose_turn_comes_too_late_is_not_sent(producer, fakensqd):
     """Where the hub was busy the turn may come before the look at deadlines."""
-    dispatcher = producer._life.running.dispatcher
+    dispatcher = producer._lifecycle.runtime.dispatcher
     (link,) = dispatcher.links
-    late = Publish("t", commands.publish("t", b"x"), 1, 0.0, 0.0)
+    late = PendingPublish("t", b"x", 0.0, 0.0)
     late.owner, late.link = dispatcher, link
     dispatcher.pending += 1
 

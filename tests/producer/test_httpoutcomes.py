@@ -12,7 +12,7 @@ from gnsq.errors import (
     NSQMPubFailed,
     NSQPubFailed,
 )
-from gnsq.producer.http import answers, is_turned_away, refusal, too_old
+from gnsq.producer.http import is_nsqd_response, is_rejected_before_nsqd, refused_error, too_old
 
 EXITING = b'{"message":"EXITING"}'
 
@@ -34,7 +34,7 @@ REFUSALS = [
 def test_refusal_is_what_tcp_would_give(status, words, kind):
     error = NSQHttpError(f"http error <{status}> {words}", status, b'{"message":"%s"}' % words.encode())
 
-    refused = refusal(error)
+    refused = refused_error(error)
 
     assert type(refused) is kind
     assert refused.__cause__ is error
@@ -44,24 +44,24 @@ def test_refusal_is_what_tcp_would_give(status, words, kind):
 def test_exiting_is_called_by_what_was_published():
     error = NSQHttpError("EXITING", 503, EXITING)
 
-    assert type(refusal(error, multi=True)) is NSQMPubFailed
-    assert type(refusal(error, deferred=True)) is NSQDPubFailed
+    assert type(refused_error(error, multi=True)) is NSQMPubFailed
+    assert type(refused_error(error, deferred=True)) is NSQDPubFailed
 
 
 @pytest.mark.parametrize("status", [302, 401, 403, 404, 405, 407, 429])
 def test_what_stands_before_nsqd_and_lets_nothing_through_is_told_apart(status):
     error = NSQHttpError("http error", status, b"<html>no</html>")
 
-    assert is_turned_away(error)
-    assert not is_turned_away(NSQHttpError("http error", status, b'{"message":"INVALID_TOPIC"}'))
+    assert is_rejected_before_nsqd(error)
+    assert not is_rejected_before_nsqd(NSQHttpError("http error", status, b'{"message":"INVALID_TOPIC"}'))
 
 
 @pytest.mark.parametrize("status", [400, 411, 413])
 def test_what_is_wrong_with_a_request_is_a_refusal_by_its_status(status):
     error = NSQHttpError("http error", status, b"<html>no</html>")
 
-    assert not is_turned_away(error)
-    assert refusal(error).code == f"HTTP_{status}"
+    assert not is_rejected_before_nsqd(error)
+    assert refused_error(error).code == f"HTTP_{status}"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_is_wrong_with_a_request_is_a_refusal_by_its_status(status):
     [(None, b"", False), (502, b"", False), (500, b"NOK - disk", True), (500, b"", False), (404, b"", False)],
 )
 def test_nsqd_that_is_unwell_answers_a_ping_and_others_do_not(status, body, up):
-    assert answers(NSQHttpError("x", status, body)) is up
+    assert is_nsqd_response(NSQHttpError("x", status, body)) is up
 
 
 @pytest.mark.parametrize(

@@ -249,13 +249,13 @@ def test_publish_after_close_is_not_sent(fakensqd):
 def test_nsqd_that_is_found_while_the_producer_closes_is_left_alone(fakensqd):
     producer = Producer(nsqd_http_addresses=fakensqd.http_address)
     producer.start()
-    running = producer._life.running
+    runtime = producer._lifecycle.runtime
     producer.close()
 
-    running.add(f"127.0.0.1:{refused_port()}")
-    running.wait_attempted()
+    runtime.add(f"127.0.0.1:{refused_port()}")
+    runtime.wait_attempted()
 
-    assert running.failures() == {}
+    assert runtime.failures() == {}
 
 
 # --- threads and forks

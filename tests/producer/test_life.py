@@ -12,6 +12,7 @@ import gevent
 import pytest
 
 from gnsq import NsqdHTTPClient, Producer
+from gnsq.concurrency.hub_thread import HubThread
 from gnsq.concurrency.threads import ThreadEvent
 from gnsq.discovery import LOOKUP_TIMEOUT
 from gnsq.errors import (
@@ -23,6 +24,7 @@ from gnsq.errors import (
     NSQUnknown,
     NSQUnknownClosed,
 )
+from gnsq.producer.lifecycle import ProducerLifecycle
 from tests.helpers import bodies, peer, refused_port, run_program, silent_nsqd, wait_until
 
 LIMIT = 10.0
@@ -108,16 +110,32 @@ def test_nsqds_of_a_lookupd_are_known_when_start_returns(fakecluster):
     assert producer.close() == []
 
 
-def test_start_that_fails_may_be_tried_again(fakensqd, monkeypatch):
-    producer = Producer(fakensqd.tcp_address, threaded=True)
+def with_lifecycle(producer, **arguments):
+    """Give a producer a lifecycle with other arguments."""
+    producer._lifecycle = ProducerLifecycle(
+        producer._start_runtime,
+        producer.name,
+        threaded=producer.threaded,
+        close_timeout=5,
+        on_close=lambda: None,
+        on_fork=lambda: None,
+        **arguments,
+    )
+    return producer
 
-    def fail(name):
-        raise RuntimeError("can't start new thread")
 
-    with monkeypatch.context() as patch:
-        patch.setattr("gnsq.producer.lifecycle.HubThread", fail)
-        with pytest.raises(RuntimeError, match="can't start"):
-            producer.start()
+def test_start_that_fails_may_be_tried_again(fakensqd):
+    attempts = []
+
+    def start_thread(name):
+        attempts.append(name)
+        if len(attempts) == 1:
+            raise RuntimeError("can't start new thread")
+        return HubThread(name)
+
+    producer = with_lifecycle(Producer(fakensqd.tcp_address, threaded=True), make_thread=start_thread)
+    with pytest.raises(RuntimeError, match="can't start"):
+        producer.start()
 
     assert producer.publish("t", b"x") == b"OK"
     assert producer.close() == []
@@ -135,10 +153,9 @@ class SlowThread:
         raise RuntimeError("can't start new thread")
 
 
-def test_start_of_another_thread_holds_no_publish_past_its_deadline_and_no_close_when_it_fails(fakensqd, monkeypatch):
+def test_start_of_another_thread_holds_no_publish_past_its_deadline_and_no_close_when_it_fails(fakensqd):
     slow = SlowThread()
-    monkeypatch.setattr("gnsq.producer.lifecycle.HubThread", slow)
-    producer = Producer(fakensqd.tcp_address, threaded=True)
+    producer = with_lifecycle(Producer(fakensqd.tcp_address, threaded=True), make_thread=slow)
     raised = []
 
     def start():
@@ -164,8 +181,7 @@ def test_start_of_another_thread_holds_no_publish_past_its_deadline_and_no_close
 
 def test_close_without_time_waits_for_the_start_of_another_thread_without_a_busy_loop(fakensqd, monkeypatch):
     slow = SlowThread()
-    monkeypatch.setattr("gnsq.producer.lifecycle.HubThread", slow)
-    producer = Producer(fakensqd.tcp_address, threaded=True)
+    producer = with_lifecycle(Producer(fakensqd.tcp_address, threaded=True), make_thread=slow)
 
     def start():
         with pytest.raises(RuntimeError):
@@ -410,9 +426,9 @@ def test_timeout_that_no_clock_knows_is_refused(producer, call, timeout):
     assert producer.stats().pending == 0
 
 
-def test_close_that_takes_too_long_in_its_own_thread_says_so(producer, monkeypatch):
-    monkeypatch.setattr("gnsq.producer.lifecycle.CROSS_THREAD_GRACE", 0)
-    producer.on_close.connect(lambda sender: None, weak=False)
+def test_close_that_takes_too_long_in_its_own_thread_says_so(fakensqd):
+    producer = with_lifecycle(Producer(fakensqd.tcp_address), grace=0)
+    producer.start()
 
     with pytest.raises(NSQTimeout, match=r"not closed within 0 s, and goes on in the background"):
         producer.close(timeout=0)
@@ -427,6 +443,7 @@ SIGNALLED = """
 import os, signal, sys, threading, time
 import gevent
 from gnsq import NsqdHTTPClient, Producer
+from gnsq.concurrency.hub_thread import HubThread
 from gnsq.concurrency.threads import ThreadEvent
 from gnsq.discovery import LOOKUP_TIMEOUT
 from gnsq.errors import NSQNotSentClosed

@@ -8,7 +8,7 @@ import pytest
 from gnsq import Producer
 from gnsq.errors import NSQBadMessage, NSQNotSent, NSQNotSentClosed
 from gnsq.producer import Chunk, NSQManyFailed
-from gnsq.producer.publish_many import CHUNK_MESSAGES, UNDER_WAY
+from gnsq.producer.publish_many import MAX_CHUNK_MESSAGES, MAX_CONCURRENT_CHUNKS
 from tests.helpers import bodies, refused_port, wait_until
 
 
@@ -58,7 +58,7 @@ def test_generator_is_never_far_ahead_of_what_is_confirmed(producer):
     chunks = producer.publish_many("t", messages())
 
     assert sum(chunk.messages for chunk in chunks) == 100_000
-    assert max(ahead) <= (UNDER_WAY + 1) * CHUNK_MESSAGES
+    assert max(ahead) <= (MAX_CONCURRENT_CHUNKS + 1) * MAX_CHUNK_MESSAGES
 
 
 def test_others_go_on_while_a_generator_is_published(producer):
@@ -137,8 +137,8 @@ class Broken(Exception):
 @pytest.mark.parametrize(
     ("count", "words"),
     [
-        pytest.param(0, r"0 confirmed; first failure, the iterable, at 0: Broken\('here'\)", id="at once"),
-        pytest.param(2500, r"2500 confirmed; first failure, the iterable, behind message 2499: Broken", id="later"),
+        pytest.param(0, r"0 confirmed; first failure, the iterable, at message 0: Broken\('here'\)", id="at once"),
+        pytest.param(2500, r"2500 confirmed; first failure, the iterable, after message 2499: Broken", id="later"),
     ],
 )
 def test_error_of_the_iterable_reaches_the_caller_behind_what_it_gave(producer, raise_error, count, words):

@@ -5,12 +5,11 @@ import pytest
 
 from fakensqd import FakeNsqd
 from gnsq import Producer
-from gnsq.producer import dispatcher as module
-from gnsq.producer.dispatcher import AWAKE, IN_A_ROW, MOST_LEFT_OUT, Vigil
-from gnsq.producer.publish import Publish
+from gnsq.producer.dispatcher import MAX_SKIPPED, POLL_SECONDS, SEQUENTIAL_WITHIN, BusyPoller
+from gnsq.producer.publish import PendingPublish
 from tests.helpers import wait_until
 
-SOON = IN_A_ROW / 2
+SOON = SEQUENTIAL_WITHIN / 2
 
 
 class Time:
@@ -24,21 +23,19 @@ class Time:
 
 
 @pytest.fixture
-def time(monkeypatch):
-    made = Time()
-    monkeypatch.setattr(module, "time", made)
-    return made
+def time():
+    return Time()
 
 
 @pytest.fixture
 def vigil(time):
-    made = Vigil()
+    made = BusyPoller(time.monotonic)
     yield made
     made.close()
 
 
 def publish():
-    return Publish("topic", b"PUB topic\n", 1, 0.0, 60.0)
+    return PendingPublish("topic", b"x", 0.0, 60.0)
 
 
 def rounds(vigil):
@@ -53,26 +50,26 @@ def rounds(vigil):
 def keep_late(vigil, time):
     """One in a row whose answer does not come in time; whether the loop stayed awake for it."""
     time.now += SOON
-    vigil.keep(publish())
+    vigil.poll(publish())
     awake = rounds(vigil) > 0
-    time.now += AWAKE
-    wait_until(lambda: not vigil._awake)
+    time.now += POLL_SECONDS
+    wait_until(lambda: not vigil._is_polling)
     assert rounds(vigil) == 0
     return awake
 
 
 def test_loop_sleeps_over_a_publish_that_comes_alone(vigil, time):
-    vigil.keep(publish())
+    vigil.poll(publish())
     assert rounds(vigil) == 0
     time.now += 1.0
-    vigil.keep(publish())
+    vigil.poll(publish())
     assert rounds(vigil) == 0
 
 
 def test_loop_stays_awake_for_one_behind_another_and_serves_others_meanwhile(vigil, time):
-    vigil.keep(publish())
+    vigil.poll(publish())
     time.now += SOON
-    vigil.keep(publish())
+    vigil.poll(publish())
     served = []
     other = gevent.spawn_later(0.001, served.append, True)
     assert rounds(vigil) > 1
@@ -81,43 +78,43 @@ def test_loop_stays_awake_for_one_behind_another_and_serves_others_meanwhile(vig
 
 
 def test_loop_sleeps_again_when_an_answer_takes_its_time(vigil, time):
-    vigil.keep(publish())
+    vigil.poll(publish())
     assert keep_late(vigil, time)
 
 
 def test_late_answers_are_waited_for_so_ever_more_seldom(vigil, time):
-    vigil.keep(publish())
+    vigil.poll(publish())
     awake = [keep_late(vigil, time) for _ in range(20)]
     assert [place for place, was in enumerate(awake) if was] == [0, 2, 6, 14]
     for _ in range(20):
-        vigil._left_out = 2 * vigil._left_out + 1
-        vigil._to_leave_out = 0
+        vigil._skip = 2 * vigil._skip + 1
+        vigil._left_to_skip = 0
         keep_late(vigil, time)
-    assert vigil._left_out == MOST_LEFT_OUT
+    assert vigil._skip == MAX_SKIPPED
 
 
 def test_answer_in_time_makes_up_for_late_ones(vigil, time):
-    vigil.keep(publish())
+    vigil.poll(publish())
     assert [keep_late(vigil, time) for _ in range(3)] == [True, False, True]
     for _ in range(3):
         time.now += SOON
-        vigil.keep(publish())
+        vigil.poll(publish())
     time.now += SOON
     answered = publish()
-    vigil.keep(answered)
+    vigil.poll(answered)
     answered.done = True
-    time.now += AWAKE
-    wait_until(lambda: not vigil._awake)
+    time.now += POLL_SECONDS
+    wait_until(lambda: not vigil._is_polling)
     assert [keep_late(vigil, time) for _ in range(3)] == [True, False, True]
 
 
 def test_loop_sleeps_when_the_producer_is_closed_meanwhile(vigil, time):
-    vigil.keep(publish())
+    vigil.poll(publish())
     time.now += SOON
-    vigil.keep(publish())
+    vigil.poll(publish())
     vigil.close()
     assert rounds(vigil) == 0
-    vigil.keep(publish())
+    vigil.poll(publish())
     assert rounds(vigil) == 0
 
 
@@ -125,7 +122,7 @@ def test_loop_sleeps_when_the_producer_is_closed_meanwhile(vigil, time):
 def kept(monkeypatch):
     """Publishes that a producer has kept the loop awake for, or thought of it."""
     made = []
-    monkeypatch.setattr(Vigil, "keep", lambda self, publish: made.append(publish))
+    monkeypatch.setattr(BusyPoller, "poll", lambda self, publish: made.append(publish))
     return made
 
 
