@@ -30,7 +30,7 @@ def test_named_programs_go_before_those_on_path():
     assert chosen == Choice(Way.PROGRAMS, paths={**PATHS, "nsqd": "/my/nsqd"})
 
 
-def test_named_program_that_cannot_be_run_is_said_and_not_replaced():
+def test_named_program_that_cannot_be_run_is_an_error():
     with pytest.raises(LookupError, match="NSQD=/gone is no program that can be run: name another, or unset it"):
         choose({"NSQD": "/gone"}, PATHS.get, engine_must_not_be_asked)
 
@@ -51,13 +51,13 @@ def test_given_addresses_go_before_docker():
         pytest.param({name: GIVEN[name] for name in NEEDED[:3]}, {}, id="an address too few"),
     ],
 )
-def test_docker_comes_last_and_without_it_there_is_nothing(environment, paths):
+def test_docker_is_the_last_choice(environment, paths):
     assert choose(environment, paths.get, lambda: True) == Choice(Way.COMPOSED, addresses=COMPOSED)
     assert choose(environment, paths.get, lambda: False) is None
 
 
 @pytest.mark.subprocess
-def test_with_none_it_ends_at_once_and_says_what_to_do(tmp_path):
+def test_integration_without_servers_ends_with_advice(tmp_path):
     environment = {"PATH": str(tmp_path), "HOME": os.environ.get("HOME", "")}
     result = run(sys.executable, "-m", "integration.run", cwd=ROOT, env=environment)
 

@@ -46,14 +46,14 @@ def lookupd(fakelookupd):
         return gnsq.Lookupd(fakelookupd.http_address)
 
 
-def test_names_are_where_they_were():
+def test_names_of_1_0_can_be_imported():
     assert gnsq.reader.Reader is gnsq.Reader
     assert gnsq.nsqd.Nsqd is gnsq.Nsqd
     assert gnsq.lookupd.Lookupd is gnsq.Lookupd
 
 
 @pytest.mark.parametrize("module", [gnsq.nsqd, gnsq.lookupd])
-def test_other_names_are_no_attributes(module):
+def test_unknown_names_of_modules_are_no_attributes(module):
     with pytest.raises(AttributeError, match="has no attribute 'Reader'"):
         _ = module.Reader
 
@@ -78,7 +78,7 @@ def test_warning_points_to_the_users_line(use):
 # --- Reader
 
 
-def test_reader_reads(fakensqd, reader):
+def test_reader_receives_messages_as_a_consumer_does(fakensqd, reader):
     got = []
     one = reader(message_handler=lambda reader, message: got.append((reader, message.body)), max_in_flight=5)
     one.start(block=False)
@@ -94,13 +94,13 @@ def test_reader_reads(fakensqd, reader):
     [(0, 0, 7), (3, 3, 3), (-1, os.cpu_count(), os.cpu_count())],
     ids=["default", "given", "one for each CPU"],
 )
-def test_max_concurrency_is_how_many_handlers_run(reader, given, shown, concurrency):
+def test_max_concurrency_limits_the_handlers(reader, given, shown, concurrency):
     one = reader(max_in_flight=7, max_concurrency=given)
 
     assert (one.max_concurrency, one.concurrency) == (shown, concurrency)
 
 
-def test_async_leaves_all_messages_to_the_handler(fakensqd, reader):
+def test_async_reader_makes_all_messages_async(fakensqd, reader):
     held = []
     one = reader(message_handler=lambda reader, message: held.append(message), **{"async": True})
     one.start(block=False)
@@ -156,7 +156,7 @@ def test_nsqd_publishes_over_http_until_it_is_connected(fakensqd, nsqd):
     assert bodies(fakensqd, "t") == [b"1", b"2", b"3", b"4", b"5", b"6"]
 
 
-def test_nsqd_publishes_where_it_is_told_and_warns(fakensqd, nsqd):
+def test_nsqd_methods_with_a_protocol_publish_over_it_and_warn(fakensqd, nsqd):
     nsqd.connect()
     for name, data in [("publish", b"1"), ("multipublish", [b"2"])]:
         with pytest.warns(DeprecationWarning, match=f"use NsqdTCPClient.{name}") as caught:
@@ -197,14 +197,14 @@ def test_nsqds_are_equal_and_ordered_by_their_tcp_address():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_nsqd_that_is_not_made_yet_asks_nobody():
+def test_nsqd_before_its_constructor_has_no_attributes():
     assert not hasattr(gnsq.Nsqd.__new__(gnsq.Nsqd), "anything")
 
 
 # --- Lookupd
 
 
-def test_lookupd_asks(fakelookupd, lookupd):
+def test_lookupd_sends_requests_as_its_client_does(fakelookupd, lookupd):
     assert isinstance(lookupd, LookupdClient)
     assert lookupd.base_url == lookupd.address == f"http://{fakelookupd.http_address}/"
     lookupd.create_topic("t")

@@ -50,11 +50,11 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("data", "shown"), HOSTILE)
-def test_text_of_an_error_is_fit_for_a_log_line(data, shown):
+def test_text_of_an_error_is_safe_for_a_log_line(data, shown):
     assert str(make_error(data)) == shown
 
 
-def test_arguments_of_an_error_are_what_nsqd_sent():
+def test_arguments_of_an_error_are_the_bytes_of_nsqd():
     assert make_error(b"E_INVALID a\nb\x1b\xff").args == (b"a\nb\x1b\xff",)
     assert make_error(b"E_BAD_PROTOCOL").args == (b"E_BAD_PROTOCOL",)
 

@@ -25,7 +25,7 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize("module", sorted(PUBLIC))
-def test_names_are_where_they_were(module):
+def test_names_of_1_0_can_be_imported(module):
     found = importlib.import_module(module)
 
     assert [name for name in PUBLIC[module] if not hasattr(found, name)] == []
@@ -39,7 +39,7 @@ def test_all_names_exist_and_none_is_listed_twice(name):
     assert [item for item in module.__all__ if not hasattr(module, item)] == []
 
 
-def test_version():
+def test_package_has_its_version():
     assert gnsq.__version__ == "2.0.0.dev0"
 
 
@@ -51,7 +51,7 @@ def test_wire_functions_of_1_0_read_frames():
 
 
 @pytest.mark.subprocess
-def test_submodules_are_attributes_as_they_were():
+def test_submodules_of_1_0_are_attributes():
     names = ["backofftimer", "consumer", "errors", "httpclient", "lookupd", "message", "nsqd", "producer", "protocol"]
     code = f"import gnsq; print([name for name in {[*names, 'states', 'util']} if not hasattr(gnsq, name)])"
 

@@ -43,7 +43,7 @@ def test_anything_else_is_bytes():
         assert HTTPClient.from_url(f"http://{address}").request("GET", "x") == b"OK"
 
 
-def test_old_servers_envelope_is_taken_off():
+def test_envelope_of_an_old_server_is_removed():
     body = b'{"status_code":200,"status_txt":"OK","data":{"topics":[]}}'
     with answering(b"200 OK", JSON, body=body) as address:
         assert HTTPClient.from_url(address).request("GET", "topics") == {"topics": []}
@@ -68,7 +68,7 @@ def test_parameters_and_body_are_sent():
         pytest.param(b"502 Bad Gateway", b"Content-Type: text/html", b"<html>", "<502> Bad Gateway", id="no json"),
     ],
 )
-def test_other_status_is_an_error_with_the_servers_words(status, header, body, words):
+def test_other_status_is_an_error_with_the_servers_text(status, header, body, words):
     with answering(status, header, body=body) as address, pytest.raises(NSQHttpError, match=words) as caught:
         HTTPClient.from_url(address).request("GET", "x")
 
@@ -192,7 +192,7 @@ def test_password_given_twice_is_refused():
         HTTPClient.from_url("http://a:b@host:1", auth=("c", "d"))
 
 
-def test_environment_is_not_asked_for_proxies_or_passwords(monkeypatch, tmp_path):
+def test_proxies_and_passwords_of_the_environment_are_ignored(monkeypatch, tmp_path):
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login a password b")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
@@ -226,7 +226,7 @@ def test_failing_proxy_shows_no_password():
 # --- what is sent -----------------------------------------------------------------------------------------------------
 
 
-def test_headers():
+def test_given_and_default_headers_are_sent():
     with http_peer(lambda asked, sock: reply()) as served:
         HTTPClient.from_url(served.address, useragent="me/1", headers={"X-A": "b"}).request("POST", "x")
 
@@ -240,7 +240,7 @@ def test_headers():
     assert headers["accept"] == "application/vnd.nsq; version=1.0"
 
 
-def test_path_comes_before_each_endpoint():
+def test_path_of_a_url_is_the_prefix_of_each_endpoint():
     with http_peer(lambda asked, sock: reply()) as served:
         HTTPClient.from_url(f"http://{served.address}/nsq/one").request("GET", "/ping")
 
@@ -262,7 +262,7 @@ def test_path_comes_before_each_endpoint():
         ),
     ],
 )
-def test_answer_that_is_too_long_is_refused(answer):
+def test_response_above_the_limit_is_refused(answer):
     def answered(asked, sock):
         sock.sendall(answer)
 
@@ -272,12 +272,12 @@ def test_answer_that_is_too_long_is_refused(answer):
     assert caught.value.status == 200
 
 
-def test_answer_of_the_limit_is_fine():
+def test_response_at_the_limit_is_accepted():
     with http_peer(lambda asked, sock: reply(b"x" * 1000)) as served:
         assert HTTPClient.from_url(served.address, max_response_size=1000).request("GET", "x") == b"x" * 1000
 
 
-def test_endless_answer_is_cut_off():
+def test_endless_response_is_cut_off():
     def answered(asked, sock):
         sock.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
         while True:
@@ -288,7 +288,7 @@ def test_endless_answer_is_cut_off():
 
 
 @pytest.mark.parametrize("status", ["301 Moved", "500 Oops"])
-def test_endless_answer_of_another_status_is_cut_off(status):
+def test_endless_response_of_another_status_is_cut_off(status):
     def answered(asked, sock):
         sock.sendall(f"HTTP/1.1 {status}\r\nLocation: /x\r\n\r\n".encode())
         while True:
@@ -300,13 +300,13 @@ def test_endless_answer_of_another_status_is_cut_off(status):
     assert caught.value.status == int(status[:3])
 
 
-def test_encoding_that_nobody_asked_for_is_refused():
+def test_response_with_an_encoding_is_refused():
     answer = reply(b"\x1f\x8b", "200 OK", "text/plain", "Content-Encoding: gzip")
     with http_peer(lambda asked, sock: answer) as served, pytest.raises(NSQHttpError, match="encoded as 'gzip'"):
         HTTPClient.from_url(served.address).request("GET", "x")
 
 
-def test_answer_that_ends_too_early_is_none():
+def test_response_that_ends_too_early_is_an_error():
     def answered(asked, sock):
         sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nOK")
 
@@ -320,7 +320,7 @@ def test_answer_that_ends_too_early_is_none():
 
 
 @pytest.mark.parametrize("client", [HTTPClient, NsqdHTTPClient, LookupdClient])
-def test_connection_class_is_gone_and_says_so(client):
+def test_connection_class_is_refused_with_a_hint(client):
     with pytest.raises(TypeError, match="connection_class is gone"):
         client("h", 1, connection_class=object)
     with pytest.raises(TypeError, match="connection_class is gone"):
@@ -328,7 +328,7 @@ def test_connection_class_is_gone_and_says_so(client):
 
 
 @pytest.mark.parametrize("client", [HTTPClient, NsqdHTTPClient, LookupdClient])
-def test_unknown_option_names_those_that_there_are(client):
+def test_unknown_option_of_a_client_lists_all_options(client):
     with pytest.raises(
         TypeError, match=rf"{client.__name__} has no option tmeout; did you mean timeout\? options are auth"
     ):

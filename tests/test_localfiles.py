@@ -23,7 +23,7 @@ def umask(request):
 
 
 @pytest.mark.parametrize(("mode", "of_file"), [(0o700, 0o600), (0o770, 0o660), (0o2755, 0o644)], ids=oct)
-def test_mode_is_as_asked_for_whatever_the_umask_is(tmp_path, umask, mode, of_file):
+def test_mode_of_a_file_does_not_depend_on_the_umask(tmp_path, umask, mode, of_file):
     make_directory(tmp_path / "a", mode)
     write_file(tmp_path / "a" / "one", tmp_path / "a" / ".tmp", b"1", mode)
     os.close(open_or_create(tmp_path / "a" / "two", mode))
@@ -40,7 +40,7 @@ def test_without_a_mode_the_umask_decides(tmp_path, umask):
     assert (mode_of(tmp_path / "a"), mode_of(tmp_path / "one")) == (0o777 & ~umask, 0o666 & ~umask)
 
 
-def test_what_exists_keeps_its_mode(tmp_path):
+def test_existing_files_keep_their_mode(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a").chmod(0o755)
     (tmp_path / "one").touch()
@@ -62,12 +62,12 @@ def test_directory_keeps_the_group_bit_of_its_parent(tmp_path):
 @pytest.mark.parametrize(
     ("given", "completed"), [(0o700, 0o700), (0o600, 0o700), (0o660, 0o770), (0o2640, 0o2750)], ids=oct
 )
-def test_all_that_may_read_may_search(given, completed):
+def test_mode_gets_x_where_it_has_r(given, completed):
     assert check_mode(given) == completed
 
 
 @pytest.mark.parametrize("mode", [0, 0o077, 0o500, 0o1777, 0o4700, 700, 0o10700, -0o700])
-def test_mode_that_can_not_be_meant_is_refused(mode):
+def test_unusable_mode_is_refused(mode):
     with pytest.raises(ValueError, match=r"not usable: give octal permissions .* such as 0700"):
         check_mode(mode)
 
@@ -106,7 +106,7 @@ def test_symlink_in_the_place_of_a_lock_file_is_refused(tmp_path):
         open_or_create(tmp_path / "lock")
 
 
-def test_file_in_the_place_of_a_directory_is_told(tmp_path):
+def test_file_in_the_place_of_a_directory_is_an_error(tmp_path):
     (tmp_path / "a").touch()
 
     with pytest.raises(FileExistsError):

@@ -27,24 +27,24 @@ from gnsq.tls import client_context
         pytest.param("timeout", 0, "timeout 0 must be at least", id="timeout"),
     ],
 )
-def test_out_of_bounds_names_subject_value_and_limit(name, value, words):
+def test_option_out_of_bounds_names_subject_value_and_limit(name, value, words):
     with pytest.raises(ValueError, match=words):
         ConnectionOptions(**{name: value})
 
 
-def test_special_values_pass():
+def test_special_values_of_an_option_are_valid():
     options = ConnectionOptions(heartbeat_interval=-1, output_buffer_size=-1, output_buffer_timeout=0)
 
     assert options.identify_body()["heartbeat_interval"] == -1
 
 
 @pytest.mark.parametrize("value", ["60", True])
-def test_not_a_number_is_a_type_error(value):
+def test_option_that_is_not_a_number_is_a_type_error(value):
     with pytest.raises(TypeError, match="timeout must be float, not"):
         ConnectionOptions(timeout=value)
 
 
-def test_unknown_option_lists_those_there_are():
+def test_unknown_option_lists_all_options():
     with pytest.raises(TypeError, match=r"Consumer has no option xyz; options are address_resolver, auth_secret"):
         ConnectionOptions.from_keywords("Consumer", {"xyz": 1})
 
@@ -82,7 +82,7 @@ MISSPELT = [
 
 
 @pytest.mark.parametrize(("make", "owner", "meant"), MISSPELT)
-def test_misspelt_option_is_told_the_one_that_was_meant_before_the_list(make, owner, meant):
+def test_misspelt_option_gets_a_similar_one_suggested(make, owner, meant):
     with pytest.raises(TypeError, match=rf"{owner} has no .*; did you mean {meant}\? (options are|it takes) "):
         make()
 
@@ -94,7 +94,7 @@ def test_bound_of_1_is_singular():
         ConsumerOptions(requeue_initial=-1)
 
 
-def test_take_removes_its_own():
+def test_split_keywords_removes_the_options_of_the_class():
     values = {"max_tries": 3, "timeout": 5}
 
     assert ConsumerOptions.split_keywords(values).max_tries == 3
@@ -138,7 +138,7 @@ def test_secret_is_in_no_text():
         ({"tls_v1": 1}, "tls_v1 must be bool, not 1"),
     ],
 )
-def test_wrong_types_are_named(options, words):
+def test_wrong_type_of_an_option_is_named(options, words):
     with pytest.raises(TypeError, match=words):
         ConnectionOptions(**options)
 

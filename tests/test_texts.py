@@ -25,7 +25,7 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize(("names", "text"), UNKNOWN)
-def test_unknown_name_is_told_the_one_that_was_meant(names, text):
+def test_unknown_name_gets_similar_names_suggested(names, text):
     assert nearest(names, ["batch_messages", "Timeout"]) == text
 
 

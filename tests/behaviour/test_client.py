@@ -44,7 +44,7 @@ def test_large_message_arrives_whole(producer, nsqd, topic):
     assert bodies(nsqd, topic) == [body]
 
 
-def test_deferred_message_is_held_back(producer, nsqd, topic):
+def test_deferred_message_is_delivered_after_its_delay(producer, nsqd, topic):
     got = []
     # A channel older than 5 s is looked at every 0.1 s, a younger one up to 5 s late.
     with Consumer(topic, "c", nsqd.tcp_address, message_handler=lambda c, message: got.append(time.time())):
@@ -88,7 +88,7 @@ def test_closing_in_the_middle_requeues_nothing(producer, nsqd, topic):
     assert channel_stats(nsqd, topic, "c")["depth"] == 1000 - len(done)
 
 
-def test_requeued_message_comes_again(producer, nsqd, topic):
+def test_requeued_message_is_delivered_again(producer, nsqd, topic):
     attempts = []
 
     def handle(consumer, message):
@@ -103,7 +103,7 @@ def test_requeued_message_comes_again(producer, nsqd, topic):
     assert attempts == [1, 2, 3]
 
 
-def test_message_times_out_and_comes_again(producer, nsqd, topic):
+def test_message_that_timed_out_is_delivered_again(producer, nsqd, topic):
     attempts = []
 
     def handle(consumer, message):
@@ -158,7 +158,7 @@ def test_too_large_is_refused_by_nsqd(producer, nsqd, topic):
     assert producer.publish(topic, b"fits") == b"OK"
 
 
-def test_http_refusal_has_status_and_words(http):
+def test_http_refusal_has_status_and_text(http):
     with pytest.raises(NSQHttpError, match="<404> TOPIC_NOT_FOUND") as caught:
         http.empty_topic("no-such-topic")
 

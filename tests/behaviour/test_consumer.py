@@ -54,7 +54,7 @@ def test_in_flight_never_exceeds_the_limit(producer, nsqd, topic):
     assert max(most) <= 7
 
 
-def test_slow_messages_do_not_hold_up_the_others(producer, nsqd, topic):
+def test_slow_messages_do_not_delay_the_others(producer, nsqd, topic):
     producer.multipublish(topic, [b"slow"] * 2 + [b"%d" % number for number in range(300)])
     done, release = [], Event()
 
@@ -125,7 +125,7 @@ def test_topic_that_no_nsqlookupd_knows_leaves_the_consumer_healthy_and_not_read
     assert told(caplog, f"topic {topic}: the nsqlookupd knows no nsqd with it yet") == ["INFO", "WARNING"]
 
 
-def test_nsqds_http_port_in_place_of_nsqlookupds_is_told(nsqd, topic, caplog):
+def test_nsqds_http_port_in_place_of_nsqlookupds_is_logged(nsqd, topic, caplog):
     hint = "is it nsqd's HTTP port (4151) in place of nsqlookupd's (4161)?"
 
     with Consumer(
@@ -158,7 +158,7 @@ def told(caplog, text):
     return [record.levelname for record in caplog.records if text in record.getMessage()]
 
 
-def test_failures_pause_all_messages_and_successes_bring_them_back(producer, nsqd, topic):
+def test_failures_pause_the_consumer_and_successes_end_the_pause(producer, nsqd, topic):
     phases, seen = [], []
     # The first pause is long enough to be seen.
     pauses = itertools.chain([1.0], itertools.repeat(0.05))
@@ -188,7 +188,7 @@ def test_failures_pause_all_messages_and_successes_bring_them_back(producer, nsq
         wait_until(lambda: clients(nsqd, topic)[0]["ready_count"] == 10)
 
 
-def test_messages_left_at_the_close_deadline_come_again_at_once(producer, nsqd, topic):
+def test_messages_left_at_the_close_deadline_are_requeued_without_a_delay(producer, nsqd, topic):
     forever = Event()
     producer.multipublish(topic, [b"1", b"2", b"3"])
     first = Consumer(
@@ -207,7 +207,7 @@ def test_messages_left_at_the_close_deadline_come_again_at_once(producer, nsqd, 
     forever.set()
 
 
-def test_batches_are_worked_off_when_messages_run_out(producer, nsqd, topic):
+def test_incomplete_batch_is_handled_when_messages_run_out(producer, nsqd, topic):
     batches = []
     consumer = Consumer(topic, "c", nsqd.tcp_address, max_in_flight=100)
     consumer.on_message.connect(

@@ -29,7 +29,7 @@ def warnings(caplog, text):
     return [record.message for record in caplog.records if record.levelno == logging.WARNING and text in record.message]
 
 
-def test_what_a_handler_should_have_run_is_requeued_not_finished(producer, nsqd, topic, consume):
+def test_message_of_a_handler_that_returns_a_coroutine_is_requeued(producer, nsqd, topic, consume):
     async def later():
         pass
 
@@ -48,7 +48,7 @@ def test_message_requeued_without_a_delay_is_deferred_by_nsqd(producer, nsqd, to
     wait_until(lambda: channel_stats(nsqd, topic, "c")["deferred_count"] == 1)
 
 
-def test_message_that_is_given_up_leaves_a_line(producer, nsqd, topic, consume, caplog):
+def test_message_that_is_given_up_is_logged(producer, nsqd, topic, consume, caplog):
     kept = []
 
     def handle(consumer, message):
@@ -66,7 +66,7 @@ def test_message_that_is_given_up_leaves_a_line(producer, nsqd, topic, consume, 
     assert channel_stats(nsqd, topic, "c")["depth"] == 0
 
 
-def test_handler_that_outlives_its_message_is_told_of_and_counted(producer, nsqd, topic, consume, caplog):
+def test_handler_whose_message_times_out_is_logged_and_counted(producer, nsqd, topic, consume, caplog):
     release = Event()
     attempts = []
 
@@ -87,7 +87,7 @@ def test_handler_that_outlives_its_message_is_told_of_and_counted(producer, nsqd
     wait_until(lambda: consumer.stats().handlers_overdue == 0)
 
 
-def test_asynchronous_message_that_nobody_answers_is_told_of_and_counted(producer, nsqd, topic, consume, caplog):
+def test_async_message_that_times_out_is_logged_and_counted(producer, nsqd, topic, consume, caplog):
     consumer = consume(lambda _, message: message.enable_async(), msg_timeout=1.0, max_tries=0)
     producer.publish(topic, b"x")
     wait_until(lambda: consumer.stats().async_timed_out)

@@ -28,7 +28,7 @@ def refusal(client, method, path, params=None, body=None):
 # --- nsqd: publishing -------------------------------------------------------------------------------------------------
 
 
-def test_publishing_in_every_way(http, nsqd, topic):
+def test_http_publishes_in_every_way(http, nsqd, topic):
     assert http.publish(topic, b"pub\n\x00") == b"OK"
     assert http.publish(topic, "text") == b"OK"
     assert http.publish(topic, b"defer 0", defer=0) == b"OK"
@@ -77,7 +77,7 @@ def test_large_batch_arrives(http, topic, binary):
         ),
     ],
 )
-def test_refused_publishing(http, path, params, body, expected):
+def test_refused_publish_over_http_has_nsqds_status_and_text(http, path, params, body, expected):
     assert refusal(http, "POST", path, params, body) == expected
 
 
@@ -91,7 +91,7 @@ def test_refusal_leaves_the_client_usable(http, topic):
 # --- nsqd: topics and channels ----------------------------------------------------------------------------------------
 
 
-def test_life_of_a_topic_and_its_channel(http, topic):
+def test_topic_and_channel_are_created_paused_emptied_and_deleted(http, topic):
     def topic_now():
         return next((found for found in http.stats()["topics"] if found["topic_name"] == topic), None)
 
@@ -152,7 +152,7 @@ TOPIC_CASES = [
 
 
 @pytest.mark.parametrize(("path", "params", "expected"), TOPIC_CASES)
-def test_refused_names(http, path, params, expected):
+def test_refused_names_over_http_have_nsqds_status_and_text(http, path, params, expected):
     assert refusal(http, "POST", path, params) == expected
 
 
@@ -248,7 +248,7 @@ def test_settings_are_read_and_changed(http):
     assert http.config("broadcast_address") == b"127.0.0.1"
 
 
-def test_refused_settings(http):
+def test_refused_settings_have_nsqds_status_and_text(http):
     for call in (lambda: http.config("no_such_option"), lambda: http.set_config("msg_timeout", "5s")):
         with pytest.raises(NSQHttpError, match="http error <400> INVALID_OPTION"):
             call()
@@ -262,7 +262,7 @@ def test_refused_settings(http):
 # --- nsqlookupd -------------------------------------------------------------------------------------------------------
 
 
-def test_registry_of_names(lookup, topic):
+def test_nsqlookupd_registers_names(lookup, topic):
     assert lookup.create_topic(topic) == b""
     assert lookup.create_topic(topic) == b""
     assert topic in lookup.topics()["topics"]
@@ -286,7 +286,7 @@ def test_channel_brings_its_topic(lookup, topic):
     assert isinstance(lookup.debug(), dict)
 
 
-def test_unknown_topic_of_lookupd(lookup):
+def test_unknown_topic_of_nsqlookupd_is_404(lookup):
     with pytest.raises(NSQHttpError, match="http error <404> TOPIC_NOT_FOUND") as caught:
         lookup.lookup(MISSING)
 
@@ -294,7 +294,7 @@ def test_unknown_topic_of_lookupd(lookup):
     assert lookup.channels(MISSING) == {"channels": []}
 
 
-def test_lookupds_facts(lookup):
+def test_nsqlookupd_answers_info_and_ping(lookup):
     assert lookup.ping() == b"OK"
     assert "version" in lookup.info()
     assert isinstance(lookup.nodes()["producers"], list)
@@ -316,5 +316,5 @@ LOOKUPD_CASES = [
 
 
 @pytest.mark.parametrize(("method", "path", "params", "expected"), LOOKUPD_CASES)
-def test_refusals_of_lookupd(lookup, method, path, params, expected):
+def test_refusals_of_nsqlookupd_have_its_status_and_text(lookup, method, path, params, expected):
     assert refusal(lookup, method, path, params) == expected

@@ -104,7 +104,7 @@ def test_messages_go_both_ways_through_all_layers(
 
 @pytest.mark.parametrize("size", [1, 3, 17])
 @pytest.mark.parametrize(("encrypted", "compression"), [(True, None), (True, "snappy"), (True, "deflate")])
-def test_negotiation_in_small_pieces(
+def test_handshake_over_a_link_that_slices_bytes(
     start_nsqd, server_certificate, tls, opened, topic, monkeypatch, encrypted, compression, size
 ):
     receive = TcpTransport.recv
@@ -117,7 +117,7 @@ def test_negotiation_in_small_pieces(
 
 
 @pytest.mark.parametrize("level", [1, 6, 9])
-def test_level_of_deflate_is_nsqds_to_cut(start_nsqd, opened, topic, level):
+def test_deflate_level_is_limited_by_nsqd(start_nsqd, opened, topic, level):
     client = opened(start_nsqd(max_deflate_level=5), deflate=True, deflate_level=level)
 
     assert client.identity.answer["deflate_level"] == min(level, 5)
@@ -148,11 +148,11 @@ def test_certificate_that_is_not_trusted_is_refused(
         pytest.param({"tls_context": ssl._create_unverified_context()}, id="own context"),
     ],
 )
-def test_checks_can_be_left_to_the_user(start_nsqd, server_certificate, opened, options):
+def test_checks_of_certificates_can_be_turned_off(start_nsqd, server_certificate, opened, options):
     assert opened(start_nsqd(**server_certificate), **options).identity.tls
 
 
-def test_announced_name_is_checked_where_the_resolver_leads_elsewhere(
+def test_announced_name_is_checked_if_the_resolver_returns_another_address(
     start_nsqd, certificates, opened, tls, monkeypatch
 ):
     certificate, key = certificates.server(["nsqd.example"])
@@ -168,7 +168,7 @@ def test_announced_name_is_checked_where_the_resolver_leads_elsewhere(
 
 
 @pytest.mark.parametrize("version", [ssl.PROTOCOL_TLSv1_2, None], ids=["1.2", "newest"])
-def test_client_certificate_is_asked_for_and_shown(
+def test_client_certificate_is_sent_if_nsqd_requires_it(
     start_nsqd, server_certificate, certificates, opened, topic, version
 ):
     nsqd = start_nsqd(**server_certificate, tls_root_ca_file=certificates.ca, tls_client_auth_policy="require-verify")
@@ -194,7 +194,7 @@ def test_tls_that_is_not_offered_is_never_clear_text(start_nsqd, opened, topic):
         producer.publish(topic, b"x", timeout=0.1)
 
 
-def test_required_tls_says_what_to_do(start_nsqd, server_certificate, opened, topic):
+def test_refusal_for_missing_tls_has_a_hint(start_nsqd, server_certificate, opened, topic):
     client = opened(start_nsqd(**server_certificate, tls_required=True))
 
     client.publish(topic, b"x")
@@ -232,14 +232,14 @@ def test_secret_that_is_wrong_missing_or_not_enough(start_nsqd, auth_server, ope
         client.check_ok()
 
 
-def test_secret_is_not_sent_where_nobody_asks(start_nsqd, opened, topic):
+def test_secret_is_not_sent_to_an_nsqd_without_auth(start_nsqd, opened, topic):
     client = opened(start_nsqd(), auth_secret=b"all")
 
     client.publish(topic, b"x")
     client.check_ok()
 
 
-def test_layers_may_be_begun_by_hand(start_nsqd, server_certificate, tls, topic):
+def test_client_that_is_driven_by_hand_starts_tls_and_compression(start_nsqd, server_certificate, tls, topic):
     from gnsq.protocol import commands
 
     nsqd = start_nsqd(**server_certificate)

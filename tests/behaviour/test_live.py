@@ -31,7 +31,7 @@ def consume(nsqd, topic):
 
 
 @pytest.mark.parametrize("kind", ["topic", "channel"])
-def test_paused_messages_wait_until_it_goes_on(http, nsqd, producer, consume, topic, kind):
+def test_messages_of_a_paused_channel_wait_until_it_is_unpaused(http, nsqd, producer, consume, topic, kind):
     names = [topic, "c"] if kind == "channel" else [topic]
     got = consume(max_in_flight=5)
     getattr(http, f"pause_{kind}")(*names)
@@ -50,7 +50,7 @@ def test_paused_messages_wait_until_it_goes_on(http, nsqd, producer, consume, to
     assert before == []
 
 
-def test_emptied_channel_forgets_what_is_in_flight_and_goes_on(http, nsqd, producer, consume, topic):
+def test_emptied_channel_drops_messages_in_flight_and_continues(http, nsqd, producer, consume, topic):
     seen, release, handled = [], Event(), []
 
     def handle(consumer, message):
@@ -71,7 +71,7 @@ def test_emptied_channel_forgets_what_is_in_flight_and_goes_on(http, nsqd, produ
 
 
 @pytest.mark.parametrize("kind", ["topic", "channel"])
-def test_consumer_comes_back_to_what_was_deleted(http, producer, consume, topic, kind):
+def test_consumer_subscribes_again_after_its_channel_was_deleted(http, producer, consume, topic, kind):
     got = consume()
     producer.publish(topic, b"before")
     wait_until(lambda: got == [b"before"])
@@ -127,7 +127,7 @@ def test_message_in_flight_is_not_another_connections_to_finish(nsqd, producer, 
         client.close_stream()
 
 
-def test_identity_of_a_secret_is_told_and_shown(start_nsqd, topic):
+def test_identity_of_a_secret_is_signalled_and_in_the_statistics(start_nsqd, topic):
     auths = []
     grants = {"secret": [Grant(), Grant(topic="^other$")]}
     with FakeAuthServer(grants, identity="billing", threaded=True) as server:

@@ -29,7 +29,7 @@ def test_registry_of_names_is_kept(client, topic):
         client.lookup(topic)
 
 
-def test_it_answers_ping_info_and_nodes(client):
+def test_lookupd_client_asks_for_ping_info_and_nodes(client):
     assert client.ping() == b"OK"
     assert "version" in client.info()
     assert isinstance(client.nodes()["producers"], list)

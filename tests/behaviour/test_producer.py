@@ -45,7 +45,7 @@ def channel(nsqd, topic):
         pytest.param({"threaded": True}, id="threaded"),
     ],
 )
-def test_everything_confirmed_is_there_once(nsqd, topic, channel, held, options):
+def test_confirmed_messages_are_stored_once(nsqd, topic, channel, held, options):
     bodies = [b"%04d" % number for number in range(1000)]
     with Producer(nsqd.tcp_address, **options) as producer:
         jobs = [gevent.spawn(producer.publish, topic, body) for body in bodies]
@@ -75,7 +75,7 @@ def test_many_messages_of_a_generator_arrive_in_chunks(nsqd, topic, channel, hel
         pytest.param(lambda p, t: p.publish_async(t, b"x", defer=2**32), NSQInvalid, id="long delay"),
     ],
 )
-def test_refused_publish_has_nsqds_reason_and_harms_no_neighbour(nsqd, topic, channel, held, publish, refusal):
+def test_refused_publish_has_nsqds_text_and_affects_no_other_publish(nsqd, topic, channel, held, publish, refusal):
     with Producer(nsqd.tcp_address) as producer:
         before = [producer.publish_async(topic, b"a") for _ in range(100)]
         refused = publish(producer, topic)

@@ -253,7 +253,7 @@ def test_new_hub_of_a_thread_has_a_new_monitor():
     assert got[0] is not got[1]
 
 
-def test_no_thread_to_be_had_is_no_error(monkeypatch):
+def test_monitor_without_a_thread_is_no_error(monkeypatch):
     def refuse(thread):
         raise RuntimeError("can't start new thread")
 

@@ -63,12 +63,12 @@ def test_call_runs_on_the_hubs_thread(hub):
     assert hub.call(threading.current_thread).name == "test"
 
 
-def test_call_gives_back_what_was_returned(hub):
+def test_call_returns_the_result(hub):
     assert hub.call(lambda a, b: a + b, 1, b=2) == 3
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt("no"), SystemExit("no")], ids=repr)
-def test_call_raises_what_was_raised(hub, error):
+def test_call_raises_the_exception(hub, error):
     def fail():
         raise error
 
@@ -181,7 +181,7 @@ def test_stop_from_two_threads_ends_both():
 
 
 @pytest.mark.parametrize("name", ["call", "call_soon"])
-def test_thread_that_was_stopped_takes_nothing_in(name):
+def test_stopped_thread_refuses_calls(name):
     hub = HubThread("test")
     hub.stop()
 
@@ -189,7 +189,7 @@ def test_thread_that_was_stopped_takes_nothing_in(name):
         getattr(hub, name)(lambda: None)
 
 
-def test_hub_that_has_gone_just_now_takes_nothing_in():
+def test_call_that_races_with_the_end_of_the_thread_is_refused():
     hub = HubThread("test")
     hub.stop()
     # As a caller saw it who looked just before.
@@ -250,7 +250,7 @@ def test_greenlets_are_killed_and_may_still_use_the_thread():
     assert ended == [True, True]
 
 
-def test_stop_gives_up_on_a_thread_that_is_blocked(caplog):
+def test_stop_does_not_wait_for_a_blocked_thread_beyond_its_timeout(caplog):
     hub = HubThread("test")
     release = threading.Event()
     outcome = start_call(hub, lambda: release.wait(LIMIT))
@@ -274,7 +274,7 @@ def test_thread_that_dies_ends_what_waits_for_it(caplog, capfd):
     assert caplog.messages == ["thread test has failed"]
 
 
-def test_thread_that_can_not_begin_raises(monkeypatch, caplog):
+def test_thread_that_fails_to_start_raises(monkeypatch, caplog):
     monkeypatch.setattr("gnsq.concurrency.hub_thread.gevent", None)
 
     with pytest.raises(RuntimeError, match="thread test was stopped"):
@@ -290,7 +290,7 @@ def left_over():
     return {**kinds, "descriptors": len(os.listdir("/proc/self/fd"))}
 
 
-def test_nothing_is_left_of_threads_that_were_stopped():
+def test_stopped_threads_leave_no_objects_and_descriptors():
     def live():
         with HubThread("test") as hub:
             # Greenlets that have not begun, that wait, and one that nobody ever starts.

@@ -83,7 +83,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
         pytest.param("POST", HEAD + b"\r\n", b"x", id="body without end"),
     ],
 )
-def test_no_server_holds_a_caller_beyond_the_deadline(release, client_of, method, head, dribble):
+def test_slow_server_does_not_delay_a_call_beyond_its_deadline(release, client_of, method, head, dribble):
     with http_peer(trickling(release, head, dribble)) as peer:
         with gevent.Timeout(5), pytest.raises(NSQHttpTimeout, match=r"no answer within 0\.5 s") as caught:
             client_of(peer, timeout=SHORT).request(method, "x")
@@ -93,7 +93,7 @@ def test_no_server_holds_a_caller_beyond_the_deadline(release, client_of, method
         assert peer.lines == [f"{method} /x"]
 
 
-def test_one_call_may_have_a_deadline_of_its_own(release, client_of):
+def test_call_takes_a_timeout_of_its_own(release, client_of):
     with (
         http_peer(trickling(release, b"", b"")) as peer,
         gevent.Timeout(5),
@@ -198,7 +198,7 @@ TICKS = """
 
 @pytest.mark.parametrize("patch", ["", "from gevent import monkey; monkey.patch_all()"], ids=["plain", "patched"])
 @pytest.mark.subprocess
-def test_others_go_on_while_an_answer_is_held_back(patch):
+def test_other_greenlets_run_while_a_response_is_delayed(patch):
     code = patch + "\n" + textwrap.dedent(TICKS)
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -353,7 +353,7 @@ def test_get_survives_a_connection_that_was_closed_after_sending(client_of):
         assert peer.connections == 3
 
 
-def test_post_is_not_sent_again_over_a_connection_that_was_closed_after_sending(client_of):
+def test_post_is_not_retried_after_a_connection_was_closed_after_sending(client_of):
     with http_peer(closing_second(lambda sock: None)) as peer:
         client = client_of(peer, retries=5)
         client.request("POST", "pub", body=b"1")
@@ -385,7 +385,7 @@ def test_post_survives_a_connection_that_was_closed_before(client_of):
 
 
 @pytest.mark.parametrize(("method", "tries"), [("GET", 3), ("POST", 1), ("PUT", 1)])
-def test_only_a_get_without_answer_is_asked_again(client_of, method, tries):
+def test_only_a_get_without_a_response_is_retried(client_of, method, tries):
     with http_peer(lambda asked, sock: None) as peer:
         with pytest.raises(NSQHttpError, match="no answer"):
             client_of(peer, retries=2).request(method, "x")
@@ -393,7 +393,7 @@ def test_only_a_get_without_answer_is_asked_again(client_of, method, tries):
         assert len(peer.requests) == tries
 
 
-def test_answers_that_are_errors_are_not_asked_for_again(client_of):
+def test_error_responses_are_not_retried(client_of):
     with http_peer(lambda asked, sock: reply(b"", "503 Service Unavailable")) as peer:
         with pytest.raises(NSQHttpError, match="<503>"):
             client_of(peer, retries=5).request("GET", "x")
@@ -402,7 +402,7 @@ def test_answers_that_are_errors_are_not_asked_for_again(client_of):
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_anything_is_tried_again_if_no_connection_could_be_made(client_of, caplog, method):
+def test_every_method_is_retried_if_no_connection_could_be_made(client_of, caplog, method):
     caplog.set_level(logging.DEBUG, "urllib3.connectionpool")
     port = refused_port()
     caller = gevent.spawn(client_of(f"127.0.0.1:{port}", retries=100).request, method, "x")

@@ -22,7 +22,7 @@ def failing(client):
     return str(caught.value)
 
 
-def test_close_ends_calls_under_way():
+def test_close_ends_calls_that_wait():
     release = Event()
     with http_peer(lambda asked, sock: release.wait() and None) as peer:
         client = HTTPClient.from_url(peer.address)
@@ -46,7 +46,7 @@ def test_close_ends_retries(caplog):
     assert "client was closed" in caller.get(timeout=5)
 
 
-def test_closed_client_opens_anew():
+def test_closed_client_opens_new_connections():
     with http_peer(lambda asked, sock: reply()) as peer, HTTPClient.from_url(peer.address) as client:
         client.request("GET", "x")
         client.close()
@@ -200,7 +200,7 @@ FORK_DURING_A_CALL = """
 
 
 @pytest.mark.subprocess
-def test_call_that_waits_while_the_process_forks_fails_in_the_child_and_goes_on_in_the_parent():
+def test_call_that_waits_during_a_fork_fails_in_the_child_and_ends_in_the_parent():
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(FORK_DURING_A_CALL)]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -120,7 +120,7 @@ def test_untrusted_certificate_is_refused_and_not_tried_again(server_files):
         assert served.requests == []
 
 
-def test_other_ca_is_no_help(tmp_path, server_files):
+def test_certificate_of_another_ca_is_refused(tmp_path, server_files):
     other = Authority(tmp_path, "other-ca")
     with https_peer(server_files) as served, pytest.raises(NSQHttpUnreachable, match="not trusted"):
         ask(served, ca_certs=other.path)
@@ -134,19 +134,19 @@ def test_certificate_of_another_host_is_refused(ca):
 
 @pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
 @pytest.mark.parametrize("cert_reqs", ["CERT_NONE", "NONE", ssl.CERT_NONE, 0])
-def test_cert_none_trusts_anybody(ca, cert_reqs):
+def test_cert_none_trusts_any_certificate(ca, cert_reqs):
     with https_peer(ca.issue("elsewhere", "127.0.0.9")) as served:
         assert ask(served, cert_reqs=cert_reqs) == [b"OK", b"OK"]
 
 
 @pytest.mark.parametrize("cert_reqs", [None, "CERT_REQUIRED", "CERT_OPTIONAL", ssl.CERT_REQUIRED])
-def test_everything_else_checks(server_files, cert_reqs):
+def test_every_other_cert_reqs_checks_the_certificate(server_files, cert_reqs):
     with https_peer(server_files) as served, pytest.raises(NSQHttpUnreachable, match="not trusted"):
         ask(served, cert_reqs=cert_reqs)
 
 
 @pytest.mark.subprocess
-def test_directory_of_cas(ca, server_files, tmp_path):
+def test_ca_certs_may_be_a_directory(ca, server_files, tmp_path):
     # OpenSSL finds a CA there by the hash of its name.
     found = subprocess.run(
         ["openssl", "x509", "-noout", "-hash", "-in", ca.path], capture_output=True, text=True, check=True
@@ -156,13 +156,13 @@ def test_directory_of_cas(ca, server_files, tmp_path):
         assert ask(served, ca_certs=tmp_path) == [b"OK", b"OK"]
 
 
-def test_client_certificate(ca, server_files, client_files):
+def test_client_certificate_is_sent(ca, server_files, client_files):
     with https_peer(server_files, client_ca=ca.path) as served:
         cert, key = client_files
         assert ask(served, ca_certs=ca.path, cert_file=cert, key_file=key) == [b"OK", b"OK"]
 
 
-def test_encrypted_key(ca, server_files):
+def test_encrypted_key_is_read_with_its_password(ca, server_files):
     cert, key = ca.issue("locked", password=PASSWORD)
     with https_peer(server_files, client_ca=ca.path) as served:
         assert ask(served, ca_certs=ca.path, cert_file=cert, key_file=key, key_password=PASSWORD) == [b"OK", b"OK"]
@@ -175,7 +175,7 @@ def test_missing_client_certificate_is_named(ca, server_files):
 
 
 @pytest.mark.parametrize("make", [ssl.SSLContext, gevent.ssl.SSLContext], ids=["ssl", "gevent.ssl"])
-def test_context_of_ones_own(ca, server_files, make):
+def test_given_ssl_context_is_used(ca, server_files, make):
     context = make(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(ca.path)
     before = context.cert_store_stats()
@@ -186,12 +186,12 @@ def test_context_of_ones_own(ca, server_files, make):
     assert context.cert_store_stats() == before
 
 
-def test_context_that_trusts_nobody_is_refused(server_files):
+def test_context_that_trusts_no_ca_refuses_the_server(server_files):
     with https_peer(server_files) as served, pytest.raises(NSQHttpUnreachable, match="not trusted"):
         ask(served, ssl_context=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
 
-def test_https_to_a_plain_server_says_so(ca):
+def test_https_to_a_plain_server_has_a_hint(ca):
     plain = peer(lambda sock: sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
     with plain as address, pytest.raises(NSQHttpUnreachable, match="plain http"):
         HTTPClient.from_url(f"https://{address}", ca_certs=ca.path).request("GET", "ping")
@@ -202,7 +202,7 @@ def test_plain_http_to_a_tls_server_fails(server_files):
         ask(served, scheme="http", retries=0)
 
 
-def test_go_servers_words_about_plain_http_are_explained():
+def test_go_servers_text_about_plain_http_is_explained():
     answer = reply(b"Client sent an HTTP request to an HTTPS server.\n", "400 Bad Request")
     advice = r"<400> Client sent .* \(use https\)"
     with http_peer(lambda asked, sock: answer) as served, pytest.raises(NSQHttpError, match=advice):
@@ -230,18 +230,18 @@ def test_nsqds_tcp_port_is_recognized():
         ),
     ],
 )
-def test_what_cannot_be_used_is_refused_at_once(options, words):
+def test_unusable_certificate_files_are_refused_by_the_constructor(options, words):
     with pytest.raises(ValueError, match=words):
         HTTPClient("127.0.0.1", 1, scheme="https", **options)
 
 
-def test_encrypted_key_without_password_asks_nobody(ca):
+def test_encrypted_key_without_a_password_is_refused_without_a_prompt(ca):
     cert, key = ca.issue("locked2", password=PASSWORD)
     with pytest.raises(ValueError, match="give its key_password"):
         HTTPClient("127.0.0.1", 1, scheme="https", cert_file=cert, key_file=key)
 
 
-def test_context_must_be_one():
+def test_ssl_context_of_another_type_is_refused():
     with pytest.raises(TypeError, match=r"must be an ssl\.SSLContext"):
         HTTPClient("127.0.0.1", 1, scheme="https", ssl_context="no")
 
@@ -285,7 +285,7 @@ PATCHED = """
 
 @pytest.mark.parametrize("patched", ["ssl", "all but ssl"])
 @pytest.mark.subprocess
-def test_others_go_on_in_a_patched_process(ca, server_files, patched):
+def test_other_greenlets_run_in_a_patched_process(ca, server_files, patched):
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PATCHED), ca.path, *server_files, patched]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

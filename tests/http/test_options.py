@@ -22,7 +22,7 @@ TIMEOUTS = [
 
 
 @pytest.mark.parametrize(("given", "mapped"), TIMEOUTS)
-def test_timeouts(given, mapped):
+def test_timeout_is_converted(given, mapped):
     assert convert_timeout(given) == mapped
     HttpOptions.from_keywords("X", {"timeout": given})
 
@@ -48,7 +48,7 @@ def test_any_object_with_connect_and_read_is_a_timeout():
         (urllib3.Retry(total=None), HttpOptions().retries),
     ],
 )
-def test_retries(given, retries):
+def test_retries_are_converted(given, retries):
     assert HttpOptions.from_keywords("X", {"retries": given}).retries == retries
 
 
@@ -62,7 +62,7 @@ def test_retries(given, retries):
         (0, "CERT_NONE"),
     ],
 )
-def test_cert_reqs(given, name):
+def test_cert_reqs_are_converted(given, name):
     assert HttpOptions.from_keywords("X", {"cert_reqs": given}).cert_reqs == name
 
 
@@ -91,7 +91,7 @@ def test_cert_reqs(given, name):
         ({"assert_hostname": "x"}, TypeError, "has no option assert_hostname; options are auth, ca_certs"),
     ],
 )
-def test_what_is_wrong_is_named(values, error, words):
+def test_wrong_option_is_named(values, error, words):
     with pytest.raises(error, match=words):
         HttpOptions.from_keywords("HTTPClient", values)
 
@@ -130,7 +130,7 @@ def test_options_show_no_secret():
 
 
 @pytest.mark.parametrize("host", ["", "a b", "http://h", "u:p@h", "h/x", "[::1", "h\n"])
-def test_hosts_that_are_none(host):
+def test_invalid_host_is_refused(host):
     with pytest.raises(ValueError, match="host must be a name"):
         HTTPClient(host, 80)
 
@@ -138,7 +138,7 @@ def test_hosts_that_are_none(host):
 @pytest.mark.parametrize(
     ("port", "error"), [(0, ValueError), (65536, ValueError), ("x", ValueError), (True, TypeError), (1.5, TypeError)]
 )
-def test_ports_that_are_none(port, error):
+def test_invalid_port_is_refused(port, error):
     with pytest.raises(error, match="port"):
         HTTPClient("h", port)
 
@@ -160,6 +160,6 @@ def test_port_may_be_a_str():
 @pytest.mark.parametrize(
     ("path", "error"), [("a b", ValueError), ("a?b", ValueError), ("a\n", ValueError), (5, TypeError)]
 )
-def test_paths_that_are_none(path, error):
+def test_invalid_path_is_refused(path, error):
     with pytest.raises(error, match="path"):
         HTTPClient("h", 80, path=path)

@@ -91,7 +91,7 @@ def test_new_path_is_learned_again_after_an_upgrade():
     assert served.lines == ["POST /pub", "POST /put", "POST /put", "POST /pub", "POST /pub"]
 
 
-def test_server_between_the_ages_is_understood():
+def test_server_with_old_and_new_paths_is_supported():
     """nsqd 0.2.22 knew both /pub and /put, but only /create_topic."""
     with http_peer(knowing("/pub", "/put", "/create_topic", "/delete_topic")) as served:
         client = HTTPClient.from_url(served.address)
@@ -113,14 +113,14 @@ def test_unknown_topic_is_no_unknown_path():
     assert served.lines == ["POST /topic/empty"]
 
 
-def test_server_that_knows_neither_path_says_what_it_said_first():
+def test_error_of_the_first_path_is_raised_if_both_are_unknown():
     with http_peer(knowing()) as served, pytest.raises(NSQHttpError, match=r"/pub: http error <404> NOT_FOUND"):
         HTTPClient.from_url(served.address).request("POST", "pub", old_path="put")
 
     assert served.lines == ["POST /pub", "POST /put"]
 
 
-def test_error_behind_an_old_path_is_learned_from_too():
+def test_old_path_is_remembered_after_an_error_of_its_endpoint():
     refused = reply(b'{"status_code":500,"status_txt":"MSG_EMPTY","data":null}', "500 Oops", "application/json")
     with http_peer(knowing("/put", answer=refused)) as served:
         client = HTTPClient.from_url(served.address)
@@ -131,7 +131,7 @@ def test_error_behind_an_old_path_is_learned_from_too():
     assert served.lines == ["POST /pub", "POST /put", "POST /put"]
 
 
-def test_old_path_that_is_not_answered_is_an_error():
+def test_old_path_without_a_response_is_an_error():
     with http_peer(lambda asked, sock: None if asked.path == "/put" else OLD_404) as served:
         client = HTTPClient.from_url(served.address)
         for _ in range(2):

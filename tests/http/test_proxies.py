@@ -150,7 +150,7 @@ def socks_proxy(seen):
     return handle
 
 
-def test_socks_proxy():
+def test_socks_proxy_is_used():
     pytest.importorskip("socks")
     seen = []
     with serving(socks_proxy(seen)) as address, http_peer(ticking(reply())) as served:

@@ -31,7 +31,7 @@ def result(status, content_type, body, reason="Reason"):
         pytest.param(JSON, b'{"data":1}', {"data": 1}, id="no envelope either"),
     ],
 )
-def test_results(content_type, body, expected):
+def test_response_is_parsed_by_its_content_type(content_type, body, expected):
     assert result(200, content_type, body) == expected
 
 
@@ -80,7 +80,7 @@ def test_error_inside_of_an_old_servers_200_is_an_error():
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000], ids=["empty", "cut", "binary", "deep"])
-def test_what_is_called_json_and_is_none(body):
+def test_body_that_is_declared_as_json_and_is_not_is_an_error(body):
     with pytest.raises(NSQHttpError, match="body is not JSON") as caught:
         result(200, JSON, body)
 
@@ -162,7 +162,7 @@ def test_deep_and_long_values_are_shown_cut():
         pytest.param(None, b"", False, id="no answer"),
     ],
 )
-def test_unknown_paths_are_told_from_unknown_topics(status, body, unknown):
+def test_unknown_path_is_distinguished_from_an_unknown_topic(status, body, unknown):
     assert is_unknown_path(NSQHttpError("x", status, body)) is unknown
 
 
