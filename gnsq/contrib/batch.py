@@ -1,4 +1,5 @@
-"""BatchHandler: messages handled together. Owns the unfinished batch and the one greenlet that watches over it."""
+"""BatchHandler: collects messages and handles them in batches. Owns the incomplete batch and the greenlet that runs it
+in time."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ __all__ = ["BatchHandler"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds between looks at an unfinished batch: whether its time is over, nothing more can come, or the consumer closes.
-LOOK = 0.1
+# Seconds between checks whether an incomplete batch must run.
+CHECK_INTERVAL = 0.1
 
 Spawn = Callable[..., object]
 
@@ -37,35 +38,38 @@ class BatchHandler:
         consumer = Consumer("clicks", "archive", address, max_in_flight=2000)
         consumer.on_message.connect(BatchHandler(1000, handle_batch=insert), weak=False)
 
-    A batch is run when it is full; when its first message has waited ``timeout`` seconds; when half the time is over
-    that nsqd leaves one of its messages; when the consumer is starved, that is when all it has in flight waits here
-    and nsqd sends no more before it is answered; and at once when the consumer closes. For the second and the fourth
-    a RuntimeWarning says that the batch size does not fit: it should be below the consumer's ``max_in_flight``,
-    shared among its nsqds.
+    A batch runs when one of these is true:
 
-    A message whose time is over before its batch runs (because those before it take long) is left out: nsqd delivers
-    it again. A batch that runs longer than that is the caller's to keep, with ``message.touching()``.
+    - It is full.
+    - Its first message has waited ``timeout`` seconds. A RuntimeWarning says that the batch size does not fit.
+    - Half of the msg_timeout of one of its messages is over.
+    - The consumer is starved: all its messages in flight wait here, so nsqd sends no more. A RuntimeWarning as above.
+      batch_size should be below the consumer's ``max_in_flight``, which is divided among its nsqds.
+    - The consumer closes.
+
+    A message that times out before its batch runs is left out, since nsqd delivers it again. A batch that runs longer
+    than msg_timeout must keep its messages with ``message.touching()``.
 
     ``handle_message``, ``handle_batch``, ``handle_message_error`` and ``handle_batch_error`` may be given or
-    overridden. They may answer messages themselves; the others are finished or requeued as said below: after the
-    consumer's delay for the message's attempts, as if a handler had raised. What they raise is logged.
+    overridden. They may answer messages themselves. The other messages are finished, or requeued with the consumer's
+    delay for their attempts. Exceptions are logged.
 
     Args:
         batch_size: Messages of a full batch.
-        handle_batch: Called with the list of what handle_message returned. Returns: all are finished. Raises: all are
-            requeued, after the consumer's delay and, unless it is an NSQRequeueMessage that says otherwise, as
-            failures to back off for.
-        handle_message: Called with each message when its batch runs; returns what goes into it, by default the
-            message. Raises: this one is requeued, the others go on.
-        handle_batch_error: Called with (error, messages, batch) before they are requeued.
-        handle_message_error: Called with (error, message) before it is requeued.
-        timeout: Seconds; None: no limit but nsqd's.
-        spawn: Runs a batch, by default in a greenlet of its own; or how many may run at once: another then waits,
-            and so do the messages behind it.
-        clock: Replaceable time; should be the consumer's.
+        handle_batch: Called with the list of the results of handle_message. If it returns, all messages are finished.
+            If it raises, all are requeued, as failures for backoff unless it is an NSQRequeueMessage that says
+            otherwise.
+        handle_message: Called with each message when its batch runs. Returns the item for the batch; default: the
+            message. If it raises, this message is requeued and the others stay.
+        handle_batch_error: Called with (error, messages, batch) before the messages are requeued.
+        handle_message_error: Called with (error, message) before the message is requeued.
+        timeout: Seconds; None: no limit except msg_timeout.
+        spawn: Runs a batch; default: in a new greenlet. A number: how many batches may run at once. The next batch
+            waits then, and messages after it wait, too.
+        clock: Replaceable time; the consumer's.
 
     Raises:
-        TypeError: If there is no handle_batch, or it is a coroutine function or a generator function.
+        TypeError: If handle_batch is missing, or is a coroutine function or a generator function.
         ValueError: If batch_size, or spawn as a number, is below 1.
     """
 
@@ -103,7 +107,7 @@ class BatchHandler:
         self._watcher: gevent.Greenlet | None = None
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
-        """Take a message in. Waits only if as many batches run as may."""
+        """Add a message to the batch. Waits only while the allowed number of batches run."""
         message.enable_async()
         self._consumer = consumer
         now = self._clock.monotonic()
@@ -122,21 +126,20 @@ class BatchHandler:
             self._watcher = gevent.spawn(self._watch)
             self._watcher.name = "gnsq-batch"
 
-    # --- when a batch runs
+    # --- start of a batch
 
     def _is_starved(self, consumer: Consumer) -> bool:
-        # A message in the consumer's inbox is in flight, too: while there is one, this batch is not what it waits for.
+        # Messages in the consumer's inbox are also in flight. While there are any, the consumer does not wait for this.
         return consumer.is_starved and consumer.total_in_flight <= len(self._messages)
 
     def _watch(self) -> None:
-        """Run the batch in time. One greenlet for all batches that follow each other: a timer a message, or a batch,
-        would cost more than to look now and then."""
+        """Run each incomplete batch in time. One greenlet that polls costs less than a timer per message or batch."""
         try:
             while self._messages:
                 if self._is_due():
                     self._start_batch()
                 else:
-                    self._clock.sleep(min(LOOK, self._deadline - self._clock.monotonic()))
+                    self._clock.sleep(min(CHECK_INTERVAL, self._deadline - self._clock.monotonic()))
         finally:
             self._watcher = None
 
@@ -157,26 +160,26 @@ class BatchHandler:
             self._requeue(messages, backoff=False)
             raise
 
-    # --- running it
+    # --- run of a batch
 
     def run_batch(self, messages: Sequence[Message]) -> None:
         """Handle messages as one batch, and answer them."""
-        messages = [message for message in messages if not self._is_over(message)]
+        messages = [message for message in messages if not self._is_answered_or_timed_out(message)]
         try:
             self._run(messages)
         except BaseException:
-            # Killed, or the program ends: the messages must not wait for their timeout.
+            # Killed, or the program ends: nsqd must not wait for the msg_timeout.
             self._requeue(messages, backoff=False)
             raise
 
-    def _is_over(self, message: Message) -> bool:
+    def _is_answered_or_timed_out(self, message: Message) -> bool:
         if message.has_responded():
             return True
         if message.time_left != 0:
             return False
         self._rate_limited.log(
             logging.WARNING,
-            "over",
+            "timed out",
             "message %s: its timeout was over before its batch ran, nsqd delivers it again",
             message.id,
         )
@@ -192,8 +195,8 @@ class BatchHandler:
             except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # may raise anything
                 self._log(error, "message %s: handle_message raised, message is requeued", message.id)
                 self._note_failure([message], error)
-                self._tell(self.handle_message_error, error, message)
-                self._requeue([message], self._backs_off(error))
+                self._call_and_log(self.handle_message_error, error, message)
+                self._requeue([message], self._is_failure(error))
             else:
                 taken.append(message)
                 batch.append(item)
@@ -204,8 +207,8 @@ class BatchHandler:
         except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # may raise anything
             self._log(error, "handle_batch raised, %s requeued", counted(len(taken), "message is", "messages are"))
             self._note_failure(taken, error)
-            self._tell(self.handle_batch_error, error, taken, batch)
-            self._requeue(taken, self._backs_off(error))
+            self._call_and_log(self.handle_batch_error, error, taken, batch)
+            self._requeue(taken, self._is_failure(error))
         else:
             self.finish_messages(taken)
 
@@ -214,13 +217,13 @@ class BatchHandler:
             for message in messages:
                 self._consumer.note_failure(message, error)
 
-    def _tell(self, callback: Callable[..., object], *arguments: object) -> None:
+    def _call_and_log(self, callback: Callable[..., object], *arguments: object) -> None:
         try:
             callback(*arguments)
         except (Exception, gevent.Timeout):
             logger.exception("%s raised", getattr(callback, "__name__", callback))
 
-    def _backs_off(self, error: BaseException) -> bool:
+    def _is_failure(self, error: BaseException) -> bool:
         if isinstance(error, NSQRequeueMessage):
             if error.backoff is not None:
                 return error.backoff
@@ -230,7 +233,7 @@ class BatchHandler:
     # --- answers
 
     def finish_message(self, message: Message) -> None:
-        """Finish a message that was not answered; if its connection is gone, nsqd delivers it again."""
+        """Finish a message if it is not answered. If its connection is lost, nsqd delivers it again."""
         if message.has_responded():
             return
         try:
@@ -239,16 +242,16 @@ class BatchHandler:
             logger.info("message %s: not finished: %s", message.id, error)
 
     def finish_messages(self, messages: Sequence[Message]) -> None:
-        """Finish those that were not answered."""
+        """Finish the messages that are not answered."""
         for message in messages:
             self.finish_message(message)
 
     def requeue_message(self, message: Message) -> None:
-        """Requeue a message that was not answered, as a failure, after the consumer's delay."""
+        """Requeue a message if it is not answered, as a failure, with the consumer's delay."""
         self._requeue([message], backoff=True)
 
     def requeue_messages(self, messages: Sequence[Message]) -> None:
-        """Requeue those that were not answered."""
+        """Requeue the messages that are not answered."""
         for message in messages:
             self.requeue_message(message)
 
@@ -261,27 +264,27 @@ class BatchHandler:
             except NSQException as error:
                 logger.info("message %s: not requeued: %s", message.id, error)
 
-    # --- what users say
+    # --- methods to override
 
-    def handle_message(self, message: Message) -> Any:  # Any: whatever handle_batch understands
-        """Turn a message into what goes into its batch; raises: it is requeued."""
+    def handle_message(self, message: Message) -> Any:  # Any: an item for handle_batch
+        """Make the item of a message for its batch. If this raises, the message is requeued."""
         return message if self._handle_message is None else self._handle_message(message)
 
     def handle_batch(self, batch: list[Any]) -> object:
-        """Handle a batch; raises: all its messages are requeued."""
+        """Handle a batch. If this raises, all its messages are requeued."""
         assert self._handle_batch is not None  # checked when this was made
         return self._handle_batch(batch)
 
     def handle_message_error(self, error: BaseException, message: Message) -> object:
-        """Hear what handle_message raised; the message is requeued then, if it is not answered here."""
+        """Called with an exception of handle_message. The message is requeued after this, unless this answers it."""
         return None if self._handle_message_error is None else self._handle_message_error(error, message)
 
     def handle_batch_error(self, error: BaseException, messages: list[Message], batch: list[Any]) -> object:
-        """Hear what handle_batch raised; the messages are requeued then, if they are not answered here."""
+        """Called with an exception of handle_batch. The messages are requeued after this, unless this answers them."""
         return None if self._handle_batch_error is None else self._handle_batch_error(error, messages, batch)
 
     def _log(self, error: BaseException, text: str, *arguments: object) -> None:
-        """Log a failure with its traceback, once a minute for each kind."""
+        """Log a failure with its traceback, rate-limited by the type of the error."""
         if isinstance(error, NSQRequeueMessage):
             logger.debug(text, *arguments)
         else:
@@ -292,5 +295,5 @@ def _warn(text: str) -> None:
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
     except RuntimeWarning:
-        # A filter that makes errors of warnings must not cost messages.
+        # A filter that turns warnings into errors must not lose messages.
         logger.warning(text)

@@ -1,4 +1,4 @@
-"""An envelope for message bodies: headers in front of the body, since NSQ's messages have none. Pure: bytes to bytes.
+"""Envelope of a message body: adds headers, which NSQ's messages do not have. Pure: bytes to bytes.
 
 Version 1. Numbers are unsigned, the most significant byte first:
 
@@ -6,19 +6,19 @@ Version 1. Numbers are unsigned, the most significant byte first:
     0       7      magic: 00 4E 53 51 45 4E 56, that is a NUL and "NSQENV"
     7       1      version: 01
     8       2      H: how many bytes the headers take, 0 to 65535
-    10      H      the headers, one behind the other, and nothing else; each is
+    10      H      the headers, one after the other, and nothing else; each is
                    2   N: bytes of its name
                    N   its name, in UTF-8
                    2   V: bytes of its value
                    V   its value, in UTF-8
-    10 + H  rest   the body, as it was; may be empty
+    10 + H  rest   the unchanged body; may be empty
 
-So ``{"a": "xyz"}`` in front of ``hello`` is
+The header ``{"a": "xyz"}`` and the body ``hello`` are encoded as
 
     00 4E 53 51 45 4E 56  01  00 08  00 01 61  00 03 78 79 7A  68 65 6C 6C 6F
 
-A name comes once. Neither text nor JSON begins with a NUL. What does not begin with magic and version, or breaks one of
-these rules, is no envelope, but a body: readers take it as it is, so both kinds may come through one topic.
+Each name occurs once. Neither text nor JSON begins with a NUL. Bytes that do not begin with magic and version, or that
+break one of these rules, are a body without an envelope. So one topic may have both kinds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gnsq.texts import counted
 
 __all__ = ["MAX_HEADERS_SIZE", "unwrap", "wrap"]
 
-# Bytes: what a size of two bytes can say. W3C's baggage may take 8192, its tracestate 512.
+# Bytes; the largest number of two bytes. W3C's baggage may take 8192, its tracestate 512.
 MAX_HEADERS_SIZE = 65_535
 
 _START = b"\x00NSQENV\x01"
@@ -39,9 +39,9 @@ _HEADERS = len(_START) + _SIZE.size
 
 
 def wrap(body: bytes, headers: Mapping[str, str]) -> bytes:
-    """Put a body into an envelope; a body that is an envelope already, too.
+    """Put a body into an envelope, also if it is an envelope already.
 
-    The body comes last: ``wrap(b"", headers) + body`` is the same, and cheaper for many bodies with equal headers.
+    ``wrap(b"", headers) + body`` is the same, and cheaper for many bodies with equal headers.
 
     Raises:
         ValueError: If the headers take more than MAX_HEADERS_SIZE bytes, or one can't be written in UTF-8.
@@ -58,10 +58,11 @@ def wrap(body: bytes, headers: Mapping[str, str]) -> bytes:
 
 
 def unwrap(body: bytes) -> tuple[bytes, dict[str, str]]:
-    """Take a body out of its envelope; gives it and the headers.
+    """Take a body out of its envelope. Only the outer of two envelopes is removed.
 
-    What is no envelope, or a broken one, comes back as it is, with no headers. An envelope that was cut short behind
-    its headers can't be told from a whole one. Of an envelope in an envelope, the outer one is taken off.
+    Returns:
+        The body and its headers. Bytes that are no valid envelope are returned unchanged, without headers. An envelope
+        whose body was cut short is valid.
     """
     if not body.startswith(_START):
         return body, {}
@@ -76,7 +77,7 @@ def unwrap(body: bytes) -> tuple[bytes, dict[str, str]]:
 
 
 def _encoded(name: str, text: str) -> bytes:
-    """Encode the name or the value of the header of this name."""
+    """Encode the name or the value of a header."""
     if not isinstance(text, str):
         raise TypeError(f"name and value of header {name!r} must be str, not {type(text).__name__}")
     try:
@@ -86,10 +87,10 @@ def _encoded(name: str, text: str) -> bytes:
 
 
 def _decode_headers(data: bytes) -> dict[str, str]:
-    """Read headers.
+    """Decode headers.
 
     Raises:
-        struct.error, ValueError: If these are not whole headers, in UTF-8, each name once.
+        struct.error, ValueError: If they are not complete headers in UTF-8 with unique names.
     """
     texts: list[str] = []
     end = 0
@@ -101,5 +102,5 @@ def _decode_headers(data: bytes) -> dict[str, str]:
         raise ValueError(f"headers end at {end} of {counted(len(data), 'byte')}")
     headers = dict(zip(texts[::2], texts[1::2], strict=True))
     if len(headers) * 2 != len(texts):
-        raise ValueError("a header comes twice")
+        raise ValueError("a header occurs twice")
     return headers

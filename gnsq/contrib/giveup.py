@@ -1,7 +1,7 @@
-"""Give-up handlers: where messages go that were delivered more often than ``max_tries``; for ``on_giving_up``.
+"""Give-up handlers, for ``on_giving_up``: they store messages that were delivered more often than ``max_tries``.
 
-Each of them returns when the message is where it belongs, and raises if it could not be put there: the Consumer
-finishes it only then, and requeues it else. So a message can be put there twice, but is not lost.
+Each handler returns after the message is stored, and the Consumer finishes it then. If it can't be stored, the handler
+raises, and the Consumer requeues it. So a message may be stored twice, but is not lost.
 """
 
 from __future__ import annotations
@@ -39,13 +39,11 @@ __all__ = [
 class LogGiveupHandler:
     """Write the body of each message to a log, as text; bytes that are no UTF-8 as ``\\xNN``.
 
-    A body that has newlines takes as many lines: JSONLogGiveupHandler writes one for each message, which can be turned
-    back into it.
+    A body with newlines takes several lines. JSONLogGiveupHandler writes one line per message, without loss.
 
     Args:
-        log: Called with what is to be written; default: sys.stdout's write. A method of a file is followed by its
-            flush.
-        newline: Written behind each message; b"" or b"\\n" if log takes bytes.
+        log: Called with the text; default: sys.stdout.write. If it is a method of a file, the file is flushed.
+        newline: Written after each message; b"" or b"\\n" if log takes bytes.
     """
 
     def __init__(self, log: Callable[[Any], object] | None = None, newline: str | bytes = "\n") -> None:
@@ -54,12 +52,12 @@ class LogGiveupHandler:
         self.newline = newline
 
     def format_message(self, message: Message) -> str | bytes:
-        """Say what is written of a message; may be overridden."""
+        """Return the text of a message; may be overridden."""
         return message.body if isinstance(self.newline, bytes) else message.body.decode("utf-8", "backslashreplace")
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
         """Write a message."""
-        # Not bound earlier: a program may put something else in the place of stdout.
+        # Not bound earlier: a program may replace sys.stdout.
         log: Callable[[Any], object] = sys.stdout.write if self.log is None else self.log
         text = self.format_message(message)
         if isinstance(self.newline, bytes):
@@ -78,24 +76,24 @@ class JSONLogGiveupHandler(LogGiveupHandler):
     """
 
     def format_message(self, message: Message) -> str | bytes:
-        """Say what is written of a message; may be overridden."""
+        """Return the text of a message; may be overridden."""
         return json.dumps(_record(message))
 
 
 class DirectoryGiveupHandler:
-    """Write each message to a file of its own: JSON as of JSONLogGiveupHandler, with ``topic``, ``channel`` and
-    ``nsqd``, too.
+    """Write each message to a file of its own: the JSON of JSONLogGiveupHandler, plus ``topic``, ``channel`` and
+    ``nsqd``.
 
-    A file is whole when it has its name, ``TOPIC.CHANNEL.TIMESTAMP.ID.json``, and safe on the disk when the handler
-    returns. A message that is given up twice is one file.
+    A file gets its name, ``TOPIC.CHANNEL.TIMESTAMP.ID.json``, when it is complete. It is synced to the disk when the
+    handler returns. A message that is given up twice is one file.
 
     Args:
-        directory: Made if it does not exist.
-        mode: Permissions of a directory that is made, and without x of the files, whatever the umask is. The default
-            lets no other user read the bodies; 0o750, say, lets a group do so.
+        directory: Created if it does not exist.
+        mode: Permissions of a directory that is created, and, without x, of the files. The umask is ignored. The
+            default lets no other user read the bodies; 0o750, for example, lets a group read them.
 
     Raises:
-        OSError: If the directory can't be made.
+        OSError: If the directory can't be created.
         ValueError: If the mode does not let the owner read and write.
     """
 
@@ -105,12 +103,12 @@ class DirectoryGiveupHandler:
         make_directory(self.directory, self.mode)
 
     def format_message(self, consumer: Consumer, message: Message) -> bytes:
-        """Say what the file holds; may be overridden."""
+        """Return the content of the file; may be overridden."""
         source = {"topic": consumer.topic, "channel": consumer.channel, "nsqd": message.nsqd}
         return json.dumps({**source, **_record(message)}).encode() + b"\n"
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
-        """Write a message's file, on another thread: disks may take their time.
+        """Write the file of a message, in another thread, since disks may be slow.
 
         Raises:
             OSError: If it can't be written.
@@ -121,31 +119,31 @@ class DirectoryGiveupHandler:
             gevent.get_hub().threadpool.apply(self._write, (name, data))
 
     def _write(self, name: str, data: bytes) -> None:
-        # Two may write the same message's file at once.
+        # Two handlers may write the file of the same message at once.
         write_file(self.directory / name, self.directory / f".{uuid.uuid4().hex}.tmp", data, self.mode)
 
 
 class NsqdGiveupHandler:
     """Publish the body of each message to a topic, over HTTP.
 
-    The hosts take turns; one that fails is followed by the others. One that is silent may have taken the message all
-    the same, so it can be there twice.
+    The hosts are used in turn. If one fails, the others are tried. A host that did not answer may have stored the
+    message, so it may be stored twice.
 
     Args:
-        topic: Where given-up messages go.
+        topic: Topic of given up messages.
         nsqd_hosts: ``host``, ``host:port`` (of HTTP) or a URL, or several.
-        nsqd_class: Called with a host, and the port if there is one; or has ``from_url``, as HTTP clients do. What it
-            makes has ``publish(topic, data)``.
+        nsqd_class: A class with ``from_url()``, as HTTP clients have, or called with the host and, if given, the port.
+            Its objects have ``publish(topic, data)``.
 
     Raises:
-        ValueError: If there is no host, or one is not valid.
+        ValueError: If no host is given, or one is not valid.
     """
 
     def __init__(
         self,
         topic: str,
         nsqd_hosts: str | Sequence[str] = ("localhost",),
-        nsqd_class: Callable[..., Any] = NsqdHTTPClient,  # Any: it is asked for one method
+        nsqd_class: Callable[..., Any] = NsqdHTTPClient,  # Any: only publish() is needed
     ) -> None:
         hosts = [nsqd_hosts] if isinstance(nsqd_hosts, str) else list(nsqd_hosts)
         if not hosts:
@@ -155,14 +153,14 @@ class NsqdGiveupHandler:
         self._turn = 0
 
     def format_message(self, message: Message) -> bytes | str:
-        """Say what is published of a message; may be overridden."""
+        """Return the body to publish; may be overridden."""
         return message.body
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
-        """Publish a message to the first nsqd that takes it.
+        """Publish a message to the first nsqd that accepts it.
 
         Raises:
-            NSQException: If none did; the text has what each said.
+            NSQException: If none did. The text has the error of each.
         """
         data = self.format_message(message)
         first = self._turn % len(self.nsqds)
@@ -180,11 +178,11 @@ class NsqdGiveupHandler:
 
 
 class ProducerGiveupHandler:
-    """Publish the body of each message to a topic, with a Producer; returns when an nsqd has confirmed it.
+    """Publish the body of each message to a topic, with a Producer. Returns when an nsqd has confirmed it.
 
     Args:
-        topic: Where given-up messages go.
-        producer: Started by the caller, and closed after the consumer. Its publish_timeout is how long it may take.
+        topic: Topic of given up messages.
+        producer: The caller starts it, and closes it after the consumer. Its publish_timeout limits the time.
     """
 
     def __init__(self, topic: str, producer: Producer) -> None:
@@ -192,7 +190,7 @@ class ProducerGiveupHandler:
         self.producer = producer
 
     def format_message(self, message: Message) -> bytes:
-        """Say what is published of a message; may be overridden."""
+        """Return the body to publish; may be overridden."""
         return message.body
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
@@ -206,7 +204,7 @@ class ProducerGiveupHandler:
 
 
 def _record(message: Message) -> dict[str, object]:
-    """What JSON can hold of a message, all of it."""
+    """Return a message as an object for JSON, without loss."""
     record: dict[str, object] = {
         "timestamp": message.timestamp,
         "attempts": message.attempts,
@@ -221,7 +219,7 @@ def _record(message: Message) -> dict[str, object]:
 
 
 def _file_name(message_id: bytes) -> str:
-    # nsqd's are hexadecimal digits; what another server makes up must not lead out of the directory.
+    # nsqd's ids are hexadecimal digits. An id of another server must not lead out of the directory.
     return message_id.decode() if message_id.isalnum() else message_id.hex()
 
 
@@ -229,6 +227,6 @@ def _client(nsqd_class: Callable[..., Any], host: str) -> Any:  # Any: see NsqdG
     from_url = getattr(nsqd_class, "from_url", None)
     if from_url is not None:
         return from_url(host)
-    # The default port is the class's to know.
+    # 0: the class has its own default.
     name, port = parse_address(host, default_port=0)
     return nsqd_class(name, port) if port else nsqd_class(name)

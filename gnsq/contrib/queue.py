@@ -1,4 +1,4 @@
-"""QueueHandler and ChannelHandler: messages into a queue, for greenlets of the user's own to take and answer.
+"""QueueHandler and ChannelHandler: put messages into a queue. The program takes them from there and answers them.
 
     messages = QueueHandler()
     consumer = Consumer("clicks", "archive", address, message_handler=messages, max_in_flight=100)
@@ -8,11 +8,11 @@
         ...
         message.finish()
 
-A message that failed is given back with ``message.requeue()``: it comes again after the consumer's delay for its
-attempts, as if a handler had raised, and ``requeue(0)`` at once.
+A message that failed is answered with ``message.requeue()``: nsqd delivers it again after the consumer's delay for its
+attempts, or at once after ``requeue(0)``.
 
-A queue can be given to the ``imap_unordered()`` of a gevent Pool, too. When the consumer closes, it waits for what was
-delivered until its close_timeout is over, so go on answering.
+A queue can also be an argument of ``imap_unordered()`` of a gevent Pool. When the consumer closes, it waits for the
+answers to delivered messages up to its close_timeout, so the program should continue to answer.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = ["ChannelHandler", "QueueHandler"]
 
 
 class QueueHandler(Queue):  # type: ignore[misc]  # gevent has no types
-    """A gevent Queue, for ``on_message``: each message is made asynchronous and put into it.
+    """A gevent Queue, for ``on_message``. Each message becomes async and is put into it.
 
     Args:
-        maxsize: Messages; with more, handlers wait. None: no limit but the consumer's ``max_in_flight``.
+        maxsize: Number of messages; handlers wait while the queue is full. None: only ``max_in_flight`` limits it.
     """
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
-        """Put a message in; waits while the queue is full."""
+        """Put a message into the queue. Waits while it is full."""
         message.enable_async()
         self.put(message)
 
@@ -51,10 +51,10 @@ class QueueHandler(Queue):  # type: ignore[misc]  # gevent has no types
 
 
 class ChannelHandler(Channel):  # type: ignore[misc]  # gevent has no types
-    """A gevent Channel, for ``on_message``: a queue without room, each message waits until somebody takes it."""
+    """A gevent Channel, for ``on_message``: a queue of size 0. Handlers wait until their message is taken."""
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
-        """Give a message to the next who asks."""
+        """Pass a message to the next get()."""
         message.enable_async()
         self.put(message)
 

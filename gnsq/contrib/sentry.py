@@ -1,4 +1,4 @@
-"""SentryExceptionHandler: what handlers raise is reported to Sentry."""
+"""SentryExceptionHandler: reports exceptions of handlers to Sentry."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ __all__ = ["SentryExceptionHandler"]
 
 
 class SentryExceptionHandler:
-    """Report what a handler raised; for a Consumer's ``on_exception``.
+    """Report exceptions of handlers; for a Consumer's ``on_exception``.
 
         consumer.on_exception.connect(SentryExceptionHandler(), weak=False)
 
-    Message bodies are reported, too, unless ``message_extra()`` is overridden.
+    Reports contain the message body, unless ``message_extra()`` is overridden.
 
     Args:
-        client: None: sentry_sdk, imported with the first report; ``sentry_sdk.init()`` is the program's to call. Or
-            an object with a method ``captureException(extra=...)``, which is called while the exception is handled,
-            such as raven's Client.
+        client: None: sentry_sdk, imported at the first report; the program calls ``sentry_sdk.init()``. Or an object
+            with a method ``captureException(extra=...)``, such as raven's Client. It is called while the exception is
+            handled.
 
     Raises:
-        ImportError: If there is no client, and sentry_sdk is not installed.
+        ImportError: If client is None and sentry_sdk is not installed.
     """
 
-    def __init__(self, client: Any = None) -> None:  # Any: it is asked for one method
+    def __init__(self, client: Any = None) -> None:  # Any: only captureException() is needed
         if client is None and find_spec("sentry_sdk") is None:
             raise ImportError("sentry_sdk is not installed; it comes with: pip install gnsq[sentry]")
         self.client = client
 
     def message_extra(self, message: Message) -> dict[str, object]:
-        """Say what is to be reported of a message; may be overridden."""
+        """Return the data of a message for the report; may be overridden."""
         return {
             "id": message.id,
             "timestamp": message.timestamp,
@@ -44,7 +44,7 @@ class SentryExceptionHandler:
         }
 
     def __call__(self, consumer: Consumer, message: Message, error: BaseException) -> None:
-        """Report an error with its message."""
+        """Report an exception with its message."""
         extra = {"message": self.message_extra(message)}
         if self.client is not None:
             self.client.captureException(extra=extra)
