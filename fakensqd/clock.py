@@ -1,7 +1,7 @@
-"""Time for the emulator: the machine's own, or one that stands still until it is told to move on.
+"""Clocks of the emulator: real time, and time that a test moves.
 
-Everything that waits asks a clock: ``monotonic()`` and ``sleep()`` as in ``gnsq.clock``, and ``call_later()`` for
-timers. Broker and sessions never see a clock, they are given ``now``. Both clocks serve as a client's ``clock``, too.
+Servers and connections get a clock; broker and sessions get the time as ``now``. A client takes both clocks as its
+``clock``, too.
 """
 
 from __future__ import annotations
@@ -23,23 +23,21 @@ from gnsq.clock import RealClock as ClientClock
 __all__ = ["Clock", "ManualClock", "RealClock", "Timer", "run_with_timeout"]
 
 _Value = TypeVar("_Value")
-# Real seconds in which a hub must come to rest, and in which nothing happens in one that has: some sleep for a
-# microsecond, so that the loop comes round. It must come round so often, too: on a busy machine the seconds may pass
-# while the process does not run, and data that was sent before arrives meanwhile.
-_PATIENCE = 10.0
-_QUIET = 20e-6
-_QUIET_ROUNDS = 4
+# A hub is idle after so many rounds of its loop, and real seconds, without an event. Seconds: some greenlets sleep for a
+# microsecond. Rounds: on a busy machine the seconds may pass while the process does not run.
+_IDLE_ROUNDS = 4
+_IDLE_SECONDS = 20e-6
 
 
 class Timer(Protocol):
-    """A call that is due some time; may be taken back."""
+    """A call at a later time."""
 
     def cancel(self) -> None:
-        """Forget the call, if it has not happened."""
+        """Drop the call if it has not happened yet."""
 
 
 class Clock(Protocol):
-    """What the servers ask for time."""
+    """Source of time of the servers."""
 
     def monotonic(self) -> float:
         """Seconds since some fixed point; never goes back."""
@@ -48,10 +46,10 @@ class Clock(Protocol):
         """Nanoseconds since 1970."""
 
     def sleep(self, seconds: float) -> None:
-        """Let the calling greenlet wait; others go on."""
+        """Suspend the calling greenlet."""
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call back after some seconds, from the hub: the callback must not block."""
+        """Call the callback in the hub after some seconds. It must not block."""
 
 
 class _HubTimer:
@@ -61,7 +59,7 @@ class _HubTimer:
 
     def __init__(self, seconds: float, callback: Callable[[], None]) -> None:
         self._watcher = gevent.get_hub().loop.timer(max(0.0, seconds))
-        # update: libev counts from its own idea of now, which is as old as the current iteration.
+        # update: libev's own time is that of the beginning of this iteration of the loop.
         self._watcher.start(callback, update=True)
 
     def cancel(self) -> None:
@@ -71,12 +69,12 @@ class _HubTimer:
 
 
 class RealClock(ClientClock):
-    """The machine's own time."""
+    """Real time."""
 
     time_ns = staticmethod(time.time_ns)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call back after some seconds, from the hub."""
+        """Call the callback in the hub after some seconds. It must not block."""
         return _HubTimer(seconds, callback)
 
 
@@ -91,7 +89,7 @@ class _ManualTimer:
 
 
 class _ManualTimeout(gevent.Timeout):  # type: ignore[misc]  # gevent has no types
-    """A gevent.Timeout that goes by a clock."""
+    """A gevent.Timeout of a clock."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         super().__init__()
@@ -100,14 +98,14 @@ class _ManualTimeout(gevent.Timeout):  # type: ignore[misc]  # gevent has no typ
         self._timer: Timer | None = None
 
     def start(self) -> None:
-        """Begin to wait."""
+        """Start the timer."""
         expire = functools.partial(gevent.get_hub().loop.run_callback, self._expire, gevent.getcurrent())
         self._timer = self._clock.call_later(self._seconds, expire)
         if self._seconds <= 0:
             expire()
 
     def _expire(self, waiting: gevent.Greenlet) -> None:
-        # From the hub, a round later: the block may be over by now.
+        # Runs a round of the hub later; the block may have ended.
         if self._timer is not None:
             waiting.throw(self)
 
@@ -117,7 +115,7 @@ class _ManualTimeout(gevent.Timeout):  # type: ignore[misc]  # gevent has no typ
         return self._timer is not None
 
     def close(self) -> None:
-        """Forget it."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -129,16 +127,18 @@ class _ManualTimeout(gevent.Timeout):  # type: ignore[misc]  # gevent has no typ
 
 
 class ManualClock:
-    """A clock that moves only when told to: one hub's, for the emulator and clients in it alike.
+    """A clock that stands still until advance(), for the emulator and its clients in one hub.
 
-    Who waits for something with a time limit, and is the one that would have to move the clock, waits without one.
+    The greenlet that calls advance() must not wait for something with a timeout of this clock: the timeout cannot end.
 
     Args:
         start_ns: The wall clock's time at the start, in nanoseconds since 1970; default: the machine's.
+        idle_timeout: Real seconds after which advance() raises if the hub does not become idle.
     """
 
-    def __init__(self, start_ns: int | None = None) -> None:
+    def __init__(self, start_ns: int | None = None, *, idle_timeout: float = 10.0) -> None:
         self._start_ns = time.time_ns() if start_ns is None else start_ns
+        self._idle_timeout = idle_timeout
         self._now = 0.0
         self._timers: list[tuple[float, int, _ManualTimer]] = []
         self._order = itertools.count()
@@ -152,7 +152,7 @@ class ManualClock:
         return self._start_ns + round(self._now * 1e9)
 
     def sleep(self, seconds: float) -> None:
-        """Let the calling greenlet wait until the clock has been moved that far; 0 only yields."""
+        """Suspend the calling greenlet until the clock has advanced so far; 0 only yields."""
         if seconds <= 0:
             gevent.sleep(0)
             return
@@ -164,104 +164,105 @@ class ManualClock:
             timer.cancel()
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call back from advance(), once the clock has been moved that far."""
+        """Call the callback in advance() when the clock has advanced so far."""
         timer = _ManualTimer(callback)
         heapq.heappush(self._timers, (self._now + max(0.0, seconds), next(self._order), timer))
         return timer
 
     def timeout(self, seconds: float) -> gevent.Timeout:
-        """Make what ends a ``with`` by raising itself, once the clock has been moved that far."""
+        """Make a context manager that raises itself when the clock has advanced so far."""
         return _ManualTimeout(self, seconds)
 
     def wait(self, waitable: Any, seconds: float) -> bool:  # Any: gevent has no types
-        """Wait for an Event or AsyncResult until the clock has been moved that far; whether it has come."""
+        """Wait for an Event or AsyncResult until the clock has advanced so far; return whether it is ready."""
         if seconds <= 0:
             gevent.sleep(0)
             return bool(waitable.ready())
-        over = Event()
-        timer = self.call_later(seconds, over.set)
-        link: Callable[[object], None] = lambda _: over.set()  # noqa: E731  # what is unlinked must be this very object
+        ready_or_timeout = Event()
+
+        def link(_: object) -> None:
+            ready_or_timeout.set()
+
+        timer = self.call_later(seconds, ready_or_timeout.set)
         waitable.rawlink(link)
         try:
-            over.wait()
+            ready_or_timeout.wait()
         finally:
             timer.cancel()
             waitable.unlink(link)
         return bool(waitable.ready())
 
     def advance(self, seconds: float) -> None:
-        """Move on, stopping at every deadline on the way until the hub has come to rest there.
+        """Move the time on. At each deadline on the way, wait until the hub is idle.
 
-        At rest, nothing in this hub can go on without more time, or without threads of others (HTTP requests of our
-        clients run on some) and processes: these are not waited for.
+        In an idle hub no greenlet can continue before the next deadline. Threads of others and processes are not waited
+        for.
 
         Raises:
             ValueError: If the seconds are negative.
-            RuntimeError: If the hub does not come to rest, because something in it never waits.
+            RuntimeError: If the hub does not become idle, because a greenlet in it never waits.
         """
         if seconds < 0:
             raise ValueError(f"seconds {seconds} are negative; time does not go back")
         end = self._now + seconds
-        _run_until_idle()
+        _run_until_idle(self._idle_timeout)
         while self._timers and self._timers[0][0] <= end:
             when, _, timer = heapq.heappop(self._timers)
             if timer.callback is None:
                 continue
             self._now = max(self._now, when)
             timer.callback()
-            _run_until_idle()
+            _run_until_idle(self._idle_timeout)
         self._now = end
 
 
-def _run_until_idle() -> None:
-    """Wait until nothing in this hub can go on: no greenlet to be run, no socket to be read or written."""
+def _run_until_idle(timeout: float, real_time: Callable[[], float] = time.perf_counter) -> None:
+    """Let the greenlets of this hub run until none of them can continue and no socket is ready."""
     threads = gevent.get_hub().threadpool
     switches: deque[None] = deque(maxlen=3)
     tracer = greenlet.settrace(lambda *_: switches.append(None))
     try:
-        with gevent.Timeout(
-            _PATIENCE, RuntimeError(f"hub not at rest after {_PATIENCE} s: something in it never waits")
-        ):
-            quiet_since, rounds = time.perf_counter(), 0
-            while rounds < _QUIET_ROUNDS or time.perf_counter() - quiet_since < _QUIET:
+        with gevent.Timeout(timeout, RuntimeError(f"hub not idle after {timeout} s: a greenlet in it never waits")):
+            idle_since, rounds = real_time(), 0
+            while rounds < _IDLE_ROUNDS or real_time() - idle_since < _IDLE_SECONDS:
                 rounds += 1
                 switches.clear()
                 has_result = len(threads) > 0
-                # What goes over loopback is in the reader's socket when send() returns, so the loop sees it before it
-                # is idle.
+                # Data sent over loopback is in the receiver's socket when send() returns, so the loop sees the socket
+                # before idle() returns.
                 gevent.idle()
                 if len(threads):
-                    # Addresses, numeric ones too, are looked up on threads.
+                    # gevent resolves addresses on threads, numeric ones, too.
                     threads.join()
                     has_result = True
-                # Switches to the hub and back are idle()'s own. A thread may have ended after the loop's last round.
+                # idle() itself makes two switches. A thread may have ended after the last round of the loop.
                 if has_result or len(switches) > 2:
-                    quiet_since, rounds = time.perf_counter(), 0
+                    idle_since, rounds = real_time(), 0
     finally:
         greenlet.settrace(tracer)
 
 
 def run_with_timeout(clock: Clock, seconds: float, function: Callable[[], _Value]) -> _Value:
-    """Call a function that waits, in a greenlet of its own, for so many seconds of a clock at most.
+    """Call a function in its own greenlet, for at most so many seconds of a clock.
 
     Raises:
-        TimeoutError: If it takes longer; it is killed then, as it is when the caller is.
-        Exception: What the function raises.
+        TimeoutError: If it takes longer. The greenlet is killed, as it is if the caller is killed.
+        Exception: The exception of the function.
     """
     outcome: list[_Value | Exception] = []
-    over = Event()
+    ended = Event()
 
     def work() -> None:
         try:
             outcome.append(function())
         except Exception as error:  # noqa: BLE001  # raised below
             outcome.append(error)
-        over.set()
+        ended.set()
 
     worker = gevent.spawn(work)
-    timer = clock.call_later(seconds, over.set)
+    timer = clock.call_later(seconds, ended.set)
     try:
-        over.wait()
+        ended.wait()
     finally:
         timer.cancel()
         worker.kill()

@@ -1,20 +1,19 @@
-"""Clocks: the one that stands still moves only when told to."""
+"""Clocks: real time, and time that a test moves; calls with a timeout."""
 
 import itertools
 import time
-from types import SimpleNamespace
 
 import gevent
 import pytest
 from gevent import socket
 from gevent.event import AsyncResult, Event
 
-from fakensqd.clock import ManualClock, RealClock, run_with_timeout
+from fakensqd.clock import ManualClock, RealClock, _run_until_idle, run_with_timeout
 from gnsq.clock import RealClock as ClientClock
 from tests.helpers import wait_until
 
 
-def test_the_real_clock_calls_back_in_time():
+def test_real_clock_calls_back_after_the_time():
     clock, called = RealClock(), Event()
     before = clock.monotonic()
 
@@ -25,7 +24,7 @@ def test_the_real_clock_calls_back_in_time():
     assert abs(clock.time_ns() - time.time_ns()) < 10**9
 
 
-def test_a_cancelled_timer_does_not_call():
+def test_cancelled_timer_of_the_real_clock_does_not_call():
     clock, calls = RealClock(), []
 
     clock.call_later(0.0, lambda: calls.append("cancelled")).cancel()
@@ -35,7 +34,7 @@ def test_a_cancelled_timer_does_not_call():
     assert calls == ["called"]
 
 
-def test_a_manual_clock_stands_still():
+def test_manual_clock_stands_still():
     clock = ManualClock(start_ns=10**18)
     gevent.sleep(0.001)
 
@@ -46,13 +45,13 @@ def test_advance_stops_at_every_deadline():
     clock = ManualClock(start_ns=0)
     seen = []
 
-    def note():
+    def record():
         seen.append(clock.monotonic())
         if len(seen) < 3:
-            clock.call_later(10.0, note)
+            clock.call_later(10.0, record)
 
     clock.call_later(20.0, lambda: seen.append("later"))
-    clock.call_later(5.0, note)
+    clock.call_later(5.0, record)
     clock.advance(16.0)
     assert seen == [5.0, 15.0]
     assert clock.time_ns() == 16 * 10**9
@@ -61,7 +60,7 @@ def test_advance_stops_at_every_deadline():
     assert seen == [5.0, 15.0, "later", 25.0]
 
 
-def test_a_cancelled_manual_timer_does_not_call():
+def test_cancelled_timer_of_a_manual_clock_does_not_call():
     clock, calls = ManualClock(), []
 
     clock.call_later(1.0, lambda: calls.append(1)).cancel()
@@ -70,7 +69,7 @@ def test_a_cancelled_manual_timer_does_not_call():
     assert calls == []
 
 
-def test_sleepers_wake_when_their_time_has_come():
+def test_sleepers_wake_at_their_time():
     clock, woken = ManualClock(), []
 
     def sleeper(seconds):
@@ -90,16 +89,16 @@ def test_sleepers_wake_when_their_time_has_come():
     assert woken == [0.0, 60.0, 3600.0]
 
 
-def test_time_does_not_go_back():
+def test_advance_refuses_negative_seconds():
     with pytest.raises(ValueError, match="seconds -1 are negative"):
         ManualClock().advance(-1)
 
 
-def test_what_is_done_in_time_gives_its_value():
+def test_run_with_timeout_returns_the_value_of_the_function():
     assert run_with_timeout(RealClock(), 10.0, lambda: gevent.sleep(0) or "done") == "done"
 
 
-def test_what_raises_in_time_is_raised():
+def test_run_with_timeout_raises_the_exception_of_the_function():
     def fail():
         raise KeyError("broken")
 
@@ -107,7 +106,7 @@ def test_what_raises_in_time_is_raised():
         run_with_timeout(RealClock(), 10.0, fail)
 
 
-def test_what_is_not_done_in_time_is_killed():
+def test_run_with_timeout_kills_the_function_after_the_time():
     clock, ends = ManualClock(), []
 
     def wait():
@@ -126,7 +125,7 @@ def test_what_is_not_done_in_time_is_killed():
     assert ends == ["killed"]
 
 
-def test_who_waits_and_is_killed_takes_the_work_along():
+def test_run_with_timeout_kills_the_function_with_its_caller():
     ends = []
 
     def wait():
@@ -143,10 +142,10 @@ def test_who_waits_and_is_killed_takes_the_work_along():
     assert ends == ["killed"]
 
 
-# --- rest -------------------------------------------------------------------------------------------------------------
+# --- idle -------------------------------------------------------------------------------------------------------------
 
 
-def test_advance_returns_when_nothing_can_go_on():
+def test_advance_returns_when_no_greenlet_can_continue():
     clock, seen = ManualClock(), []
     left, right = socket.socketpair()
 
@@ -171,13 +170,12 @@ def test_advance_returns_when_nothing_can_go_on():
     right.close()
 
 
-def test_advance_runs_what_is_due_even_if_the_process_is_suspended_meanwhile(monkeypatch):
+def test_hub_becomes_idle_only_after_some_rounds_even_if_the_process_is_suspended():
     ran = Event()
     gevent.spawn(lambda: (gevent.sleep(0), ran.set()))
-    # A second passes between any two looks at the machine's clock.
-    monkeypatch.setattr("fakensqd.clock.time", SimpleNamespace(perf_counter=itertools.count(1.0).__next__))
 
-    ManualClock(start_ns=0).advance(0.0)
+    # A second passes between two reads of the machine's clock.
+    _run_until_idle(10.0, itertools.count(1.0).__next__)
 
     assert ran.is_set()
 
@@ -198,20 +196,18 @@ def test_deadlines_set_on_the_way_are_met_in_order():
     assert clock.monotonic() == 10.0
 
 
-def test_what_never_waits_is_told_of(monkeypatch):
-    monkeypatch.setattr("fakensqd.clock._PATIENCE", 0.05)
-
+def test_advance_raises_if_a_greenlet_never_waits():
     def spin():
         while True:
             gevent.sleep(0)
 
     spinner = gevent.spawn(spin)
-    with pytest.raises(RuntimeError, match=r"hub not at rest after 0\.05 s: something in it never waits"):
-        ManualClock().advance(1.0)
+    with pytest.raises(RuntimeError, match=r"hub not idle after 0\.05 s: a greenlet in it never waits"):
+        ManualClock(idle_timeout=0.05).advance(1.0)
     spinner.kill()
 
 
-# --- limits -----------------------------------------------------------------------------------------------------------
+# --- timeouts ---------------------------------------------------------------------------------------------------------
 
 CLOCKS = [
     pytest.param(ManualClock, id="manual"),
@@ -221,7 +217,7 @@ CLOCKS = [
 
 
 @pytest.mark.parametrize("make", CLOCKS)
-def test_waiting_for_what_comes(make):
+def test_wait_returns_when_the_event_is_set(make):
     clock, result = make(), AsyncResult()
     gevent.spawn(result.set, 1)
 
@@ -230,14 +226,14 @@ def test_waiting_for_what_comes(make):
 
 
 @pytest.mark.parametrize("make", CLOCKS)
-def test_no_time_is_no_wait(make):
+def test_wait_and_timeout_of_zero_seconds_end_at_once(make):
     assert not make().wait(Event(), 0)
 
     with pytest.raises(gevent.Timeout), make().timeout(0):
         Event().wait()
 
 
-def test_waiting_ends_with_the_time():
+def test_wait_ends_after_the_time():
     clock, never = ManualClock(), Event()
     waiting = gevent.spawn(clock.wait, never, 60.0)
 
@@ -249,7 +245,7 @@ def test_waiting_ends_with_the_time():
     assert never.linkcount() == 0
 
 
-def test_a_timeout_raises_itself_where_it_was_started():
+def test_timeout_raises_itself_in_the_greenlet_that_started_it():
     clock = ManualClock()
     timeout = clock.timeout(60.0)
 
@@ -269,7 +265,7 @@ def test_a_timeout_raises_itself_where_it_was_started():
     assert str(timeout) == "60.0 seconds"
 
 
-def test_a_timeout_that_is_over_hits_nobody():
+def test_timeout_that_passes_after_its_block_has_no_effect():
     clock, done = ManualClock(), Event()
 
     def work():
@@ -286,7 +282,7 @@ def test_a_timeout_that_is_over_hits_nobody():
     assert working.get(timeout=10) == "done"
 
 
-def test_a_timeout_that_is_over_at_once_hits_nobody():
+def test_timeout_of_zero_seconds_has_no_effect_after_its_block():
     timeout = ManualClock().timeout(0)
     with timeout:
         pass
