@@ -23,7 +23,7 @@ from gnsq.clock import RealClock as ClientClock
 __all__ = ["Clock", "ManualClock", "RealClock", "Timer", "run_with_timeout"]
 
 _Value = TypeVar("_Value")
-# A hub is idle after so many rounds of its loop, and real seconds, without an event. Seconds: some greenlets sleep for a
+# A hub is idle after so many rounds of its loop, and real seconds, without an event. Seconds: greenlets may sleep for a
 # microsecond. Rounds: on a busy machine the seconds may pass while the process does not run.
 _IDLE_ROUNDS = 4
 _IDLE_SECONDS = 20e-6

@@ -1,7 +1,7 @@
-"""Run a server on an OS thread with a hub of its own: plain threads, asyncio, subprocesses and other code that blocks
-find a server that answers while they wait.
+"""Base class of the servers, and how to run a server on a thread with its own hub.
 
-The thread is native in monkey-patched processes, too; callers in a gevent hub wait without blocking it.
+Plain threads, asyncio, subprocesses and other blocking code need a server that answers while they wait. The thread is
+native in monkey-patched processes, too; callers in a gevent hub wait without blocking the hub.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import operator
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from types import FunctionType, TracebackType
+from types import FunctionType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import gevent
@@ -26,16 +26,16 @@ __all__ = ["Server", "ServerThread", "ThreadProxy"]
 P = ParamSpec("P")
 T = TypeVar("T")
 _Server = TypeVar("_Server", bound="Server")
-# Seconds that a stopped server's watchers may take to end, since the last of them ended.
+# Seconds until the next watcher of a stopped server must have ended.
 _WATCHER_GRACE = 0.5
-# Seconds that the thread may take to end after its server.
+# Seconds that the thread may run after its server has stopped.
 _THREAD_GRACE = 5.0
 
 
 class Server(ABC):
-    """Base of the servers: started and stopped by start() and stop(), or as a context, in the caller's hub.
+    """Base class of the servers: start() and stop() in the caller's hub, or ``with``.
 
-    With ``threaded=True`` the constructor gives a ServerThread, which has the attributes of the server; isinstance()
+    With ``threaded=True`` the constructor returns a ServerThread, which has the attributes of the server; isinstance()
     and type checkers treat it as the server.
     """
 
@@ -46,7 +46,7 @@ class Server(ABC):
 
     @abstractmethod
     def start(self) -> Self:
-        """Begin to listen."""
+        """Listen."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -55,17 +55,15 @@ class Server(ABC):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
 
 class ThreadProxy:
     """Proxy of an object that belongs to another thread: reads attributes and calls methods on that thread.
 
-    Results that are objects of the emulator are proxies, too. Other results, exceptions, enum members and frozen
-    dataclasses are given as they are; lists, tuples and dicts as copies. In the arguments of a call, proxies are
+    Results that are objects of the emulator become proxies, too. Other results, exceptions, enum members and frozen
+    dataclasses are returned unchanged; lists, tuples and dicts as copies. In the arguments of a call, proxies are
     replaced by their objects. isinstance() and type checkers treat a proxy as its object.
 
     Args:
@@ -73,27 +71,27 @@ class ThreadProxy:
         target: The object.
     """
 
-    def __init__(self, call: Callable[..., Any], target: object) -> None:  # Any: whatever the target gives
+    def __init__(self, call: Callable[..., Any], target: object) -> None:  # Any: attributes and results of the target
         self._call = call
         self._target = target
 
-    @property  # type: ignore[misc]  # read-only: nobody sets it
+    @property  # type: ignore[misc]  # read-only
     def __class__(self) -> type[Any]:  # Any: the class of the target
         return type(self._target)
 
     def __repr__(self) -> str:
         return f"<proxy of {self._target!r}>"
 
-    def __getattr__(self, name: str) -> Any:  # Any: whatever the target has
+    def __getattr__(self, name: str) -> Any:  # Any: as above
         """Read an attribute of the target on its thread."""
         __tracebackhide__ = True
-        # Methods do not change: reading them on this thread saves half the time of a call.
+        # Methods do not change. To read them on this thread saves half the time of a call.
         if isinstance(getattr(type(self._target), name, None), FunctionType):
             return self._wrapped(getattr(self._target, name))
         return self._wrapped(self._call(getattr, self._target, name))
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute of the target on its thread; private ones are the proxy's own."""
+        """Set an attribute of the target on its thread; private ones belong to the proxy."""
         if name.startswith("_"):
             object.__setattr__(self, name, value)
         else:
@@ -103,11 +101,9 @@ class ThreadProxy:
         """Enter the target on its thread."""
         return self.__getattr__("__enter__")()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         """Leave the target on its thread."""
-        self.__getattr__("__exit__")(kind, error, trace)
+        self.__getattr__("__exit__")(*exc_info)
 
     def _wrapped(self, value: Any) -> Any:  # Any: as __getattr__()
         if type(value) in (list, tuple):
@@ -136,8 +132,8 @@ class ThreadProxy:
         return value
 
 
-def _forwarded(function: Callable[..., Any]) -> Callable[..., Any]:  # Any: what the operator takes and gives
-    """Make a proxy's method for an operator, which Python looks for in the class only: it is applied to the target."""
+def _forwarded(function: Callable[..., Any]) -> Callable[..., Any]:  # Any: any operator
+    """Make the method of ThreadProxy for an operator; Python looks operators up in the class only."""
 
     def operate(self: ThreadProxy, *args: Any) -> Any:  # Any: as above
         __tracebackhide__ = True
@@ -163,14 +159,14 @@ def _is_data(value: object) -> bool:
 
 
 class ServerThread(ThreadProxy, Generic[_Server]):
-    """Thread that runs a server: start() and stop() start and stop both; or as a context.
+    """Thread that runs a server, and proxy of this server. start() and stop(), or ``with``, are about both.
 
-    It is a proxy of the server, and start() gives another one, of which start() and stop() are the server's own. While
-    the thread does not run, attributes are read and methods called on the caller's thread. call() runs the caller's own
-    functions on the server's thread.
+    The result of start() is another proxy; its start() and stop() are about the server only. Without a running thread,
+    attributes are read and methods called on the caller's thread. call() runs functions of the caller on the thread of
+    the server.
 
     Args:
-        server: Not started yet.
+        server: A server that is not started yet.
         timeout: Seconds that the server may take to start, and to stop.
     """
 
@@ -179,21 +175,24 @@ class ServerThread(ThreadProxy, Generic[_Server]):
         self._server = server
         self._timeout = timeout
         self._thread: HubThread | None = None
-        # The greenlets of call() that run.
+        # Greenlets that run a call().
         self._calls: set[gevent.Greenlet] = set()
-        # Watchers in the hub before the server was started.
-        self._watchers = 0
+        # Active watchers of the hub before the start of the server.
+        self._watchers_before = 0
         self._stop_error: BaseException | None = None
 
     def start(self) -> _Server:
-        """Start the server and give back a proxy of it. Starts nothing if it runs.
+        """Start the thread and the server, unless they run.
+
+        Returns:
+            A proxy of the server.
 
         Raises:
-            Exception: What the server's start() raises.
-            TimeoutError: If it has not started in time.
+            Exception: The exception of the server's start().
+            TimeoutError: If the server does not start in time.
         """
         if self._thread is None:
-            # A program that a test imports may patch the process: that wants no other thread known to Python.
+            # A program that a test imports may patch the process, which must have no other thread known to Python.
             thread = HubThread("fakensqd", self._stop, is_known=False, kill_greenlets=False)
             try:
                 thread.call(self._start)
@@ -204,26 +203,30 @@ class ServerThread(ThreadProxy, Generic[_Server]):
         return cast(_Server, ThreadProxy(self._call_anywhere, self._server))
 
     def stop(self) -> None:
-        """Stop the server, its hub and its thread. Calls that still wait for something end with a RuntimeError.
+        """Stop the server, its hub and its thread. Running calls raise a RuntimeError.
 
         Raises:
             RuntimeError: If a greenlet or watcher is left over.
-            TimeoutError: If the server has not stopped in time.
+            TimeoutError: If the server does not stop in time.
         """
         if self._thread is not None:
-            # _stop() has a limit of its own.
+            # _stop() has its own timeout.
             self._thread.stop(self._timeout + _THREAD_GRACE)
             self._thread = None
             if self._stop_error is not None:
                 raise self._stop_error
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function on the server's thread, in a greenlet; give back what it returns or raise what it raises.
+        """Call a function in a greenlet on the server's thread, without a timeout.
 
-        It may take as long as it likes. If the caller is interrupted meanwhile, it is killed.
+        The greenlet is killed if the caller is interrupted.
+
+        Returns:
+            The result of the function.
 
         Raises:
-            RuntimeError: If the thread does not run, or is stopped meanwhile.
+            RuntimeError: If the thread does not run, or is stopped during the call.
+            Exception: The exception of the function.
         """
         __tracebackhide__ = True
         if self._thread is None:
@@ -237,15 +240,13 @@ class ServerThread(ThreadProxy, Generic[_Server]):
     def __enter__(self) -> _Server:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
-    # --- in the thread ------------------------------------------------------------------------------------------------
+    # --- on the thread ------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._watchers = gevent.get_hub().loop.activecnt
+        self._watchers_before = gevent.get_hub().loop.activecnt
         with gevent.Timeout(self._timeout, TimeoutError(f"the server did not start within {self._timeout:g} s")):
             self._server.start()
 
@@ -255,16 +256,16 @@ class ServerThread(ThreadProxy, Generic[_Server]):
             with gevent.Timeout(self._timeout, TimeoutError(f"the server did not stop within {self._timeout:g} s")):
                 self._server.stop()
             gevent.killall(list(self._calls))
-            if left := self._left_over():
+            if left := self._count_watchers():
                 raise RuntimeError(f"{counted(left, 'watcher')} of the hub left over after the server was stopped")
-        except BaseException as error:  # noqa: BLE001  # raised by stop(), in the caller
+        except BaseException as error:  # noqa: BLE001  # raised by stop() on the caller's thread
             self._stop_error = error
 
     def _killable(self, function: Callable[[], T]) -> T:
         """Call a function in a greenlet that _stop() kills."""
         __tracebackhide__ = True
         greenlet = gevent.getcurrent()
-        if greenlet in self._calls:  # a call by what is called
+        if greenlet in self._calls:  # a call inside of a call
             return function()
         self._calls.add(greenlet)
         try:
@@ -274,13 +275,13 @@ class ServerThread(ThreadProxy, Generic[_Server]):
         finally:
             self._calls.discard(greenlet)
 
-    def _left_over(self) -> int:
-        """Count the watchers that are still active: waits while some of them end, as a name's resolution on another
-        thread and thousands of connections do."""
+    def _count_watchers(self) -> int:
+        """Count the watchers that are still active. Wait as long as some of them end, such as those of a name that is
+        resolved on another thread, and of thousands of connections."""
         fewest = math.inf
         while True:
             gevent.sleep(0)
-            left: int = gevent.get_hub().loop.activecnt - self._watchers
+            left: int = gevent.get_hub().loop.activecnt - self._watchers_before
             if left < fewest:
                 fewest, deadline = left, time.monotonic() + _WATCHER_GRACE
             if left <= 0 or time.monotonic() > deadline:
