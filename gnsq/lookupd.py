@@ -47,7 +47,6 @@ class LookupdClient(HTTPClient):
         Raises:
             NSQHttpError: With status 404 if no nsqd has it; is_unknown_topic() is False for the 404 of other servers.
         """
-        assert_valid_topic_name(topic)
         try:
             return self._get("lookup", topic=topic)
         except NSQHttpError as error:
@@ -62,7 +61,6 @@ class LookupdClient(HTTPClient):
 
     def channels(self, topic: str) -> Answer:
         """List a topic's channels: ``{"channels": [...]}``, empty for an unknown topic."""
-        assert_valid_topic_name(topic)
         return self._get("channels", topic=topic)
 
     def nodes(self) -> Answer:
@@ -71,18 +69,14 @@ class LookupdClient(HTTPClient):
 
     def create_topic(self, topic: str) -> bytes:
         """Add a topic to the registry."""
-        assert_valid_topic_name(topic)
         return self._post("topic/create", "create_topic", topic=topic)
 
     def delete_topic(self, topic: str) -> bytes:
         """Remove a topic from the registry. nsqds that have it keep it, and add it again when they register again."""
-        assert_valid_topic_name(topic)
         return self._post("topic/delete", "delete_topic", topic=topic)
 
     def create_channel(self, topic: str, channel: str) -> bytes:
         """Add a channel, and its topic, to the registry."""
-        assert_valid_topic_name(topic)
-        assert_valid_channel_name(channel)
         return self._post("channel/create", "create_channel", topic=topic, channel=channel)
 
     def delete_channel(self, topic: str, channel: str) -> bytes:
@@ -91,8 +85,6 @@ class LookupdClient(HTTPClient):
         Raises:
             NSQHttpError: With status 404 if it is unknown.
         """
-        assert_valid_topic_name(topic)
-        assert_valid_channel_name(channel)
         return self._post("channel/delete", "delete_channel", topic=topic, channel=channel)
 
     def tombstone_topic(self, topic: str, node: str) -> bytes:
@@ -104,7 +96,6 @@ class LookupdClient(HTTPClient):
         Raises:
             ValueError: If the node is not host:port.
         """
-        assert_valid_topic_name(topic)
         _check_node(node)
         return self._post("topic/tombstone", "tombstone_topic_producer", topic=topic, node=node)
 
@@ -122,6 +113,7 @@ class LookupdClient(HTTPClient):
         return self._get("debug")
 
     def _get(self, path: str, **params: str) -> Answer:
+        _check_names(params)
         try:
             answer = self.request("GET", path, params)
         except NSQHttpError as error:
@@ -134,8 +126,16 @@ class LookupdClient(HTTPClient):
         return answer
 
     def _post(self, path: str, old_path: str, **params: str) -> bytes:
+        _check_names(params)
         answer: bytes = self.request("POST", path, params, old_path=old_path)
         return answer
+
+
+def _check_names(params: dict[str, str]) -> None:
+    if "topic" in params:
+        assert_valid_topic_name(params["topic"])
+    if "channel" in params:
+        assert_valid_channel_name(params["channel"])
 
 
 def is_unknown_topic(error: NSQHttpError) -> bool:

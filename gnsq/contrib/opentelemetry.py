@@ -1,13 +1,12 @@
-"""traced() and TracedProducer: OpenTelemetry's spans of handled messages and of publishes. Needs the API package alone.
+"""traced() and TracedProducer: OpenTelemetry spans of handled messages and publishes. Needs only the API package.
 
-Attributes are those of the semantic conventions for messaging (1.28 and later), with ``messaging.nsq.message.attempts``
-for what they have no name for.
+Attributes follow the semantic conventions for messaging (1.28 and later). ``messaging.nsq.message.attempts`` is added.
 
-NSQ's messages have no headers. Unless both sides are told ``envelope=True``, no trace comes with a message, and the
-span of its handling is the first of a trace, if the handler is not called within another. With it, a body is published
-in an envelope (gnsq.contrib.envelope) with what the global propagators say of the trace: traceparent, tracestate,
-baggage. ``traced(handler, envelope=True)`` opens it again, and takes bodies without one, too; so begin with the
-consumers. Any other handler that reads such a topic, a BatchHandler's or a give-up handler's, has to open it:
+NSQ's messages have no headers. So by default no trace comes with a message, and the span of its handling starts a new
+trace, unless the handler runs within another span. With ``envelope=True``, TracedProducer puts each body into an
+envelope (gnsq.contrib.envelope) with the headers of the global propagators: traceparent, tracestate, baggage.
+``traced(handler, envelope=True)`` removes the envelope, and also accepts bodies without one; so change the consumers
+first. Other handlers of such a topic, for example a BatchHandler or a give-up handler, must remove it themselves:
 
     body, headers = gnsq.contrib.envelope.unwrap(message.body)
 """
@@ -57,11 +56,11 @@ P = ParamSpec("P")
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.28.0"
 
-# Seconds that close() leaves to spans whose publishes have ended.
+# Seconds that close() waits for the end of spans.
 SPANS_TIMEOUT = 5.0
 
-# The headers of messages whose body has been taken out of its envelope: handlers may see a message more than once.
-_opened: WeakKeyDictionary[Message, dict[str, str]] = WeakKeyDictionary()
+# Headers of messages whose envelope was removed: a message may be handled more than once.
+_removed_headers: WeakKeyDictionary[Message, dict[str, str]] = WeakKeyDictionary()
 
 
 @overload
@@ -86,33 +85,33 @@ def traced(
 
         consumer = Consumer("clicks", "archive", address, message_handler=traced(handle))
 
-    What the handler raises is recorded, and makes the span's status an error; but an NSQRequeueMessage, which is the
-    handler's own decision, is an event. A handler that answers later has a span up to its return. Without an SDK the
-    handler is just called.
+    An exception of the handler is recorded and sets the span's status to an error. An NSQRequeueMessage is an event
+    instead. The span ends when the handler returns, also if the message is answered later. Without an SDK the handler
+    is only called.
 
     Args:
         handler: Called as handler(consumer, message=message).
-        envelope: Take bodies out of their envelopes, with an SDK and without: ``message.body`` is what was given to
-            publish(), for this handler and for those called after it. The sender's span is the parent of the
-            handling's, in the same trace, and linked to as the conventions want it; its baggage is there in the
-            handler. A message that comes without an envelope is handled as if this were off.
-        tracer_provider: Default: the global one, whenever it is set.
+        envelope: Remove the envelope, also without an SDK: ``message.body`` is the published body for this handler and
+            those called after it. The span of the sender is the parent of this one, and is linked to, as the
+            conventions require. The sender's baggage is available in the handler. Bodies without an envelope are
+            handled as without this option.
+        tracer_provider: Default: the global one, also if it is set later.
 
     Raises:
-        TypeError: If it could not handle a message, as for a Consumer.
+        TypeError: If the handler could not handle a message, as for a Consumer.
     """
     check_handler(handler, "traced handler")
-    handle: Callable[..., object] = handler  # what it returns is the consumer's to look at
+    handle: Callable[..., object] = handler  # the consumer checks its result
     tracer = trace.get_tracer("gnsq", VERSION, tracer_provider, SCHEMA_URL)
 
     @functools.wraps(handler)
     def traced_handler(consumer: Consumer, message: Message) -> object:
-        headers = _open(message) if envelope else None
-        if not _is_on(tracer_provider):
-            # Nobody looks, so nothing is put together: 0.8 us a message, and not 4.8.
+        headers = _remove_envelope(message) if envelope else None
+        if not _is_recording(tracer_provider):
+            # Without an SDK no attributes are built: 0.8 us per message, not 4.8.
             return handle(consumer, message=message)
         with (
-            _sent_with(headers) if headers else contextlib.nullcontext(()) as links,
+            _sender_context(headers) if headers else contextlib.nullcontext(()) as links,
             tracer.start_as_current_span(
                 f"process {consumer.topic}",
                 kind=SpanKind.CONSUMER,
@@ -131,28 +130,27 @@ def traced(
                 _record(span, error)
                 raise
 
-    return cast("Callable[..., None]", traced_handler)  # called as the handler is, which wraps() can't say
+    return cast("Callable[..., None]", traced_handler)  # wraps() has no type for this
 
 
 class TracedProducer:
-    """A Producer each of whose publishes is a span of kind PRODUCER, ``send TOPIC``.
+    """A Producer whose publishes are spans of kind PRODUCER, ``send TOPIC``.
 
         with TracedProducer(Producer(address)) as producer:
             producer.publish("clicks", b"{}")
 
-    It is used as the Producer is, which has all the rest: what is not here is asked of it. A span lasts until nsqd has
-    confirmed the publish or it has failed, also where the call itself returns before. Several messages published by one
-    call are one span. What a publish raises is recorded, makes the span's status an error, and goes on; so is the error
-    of the first chunk that failed, where publish_many() does not raise it. Without an SDK the Producer is just called.
+    It is used as a Producer; attributes that are not defined here are those of the Producer. A span ends when nsqd has
+    confirmed the publish or it has failed, also if the call returns earlier. Several messages of one call are one span.
+    An exception is recorded, sets the span's status to an error, and is raised. If publish_many() does not raise, that
+    holds for the error of the first chunk that failed. Without an SDK the Producer is only called.
 
     Args:
-        producer: Started and closed through this, or by itself.
-        envelope: Publish bodies in envelopes that carry the trace context; see the module on who must open them. One
-            adds 80 bytes where there is only a traceparent, which count for max_msg_size. A body that is in an
-            envelope already (one that is forwarded, or that close() gave back) is published as it is, with the context
-            that it has. There are no envelopes without an SDK, nor around headers that are too large for one (a warning
-            says so).
-        tracer_provider: Default: the global one, whenever it is set.
+        producer: Started and closed by this object, or by the program.
+        envelope: Publish bodies in envelopes with the trace context; the module's docstring says which handlers must
+            remove them. An envelope adds 80 bytes if there is only a traceparent; they count for max_msg_size. A body
+            that is in an envelope already (it is forwarded, or close() returned it) is published unchanged. Without an
+            SDK, or if the headers are too large (which is a warning), there are no envelopes.
+        tracer_provider: Default: the global one, also if it is set later.
     """
 
     def __init__(
@@ -162,7 +160,7 @@ class TracedProducer:
         self._envelope = envelope
         self._tracer_provider = tracer_provider
         self._tracer = trace.get_tracer("gnsq", VERSION, tracer_provider, SCHEMA_URL)
-        self._endings = _Endings()
+        self._finisher = _SpanFinisher()
         self._rate_limited = RateLimitedLogger(logger, time.monotonic)
 
     def __getattr__(self, name: str) -> Any:  # Any: the producer's own
@@ -176,15 +174,15 @@ class TracedProducer:
         self.close()
 
     def close(self, timeout: float | None = None) -> list[Unconfirmed]:
-        """Close the producer as its close() does, then wait for the spans of what it has answered, up to 5 s."""
+        """Close the producer as its close() does, then wait for the end of the spans, up to 5 s."""
         try:
             return self.producer.close(timeout)
         finally:
-            # In the hub itself nothing can wait; a greenlet closes the producer then.
+            # The hub itself can't wait; a greenlet closes the producer then.
             if gevent.getcurrent() is not get_hub_if_exists():
-                self._endings.wait(SPANS_TIMEOUT)
+                self._finisher.wait(SPANS_TIMEOUT)
 
-    # Any in these: arguments are the producer's own.
+    # Any in these methods: the arguments are the Producer's.
 
     @overload
     def publish(
@@ -198,13 +196,11 @@ class TracedProducer:
 
     def publish(self, topic: str, data: bytes, *arguments: Any, **options: Any) -> bytes | PublishResult:
         """Publish a message, as Producer.publish()."""
-        result: bytes | PublishResult = self._send_one(self.producer.publish, topic, data, arguments, options)
-        return result
+        return cast("bytes | PublishResult", self._send(self.producer.publish, topic, data, arguments, options))
 
     def publish_async(self, topic: str, data: bytes, *arguments: Any, **options: Any) -> PublishResult:
         """Publish a message without waiting, as Producer.publish_async()."""
-        result: PublishResult = self._send_one(self.producer.publish_async, topic, data, arguments, options)
-        return result
+        return cast("PublishResult", self._send(self.producer.publish_async, topic, data, arguments, options))
 
     @overload
     def multipublish(
@@ -220,87 +216,80 @@ class TracedProducer:
         self, topic: str, messages: Iterable[bytes], *arguments: Any, **options: Any
     ) -> bytes | PublishResult:
         """Publish messages, all or none, as Producer.multipublish()."""
-        result: bytes | PublishResult = self._send_many(self.producer.multipublish, topic, messages, arguments, options)
-        return result
+        result = self._send(self.producer.multipublish, topic, messages, arguments, options, is_many=True)
+        return cast("bytes | PublishResult", result)
 
     def publish_many(self, topic: str, messages: Iterable[bytes], *arguments: Any, **options: Any) -> list[Chunk]:
-        """Publish any number of messages, as Producer.publish_many(); they are asked for one by one."""
-        chunks: list[Chunk] = self._send_many(self.producer.publish_many, topic, messages, arguments, options)
+        """Publish any number of messages, as Producer.publish_many(), which takes them one by one."""
+        chunks: list[Chunk] = self._send(self.producer.publish_many, topic, messages, arguments, options, is_many=True)
         return chunks
 
-    def _send_one(
-        self, call: Callable[..., Any], topic: str, data: bytes, arguments: tuple[Any, ...], options: dict[str, Any]
-    ) -> Any:
-        if not _is_on(self._tracer_provider):
-            return call(topic, data, *arguments, **options)
-
-        def send(prefix: bytes) -> Any:
-            return call(topic, _enveloped(prefix, data), *arguments, **options)
-
-        # What is no bytes is the producer's to refuse.
-        return self._send(topic, {"messaging.message.body.size": len(data)} if isinstance(data, bytes) else {}, send)
-
-    def _send_many(
+    def _send(
         self,
         call: Callable[..., Any],
         topic: str,
-        messages: Iterable[bytes],
+        payload: Any,
         arguments: tuple[Any, ...],
         options: dict[str, Any],
+        *,
+        is_many: bool = False,
     ) -> Any:
-        if not _is_on(self._tracer_provider):
-            return call(topic, messages, *arguments, **options)
+        """Call a method of the producer within a span.
 
-        def send(prefix: bytes) -> Any:
-            if isinstance(messages, (bytes, bytearray, str)):
-                return call(topic, messages, *arguments, **options)  # the producer's to refuse
-            bodies = _Bodies(messages, prefix)
-            try:
-                return call(topic, bodies, *arguments, **options)
-            finally:
-                trace.get_current_span().set_attribute("messaging.batch.message_count", bodies.taken)
-
-        return self._send(topic, {}, send)
-
-    def _send(self, topic: str, attributes: dict[str, AttributeValue], send: Callable[[bytes], Any]) -> Any:
-        """Call send() with what goes before each body, within a span."""
-        span = self._tracer.start_span(
-            f"send {topic}",
-            kind=SpanKind.PRODUCER,
-            attributes={
-                "messaging.system": "nsq",
-                "messaging.operation.name": "send",
-                "messaging.operation.type": "send",
-                "messaging.destination.name": topic,
-                **attributes,
-            },
-        )
+        Args:
+            payload: A body, or an iterable of bodies if is_many.
+        """
+        if not _is_recording(self._tracer_provider):
+            return call(topic, payload, *arguments, **options)
+        attributes: dict[str, AttributeValue] = {
+            "messaging.system": "nsq",
+            "messaging.operation.name": "send",
+            "messaging.operation.type": "send",
+            "messaging.destination.name": topic,
+        }
+        if isinstance(payload, bytes) and not is_many:
+            attributes["messaging.message.body.size"] = len(payload)
+        span = self._tracer.start_span(f"send {topic}", kind=SpanKind.PRODUCER, attributes=attributes)
         try:
             with trace.use_span(span, record_exception=False, set_status_on_exception=False):
-                result = send(self._prefix() if self._envelope else b"")
+                prefix = self._prefix() if self._envelope else b""
+                if not is_many:
+                    result = call(topic, _enveloped(prefix, payload), *arguments, **options)
+                elif isinstance(payload, (bytes, bytearray, str)):
+                    result = call(topic, payload, *arguments, **options)  # the producer refuses it
+                else:
+                    bodies = _Bodies(payload, prefix)
+                    try:
+                        result = call(topic, bodies, *arguments, **options)
+                    finally:
+                        span.set_attribute("messaging.batch.message_count", bodies.taken)
         except BaseException as error:
             _end(span, error)
             raise
         if isinstance(result, PublishResult):
-            self._endings.add(span, result)
+            self._finisher.add(span, result)
         else:
             _end(span, _first_error(result))
         return result
 
     def _prefix(self) -> bytes:
-        """Build the envelope of the current context, up to the body; empty: there is none."""
+        """Encode the envelope of the current context, up to the body; empty if there is no context."""
         headers: dict[str, str] = {}
         propagate.inject(headers)
         try:
             return wrap(b"", headers) if headers else b""
         except ValueError as error:
-            # A message must not be lost for what is known of its trace.
+            # Headers that are too large must not prevent the publish.
             self._rate_limited.log(logging.WARNING, "headers", "published without trace context: %s", error)
             return b""
 
 
 class _Bodies:
-    """Bodies on their way to a producer, each put into an envelope when it is asked for; says how many were."""
+    """Iterates over bodies in envelopes.
+
+    Attributes:
+        taken: How many bodies were taken.
+    """
 
     def __init__(self, bodies: Iterable[bytes], prefix: bytes) -> None:
         self._bodies = bodies
@@ -313,36 +302,36 @@ class _Bodies:
             yield _enveloped(self._prefix, body)
 
 
-class _Endings:
-    """Ends the spans of publishes whose results come later, in whatever thread.
+class _SpanFinisher:
+    """Ends the spans of publishes whose results come later, in any thread.
 
-    What exports a span may wait, which a callback of the producer's hub must not. So a greenlet does it, one for all
-    results that come together: 1 us a publish; with one for each it would be 12.
+    The end of a span may wait for an exporter, which a callback in the producer's hub must not. So a greenlet ends all
+    spans whose results came together: 1 us per publish; a greenlet for each would cost 12.
     """
 
     def __init__(self) -> None:
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._process = os.getpid()
         self._open: set[trace.Span] = set()
-        # Spans whose results are there: with the error, and the nanoseconds of Unix time.
+        # Spans to end, with the error, and the nanoseconds of Unix time.
         self._due: deque[tuple[trace.Span, BaseException | None, int]] = deque()
         self._ender: gevent.Greenlet | None = None
         self._none_open: CrossThreadFuture[None] | None = None
 
     def add(self, span: trace.Span, result: PublishResult) -> None:
-        """End a span when a result is there."""
+        """End a span when the publish has a result."""
         if self._process != os.getpid():
-            # Those of the process that was forked are its own to end.
-            self._begin()
+            # This is a forked child. The parent ends its own spans.
+            self._reset()
         self._open.add(span)
         thread = get_ident()
         is_adding = True
 
         def note(result: PublishResult) -> None:
             if is_adding and get_ident() == thread:
-                # It was there before: this is the caller, who may wait.
+                # The result was there before, so this is the caller, which may wait.
                 self._end(span, result.exception, time.time_ns())
             else:
                 self._note(span, result.exception)
@@ -351,17 +340,17 @@ class _Endings:
         is_adding = False
 
     def wait(self, timeout: float) -> None:
-        """Wait until all have ended, or the timeout (seconds) does."""
+        """Wait until all spans have ended, or the timeout (seconds) is over."""
         if self._process == os.getpid():
-            # In this order, while _end() goes the other way: one of the two sees the other.
+            # _end() uses the opposite order, so one of the two sees the other.
             none_open = self._none_open = CrossThreadFuture()
-            # Here, because a thread of the producer's own is gone by now.
+            # In this thread: the producer's own may have ended.
             self._end_due()
             if self._open:
                 none_open.wait(timeout)
 
     def _note(self, span: trace.Span, error: BaseException | None) -> None:
-        """Take note, in the producer's hub, that a result is there."""
+        """Called in the producer's hub with a result: let the greenlet end the span."""
         if self._process == os.getpid() and span in self._open:
             self._due.append((span, error, time.time_ns()))
             if self._ender is None:
@@ -382,7 +371,7 @@ class _Endings:
     def _end(self, span: trace.Span, error: BaseException | None, end_time: int) -> None:
         try:
             _end(span, error, end_time)
-        except Exception:  # a processor of the program's own may raise anything
+        except Exception:  # a span processor may raise anything
             logger.exception("the span of a publish could not be ended")
         finally:
             self._open.discard(span)
@@ -391,51 +380,51 @@ class _Endings:
 
 
 def _enveloped(prefix: bytes, body: bytes) -> bytes:
-    """Put the prefix before a body; but before none that the producer refuses, or that is in an envelope already."""
+    """Put the prefix before a body, unless the producer refuses it or it is in an envelope already."""
     if not prefix or not isinstance(body, bytes) or not body or unwrap(body)[0] is not body:
         return body
     return prefix + body
 
 
-def _open(message: Message) -> dict[str, str]:
-    """Take a message's body out of its envelope, if it is in one, and give the headers; once or many times."""
-    headers = _opened.get(message)
+def _remove_envelope(message: Message) -> dict[str, str]:
+    """Remove the envelope of a message, if it has one, and return the headers. May be called again."""
+    headers = _removed_headers.get(message)
     if headers is None:
         body, headers = unwrap(message.body)
         if body is not message.body:
             message.body = body
-            _opened[message] = headers
+            _removed_headers[message] = headers
     return headers
 
 
 @contextlib.contextmanager
-def _sent_with(headers: dict[str, str]) -> Iterator[Sequence[trace.Link]]:
-    """Make the sender's context the current one, as far as the headers have it; gives the link to its span."""
+def _sender_context(headers: dict[str, str]) -> Iterator[Sequence[trace.Link]]:
+    """Make the context of the headers the current one, and return the link to the sender's span."""
     context = propagate.extract(headers, contexts.get_current())
     sender = trace.get_current_span(context).get_span_context()
     token = contexts.attach(context)
     try:
-        # One that is not remote is around this call, and none of the headers'.
+        # A span that is not remote is that of the caller: the headers have none.
         yield [trace.Link(sender)] if sender.is_remote else ()
     finally:
         contexts.detach(token)
 
 
-def _is_on(tracer_provider: trace.TracerProvider | None) -> bool:
-    """Whether spans are of use to anybody."""
+def _is_recording(tracer_provider: trace.TracerProvider | None) -> bool:
+    """Whether an SDK records spans."""
     used = trace.get_tracer_provider() if tracer_provider is None else tracer_provider
     return not isinstance(used, (ProxyTracerProvider, NoOpTracerProvider))
 
 
 def _first_error(result: object) -> BaseException | None:
-    """Why the first chunk of a publish_many() failed, if one did; other results are no failures."""
+    """Return the error of the first chunk of a publish_many() that failed, if one did."""
     return (
         next((chunk.error for chunk in result if chunk.error is not None), None) if isinstance(result, list) else None
     )
 
 
 def _end(span: trace.Span, error: BaseException | None, end_time: int | None = None) -> None:
-    # Who is killed has not failed.
+    # A killed greenlet is no failure.
     if isinstance(error, (Exception, gevent.Timeout)):
         _record(span, error)
     span.end(end_time)
