@@ -1,8 +1,6 @@
-"""ChannelClient: one channel of some topics, over all their nsqds' HTTP: create it, ask its depth. No policy.
+"""The channel of a query at its nsqds, over HTTP: create it, ask for its depth, and warn if it has no receiver.
 
-ChannelMonitor: creates a query's channel, asks its depth now and then, and says when nobody receives it.
-
-What is connected runs on a hub thread; its methods are called from another one.
+`ChannelClient` sends the requests in the hub of its caller. `ChannelMonitor` uses it regularly on a hub thread.
 """
 
 from __future__ import annotations
@@ -16,26 +14,25 @@ from typing import Any
 import gevent
 
 from gnsq import LookupdClient, NsqdHTTPClient
+from gnsq.addresses import format_address, is_unix, parse_address
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.errors import NSQException, NSQHttpError
 from gnsq.spark.clients import http_keywords
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.subscriptions import matching_topics
-from gnsq.spark.source.drain import Depth, NoReceiverWarning
+from gnsq.spark.source.drain import WARN_AFTER, Depth, NoReceiverWarning
 
-__all__ = [
-    "ChannelClient",
-    "ChannelMonitor",
-]
+__all__ = ["ChannelClient", "ChannelMonitor"]
 
 logger = logging.getLogger(__name__)
 
+# Seconds between two requests of a monitor, and the least between two that its caller asks for.
+POLL_INTERVAL = 2.0
+MIN_POLL_INTERVAL = 0.2
+
 
 class ChannelClient:
-    """Asks in the calling greenlet's hub.
-
-    Args:
-        options: Topics or their pattern, channel, and addresses of nsqds' and nsqlookupds' HTTP.
+    """One channel of some topics, at all nsqds that the options name or nsqlookupd knows.
 
     Raises:
         ValueError: If an address is not valid, or a file can't be used.
@@ -44,69 +41,69 @@ class ChannelClient:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._http = http_keywords(options)
-        self._named = {address: self._client(address) for address in options.nsqd_http_addresses}
-        # How they call themselves.
-        self._names: dict[str, str] = {}
-        # Those that nsqlookupd told of, kept for their open connections.
+        self._configured = {address: self._make_client(address) for address in options.nsqd_http_addresses}
+        # Configured address -> the address that the nsqd advertises.
+        self._advertised: dict[str, str] = {}
+        # nsqds that nsqlookupd knows, kept for their open connections.
         self._found: dict[str, NsqdHTTPClient] = {}
         self._lookupds = [LookupdClient.from_url(address, **self._http) for address in options.lookupd_http_addresses]
 
     @property
     def has_http(self) -> bool:
-        """Whether there is any address to ask."""
-        return bool(self._named or self._lookupds)
+        """Whether there is an HTTP address to ask."""
+        return bool(self._configured or self._lookupds)
 
     def create(self, *others: str) -> None:
-        """Create topics and channel on each nsqd that was named, and the channel where nsqlookupd knows of a topic.
+        """Create topics and channel at each configured nsqd, and the channel where nsqlookupd knows the topic.
 
         Args:
-            others: Further channels of the topics, which get the same messages as the first: nsqd gives what waits in
-                a topic to its first channel alone, so a topic without channels is paused until all are there.
+            others: Further channels, which get the same messages as the first. nsqd moves the messages that wait in a
+                topic to its first channel alone, so a topic without channels is paused until all channels exist.
 
         Raises:
-            NSQHttpError: If one of them does not answer; the others have the channel then.
+            NSQHttpError: If an nsqd does not answer; the others have the channel then.
         """
-        places, failures = self._topics_by_nsqd()
-        for address, topics in places.items():
+        nsqds, failures = self._topics_by_nsqd()
+        for address, topics in nsqds.items():
             nsqd = self._client_of(address)
             try:
                 for topic in topics:
-                    if address in self._named:
+                    if address in self._configured:
                         nsqd.create_topic(topic)
-                    self._create(nsqd, topic, others)
+                    self._create_channels(nsqd, topic, others)
             except NSQHttpError as error:
                 failures.append(error)
         if failures:
             raise failures[0]
 
-    def _create(self, nsqd: NsqdHTTPClient, topic: str, others: Sequence[str]) -> None:
-        held = bool(others) and not _has_channels(nsqd, topic)
-        if held:
+    def _create_channels(self, nsqd: NsqdHTTPClient, topic: str, others: Sequence[str]) -> None:
+        must_pause = bool(others) and not any(each["channels"] for each in nsqd.stats(topic)["topics"] or ())
+        if must_pause:
             nsqd.pause_topic(topic)
         try:
             for channel in (self._options.channel, *others):
                 nsqd.create_channel(topic, channel)
         finally:
-            if held:
+            if must_pause:
                 nsqd.unpause_topic(topic)
 
     def depth(self, *, partial: bool = False) -> Depth:
-        """Add up what the nsqds have.
+        """Sum up the depths at all nsqds.
 
         Args:
-            partial: Give what is known where some do not answer, as a depth that is not exact.
+            partial: If some nsqds do not answer, return the sum of the others, as a depth that is not exact.
 
         Raises:
-            NSQHttpError: If one of them does not answer (partial: none), or nobody knows of any.
+            NSQHttpError: If an nsqd does not answer (partial: if none does), or no nsqd is known.
         """
-        places, failures = self._topics_by_nsqd()
+        nsqds, failures = self._topics_by_nsqd()
         found: list[Depth] = []
-        for address, topics in places.items():
+        for address, topics in nsqds.items():
             try:
                 found.append(self._depth_at(address, topics))
             except NSQHttpError as error:
                 failures.append(error)
-        if not places and not failures:
+        if not nsqds and not failures:
             wanted = self._options.topic_pattern or self._options.topic
             failures.append(NSQHttpError(f"no nsqlookupd names an nsqd with a topic {wanted!r}: does it exist yet?"))
         if failures and not (partial and found):
@@ -120,8 +117,8 @@ class ChannelClient:
         )
 
     def _depth_at(self, address: str, topics: Sequence[str]) -> Depth:
-        waiting = in_flight = deferred = consumers = 0
-        # Not filtered by channel: nsqd would leave a topic out that does not have it.
+        waiting = in_flight = deferred = subscribers = 0
+        # Without a channel: nsqd leaves out a topic that does not have it, and the topic's own depth counts, too.
         stats = self._client_of(address).stats(topics[0] if len(topics) == 1 else None)
         try:
             for topic in stats["topics"] or ():
@@ -129,123 +126,134 @@ class ChannelClient:
                     continue
                 waiting += topic["depth"]
                 for channel in topic["channels"]:
-                    if channel["channel_name"] != self._options.channel:
-                        continue
-                    waiting += channel["depth"]
-                    in_flight += channel["in_flight_count"]
-                    deferred += channel["deferred_count"]
-                    # nsqd before 1.2 lists them only.
-                    clients = channel.get("client_count")
-                    consumers += len(channel["clients"] or ()) if clients is None else clients
+                    if channel["channel_name"] == self._options.channel:
+                        waiting += channel["depth"]
+                        in_flight += channel["in_flight_count"]
+                        deferred += channel["deferred_count"]
+                        # nsqd before 1.2 has no client_count.
+                        count = channel.get("client_count")
+                        subscribers += len(channel["clients"] or ()) if count is None else count
         except (KeyError, TypeError) as error:
             raise NSQHttpError(f"{address}: /stats is not nsqd's: {error!r}") from error
-        return Depth(waiting, in_flight, deferred, consumers)
+        return Depth(waiting, in_flight, deferred, subscribers)
 
     def close(self) -> None:
-        """Close the connections that are kept for further questions."""
-        for client in (*self._named.values(), *self._found.values(), *self._lookupds):
+        """Close the connections."""
+        for client in (*self._configured.values(), *self._found.values(), *self._lookupds):
             client.close()
 
     def _topics_by_nsqd(self) -> tuple[dict[str, list[str]], list[NSQHttpError]]:
-        """Say which nsqds to ask about which topics: those named about all, others about what a nsqlookupd says; and
-        what was wrong with nsqlookupds, if that leaves open which: each of them is told of all nsqds."""
-        places = {address: list(self._options.topics) for address in self._named}
+        """Find out which nsqds to ask about which topics.
+
+        Returns:
+            Topics by HTTP address, and the failures of nsqlookupds if no other one has answered: each knows all nsqds.
+        """
+        nsqds = {address: list(self._options.topics) for address in self._configured}
         failures: list[NSQHttpError] = []
         for lookupd in self._lookupds:
             try:
-                found = self._topics_of_lookupd(lookupd)
+                nsqds = self._topics_of_lookupd(lookupd) | nsqds
             except NSQHttpError as error:
                 failures.append(error)
-            else:
-                places |= {address: topics for address, topics in found.items() if address not in places}
-        return places, failures if len(failures) == len(self._lookupds) or not places else []
+        return nsqds, failures if len(failures) == len(self._lookupds) or not nsqds else []
 
     def _topics_of_lookupd(self, lookupd: LookupdClient) -> dict[str, list[str]]:
-        """Say which nsqds that were not named have which topics."""
+        """Ask nsqlookupd for nsqds and their topics, without the configured nsqds."""
         found: dict[str, list[str]] = {}
         nodes = lookupd.nodes()
         try:
             for node in nodes["producers"] or ():
-                there = matching_topics(self._options, _topics_of(node))
-                address = f"{node['broadcast_address']}:{node['http_port']}"
-                if there and address not in self._advertised_addresses():
-                    found[address] = there
+                topics = matching_topics(self._options, _topics_of_node(node))
+                address = _address_of_node(node)
+                if topics and address not in self._advertised_addresses():
+                    found[address] = topics
         except (KeyError, TypeError, ValueError) as error:
             raise NSQHttpError(f"{lookupd}: /nodes is not nsqlookupd's: {error!r}") from error
         return found
 
     def _advertised_addresses(self) -> set[str]:
-        """Say by what addresses nsqlookupd knows the nsqds that were named: else they would count twice."""
-        for address, client in self._named.items():
-            if address not in self._names:
-                # One that is down may be known there, too: it counts as one that does not answer, once or twice.
+        """Ask the configured nsqds for the addresses that nsqlookupd knows: no nsqd must be counted twice."""
+        for address, client in self._configured.items():
+            if address not in self._advertised:
+                # One that is down may be found through nsqlookupd, too: either way it is one that does not answer.
                 with contextlib.suppress(NSQHttpError, KeyError):
                     info = client.info()
-                    self._names[address] = f"{info['broadcast_address']}:{info['http_port']}"
-        return set(self._names.values())
+                    self._advertised[address] = format_address(info["broadcast_address"], info["http_port"])
+        return set(self._advertised.values())
 
     def _client_of(self, address: str) -> NsqdHTTPClient:
-        client = self._named.get(address) or self._found.get(address)
+        client = self._configured.get(address) or self._found.get(address)
         if client is None:
-            client = self._found[address] = self._client(address)
+            client = self._found[address] = self._make_client(address)
         return client
 
-    def _client(self, address: str) -> NsqdHTTPClient:
+    def _make_client(self, address: str) -> NsqdHTTPClient:
         return NsqdHTTPClient.from_url(address, **self._http)
 
 
-def _topics_of(node: dict[str, Any]) -> list[str]:  # Any: JSON
-    """List the topics of a node, but for those that it is to be asked for no more."""
+def _topics_of_node(node: dict[str, Any]) -> list[str]:  # Any: JSON
+    """List the topics of an nsqd, without those that a tombstone hides."""
     topics = node["topics"] or ()
-    gone = node.get("tombstones") or [False] * len(topics)
-    return [topic for topic, hidden in zip(topics, gone, strict=True) if not hidden]
+    tombstones = node.get("tombstones") or [False] * len(topics)
+    return [topic for topic, hidden in zip(topics, tombstones, strict=True) if not hidden]
 
 
-def _has_channels(nsqd: NsqdHTTPClient, topic: str) -> bool:
-    return any(each["channels"] for each in nsqd.stats(topic)["topics"] or ())
-
-
-# Seconds between two looks by itself, and at least between two that somebody asks for.
-POLL_INTERVAL = 2.0
-MIN_POLL_INTERVAL = 0.2
+def _address_of_node(node: dict[str, Any]) -> str:  # Any: as above
+    """Return the HTTP address of an nsqd; ValueError or TypeError if it is none to connect to."""
+    host, port = node["broadcast_address"], node["http_port"]
+    if not isinstance(host, str) or is_unix(host):
+        raise ValueError(f"broadcast_address {host!r} is neither a host name nor an IP address")
+    return format_address(*parse_address(format_address(host, port)))
 
 
 class ChannelMonitor:
-    """Nothing happens before start().
+    """Creates a query's channel, asks for its depth regularly, and warns if it has messages and no receiver.
+
+    Its methods are called from another thread than the hub's. Nothing happens before start().
 
     Args:
-        options: The query's.
-        location: Its spool, for people.
+        location: The spool's, for log lines.
+        poll_interval: Seconds between two requests.
+        warn_after: Seconds without a receiver until the warning.
 
     Attributes:
-        depth: What was said last; None if nobody has said anything.
-        asked_at: When that was asked for, in seconds of time.monotonic().
+        depth: The last depth; None if no nsqd has answered.
+        asked_at: When the depth was asked for, by time.monotonic().
     """
 
-    def __init__(self, hub: HubThread, options: ReadOptions, location: str) -> None:
+    def __init__(
+        self,
+        hub: HubThread,
+        options: ReadOptions,
+        location: str,
+        poll_interval: float = POLL_INTERVAL,
+        warn_after: float = WARN_AFTER,
+    ) -> None:
         self.depth: Depth | None = None
         self.asked_at = 0.0
         self._hub = hub
         self._options = options
         self._location = location
-        self._failed = False
+        self._poll_interval = poll_interval
+        self._warn_after = warn_after
+        self._has_failed = False
         self._client = hub.call(ChannelClient, options)
 
     @property
     def has_http(self) -> bool:
-        """Whether there is any address to ask."""
+        """Whether there is an HTTP address to ask."""
         return self._client.has_http
 
     def start(self) -> None:
-        """Create the channel if it is missing, and begin to watch."""
+        """Create the channel if it is missing, and begin to ask for its depth."""
         if self.has_http:
             self._hub.call(self._start)
 
     def ask(self, interval: float = MIN_POLL_INTERVAL) -> Depth | None:
-        """Ask now; None if nobody answers, or somebody asked in the last seconds."""
+        """Ask for the depth now; None if no nsqd answers, or if it was asked for less than interval seconds ago."""
         if not self.has_http or time.monotonic() - self.asked_at < interval:
             return None
-        return self._hub.call(self._read)
+        return self._hub.call(self._ask)
 
     def close(self) -> None:
         """Close the connections."""
@@ -257,39 +265,38 @@ class ChannelMonitor:
         try:
             self._client.create()
         except NSQException as error:
-            # The consumer's SUB will create it; until then it is not seen in the depth.
+            # A consumer's SUB will create it. Until then the depth does not show it.
             logger.warning("channel %s not created: %s", self._options.source, error)
-        gevent.spawn(self._watch).name = f"gnsq-depth-{self._options.source}"
+        gevent.spawn(self._poll).name = f"gnsq-depth-{self._options.source}"
 
-    def _read(self) -> Depth | None:
+    def _ask(self) -> Depth | None:
         asked_at = time.monotonic()
         try:
             self.depth = self._client.depth(partial=True)
         except NSQException as error:
-            # Once, not at each look.
-            level = logging.DEBUG if self._failed else logging.WARNING
+            # As a warning only the first time.
+            level = logging.DEBUG if self._has_failed else logging.WARNING
             logger.log(level, "depth of %s unknown: %s", self._options.source, error)
             self.depth = None
         self.asked_at = asked_at
-        self._failed = self.depth is None
+        self._has_failed = self.depth is None
         return self.depth
 
-    def _watch(self) -> None:
-        unattended = NoReceiverWarning(time.monotonic())
+    def _poll(self) -> None:
+        warning = NoReceiverWarning(time.monotonic(), self._warn_after)
         while True:
-            depth = self._read()
-            if not self._options.receives_here and unattended.is_due(depth, time.monotonic()):
+            depth = self._ask()
+            if not self._options.receives_here and warning.is_due(depth, time.monotonic()):
                 self._warn()
-            gevent.sleep(POLL_INTERVAL)
+            gevent.sleep(self._poll_interval)
 
     def _warn(self) -> None:
-        options = self._options
         remedy = "start receivers: python -m gnsq.spark.receiver --help"
-        if options.receiver_count:
+        if self._options.receiver_count:
             remedy = "has the application cores for its receivers, do they fail? See its log, or use receivers=driver"
         logger.warning(
-            "channel %s has messages waiting and no consumer, the spool %s gets nothing: %s",
-            options.source,
+            "channel %s has messages waiting and no subscriber, the spool %s gets nothing: %s",
+            self._options.source,
             self._location,
             remedy,
         )

@@ -1,6 +1,5 @@
-"""When to wait, when to stop and when to make room: what a channel's depth and a spool's size tell a planner, for
-Trigger.AvailableNow, Trigger.Once and batch reads, and for a stream whose spool is full. PURE: is told facts, asks
-nobody."""
+"""Drain policy: when Trigger.AvailableNow, Trigger.Once and batch reads have read all, and when a full spool needs an
+empty batch. Pure: gets facts and times, reads no clock."""
 
 from __future__ import annotations
 
@@ -9,27 +8,27 @@ from enum import Enum, auto
 
 from gnsq.texts import counted
 
-__all__ = ["Depth", "Drain", "DrainResult", "DepthSample", "EmptyBatchTrigger", "Outcome", "NoReceiverWarning"]
+__all__ = ["Depth", "DepthSample", "Drain", "DrainResult", "EmptyBatchTrigger", "NoReceiverWarning", "Outcome"]
 
-# nsqd moves a message from queue to in flight, and from topic to channel, with an instant in which it is in neither:
-# one look at a channel proves nothing.
+# nsqd moves a message from topic to channel, and from queue to in flight. For an instant it counts in neither, so one
+# sample of a depth proves nothing.
 MIN_SAMPLES = 2
-# Where nobody can say what is left: nothing new for so many seconds means that it was all.
+# If not every nsqd tells its depth: seconds without a message after which all counts as read.
 QUIET_SECONDS = 2.0
-# Messages wait and no consumer is connected: for so long it is no wonder, and it is said again so often.
-WARN_AFTER = 10.0
-WARN_INTERVAL = 60.0
-# Seconds without anything new until what was read is deleted for receivers that may be waiting for room: where nsqd
-# has messages, and where nobody knows.
+# Seconds with messages and without a receiver until a warning, and between warnings.
+WARN_AFTER, WARN_INTERVAL = 10.0, 60.0
+# Seconds without a new message until an empty batch is due: if nsqd has messages, and if the depth is unknown.
 TRIGGER_AFTER_DEPTH, TRIGGER_AFTER_UNKNOWN = 0.5, 5.0
-# Seconds between tries while nothing gets deleted.
+# Seconds between empty batches that had no effect: the first pause, and the longest.
 RETRY_INITIAL, RETRY_MAXIMUM = 1.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How many messages a channel has waiting (its topic's own queue included), in flight and deferred, and how many
-    connections of consumers. Not exact, if some nsqd did not answer: then there are so many at least."""
+    """Messages of a channel: waiting (in its topic, too), in flight, deferred; and its connected subscribers.
+
+    Not exact if some nsqd did not answer: then there are at least as many.
+    """
 
     waiting: int
     in_flight: int
@@ -39,23 +38,23 @@ class Depth:
 
     @property
     def total(self) -> int:
-        """All that a consumer can get soon: what is deferred may take an hour."""
+        """Messages that a consumer gets soon. Deferred ones may take an hour."""
         return self.waiting + self.in_flight
 
 
 class Outcome(Enum):
-    """How the waiting for more ends."""
+    """How a drain ends."""
 
     DRAINED = auto()
-    # Messages may be left: to be said as a warning.
+    # Messages may be left: the caller must log a warning.
     LEFT = auto()
-    # To be raised: a query that ended now would look as if it had read all.
+    # The caller must raise: a query that ended would look as if it had read all.
     FAILED = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class DrainResult:
-    """That it is over, and why."""
+    """The end of a drain, and its reason."""
 
     outcome: Outcome
     reason: str
@@ -63,13 +62,14 @@ class DrainResult:
 
 @dataclass(frozen=True, slots=True)
 class DepthSample:
-    """What is known now.
+    """The facts at one time.
 
     Attributes:
-        rows: Messages in the spool since the start. Asked for after depth: what is finished is in the spool.
-        depth: What nsqd says; None if it was not asked now, or did not answer.
-        is_paused: Whether nothing can come: the spool is full, or can't be written.
-        is_reached: Whether any nsqd was ever reached, as far as can be known.
+        rows: Rows that came into the spool since the start, listed after depth was asked for: a finished message is in
+            the spool.
+        depth: None if it was not asked for, or no nsqd has answered.
+        is_paused: Whether nothing can be received: the spool is full, or can't be written.
+        is_reached: Whether any nsqd was ever reached, as far as the planner knows.
     """
 
     rows: int
@@ -79,154 +79,152 @@ class DepthSample:
 
 
 class Drain:
-    """Decides when to stop waiting for more.
+    """Decides when there is nothing more to wait for.
 
     Args:
-        idle_timeout: Seconds without a new message, after which what is left is left.
-        now: Seconds of some clock.
-        has_http: Whether there is anybody who could say how much there is.
+        idle_timeout: Seconds without a new message after which the drain ends in any case.
+        now: Seconds of any clock.
+        has_http: Whether any nsqd can be asked for the depth.
     """
 
     def __init__(self, idle_timeout: float, now: float, *, has_http: bool = True) -> None:
         self._idle_timeout = idle_timeout
-        self._askable = has_http
-        self._seen_at = now
+        self._has_http = has_http
+        self._last_time = now
         self._rows = 0
         self._was_paused = False
-        # Seconds that somebody waited here: since the last message, and altogether.
+        # Seconds that the planner has waited: since the last message, and altogether.
         self._idle = self._waited = 0.0
-        # The most that the first looks have seen, which is what was there at the start; and how many there were.
+        # The messages that were there at the start: the most that the first samples have shown.
         self._target = 0
-        self._looks = self._exact_looks = 0
-        self._empty_looks = 0
-        self._waiting = 0
+        self._samples = self._exact_samples = self._empty_samples = 0
+        self._left = 0
 
     def begin(self, now: float) -> None:
-        """Wait from now on: what has passed since the last look was the query's time, in which nothing had to come."""
-        self._seen_at = now
+        """Begin to wait. The time since the last sample was the query's own, and does not count as idle."""
+        self._last_time = now
 
     def record(self, rows: int, depth: Depth) -> None:
-        """Take in what nsqd says: is_done() does, and whoever asks before there is anything to wait for."""
-        if (self._exact_looks if depth.exact else self._looks) < MIN_SAMPLES:
+        """Record a depth. update() does it; the planner does it before the receiver starts."""
+        if (self._exact_samples if depth.exact else self._samples) < MIN_SAMPLES:
             self._target = max(self._target, rows + depth.total)
-        self._looks += 1
-        self._exact_looks += depth.exact
-        self._empty_looks = self._empty_looks + 1 if depth.exact and not depth.total else 0
-        self._waiting = depth.total
+        self._samples += 1
+        self._exact_samples += depth.exact
+        self._empty_samples = self._empty_samples + 1 if depth.exact and not depth.total else 0
+        self._left = depth.total
 
-    def is_done(self, look: DepthSample, now: float) -> DrainResult | None:
-        """Say that it is over, and why; None if it is not."""
-        self._pass_time(look, now)
-        if look.depth is not None:
-            self.record(look.rows, look.depth)
-        has_come = look.rows >= self._target
-        if has_come and self._exact_looks >= MIN_SAMPLES:
+    def update(self, sample: DepthSample, now: float) -> DrainResult | None:
+        """Record a sample; return the result if the drain ends, else None."""
+        self._pass_time(sample, now)
+        if sample.depth is not None:
+            self.record(sample.rows, sample.depth)
+        has_come = sample.rows >= self._target
+        if has_come and self._exact_samples >= MIN_SAMPLES:
             return DrainResult(Outcome.DRAINED, "all that was there at the start has come")
-        if self._empty_looks >= MIN_SAMPLES:
+        if self._empty_samples >= MIN_SAMPLES:
             return DrainResult(Outcome.DRAINED, "the channel is empty")
         if self._idle >= self._idle_timeout:
-            return self._idled_out(look)
-        if has_come and self._exact_looks < MIN_SAMPLES and look.is_reached and not look.is_paused:
-            return self._guess()
+            return self._result_of_idle_timeout(sample)
+        if has_come and sample.is_reached and not sample.is_paused:
+            return self._result_without_depth()
         return None
 
-    def _pass_time(self, look: DepthSample, now: float) -> None:
-        passed, self._seen_at = now - self._seen_at, now
+    def _pass_time(self, sample: DepthSample, now: float) -> None:
+        passed, self._last_time = now - self._last_time, now
         self._idle += passed
         self._waited += passed
-        if look.rows != self._rows:
-            self._rows, self._empty_looks = look.rows, 0
+        if sample.rows != self._rows:
+            self._rows, self._empty_samples = sample.rows, 0
             self._idle = 0.0
-        if look.is_paused != self._was_paused:
-            self._was_paused = look.is_paused
+        if sample.is_paused != self._was_paused:
+            self._was_paused = sample.is_paused
             self._idle = 0.0
 
-    def _guess(self) -> DrainResult | None:
-        """Where not all can say what there is: it ends, too, however much is published meanwhile."""
-        if self._idle >= QUIET_SECONDS and (self._looks >= MIN_SAMPLES or not self._askable):
-            return DrainResult(
-                Outcome.LEFT, f"nothing has come for {QUIET_SECONDS:g} s, and not every nsqd says what it has"
-            )
-        if self._waited >= self._idle_timeout:
-            return DrainResult(
-                Outcome.LEFT,
-                f"messages have come for {self._waited:.0f} s (idleTimeout), and not every nsqd says what it has",
-            )
-        return None
+    def _result_without_depth(self) -> DrainResult | None:
+        """End also if not every nsqd tells its depth, and while messages are published all the time."""
+        if self._idle >= QUIET_SECONDS and (self._samples >= MIN_SAMPLES or not self._has_http):
+            came = f"nothing has come for {QUIET_SECONDS:g} s"
+        elif self._waited >= self._idle_timeout:
+            came = f"messages have come for {self._waited:.0f} s (idleTimeout)"
+        else:
+            return None
+        return DrainResult(Outcome.LEFT, f"{came}, and not every nsqd says what it has")
 
-    def _idled_out(self, look: DepthSample) -> DrainResult:
+    def _result_of_idle_timeout(self, sample: DepthSample) -> DrainResult:
         seconds = f"{self._idle_timeout:g} s (idleTimeout)"
-        if look.is_paused:
-            return DrainResult(
-                Outcome.FAILED, f"nothing could be received for {seconds}: the spool is full, or can't be written"
-            )
-        if not look.is_reached:
-            return DrainResult(
-                Outcome.FAILED,
-                f"no nsqd was reached for {seconds}, so nobody knows what there is to read: check addresses and topic",
-            )
-        left = (
-            f"{counted(self._waiting, 'message waits', 'messages wait')} there"
-            if self._waiting
-            else "the channel is not known to be empty"
-        )
+        if sample.is_paused:
+            text = f"nothing could be received for {seconds}: the spool is full, or can't be written"
+            return DrainResult(Outcome.FAILED, text)
+        if not sample.is_reached:
+            text = f"no nsqd was reached for {seconds}, so the depth is unknown: check addresses and topic"
+            return DrainResult(Outcome.FAILED, text)
+        waits = f"{counted(self._left, 'message waits', 'messages wait')} there"
+        left = waits if self._left else "the channel is not known to be empty"
         return DrainResult(Outcome.LEFT, f"nothing has come for {seconds}, though {left}")
 
 
 class EmptyBatchTrigger:
-    """Decides when what was read is to be deleted out of turn. Spark says that a batch is done only behind the next
-    one, and none comes while receivers wait for room in the spool; where their limit is, nobody else knows."""
+    """Decides when segments that were read must be deleted without a new batch.
 
-    def __init__(self) -> None:
+    Spark commits a batch only after the next one. None comes while receivers wait because the spool is full, and the
+    planner does not know the limit of receivers elsewhere.
+
+    Args:
+        after_depth: Seconds without a new message if nsqd has messages.
+        after_unknown: The same if the depth is unknown.
+        retry_initial: Seconds until the second try.
+    """
+
+    def __init__(
+        self,
+        after_depth: float = TRIGGER_AFTER_DEPTH,
+        after_unknown: float = TRIGGER_AFTER_UNKNOWN,
+        retry_initial: float = RETRY_INITIAL,
+    ) -> None:
+        self._after_depth = after_depth
+        self._after_unknown = after_unknown
+        self._retry_initial = retry_initial
         self._before = 0
-        self._delay = 0.0
-        self._due = 0.0
-
-    def update(self, read: int) -> None:
-        """Tell how many bytes lie in the spool that were read; to be told whenever that is known."""
-        if read < self._before or not read:
-            # It helped.
-            self._before, self._delay, self._due = 0, 0.0, 0.0
+        self._delay = self._due = 0.0
 
     def is_due(self, read: int, waiting: int | None, idle: float, now: float, *, is_paused: bool) -> bool:
-        """Whether to do it now; whoever is told so does it.
+        """Decide; if it is due, the caller must do it.
 
         Args:
-            read: As above.
-            waiting: Messages that nsqd has waiting since nothing more came; None if nobody knows.
-            idle: Seconds since something new came into the spool.
-            is_paused: Whether it is known that receivers wait for room.
+            read: Bytes in the spool that were read.
+            waiting: Messages that wait at nsqd since the last message came; None if unknown.
+            idle: Seconds since the last message came into the spool.
+            is_paused: Whether receivers are known to wait for space.
         """
-        self.update(read)
+        if read < self._before or not read:
+            # The last one had an effect.
+            self._before, self._delay, self._due = 0, 0.0, 0.0
         if not read or waiting == 0 or now < self._due:
             return False
-        if not is_paused and idle < (TRIGGER_AFTER_UNKNOWN if waiting is None else TRIGGER_AFTER_DEPTH):
+        if not is_paused and idle < (self._after_unknown if waiting is None else self._after_depth):
             return False
         self._before = read
-        self._delay = min(self._delay * 2, RETRY_MAXIMUM) or RETRY_INITIAL
+        self._delay = min(self._delay * 2, RETRY_MAXIMUM) or self._retry_initial
         self._due = now + self._delay
         return True
 
     @property
     def is_ineffective(self) -> bool:
-        """Whether it was done twice and more, and nothing got less."""
-        return self._delay > RETRY_INITIAL
+        """Whether it was due at least twice, and nothing was deleted."""
+        return self._delay > self._retry_initial
 
 
 class NoReceiverWarning:
-    """Decides when to say that messages wait and nobody receives them.
+    """Decides when to warn that a channel has messages and no subscriber."""
 
-    Args:
-        now: Seconds of some clock.
-    """
-
-    def __init__(self, now: float) -> None:
-        self._due = now + WARN_AFTER
+    def __init__(self, now: float, warn_after: float = WARN_AFTER) -> None:
+        self._warn_after = warn_after
+        self._due = now + warn_after
 
     def is_due(self, depth: Depth | None, now: float) -> bool:
-        """Whether to say it now; depth is None if nobody knows."""
+        """Whether to warn now; depth is None if it is unknown."""
         if depth is None or not depth.waiting or depth.subscribers:
-            self._due = now + WARN_AFTER
+            self._due = now + self._warn_after
             return False
         if now < self._due:
             return False

@@ -1,7 +1,7 @@
-"""Planner: all that lives behind a query's reader: the spool's lock, the receiver, and what there is to read.
+"""Planner: everything that a query's reader needs while it runs: the lock of the spool, the receiver, the next offsets.
 
-Knows offsets as vectors and no Spark. Its methods are called from one plain thread, which may be blocked natively
-between calls; what is connected runs on a hub thread.
+Knows offsets as vectors, and no Spark. Its methods are called from one plain thread, which may block natively between
+calls. Connections run on a hub thread.
 """
 
 from __future__ import annotations
@@ -27,82 +27,96 @@ from gnsq.spark.offsets import (
 )
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import Receiver
+from gnsq.spark.source import channel, drain
 from gnsq.spark.source.channel import ChannelMonitor
 from gnsq.spark.source.drain import DepthSample, Drain, DrainResult, EmptyBatchTrigger, Outcome
 from gnsq.spark.spool.ownership import SpoolLock
 from gnsq.spark.spool.spool import Spool, SpoolListing
 from gnsq.texts import counted
 
-__all__ = ["Planner", "drain_channel"]
+__all__ = ["Planner", "PlannerTimes", "drain_channel"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds: Spark asks again at once, so an idle stream waits here.
+# Seconds that latest() waits for new segments: Spark asks again at once.
 NEW_DATA_TIMEOUT = 0.5
-# A planner that was told to end lets go of the lock at once; a restarted query may still have to wait a moment.
-LOCK_TIMEOUT = 3.0
-# Between two listings of the spool, if nobody tells of something new: of a directory, and of one that costs a request.
-LISTING_INTERVAL_LOCAL, LISTING_INTERVAL_LOCAL_OWN, LISTING_INTERVAL_REMOTE, LISTING_INTERVAL_REMOTE_OWN = (
-    0.02,
-    0.2,
-    0.5,
-    5.0,
-)
-# While draining: between two listings where much comes in, and to gather a batch.
-DRAIN_POLL_INTERVAL = 0.1
-GATHER_SECONDS = 2.0
-# Between two looks at who owns the spool.
-OWNER_CHECK_INTERVAL = 5.0
+# Seconds between listings of the spool, on a local file system and on one where each costs a request: if receivers are
+# elsewhere, and if the planner's own receiver reports each segment.
+LOCAL_INTERVALS, REMOTE_INTERVALS = (0.02, 0.2), (0.5, 5.0)
+# While draining: seconds between listings, and to gather a batch.
+DRAIN_LISTING_INTERVAL, GATHER_SECONDS = 0.1, 2.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerTimes:
+    """Seconds that a planner waits.
+
+    Attributes:
+        lock: For the spool. A planner that ends releases it first, so a restarted query waits for a moment only.
+        owner_check: Between checks that no other run has taken the spool.
+        depth, warn_after: As poll_interval and warn_after of ChannelMonitor.
+        trigger_after_depth, trigger_after_unknown, trigger_retry: As the arguments of EmptyBatchTrigger.
+    """
+
+    lock: float = 3.0
+    owner_check: float = 5.0
+    depth: float = channel.POLL_INTERVAL
+    warn_after: float = drain.WARN_AFTER
+    trigger_after_depth: float = drain.TRIGGER_AFTER_DEPTH
+    trigger_after_unknown: float = drain.TRIGGER_AFTER_UNKNOWN
+    trigger_retry: float = drain.RETRY_INITIAL
+
+
+TIMES = PlannerTimes()
 
 
 class Planner:
-    """One query's hold on its spool. Nothing happens before start().
+    """One query's use of its spool. Nothing happens before start().
 
     Args:
-        options: The query's.
-        is_batch: Reads once what its own receiver writes, at most options.max_rows; deletes nothing.
+        is_batch: Read once what the planner's own receiver writes, at most options.max_rows; delete nothing.
     """
 
-    def __init__(self, options: ReadOptions, *, is_batch: bool = False) -> None:
+    def __init__(self, options: ReadOptions, *, is_batch: bool = False, times: PlannerTimes = TIMES) -> None:
         self.spool = Spool(options.spool, options.spool_permissions)
         self.receiver: Receiver | None = None
         self._options = options
         self._is_batch = is_batch
+        self._times = times
         self._limit = options.max_spool_bytes
         self._lock: SpoolLock | None = None
         self._hub: HubThread | None = None
-        self._channel: ChannelMonitor | None = None
+        self._monitor: ChannelMonitor | None = None
+        # Set when the receiver has written a segment.
         self._changed = threading.Event()
         self._checked_at = self._listed_at = 0.0
-        self._contents = SpoolListing()
-        # The end of the spool, and when it was found to be farther than before.
+        self._listing = SpoolListing()
+        # The end of the spool, and when a listing has shown that it has grown.
         self._end: dict[str, int] = {}
         self._grown_at = time.monotonic()
         self._planned: Vector = {}
-        self._trigger = EmptyBatchTrigger()
-        # AvailableNow and Once: when to stop, how far, and what has been counted on the way.
+        self._trigger = EmptyBatchTrigger(times.trigger_after_depth, times.trigger_after_unknown, times.trigger_retry)
+        # Of a query that drains: its policy, its last offset when that is known, and the rows counted so far.
         self._drain: Drain | None = None
-        self._ceiling: Vector | None = None
+        self._drain_end: Vector | None = None
         self._counted: dict[str, int] = {}
         self._counted_rows = 0
-        self._reached = False
-        local = (LISTING_INTERVAL_LOCAL, LISTING_INTERVAL_LOCAL_OWN)
-        remote = (LISTING_INTERVAL_REMOTE, LISTING_INTERVAL_REMOTE_OWN)
-        untold, told = local if self.spool.is_local else remote
-        self._interval = told if options.receives_here else untold
+        self._has_reached_nsqd = False
+        elsewhere, own = LOCAL_INTERVALS if self.spool.is_local else REMOTE_INTERVALS
+        self._interval = own if options.receives_here else elsewhere
 
     @property
     def is_draining(self) -> bool:
-        """Whether it reads to an end: then start, given by latest() or everything(), ends the query."""
+        """Whether it reads to an end. Then latest() or all_available() ends the query by returning start."""
         return self._drain is not None
 
     # --- life
 
     def start(self, *, drain: bool = False) -> None:
-        """Take the spool, create the channel, and begin to receive. A second call does nothing.
+        """Lock the spool, create the channel, and begin to receive. A second call does nothing.
 
         Args:
-            drain: Read what is there now, and say when that is done; else go on for ever.
+            drain: Read the messages that are there now, and end; else go on for ever.
 
         Raises:
             SpoolInUse: If another query has the spool.
@@ -110,14 +124,14 @@ class Planner:
         """
         if self._hub is not None:
             return
-        options = self._options
+        options, times = self._options, self._times
         try:
-            self._lock = self.spool.lock(options.spool_owner, options.source, LOCK_TIMEOUT)
+            self._lock = self.spool.lock(options.spool_owner, options.source, times.lock)
             self._checked_at = time.monotonic()
             self.spool.remove_leftovers()
             self._hub = HubThread("gnsq-spark-receiver")
-            self._channel = ChannelMonitor(self._hub, options, self.spool.location)
-            self._channel.start()
+            self._monitor = ChannelMonitor(self._hub, options, self.spool.location, times.depth, times.warn_after)
+            self._monitor.start()
             if drain:
                 self._start_drain()
             if options.receives_here:
@@ -132,9 +146,11 @@ class Planner:
             raise
 
     def stop(self) -> None:
-        """End in order: let go of the spool, give back what is not in it, disconnect. May be called from a signal
-        handler, and twice."""
-        # First, so that the query can be started again at once; a receiver's own directory needs no lock.
+        """Shut down: release the spool, requeue messages that are not in it, disconnect.
+
+        May be called from a signal handler, and twice.
+        """
+        # First, so that the query can be started again at once. A receiver's own directory needs no lock.
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
@@ -143,31 +159,30 @@ class Planner:
             return
         if self.receiver is not None:
             hub.call(self.receiver.close)
-        if self._channel is not None:
-            self._channel.close()
+        if self._monitor is not None:
+            self._monitor.close()
         hub.stop()
 
     def _start_receiver(self) -> None:
         options = dataclasses.replace(self._options, max_spool_bytes=self._limit)
         if options.max_rows_per_batch is not None:
-            # Segments are not divided: one that is larger than a batch would be a batch over the limit.
+            # Segments are not divided, so none may be larger than a batch.
             rows = min(options.segment_rows, options.max_rows_per_batch)
             options = dataclasses.replace(options, segment_rows=rows)
         max_rows = options.max_rows if self._is_batch else None
-        # Known before it starts, which may take long: whoever stops this closes it.
+        # Assigned before it starts, which may take long: stop() must be able to close it.
         self.receiver = Receiver(options, self.spool, self._changed.set, max_rows=max_rows)
         self.receiver.start()
 
-    # --- planning
+    # --- offsets
 
     def latest(self, start: Vector, max_rows: int | None, max_bytes: int | None) -> dict[str, int]:
-        """Say how far the next batch may read: start itself if there is nothing new.
+        """Compute the end of the next batch; start itself if there is nothing new.
 
-        Waits up to half a second for something new; while draining, until there is enough for a batch or nothing more
-        to wait for.
+        Waits up to half a second for new segments; while draining until a batch is full or all has come.
 
         Raises:
-            SpoolError: If the receiver has failed for good, or another run has taken the spool.
+            SpoolError: If the receiver has failed, or another run has taken the spool.
             OSError: If the spool can't be listed.
         """
         since = time.monotonic()
@@ -186,7 +201,7 @@ class Planner:
             self._wait()
 
     def all_available(self, start: Vector) -> dict[str, int]:
-        """Say how far one batch reads that holds all that is there now, for Trigger.Once; waits until it has come.
+        """Compute the end of one batch with all messages that are there now, for Trigger.Once; wait until they came.
 
         Raises:
             SpoolError, OSError: As latest().
@@ -205,17 +220,17 @@ class Planner:
         return self._plan_up_to(start, self._segments_after(start))
 
     def partitions(self, start: Vector, end: Vector) -> list[list[Segment]]:
-        """Divide what lies between two offsets for parallel reading.
+        """Divide the segments between two offsets into tasks.
 
         Raises:
-            SpoolIncomplete: If some of it is gone.
+            SpoolIncomplete: If some are gone.
             OSError: If the spool can't be listed.
         """
-        contents = self._contents
-        if missing(contents.present(), start, end):
-            # The last look may be older than the batch, or there was none since the query was started again.
-            contents = self._contents = self.spool.listing()
-        gaps = missing(contents.present(), start, end)
+        listing = self._listing
+        if missing(listing.present(), start, end):
+            # The listing may be older than the batch, or there is none yet since the query was started again.
+            listing = self._listing = self.spool.listing()
+        gaps = missing(listing.present(), start, end)
         if gaps:
             raise SpoolIncomplete(
                 f"spool {self.spool.location} lacks {counted(len(gaps), 'segment')} of this batch, first {gaps[0]}: "
@@ -223,10 +238,10 @@ class Planner:
                 "new checkpoint, without the messages that were in it"
             )
         self._planned = dict(end)
-        return distribute(pending(contents.segments, start, end), self._options.partitions)
+        return distribute(pending(listing.segments, start, end), self._options.partitions)
 
     def commit(self, end: Vector) -> None:
-        """Delete what has been read for good. A failure is logged: the next commit covers it.
+        """Delete the segments up to an offset. A failure is logged: the next commit deletes them, too.
 
         Raises:
             SpoolInUse: If another run has taken the spool.
@@ -234,32 +249,30 @@ class Planner:
         try:
             self._check_owner(0.0)
             self.spool.prune(end)
-            self._contents.segments = pending(self._contents.segments, end)
+            self._listing.segments = pending(self._listing.segments, end)
         except OSError as error:
             logger.warning("spool %s not pruned: %s", self.spool.location, error)
 
     def progress(self) -> tuple[dict[str, int], dict[str, int | str]]:
-        """Say what the last looks have seen: the end of the spool, and the backlog as names and numbers; as trouble,
-        if there is any, what keeps messages out of the spool."""
-        contents, depth = self._contents, self._channel.depth if self._channel else None
-        waiting = pending(contents.segments, self._planned)
+        """Return the end of the spool, and the backlog for query.lastProgress, as the last listings have shown them."""
+        listing, depth = self._listing, self._monitor.depth if self._monitor else None
+        waiting = pending(listing.segments, self._planned)
         backlog: dict[str, int | str] = {
             "spool_rows": sum(segment.rows for segment in waiting),
             "spool_bytes": sum(segment.size for segment in waiting),
-            "quarantined": contents.rows_quarantined,
+            "quarantined": listing.rows_quarantined,
         }
         if depth is not None and depth.exact:
             backlog |= {"waiting": depth.waiting, "in_flight": depth.in_flight}
-        trouble = self._receiver_error()
-        if trouble:
-            backlog["trouble"] = trouble
-        return end_vector(contents.segments), backlog
+        if error := self._receiver_error():
+            backlog["trouble"] = error
+        return end_vector(listing.segments), backlog
 
     def drain(self) -> list[Segment]:
-        """Wait until nothing more is to be waited for, stop, and list what this planner's own receiver wrote.
+        """Wait until all messages have come, stop, and list the segments of this planner's own receiver.
 
         Raises:
-            SpoolError: As latest(), and if that is more than the spool takes.
+            SpoolError: As latest(), and if the messages take more than max_spool_bytes.
         """
         receiver, options = self.receiver, self._options
         assert receiver is not None  # start() has made it
@@ -273,116 +286,152 @@ class Planner:
                     f"received and finished at nsqd: the spool {self.spool.location} keeps them for spark.readStream"
                 )
         self.stop()
-        own = [segment for segment in self.spool.listing().segments if segment.receiver == receiver.id]
-        return pending(own, {})
+        return pending([each for each in self.spool.listing().segments if each.receiver == receiver.id], {})
 
-    def _poll_until_drained(self) -> Iterator[None]:
-        """Look again and again until all has come."""
-        assert self._drain is not None  # _start_drain() has made it
-        self._drain.begin(time.monotonic())
-        self._poll()
-        while self._ceiling is None:
-            yield
-            self._wait()
-            self._poll()
+    def _plan_up_to(self, start: Vector, taken: list[Segment]) -> dict[str, int]:
+        self._planned = advance(start, taken, self._listing.receivers)
+        return dict(self._planned)
+
+    def _segments_after(self, start: Vector) -> list[Segment]:
+        """List the segments after start. A listing may miss one that is written meanwhile; then list again."""
+        waiting = pending(self._listing.segments, start, self._drain_end)
+        if missing(self._listing.present(), start, end_vector(waiting)):
+            self._list()
+            waiting = pending(self._listing.segments, start, self._drain_end)
+        return waiting
 
     def _should_wait(self, waiting: list[Segment], taken: list[Segment], waited: float) -> bool:
-        """Whether something is to come yet that belongs into this batch.
+        """Decide whether to wait for more of this batch.
 
-        While draining, batches are gathered: each costs as much as receiving some ten thousand messages, and nobody
-        waits for the first.
+        While draining, small batches are gathered: each batch costs as much time as to receive some 10,000 messages.
         """
         if self._drain is None:
             return not waiting and waited < NEW_DATA_TIMEOUT
-        if self._ceiling is not None or len(taken) < len(waiting):
+        if self._drain_end is not None or len(taken) < len(waiting):
             return False
-        return not waiting or (waited < GATHER_SECONDS and self._contents.size < self._limit // 2)
+        return not waiting or (waited < GATHER_SECONDS and self._listing.size < self._limit // 2)
 
     def _wait(self) -> None:
-        """Wait for something new; while draining for some of it, as each look lists all that is there."""
+        """Wait for a new segment; while draining for several, since each listing lists all of them."""
         if self._changed.wait(min(self._interval, NEW_DATA_TIMEOUT)) and self._drain is not None:
-            time.sleep(DRAIN_POLL_INTERVAL)
-
-    def _segments_after(self, start: Vector) -> list[Segment]:
-        """List what is to be read behind start. What a listing lacks in between, as it may be written meanwhile, a
-        second one has; if not, it is gone."""
-        waiting = pending(self._contents.segments, start, self._ceiling)
-        if missing(self._contents.present(), start, end_vector(waiting)):
-            self._list()
-            waiting = pending(self._contents.segments, start, self._ceiling)
-        return waiting
+            time.sleep(DRAIN_LISTING_INTERVAL)
 
     def _is_trigger_due(self, start: Vector) -> bool:
-        """Whether what was read is to be deleted now: Spark tells of it only behind the next batch, which may never
-        come as long as nothing more is received. A query that drains may delete it by itself, since with its triggers
-        Spark writes a batch down as done before it asks for the next one; another can only ask for an empty batch."""
-        size, now = self._contents.size, time.monotonic()
-        read = size - sum(segment.size for segment in pending(self._contents.segments, start))
-        watch = self._watch
-        depth = watch.depth if watch.asked_at > self._grown_at else None
+        """Decide whether the segments up to start must be deleted now, since receivers may wait for space.
+
+        A query that drains may delete them: its triggers let Spark commit a batch before it asks for the next one. Any
+        other query needs an empty batch, after which Spark calls commit().
+        """
+        listing, now, depth = self._listing, time.monotonic(), None
+        if self._channel_monitor.asked_at > self._grown_at:
+            depth = self._channel_monitor.depth
+        read = listing.size - sum(segment.size for segment in pending(listing.segments, start))
         waiting = depth.waiting if depth is not None and (depth.exact or depth.waiting) else None
-        due = self._ceiling is None and self._trigger.is_due(
-            read, waiting, now - self._grown_at, now, is_paused=self._is_paused()
-        )
+        idle = now - self._grown_at
+        due = self._drain_end is None and self._trigger.is_due(read, waiting, idle, now, is_paused=self._is_paused())
         if due and self._trigger.is_ineffective:
             logger.warning(
-                "spool %s: %s read and can't be deleted, receivers may be waiting for room; trying again, "
+                "spool %s: %s read and can't be deleted, receivers may be waiting for space; trying again, "
                 "ever more slowly",
                 self.spool.location,
                 counted(read, "byte was", "bytes were"),
             )
         return due
 
-    def _plan_up_to(self, start: Vector, taken: list[Segment]) -> dict[str, int]:
-        self._planned = advance(start, taken, self._contents.receivers)
-        return dict(self._planned)
+    # --- draining
 
-    # --- looking
+    def _start_drain(self) -> None:
+        """Record the depth of the channel, then list the spool: in this order every message counts at least once."""
+        depth = self._channel_monitor.ask(0.0)
+        self._list()
+        self._counted = end_vector(self._listing.segments)
+        if self._is_batch:
+            # Segments of others are neither read nor deleted.
+            self._limit += self._listing.size
+        options, has_http = self._options, self._channel_monitor.has_http
+        self._drain = Drain(options.idle_timeout, time.monotonic(), has_http=has_http)
+        if depth is not None:
+            self._drain.record(0, depth)
+
+    def _poll_until_drained(self) -> Iterator[None]:
+        assert self._drain is not None  # _start_drain() has made it
+        self._drain.begin(time.monotonic())
+        self._poll()
+        while self._drain_end is None:
+            yield
+            self._wait()
+            self._poll()
+
+    def _end_drain(self, result: DrainResult) -> None:
+        error, options = self._receiver_error(), self._options
+        reason = "; ".join(filter(None, (error, result.reason)))
+        receives_nothing = result.outcome is Outcome.LEFT and error and not self._is_receiving()
+        if result.outcome is Outcome.FAILED or receives_nothing:
+            raise SpoolError(f"channel {options.source} is not drained, nothing is received: {reason}")
+        self._drain_end = end_vector(self._listing.segments)
+        if self.receiver is not None and self._hub is not None:
+            # This run would not read later messages: they stay at nsqd for others, or for the next run.
+            self._hub.call(self.receiver.pause, "drained")
+        if result.outcome is Outcome.DRAINED:
+            logger.info("channel %s drained: %s", options.source, result.reason)
+        else:
+            logger.warning("channel %s may have messages left, for the next run: %s", options.source, reason)
+
+    # --- state of receiver, spool and channel
 
     def _poll(self) -> None:
-        """List the spool, if it is time; while draining, find out whether that was the last of it."""
+        """List the spool if it is time; while draining also update the drain.
+
+        Raises:
+            SpoolError: If the receiver has failed, or the drain has.
+        """
         if self.receiver is not None and self.receiver.error is not None:
             raise SpoolError(
                 f"the receiver has ended: {self.receiver.error!r}, its traceback is in the log: start the query again, "
                 "nothing is lost"
             )
-        self._check_owner(OWNER_CHECK_INTERVAL)
-        told = self._changed.is_set()
+        self._check_owner(self._times.owner_check)
+        has_changed = self._changed.is_set()
         self._changed.clear()
-        if self._drain is None or self._ceiling is not None:
-            if told or time.monotonic() - self._listed_at >= self._interval:
+        if self._drain is None or self._drain_end is not None:
+            if has_changed or time.monotonic() - self._listed_at >= self._interval:
                 self._list()
             return
-        # In this order: what nsqd no longer has is in the spool when that is listed.
-        depth = self._watch.ask()
+        # In this order: a message that nsqd no longer has is in the spool when that is listed.
+        depth = self._channel_monitor.ask()
         self._list()
-        self._count(self._contents.segments)
-        look = DepthSample(self._counted_rows, depth, is_paused=self._is_paused(), is_reached=self._is_reached())
-        end = self._drain.is_done(look, time.monotonic())
-        if end is not None:
-            self._end_drain(end)
+        for segment in pending(self._listing.segments, self._counted):
+            self._counted_rows += segment.rows
+            self._counted[segment.receiver] = segment.number
+        sample = DepthSample(
+            self._counted_rows, depth, is_paused=self._is_paused(), is_reached=self._has_ever_reached_nsqd()
+        )
+        result = self._drain.update(sample, time.monotonic())
+        if result is not None:
+            self._end_drain(result)
 
-    def _end_drain(self, end: DrainResult) -> None:
-        trouble, options = self._receiver_error(), self._options
-        said = "; ".join(filter(None, (trouble, end.reason)))
-        is_helpless = end.outcome is Outcome.LEFT and trouble and not self._is_receiving()
-        if end.outcome is Outcome.FAILED or is_helpless:
-            raise SpoolError(f"channel {options.source} is not drained, nothing is received: {said}")
-        self._ceiling = end_vector(self._contents.segments)
-        if self.receiver is not None and self._hub is not None:
-            # What comes later is for others, or for the next run: nobody would read it.
-            self._hub.call(self.receiver.pause, "drained")
-        if end.outcome is Outcome.DRAINED:
-            logger.info("channel %s drained: %s", options.source, end.reason)
-        else:
-            logger.warning("channel %s may have messages left, for the next run: %s", options.source, said)
+    def _list(self) -> None:
+        self._listing = self.spool.listing()
+        self._listed_at = time.monotonic()
+        end = end_vector(self._listing.segments)
+        if any(number > self._end.get(receiver, 0) for receiver, number in end.items()):
+            self._grown_at = self._listed_at
+        self._end = end
+
+    def _check_owner(self, interval: float) -> None:
+        """Check that no other run has taken the spool, which is possible where the file system has no locks."""
+        now = time.monotonic()
+        if self._lock is not None and now - self._checked_at >= interval:
+            self._lock.check()
+            self._checked_at = now
 
     def _receiver_error(self) -> str:
+        """Describe what keeps messages out of the spool; "" if nothing does."""
         receiver = self.receiver
         if receiver is not None and receiver.failing:
             return f"spool {self.spool.location} can't be written, see the log"
         if self._is_full():
-            return f"spool {self.spool.location} is full ({self._contents.size} bytes, see maxSpoolBytes)"
+            return f"spool {self.spool.location} is full ({self._listing.size} bytes, see maxSpoolBytes)"
         if receiver is None or self._hub is None:
             return ""
         failures = self._hub.call(receiver.subscriptions.failures)
@@ -394,65 +443,31 @@ class Planner:
             return True
         return not receiver.failing and bool(self._hub.call(lambda: receiver.subscriptions.nsqds))
 
-    def _is_reached(self) -> bool:
-        """Whether anybody was ever reached; external receivers alone would know."""
-        if not self._reached:
-            if self.receiver is None:
-                self._reached = not self._watch.has_http
-            else:
-                self._reached = self._is_receiving()
-            self._reached |= self._counted_rows > 0 or self._watch.depth is not None
-        return self._reached
+    def _has_ever_reached_nsqd(self) -> bool:
+        """Whether any nsqd was ever reached. Receivers elsewhere do not tell; without HTTP they count as connected."""
+        if not self._has_reached_nsqd:
+            monitor = self._channel_monitor
+            is_connected = not monitor.has_http if self.receiver is None else self._is_receiving()
+            self._has_reached_nsqd = is_connected or self._counted_rows > 0 or monitor.depth is not None
+        return self._has_reached_nsqd
 
     def _is_paused(self) -> bool:
         return self._is_full() or (self.receiver is not None and self.receiver.is_paused)
 
     def _is_full(self) -> bool:
-        return self._contents.size >= self._limit
-
-    def _list(self) -> None:
-        self._contents = self.spool.listing()
-        self._listed_at = time.monotonic()
-        end = end_vector(self._contents.segments)
-        if any(number > self._end.get(receiver, 0) for receiver, number in end.items()):
-            self._grown_at = self._listed_at
-        self._end = end
-
-    def _check_owner(self, interval: float) -> None:
-        """Where nothing locks the spool, another run of the query may have taken it."""
-        now = time.monotonic()
-        if self._lock is not None and now - self._checked_at >= interval:
-            self._lock.check()
-            self._checked_at = now
+        return self._listing.size >= self._limit
 
     @property
-    def _watch(self) -> ChannelMonitor:
-        assert self._channel is not None  # start() has made it
-        return self._channel
-
-    def _start_drain(self) -> None:
-        """Note what is there: in the channel first, then in the spool, so that nothing is counted in neither."""
-        depth = self._watch.ask(0.0)
-        self._list()
-        self._counted = end_vector(self._contents.segments)
-        if self._is_batch:
-            # What others have left there is not read, and nobody deletes it.
-            self._limit += self._contents.size
-        self._drain = Drain(self._options.idle_timeout, time.monotonic(), has_http=self._watch.has_http)
-        if depth is not None:
-            self._drain.record(0, depth)
-
-    def _count(self, segments: list[Segment]) -> None:
-        for segment in pending(segments, self._counted):
-            self._counted_rows += segment.rows
-            self._counted[segment.receiver] = segment.number
+    def _channel_monitor(self) -> ChannelMonitor:
+        assert self._monitor is not None  # start() has made it
+        return self._monitor
 
 
 def drain_channel(options: ReadOptions) -> list[list[Segment]]:
-    """Receive what is in a channel now into options.spool, and divide it for parallel reading.
+    """Receive the messages of a channel into options.spool, and divide their segments into tasks.
 
     Raises:
-        SpoolError: As Planner.start().
+        SpoolError: As Planner.start() and Planner.drain().
     """
     planner = Planner(dataclasses.replace(options, receivers="driver"), is_batch=True)
     planner.start(drain=True)

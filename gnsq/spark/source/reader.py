@@ -1,6 +1,7 @@
-"""The readers that Spark calls: stream and batch. Translates its calls to Planner and Spool, and nothing else.
+"""The readers that Spark calls, for streams and batches. They translate Spark's calls to Planner and Spool.
 
-Readers are pickled into tasks: they hold options only. What lives is made on first use, in the process that plans.
+Spark pickles readers into tasks, so they hold options only; the rest is made at the first call, in the process that
+plans. The way of a row stands at the top of receiver/receiver.py.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from gnsq.spark.errors import SpoolError
 from gnsq.spark.offsets import Segment, decode_offset, encode_offset
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import tune_gc
-from gnsq.spark.source.planner import Planner, drain_channel
+from gnsq.spark.source.planner import TIMES, Planner, PlannerTimes, drain_channel
 from gnsq.spark.spool.spool import Spool
 from gnsq.spark.uris import redact_uri
 
@@ -39,10 +40,10 @@ __all__ = ["NsqBatchReader", "NsqStreamReader", "SegmentsPartition"]
 logger = logging.getLogger(__name__)
 
 Offset = dict[str, Any]  # Any: JSON as Spark keeps it
-# Not ReadAllAvailable: that is what Spark asks for with Trigger.Once, and so it is known by that.
+# Not ReadAllAvailable: Spark passes that for Trigger.Once, which is recognized by it.
 _NO_LIMIT = ReadMaxRows(2**63 - 1)
-# Seconds between tries of a file system that fails, where giving up would end the query.
-RETRY = 1.0
+# Seconds between tries if the file system fails and an error would end the query.
+RETRY_INTERVAL = 1.0
 
 
 class SegmentsPartition(InputPartition):  # type: ignore[misc]  # pyspark is not typed here
@@ -58,12 +59,12 @@ class SegmentsPartition(InputPartition):  # type: ignore[misc]  # pyspark is not
 
 
 def read_segments(partition: InputPartition, columns: tuple[str, ...]) -> Iterator[Any]:
-    """Yield the record batches of a partition. Reads files only: a task may do it again.
+    """Yield the record batches of a partition. Reads files only, so a task may do it again.
 
-    One that can't be read is set aside, logged as ERROR, and left out.
+    A segment that can't be decoded is renamed, logged as ERROR, and left out.
     """
     if not isinstance(partition, SegmentsPartition):
-        return  # Spark's stand-in for a batch without partitions
+        return  # Spark's own partition, of a batch that has none
     spool = Spool(partition.location)
     for segment in partition.segments:
         for batch in spool.read(segment):
@@ -71,22 +72,31 @@ def read_segments(partition: InputPartition, columns: tuple[str, ...]) -> Iterat
 
 
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # as above
-    """readStream. Exactly once from the spool to the query; what of NSQ is in the spool is Receiver's business."""
+    """readStream: exactly once from the spool to the query. From NSQ to the spool it is at least once."""
 
-    def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        options: ReadOptions,
+        columns: tuple[str, ...],
+        *,
+        times: PlannerTimes = TIMES,
+        retry_interval: float = RETRY_INTERVAL,
+    ) -> None:
         self._options = options
         self._columns = columns
+        self._times = times
+        self._retry_interval = retry_interval
         self._planner: Planner | None = None
         self._previous_handler: Any = None  # Any: as signal.signal() returns it
         self._is_stopping = False
-        # A signal that came while stopping.
+        # A signal that came during stop().
         self._signal = 0
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_planner": None, "_previous_handler": None}
 
     def initialOffset(self) -> Offset:
-        """Say what nothing consumed looks like. Called more than once: no side effects."""
+        """Return the offset before the first segment. Spark calls it more than once: no side effects."""
         return encode_offset({}, self._options.source)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -98,54 +108,55 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return _NO_LIMIT
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Note how much is there now."""
+        """Record the depth of the channel."""
         self._started_planner(drain=True)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """Say how far the next batch reads; start itself, when there is nothing new or the network fails."""
-        once = isinstance(limit, ReadAllAvailable)
-        planner = self._started_planner(drain=once)
+        """Compute the end of the next batch; start itself if there is nothing new, or the network fails."""
+        is_once = isinstance(limit, ReadAllAvailable)
+        planner = self._started_planner(drain=is_once)
         source = self._options.source
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         if isinstance(limit, ReadMaxRows):
-            # Spark knows one limit at a time; the other option counts as well.
+            # Spark knows one limit at a time. The other option counts as well.
             max_bytes = self._options.max_bytes_per_batch
         vector = decode_offset(start, source)
-        patience = time.monotonic() + self._options.idle_timeout
+        deadline = time.monotonic() + self._options.idle_timeout
         while True:
             try:
-                return encode_offset(
-                    planner.all_available(vector) if once else planner.latest(vector, max_rows, max_bytes), source
-                )
+                end = planner.all_available(vector) if is_once else planner.latest(vector, max_rows, max_bytes)
+                return encode_offset(end, source)
             except SpoolError:
                 raise
             except (NSQException, OSError) as error:
-                # Raised, it would end the query.
+                # An error would end the query.
                 logger.warning("spool %s: no new offset: %s; trying again", planner.spool.location, error)
                 if not planner.is_draining:
                     # Spark asks again within 10 ms.
-                    time.sleep(RETRY)
+                    time.sleep(self._retry_interval)
                     return start
-                # That would end it, too, as if all had been read.
-                if time.monotonic() >= patience:
+                # While draining, start would end the query, as if all had been read.
+                if time.monotonic() >= deadline:
                     raise SpoolError(
                         f"spool {planner.spool.location} can't be listed for {self._options.idle_timeout:g} s "
                         f"(idleTimeout): {error}: repair the file system and start the query again, nothing is lost"
                     ) from error
-            time.sleep(RETRY)
+            time.sleep(self._retry_interval)
 
     def reportLatestOffset(self) -> Offset | None:
-        """Show in query.lastProgress where the spool ends, and the backlog: rows and bytes of the spool that are in no
-        batch yet, rows of segments that were set aside, what nsqd has waiting and in flight, and as trouble, if there
-        is any, what keeps messages out of the spool."""
+        """Return the end of the spool and the backlog, for query.lastProgress.
+
+        The backlog: rows and bytes of the spool that are in no batch yet, rows of segments that can't be decoded,
+        messages that are waiting and in flight at nsqd, and as trouble what keeps messages out of the spool.
+        """
         if self._planner is None:
             return None
         vector, backlog = self._planner.progress()
         return {**encode_offset(vector, self._options.source), **backlog}
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """List the files between two offsets. After a restart this is Spark's first call: needs the spool alone."""
+        """Divide the segments between two offsets into tasks. After a restart this is Spark's first call."""
         source = self._options.source
         shares = self._started_planner().partitions(decode_offset(start, source), decode_offset(end, source))
         return [SegmentsPartition(self._options.spool, share) for share in shares]
@@ -155,11 +166,11 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return read_segments(partition, self._columns)
 
     def commit(self, end: Offset) -> None:
-        """Delete what is at or below end."""
+        """Delete the segments up to end."""
         self._started_planner().commit(decode_offset(end, self._options.source))
 
     def stop(self) -> None:
-        """End in order. Spark calls it when the input of this process ends, and sends SIGTERM otherwise."""
+        """Shut down. Spark calls it when the input of this process ends; otherwise it sends SIGTERM."""
         planner = self._planner
         if planner is None or self._is_stopping:
             return
@@ -175,10 +186,10 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
     def _started_planner(self, *, drain: bool = False) -> Planner:
         if self._planner is None:
             if self._options.receives_here:
-                # Spark gives each query's reader a process of its own.
+                # Spark gives the reader of each query a process of its own.
                 tune_gc()
-            # First: it may have to stop while it starts, with messages in flight already.
-            self._planner = planner = Planner(self._options)
+            # Assigned before it starts: a signal may have to stop it then, with messages in flight already.
+            self._planner = planner = Planner(self._options, times=self._times)
             if threading.current_thread() is threading.main_thread():
                 self._previous_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
             try:
@@ -195,12 +206,12 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
             self._previous_handler = None
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        """End in order, then by the signal, as whoever sent it expects."""
-        # Spark sends it twice; the second must not cut the first short.
+        """Shut down, then end by the signal, as its sender expects."""
+        # Spark sends it twice. The second one must not interrupt the shutdown.
         signal.signal(number, signal.SIG_IGN)
         self._signal = number
         if self._is_stopping:
-            # What was interrupted goes on, and ends by it.
+            # The interrupted stop() goes on, and ends by the signal.
             return
         try:
             self.stop()
@@ -216,9 +227,9 @@ def _end_by_signal(number: int) -> None:
 class NsqBatchReader(DataSourceReader):  # type: ignore[misc]  # as above
     """spark.read: drains the channel, or up to maxRows, into a spool, and reads that.
 
-    Every action on the DataFrame plans anew, and so receives anew: cache it. The spool is left as a copy of what was
-    finished at nsqd, for the user to delete; without the option it lies in Spark's local directory, which Spark deletes
-    when the application ends: until then a task may read it again.
+    Every action on the DataFrame plans again, and so receives again: cache the DataFrame. The spool remains as a copy
+    of the messages that were finished, for the user to delete. Without the option spool it lies in Spark's local
+    directory, which Spark deletes when the application ends; until then a task may read it again.
     """
 
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
@@ -226,7 +237,7 @@ class NsqBatchReader(DataSourceReader):  # type: ignore[misc]  # as above
         self._columns = columns
 
     def partitions(self) -> list[InputPartition]:
-        """Receive; everything that is returned is durable and finished."""
+        """Receive, and divide the segments into tasks. All their messages are durable and finished."""
         options = self._options
         if not options.spool:
             parent = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None

@@ -106,6 +106,16 @@ def test_answer_that_is_not_nsqlookupds_is_an_error(fakensqd, hub, ask):
         hub.call(client.depth)
 
 
+@pytest.mark.parametrize("address", [None, "", "/run/nsqd.sock", 4151])
+def test_broadcast_address_that_is_none_to_connect_to_is_an_error(fakelookupd, hub, ask, address):
+    client = ask((), (fakelookupd.http_address,))
+    node = {"broadcast_address": address, "http_port": 4151, "topics": ["clicks"]}
+    client._lookupds[0].nodes = lambda: {"producers": [node]}
+
+    with pytest.raises(NSQHttpError, match="/nodes is not nsqlookupd's: "):
+        hub.call(client.depth)
+
+
 def test_depth_counts_a_topic_without_channels_too(fakensqd, hub, ask):
     publish(fakensqd, "clicks", numbered(7))
 

@@ -6,7 +6,7 @@ import pytest
 
 from gnsq.spark.errors import SpoolError, SpoolIncomplete, SpoolInUse
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.source.planner import Planner, drain_channel
+from gnsq.spark.source.planner import Planner, PlannerTimes, drain_channel
 from tests.spark.helpers import bodies_of, channel_stats, columns, is_empty, numbered, publish, wait_for
 
 pytestmark = pytest.mark.slow
@@ -34,8 +34,8 @@ def options(fakensqd, tmp_path):
 def planner(options):
     planners = []
 
-    def make(*, drain=False, **changes):
-        planners.append(Planner(options(**changes)))
+    def make(*, drain=False, times=None, **changes):
+        planners.append(Planner(options(**changes), times=PlannerTimes(**times or {})))
         planners[-1].start(drain=drain)
         return planners[-1]
 
@@ -259,12 +259,11 @@ def test_segment_set_aside_is_left_out(planner, spool, tmp_path):
     assert stream.progress()[1]["quarantined"] == 1
 
 
-def test_second_query_on_a_spool_is_refused(planner, monkeypatch):
+def test_second_query_on_a_spool_is_refused(planner):
     planner()
-    monkeypatch.setattr("gnsq.spark.source.planner.LOCK_TIMEOUT", 0)
 
     with pytest.raises(SpoolInUse, match="each query needs a spool of its own"):
-        planner()
+        planner(times={"lock": 0})
 
 
 def test_stopped_query_lets_the_next_one_start(planner):
@@ -300,14 +299,12 @@ def test_drain_waits_for_nsqd_to_answer(fakensqd, planner, caplog):
     assert len(run_out(started[0])[0]) == 100
 
 
-def test_channel_that_nobody_receives_is_told_of_once(fakensqd, planner, monkeypatch, caplog):
-    monkeypatch.setattr("gnsq.spark.source.channel.POLL_INTERVAL", 0.01)
-    monkeypatch.setattr("gnsq.spark.source.drain.WARN_AFTER", 0.05)
+def test_channel_without_a_receiver_is_logged(fakensqd, planner, caplog):
     publish(fakensqd, "clicks", [b"one"])
 
-    planner(receivers="external")
+    planner(receivers="external", times={"depth": 0.01, "warn_after": 0.05})
 
-    wait_for(lambda: "messages waiting and no consumer" in caplog.text)
+    wait_for(lambda: "messages waiting and no subscriber" in caplog.text)
     assert "start receivers: python -m gnsq.spark.receiver" in caplog.text
 
 
@@ -438,22 +435,19 @@ def test_receivers_that_may_wait_for_room_get_it(fakensqd, planner, spool):
     assert stream.latest(renewed, None, None) == renewed
 
 
-def test_stream_that_has_read_all_is_left_alone(planner, spool, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.source.drain.TRIGGER_AFTER_DEPTH", 0.0)
-    monkeypatch.setattr("gnsq.spark.source.drain.TRIGGER_AFTER_UNKNOWN", 0.0)
-    monkeypatch.setattr("gnsq.spark.source.channel.POLL_INTERVAL", 0.01)
+def test_stream_that_has_read_all_gets_no_empty_batch(planner, spool):
     spool.writer("r1").write(1, columns(1))
-    stream = planner(receivers="external")
+    times = {"depth": 0.01, "trigger_after_depth": 0.0, "trigger_after_unknown": 0.0}
+    stream = planner(receivers="external", times=times)
     end = stream.latest({}, None, None)
-    wait_for(lambda: stream._watch.asked_at > stream._grown_at)
+    wait_for(lambda: stream._monitor.asked_at > stream._grown_at)
 
     assert stream.latest(end, None, None) == end
 
 
 def test_full_spool_that_can_not_be_pruned_makes_no_batch_after_batch(planner, spool, monkeypatch, caplog):
-    monkeypatch.setattr("gnsq.spark.source.drain.RETRY_INITIAL", 0.2)
     spool.writer("r1").write(1, columns(1))
-    stream = planner(receivers="external", nsqd_http_addresses=(), max_spool_bytes=1)
+    stream = planner(receivers="external", nsqd_http_addresses=(), max_spool_bytes=1, times={"trigger_retry": 0.2})
 
     def fail(*paths):
         raise OSError(30, "Read-only file system")
@@ -563,7 +557,7 @@ def test_what_comes_after_the_drain_stays_at_nsqd(fakensqd, planner):
     run_out(stream)
     publish(fakensqd, "clicks", numbered(100))
 
-    wait_for(lambda: stream._watch.ask(0.0).waiting == 100)
+    wait_for(lambda: stream._monitor.ask(0.0).waiting == 100)
     assert stream.receiver.rows == 100
 
 

@@ -16,8 +16,10 @@ from pyspark.sql.types import StructType
 from gnsq.spark.datasource import COLUMNS, NsqDataSource
 from gnsq.spark.errors import SpoolError, SpoolInUse
 from gnsq.spark.offsets import Segment
+from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver.receiver import GC_THRESHOLD
-from gnsq.spark.source.reader import RETRY, SegmentsPartition
+from gnsq.spark.source.planner import PlannerTimes
+from gnsq.spark.source.reader import RETRY_INTERVAL, NsqStreamReader, SegmentsPartition
 from gnsq.spark.spool.spool import Spool
 from tests.spark.helpers import channel_stats, columns, numbered, publish, running, wait_for
 
@@ -50,6 +52,13 @@ def reader(options):
     def make(*names, **changes):
         readers.append(NsqDataSource({**options, **changes}).streamReader(schema=schema(*names)))
         return readers[-1]
+
+    def make_with(times, retry_interval=RETRY_INTERVAL, **changes):
+        given = ReadOptions.parse({**options, **changes})
+        readers.append(NsqStreamReader(given, tuple(COLUMNS), times=times, retry_interval=retry_interval))
+        return readers[-1]
+
+    make.with_times = make_with
 
     yield make
     for each in readers:
@@ -151,14 +160,13 @@ def test_failing_file_system_does_not_end_the_query(reader, monkeypatch, caplog)
     assert stream.latestOffset(start, NO_LIMIT) == start
     assert "Input/output error" in caplog.text
     # Spark asks again at once, and each time is a line in the log.
-    assert time.monotonic() - began >= RETRY
+    assert time.monotonic() - began >= RETRY_INTERVAL
 
 
 @pytest.mark.parametrize("once", [False, True], ids=["AvailableNow", "Once"])
 def test_file_system_that_fails_for_a_moment_does_not_end_a_drain(fakensqd, reader, monkeypatch, once):
-    monkeypatch.setattr("gnsq.spark.source.reader.RETRY", 0.01)
     publish(fakensqd, "clicks", numbered(100))
-    stream = reader()
+    stream = reader.with_times(PlannerTimes(), 0.01)
     start = stream.initialOffset()
     stream.prepareForTriggerAvailableNow()
     contents, failures = Spool.listing, iter([OSError(5, "Input/output error")])
@@ -176,8 +184,7 @@ def test_file_system_that_fails_for_a_moment_does_not_end_a_drain(fakensqd, read
 
 
 def test_file_system_that_fails_for_good_ends_a_drain_with_an_error(reader, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.source.reader.RETRY", 0.01)
-    stream = reader(idleTimeout="1")
+    stream = reader.with_times(PlannerTimes(), 0.01, idleTimeout="1")
     stream.prepareForTriggerAvailableNow()
 
     def fail(self):
@@ -285,9 +292,8 @@ def test_segment_that_breaks_after_planning_is_set_aside(reader, spool, tmp_path
     assert (tmp_path / "spool" / "r1" / "000000000001-1.arrow.corrupt").exists()
 
 
-def test_second_query_is_refused(reader, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.source.planner.LOCK_TIMEOUT", 0)
-    first, second = reader(), reader()
+def test_second_query_is_refused(reader):
+    first, second = reader(), reader.with_times(PlannerTimes(lock=0))
     first.latestOffset(first.initialOffset(), NO_LIMIT)
 
     with pytest.raises(SpoolInUse):
@@ -312,14 +318,13 @@ def test_once_is_one_batch_of_everything(fakensqd, reader):
     assert len(read(stream, start, end)) == 3000
 
 
-def test_spool_taken_by_another_run_ends_the_first_one(reader, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.source.planner.OWNER_CHECK_INTERVAL", 0.0)
-    monkeypatch.setattr("gnsq.spark.spool.ownership.LocalStore", type(None))
-    first, second = reader(receivers="external"), reader(receivers="external")
+def test_spool_taken_by_another_run_ends_the_first_one(reader, tmp_path):
+    first = reader.with_times(PlannerTimes(owner_check=0.0), receivers="external")
     start = first.initialOffset()
     first.latestOffset(start, NO_LIMIT)
 
-    second.latestOffset(start, NO_LIMIT)
+    # As where the file system has no locks.
+    (tmp_path / "spool" / "owner.json").write_text('{"run": "another", "pid": 1, "host": "elsewhere"}')
 
     for call in (lambda: first.latestOffset(start, NO_LIMIT), lambda: first.commit(start)):
         with pytest.raises(SpoolInUse, match="taken over by another run"):
