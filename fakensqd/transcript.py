@@ -1,11 +1,8 @@
-"""What happened, in order: commands, replies, pushed frames, connections, requests, and the faults that struck.
+"""Transcript of a server's events in order, as text and as JSON lines; and waiting until a value is as expected.
 
-Pure. Bounded: the oldest entries are dropped, and it is said how many. Answers what tests ask, as text and as JSON
-lines. What it is told was said has been handed to the connection; a client may not have read it yet.
-
-Wait until a question is answered as expected; say how far it came if it is not.
-
-A shell: it waits in the hub, for entries of a transcript and a little real time.
+The events: commands, replies, pushed frames, connections, HTTP requests, and the rules that fired. An entry means that
+the bytes were handed to the connection: the client may not have read them yet. The oldest entries are dropped above a
+limit. wait_until() waits in the hub; the rest is pure.
 """
 
 from __future__ import annotations
@@ -36,23 +33,22 @@ __all__ = [
     "wait_until",
 ]
 
-
-_SHOWN = 60
+_SHOWN_BYTES = 60
 
 
 @dataclass(slots=True)
 class Entry:
-    """One thing that happened.
+    """One event.
 
     Attributes:
         time: Seconds of the emulator's clock.
-        connection: Its number, from 1; 0 for HTTP.
-        kind: "connect", "end", "command", "reply", "message", "heartbeat", "http", "fault", or "publish", which is
+        connection: Number of the connection, from 1; 0 for HTTP.
+        kind: "connect", "end", "command", "reply", "message", "heartbeat", "http", "fault", or "publish" for
             FakeNsqd.publish().
-        name: The command; what a reply or refusal begins with; method and path of a request; the rule.
-        detail: More of it, in words.
-        executed: How often a command has been executed with success.
-        status: Of the answer to a request; 0 if there was none.
+        name: The command; the first word of a reply; method and path of a request; the rule.
+        detail: Other words of the command or reply.
+        executed: How often a command was executed with success.
+        status: Of the response to a request; 0 if there was none.
     """
 
     time: float
@@ -90,14 +86,14 @@ class Entry:
 
 
 class Transcript:
-    """Entries in order, and questions about them.
+    """Entries in order, with methods that select and count them.
 
     Args:
-        max_entries, max_bytes: Beyond so many entries, or bytes of bodies in them, the oldest are dropped.
+        max_entries, max_bytes: Above so many entries, or bytes of bodies in them, the oldest are dropped.
 
     Attributes:
-        dropped: How many.
-        on_entry: Called behind each entry.
+        dropped: How many entries were dropped.
+        on_entry: Called after each entry.
     """
 
     def __init__(self, *, max_entries: int = 100_000, max_bytes: int = 64 * 1024 * 1024) -> None:
@@ -109,7 +105,7 @@ class Transcript:
         self._max_bytes = max_bytes
 
     def append(self, entry: Entry) -> Entry:
-        """Note what happened."""
+        """Append an entry."""
         self._entries.append(entry)
         self._bytes += sum(map(len, entry.bodies))
         while len(self._entries) > self._max_entries or self._bytes > self._max_bytes:
@@ -120,7 +116,7 @@ class Transcript:
         return entry
 
     def clear(self) -> None:
-        """Forget what happened so far; what was dropped, too."""
+        """Remove all entries, and set dropped to 0."""
         self._entries.clear()
         self._bytes = self.dropped = 0
 
@@ -132,13 +128,13 @@ class Transcript:
 
     @property
     def entries(self) -> list[Entry]:
-        """All that is kept."""
+        """A copy of the entries."""
         return list(self._entries)
 
-    # --- questions ----------------------------------------------------------------------------------------------------
+    # --- selecting ----------------------------------------------------------------------------------------------------
 
     def select(self, kind: str | None = None, **wanted: object) -> list[Entry]:
-        """Give the entries of a kind whose attributes are as wanted: ``select("command", name="PUB", topic="t")``."""
+        """Return the entries of a kind with these attributes: ``select("command", name="PUB", topic="t")``."""
         return [
             entry
             for entry in self._entries
@@ -147,7 +143,7 @@ class Transcript:
         ]
 
     def published(self, topic: str) -> list[bytes]:
-        """Bodies that were stored for a topic, over TCP, HTTP and by publish(), whatever the publisher was told."""
+        """Return the bodies that were stored in a topic, over TCP, HTTP and by publish(), in order."""
         return [
             body
             for entry in self._entries
@@ -156,27 +152,27 @@ class Transcript:
         ]
 
     def delivered(self, topic: str, channel: str | None = None) -> list[bytes]:
-        """Bodies that were pushed, each as often as it was."""
+        """Return the bodies that were pushed, one for each push."""
         return [body for entry in self._of("message", None, topic, channel) for body in entry.bodies]
 
     def finished(self, topic: str | None = None, channel: str | None = None) -> int:
-        """How many FINs were accepted."""
+        """Count the FINs that were accepted."""
         return self._count("FIN", topic, channel)
 
     def requeued(self, topic: str | None = None, channel: str | None = None) -> int:
-        """How many REQs were accepted."""
+        """Count the REQs that were accepted."""
         return self._count("REQ", topic, channel)
 
     def touched(self, topic: str | None = None, channel: str | None = None) -> int:
-        """How many TOUCHes were accepted."""
+        """Count the TOUCHes that were accepted."""
         return self._count("TOUCH", topic, channel)
 
     def commands(self, name: str | None = None) -> list[str]:
-        """Names of the commands that came, executed or not; or those of one name."""
+        """Return the names of the received commands, executed or not; or only those of one name."""
         return [entry.name for entry in self._entries if entry.kind == "command" and name in (None, entry.name)]
 
     def errors(self) -> list[str]:
-        """Error frames as they were sent, those of faults among them."""
+        """Return the error frames that were sent, by faults, too."""
         return [
             f"{entry.name} {entry.detail}".rstrip()
             for entry in self._entries
@@ -184,19 +180,19 @@ class Transcript:
         ]
 
     def requests(self, path: str | None = None) -> list[str]:
-        """Method and path of the HTTP requests; or those of one path."""
+        """Return method and path of each HTTP request; or only those of one path."""
         names = [entry.name for entry in self._entries if entry.kind == "http"]
         return [name for name in names if path is None or name.partition(" ")[2] == path]
 
     def connected(self) -> list[int]:
-        """Numbers of the connections that have begun and not ended."""
+        """Return the numbers of the open connections."""
         ended = {entry.connection for entry in self._entries if entry.kind == "end"}
         return [
             entry.connection for entry in self._entries if entry.kind == "connect" and entry.connection not in ended
         ]
 
     def fired(self) -> list[str]:
-        """The rules that struck, each as often as it did."""
+        """Return the name of a rule for each time that it fired."""
         return [entry.name for entry in self._entries if entry.kind == "fault"]
 
     def _count(self, name: str, topic: str | None, channel: str | None) -> int:
@@ -211,7 +207,7 @@ class Transcript:
     # --- text and JSON lines ------------------------------------------------------------------------------------------
 
     def text(self, last: int | None = None) -> str:
-        """Write all entries, or the last so many, one a line."""
+        """Format all entries, or the last so many, one per line."""
         entries = list(self._entries)
         shown = entries if last is None else entries[max(0, len(entries) - last) :]
         before = self.dropped + len(entries) - len(shown)
@@ -221,16 +217,16 @@ class Transcript:
     __str__ = text
 
     def dump(self) -> str:
-        """Write JSON lines, for load(): a head, then an entry each."""
+        """Encode as JSON lines for load(): a header, then one line per entry."""
         head = {"transcript": 1, "dropped": self.dropped}
         return "".join(json.dumps(line) + "\n" for line in [head, *map(_encoded, self._entries)])
 
     @classmethod
     def load(cls, lines: str | Iterable[str]) -> Self:
-        """Read what dump() has written.
+        """Decode the JSON lines of dump().
 
         Raises:
-            ValueError: If it is something else.
+            ValueError: If they are invalid.
         """
         try:
             rows = [json.loads(line) for line in (lines.splitlines() if isinstance(lines, str) else lines)]
@@ -255,7 +251,7 @@ _PUBLISHING = frozenset(
 
 
 def _shown(body: bytes) -> str:
-    return repr(body) if len(body) <= _SHOWN else f"{body[: _SHOWN - 20]!r}... ({len(body)} bytes)"
+    return repr(body) if len(body) <= _SHOWN_BYTES else f"{body[: _SHOWN_BYTES - 20]!r}... ({len(body)} bytes)"
 
 
 def _encoded(entry: Entry) -> dict[str, Any]:  # Any: JSON
@@ -271,7 +267,7 @@ def _encoded(entry: Entry) -> dict[str, Any]:  # Any: JSON
     return row
 
 
-# Of the fields, as they stand in a line.
+# Types of the fields in a line.
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "time": (int, float),
     "bodies": (list,),
@@ -292,7 +288,7 @@ def _decoded(row: dict[str, Any]) -> Entry:  # Any: JSON
 
 
 def encode_bytes(data: bytes) -> str | dict[str, str]:
-    """Give bytes as JSON: text where they are UTF-8, else an object with base64."""
+    """Encode bytes as JSON: a string if they are UTF-8, else an object with base64."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -300,9 +296,11 @@ def encode_bytes(data: bytes) -> str | dict[str, str]:
 
 
 def decode_bytes(value: str | dict[str, str]) -> bytes:
-    """Undo encode_bytes()."""
+    """Decode the result of encode_bytes()."""
     return value.encode() if isinstance(value, str) else base64.b64decode(value["base64"])
 
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
 
 _Value = TypeVar("_Value")
 # Seconds between calls of a predicate while nothing is recorded: depths and timeouts are not in a transcript.

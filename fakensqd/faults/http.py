@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
+from http.client import responses
 from typing import Any, Protocol
 
 from gevent.lock import BoundedSemaphore
@@ -30,7 +31,6 @@ from gnsq.protocol.commands import split_multipublish_body
 
 __all__ = ["STATE_METHODS", "FaultsEndpoint", "FaultyApplication"]
 
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}
 _PUBLISH_PATHS = ("/pub", "/mpub")
 _CLOSE = ("Connection", "close")
 _ROOT = "/faults"
@@ -151,7 +151,7 @@ def _respond(response: HttpResponse, environ: _Environ, start_response: _StartRe
     if response.size is not None:
         headers.append(_CLOSE)
     headers.append(("Content-Length", str(length)))
-    start_response(f"{response.status} {_REASONS.get(response.status, 'Status')}", headers)
+    start_response(f"{response.status} {responses.get(response.status, 'Status')}", headers)
     return [response.body] if response.body else []
 
 
@@ -272,8 +272,8 @@ class FaultsEndpoint:
     def _add_toxic(self, request: Request) -> object:
         from fakensqd.faults.json_rules import decode_toxic
 
-        toxic, placement = decode_toxic(_document(request))
-        return {"id": self._server.link.add(toxic, **placement).number}
+        toxic, target = decode_toxic(_document(request))
+        return {"id": self._server.link.add(toxic, **target).number}
 
     def _remove_toxics(self, request: Request) -> object:
         number = _number(request, "toxic")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import binascii
 import dataclasses
 import inspect
-import math
 import reprlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,95 +26,63 @@ if TYPE_CHECKING:
 __all__ = ["decode_rules", "decode_state", "decode_toxic", "encode_rule", "encode_toxic"]
 
 _Object = Mapping[str, Any]  # Any: JSON
-
-# The function of ``on`` and its arguments in JSON, for each value of the field "on".
-_CONNECTION_MATCHERS = ("kind", "topic", "channel", "connection", "client_id", "body")
-_POINTS: dict[str, tuple[Callable[..., Match], Sequence[str]]] = {
-    "command": (on.command, _CONNECTION_MATCHERS),
-    "reply": (on.reply, _CONNECTION_MATCHERS),
-    "frame": (on.frame, _CONNECTION_MATCHERS),
-    "connect": (on.connect, ("connection",)),
-    "http": (on.http, ("kind", "method", "topic", "channel", "body", "executed")),
-}
+# Reads the value of a field, or raises; and the values that are allowed, for the error.
+_Field = tuple[Callable[[Any], Any], str]  # Any: JSON
 
 
-def _check(good: bool) -> None:
-    if not good:
-        raise ValueError
+# --- fields -----------------------------------------------------------------------------------------------------------
 
 
-def _text(value: Any) -> str:  # Any: JSON, as below
-    _check(isinstance(value, str))
-    return str(value)
+def _typed(kind: type, allowed: str) -> _Field:
+    def read(value: Any) -> Any:  # Any: JSON, as below
+        if type(value) is not kind:
+            raise ValueError
+        return value
+
+    return read, allowed
 
 
-def _flag(value: Any) -> bool:
-    _check(isinstance(value, bool))
-    return bool(value)
+def _number(kind: type[int | float], allowed: str, minimum: float = 0, maximum: float = sys.float_info.max) -> _Field:
+    def read(value: Any) -> Any:
+        if type(value) not in (int, kind) or not minimum <= value <= maximum:
+            raise ValueError
+        return kind(value)
+
+    return read, allowed
 
 
-def _count(value: Any) -> int:
-    _check(type(value) is int and value >= 1)
-    return int(value)
-
-
-def _status(value: Any) -> int:
-    _check(type(value) is int and 100 <= value <= 599)
-    return int(value)
-
-
-def _number(value: Any) -> float:
-    _check(type(value) in (int, float) and 0 <= value < math.inf)
-    return float(value)
-
-
-def _whole(value: Any) -> int:
-    _check(type(value) is int and value >= 0)
-    return int(value)
-
-
-def _rate(value: Any) -> float:
-    _check(_number(value) >= 1)
-    return float(value)
-
-
-def _share(value: Any) -> float:
-    _check(_number(value) <= 1)
-    return float(value)
-
-
-def _places(value: Any) -> tuple[int, ...]:
-    _check(isinstance(value, list))
-    return tuple(map(_whole, value))
-
-
-def _bytes(value: Any) -> bytes:
-    _check(isinstance(value, (str, dict)))
-    return decode_bytes(value)
+def _positions(value: Any) -> tuple[int, ...]:
+    return tuple(map(_WHOLE[0], _LIST[0](value)))
 
 
 def _frame(value: Any) -> bytes | str:
-    return "heartbeat" if value == "heartbeat" else _bytes(value if isinstance(value, dict) else None)
+    return "heartbeat" if value == "heartbeat" else decode_bytes({"base64": value["base64"]})
 
 
-def _to(value: Any) -> int | bytes:
-    return value if type(value) is int else _bytes(value)
+def _number_or_bytes(value: Any) -> int | bytes:
+    return value if type(value) is int else decode_bytes(value)
 
 
-# How a field is read, and what it may be.
-_Field = tuple[Callable[[Any], object], str]  # Any: JSON
-_BYTES = 'text, or {"base64": "..."}'
-_TEXT: _Field = (_text, "text")
-_FLAG: _Field = (_flag, "true or false")
-_COUNT: _Field = (_count, "a whole number from 1")
-_SECONDS: _Field = (_number, "a number of seconds, 0 or more")
+def _true(value: Any) -> bool:
+    if value is not True:
+        raise ValueError
+    return True
+
+
+_TEXT = _typed(str, "text")
+_FLAG = _typed(bool, "true or false")
+_COUNT = _number(int, "a whole number from 1", minimum=1)
+_WHOLE = _number(int, "a whole number, 0 or more")
+_SECONDS = _number(float, "a number of seconds, 0 or more")
+_LIST = _typed(list, "a list")
+_BYTES: _Field = (decode_bytes, 'text, or {"base64": "..."}')
 _MATCHERS: dict[str, _Field] = {
     "kind": _TEXT,
     "topic": _TEXT,
     "channel": _TEXT,
     "connection": _COUNT,
     "client_id": _TEXT,
-    "body": (_bytes, _BYTES),
+    "body": _BYTES,
     "method": _TEXT,
     "executed": _FLAG,
 }
@@ -122,8 +90,8 @@ _TIMES: dict[str, _Field] = {
     "nth": _COUNT,
     "first": _COUNT,
     "every": _COUNT,
-    "sometimes": (_number, "a number from 0 to 1"),
-    "always": (lambda value: _check(value is True), "true"),
+    "sometimes": _number(float, "a number from 0 to 1"),
+    "always": (_true, "true"),
     "after": _SECONDS,
 }
 _PARAMETERS: dict[str, _Field] = {
@@ -134,35 +102,45 @@ _PARAMETERS: dict[str, _Field] = {
     "after": _FLAG,
     "times": _COUNT,
     "part": _TEXT,
-    "to": (_to, f"a whole number, {_BYTES}"),
+    "to": (_number_or_bytes, f"a whole number, {_BYTES[1]}"),
     "frame": (_frame, '"heartbeat", or {"base64": "..."}'),
-    "status": (_status, "a whole number from 100 to 599"),
-    "body": (_bytes, _BYTES),
+    "status": _number(int, "a whole number from 100 to 599", 100, 599),
+    "body": _BYTES,
 }
-_WHOLE: _Field = (_whole, "a whole number, 0 or more")
 _TOXIC_PARAMETERS: dict[str, _Field] = {
     "seconds": _SECONDS,
     "jitter": _SECONDS,
-    "bytes_per_second": (_rate, "a number, 1 or more"),
+    "bytes_per_second": _number(float, "a number, 1 or more", minimum=1),
     "after": _WHOLE,
     "size": _COUNT,
     "variation": _WHOLE,
     "delay": _SECONDS,
     "count": _WHOLE,
-    "share": (_share, "a number from 0 to 1"),
-    "at": (_places, "a list of whole numbers, 0 or more"),
+    "share": _number(float, "a number from 0 to 1", maximum=1),
+    "at": (_positions, "a list of whole numbers, 0 or more"),
 }
-# Which bytes a toxic is for.
-_PLACEMENT: dict[str, _Field] = {"upstream": _FLAG, "connection": _COUNT}
+_TOXIC_TARGET: dict[str, _Field] = {"upstream": _FLAG, "connection": _COUNT}
 _STATE_PARAMETERS: dict[str, _Field] = {"seconds": _SECONDS, "keep_messages": _FLAG}
 _RULE = ("on", "times", "actions", "optional", "name")
+# The function of ``on``, and its fields, for each value of "on".
+_CONNECTION_MATCHERS = ("kind", "topic", "channel", "connection", "client_id", "body")
+_POINTS: dict[str, tuple[Callable[..., Match], Sequence[str]]] = {
+    "command": (on.command, _CONNECTION_MATCHERS),
+    "reply": (on.reply, _CONNECTION_MATCHERS),
+    "frame": (on.frame, _CONNECTION_MATCHERS),
+    "connect": (on.connect, ("connection",)),
+    "http": (on.http, ("kind", "method", "topic", "channel", "body", "executed")),
+}
+
+
+# --- documents --------------------------------------------------------------------------------------------------------
 
 
 def decode_rules(document: object) -> list[Rule]:
-    """Read a rule, or the rules of a scenario, which stand in a list.
+    """Decode a rule, or a list of rules: a scenario.
 
     Raises:
-        ValueError: If it is none; the text says which field has which value, and what is allowed.
+        ValueError: If it is invalid; the text has field, value and what is allowed.
     """
     documents = document if isinstance(document, list) else [document]
     if not documents:
@@ -209,24 +187,24 @@ def _decode_action(document: object) -> Action:
 
 
 def decode_toxic(document: object) -> tuple[Toxic, dict[str, Any]]:  # Any: of all types
-    """Read a toxic; give it back with the arguments of Link.add().
+    """Decode a toxic; return it with the other arguments of Link.add().
 
     Raises:
-        ValueError: If it is none; the text says which field has which value, and what is allowed.
+        ValueError: If it is invalid; the text has field, value and what is allowed.
     """
     name = document.get("toxic") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(name, str) or name not in TOXICS:
         raise ValueError(f"a toxic is {_shown(name or document)}, not one of {', '.join(TOXICS)}")
-    arguments = _arguments(document, f"toxic {name}", TOXICS[name], _TOXIC_PARAMETERS, ("toxic", *_PLACEMENT))
-    placement = {key: _read(document, key, field) for key, field in _PLACEMENT.items() if key in document}
-    return TOXICS[name](**arguments), placement
+    arguments = _arguments(document, f"toxic {name}", TOXICS[name], _TOXIC_PARAMETERS, ("toxic", *_TOXIC_TARGET))
+    target = {key: _read(document, key, field) for key, field in _TOXIC_TARGET.items() if key in document}
+    return TOXICS[name](**arguments), target
 
 
 def decode_state(name: str, document: object, change: Callable[..., object]) -> dict[str, Any]:  # Any: of all types
-    """Read the arguments of the method that brings a state about.
+    """Decode the arguments of a method that begins or ends a state.
 
     Raises:
-        ValueError: If it takes others; the text says which field has which value, and what is allowed.
+        ValueError: If they are invalid; the text has field, value and what is allowed.
     """
     if not isinstance(document, dict):
         raise ValueError(f"the arguments of {name} are {_shown(document)}, not an object")
@@ -240,7 +218,7 @@ def _arguments(
     fields: Mapping[str, _Field],
     others: Sequence[str] = (),
 ) -> dict[str, Any]:  # Any: of all types
-    """Read the arguments of a function; the last word of owner is its name in JSON."""
+    """Decode the arguments of a function; the last word of owner is its name in JSON."""
     parameters = inspect.signature(called).parameters
     _check_names(document, owner, (*others, *parameters))
     missing = [key for key, value in parameters.items() if value.default is value.empty and key not in document]
@@ -271,39 +249,38 @@ def _shown(value: object) -> str:
 
 
 def encode_rule(rule: Rule) -> dict[str, object]:
-    """Describe a rule and what has become of it; a predicate, or a function of one's own, by its name only."""
+    """Encode a rule and its counts. A function of the user is encoded as its name, a predicate is left out."""
     match, times = rule.match, rule.match.times
-    described: dict[str, object] = {"name": rule.name, "on": match.point.value.partition("_")[0]}
+    document: dict[str, object] = {"name": rule.name, "on": match.point.value.partition("_")[0]}
     for name in ("kind", "topic", "channel", "connection", "client_id", "method"):
         if getattr(match, name) is not None:
-            described[name] = getattr(match, name)
+            document[name] = getattr(match, name)
     if match.body is not None:
-        described["body"] = encode_bytes(match.body)
+        document["body"] = encode_bytes(match.body)
     if match.point.value.endswith("_answer"):
-        described["executed"] = True
+        document["executed"] = True
     if str(times):
-        described["times"] = str(times).removeprefix(".")
-    described["actions"] = [_encoded_action(action) for action in rule.actions]
+        document["times"] = str(times).removeprefix(".")
+    document["actions"] = [_encoded_action(action) for action in rule.actions]
     state = {"optional": rule.optional, "armed": rule.armed_at is not None and not rule.is_spent}
-    return described | state | {"fitting": rule.fitting, "fired": rule.fired}
+    return document | state | {"fitting": rule.fitting, "fired": rule.fired}
 
 
 def _encoded_action(action: object) -> Mapping[str, object]:
     if not isinstance(action, Action):
         return {"action": getattr(action, "__name__", repr(action))}
-    arguments: Sequence[tuple[str, Any]] = list(action.arguments.items())  # Any: of all types
+    arguments = action.arguments.items()
     return {"action": action.name} | {
         name: encode_bytes(value) if isinstance(value, bytes) else value for name, value in arguments
     }
 
 
-def encode_toxic(placed: ActiveToxic) -> dict[str, object]:
-    """Describe a toxic on a link, as decode_toxic() reads it; one of the caller's own by its text only."""
-    described: dict[str, object] = {"id": placed.number}
-    name = next((name for name, make in TOXICS.items() if type(placed.toxic) is make), None)
-    if name is None:
-        described["toxic"] = repr(placed.toxic)
-    else:
-        described |= {"toxic": name} | dataclasses.asdict(placed.toxic)  # type: ignore[call-overload]  # those all are
-    where = {"upstream": placed.upstream, "connection": placed.connection}
-    return described | {key: value for key, value in where.items() if value is not None}
+def encode_toxic(active: ActiveToxic) -> dict[str, object]:
+    """Encode an active toxic, as decode_toxic() decodes it. A toxic of the user is encoded as its text."""
+    toxic, name = active.toxic, type(active.toxic).__name__
+    is_ours = TOXICS.get(name) is type(toxic)
+    document: dict[str, object] = {"id": active.number, "toxic": name if is_ours else repr(toxic)}
+    if is_ours:
+        document |= dataclasses.asdict(toxic)  # type: ignore[call-overload]  # ours are dataclasses
+    target = {"upstream": active.upstream, "connection": active.connection}
+    return document | {key: value for key, value in target.items() if value is not None}

@@ -218,21 +218,6 @@ class LinkedTransport:
     keep later ones from being read.
     """
 
-    __slots__ = (
-        "_aborted",
-        "_closing",
-        "_down",
-        "_ended",
-        "_failure",
-        "_inner",
-        "_link",
-        "_reset",
-        "_rest",
-        "_up",
-        "number",
-        "pumps",
-    )
-
     def __init__(self, link: Link, inner: Transport, reset: Callable[[], None], number: int) -> None:
         self.number = number
         # By direction: upstream is True.

@@ -1,4 +1,4 @@
-"""Relay: a link of its own before any server that speaks TCP: a real nsqd, nsqlookupd, or an HTTP endpoint.
+"""Relay with toxics before any server that speaks TCP: a real nsqd, nsqlookupd, or an HTTP endpoint.
 
 Owns its listener and two pumps for each connection. Knows no protocol.
 """
@@ -21,27 +21,26 @@ from gnsq.transport import READ_SIZE, TcpTransport, Transport
 
 __all__ = ["Relay"]
 
-# Real seconds, for the server behind to be connected to.
+# For the connection to the server, seconds of real time.
 _CONNECT_TIMEOUT = 10.0
 
 
 class Relay(Server):
-    """Pass each connection on to another address, with toxics on the way: start() or ``with``.
+    """Relay each connection to another address, with toxics on the way: start() or ``with``.
 
     Args:
-        upstream_address: ``host:port`` of the server behind.
-        address: Where to listen; port 0 takes a free one, which a second start() takes again.
-        clock: What toxics wait by; default: the machine's.
-        seed: Of what toxics leave to chance; default: another one each time.
+        upstream_address: ``host:port`` of the server.
+        address: Where to listen; port 0 takes a free one, which later starts take again.
+        clock: Of the toxics; default: the machine's.
+        seed: Of the random numbers of toxics; default: a random one.
         threaded: Run on a thread of its own. What the constructor gives stands for the relay then: its methods run on
             that thread, see fakensqd.thread.
 
     Attributes:
-        link: Where toxics are put on; upstream is what clients send.
-        errors: What should not have happened: always empty.
+        link: For adding toxics; upstream are the bytes that clients send.
 
     Raises:
-        ValueError: If an address is none.
+        ValueError: If an address is invalid.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class Relay(Server):
     ) -> None:
         self.upstream_address = upstream_address
         self.link = Link(clock or RealClock(), seed)
-        self.errors: list[BaseException] = []
         self._upstream = split_address(upstream_address)
         self._bind = split_address(address)
         self._server: StreamServer | None = None
@@ -66,7 +64,7 @@ class Relay(Server):
         return join_address(*self._bind)
 
     def start(self) -> Self:
-        """Listen, and give back this relay. Does nothing if it listens already.
+        """Listen, and return this relay. Does nothing if it listens already.
 
         Raises:
             OSError: If the address cannot be listened on.
@@ -90,18 +88,18 @@ class Relay(Server):
         try:
             server = socket.create_connection(self._upstream, timeout=_CONNECT_TIMEOUT)
         except OSError:
-            reset_socket(client)  # a relay that is there cannot refuse
+            reset_socket(client)  # the relay has accepted the connection: it can be reset, not refused
             return
         server.settimeout(None)
         for sock in (client, server):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         linked = self.link.wrap(TcpTransport(client, peer_address(address)), lambda: reset_socket(client))
-        behind = TcpTransport(server, self.upstream_address)
-        answers = gevent.spawn(_answer, behind, linked)
+        upstream = TcpTransport(server, self.upstream_address)
+        answers = gevent.spawn(_pump_down, upstream, linked)
         answers.name = "fakensqd-relay"
         try:
-            if _pump(linked, behind):
-                answers.join()  # the server says when it is over, or stop()
+            if _pump(linked, upstream):
+                answers.join()  # until the server closes the connection, or stop() does
                 linked.close()
                 linked.wait_closed()
             else:
@@ -109,16 +107,16 @@ class Relay(Server):
         finally:
             answers.kill()
             linked.abort()
-            behind.close()
+            upstream.close()
 
 
-def _answer(server: Transport, client: LinkedTransport) -> None:
+def _pump_down(server: Transport, client: LinkedTransport) -> None:
     if not _pump(server, client):
         client.abort(reset=True)
 
 
 def _pump(source: Transport, target: Transport) -> bool:
-    """Carry bytes until the source ends; whether that was in order."""
+    """Relay bytes until the source ends; return whether it ended without an error."""
     try:
         while data := source.recv(READ_SIZE):
             target.sendall(data)
