@@ -48,10 +48,10 @@ _NO_BUCKET: dict[bytes, QueuedMessage] = {}
 class Backend(Protocol):
     """Writes messages to disk, or ignores the calls. The channel is None for a topic's own queue."""
 
-    def on_stored(self, topic: str, channel: str | None, messages: Sequence[QueuedMessage]) -> None:
+    def on_stored(self, topic: str, channel: str | None, messages: Sequence[QueuedMessage], /) -> None:
         """Store messages that exceed the limit of the memory."""
 
-    def on_removed(self, topic: str, channel: str | None, ids: Sequence[bytes]) -> None:
+    def on_removed(self, topic: str, channel: str | None, ids: Sequence[bytes], /) -> None:
         """Note that stored messages have left their queue."""
 
 

@@ -1,10 +1,6 @@
-"""One channel: its queue, what is in flight and deferred, and the subscribers that wait for it.
+"""One channel: its queue, its messages in flight and deferred, its subscribers, and how long messages take.
 
-Pure: takes ``now``, calls subscribers, knows no bytes of the wire. Source: nsqd channel.go.
-
-How long messages take from their publishing to FIN: the percentiles of /stats.
-
-Pure. Exact, of as many as are kept; nsqd keeps estimates. Source: nsq internal/quantile.
+Pure: takes ``now``, calls subscribers, and knows no bytes of the wire. Source: nsqd channel.go.
 """
 
 from __future__ import annotations
@@ -13,136 +9,91 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fakensqd.message import Backend, MessageQueue, QueuedMessage
+from fakensqd.message import MessageQueue, QueuedMessage
 from fakensqd.options import NsqdOptions
 from gnsq.protocol.names import is_ephemeral
 
 __all__ = [
     "BrokerError",
+    "BrokerEvents",
     "Channel",
-    "Subscriber",
     "Latencies",
-    "QueuedMessage",
-    "human",
+    "Subscriber",
+    "format_latency",
     "summary",
 ]
 
 
-# Each of the two halves of a window keeps so many, the oldest of it.
-_KEPT = 100_000
-
-Summary = dict[str, Any]  # Any: JSON
+class BrokerError(Exception):
+    """The operation on a message or channel is not possible; the text is nsqd's."""
 
 
-class Latencies:
-    """The latencies of a channel, over a window that moves on by half of itself.
+def _ignore(*_: object) -> None:
+    """Do nothing."""
 
-    Args:
-        percentiles: What is wanted, each over 0, up to 1.
-        window: Seconds.
-        now: The time, seconds.
+
+@dataclass(frozen=True, slots=True)
+class BrokerEvents:
+    """Functions that a broker and its channels call. The channel is None for the topic itself.
+
+    Attributes:
+        on_register, on_unregister: A topic or channel was made or deleted.
+        on_stored: Messages exceed the limit of the memory and go to disk.
+        on_removed: Messages with these ids were on disk and have left their queue.
+        on_publish: A topic has received bodies.
+        on_pause: A topic or channel was paused or unpaused.
+        on_due: A message times out, or its delay ends, earlier than all others.
     """
 
-    def __init__(self, percentiles: Sequence[float], window: float, now: float) -> None:
-        self.percentiles = percentiles
-        self._half = window / 2
-        self._halves: tuple[list[int], list[int]] = ([], [])
-        self._moved = now
-
-    def add(self, nanoseconds: int, now: float) -> None:
-        """Take note of a message that is finished."""
-        self._move(now)
-        current = self._halves[0]
-        if len(current) < _KEPT:
-            current.append(nanoseconds)
-
-    def kept(self, now: float) -> list[int]:
-        """List those in the window, nanoseconds."""
-        self._move(now)
-        return self._halves[0] + self._halves[1]
-
-    def _move(self, now: float) -> None:
-        if now <= self._moved + self._half:
-            return
-        recent = now <= self._moved + 2 * self._half
-        self._halves = ([], self._halves[0] if recent else [])
-        self._moved = self._moved + self._half if recent else now
-
-
-def summary(latencies: Sequence[Latencies], now: float) -> Summary:
-    """Build what /stats says of a channel, or of those of a topic; of none if nobody measures."""
-    if not latencies:
-        return {"count": 0, "percentiles": None}
-    kept = sorted(one for each in latencies for one in each.kept(now))
-    wanted = latencies[0].percentiles
-    percentiles = [{"quantile": _plain(fraction), "value": _quantile(kept, fraction)} for fraction in wanted]
-    return {"count": len(kept), "percentiles": percentiles}
-
-
-def _plain(number: float) -> float:
-    return int(number) if number == int(number) else number
-
-
-def _quantile(ordered: Sequence[int], fraction: float) -> int:
-    if not ordered:
-        return 0
-    # Rounded up twice. Source: bmizerany/perks quantile.go, query.
-    return ordered[min(math.ceil(fraction * len(ordered)), len(ordered) - 1)]
-
-
-def human(nanoseconds: float) -> str:
-    """Write a latency as the text of /stats has it. Source: nsq internal/stringy."""
-    for unit, suffix in ((10**9, "s"), (10**6, "ms"), (10**3, "us")):
-        if nanoseconds > unit:
-            return f"{nanoseconds / unit:.1f}{suffix}"
-    return f"{nanoseconds:.1f}ns"
-
-
-class BrokerError(Exception):
-    """A request about a message or channel that cannot be met; the text is nsqd's."""
+    on_register: Callable[[str, str | None], None] = _ignore
+    on_unregister: Callable[[str, str | None], None] = _ignore
+    on_stored: Callable[[str, str | None, Sequence[QueuedMessage]], None] = _ignore
+    on_removed: Callable[[str, str | None, Sequence[bytes]], None] = _ignore
+    on_publish: Callable[[str, Sequence[bytes]], None] = _ignore
+    on_pause: Callable[[], None] = _ignore
+    on_due: Callable[[float], None] = _ignore
 
 
 class Subscriber(Protocol):
-    """What a channel tells the connections that subscribe to it. None of these may deliver at once."""
+    """A connection that subscribes to a channel, as the channel sees it. None of the methods may deliver at once."""
 
     def wake(self) -> bool:
-        """There may be something to deliver, or the channel was paused: come and see, if only later.
+        """Note that there may be messages to deliver, or that the channel was paused.
 
         Returns:
-            Whether it comes at once. If not (its client does not read), another may have what there is.
+            Whether deliver() is called at once. If not (the client does not read), another subscriber is woken.
         """
 
     def message_timed_out(self) -> None:
-        """One of the messages in flight here has been taken back."""
+        """Note that a message in flight to it has timed out."""
 
     def channel_emptied(self) -> None:
-        """All messages in flight here have been dropped."""
+        """Note that all messages in flight to it have been dropped."""
 
     def channel_closed(self) -> None:
-        """The channel is gone: close without a word."""
+        """Note that the channel was deleted: close the connection without an error frame."""
 
 
-class _Timers(Backend, Protocol):
-    """What a channel needs of its broker."""
+class _Broker(Protocol):
+    """Parts of a broker that a channel uses."""
 
     options: NsqdOptions
+    events: BrokerEvents
 
     def wall_ns(self, now: float) -> int:
-        """The wall clock, in nanoseconds since 1970."""
+        """Return the wall clock, in nanoseconds since 1970."""
 
     def schedule_expiry(self, when: float) -> None:
-        """Note that something is to be expired at that time."""
-
-    def on_pause(self) -> None:
-        """Note that a channel has been paused, or let on."""
+        """Note that a message times out, or its delay ends, at that time."""
 
 
 class Channel:
-    """A queue of messages, each delivered to one of the subscribers."""
+    """A queue of messages; each message is delivered to one of the subscribers."""
 
-    def __init__(self, timers: _Timers, topic_name: str, name: str, now: float = 0.0) -> None:
+    def __init__(self, broker: _Broker, topic_name: str, name: str, now: float = 0.0) -> None:
         self.topic_name = topic_name
         self.name = name
         self.ephemeral = is_ephemeral(name)
@@ -150,39 +101,39 @@ class Channel:
         self.message_count = 0
         self.requeue_count = 0
         self.timeout_count = 0
-        # None: nobody asks for percentiles.
+        # None: no percentiles are wanted.
         self.latencies: Latencies | None = None
-        options = timers.options
+        options = broker.options
         if options.e2e_processing_latency_percentiles:
             percentiles, window = options.e2e_processing_latency_percentiles, options.e2e_processing_latency_window_time
             self.latencies = Latencies(percentiles, window, now)
-        # An ordered set.
+        # Dicts without values are ordered sets.
         self.subscribers: dict[Subscriber, None] = {}
-        self._timers = timers
-        self._queue = MessageQueue(timers, topic_name, name, options.mem_queue_size, ephemeral=self.ephemeral)
+        self._broker = broker
+        self._queue = MessageQueue(broker.events, topic_name, name, options.mem_queue_size, ephemeral=self.ephemeral)
         self._ready: dict[Subscriber, None] = {}
-        # Woken, and not come yet: what is queued is shared with them.
+        # Subscribers that were woken and have not called deliver() yet: they share the queued messages.
         self._woken: dict[Subscriber, None] = {}
         self._in_flight: dict[bytes, QueuedMessage] = {}
-        # Messages in flight by how long they may be, each bucket in order of deadline since now never goes back:
-        # the first of each is the only one to look at, and FIN just deletes. A heap would keep what was finished.
+        # Messages in flight by their timeout. Time never goes back, so each bucket is in order of deadlines: only its
+        # first message can be the next to time out, and FIN only deletes. A heap would keep finished messages.
         self._buckets: dict[Hashable, dict[bytes, QueuedMessage]] = {}
         self._deferred: list[tuple[float, int, QueuedMessage]] = []
         self._order = itertools.count()
 
     @property
     def depth(self) -> int:
-        """Messages queued; those in flight and deferred are apart."""
+        """Queued messages, without those in flight and deferred."""
         return len(self._queue)
 
     @property
     def backend_depth(self) -> int:
-        """How many of them are on disk, or would be if there is no data path."""
+        """Those of them that are on disk, or would be with a data path."""
         return self._queue.backend_depth
 
     @property
     def in_flight_count(self) -> int:
-        """Messages delivered and not answered."""
+        """Messages that were delivered and not answered."""
         return len(self._in_flight)
 
     @property
@@ -190,7 +141,7 @@ class Channel:
         """Messages that wait for their delay to end."""
         return len(self._deferred)
 
-    # --- messages come in ---------------------------------------------------------------------------------------------
+    # --- new messages -------------------------------------------------------------------------------------------------
 
     def put(self, messages: Sequence[QueuedMessage]) -> None:
         """Queue new messages."""
@@ -198,7 +149,7 @@ class Channel:
         self._enqueue(messages)
 
     def defer(self, messages: Sequence[QueuedMessage], delay: float, now: float) -> None:
-        """Take new messages in, to be queued after the delay."""
+        """Queue new messages after a delay."""
         self.message_count += len(messages)
         for message in messages:
             self._defer(message, delay, now)
@@ -206,59 +157,59 @@ class Channel:
     def _defer(self, message: QueuedMessage, delay: float, now: float) -> None:
         due = now + delay
         heapq.heappush(self._deferred, (due, next(self._order), message))
-        self._timers.schedule_expiry(due)
+        self._broker.schedule_expiry(due)
 
     def _enqueue(self, messages: Sequence[QueuedMessage]) -> None:
         self._queue.extend(messages)
         self._wake_ready()
 
     def stored(self) -> list[QueuedMessage]:
-        """List what nsqd would write to disk when it stops: queued, in flight and deferred messages."""
+        """List the messages that nsqd would write to disk when it stops: queued, in flight and deferred."""
         return [*self._queue, *self._in_flight.values(), *(message for _, _, message in sorted(self._deferred))]
 
     def on_disk(self) -> list[QueuedMessage]:
-        """List what is on disk already."""
+        """List the messages that are on disk already."""
         return self._queue.on_disk()
 
     def restore(self, messages: Sequence[QueuedMessage]) -> None:
-        """Queue what was stored, and is on disk; it counts as depth, not as messages that came in."""
+        """Queue messages from disk. They count as depth, not as new messages."""
         self._queue.restore(messages)
         self._wake_ready()
 
-    # --- subscribers come and go --------------------------------------------------------------------------------------
+    # --- subscribers --------------------------------------------------------------------------------------------------
 
     def add(self, subscriber: Subscriber) -> None:
-        """Let a subscriber subscribe.
+        """Add a subscriber.
 
         Raises:
-            BrokerError: If max_channel_consumers are there already.
+            BrokerError: If the channel has max_channel_consumers already.
         """
-        limit = self._timers.options.max_channel_consumers
+        limit = self._broker.options.max_channel_consumers
         if limit and len(self.subscribers) >= limit:
             raise BrokerError(f"consumers for {self.topic_name}:{self.name} exceeds limit of {limit}")
         self.subscribers[subscriber] = None
 
     def remove(self, subscriber: Subscriber) -> None:
-        """Forget a subscriber; what it has in flight stays so until its timeout."""
+        """Remove a subscriber. Messages in flight to it stay in flight until they time out."""
         self.subscribers.pop(subscriber, None)
         self.remove_ready(subscriber)
 
     def add_ready(self, subscriber: Subscriber) -> None:
-        """Wake this subscriber, once, when a message comes; at once if there are some that it has left to others."""
+        """Wake this subscriber once, when a message is queued; at once if messages are queued already."""
         woken = bool(self._queue) and not self.paused and subscriber.wake()
         if not (woken and subscriber in self._woken):
             self._woken.pop(subscriber, None)
-            # Who waits already keeps its place.
+            # A subscriber that is in the dict already keeps its place.
             self._ready[subscriber] = None
 
     def remove_ready(self, subscriber: Subscriber) -> None:
-        """Do not wake this subscriber; if it has been woken for what is queued, wake another in its place."""
+        """Do not wake this subscriber. If it was woken for queued messages, wake another one for them."""
         self._ready.pop(subscriber, None)
         self._woken.pop(subscriber, None)
         self._wake_ready()
 
     def _wake_ready(self) -> None:
-        """Wake as many as there are messages, those first who have waited longest."""
+        """Wake as many subscribers as there are messages, the longest waiting first."""
         waiting = self._ready
         if not waiting or self.paused:
             return
@@ -270,26 +221,26 @@ class Channel:
                 self._woken[subscriber] = None
                 wanted -= 1
 
-    # --- messages go out ----------------------------------------------------------------------------------------------
+    # --- delivered messages -------------------------------------------------------------------------------------------
 
     def deliver(
         self, subscriber: Subscriber, limit: int, now: float, timeout: float, keep: Callable[[], bool] | None = None
     ) -> list[QueuedMessage]:
-        """Move messages from the queue into flight to this subscriber: its share, and not more than limit.
+        """Deliver messages of the queue to this subscriber: its share, and at most as many as limit says.
 
-        One that has not been woken gets nothing while others that have been are to come; then it is one of them.
+        A subscriber that was not woken gets nothing while woken ones have not called; it then counts as woken.
 
         Args:
-            timeout: Seconds until they are taken back.
-            keep: Asked for each message; where it says no the message is dropped, as if finished.
+            timeout: Seconds until the messages time out.
+            keep: Called for each message; if it returns False, the message is dropped, as if finished.
         """
         queue, coming = self._queue, self._woken
         if subscriber not in coming and coming:
-            # Who has just given a message back, or published it, leaves it to those who have waited, as nsqd does.
+            # As in nsqd, a message that this client requeued or published goes to a subscriber that has waited longer.
             coming[subscriber] = None
             return []
         coming.pop(subscriber, None)
-        # Others that have been woken get as much; rounded up, so that what is left gets less with each turn.
+        # The other woken subscribers get as many. Rounded up, so that the rest becomes smaller with each turn.
         share = -(-len(queue) // (1 + len(coming)))
         taken = queue.take(min(limit, share))
         if keep is not None:
@@ -306,11 +257,11 @@ class Channel:
             message.deadline = deadline
             message.bucket = bucket
             in_flight[message.id] = bucket[message.id] = message
-        self._timers.schedule_expiry(deadline)
+        self._broker.schedule_expiry(deadline)
         return taken
 
     def finish(self, subscriber: Subscriber, message_id: bytes, now: float) -> None:
-        """Forget a message that has been dealt with.
+        """Finish a message.
 
         Raises:
             BrokerError: If it is not in flight to this subscriber.
@@ -318,10 +269,10 @@ class Channel:
         message = self._owned(subscriber, message_id)
         del self._in_flight[message_id], message.bucket[message_id]
         if self.latencies is not None:
-            self.latencies.add(self._timers.wall_ns(now) - message.timestamp, now)
+            self.latencies.add(self._broker.wall_ns(now) - message.timestamp, now)
 
     def requeue(self, subscriber: Subscriber, message_id: bytes, delay: float, now: float) -> None:
-        """Take a message back, to be queued at once or after a delay.
+        """Requeue a message, at once or after a delay.
 
         Raises:
             BrokerError: If it is not in flight to this subscriber.
@@ -335,13 +286,13 @@ class Channel:
             self._enqueue([message])
 
     def touch(self, subscriber: Subscriber, message_id: bytes, timeout: float, now: float) -> None:
-        """Begin a message's timeout anew; max_msg_timeout after its delivery is the end.
+        """Restart the timeout of a message. It ends at the latest max_msg_timeout after the delivery.
 
         Raises:
             BrokerError: If it is not in flight to this subscriber.
         """
         message = self._owned(subscriber, message_id)
-        limit = message.delivered_at + self._timers.options.max_msg_timeout
+        limit = message.delivered_at + self._broker.options.max_msg_timeout
         key: Hashable = timeout
         deadline = now + timeout
         if deadline >= limit:
@@ -351,7 +302,7 @@ class Channel:
         message.deadline = deadline
         message.bucket = self._buckets.setdefault(key, {})
         message.bucket[message_id] = message
-        self._timers.schedule_expiry(deadline)
+        self._broker.schedule_expiry(deadline)
 
     def _owned(self, subscriber: Subscriber, message_id: bytes) -> QueuedMessage:
         message = self._in_flight.get(message_id)
@@ -366,7 +317,7 @@ class Channel:
         del message.bucket[message_id]
         return message
 
-    # --- time, pause and the end --------------------------------------------------------------------------------------
+    # --- timeouts, pause, deletion ------------------------------------------------------------------------------------
 
     @property
     def due(self) -> float:
@@ -375,7 +326,11 @@ class Channel:
         return min(firsts + [due for due, _, _ in self._deferred[:1]], default=math.inf)
 
     def expire(self, now: float) -> list[QueuedMessage]:
-        """Queue again what has timed out and what was deferred until now; give back what has timed out."""
+        """Queue messages that have timed out, or whose delay has ended.
+
+        Returns:
+            Messages that have timed out.
+        """
         delayed = []
         while self._deferred and self._deferred[0][0] <= now:
             delayed.append(heapq.heappop(self._deferred)[2])
@@ -383,11 +338,11 @@ class Channel:
         self._count_timeouts(timed_out)
         if delayed or timed_out:
             self._enqueue(delayed + timed_out)
-        self._timers.schedule_expiry(self.due)
+        self._broker.schedule_expiry(self.due)
         return timed_out
 
     def time_out(self, message_id: bytes) -> None:
-        """Queue a message again as if it had timed out; does nothing if none of that id is in flight."""
+        """Time a message out now. Does nothing if none of that id is in flight."""
         if message_id in self._in_flight:
             message = self._remove_in_flight(message_id)
             self._count_timeouts([message])
@@ -409,17 +364,17 @@ class Channel:
         return timed_out
 
     def set_paused(self, paused: bool) -> None:
-        """Stop deliveries, or let them on; answers to what is in flight are taken all the same."""
+        """Pause or unpause deliveries. FIN, REQ and TOUCH work also while the channel is paused."""
         self.paused = paused
         self._ready.clear()
         self._woken.clear()
         for subscriber in self.subscribers:
             if subscriber.wake():
                 self._woken[subscriber] = None
-        self._timers.on_pause()
+        self._broker.events.on_pause()
 
     def empty(self) -> None:
-        """Drop everything: queued, in flight, deferred."""
+        """Drop all messages: queued, in flight, deferred."""
         self._queue.clear()
         self._in_flight.clear()
         self._buckets.clear()
@@ -428,7 +383,7 @@ class Channel:
             subscriber.channel_emptied()
 
     def close(self) -> None:
-        """Drop everything and hang up on the subscribers."""
+        """Drop all messages, and close the connections of the subscribers."""
         subscribers = list(self.subscribers)
         self.empty()
         self.subscribers.clear()
@@ -436,3 +391,76 @@ class Channel:
         self._woken.clear()
         for subscriber in subscribers:
             subscriber.channel_closed()
+
+
+# --- latencies --------------------------------------------------------------------------------------------------------
+
+Summary = dict[str, Any]  # Any: JSON
+
+
+class Latencies:
+    """Times from publishing to FIN in one channel, in a window that moves by half of its length.
+
+    Exact, of the messages that are kept; nsqd computes estimates. Source: nsq internal/quantile.
+
+    Args:
+        percentiles: Wanted percentiles, each above 0, at most 1.
+        window: Length, seconds.
+        now: The time, seconds.
+        max_kept: Most messages of each half of the window; later ones are not counted.
+    """
+
+    def __init__(self, percentiles: Sequence[float], window: float, now: float, *, max_kept: int = 100_000) -> None:
+        self.percentiles = percentiles
+        self._half = window / 2
+        self._halves: tuple[list[int], list[int]] = ([], [])
+        self._moved = now
+        self._max_kept = max_kept
+
+    def add(self, nanoseconds: int, now: float) -> None:
+        """Add the latency of a finished message."""
+        self._move(now)
+        current = self._halves[0]
+        if len(current) < self._max_kept:
+            current.append(nanoseconds)
+
+    def kept(self, now: float) -> list[int]:
+        """List the latencies in the window, nanoseconds."""
+        self._move(now)
+        return self._halves[0] + self._halves[1]
+
+    def _move(self, now: float) -> None:
+        if now <= self._moved + self._half:
+            return
+        recent = now <= self._moved + 2 * self._half
+        self._halves = ([], self._halves[0] if recent else [])
+        self._moved = self._moved + self._half if recent else now
+
+
+def summary(latencies: Sequence[Latencies], now: float) -> Summary:
+    """Make what /stats says of the channels of a topic, or of one; of none if no percentiles are wanted."""
+    if not latencies:
+        return {"count": 0, "percentiles": None}
+    kept = sorted(value for each in latencies for value in each.kept(now))
+    wanted = latencies[0].percentiles
+    percentiles = [{"quantile": _plain(fraction), "value": _quantile(kept, fraction)} for fraction in wanted]
+    return {"count": len(kept), "percentiles": percentiles}
+
+
+def _plain(number: float) -> float:
+    return int(number) if number == int(number) else number
+
+
+def _quantile(ordered: Sequence[int], fraction: float) -> int:
+    if not ordered:
+        return 0
+    # Rounded up twice. Source: bmizerany/perks quantile.go, query.
+    return ordered[min(math.ceil(fraction * len(ordered)), len(ordered) - 1)]
+
+
+def format_latency(nanoseconds: float) -> str:
+    """Format a latency for the text of /stats. Source: nsq internal/stringy."""
+    for unit, suffix in ((10**9, "s"), (10**6, "ms"), (10**3, "us")):
+        if nanoseconds > unit:
+            return f"{nanoseconds / unit:.1f}{suffix}"
+    return f"{nanoseconds:.1f}ns"

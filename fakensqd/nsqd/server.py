@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self, Unpack
 
 from fakensqd.clock import Clock, Timer
 from fakensqd.daemon.daemon import Daemon
 from fakensqd.http.server import Application
 from fakensqd.logs import set_level
-from fakensqd.nsqd.broker import Broker, Channel, Topic
+from fakensqd.nsqd.broker import Broker, BrokerEvents, Channel, Topic
 from fakensqd.nsqd.http import nsqd_application, tls_required_application
 from fakensqd.nsqd.published import MessageAssertions, PublishedBodies, check_body_types
 from fakensqd.nsqd.session import Session
@@ -91,8 +92,18 @@ class FakeNsqd(MessageAssertions, Daemon):
         # Of the process, before it was told another.
         self._logger_level: int | None = None
         self._published = PublishedBodies()
-        self._adopt(Broker(self.options, epoch_ns=self.clock.time_ns() - round(self.clock.monotonic() * 1e9)))
         self._data_path = DataPath(self.options.data_path) if self.options.data_path else None
+        events = BrokerEvents(
+            on_register=self._register,
+            on_unregister=self._unregister,
+            on_publish=self._published.add,
+            on_pause=self._save_topics,
+            on_due=self._arm,
+        )
+        if self._data_path is not None:
+            events = replace(events, on_stored=self._data_path.store, on_removed=self._data_path.remove)
+        epoch_ns = self.clock.time_ns() - round(self.clock.monotonic() * 1e9)
+        self._set_broker(Broker(self.options, events, epoch_ns=epoch_ns))
         self._heartbeats = True
         self._timer: Timer | None = None
         self._peers: dict[str, LookupPeer] = {}
@@ -208,7 +219,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         data_path.lock()
         try:
             data_path.load(self.broker, self.now())
-            data_path.save_topics(self.broker)
+            data_path.save_topics()
             return super().start()
         except BaseException:
             data_path.unlock()
@@ -230,7 +241,7 @@ class FakeNsqd(MessageAssertions, Daemon):
             _logger.setLevel(self._logger_level)
             self._logger_level = None
         if was_running and self._data_path is not None:
-            self._data_path.close(self.broker)
+            self._data_path.close()
 
     def wait_registered(self) -> None:
         """Wait until each nsqlookupd knows this nsqd, or has been tried once."""
@@ -272,17 +283,12 @@ class FakeNsqd(MessageAssertions, Daemon):
         for session in self.sessions:
             session.heartbeats = on
 
-    def _adopt(self, broker: Broker) -> None:
+    def _set_broker(self, broker: Broker) -> None:
         self.broker = broker
         self.start_time = self.clock.time_ns() // 10**9
-        broker.on_due = self._arm
-        broker.on_register = self._register
-        broker.on_unregister = self._unregister
-        broker.on_pause = self._save_topics
-        broker.on_publish = self._published.add
 
     def _on_restart(self, *, keep_messages: bool) -> None:
-        self._adopt(self.broker.reset_after_restart(self.now(), keep_messages=keep_messages))
+        self._set_broker(self.broker.reset_after_restart(self.now(), keep_messages=keep_messages))
 
     def _on_started(self) -> None:
         self.set_lookupd_tcp_addresses(self.lookupd_tcp_addresses)
@@ -330,7 +336,7 @@ class FakeNsqd(MessageAssertions, Daemon):
 
     def _save_topics(self) -> None:
         if self._data_path is not None:
-            self._data_path.save_topics(self.broker)
+            self._data_path.save_topics()
 
     def _register(self, topic: str, channel: str | None) -> None:
         self._save_topics()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fakensqd.golang.text import duration
 from fakensqd.nsqd.broker import Broker, Channel, Topic
-from fakensqd.nsqd.channel import human, summary
+from fakensqd.nsqd.channel import format_latency, summary
 from fakensqd.nsqd.session import Session
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def _topic_lines(topics: list[Document], now_seconds: int) -> list[str]:
 
 
 def _latency_text(document: Document) -> str:
-    return ", ".join(human(one["value"]) for one in document["e2e_processing_latency"]["percentiles"] or [])
+    return ", ".join(format_latency(each["value"]) for each in document["e2e_processing_latency"]["percentiles"] or [])
 
 
 def _client_line(client: Document, now_seconds: int) -> str:

@@ -10,7 +10,7 @@ from fakensqd.faults import corrupt, delay, disconnect, drop, duplicate, error, 
 from fakensqd.faults.json_rules import decode_rules
 from fakensqd.lookupd.registry import Key, Registry
 from fakensqd.lookupd.session import LookupdSession
-from tests.fakensqd.test_lookupd_session import identify
+from tests.fakensqd.lookupd.test_session import identify
 from tests.fakensqd.wire import Client, request
 from tests.helpers import wait_until
 

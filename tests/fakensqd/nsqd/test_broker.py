@@ -4,14 +4,25 @@ import math
 
 import pytest
 
-from fakensqd.nsqd.broker import Broker
+from fakensqd.nsqd.broker import Broker, BrokerEvents
 from fakensqd.options import NsqdOptions
-from tests.fakensqd.test_channel import Reader
+from tests.fakensqd.nsqd.test_channel import Reader
 
 
 @pytest.fixture
-def broker():
-    return Broker()
+def told():
+    """Events of the broker."""
+    return []
+
+
+@pytest.fixture
+def broker(told):
+    events = BrokerEvents(
+        on_register=lambda topic, channel: told.append(("+", topic, channel)),
+        on_unregister=lambda topic, channel: told.append(("-", topic, channel)),
+        on_due=lambda when: told.append(("due", when)),
+    )
+    return Broker(events=events)
 
 
 @pytest.fixture
@@ -135,15 +146,6 @@ def test_what_is_over_the_memory_queue():
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def told(broker):
-    """What listeners are told."""
-    told = []
-    broker.on_register = lambda topic, channel: told.append(("+", topic, channel))
-    broker.on_unregister = lambda topic, channel: told.append(("-", topic, channel))
-    return told
-
-
 def test_listeners_hear_of_names(broker, told):
     topic = broker.ensure_topic("t")
     topic.ensure_channel("c", 0.0)
@@ -221,9 +223,7 @@ def test_an_ephemeral_topic_goes_with_its_last_channel(broker):
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_broker_says_when_it_is_worth_asking(broker, topic):
-    due = []
-    broker.on_due = due.append
+def test_the_broker_says_when_it_is_worth_asking(broker, topic, told):
     channel = topic.ensure_channel("c", 0.0)
     topic.publish([b"a", b"b"], 0.0)
     assert broker.due == math.inf
@@ -232,7 +232,7 @@ def test_the_broker_says_when_it_is_worth_asking(broker, topic):
     channel.deliver(Reader(), 1, 1.0, 60.0)
     topic.publish([b"late"], 1.0, delay=5.0)
 
-    assert due == [60.0, 6.0]
+    assert [event for event in told if event[0] == "due"] == [("due", 60.0), ("due", 6.0)]
     broker.expire(6.0)
     assert broker.due == 60.0
     assert [message.body for message in broker.expire(60.0)] == [b"a"]

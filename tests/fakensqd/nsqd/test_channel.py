@@ -1,9 +1,9 @@
-"""One channel: queue, in flight, deferred, timeouts, who is woken."""
+"""One channel: queue, in flight, deferred, timeouts, subscribers that are woken, latencies."""
 
 import pytest
 
 from fakensqd.message import QueuedMessage
-from fakensqd.nsqd.channel import BrokerError, Channel
+from fakensqd.nsqd.channel import BrokerError, BrokerEvents, Channel, Latencies, format_latency, summary
 from fakensqd.options import NsqdOptions
 
 
@@ -12,16 +12,11 @@ class Timers:
 
     def __init__(self, **options):
         self.options = NsqdOptions(**options)
+        self.events = BrokerEvents()
         self.due = []
-
-    def on_stored(self, topic, channel, messages):
-        pass
 
     def schedule_expiry(self, when):
         self.due.append(when)
-
-    def on_pause(self):
-        pass
 
 
 class Reader:
@@ -124,7 +119,7 @@ def test_requeue_with_a_delay_waits_for_it(channel, reader):
     channel.requeue(reader, delivered.id, 5.0, 1.0)
 
     assert (channel.depth, channel.deferred_count) == (0, 1)
-    assert channel._timers.due[-1] == 6.0
+    assert channel._broker.due[-1] == 6.0
     assert channel.expire(5.9) == []
     assert (channel.depth, channel.deferred_count) == (0, 1)
     channel.expire(6.0)
@@ -173,7 +168,7 @@ def test_different_timeouts_run_out_each_at_their_time(channel, reader):
     channel.deliver(reader, 1, 2.0, 60.0)
 
     assert ids(channel.expire(6.0)) == [2]
-    assert channel._timers.due[-1] == 60.0
+    assert channel._broker.due[-1] == 60.0
     assert ids(channel.expire(61.0)) == [1]
     assert ids(channel.expire(62.0)) == [3]
 
@@ -422,3 +417,60 @@ def test_close_hangs_up(channel, reader):
 
     assert reader.told == ["emptied", "hang up"]
     assert channel.subscribers == {}
+
+
+# --- latencies --------------------------------------------------------------------------------------------------------
+
+
+def values(latencies, now=0.0):
+    return [each["value"] for each in summary([latencies], now)["percentiles"]]
+
+
+def test_nobody_measures():
+    assert summary([], 0.0) == {"count": 0, "percentiles": None}
+
+
+def test_nothing_was_finished():
+    latencies = Latencies((0.95, 1.0), 600.0, 0.0)
+
+    assert summary([latencies], 0.0) == {
+        "count": 0,
+        "percentiles": [{"quantile": 0.95, "value": 0}, {"quantile": 1, "value": 0}],
+    }
+
+
+def test_quantiles_of_several_channels_are_of_all_of_them():
+    channels = [Latencies((1.0, 0.5, 0.01), 600.0, 0.0) for _ in range(2)]
+    for number in range(1, 11):
+        channels[number % 2].add(number * 100, 0.0)
+
+    found = summary(channels, 0.0)
+
+    assert found["count"] == 10
+    assert [each["value"] for each in found["percentiles"]] == [1000, 600, 200]
+
+
+def test_the_window_forgets_by_halves():
+    latencies = Latencies((1.0,), 10.0, 0.0)
+    latencies.add(2, 1.0)
+    latencies.add(1, 6.0)
+
+    assert values(latencies, 9.9) == [2]
+    assert values(latencies, 10.1) == [1]
+    assert values(latencies, 99.0) == [0]
+
+
+def test_a_half_keeps_so_many():
+    latencies = Latencies((1.0,), 10.0, 0.0, max_kept=2)
+    for number in range(5):
+        latencies.add(number, 0.0)
+
+    assert latencies.kept(0.0) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [(0, "0.0ns"), (1000, "1000.0ns"), (1001, "1.0us"), (405_377_052, "405.4ms"), (2_000_000_000, "2.0s")],
+)
+def test_how_it_is_written(nanoseconds, text):
+    assert format_latency(nanoseconds) == text

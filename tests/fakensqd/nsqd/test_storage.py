@@ -1,0 +1,557 @@
+"""The data path: its files as values, what a FakeNsqd reads and writes, and its lock. test_program kills a program."""
+
+import json
+import shutil
+
+import pytest
+from gevent import socket
+
+from fakensqd import FakeNsqd
+from fakensqd.message import QueuedMessage
+from fakensqd.nsqd.broker import Broker
+from fakensqd.nsqd.storage import (
+    DataPath,
+    DataPathError,
+    FileFormatError,
+    StoredQueue,
+    decode_messages,
+    decode_metadata,
+    encode_messages,
+    encode_metadata,
+    encode_removed,
+    encode_stored,
+)
+from gnsq.protocol import commands
+from gnsq.protocol.frames import decode_message
+from tests.fakensqd.wire import Client, consumer, request
+from tests.helpers import wait_until
+
+# --- files as values --------------------------------------------------------------------------------------------------
+
+
+# As nsqd 1.3.0 has left them.
+METADATA = [
+    pytest.param(b'{"topics":null,"version":"1.3.0"}', [], id="nothing"),
+    pytest.param(
+        b'{"topics":[{"name":"t","paused":false,"channels":null}],"version":"1.3.0"}', [("t", False, [])], id="a topic"
+    ),
+    pytest.param(
+        b'{"topics":[{"name":"t","paused":true,"channels":[{"name":"c","paused":true},{"name":"d","paused":false}]}],'
+        b'"version":"1.3.0"}',
+        [("t", True, [("c", True), ("d", False)])],
+        id="channels",
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "topics"), METADATA)
+def test_metadata_there_and_back(data, topics):
+    broker = Broker()
+    for name, paused, channels in topics:
+        topic = broker.ensure_topic(name)
+        topic.set_paused(paused, 0.0)
+        for channel, channel_paused in channels:
+            topic.ensure_channel(channel, 0.0).set_paused(channel_paused)
+
+    assert encode_metadata(broker.topics.values()) == data
+    assert decode_metadata(data) == topics
+
+
+def test_names_that_are_none_are_skipped():
+    data = b'{"topics":[{"name":"a b"},{"name":"t","channels":[{"name":"#"},{"name":"c"}]}]}'
+
+    assert decode_metadata(data) == [("t", False, [("c", False)])]
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"topics":[{}]}', b'{"topics":[1]}', b'{"topics":1}'])
+def test_what_is_no_metadata(data):
+    with pytest.raises(FileFormatError, match="no metadata of nsqd"):
+        decode_metadata(data)
+
+
+def message(number, attempts=0):
+    made = QueuedMessage(b"%016d" % number, b"body %d" % number, 10**18 + number, delay=5.0)
+    made.attempts = attempts
+    return made
+
+
+def facts(queues):
+    return [
+        (queue.topic, queue.channel, [(m.id, m.body, m.timestamp, m.attempts, m.delay) for m in queue.messages])
+        for queue in queues
+    ]
+
+
+def test_messages_there_and_back():
+    queues = [
+        StoredQueue("t", None, [message(1)]),
+        StoredQueue("t", "c", [message(2, attempts=3), message(3)]),
+        StoredQueue("u", "c", []),
+    ]
+
+    found = facts(decode_messages(encode_messages(queues))[0])
+
+    assert found == [
+        ("t", None, [(b"%016d" % 1, b"body 1", 10**18 + 1, 0, 0.0)]),
+        ("t", "c", [(b"%016d" % 2, b"body 2", 10**18 + 2, 3, 0.0), (b"%016d" % 3, b"body 3", 10**18 + 3, 0, 0.0)]),
+        ("u", "c", []),
+    ]
+
+
+def test_no_messages():
+    assert decode_messages(encode_messages([])) == ([], 0)
+
+
+def test_what_is_appended():
+    data = encode_messages([StoredQueue("t", "c", [message(1), message(2)])])
+    data += encode_stored(StoredQueue("t", None, [message(2)])) + encode_removed("t", "c", [b"%016d" % 2, b"%016d" % 9])
+
+    queues, torn = decode_messages(data)
+
+    ids = [(queue.channel, [message.id for message in queue.messages]) for queue in queues]
+    assert (ids, torn) == ([("c", [b"%016d" % 1]), (None, [b"%016d" % 2])], 0)
+
+
+def test_a_last_record_that_is_not_whole_is_left_out():
+    whole = encode_messages([StoredQueue("t", "c", [message(1)])])
+    record = encode_stored(StoredQueue("t", "c", [message(2)]))
+
+    for size in range(len(record)):
+        queues, torn = decode_messages(whole + record[:size])
+        assert ([len(queue.messages) for queue in queues], torn) == ([1], size)
+
+
+def test_every_damage_is_noticed():
+    data = encode_messages([StoredQueue("t", "c", [message(1)])])
+
+    for place in range(len(data)):
+        damaged = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        try:
+            queues, torn = decode_messages(damaged)
+        except FileFormatError:
+            continue
+        assert (queues, torn > 0) == ([], True)
+
+
+# --- a data path that outlives its nsqd -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Start nsqds on one directory; all are stopped in the end."""
+    nsqds = []
+
+    def start(**options):
+        nsqd = FakeNsqd(data_path=str(tmp_path), **options)
+        nsqds.append(nsqd)
+        nsqd.start()
+        return nsqd
+
+    yield start
+    for nsqd in nsqds:
+        nsqd.stop()
+        assert nsqd.errors == []
+
+
+def metadata(path):
+    """What nsqd.dat says: topic (paused?) -> channel -> paused?"""
+    topics = json.loads((path / "nsqd.dat").read_text())["topics"] or []
+    return {
+        (topic["name"], topic["paused"]): {c["name"]: c["paused"] for c in topic["channels"] or []} for topic in topics
+    }
+
+
+def post(nsqd, target, body=b""):
+    assert request(nsqd.http_address, "POST", target, body) in ("", "OK")
+
+
+def test_what_exists_is_written_at_once(started, tmp_path):
+    nsqd = started()
+    assert metadata(tmp_path) == {}
+
+    post(nsqd, "/topic/create?topic=t")
+    assert metadata(tmp_path) == {("t", False): {}}
+    consumer(nsqd.tcp_address)
+    assert metadata(tmp_path) == {("t", False): {"c": False}}
+    post(nsqd, "/channel/pause?topic=t&channel=c")
+    assert metadata(tmp_path) == {("t", False): {"c": True}}
+    post(nsqd, "/topic/pause?topic=t")
+    assert metadata(tmp_path) == {("t", True): {"c": True}}
+    post(nsqd, "/channel/delete?topic=t&channel=c")
+    post(nsqd, "/topic/unpause?topic=t")
+    assert metadata(tmp_path) == {("t", False): {}}
+    post(nsqd, "/topic/delete?topic=t")
+    assert metadata(tmp_path) == {}
+    assert [path.name for path in tmp_path.iterdir()] == ["nsqd.dat"]
+
+
+def test_what_is_ephemeral_is_not(started, tmp_path):
+    nsqd = started()
+    consumer(nsqd.tcp_address, channel="c#ephemeral")
+    post(nsqd, "/pub?topic=u%23ephemeral", b"x")
+    post(nsqd, "/pub?topic=t", b"x")
+    nsqd.stop()
+
+    assert metadata(tmp_path) == {("t", False): {}}
+    assert set(started().broker.topics) == {"t"}
+
+
+def test_messages_come_back(started):
+    nsqd = started()
+    reader = consumer(nsqd.tcp_address, ready=0)
+    for target, body in [("/pub?topic=t", b"in flight"), ("/pub?topic=t&defer=60000", b"late"), ("/pub?topic=u", b"u")]:
+        post(nsqd, target, body)
+    reader.send(commands.ready(1))
+    in_flight = decode_message(reader.frame()[1])
+    post(nsqd, "/pub?topic=t", b"queued")
+    nsqd.stop()
+
+    again = started()
+
+    assert (again.broker.topics["u"].depth, again.broker.topics["u"].message_count) == (1, 0)
+    channel = again.broker.topics["t"].channels["c"]
+    assert (channel.depth, channel.deferred_count, channel.message_count) == (3, 0, 0)
+    reader = consumer(again.tcp_address, ready=3)
+    got = [decode_message(reader.frame()[1]) for _ in range(3)]
+    assert [(body, attempts) for _, attempts, _, body in got] == [(b"queued", 1), (b"in flight", 2), (b"late", 1)]
+    assert got[1][0] == in_flight[0]
+    assert got[1][2] == in_flight[2]
+
+
+def test_a_paused_topic_keeps_its_messages(started):
+    nsqd = started()
+    consumer(nsqd.tcp_address)
+    post(nsqd, "/topic/pause?topic=t")
+    post(nsqd, "/pub?topic=t", b"x")
+    nsqd.stop()
+
+    again = started()
+    topic = again.broker.topics["t"]
+    assert (topic.paused, topic.depth, topic.channels["c"].depth) == (True, 1, 0)
+    post(again, "/topic/unpause?topic=t")
+
+    assert consumer(again.tcp_address).frame()[1].endswith(b"x")
+
+
+def test_what_was_finished_does_not_come_back_to_one_that_starts_again(started):
+    nsqd = started()
+    post(nsqd, "/pub?topic=t", b"x")
+    nsqd.stop()
+    nsqd.start()
+    reader = consumer(nsqd.tcp_address)
+    reader.send(commands.finish(decode_message(reader.frame()[1])[2]))
+    wait_until(lambda: nsqd.broker.topics["t"].channels["c"].in_flight_count == 0)
+    nsqd.stop()
+
+    assert started().broker.topics["t"].channels["c"].depth == 0
+
+
+def test_one_directory_has_one_nsqd(started, tmp_path):
+    nsqd = started()
+    with pytest.raises(DataPathError, match=f"cannot flock directory {tmp_path} - .*in use by another instance"):
+        started()
+    nsqd.stop()
+
+    started()
+
+
+def test_unlock_twice(tmp_path):
+    path = DataPath(str(tmp_path))
+    path.lock()
+    path.unlock()
+    path.unlock()
+
+    path.lock()
+    path.unlock()
+
+
+def test_a_directory_that_does_not_exist(tmp_path):
+    with pytest.raises(DataPathError, match=r"failed to lock data-path: open .*/none: no such file or directory"):
+        FakeNsqd(data_path=str(tmp_path / "none")).start()
+
+
+def test_a_port_that_is_taken_leaves_the_directory_to_others(started, tmp_path):
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        with pytest.raises(OSError, match="in use"):
+            FakeNsqd(data_path=str(tmp_path), tcp_address=f"127.0.0.1:{sock.getsockname()[1]}").start()
+
+    started()
+
+
+def test_metadata_that_is_none(tmp_path):
+    (tmp_path / "nsqd.dat").write_bytes(b"{")
+
+    with pytest.raises(DataPathError, match="failed to load metadata - failed to parse metadata in"):
+        FakeNsqd(data_path=str(tmp_path)).start()
+
+    (tmp_path / "nsqd.dat").unlink()
+    (tmp_path / "nsqd.dat").mkdir()
+    with pytest.raises(DataPathError, match="failed to read metadata from"):
+        FakeNsqd(data_path=str(tmp_path)).start()
+
+
+def test_damaged_messages_are_set_aside(started, tmp_path, caplog):
+    nsqd = started()
+    post(nsqd, "/pub?topic=t", b"x")
+    nsqd.stop()
+    (tmp_path / "fakensqd.messages").write_bytes(b"no")
+
+    assert started().broker.topics["t"].depth == 0
+
+    assert "are not read: no file of fakensqd's messages" in caplog.text
+    assert (tmp_path / "fakensqd.messages.damaged").read_bytes() == b"no"
+
+
+def test_a_directory_that_is_gone_does_not_stop_it(tmp_path, caplog):
+    path = tmp_path / "data"
+    path.mkdir()
+    nsqd = FakeNsqd(data_path=str(path))
+    with nsqd:
+        (path / "nsqd.dat").unlink()
+        path.rmdir()
+        post(nsqd, "/pub?topic=t", b"x")
+
+    assert "failed to persist" in caplog.text
+    assert nsqd.errors == []
+
+
+def test_without_a_data_path_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with FakeNsqd() as nsqd:
+        post(nsqd, "/pub?topic=t", b"x")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_clients_of_a_unix_socket(tmp_path):
+    path = str(tmp_path / "tcp.sock")
+    with FakeNsqd(tcp_address=path) as nsqd:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(path)
+            sock.sendall(commands.MAGIC_V2 + commands.publish("t", b"x"))
+            assert sock.recv(100).endswith(b"OK")
+            (session,) = nsqd.sessions
+            assert session.remote_address == "@"
+            info = request(nsqd.http_address, "GET", "/info")
+        assert (nsqd.tcp_address, info["tcp_port"]) == (path, -1)
+
+    assert nsqd.errors == []
+    assert Client.opened == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("keep_messages", "depth"), [(True, 1), (False, 0)])
+def test_a_restart_of_its_own(started, tmp_path, keep_messages, depth):
+    nsqd = started()
+    post(nsqd, "/pub?topic=t", b"x")
+
+    nsqd.restart(keep_messages=keep_messages)
+
+    assert metadata(tmp_path) == {("t", False): {}}
+    assert nsqd.broker.topics["t"].depth == nsqd.broker.topics["t"].backend_depth == depth
+    assert (tmp_path / "fakensqd.messages").exists() is keep_messages
+
+
+# --- messages beyond the limit of the memory --------------------------------------------------------------------------
+
+
+def body(frame):
+    return decode_message(frame[1])[3]
+
+
+def publish(address, *bodies, topic="t"):
+    client = Client(address)
+    for each in bodies:
+        client.send(commands.publish(topic, each))
+        assert client.frame() == (0, b"OK")
+
+
+def depths(nsqd):
+    channel = nsqd.broker.topics["t"].channels["c"]
+    return channel.depth, channel.backend_depth
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """Start what another would find if an nsqd was killed now: a copy of its directory."""
+    copies = []
+
+    def killed(nsqd, **options):
+        path = tmp_path / f"copy{len(copies)}"
+        shutil.copytree(nsqd.options.data_path, path)
+        copy = FakeNsqd(data_path=str(path), **options)
+        copies.append(copy)
+        copy.start()
+        return copy
+
+    yield killed
+    for copy in copies:
+        copy.stop()
+
+
+@pytest.fixture
+def nsqd(tmp_path):
+    path = tmp_path / "data"
+    path.mkdir()
+    with FakeNsqd(data_path=str(path), mem_queue_size=2) as nsqd:
+        nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
+        yield nsqd
+    assert nsqd.errors == []
+
+
+def test_what_has_no_room_in_memory_survives(nsqd, killed):
+    publish(nsqd.tcp_address, b"1", b"2", b"3", b"4")
+
+    assert depths(nsqd) == (4, 2)
+    copy = killed(nsqd)
+    assert depths(copy) == (2, 2)
+    reader = consumer(copy.tcp_address, ready=2)
+    assert [body(reader.frame()), body(reader.frame())] == [b"3", b"4"]
+
+
+def test_it_stays_on_disk_when_there_is_room_again(nsqd, killed):
+    publish(nsqd.tcp_address, b"1", b"2", b"3")
+    reader = consumer(nsqd.tcp_address, ready=2)
+    assert [body(reader.frame()), body(reader.frame())] == [b"1", b"2"]
+    publish(nsqd.tcp_address, b"4")
+
+    assert depths(nsqd) == (2, 1)
+    assert depths(killed(nsqd)) == (1, 1)
+
+
+def test_what_is_in_flight_is_lost(nsqd, killed, tmp_path):
+    publish(nsqd.tcp_address, b"1", b"2", b"3", b"4")
+    reader = consumer(nsqd.tcp_address, ready=3)
+    assert [body(reader.frame()) for _ in range(3)] == [b"1", b"2", b"3"]
+
+    assert depths(killed(nsqd)) == (1, 1)
+    reader.send(commands.ready(4))
+    reader.frame()
+    assert not (tmp_path / "data" / "fakensqd.messages").exists()
+    assert depths(killed(nsqd)) == (0, 0)
+
+
+def test_what_a_topic_holds_is_on_disk_too(nsqd, killed):
+    publish(nsqd.tcp_address, b"1", b"2", b"3", topic="u")
+    copy = killed(nsqd)
+
+    assert [message.body for message in copy.broker.topics["u"].stored()] == [b"3"]
+    channel = copy.broker.topics["u"].ensure_channel("c", 0.0)
+    assert (channel.depth, channel.backend_depth) == (1, 0)
+    assert killed(copy).broker.topics["u"].depth == 0
+
+
+def test_what_came_back_from_an_orderly_stop_is_on_disk_until_it_leaves(nsqd, killed):
+    publish(nsqd.tcp_address, b"1", b"2")
+    nsqd.stop()
+    copy = killed(nsqd)
+
+    assert depths(copy) == (2, 2)
+    consumer(copy.tcp_address).frame()
+    assert depths(killed(copy)) == (1, 1)
+
+
+def test_what_was_emptied_or_deleted_is_gone(nsqd, killed):
+    publish(nsqd.tcp_address, b"1", b"2", b"3", topic="u")
+    publish(nsqd.tcp_address, b"1", b"2", b"3")
+    request(nsqd.http_address, "POST", "/topic/empty?topic=u")
+    request(nsqd.http_address, "POST", "/channel/delete?topic=t&channel=c")
+
+    copy = killed(nsqd)
+
+    assert [topic.depth for topic in copy.broker.topics.values()] == [0, 0]
+
+
+def test_what_is_ephemeral_is_not_on_disk(nsqd, tmp_path):
+    nsqd.broker.ensure_topic("e#ephemeral").ensure_channel("c", 0.0)
+    nsqd.broker.ensure_topic("t").ensure_channel("e#ephemeral", 0.0)
+    publish(nsqd.tcp_address, b"1", b"2", b"3", b"4", topic="e#ephemeral")
+    publish(nsqd.tcp_address, b"1", b"2", b"3", b"4")
+    consumer(nsqd.tcp_address, ready=10).frame()
+    assert nsqd.depth("t", "e#ephemeral") == 2
+
+    nsqd.broker.delete_topic("e#ephemeral")
+    assert not (tmp_path / "data" / "fakensqd.messages").exists()
+
+
+def test_a_restart_that_loses_messages_keeps_those_on_disk(nsqd):
+    publish(nsqd.tcp_address, b"1", b"2", b"3")
+
+    nsqd.restart(keep_messages=False)
+
+    assert depths(nsqd) == (1, 1)
+
+
+def test_the_file_does_not_grow_for_ever(tmp_path):
+    with FakeNsqd(data_path=str(tmp_path), mem_queue_size=0) as nsqd:
+        topic = nsqd.broker.ensure_topic("t")
+        channel = topic.ensure_channel("c", 0.0)
+        topic.publish([b"kept"], 0.0)
+        for _ in range(3000):
+            topic.publish([b"x" * 100], 0.0)
+            channel.deliver(None, 1, 0.0, 60.0)
+
+        assert (tmp_path / "fakensqd.messages").stat().st_size < 500_000
+        assert channel.backend_depth == 1
+
+
+def test_a_disk_that_is_gone_does_not_stop_it(tmp_path, caplog):
+    path = tmp_path / "data"
+    path.mkdir()
+    with FakeNsqd(data_path=str(path), mem_queue_size=0) as nsqd:
+        shutil.rmtree(path)
+        publish(nsqd.tcp_address, b"1")
+
+        assert nsqd.depth("t") == 1
+    assert "failed to persist" in caplog.text
+    assert nsqd.errors == []
+
+
+def test_what_is_stored_while_it_is_stopped_is_written_with_the_start(nsqd, killed):
+    nsqd.stop()
+    nsqd.broker.topics["t"].publish([b"1", b"2", b"3"], 0.0)
+    nsqd.start()
+
+    assert depths(killed(nsqd)) == (1, 1)
+
+
+def test_a_file_whose_end_is_missing_gives_what_is_whole(nsqd, tmp_path, caplog):
+    publish(nsqd.tcp_address, b"1", b"2", b"3", b"4")
+    file = tmp_path / "data" / "fakensqd.messages"
+    data = file.read_bytes()
+    nsqd.stop()
+    file.write_bytes(data[:-1])
+
+    with FakeNsqd(data_path=str(tmp_path / "data")) as again:
+        assert depths(again) == (1, 1)
+    assert "the last record is incomplete, and not read: " in caplog.text
+
+
+def test_a_directory_that_is_not_ours_is_left_alone(tmp_path):
+    path = DataPath(str(tmp_path))
+    path.store("t", None, [])
+    path.remove("t", None, [])
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_deferred_message_loses_its_delay_on_disk():
+    with FakeNsqd(mem_queue_size=1) as nsqd:
+        client = Client(nsqd.tcp_address)
+        for _ in range(2):
+            client.send(commands.deferpublish("t", b"x", 60_000))
+            assert client.frame() == (0, b"OK")
+
+        channel = nsqd.broker.topics["t"].ensure_channel("c", nsqd.now())
+
+        assert (channel.deferred_count, channel.depth) == (1, 1)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_without_memory_an_ephemeral_topic_drops_all(limit):
+    with FakeNsqd(mem_queue_size=limit) as nsqd:
+        publish(nsqd.tcp_address, b"x", topic="t#ephemeral")
+
+        assert nsqd.depth("t#ephemeral") == 0
