@@ -1,8 +1,14 @@
-"""Message: one delivery of a message, and the one answer it gets.
+"""A delivered message and its answer (FIN or REQ). Knows no connection: a Responder sends the answer.
 
-Knows nothing of connections: it holds a Responder. Made per message, so slotted and plain, and without a lock: its
-methods may be called from any OS thread, and the Responder carries what they say to where it belongs.
+Methods of a message may be called from any OS thread.
 """
+
+# The states of a message. An async message is answered by the user and not after the return of its handler.
+#
+#     open ---finish(), finish_if_unanswered(), requeue(), drop()---> answered
+#       |                                                               ^
+#       +---mark_timed_out()---> timed out ---finish(), requeue()-------+
+#                                (nsqd has taken it back, and refuses the answer)
 
 from __future__ import annotations
 
@@ -22,8 +28,8 @@ from gnsq.texts import counted
 
 __all__ = ["Message", "Responder", "enable_async_all", "finish_all", "read_messages"]
 
-# How often touching() sends TOUCH to an nsqd that has not said its msg_timeout, seconds; its default is 60.
-UNKNOWN_TIMEOUT_INTERVAL = 20.0
+# Seconds between two TOUCH of touching(), if nsqd has not said its msg_timeout; its default is 60.
+DEFAULT_TOUCH_INTERVAL = 20.0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -33,37 +39,37 @@ _new = object.__new__
 _responder_of = operator.attrgetter("_responder")
 
 
-def _nothing() -> None:
-    """Do nothing."""
+def _do_nothing() -> None:
+    """Stop nothing."""
 
 
 class Responder(Protocol):
-    """Who carries a message's answers to nsqd. All of it may be asked and called from any OS thread.
+    """Sends the answers of messages to nsqd. All methods may be called from any OS thread.
 
-    One with ``requeue_after(attempts)`` says after how many milliseconds a message comes again that is requeued without
-    a delay; without, it comes again at once.
+    If it has a method ``requeue_after(attempts)``, that returns the delay in milliseconds of a message that is requeued
+    without a delay.
     """
 
     @property
     def nsqd(self) -> str:
-        """The nsqd the message came from, ``host:port``."""
+        """Address of the nsqd, ``host:port``."""
 
     @property
     def msg_timeout(self) -> float | None:
-        """Seconds until nsqd takes an unanswered message back; None if it did not say."""
+        """Seconds after which nsqd takes an unanswered message back; None if unknown."""
 
     @property
     def max_msg_timeout(self) -> float | None:
-        """Seconds after its delivery beyond which TOUCH can't keep a message; None if nsqd did not say."""
+        """Seconds after the delivery for which TOUCH can keep a message in flight; None if unknown."""
 
     def now(self) -> float:
-        """Tell the connection's monotonic time, seconds."""
+        """Return the connection's monotonic time, seconds."""
 
     def finish(self, message_id: bytes) -> None:
         """Send FIN."""
 
     def finish_all(self, message_ids: Sequence[bytes]) -> None:
-        """Send FIN for each."""
+        """Send FIN for each message."""
 
     def requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
         """Send REQ; timeout in milliseconds."""
@@ -72,49 +78,51 @@ class Responder(Protocol):
         """Send TOUCH."""
 
     def track_async(self, *messages: Message) -> None:
-        """Take note of messages that are answered later, by whomever."""
+        """Keep async messages until they are answered."""
 
     def untrack_async(self, message: Message, /) -> None:
-        """Take note that such a message was answered."""
+        """Forget an async or timed out message, which is being answered."""
 
     def untrack_async_all(self, messages: Sequence[Message], /) -> None:
-        """Take note that some were answered."""
+        """As untrack_async(), for several messages."""
 
     def remove_in_flight(self, message: Message) -> None:
-        """Take note that nsqd has taken a message back, unanswered, and that nobody will answer it any more."""
+        """Count a message as timed out; it will not be answered."""
 
     def mark_timed_out(self, message: Message, /) -> None:
-        """Take note that nsqd has taken a message back, while somebody still works on it."""
+        """Count a message as timed out; its answer may still follow."""
 
     def start_periodic_touch(self, message: Message, interval: float) -> Callable[[], None]:
-        """Touch a message every interval seconds, in the connection's hub; gives what ends it, which never raises.
+        """Touch a message every interval seconds, in the connection's hub.
+
+        Returns:
+            A function that stops it, and never raises.
 
         Raises:
-            NSQException: If the connection is gone.
+            NSQException: If the connection is closed.
         """
 
 
 class Message:
-    """A message as nsqd delivered it.
+    """A message that nsqd has delivered.
+
+    Call exactly one of finish() and requeue(), from any OS thread; a second call raises. If the connection of the
+    message is closed before, nsqd delivers the message again.
+
+    Args:
+        responder: Sends the answer; None for a message that no connection has delivered.
 
     Attributes:
         timestamp: When it was published, in nanoseconds of Unix time; the same on every delivery.
-        attempts: How often nsqd has delivered it, this time included.
+        attempts: Number of deliveries, this one included.
         id: 16 bytes; unique on one nsqd and topic only.
-        body: What was published.
-        received: The connection's monotonic time at its arrival, seconds.
-        timed_out: Whether it was seen that nsqd has taken it back.
-
-    Exactly one of finish() and requeue() may be called, from any OS thread: of two at once, one raises. The connection
-    it came from may be gone by then, and nsqd delivers it again.
-
-    Args:
-        responder: Who carries the answer; None for a message that came from nowhere.
-        received: The responder's now() at its arrival.
+        body: The published bytes.
+        received: When it arrived, by the responder's now().
+        timed_out: Whether a Consumer has seen that its timeout is over.
     """
 
     __slots__ = (
-        *("__weakref__", "_async", "_tracked", "_open", "_responder", "_settled", "_signals", "_touched"),
+        *("__weakref__", "_async", "_tracked", "_open", "_responder", "_finished_by_return", "_signals", "_touched"),
         *("attempts", "body", "id", "timed_out", "received", "timestamp"),
     )
 
@@ -133,11 +141,11 @@ class Message:
         self.body = body
         self._responder = responder
         self.received = received
-        # There until the message is answered. Deleting it is one step for the interpreter, so of two threads exactly
-        # one succeeds; a lock would cost as much as the rest of the message.
+        # Deleted by the answer. That is one step of the interpreter, so exactly one of two threads succeeds. A lock
+        # would cost as much as the rest of the message.
         self._open = True
         self._async = False
-        # Whether the responder must be told of its answer.
+        # Whether untrack_async() must be called before the answer.
         self._tracked = False
         self.timed_out = False
         self._signals: dict[str, Signal] | None = None
@@ -149,25 +157,25 @@ class Message:
 
     @property
     def nsqd(self) -> str | None:
-        """The nsqd it came from, ``host:port``; None for a message that came from none."""
+        """Address of the nsqd that has delivered it, ``host:port``; None without a responder."""
         return None if self._responder is None else self._responder.nsqd
 
     @property
     def published_at(self) -> datetime:
-        """When it was published, in UTC; microseconds, of the nanoseconds in ``timestamp``."""
+        """When it was published, in UTC; ``timestamp`` rounded down to microseconds."""
         return _EPOCH + timedelta(microseconds=self.timestamp // 1000)
 
     @property
     def age(self) -> float:
-        """Seconds since it was published, by the wall clocks of nsqd's host and this one; 0 if those disagree."""
+        """Seconds since it was published, by the wall clocks of nsqd's host and this host; never below 0."""
         return max(0.0, (time.time_ns() - self.timestamp) / 1e9)
 
     @property
     def time_left(self) -> float | None:
-        """Seconds until nsqd takes the message back and delivers it again; None if nsqd did not say its msg_timeout.
+        """Seconds until nsqd takes the message back and delivers it again; None if its msg_timeout is unknown.
 
-        Counted from the arrival, or from the last touch() but not beyond max_msg_timeout; never below 0. nsqd counts
-        from sending, so it is a little ahead of this.
+        Counted from the arrival or the last touch(), up to max_msg_timeout; never below 0. nsqd counts from the
+        sending, so its time ends a little earlier.
 
         Source: nsqd channel.go TouchMessage.
         """
@@ -179,7 +187,7 @@ class Message:
 
     @property
     def max_time_left(self) -> float | None:
-        """Seconds for which touch() can keep the message, until max_msg_timeout after its arrival; None if unknown."""
+        """Seconds for which touch() can keep the message in flight, up to max_msg_timeout; None if unknown."""
         if self._responder is None or self._responder.max_msg_timeout is None:
             return None
         return max(0.0, self.received + self._responder.max_msg_timeout - self._responder.now())
@@ -187,16 +195,16 @@ class Message:
     # --- answers
 
     def finish(self) -> None:
-        """Tell nsqd that the message is done with (FIN).
+        """Finish the message (FIN).
 
         Raises:
             NSQException: If it was finished or requeued before.
-            NSQConnectionClosed: If its connection is gone; nsqd will deliver it again.
+            NSQConnectionClosed: If its connection is closed; nsqd will deliver it again.
         """
         try:
             del self._open
         except AttributeError:
-            raise self._refusal() from None
+            raise self._answered_twice_error() from None
         if self._tracked:
             self._untrack()
         if self._responder is not None:
@@ -205,16 +213,15 @@ class Message:
             self._send("on_finish")
 
     def requeue(self, time_ms: int | None = None, backoff: bool = True) -> None:
-        """Give the message back to nsqd (REQ), to be delivered again after time_ms milliseconds.
+        """Requeue the message (REQ): nsqd delivers it again after time_ms milliseconds.
 
         Args:
-            time_ms: 0 or more; nsqd cuts it to its max-req-timeout (1 h). Default: for a message that a Consumer
-                delivered, the delay that it computes from the attempts when a handler raises (its requeue_delay, or
-                requeue_initial and so on); else 0.
+            time_ms: 0 or more; nsqd limits it to its max-req-timeout (1 h). Default: 0, or the delay that a Consumer
+                computes from the attempts (by its requeue_delay, or requeue_initial and so on).
             backoff: Whether this counts as a failure.
 
         Raises:
-            ValueError, TypeError: If time_ms is negative or no int; the message is still to be answered.
+            ValueError, TypeError: If time_ms is negative or no int; the message is not answered.
             NSQException: As finish().
         """
         if time_ms is None:
@@ -227,7 +234,7 @@ class Message:
         try:
             del self._open
         except AttributeError:
-            raise self._refusal() from None
+            raise self._answered_twice_error() from None
         if self._tracked:
             self._untrack()
         if self._responder is not None:
@@ -236,16 +243,15 @@ class Message:
             self._send("on_requeue", timeout=time_ms, backoff=backoff)
 
     def touch(self) -> None:
-        """Begin the message's timeout anew (TOUCH), up to nsqd's max-msg-timeout after its delivery.
+        """Restart the message's timeout (TOUCH), up to nsqd's max-msg-timeout after its delivery.
 
-        nsqd answers nothing; where it refuses, because its timeout has ended, E_TOUCH_FAILED comes as an event of the
-        connection.
+        TOUCH has no response. If the timeout is over already, nsqd sends E_TOUCH_FAILED, an event of the connection.
 
         Raises:
             NSQException: As finish().
         """
         if self.has_responded():
-            raise self._refusal()
+            raise self._answered_twice_error()
         if self._responder is not None:
             self._responder.touch(self.id)
             self._touched = self._responder.now()
@@ -254,19 +260,18 @@ class Message:
 
     @contextmanager
     def touching(self, interval: float | None = None) -> Iterator[None]:
-        """Keep the message alive while the block runs: touch it every so often, from the connection's hub.
+        """Touch the message regularly while the block runs, from the connection's hub.
 
-        It ends with the block, with the answer, with the connection, and at max_msg_timeout after the delivery: then
-        a warning is logged, and nsqd delivers the message again while the block still runs. The block itself is
-        never broken off. A block that does not let the hub run (a computation outside of a thread pool) keeps the
-        touches from being sent, too.
+        This ends with the block, the answer or the connection. It also ends at max_msg_timeout after the delivery: then
+        a warning is logged, and nsqd delivers the message again while the block still runs. The block itself is never
+        interrupted. No TOUCH is sent while the block does not let the hub run, as a long computation.
 
             with message.touching():
                 transcode(message.body)
 
         Args:
-            interval: Seconds; default: a third of nsqd's msg_timeout, 20 where that is not known. The first touch
-                comes earlier where little time is left.
+            interval: Seconds; default: a third of nsqd's msg_timeout, or 20 if that is unknown. The first touch is
+                earlier if little time is left.
 
         Raises:
             ValueError: If the interval is not above 0.
@@ -281,19 +286,18 @@ class Message:
 
     def _start_periodic_touch(self, interval: float | None) -> Callable[[], None]:
         if self._responder is None:
-            return _nothing
+            return _do_nothing
         if interval is None:
             timeout = self._responder.msg_timeout
-            interval = timeout / 3 if timeout and timeout > 0 else UNKNOWN_TIMEOUT_INTERVAL
+            interval = timeout / 3 if timeout and timeout > 0 else DEFAULT_TOUCH_INTERVAL
         try:
             return self._responder.start_periodic_touch(self, interval)
         except NSQException:
-            # The connection is gone: there is nobody to keep the message from.
-            return _nothing
+            # The connection is closed, so nsqd has requeued the message already.
+            return _do_nothing
 
     def drop(self) -> None:
-        """Take the message as one whose timeout is over: nothing is sent, nsqd delivers it again. For who holds
-        messages back; it counts as answered."""
+        """Give up a message whose timeout is over, without an answer: nsqd delivers it again."""
         if self.has_responded():
             return
         del self._open
@@ -303,25 +307,25 @@ class Message:
             self._responder.remove_in_flight(self)
 
     def mark_timed_out(self) -> None:
-        """Take the message as one that nsqd has taken back though somebody works on it: it no longer counts as in
-        flight, and may still be answered, which nsqd refuses."""
+        """Count the message as timed out while it is still handled. nsqd refuses its later answer."""
         if not self.has_responded() and not self.timed_out and self._responder is not None:
             self._tracked = self.timed_out = True
             self._responder.mark_timed_out(self)
 
     def finish_if_unanswered(self) -> bool:
-        """Finish the message, unless it was answered or is answered later; whether it is answered now.
+        """Finish the message if it is neither answered nor async. Called after its handler returned.
 
-        For who has called a handler that returned. Raises as finish(), but for a message that was answered.
+        Returns:
+            Whether it is answered now. It raises as finish(), but not for a message that was answered before.
         """
-        # Written out, not put together: it is called for each message, and this way costs 0.1 us less.
+        # Not by finish(): it is called for each message, and takes 0.1 us less this way.
         if self._async:
             return False
         try:
             del self._open
         except AttributeError:
             return True
-        self._settled = True
+        self._finished_by_return = True
         if self._tracked:
             self._untrack()
         if self._responder is not None:
@@ -331,15 +335,14 @@ class Message:
         return True
 
     def enable_async(self) -> None:
-        """Leave the answer to whoever calls finish() or requeue() later; the handler's return no longer finishes it."""
+        """Make it an async message: the return of its handler does not finish it, so finish or requeue it later."""
         if not self._async:
             self._async = self._tracked = True
             if self._responder is not None:
                 self._responder.track_async(self)
 
-    def _refusal(self) -> NSQException:
-        """Build the error of a second answer."""
-        if hasattr(self, "_settled"):
+    def _answered_twice_error(self) -> NSQException:
+        if hasattr(self, "_finished_by_return"):
             return NSQException(
                 "already responded: the return of its handler finished it; a handler whose message is answered later "
                 "calls message.enable_async() before it returns"
@@ -362,21 +365,21 @@ class Message:
 
     @property
     def on_finish(self) -> Signal:
-        """Signal: finish() was called."""
+        """Signal: the message was finished."""
         return self._signal("on_finish")
 
     @property
     def on_requeue(self) -> Signal:
-        """Signal: requeue() was called; ``timeout`` in milliseconds, ``backoff``."""
+        """Signal: it was requeued; with ``timeout`` in milliseconds, and ``backoff``."""
         return self._signal("on_requeue")
 
     @property
     def on_touch(self) -> Signal:
-        """Signal: touch() was called."""
+        """Signal: it was touched."""
         return self._signal("on_touch")
 
     def _signal(self, name: str) -> Signal:
-        # Made on first access: three signals a message would cost more than the message.
+        # Made on first access: three signals take longer to make than the message.
         if self._signals is None:
             self._signals = {}
         return self._signals.setdefault(name, Signal())
@@ -396,23 +399,24 @@ def read_messages(
     max_size: int,
     large: bytes | None = None,
 ) -> int:
-    """Read message frames from a chunk, up to the first that is none, is not all here, or is not in order.
+    """Make a message of each message frame, up to a frame that is no message, incomplete or not valid.
 
     Args:
-        messages: Takes them in.
-        received: The responder's now() when the chunk arrived.
-        start: Where the first begins, which must be whole.
+        messages: The messages are appended to this list.
+        received: The responder's now() when the data arrived.
+        start: Where the first frame begins, which must be complete.
         max_size: The largest size that a frame may announce.
-        large: The body of the only message, if data ends before it: so it is not copied.
+        large: The body of the only message, which is not in data and need not be copied.
 
     Returns:
-        Where it stopped, behind the last one that was read.
+        Where the last frame ends.
 
     Raises:
         NSQFrameError: If the first is too short for a message.
     """
-    # What FrameDecoder.feed(), decode_message() and Message() do, written out: it is the largest part of what a message
-    # costs, and this way 0.5 us of 0.9.
+    # FrameDecoder.feed(), decode_message() and Message() without their calls: this is the largest part of the cost of a
+    # message, and saves 0.4 us of 0.9. Not in protocol/frames.py: values for another module to make messages of would
+    # cost 0.08 us.
     append = messages.append
     first, end = start, len(data)
     if large is not None:
@@ -444,11 +448,11 @@ def read_messages(
 
 
 def finish_all(messages: Iterable[Message]) -> list[Message]:
-    """Finish many messages at once, for a third of what it costs one by one.
+    """Finish many messages at once, in a third of the time of single calls.
 
     Returns:
-        Those that were not finished: they were answered before, or their connection is gone and nsqd delivers them
-        again.
+        Messages that were not finished: they were answered before, or their connection is closed and nsqd delivers
+        them again.
     """
     left: list[Message] = []
     answered: list[Message] = []
@@ -461,10 +465,10 @@ def finish_all(messages: Iterable[Message]) -> list[Message]:
             answered.append(message)
     for responder, run in _group_by_responder(answered):
         if responder is not None:
-            noted = [message for message in run if message._tracked]
+            tracked = [message for message in run if message._tracked]
             try:
-                if noted:
-                    responder.untrack_async_all(noted)
+                if tracked:
+                    responder.untrack_async_all(tracked)
                 responder.finish_all([message.id for message in run])
             except NSQException:
                 left += run
@@ -475,13 +479,13 @@ def finish_all(messages: Iterable[Message]) -> list[Message]:
 
 
 def enable_async_all(messages: Iterable[Message]) -> list[Message]:
-    """Leave the answers to whoever gives them later, as enable_async(); for who has let many be handled at once.
+    """Call enable_async() of messages that one call of a handler has handled.
 
     Returns:
-        Those that were answered before, and not asynchronously.
+        Messages that were answered before and are not async.
     """
     answered: list[Message] = []
-    held: list[Message] = []
+    made_async: list[Message] = []
     for message in messages:
         if message._async:
             continue
@@ -489,13 +493,13 @@ def enable_async_all(messages: Iterable[Message]) -> list[Message]:
             answered.append(message)
             continue
         message._async = message._tracked = True
-        held.append(message)
-    for responder, run in _group_by_responder(held):
+        made_async.append(message)
+    for responder, run in _group_by_responder(made_async):
         if responder is not None:
             responder.track_async(*run)
     return answered
 
 
 def _group_by_responder(messages: Iterable[Message]) -> list[tuple[Responder | None, list[Message]]]:
-    """Split messages into runs that came over one connection."""
+    """Split messages into runs of the same connection."""
     return [(responder, list(run)) for responder, run in itertools.groupby(messages, _responder_of)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
@@ -280,33 +279,3 @@ class ConnectionOptions(Options):
     def wants_tls(self) -> bool:
         """Whether the connection must be encrypted."""
         return self.tls_v1 or self.tls_context is not None
-
-    def identify_body(self) -> dict[str, object]:
-        """Build the JSON of IDENTIFY, with durations in milliseconds and without fields that are not set."""
-        hostname = self.hostname if self.hostname is not None else socket.gethostname()
-        client_id = self.client_id if self.client_id is not None else hostname.split(".")[0]
-        body: dict[str, object] = {
-            "client_id": client_id,
-            "hostname": hostname,
-            # The names of both for servers before 0.2.28.
-            "short_id": client_id,
-            "long_id": hostname,
-            "feature_negotiation": True,
-            "heartbeat_interval": -1 if self.heartbeat_interval == -1 else round(self.heartbeat_interval * 1000),
-            "output_buffer_size": self.output_buffer_size,
-            "output_buffer_timeout": self.output_buffer_timeout,
-            "tls_v1": self.wants_tls,
-            "snappy": self.snappy,
-            "deflate": self.deflate,
-            "user_agent": self.user_agent,
-        }
-        if self.deflate:
-            body["deflate_level"] = self.deflate_level
-        if self.sample_rate:
-            body["sample_rate"] = self.sample_rate
-        if self.msg_timeout is not None:
-            body["msg_timeout"] = round(self.msg_timeout * 1000)
-        for name in ("topology_region", "topology_zone"):
-            if getattr(self, name) is not None:
-                body[name] = getattr(self, name)
-        return body

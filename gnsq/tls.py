@@ -1,8 +1,6 @@
-"""TLS contexts for clients, of nsqd's TCP port and of HTTPS. Loads ssl, which is slow: imported where it is needed.
+"""TLS over a transport, for client and server; and TLS contexts of clients, for nsqd's TCP port and for HTTPS.
 
-Layers over a transport: TLS, then compression; and what a client is told of TLS, as a context.
-
-Each is a transport itself, so nothing above asks which are on. Both sides use them. Knows no command.
+Loads ssl, which takes 8 ms. So this module is imported only where TLS is needed.
 """
 
 from __future__ import annotations
@@ -15,116 +13,35 @@ from typing import Any
 
 from gevent.lock import BoundedSemaphore
 
-from gnsq.concurrency.greenlets import CooperativeYield
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.options import ConnectionOptions
-from gnsq.protocol.compression import Codec
 from gnsq.texts import nearest
 from gnsq.transport import READ_SIZE, Transport
 
 __all__ = [
-    "CompressedTransport",
     "TlsTransport",
     "client_context",
     "make_context",
 ]
 
 
-def make_context(
-    ca_certs: str | None,
-    cert_reqs: str = "CERT_REQUIRED",
-    cert_file: str | None = None,
-    key_file: str | None = None,
-    key_password: str | bytes | None = None,
-) -> ssl.SSLContext:
-    """Build a client's context: the system's CAs unless others are given, certificate and host name checked.
-
-    Args:
-        ca_certs: A file, or a directory as OpenSSL wants them, with the CAs to trust in place of the system's.
-        cert_reqs: ``CERT_REQUIRED`` or ``CERT_NONE`` (``CERT_OPTIONAL`` means the first to a client).
-        cert_file: The client's own certificate; with key_file, unless it holds the key, too.
-
-    Raises:
-        ValueError: If a file can't be used; names it.
-    """
-    try:
-        if ca_certs is not None and os.path.isdir(ca_certs):
-            context = ssl.create_default_context(capath=ca_certs)
-        else:
-            context = ssl.create_default_context(cafile=ca_certs)
-    except OSError as error:
-        raise ValueError(f"ca_certs {ca_certs!r} can't be used: {error}") from error
-    if cert_reqs == "CERT_NONE":
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if cert_file is None:
-        return context
-    try:
-        context.load_cert_chain(cert_file, key_file, _no_prompt if key_password is None else key_password)
-    except OSError as error:
-        raise ValueError(f"certificate {cert_file!r} with key {key_file!r} can't be used: {error}") from error
-    return context
-
-
-def _no_prompt() -> str:
-    # Without this OpenSSL would ask at the terminal, and the hub would wait for the answer.
-    raise ValueError("the key is encrypted: give its key_password")
-
-
-# Kept of what came first, bytes.
-CLEAR_TEXT = 4096
-
-
-class CompressedTransport:
-    """A stream of compressed bytes.
-
-    Args:
-        inner: Where the compressed bytes go.
-        first: Those that were received already.
-    """
-
-    def __init__(self, inner: Transport, codec: Codec, first: bytes = b"") -> None:
-        self._inner = inner
-        self._codec = codec
-        self._first = first
-        self._cooperative_yield = CooperativeYield()
-
-    def recv(self, size: int) -> bytes:
-        decompress = self._codec.decompress
-        received, self._first = self._first, b""
-        while True:
-            data = decompress(received, size)
-            if data:
-                return data
-            if received:
-                # What holds nothing, such as padding, must not keep others from running.
-                self._cooperative_yield()
-            received = self._inner.recv(READ_SIZE)
-            if not received:
-                return b""
-
-    def sendall(self, data: bytes) -> None:
-        self._inner.sendall(self._codec.compress(data))
-
-    def shutdown_write(self) -> None:
-        self._inner.shutdown_write()
-
-    def close(self) -> None:
-        self._inner.close()
+# Bytes kept of the first bytes that were received.
+MAX_FIRST_SIZE = 4096
 
 
 class TlsTransport:
-    """A stream inside TLS. The TLS library works on memory, so that only the greenlet that needs bytes waits.
+    """A TLS stream over another transport. TLS works in memory, so that only the greenlet that needs bytes waits.
 
     Args:
-        inner: Where the ciphertext goes.
+        inner: The transport of the encrypted bytes.
         context: Any ``ssl.SSLContext``.
         server_side: Whether this is the server.
         server_hostname: The name that the server's certificate must have, if the context checks it; sent as SNI.
-        peer: Address, for error texts.
+        peer: Address for error texts.
 
     Attributes:
-        first: What came first, up to a few KiB: an answer in clear text, where TLS did not begin.
+        first: The first bytes received, up to MAX_FIRST_SIZE. A peer that does not start TLS sends an error in clear
+            text.
     """
 
     def __init__(
@@ -147,11 +64,11 @@ class TlsTransport:
         )
 
     def handshake(self) -> None:
-        """Agree on keys; checks the peer's certificate if the context says so.
+        """Perform the TLS handshake, and check the peer's certificate if the context demands it.
 
         Raises:
-            NSQSocketError: If the peer does not speak TLS, or one of the two refuses; the cause is the TLS library's
-                error. The alert that tells the peer was sent.
+            NSQSocketError: If the peer does not speak TLS, or one side refuses. Its cause is the error of ssl. The
+                peer was sent an alert.
         """
         while True:
             try:
@@ -162,21 +79,21 @@ class TlsTransport:
                 continue
             except ssl.SSLError as error:
                 self._flush()
-                raise self._translated(error) from error
+                raise self._translate_ssl_error(error) from error
             self._flush()
             return
 
     def recv(self, size: int) -> bytes:
         pieces: list[bytes] = []
-        held = 0
-        # One record holds 16 KiB at most; those that are here already are taken together.
-        while held < size:
+        total = 0
+        # One record has at most 16 KiB. All records that have arrived are read together.
+        while total < size:
             try:
-                piece = self.object.read(size - held)
+                piece = self.object.read(size - total)
             except ssl.SSLWantReadError:
                 if pieces:
                     break
-                # Only a change of keys has an answer; if the writer is at work, it sends that, too.
+                # Only a change of keys is answered; a writer at work sends that answer, too.
                 if self._outgoing.pending and not self._sending.locked():
                     self._flush()
                 self._feed()
@@ -184,25 +101,25 @@ class TlsTransport:
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 break
             except ssl.SSLError as error:
-                raise self._translated(error) from error
+                raise self._translate_ssl_error(error) from error
             if not piece:
                 break
             pieces.append(piece)
-            held += len(piece)
+            total += len(piece)
             if not self._incoming.pending and not self.object.pending():
                 break
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def sendall(self, data: bytes) -> None:
-        if data:  # to write nothing is an error of its own to the TLS library
+        if data:  # ssl takes writing nothing for an error
             try:
                 self.object.write(data)
             except ssl.SSLError as error:
-                raise self._translated(error) from error
+                raise self._translate_ssl_error(error) from error
         self._flush()
 
     def shutdown_write(self) -> None:
-        # It wants the peer's answer, which recv() sees as the end.
+        # It raises until the peer answers; recv() returns b"" for that answer.
         with contextlib.suppress(ssl.SSLError):
             self.object.unwrap()
         self._flush()
@@ -214,7 +131,7 @@ class TlsTransport:
     def _feed(self) -> None:
         data = self._inner.recv(READ_SIZE)
         if not self.first:
-            self.first = data[:CLEAR_TEXT]
+            self.first = data[:MAX_FIRST_SIZE]
         if data:
             self._incoming.write(data)
         else:
@@ -225,14 +142,14 @@ class TlsTransport:
             while self._outgoing.pending:
                 self._inner.sendall(self._outgoing.read())
 
-    def _translated(self, error: ssl.SSLError) -> NSQSocketError:
+    def _translate_ssl_error(self, error: ssl.SSLError) -> NSQSocketError:
         if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             return NSQConnectionClosed(f"{self._peer}: the peer closed the connection inside TLS")
-        # Without the errno, which is the TLS library's and means another thing to the system.
-        return NSQSocketError(f"{self._peer}: TLS failed: {_explained(error)}")
+        # Without the errno: a number of ssl means something else to the operating system.
+        return NSQSocketError(f"{self._peer}: TLS failed: {_ssl_error_text(error)}")
 
 
-def _explained(error: ssl.SSLError) -> str:
+def _ssl_error_text(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
             f"nsqd's certificate was not accepted: {error.verify_message.rstrip('.')}. Name the CA's file as ca_certs "
@@ -250,16 +167,57 @@ def _explained(error: ssl.SSLError) -> str:
     return reason
 
 
-# What tls_options of gnsq 1.0 could hold, and two more: it never checked a host name, nor knew a password.
+def make_context(
+    ca_certs: str | None,
+    cert_reqs: str = "CERT_REQUIRED",
+    cert_file: str | None = None,
+    key_file: str | None = None,
+    key_password: str | bytes | None = None,
+) -> ssl.SSLContext:
+    """Build the context of a client. By default it trusts the system's CAs, and checks certificate and host name.
+
+    Args:
+        ca_certs: File, or directory in OpenSSL's layout, with the CAs to trust instead of the system's.
+        cert_reqs: ``CERT_REQUIRED`` or ``CERT_NONE``. ``CERT_OPTIONAL`` is the same as ``CERT_REQUIRED`` for a client.
+        cert_file: The client's own certificate. It needs a key_file, unless it contains the key.
+
+    Raises:
+        ValueError: If a file can't be used; the text names the file.
+    """
+    try:
+        if ca_certs is not None and os.path.isdir(ca_certs):
+            context = ssl.create_default_context(capath=ca_certs)
+        else:
+            context = ssl.create_default_context(cafile=ca_certs)
+    except OSError as error:
+        raise ValueError(f"ca_certs {ca_certs!r} can't be used: {error}") from error
+    if cert_reqs == "CERT_NONE":
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if cert_file is None:
+        return context
+    try:
+        context.load_cert_chain(cert_file, key_file, _no_prompt if key_password is None else key_password)
+    except OSError as error:
+        raise ValueError(f"certificate {cert_file!r} with key {key_file!r} can't be used: {error}") from error
+    return context
+
+
+def _no_prompt() -> str:
+    # Without this function OpenSSL would ask at the terminal, and block the hub.
+    raise ValueError("the key is encrypted: give its key_password")
+
+
+# Those of gnsq 1.0, check_hostname and key_password.
 _TLS_OPTIONS = ("keyfile", "certfile", "cert_reqs", "ca_certs", "ssl_version", "check_hostname", "key_password")
 
 
 def client_context(options: ConnectionOptions) -> ssl.SSLContext:
-    """Make the context that a connection uses: tls_context as it is, or one from the dictionary of gnsq 1.0.
+    """Return the context of a connection: tls_context, or a new one from tls_options, gnsq 1.0's dictionary.
 
     Raises:
-        TypeError: If tls_options holds what is unknown.
-        ValueError: If a file it names can't be read as what it should be.
+        TypeError: If tls_options has an unknown key.
+        ValueError: If a file of tls_options can't be used.
     """
     if options.tls_context is not None:
         return options.tls_context
@@ -291,7 +249,7 @@ def client_context(options: ConnectionOptions) -> ssl.SSLContext:
 
 
 def _version(given: object) -> ssl.TLSVersion | None:
-    """Read the one version of TLS that ssl_version asks for; None for any."""
+    """Return the one TLS version that ssl_version allows; None for any."""
     if given is None or (isinstance(given, int) and given in (ssl.PROTOCOL_TLS, ssl.PROTOCOL_TLS_CLIENT)):
         return None
     if isinstance(given, ssl.TLSVersion):
@@ -301,7 +259,7 @@ def _version(given: object) -> ssl.TLSVersion | None:
     raise ValueError(f"ssl_version {given!r} of tls_options is neither an ssl.PROTOCOL_ constant nor an ssl.TLSVersion")
 
 
-# Those of the ssl_version constants that mean one version; PROTOCOL_TLS and its kin mean any.
+# The constants for ssl_version that allow one version; PROTOCOL_TLS and PROTOCOL_TLS_CLIENT allow any.
 _VERSIONS: dict[int, ssl.TLSVersion] = {
     ssl.PROTOCOL_TLSv1: ssl.TLSVersion.TLSv1,
     ssl.PROTOCOL_TLSv1_1: ssl.TLSVersion.TLSv1_1,

@@ -1,7 +1,6 @@
-"""Transport: a TCP or unix connection as recv, sendall, close; the one place where OS errors become ours.
+"""Streams of bytes: a TCP or unix connection, and compression on top of one. Knows no commands and no states.
 
-Knows no command and no state. A transport can be handed in: tests use a list of byte strings. What lies over it, TLS
-and compression, is in layers.py.
+The only module that translates errors of the operating system into NSQSocketError.
 """
 
 from __future__ import annotations
@@ -19,17 +18,19 @@ import gevent
 from gevent import monkey, socket
 
 from gnsq.addresses import format_address, is_unix
+from gnsq.concurrency.greenlets import CooperativeYield
 from gnsq.concurrency.threads import get_hub_if_exists
 from gnsq.errors import NSQConnectionClosed, NSQSocketError, NSQTimeout
+from gnsq.protocol.compression import Codec
 
-__all__ = ["READ_SIZE", "TcpTransport", "Transport", "connect", "time_limit"]
+__all__ = ["READ_SIZE", "CompressedTransport", "TcpTransport", "Transport", "connect", "time_limit"]
 
-# Bytes asked for at once; some 250 messages of 200 bytes.
+# Bytes of one read; about 250 messages of 200 bytes.
 READ_SIZE = 64 * 1024
 
-# What libev and libuv call it.
+# The event "readable" of libev and libuv.
 _READ = 1
-# gevent's would let others run.
+# Not gevent's poll(), which lets other greenlets run.
 _poll: Any = monkey.get_original("select", "poll")  # Any: gevent has no type hints
 
 
@@ -37,34 +38,34 @@ class Transport(Protocol):
     """A reliable stream of bytes. recv() and sendall() may be used by one greenlet each at a time."""
 
     def recv(self, size: int) -> bytes:
-        """Wait for up to size bytes; b"" when the peer has closed.
+        """Wait for up to size bytes. Returns: b"" when the peer has closed.
 
         Raises:
-            NSQSocketError: If the connection broke or was closed by us.
+            NSQSocketError: If the connection broke or was closed by this side.
         """
 
     def sendall(self, data: bytes) -> None:
-        """Send all of it.
-
-        Raises:
-            NSQSocketError: As recv().
-        """
+        """Send all bytes. Raises as recv()."""
 
     def shutdown_write(self) -> None:
-        """Say that nothing more will be sent; what the peer still sends can be read."""
+        """Tell the peer that nothing more will be sent. What the peer sends can still be received."""
 
     def close(self) -> None:
-        """Close at once; whoever waits in recv() or sendall() gets an NSQConnectionClosed."""
+        """Close at once. A greenlet that waits in recv() or sendall() gets an NSQConnectionClosed."""
 
 
 class TcpTransport:
-    """A connected gevent socket; peer is for error texts."""
+    """A connected gevent socket.
+
+    Args:
+        peer: Address for error texts.
+    """
 
     def __init__(self, sock: Any, peer: str) -> None:  # Any: gevent has no type hints
         self._socket = sock
         self._peer = peer
         self._readable: Any = None  # Any: a watcher of gevent's
-        self._reading: Any = None  # Any: a greenlet
+        self._reader: Any = None  # Any: a greenlet
 
     def recv(self, size: int) -> bytes:
         try:
@@ -73,16 +74,19 @@ class TcpTransport:
             raise _translate_os_error(error, self._peer) from error
         return data
 
-    def recv_unless_handled(self, size: int, take: Callable[[bytes], bool]) -> bytes:
-        """Wait for up to size bytes that take() does not want; lets others run even where they have come already.
+    def recv_unless_handled(self, size: int, handle: Callable[[bytes], bool]) -> bytes:
+        """Wait for up to size bytes that handle() does not handle. Other greenlets run, even if bytes wait already.
 
-        For one greenlet. Take is called in the hub itself, so that what it wants costs no switch and no watcher: a
-        quarter of a lone publish. It must not wait.
+        Only one greenlet may wait. handle() is called in the hub itself, so it must not wait. Bytes that it handles
+        cost no switch and no new watcher, which saves a quarter of a lone publish.
+
+        Args:
+            handle: Called with received bytes; returns whether it has handled them.
 
         Raises:
             NSQSocketError: As recv().
         """
-        reading = gevent.getcurrent()
+        reader = gevent.getcurrent()
         hub, fd = gevent.get_hub(), self._socket.fileno()
         if fd < 0:
             return self.recv(size)  # raises
@@ -92,23 +96,23 @@ class TcpTransport:
         def read() -> None:
             try:
                 data = os.read(fd, size)
-                if data and take(data):
+                if data and handle(data):
                     return
             except BlockingIOError:
                 return
-            except BaseException as error:  # noqa: BLE001  # the reader's, wherever it was raised
-                reading.throw(error)
+            except BaseException as error:  # noqa: BLE001  # raised in the reader
+                reader.throw(error)
                 return
-            reading.switch(data)
+            reader.switch(data)
 
-        watcher, self._reading = self._readable, reading
+        watcher, self._reader = self._readable, reader
         watcher.start(read)
         try:
             data: bytes = hub.switch()  # until read(), or close()
         except OSError as error:
             raise _translate_os_error(error, self._peer) from error
         finally:
-            self._reading = None
+            self._reader = None
             if self._readable is watcher:
                 watcher.stop()
         return data
@@ -120,7 +124,8 @@ class TcpTransport:
             raise _translate_os_error(error, self._peer) from error
 
     def send_nowait(self, data: bytes) -> int:
-        """Send what can be sent without waiting; gives how many bytes that was. Whoever calls sendall() sees why."""
+        """Send as much as possible without waiting. Returns: number of bytes; 0 also after an error, which sendall()
+        raises."""
         try:
             # Not the socket's send(), which waits.
             return os.write(self._socket.fileno(), data)
@@ -128,11 +133,11 @@ class TcpTransport:
             return 0
 
     def peer_has_closed(self) -> bool:
-        """Whether the peer has closed, even if recv() has not come to that yet."""
-        watch = _poll()
+        """Whether the peer has closed, even if recv() has not read up to the end yet."""
+        poller = _poll()
         try:
-            watch.register(self._socket.fileno(), select.POLLRDHUP)
-            return bool(watch.poll(0))
+            poller.register(self._socket.fileno(), select.POLLRDHUP)
+            return bool(poller.poll(0))
         except (OSError, ValueError):
             return True
 
@@ -144,26 +149,64 @@ class TcpTransport:
 
     def close(self) -> None:
         if self._readable is not None:
-            # Before its socket, whose number may be another's next.
+            # Before the socket is closed: another socket may get its number next.
             watcher, self._readable = self._readable, None
             watcher.stop()
             watcher.close()
-            # In a child process the thread that waits may not be there.
-            if self._reading is not None and self._reading.parent is get_hub_if_exists():
-                self._reading.parent.loop.run_callback(self._end_reading, self._reading)
+            # In a forked child, the thread of the reader may not exist.
+            if self._reader is not None and self._reader.parent is get_hub_if_exists():
+                self._reader.parent.loop.run_callback(self._wake_reader, self._reader)
         self._socket.close()
 
-    def _end_reading(self, reading: Any) -> None:  # Any: a greenlet
-        if self._reading is reading:
-            reading.throw(NSQConnectionClosed(f"{self._peer}: connection was closed"))
+    def _wake_reader(self, reader: Any) -> None:  # Any: a greenlet
+        if self._reader is reader:
+            reader.throw(NSQConnectionClosed(f"{self._peer}: connection was closed"))
+
+
+class CompressedTransport:
+    """A stream of compressed bytes over another transport.
+
+    Args:
+        inner: The transport of the compressed bytes.
+        first: Compressed bytes that were received already.
+    """
+
+    def __init__(self, inner: Transport, codec: Codec, first: bytes = b"") -> None:
+        self._inner = inner
+        self._codec = codec
+        self._first = first
+        self._let_others_run = CooperativeYield()
+
+    def recv(self, size: int) -> bytes:
+        decompress = self._codec.decompress
+        received, self._first = self._first, b""
+        while True:
+            data = decompress(received, size)
+            if data:
+                return data
+            if received:
+                # Bytes without content, such as padding, must not keep other greenlets from running.
+                self._let_others_run()
+            received = self._inner.recv(READ_SIZE)
+            if not received:
+                return b""
+
+    def sendall(self, data: bytes) -> None:
+        self._inner.sendall(self._codec.compress(data))
+
+    def shutdown_write(self) -> None:
+        self._inner.shutdown_write()
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 def connect(host: str, port: int, timeout: float) -> TcpTransport:
-    """Open a connection: over TCP, without Nagle's delay and with keepalive, or to the unix socket at a path.
+    """Connect over TCP, without Nagle's delay and with keepalive, or to a unix socket.
 
     Args:
-        host: Name, address, or the path of a unix socket (it begins with a slash; the port means nothing then).
-        timeout: Seconds, for all addresses that the name has.
+        host: Name, address, or the path of a unix socket. A path begins with a slash; the port is ignored then.
+        timeout: Seconds for all addresses of the name together.
 
     Raises:
         NSQTimeout: If no address answered in time.
@@ -183,10 +226,10 @@ def connect(host: str, port: int, timeout: float) -> TcpTransport:
 
 @contextlib.contextmanager
 def time_limit(seconds: float, text: str) -> Iterator[None]:
-    """Let a block take so many seconds.
+    """Limit the time of a block.
 
     Raises:
-        NSQTimeout: With the text, if it takes longer. A gevent.Timeout that the caller has set stays the caller's.
+        NSQTimeout: With the text, if the block takes longer. A gevent.Timeout of the caller is not caught.
     """
     deadline = gevent.Timeout(seconds)
     try:
@@ -199,7 +242,7 @@ def time_limit(seconds: float, text: str) -> Iterator[None]:
 
 
 def _tcp_socket(host: str, port: int, timeout: float) -> Any:  # Any: gevent has no type hints
-    """Connect to the first address that answers; each gets its share of the time, or a dead one would have it all."""
+    """Connect to the first address that answers. Each address gets its share of the time: the first may be dead."""
     found = socket.getaddrinfo(host, port, type=stdlib_socket.SOCK_STREAM)
     end = time.monotonic() + timeout
     for index, (family, kind, protocol, _, address) in enumerate(found, 1):
@@ -230,7 +273,7 @@ def _unix_socket(path: str) -> Any:  # Any: as above
 
 
 def _translate_os_error(error: OSError, peer: str, doing: str = "") -> NSQSocketError:
-    # EBADF: another greenlet of ours has closed the socket.
+    # EBADF: another greenlet of this process has closed the socket.
     if error.errno is None or error.errno == errno.EBADF:
         return NSQConnectionClosed(f"{peer}: connection was closed")
     return NSQSocketError(error.errno, f"{peer}: {doing}{error.strerror or error}")

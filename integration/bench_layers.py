@@ -17,7 +17,8 @@ from typing import Any
 from gevent.event import Event
 
 from gnsq import Consumer
-from gnsq.tls import CompressedTransport, TlsTransport
+from gnsq.tls import TlsTransport
+from gnsq.transport import CompressedTransport
 
 LAYERS = ("plain", "tls", "snappy", "deflate")
 MAX_IN_FLIGHT = 2500
@@ -101,7 +102,7 @@ def consume(layer: str, tcp: str, topic: str, count: int, ca: str) -> float:
 def main() -> None:
     import gnsq.tls
 
-    gnsq.tls.TlsTransport, gnsq.tls.CompressedTransport = TimedTls, TimedCompression
+    gnsq.tls.TlsTransport, gnsq.transport.CompressedTransport = TimedTls, TimedCompression
     layer, tcp, topic, count, ca = sys.argv[1:]
     print(consume(layer, tcp, topic, int(count), ca), Timed.spent / int(count) * 1e6)
 

@@ -7,6 +7,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
+from gnsq.addresses import parse_address
 from gnsq.clock import RealClock
 from gnsq.errors import (
     NSQBadMessage,
@@ -223,7 +224,7 @@ def test_answer_that_never_comes_is_a_timeout(transport):
 def test_expected_answer_is_checked(connection, transport):
     transport.answer(OK)
 
-    with pytest.raises(NSQProtocolError, match="b'OK', b'CLOSE_WAIT' was due"):
+    with pytest.raises(NSQProtocolError, match="b'OK', expected b'CLOSE_WAIT'"):
         connection.call(commands.close(), expected=b"CLOSE_WAIT")
 
 
@@ -417,11 +418,12 @@ def test_reason_that_comes_while_a_send_breaks_is_not_lost(connection, transport
         connection.call(commands.publish("t", b"x" * 11))
 
 
-def test_broken_send_without_a_reason_ends_the_connection(connection, transport, monkeypatch):
+def test_broken_send_without_a_reason_ends_the_connection(transport):
     def broken(data):
         raise NSQConnectionClosed("Connection reset by peer")
 
-    monkeypatch.setattr("gnsq.nsqd.connection.ERROR_FRAME_GRACE", 0.01)
+    connection = Connection("nsqd", 4150, error_frame_grace=0.01)
+    connection.open(transport)
     transport.sendall = broken
 
     with pytest.raises(NSQConnectionClosed, match="reset by peer"):
@@ -467,19 +469,22 @@ def test_message_that_comes_with_close_wait_is_waited_for(connection, transport,
     assert transport.sent.count(b"FIN ") == 2
 
 
-def test_connection_aborted_while_it_connects_stays_closed(transport, monkeypatch):
-    connection = Connection("nsqd", 4150)
+def test_connection_aborted_while_it_connects_stays_closed():
+    received = []
 
-    def connect(host, port, timeout):
+    def resolve(host, port):
         connection.abort()
-        return transport
+        return parse_address(address)
 
-    monkeypatch.setattr("gnsq.nsqd.connect.connect", connect)
+    with peer(lambda sock: received.append(sock.recv(100))) as address:
+        connection = Connection("nsqd", 4150, ConnectionOptions(address_resolver=resolve))
 
-    with pytest.raises(NSQConnectionClosed, match="nsqd:4150"):
-        connection.open()
+        with pytest.raises(NSQConnectionClosed, match="nsqd:4150"):
+            connection.open()
+        wait_until(lambda: received)
+
     assert connection.state is ConnectionState.CLOSED
-    assert transport.closed
+    assert received == [b""]
 
 
 def test_callers_own_timeout_stays_the_callers(connection):

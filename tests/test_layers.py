@@ -10,8 +10,8 @@ from fakensqd.certificates import Certificates
 from gnsq.errors import NSQConnectionClosed, NSQProtocolError, NSQSocketError
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import Deflate, Snappy
-from gnsq.tls import CompressedTransport, TlsTransport, client_context
-from gnsq.transport import TcpTransport
+from gnsq.tls import TlsTransport, client_context
+from gnsq.transport import CompressedTransport, TcpTransport
 from tests.helpers import MemoryTransport
 
 LIMIT = 10.0

@@ -13,7 +13,7 @@ from gnsq.nsqd.connect import TransportStack, load_certificates
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, OK, RESPONSE, encode_frame, encode_message
-from gnsq.protocol.handshake import StartTLS, handshake, upgrade_steps
+from gnsq.protocol.handshake import StartTLS, handshake, identify_body, upgrade_steps
 from gnsq.transport import connect
 from tests.helpers import MemoryTransport, peer, refused_port
 
@@ -117,8 +117,8 @@ def test_resolver_says_where_to_connect():
     ("resolve", "words"),
     [
         (lambda host, port: 1 / 0, "nsqd:4150: address_resolver raised ZeroDivisionError"),
-        (lambda host, port: ("a", "1"), r"nsqd:4150: address_resolver gave \('a', '1'\), a host and a port were due"),
-        (lambda host, port: ("a", 70000), "a host and a port were due"),
+        (lambda host, port: ("a", "1"), r"nsqd:4150: address_resolver gave \('a', '1'\), expected a host and a port"),
+        (lambda host, port: ("a", 70000), "expected a host and a port"),
         (lambda host, port: None, "address_resolver raised TypeError"),
         (lambda host, port: gevent.sleep(60), "nsqd:4150: address_resolver gave no answer within 0.2 s"),
     ],
@@ -216,7 +216,7 @@ def test_tls_options_without_tls_are_not_used():
     options = ConnectionOptions(tls_options={"ca_certs": "/no/such.pem"})
 
     assert load_certificates(options) is options
-    assert options.identify_body()["tls_v1"] is False
+    assert identify_body(options)["tls_v1"] is False
     # Said where a connection is made: the user may believe that it is encrypted.
     identity = TransportStack("nsqd", 4150, options, MemoryTransport(encode_frame(RESPONSE, OK))).run_handshake(
         handshake(options)

@@ -8,6 +8,7 @@ from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
 from gnsq import Consumer, LookupdClient, NsqdHTTPClient, NsqdTCPClient, Producer
 from gnsq.consumer import ConsumerOptions
 from gnsq.options import ConnectionOptions, option_rows
+from gnsq.protocol.handshake import identify_body
 from gnsq.tls import client_context
 
 
@@ -35,7 +36,7 @@ def test_option_out_of_bounds_names_subject_value_and_limit(name, value, words):
 def test_special_values_of_an_option_are_valid():
     options = ConnectionOptions(heartbeat_interval=-1, output_buffer_size=-1, output_buffer_timeout=0)
 
-    assert options.identify_body()["heartbeat_interval"] == -1
+    assert identify_body(options)["heartbeat_interval"] == -1
 
 
 @pytest.mark.parametrize("value", ["60", True])
@@ -149,7 +150,7 @@ def test_context_and_options_of_tls_are_not_both_taken():
 
 
 def test_fields_that_newer_servers_take_are_sent_if_given():
-    body = ConnectionOptions(topology_region="eu", topology_zone="eu-1", deflate=True, deflate_level=3).identify_body()
+    body = identify_body(ConnectionOptions(topology_region="eu", topology_zone="eu-1", deflate=True, deflate_level=3))
 
     assert (body["topology_region"], body["topology_zone"], body["deflate_level"]) == ("eu", "eu-1", 3)
-    assert not {"topology_region", "topology_zone", "deflate_level"} & ConnectionOptions().identify_body().keys()
+    assert not {"topology_region", "topology_zone", "deflate_level"} & identify_body(ConnectionOptions()).keys()

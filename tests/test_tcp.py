@@ -111,7 +111,7 @@ def test_check_ok_raises_what_nsqd_said(client):
 def test_check_ok_wants_the_expected(client):
     client.publish("t", b"x")
 
-    with pytest.raises(NSQException, match="b'OK', b'CLOSE_WAIT' was due"):
+    with pytest.raises(NSQException, match="b'OK', expected b'CLOSE_WAIT'"):
         client.check_ok(b"CLOSE_WAIT")
 
 
@@ -499,7 +499,7 @@ IN_CLEAR = [
     pytest.param(lambda client: client.requeue(b"0123456789abcdef"), id="requeue"),
     pytest.param(lambda client: client.touch(b"0123456789abcdef"), id="touch"),
     pytest.param(lambda client: client.nop(), id="nop"),
-    pytest.param(lambda client: client.close(), id="close"),
+    pytest.param(lambda client: client.send(b"CLS\n"), id="CLS"),
     pytest.param(lambda client: client.send(b"PUB t\n\0\0\0\6secret"), id="bytes"),
     pytest.param(lambda client: client.send(b"IDENTIFY\n\0\0\0\2{}PUB t\n\0\0\0\6secret"), id="bytes behind IDENTIFY"),
     pytest.param(lambda client: client.send(b"IDENTIFY"), id="bytes like IDENTIFY"),
@@ -520,6 +520,16 @@ def test_nothing_but_identify_is_sent_in_clear_where_tls_was_asked_for(nsqd_with
     with pytest.raises(NSQException, match="does not offer it"):
         client.identify()
     assert [holds_only_identify(got) for got in received] == [True]
+
+
+def test_close_before_tls_is_on_closes_the_socket_and_sends_nothing(nsqd_without_tls, opened):
+    address, received = nsqd_without_tls
+    client = opened(address, tls_v1=True)
+
+    client.close()
+
+    wait_until(lambda: received == [b"  V2"])
+    assert not client.is_connected
 
 
 def test_heartbeat_in_clear_is_not_answered_where_tls_was_asked_for(opened):

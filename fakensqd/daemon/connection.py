@@ -321,7 +321,7 @@ class TransportStack:
         if isinstance(request, StartTLS):
             return self._start_tls()
         # Slow to import, and few clients need it.
-        from gnsq.tls import CompressedTransport
+        from gnsq.transport import CompressedTransport
 
         self.top = CompressedTransport(self._below_compression, request.codec)
         return None

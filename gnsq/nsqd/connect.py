@@ -1,6 +1,6 @@
-"""From an address to a connection that may SUB and PUB: connect, and do what the handshake asks for.
+"""From an address to a connection that may SUB and PUB: resolve, connect, perform the steps of a handshake.
 
-Owns no greenlet and keeps nothing. Who calls sets the time limit for all of it.
+Owns no greenlet. The caller limits the time of the whole.
 """
 
 from __future__ import annotations
@@ -21,86 +21,90 @@ from gnsq.errors import (
     make_error,
 )
 from gnsq.options import ConnectionOptions
-from gnsq.protocol.compression import Codec, require_snappy
+from gnsq.protocol.compression import require_snappy
 from gnsq.protocol.frames import ERROR, Frame, FrameDecoder
 from gnsq.protocol.handshake import ReadFrame, StartCompression, StartTLS, Step, Write, with_hint
 from gnsq.texts import counted
-from gnsq.transport import READ_SIZE, Transport, connect, time_limit
+from gnsq.transport import READ_SIZE, CompressedTransport, Transport, connect, time_limit
 
 __all__ = ["TransportStack", "load_certificates"]
 
 _Result = TypeVar("_Result")
 
-# Bytes of an answer; nsqd's have less than 1 KiB, an error that quotes a name 17. One of a handshake is read as JSON,
-# which takes many times its size.
-MAX_ANSWER = 64 * 1024
+# Bytes of a response. nsqd's responses have less than 1 KiB, and an error that quotes a name up to 17 KiB. A response
+# that is parsed as JSON takes many times its size.
+MAX_RESPONSE_SIZE = 64 * 1024
 
 
 def load_certificates(options: ConnectionOptions) -> ConnectionOptions:
-    """Check what can be checked before connecting, and read the files of TLS once for all connections.
+    """Check what can be checked before connecting, and load the files of tls_options once for all connections.
+
+    Returns:
+        The options with a tls_context, if TLS is wanted.
 
     Raises:
         ValueError, TypeError: If tls_options can't be used.
-        ImportError: If snappy is asked for and python-snappy can't be imported.
+        ImportError: If snappy is wanted and python-snappy can't be imported.
     """
     if options.snappy:
         require_snappy()
     if options.wants_tls and options.tls_context is None:
-        from gnsq.tls import client_context  # ssl takes 8 ms to load: only who uses TLS pays for it
+        from gnsq.tls import client_context  # ssl takes 8 ms to load: only connections with TLS pay for it
 
         return dataclasses.replace(options, tls_context=client_context(options), tls_options=None)
     return options
 
 
 class TransportStack:
-    """The transport of one connection, and the layers that are put over it.
+    """The transport of one connection: TCP, and TLS or compression on top after the handshake has started them.
 
     Args:
-        host, port: Where nsqd was announced; TLS checks this host.
-        options: Prepared ones.
-        transport: A stream to use in place of a new connection.
+        host, port: Address of nsqd. TLS checks this host, even if a resolver gives another one.
+        options: As load_certificates() returns them.
+        transport: A stream to use instead of a new connection.
 
     Attributes:
-        transport: The topmost layer; None before connect().
-        decoder: Takes what it receives.
+        transport: The topmost transport; None before connect().
+        decoder: Decodes the bytes that the transport receives.
         on_frame: Called with (type, data) for each frame that a handshake reads.
-        due: What is waited for: where time runs out, the text says so.
+        expected: What is waited for, for the text of a timeout.
         encrypted: Whether TLS is on.
     """
 
     def __init__(self, host: str, port: int, options: ConnectionOptions, transport: Transport | None = None) -> None:
         self.transport = transport
-        # Raised by take_messages().
-        self.decoder = FrameDecoder(min(MAX_ANSWER, options.max_frame_size))
+        self._max_response_size = min(MAX_RESPONSE_SIZE, options.max_frame_size)
+        # allow_messages() raises the limit.
+        self.decoder = FrameDecoder(self._max_response_size)
         self.on_frame: Callable[[int, bytes], None] | None = None
-        self.due = "connection"
+        self.expected = "connection"
         self.encrypted = False
-        self._cooperative_yield = CooperativeYield()
+        self._let_others_run = CooperativeYield()
         self._host = host
         self._port = port
         self._options = options
+        self._peer = format_address(host, port)
 
     def connect(self) -> None:
-        """Connect, where the resolver says if there is one; no-op with a transport that was given.
+        """Connect, to the address that the resolver returns if there is one. Does nothing if a transport was given.
 
         Raises:
             NSQSocketError, NSQTimeout: As transport.connect(), and if the resolver takes longer than the timeout.
-            NSQException: If the resolver raises or gives no address.
+            NSQException: If the resolver raises or returns no address.
         """
-        self.due = "connection"
         if self.transport is None:
-            host, port = self._resolved()
+            host, port = self._resolve()
             self.transport = connect(host, port, self._options.timeout)
 
     def run_handshake(self, steps: Generator[Step, Frame | None, _Result]) -> _Result:
-        """Do what a handshake asks for, and give what it returns.
+        """Perform the steps of a handshake, and return its result.
 
         Raises:
-            NSQException: What the handshake, the transport or the decoder raise.
+            NSQException: As the handshake, the transport and the decoder.
         """
-        before = self.decoder.set_max_frame_size(min(MAX_ANSWER, self._options.max_frame_size))
+        before = self.decoder.set_max_frame_size(self._max_response_size)
         try:
-            return self._run_steps(steps)
+            return self._perform(steps)
         except NSQErrorCode:
             raise
         except NSQProtocolError as error:
@@ -112,7 +116,7 @@ class TransportStack:
         finally:
             self.decoder.set_max_frame_size(before)
 
-    def _run_steps(self, steps: Generator[Step, Frame | None, _Result]) -> _Result:
+    def _perform(self, steps: Generator[Step, Frame | None, _Result]) -> _Result:
         answer: Frame | None = None
         while True:
             try:
@@ -125,19 +129,19 @@ class TransportStack:
                 case Write(data):
                     self._connected.sendall(data)
                 case StartTLS():
-                    self.due = "end of the TLS handshake"
+                    self.expected = "end of the TLS handshake"
                     self._start_tls()
                 case StartCompression(codec):
-                    self._start_compression(codec)
-                case ReadFrame(due):
-                    self.due = due
+                    self.transport = CompressedTransport(self._connected, codec, self.decoder.take_remaining())
+                case ReadFrame(expected):
+                    self.expected = expected
                     answer = self.read_frame()
-                    self._cooperative_yield()
+                    self._let_others_run()
                     if self.on_frame is not None:
                         self.on_frame(*answer)
 
-    def take_messages(self) -> None:
-        """Take frames of up to max_frame_size from now on. Before SUB none is longer than an answer."""
+    def allow_messages(self) -> None:
+        """Accept frames of up to max_frame_size from now on. Before SUB no frame is longer than a response."""
         self.decoder.set_max_frame_size(self._options.max_frame_size)
 
     def read_frame(self) -> Frame:
@@ -145,7 +149,7 @@ class TransportStack:
 
         Raises:
             NSQConnectionClosed: If the connection ends first.
-            NSQFrameError: If what comes is no frame.
+            NSQFrameError: If the bytes are no frame.
         """
         frame = self.decoder.next_frame()
         while frame is None:
@@ -160,7 +164,7 @@ class TransportStack:
         assert self.transport is not None  # connect() came first
         return self.transport
 
-    def _resolved(self) -> tuple[str, int]:
+    def _resolve(self) -> tuple[str, int]:
         resolver = self._options.address_resolver
         if resolver is None:
             return self._host, self._port
@@ -171,10 +175,10 @@ class TransportStack:
                 host, port = found
         except NSQException:
             raise
-        except Exception as error:  # a hook may raise anything
+        except Exception as error:  # a resolver may raise anything
             raise NSQException(f"{self._peer}: address_resolver raised {error!r}") from error
         if not isinstance(host, str) or not (is_unix(host) or is_port(port)):
-            raise NSQException(f"{self._peer}: address_resolver gave {found!r}, a host and a port were due")
+            raise NSQException(f"{self._peer}: address_resolver gave {found!r}, expected a host and a port")
         return host, port
 
     def _start_tls(self) -> None:
@@ -197,26 +201,17 @@ class TransportStack:
         try:
             transport.handshake()
         except NSQSocketError as error:
-            refusal = _clear_error(transport.first)
+            refusal = _error_in_clear_text(transport.first)
             if refusal is None:
                 raise
             raise refusal from error
         self.encrypted = True
 
-    @property
-    def _peer(self) -> str:
-        return format_address(self._host, self._port)
 
-    def _start_compression(self, codec: Codec) -> None:
-        from gnsq.tls import CompressedTransport
-
-        self.transport = CompressedTransport(self._connected, codec, self.decoder.take_remaining())
-
-
-def _clear_error(first: bytes) -> NSQErrorCode | None:
-    """Read an error that nsqd says in clear text where TLS was to begin. Source: nsqd protocol_v2.go IDENTIFY."""
+def _error_in_clear_text(first: bytes) -> NSQErrorCode | None:
+    """Decode an error frame that nsqd sent instead of starting TLS. Source: nsqd protocol_v2.go IDENTIFY."""
     try:
-        frame = FrameDecoder(MAX_ANSWER).next_frame(first)
+        frame = FrameDecoder(MAX_RESPONSE_SIZE).next_frame(first)
     except NSQFrameError:
         return None
     return with_hint(make_error(frame[1])) if frame is not None and frame[0] == ERROR else None

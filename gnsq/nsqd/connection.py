@@ -1,10 +1,32 @@
-"""Connection: one live connection to nsqd's TCP port, with a reader, an outbox and one writer.
+"""One connection to nsqd's TCP port. Owns its three greenlets: reader, writer and liveness check.
 
-Owns its greenlets, the order of requests and the count of what is in flight. Knows no policy: what becomes of
-messages, how much RDY there is and when to connect again is decided by those who own connections.
-
-When nsqd is dead to us: silent for too long, or no longer reading. Decides only: reads no clock, closes nothing.
+Decides nothing about messages, RDY or when to connect again: Consumer, Producer and ConnectionPool do.
 """
+
+# The way of a message, from the socket to the handler and back as FIN:
+#
+#  1. `Connection._read_loop` waits in `TcpTransport.recv` or `TcpTransport.recv_unless_handled` in transport.py.
+#  2. `FrameDecoder.feed` in protocol/frames.py splits the bytes into frames. At a message frame it calls
+#     `read_messages` in message.py, which makes a Message of each message frame.
+#  3. `InFlightMessages.add` in nsqd/in_flight.py counts the messages.
+#  4. `Consumer._on_messages` in consumer/consumer.py is called with the list of messages.
+#  5. `RdyController.on_messages` in consumer/rdy_controller.py decides whether RDY must be sent.
+#  6. `WorkerPool.put` in consumer/worker_pool.py queues the messages, and `WorkerPool._work` in
+#     consumer/worker_pool.py takes them out again in another greenlet.
+#  7. `HandlerRunner.handle` in consumer/handler_runner.py calls the handler.
+#  8. `Message.finish_if_unanswered` in message.py is called after the handler returned.
+#  9. `InFlightMessages.finish` in nsqd/in_flight.py no longer counts the message.
+# 10. `Writer.finish` in nsqd/writer.py queues its id, and wakes the greenlet that runs `Writer.run` in nsqd/writer.py.
+# 11. `finish_all` in protocol/commands.py builds FIN for all queued ids, and `TcpTransport.sendall` in transport.py
+#     sends them at once.
+#
+# The states of a connection:
+#
+#     INIT ---open()---> CONNECTED ---subscribe()---> SUBSCRIBED
+#       |                    |                            |
+#       |                    +----------close()-----------+---> CLOSING
+#       |                    |                            |        |
+#       +--------------------+------abort(), errors-------+--------+---> CLOSED
 
 from __future__ import annotations
 
@@ -45,7 +67,6 @@ from gnsq.texts import counted, without_address
 from gnsq.transport import READ_SIZE, TcpTransport, Transport
 
 __all__ = [
-    "OWN_DELAY",
     "Connection",
     "ConnectionState",
     "InternalError",
@@ -54,68 +75,21 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-
-# Seconds between two looks at least.
-MIN_INTERVAL = 0.01
-# A greenlet that wakes this much later than it asked for was held up by our own process, not by the peer.
+# Seconds in which the event loop runs once and the reader reads what has arrived.
+HUB_ROUND = 0.01
+# nsqd ignores RDY if so many more messages than the highest RDY are in flight. Fewer are normal: after a timeout or an
+# emptied channel, nsqd counts anew before the client does.
+IN_FLIGHT_MARGIN = 2500
+# Seconds in which the reader may still receive nsqd's error after a send has failed.
+ERROR_FRAME_GRACE = 1.0
+# Seconds between two checks of liveness, at least.
+MIN_CHECK_INTERVAL = 0.01
+# Seconds. If a check is later than this, this process was held up; that is no fault of nsqd.
 OWN_DELAY = 1.0
 
 
-class LivenessMonitor:
-    """Told the time whenever its pause is over; what our own stalls cost is not held against nsqd.
-
-    Args:
-        timeout: Of a send, in seconds.
-        heartbeat_interval: Seconds, two of which nsqd may be silent for; 0 without heartbeats.
-    """
-
-    def __init__(self, timeout: float, heartbeat_interval: float) -> None:
-        self._interval = heartbeat_interval
-        self._timeout = timeout
-        self._pause = min(timeout, self._interval or timeout) / 2
-        # Up to here silence counts for nothing.
-        self._excused = 0.0
-        self._look_due = 0.0
-
-    def start(self, now: float) -> None:
-        """Take note of the time of the first pause."""
-        self._look_due = self._excused = now
-
-    def next_check(self, now: float, last_read: float) -> float:
-        """Say how many seconds later to look again: where silence goes on, just when it has lasted too long."""
-        left = max(last_read, self._excused) + 2 * self._interval - now if self._interval else self._pause
-        self._look_due = now + max(min(self._pause, left), MIN_INTERVAL)
-        return self._look_due - now
-
-    def check(self, now: float, last_read: float, sending_since: float | None) -> NSQException | None:
-        """Say why the connection must end, None if it need not.
-
-        Args:
-            last_read: When something came last.
-            sending_since: When the send under way began; None if there is none.
-        """
-        if now > self._look_due + OWN_DELAY:
-            self._excused = self._look_due = now
-        silence = now - max(last_read, self._excused)
-        if self._interval and silence >= 2 * self._interval:
-            return NSQConnectionClosed(f"no word from nsqd for {silence:.0f} s, 2 heartbeat intervals")
-        waited = 0.0 if sending_since is None else now - max(sending_since, self._excused)
-        if waited > self._timeout:
-            return NSQTimeout(f"nsqd has not read what was sent for {waited:.0f} s, timeout is {self._timeout} s")
-        return None
-
-
-# Seconds in which the event loop comes round and the reader has its turn.
-HUB_ROUND = 0.01
-# An nsqd that has so many more messages in flight than the highest RDY it was sent does not keep to RDY. Some more may
-# be right: nsqd counts anew when a message times out or its channel is emptied, we when that is seen.
-IN_FLIGHT_MARGIN = 2500
-# How long the reader may look for nsqd's reason after a send has failed, seconds.
-ERROR_FRAME_GRACE = 1.0
-
-
 class ConnectionState(enum.Enum):
-    """Where a connection is in its life; it only ever moves down this list."""
+    """The state of a connection; it only ever moves down this list."""
 
     INIT = "init"
     CONNECTED = "connected"
@@ -125,29 +99,32 @@ class ConnectionState(enum.Enum):
 
 
 class InternalError(NSQException):
-    """A bug, ours or a callback's, ended a connection; its cause is what was raised."""
+    """A bug in gnsq or in a callback has ended a connection. Its ``__cause__`` is the exception that was raised."""
 
 
 class Connection:
-    """One connection; opened once, closed once. Why it was lost it leaves to its owner to log: that knows what is next.
+    """One connection, which is opened once and closed once.
+
+    The connection does not log why it was lost: its owner does, and adds what happens next.
 
     Args:
         host, port: Where nsqd listens.
         options: What IDENTIFY asks for, and the time limits.
-        clock: Replaceable time.
+        clock: Time, replaceable in tests.
         owner: Consumer or Producer that log lines name.
+        error_frame_grace: Seconds in which nsqd's error may still arrive after a send has failed.
 
     Attributes:
-        on_messages: Called with (connection, messages) for each chunk that held some.
-        on_response: Called with (connection, data) for every response, heartbeats included; None: nobody asks.
-        listeners: While it is empty on_response is not called.
-        on_error: Called with (connection, NSQErrorCode) for every error frame.
-        on_closed: Called with (connection) when it is closed, before requests are told.
-        pending: What has no answer yet.
-        submit: Queues a request; raises NSQConnectionClosed if the connection is closed.
-        in_flight_messages: What is in flight, and who is told of FIN and REQ.
-        ready_count, highest_ready_count: The RDY that was sent last, and the highest one.
-        in_flight_limit: The highest RDY and IN_FLIGHT_MARGIN together.
+        on_messages: Called with (connection, messages) after each read that contained messages.
+        on_response: Called with (connection, data) for each response, heartbeats included; None: not called.
+        listeners: on_response is not called while this is empty.
+        on_error: Called with (connection, NSQErrorCode) for each error frame.
+        on_closed: Called with (connection) when it is closed, before its pending requests fail.
+        pending: Requests that have no response yet.
+        submit: Queues a request. Raises NSQConnectionClosed if the connection is closed.
+        in_flight_messages: Messages in flight, and the callbacks for FIN and REQ.
+        ready_count, highest_ready_count: The RDY count that was sent last, and the highest one.
+        in_flight_limit: highest_ready_count + IN_FLIGHT_MARGIN.
     """
 
     def __init__(
@@ -158,6 +135,7 @@ class Connection:
         clock: Clock | None = None,
         *,
         owner: LogOwner | None = None,
+        error_frame_grace: float = ERROR_FRAME_GRACE,
     ) -> None:
         self.host = host
         self.port = port
@@ -177,7 +155,8 @@ class Connection:
         self._clock = clock if clock is not None else RealClock()
         self._owner = owner if owner is not None else LogOwner("", self._clock.monotonic)
         self._subject = self._owner.at(self.address)
-        self._layers: TransportStack | None = None
+        self._error_frame_grace = error_frame_grace
+        self._stack: TransportStack | None = None
         self._writer = Writer(self._clock.monotonic, self._check_open)
         self.pending = self._writer.pending
         self.submit = self._writer.submit
@@ -187,115 +166,114 @@ class Connection:
         self._hub_monitor: HubMonitor | None = None
         self._closed = Event()
         self._last_read = 0.0
-        self._ended = False
+        self._write_shut_down = False
         self._greenlets: list[gevent.Greenlet] = []
 
     def __repr__(self) -> str:
         return f"<Connection {self.address} {self.state.value}>"
 
-    # --- life
+    # --- open and close
 
     def open(self, transport: Transport | None = None) -> Identity:
-        """Connect, negotiate, and start reading and writing.
+        """Connect, perform the handshake, and start to read and write.
 
         Args:
-            transport: A stream to use in place of a new TCP connection.
+            transport: A stream to use instead of a new TCP connection.
 
         Raises:
-            NSQSocketError: If nobody listens, or the connection breaks.
+            NSQSocketError: If nothing listens, or the connection breaks.
             NSQTimeout: If it takes longer than options.timeout.
-            NSQProtocolError: If what answers is not nsqd.
+            NSQProtocolError: If the peer is not nsqd.
             NSQErrorCode: If nsqd refuses; every error closes the connection.
         """
-        if self._layers is not None or self.state is not ConnectionState.INIT:
+        if self._stack is not None or self.state is not ConnectionState.INIT:
             raise NSQException(f"{self.address}: connection was opened before; make a new one")
-        layers = self._layers = TransportStack(self.host, self.port, self.options, transport)
-        layers.on_frame = self._handle_handshake
+        stack = self._stack = TransportStack(self.host, self.port, self.options, transport)
+        stack.on_frame = self._handle_handshake
         register_after_fork(self)
         deadline = self._clock.timeout(self.options.timeout)
         try:
             with deadline:
-                layers.connect()
-                # Aborted while it connected? abort() had no transport to close.
+                stack.connect()
+                # An abort() during connect() had no transport to close.
                 self._check_not_aborted()
-                self.identity = layers.run_handshake(handshake(self.options))
+                self.identity = stack.run_handshake(handshake(self.options))
                 self._check_not_aborted()
-                self.in_flight_messages.msg_timeout = self.identity.msg_timeout or self.options.msg_timeout
-                self.in_flight_messages.max_msg_timeout = self.identity.max_msg_timeout
-                if self.identity.auth:
-                    self.pending.check_topics()
         except gevent.Timeout as expired:
             self.abort()
             if expired is not deadline:
                 raise
-            raise NSQTimeout(f"{self.address}: no {layers.due} within {self.options.timeout} s") from None
+            raise NSQTimeout(f"{self.address}: no {stack.expected} within {self.options.timeout} s") from None
         except BaseException as error:
             self.abort(error if isinstance(error, NSQException) else None)
             raise
+        self.in_flight_messages.msg_timeout = self.identity.msg_timeout or self.options.msg_timeout
+        self.in_flight_messages.max_msg_timeout = self.identity.max_msg_timeout
+        if self.identity.auth:
+            self.pending.check_topics()
         self._last_read = self._clock.monotonic()
-        self._enter(ConnectionState.CONNECTED)
+        self.state = ConnectionState.CONNECTED
         self._hub_monitor = HubMonitor.acquire()
-        for name, loop in (("read", self._read_loop), ("write", self._write_loop), ("watch", self._watch_loop)):
+        for name, loop in (("read", self._read_loop), ("write", self._write_loop), ("liveness", self._liveness_loop)):
             greenlet = gevent.spawn(self._run, loop)
             greenlet.name = f"gnsq-{name}-{self.address}"
             self._greenlets.append(greenlet)
         for warning in self.identity.warnings:
-            text = "%s: %s"
             self._owner.rate_limited(logger).log(
-                logging.WARNING, f"{self.address} {warning}", text, self._subject, warning
+                logging.WARNING, f"{self.address} {warning}", "%s: %s", self._subject, warning
             )
         logger.info("%s: connected, %s", self._subject, self.identity.summary)
         return self.identity
 
     def subscribe(self, topic: str, channel: str) -> None:
-        """Send SUB and wait for its OK.
+        """Send SUB and wait for OK.
 
         Raises:
             ValueError: If a name is not valid; nothing was sent.
-            NSQErrorCode: What nsqd said instead; it closes the connection.
-            NSQTimeout, NSQConnectionClosed: If no answer came.
+            NSQErrorCode: If nsqd refuses; the connection is closed.
+            NSQTimeout, NSQConnectionClosed: If no response came.
         """
         assert_valid_topic_name(topic, self.options.max_name_length)
         assert_valid_channel_name(channel, self.options.max_name_length)
         answer = self.call(commands.subscribe(topic, channel))
         if answer != OK:
-            raise NSQProtocolError(f"{self.address}: answer {answer[:80]!r} to SUB, OK was due")
+            raise NSQProtocolError(f"{self.address}: answer {answer[:80]!r} to SUB, expected OK")
         if self.state is not ConnectionState.CONNECTED:
             raise connection_lost_error(self.address, self.error)
-        assert self._layers is not None  # open() has made them
-        # Before RDY, which lets nsqd send messages.
-        self._layers.take_messages()
-        self._enter(ConnectionState.SUBSCRIBED)
+        assert self._stack is not None  # open() has made it
+        # Before RDY, after which nsqd sends messages.
+        self._stack.allow_messages()
+        self.state = ConnectionState.SUBSCRIBED
         logger.info("%s: subscribed to %s/%s", self._subject, topic, channel)
 
     def close(self, timeout: float) -> None:
-        """End in order: no new messages (CLS), wait until what is in flight is answered and what waits for a reply
-        has one, send all that is queued, then close.
+        """Drain and close: stop new messages (CLS), wait for pending requests and messages in flight, send all queued
+        commands, then close.
 
         Args:
-            timeout: Seconds; then the connection is cut, and nsqd delivers again what was not answered.
+            timeout: Seconds. Then the connection is aborted, and nsqd delivers unanswered messages again.
         """
         if self.state is ConnectionState.INIT:
             self.abort()
         if self.state is ConnectionState.CLOSED:
             return
         subscribed = self.state is ConnectionState.SUBSCRIBED
-        self._enter(ConnectionState.CLOSING)
+        self.state = ConnectionState.CLOSING
         deadline = self._clock.timeout(timeout)
         try:
             with deadline:
                 if subscribed:
                     self.call(commands.close(), expected=CLOSE_WAIT)
-                # Each may have to wait again: messages still come until nsqd has read the CLS.
-                while self.in_flight > 0 and self.state is ConnectionState.CLOSING:
+                # A loop, since messages arrive until nsqd has read the CLS.
+                while self.in_flight > 0 and self.is_closing:
                     self.in_flight_messages.drained.clear()
                     self.in_flight_messages.drained.wait()
                 self.pending.wait()
                 self._writer.wait_flushed()
-                self._ended = True
-                if self._layers is not None and self._layers.transport is not None:
-                    # nsqd reads up to our end before it closes, so the last FINs arrive.
-                    self._layers.transport.shutdown_write()
+                self._write_shut_down = True
+                if self._stack is not None and self._stack.transport is not None:
+                    # nsqd reads up to the end of the stream before it closes, so the last FINs arrive.
+                    self._stack.transport.shutdown_write()
                 self._closed.wait()
         except gevent.Timeout as expired:
             if expired is not deadline:
@@ -303,19 +281,19 @@ class Connection:
             text = "%s: not closed in order within %s s, %s in flight"
             logger.warning(text, self._subject, timeout, counted(self.in_flight, "message"))
         except NSQException as error:
-            self._log_end(error)
+            self._log_loss_while_closing(error)
         finally:
             self.abort()
 
     def abort(self, error: NSQException | None = None) -> None:
-        """Close at once. What has no answer yet fails with NSQConnectionClosed; a second call does nothing.
+        """Close at once. Pending requests fail with NSQConnectionClosed. A second call does nothing.
 
         Args:
-            error: Why, for those who wait; None if nobody is to blame.
+            error: The reason, for callers that wait; None for a close without an error.
         """
         if self.state is ConnectionState.CLOSED:
             return
-        self._enter(ConnectionState.CLOSED)
+        self.state = ConnectionState.CLOSED
         self.error = error
         self._close_transport()
         self._writer.close()
@@ -327,12 +305,12 @@ class Connection:
         if self._hub_monitor is not None:
             self._hub_monitor.release()
         for greenlet in self._greenlets:
-            # Reader and writer end by the closed socket; the watch may be asleep for a heartbeat interval.
-            if greenlet is not gevent.getcurrent() and greenlet.name.startswith("gnsq-watch"):
+            # The closed socket ends reader and writer; the liveness check may sleep for a heartbeat interval.
+            if greenlet is not gevent.getcurrent() and greenlet.name.startswith("gnsq-liveness"):
                 greenlet.kill(block=False)
 
     def wait_closed(self, timeout: float | None = None) -> bool:
-        """Wait until the connection is closed, by whomever; False if the timeout (seconds) ended first."""
+        """Wait until the connection is closed. Returns: False if the timeout (seconds) ended first."""
         return bool(self._closed.wait(timeout))
 
     def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
@@ -345,30 +323,32 @@ class Connection:
         return self.state in (ConnectionState.CONNECTED, ConnectionState.SUBSCRIBED)
 
     @property
+    def is_closing(self) -> bool:
+        """Whether close() is at work."""
+        return self.state is ConnectionState.CLOSING
+
+    @property
     def in_flight(self) -> int:
-        """Messages delivered and not yet answered."""
+        """Number of messages in flight: delivered and not answered."""
         return self.in_flight_messages.in_flight
 
     def stats(self) -> ConnectionStats:
         """Return the statistics at this moment."""
-        answers = self.in_flight_messages
+        messages = self.in_flight_messages
         return ConnectionStats(
             address=self.address,
             state=self.state.value,
             version=self.identity.version,
             rdy=self.ready_count,
-            in_flight=answers.in_flight,
-            idle=answers.now() - self.last_message if answers.received else None,
-            counts=answers.totals,
-            msg_timeout=answers.msg_timeout,
+            in_flight=messages.in_flight,
+            idle=messages.now() - self.last_message if messages.received else None,
+            counts=messages.totals,
+            msg_timeout=messages.msg_timeout,
             max_rdy_count=self.identity.max_rdy_count,
         )
 
-    def _enter(self, state: ConnectionState) -> None:
-        self.state = state
-
     def after_fork_in_child(self, parent: int) -> None:
-        """Close this process's copy of the connection: the parent goes on using it. See concurrency.forks."""
+        """Close this process's copy of the connection, which the parent still uses. See concurrency.forks."""
         self.abort_without_owner(
             NSQConnectionClosed(f"opened in process {parent}; after a fork, make and start a new client")
         )
@@ -383,20 +363,20 @@ class Connection:
     def _check_not_aborted(self) -> None:
         if self.state is ConnectionState.CLOSED:
             self._close_transport()
-            raise connection_lost_error(self.address, self.error)
+            self._check_open()
 
     def _check_open(self) -> None:
         if self.state is ConnectionState.CLOSED:
             raise connection_lost_error(self.address, self.error)
 
     def _close_transport(self) -> None:
-        if self._layers is not None and self._layers.transport is not None:
-            self._layers.transport.close()
+        if self._stack is not None and self._stack.transport is not None:
+            self._stack.transport.close()
 
     # --- commands
 
     def request(self, command: bytes) -> AsyncResult:
-        """Send a command that has an answer; the result holds the answer's data, or what went wrong.
+        """Send a command that has a response. Returns: its result, which holds the response's data or an error.
 
         Raises:
             NSQConnectionClosed: If the connection is closed.
@@ -406,33 +386,33 @@ class Connection:
         return call
 
     def call(self, command: bytes, expected: bytes | None = None) -> bytes:
-        """Send a command and wait for its answer.
+        """Send a command and wait for its response.
 
         Raises:
-            NSQErrorCode: What nsqd said instead.
-            NSQProtocolError: If the answer is not the expected one.
+            NSQErrorCode: If nsqd refuses.
+            NSQProtocolError: If the response is not the expected one.
             NSQTimeout: If none came within options.timeout.
             NSQConnectionClosed: If the connection is closed or gets lost.
         """
         reply = self.request(command)
-        # Not get(timeout=...): a gevent.Timeout that the caller has set must stay the caller's.
+        # Not get(timeout=...): a gevent.Timeout of the caller must not be mistaken for this one.
         if not self._clock.wait(reply, self.options.timeout):
             word = command.split(None, 1)[0].decode()
             raise NSQTimeout(f"{self.address}: no answer to {word} within {self.options.timeout} s")
         answer: bytes = reply.get()
         if expected is not None and answer != expected:
-            raise NSQProtocolError(f"{self.address}: answer {answer[:80]!r}, {expected!r} was due")
+            raise NSQProtocolError(f"{self.address}: answer {answer[:80]!r}, expected {expected!r}")
         return answer
 
     def send(self, command: bytes) -> None:
-        """Queue a command; the writer sends all that is queued at once. As request(), if the connection is closed."""
+        """Queue a command without a response. The writer sends all queued commands at once. Raises as request()."""
         self._writer.put(command)
 
     def ready(self, count: int) -> None:
         """Send RDY.
 
         Raises:
-            ValueError: If the count is negative or above what nsqd said it allows; nothing was sent.
+            ValueError: If the count is negative or above nsqd's max_rdy_count; nothing was sent.
         """
         if count > self.identity.max_rdy_count:
             raise ValueError(f"RDY {count} exceeds max_rdy_count {self.identity.max_rdy_count} of {self.address}")
@@ -445,57 +425,58 @@ class Connection:
     # --- loops
 
     def _run(self, loop: Callable[[], None]) -> None:
-        """Run a loop as a greenlet: however it ends, the connection is closed and everyone who waits is told."""
+        """Run a loop as a greenlet. However it ends, close the connection, so that nothing waits for ever."""
         try:
             loop()
         except NSQException as error:
-            self._log_end(error)
+            self._log_loss_while_closing(error)
             self.abort(error)
         except Exception as error:  # noqa: BLE001  # top of a greenlet: a bug here must not leave anyone waiting
             failure = InternalError(f"internal error: {error!r}")
             failure.__cause__ = error
-            self._log_end(failure)
+            self._log_loss_while_closing(failure)
             self.abort(failure)
         except BaseException:
             self.abort()
             raise
 
-    def _log_end(self, error: NSQException) -> None:
-        """Log why the connection was lost while it closed. Its owner does not log that."""
-        if self.state is not ConnectionState.CLOSING:
+    def _log_loss_while_closing(self, error: NSQException) -> None:
+        """Log why the connection was lost, if it was closing: its owner logs other losses only."""
+        if not self.is_closing:
             return
         bug = error.__cause__ if isinstance(error, InternalError) else None
-        level = logging.ERROR if bug else logging.INFO
         text = "%s: lost while closing: %s"
+        level = logging.ERROR if bug else logging.INFO
         logger.log(level, text, self._subject, without_address(error, self.address), exc_info=bug)
 
     def _read_loop(self) -> None:
-        transport, decoder = self._opened
-        recv, feed, answers = transport.recv, decoder.feed, self.in_flight_messages
-        data = decoder.take_remaining()  # what came behind the last answer of the handshake
-        pause = CooperativeYield()
+        transport, decoder = self._transport_and_decoder
+        recv, feed, in_flight = transport.recv, decoder.feed, self.in_flight_messages
+        data = decoder.take_remaining()  # bytes that arrived together with the last response of the handshake
+        let_others_run = CooperativeYield()
         while True:
             messages: list[Message] = []
-            for frame_type, payload in feed(data, functools.partial(read_messages, messages, answers, self._last_read)):
+            read = functools.partial(read_messages, messages, in_flight, self._last_read)
+            for frame_type, payload in feed(data, read):
                 if frame_type == RESPONSE:
                     self._handle_response(payload)
                 else:
                     self._handle_error(with_hint(make_error(payload)))
             if messages:
                 self.last_message = self._last_read
-                answers.add(len(messages))
+                in_flight.add(len(messages))
                 if self.on_messages is not None:
                     self.on_messages(self, messages)
             if decoder.failure is not None:
                 raise decoder.failure
             # recv() does not yield while data waits; without this the writer, timers and handlers starve.
             if messages or not isinstance(transport, TcpTransport):
-                pause()
+                let_others_run()
                 data = recv(READ_SIZE)
             else:
-                # Behind answers there rarely is more, and what comes next rarely is anything else.
+                # After responses there rarely is more data, and the next data rarely is anything else.
                 data = transport.recv_unless_handled(READ_SIZE, self._resolve_oks)
-            if not data and self._ended:
+            if not data and self._write_shut_down:
                 self.abort()
                 return
             if not data:
@@ -503,14 +484,17 @@ class Connection:
             self._last_read = self._clock.monotonic()
 
     def _resolve_oks(self, data: bytes) -> bool:
-        """Take OKs without anything else, uncut, unless somebody listens: who only publishes hears little else."""
-        if self.listeners or self._opened[1].pending or not self.pending.resolve_oks(data):
+        """Resolve pending requests if the data is whole OK frames only, and no callback wants to see them.
+
+        A connection that only publishes receives little else.
+        """
+        if self.listeners or self._transport_and_decoder[1].pending or not self.pending.resolve_oks(data):
             return False
         self._last_read = self._clock.monotonic()
         return True
 
     def _handle_handshake(self, frame_type: int, data: bytes) -> None:
-        """Tell those who ask for responses and errors; what they mean is the handshake's business."""
+        """Call the callbacks for a frame that the handshake has read. The handshake itself handles the frame."""
         if frame_type == RESPONSE and self.on_response is not None:
             self.on_response(self, data)
         elif frame_type == ERROR and self.on_error is not None:
@@ -530,7 +514,7 @@ class Connection:
         if self.on_error is not None:
             self.on_error(self, error)
         if not error.fatal:
-            # FIN, REQ and TOUCH have no answer, so this is nobody's reply.
+            # It refuses a FIN, REQ or TOUCH, which have no response. So it belongs to no pending request.
             self.in_flight_messages.record_refused_answer(error)
             return
         self.pending.refuse(error)
@@ -538,26 +522,72 @@ class Connection:
 
     def _write_loop(self) -> None:
         try:
-            self._writer.run(self._opened[0])
+            self._writer.run(self._transport_and_decoder[0])
         except NSQException:
-            # nsqd refuses a body before it has read it: its reason is on its way while our send breaks.
-            self._closed.wait(ERROR_FRAME_GRACE)
+            # nsqd refuses a body before it has read it: its error is on the way while the send fails.
+            self._closed.wait(self._error_frame_grace)
             raise
 
-    def _watch_loop(self) -> None:
-        watch = LivenessMonitor(self.options.timeout, self.identity.heartbeat_interval)
-        watch.start(self._clock.monotonic())
+    def _liveness_loop(self) -> None:
+        monitor = LivenessMonitor(self.options.timeout, self.identity.heartbeat_interval)
+        monitor.start(self._clock.monotonic())
         while True:
-            self._clock.sleep(watch.next_check(self._clock.monotonic(), self._last_read))
-            if watch.check(self._clock.monotonic(), self._last_read, self._writer.sending_since) is not None:
-                # What came meanwhile may still wait in the socket, if it was we who were held up.
+            self._clock.sleep(monitor.next_check(self._clock.monotonic(), self._last_read))
+            if monitor.check(self._clock.monotonic(), self._last_read, self._writer.sending_since) is not None:
+                # If this process was held up, data may wait in the socket: let the reader read it first.
                 self._clock.sleep(HUB_ROUND)
-                error = watch.check(self._clock.monotonic(), self._last_read, self._writer.sending_since)
+                error = monitor.check(self._clock.monotonic(), self._last_read, self._writer.sending_since)
                 if error is not None:
                     raise error
 
     @property
-    def _opened(self) -> tuple[Transport, FrameDecoder]:
-        assert self._layers is not None  # open() has made them
-        assert self._layers.transport is not None
-        return self._layers.transport, self._layers.decoder
+    def _transport_and_decoder(self) -> tuple[Transport, FrameDecoder]:
+        assert self._stack is not None  # open() has made it
+        assert self._stack.transport is not None
+        return self._stack.transport, self._stack.decoder
+
+
+class LivenessMonitor:
+    """Decides whether nsqd is dead: it was silent for too long, or does not read. Pure: it is told the time.
+
+    If this process was held up itself, that time does not count against nsqd.
+
+    Args:
+        timeout: Seconds that one send may take.
+        heartbeat_interval: Seconds; nsqd may be silent for two of them. 0: there are no heartbeats.
+    """
+
+    def __init__(self, timeout: float, heartbeat_interval: float) -> None:
+        self._interval = heartbeat_interval
+        self._timeout = timeout
+        self._pause = min(timeout, self._interval or timeout) / 2
+        # Silence before this time does not count.
+        self._excused_until = 0.0
+        self._check_due = 0.0
+
+    def start(self, now: float) -> None:
+        """Begin at this time."""
+        self._check_due = self._excused_until = now
+
+    def next_check(self, now: float, last_read: float) -> float:
+        """Return the seconds until the next check. If silence goes on, that is when it becomes too long."""
+        left = max(last_read, self._excused_until) + 2 * self._interval - now if self._interval else self._pause
+        self._check_due = now + max(min(self._pause, left), MIN_CHECK_INTERVAL)
+        return self._check_due - now
+
+    def check(self, now: float, last_read: float, sending_since: float | None) -> NSQException | None:
+        """Return the error that must end the connection, or None.
+
+        Args:
+            last_read: When bytes were received last.
+            sending_since: When the current send began; None if there is none.
+        """
+        if now > self._check_due + OWN_DELAY:
+            self._excused_until = self._check_due = now
+        silence = now - max(last_read, self._excused_until)
+        if self._interval and silence >= 2 * self._interval:
+            return NSQConnectionClosed(f"no word from nsqd for {silence:.0f} s, 2 heartbeat intervals")
+        waited = 0.0 if sending_since is None else now - max(sending_since, self._excused_until)
+        if waited > self._timeout:
+            return NSQTimeout(f"nsqd has not read what was sent for {waited:.0f} s, timeout is {self._timeout} s")
+        return None

@@ -1,8 +1,6 @@
-"""NsqdTCPClient: a connection driven by hand, in the pull style of gnsq 1.0.
+"""A client of nsqd's TCP port as in gnsq 1.0: the caller sends each command and reads each response.
 
-No greenlet of its own: who calls read_response() or listen() reads. Consumer and Producer use Connection instead.
-
-The commands of a connection driven by hand: one method each, which checks its arguments and sends.
+It has no greenlet of its own. Consumer and Producer use Connection instead.
 """
 
 from __future__ import annotations
@@ -11,8 +9,7 @@ import contextlib
 import functools
 import logging
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar, Unpack
 
@@ -51,101 +48,33 @@ from gnsq.signals import (
 )
 from gnsq.transport import Transport, time_limit
 
-__all__ = [
-    "NsqdTCPClient",
-    "Verbs",
-]
+__all__ = ["NsqdTCPClient"]
 
 logger = logging.getLogger(__name__)
-
-
-class Verbs(ABC):
-    """Base of NsqdTCPClient. Each method raises ValueError or TypeError before a byte is sent, and what send() does.
-
-    Attributes:
-        ready_count: The RDY that was sent last.
-    """
-
-    options: ConnectionOptions
-    ready_count = 0
-
-    @abstractmethod
-    def send(self, data: bytes) -> None:
-        """Send bytes."""
-
-    @property
-    @abstractmethod
-    def _connected_answers(self) -> InFlightMessages:
-        """What is in flight."""
-
-    def subscribe(self, topic: str, channel: str) -> None:
-        """Send SUB; nsqd answers OK."""
-        assert_valid_topic_name(topic, self.options.max_name_length)
-        assert_valid_channel_name(channel, self.options.max_name_length)
-        self.send(commands.subscribe(topic, channel))
-
-    def publish(self, topic: str, data: bytes, defer: int | None = None) -> None:
-        """Send PUB, or DPUB with a delay in milliseconds; nsqd answers OK."""
-        assert_valid_topic_name(topic, self.options.max_name_length)
-        self.send(commands.publish(topic, data) if defer is None else commands.deferpublish(topic, data, defer))
-
-    def multipublish(self, topic: str, messages: Iterable[bytes]) -> None:
-        """Send MPUB; nsqd answers OK."""
-        assert_valid_topic_name(topic, self.options.max_name_length)
-        self.send(commands.multipublish(topic, messages))
-
-    def ready(self, count: int) -> None:
-        """Send RDY."""
-        self.send(commands.ready(count))
-        self.ready_count = count
-
-    def finish(self, message_id: bytes) -> None:
-        """Send FIN. From another thread than that which connected it is sent there, soon."""
-        self._connected_answers.finish(message_id)
-
-    def finish_all(self, message_ids: Sequence[bytes]) -> None:
-        """Send FIN for each. Threads as finish()."""
-        self._connected_answers.finish_all(message_ids)
-
-    def requeue(self, message_id: bytes, timeout: int = 0, backoff: bool = True) -> None:
-        """Send REQ; timeout in milliseconds. Threads as finish()."""
-        self._connected_answers.requeue(message_id, timeout, backoff)
-
-    def touch(self, message_id: bytes) -> None:
-        """Send TOUCH. Threads as finish()."""
-        self._connected_answers.touch(message_id)
-
-    def close(self) -> None:
-        """Send CLS; nsqd answers CLOSE_WAIT."""
-        self.send(commands.close())
-
-    def nop(self) -> None:
-        """Send NOP."""
-        self.send(commands.NOP)
 
 
 _Result = TypeVar("_Result")
 
 _IDENTIFY = b"IDENTIFY\n"
-# Bytes: with the size of its body.
+# Bytes, with the four bytes of the body's size.
 _IDENTIFY_HEAD = len(_IDENTIFY) + 4
 
 
 @functools.total_ordering
-class NsqdTCPClient(Verbs):
+class NsqdTCPClient:
     """One connection to nsqd's TCP port. Two of them are equal if their addresses are.
 
     Args:
         address, port: Where nsqd listens.
         timeout: Seconds, for connecting, each read and each write.
-        heartbeat_interval: Seconds; the attribute of this name holds milliseconds, as in 1.0.
-        options: Further ones of ConnectionOptions, where all are described (output_buffer_timeout in milliseconds).
+        heartbeat_interval: Seconds; the attribute of this name has milliseconds, as in 1.0.
+        options: Other options of ConnectionOptions, which describes all (output_buffer_timeout in milliseconds).
 
     Attributes:
         state: One of gnsq.states: INIT, CONNECTED, DISCONNECTED.
-        identity: What IDENTIFY settled.
-        ready_count: The RDY that was sent last.
-        last_response, last_message: When one came last, ``time.time()``.
+        identity: The result of IDENTIFY.
+        ready_count: The RDY count that was sent last.
+        last_response, last_message: When the last one was received, by ``time.time()``.
 
     Raises:
         ValueError, TypeError: For an option that is out of bounds or does not exist.
@@ -171,7 +100,7 @@ class NsqdTCPClient(Verbs):
         user_agent: str = USER_AGENT,
         **options: Unpack[MoreConnectionOptionsDict],
     ) -> None:
-        # Checks both; 1.0 took a port as text, too.
+        # Checks both. gnsq 1.0 also accepted a port as text.
         self.address, self.port = parse_address(format_address(address, int(port)))
         given: dict[str, object] = {
             "timeout": timeout,
@@ -190,11 +119,12 @@ class NsqdTCPClient(Verbs):
             "user_agent": user_agent,
         }
         self.options = load_certificates(ConnectionOptions.from_keywords("NsqdTCPClient", {**given, **options}))
-        identify_body = self.options.identify_body()
+        identify_body = handshake.identify_body(self.options)
         for name in given:
-            # What was sent stands in for what was not given: the names of host and client, milliseconds.
+            # As sent in IDENTIFY: default names of host and client, and milliseconds.
             setattr(self, name, identify_body.get(name, given[name]) if name != "deflate_level" else deflate_level)
         self.state = states.INIT
+        self.ready_count = 0
         self.identity = Identity()
         self.last_response = time.time()
         self.last_message = time.time()
@@ -206,8 +136,8 @@ class NsqdTCPClient(Verbs):
         self.on_auth: TypedSignal[TcpAuthReceiver] = TypedSignal()
         self.on_close: TypedSignal[CloseReceiver] = TypedSignal()
         self._sending = BoundedSemaphore(1)
-        self._layers: TransportStack | None = None
-        self._answers: InFlightMessages | None = None
+        self._stack: TransportStack | None = None
+        self._messages: InFlightMessages | None = None
 
     def __str__(self) -> str:
         return self.nsqd
@@ -224,7 +154,7 @@ class NsqdTCPClient(Verbs):
     def __lt__(self, other: NsqdTCPClient) -> bool:
         return self.nsqd < other.nsqd
 
-    # --- life
+    # --- open and close
 
     @property
     def nsqd(self) -> str:
@@ -238,26 +168,26 @@ class NsqdTCPClient(Verbs):
 
     @property
     def stream(self) -> Transport | None:
-        """The connection's bytes, with all its layers; None while not connected."""
-        return self._layers.transport if self._layers is not None and self.is_connected else None
+        """The transport, with TLS and compression; None while not connected."""
+        return self._stack.transport if self._stack is not None and self.is_connected else None
 
     @property
     def max_ready_count(self) -> int:
-        """The largest RDY that nsqd takes; 2500 until IDENTIFY says otherwise."""
+        """nsqd's limit of the RDY count; 2500 before IDENTIFY."""
         return self.identity.max_rdy_count
 
     @property
     def in_flight(self) -> int:
-        """Messages received and not yet answered."""
-        return 0 if self._answers is None else self._answers.in_flight
+        """Number of messages in flight: received and not answered."""
+        return 0 if self._messages is None else self._messages.in_flight
 
     @property
     def is_starved(self) -> bool:
-        """Whether nearly all messages that RDY allows are in flight."""
+        """Whether at least 85 % of the messages that RDY allows are in flight."""
         return self.in_flight >= max(self.ready_count * 0.85, 1)
 
     def connect(self) -> None:
-        """Connect and send the magic; no-op when connected.
+        """Connect and send the magic. Does nothing if connected.
 
         Raises:
             NSQException: If it was closed before.
@@ -267,27 +197,27 @@ class NsqdTCPClient(Verbs):
             return
         if self.state != states.INIT:
             raise NSQException(f"{self.nsqd}: connection was closed; make a new client")
-        if self._layers is not None:
+        if self._stack is not None:
             raise NSQException(f"{self.nsqd}: another greenlet is connecting")
-        layers = self._layers = TransportStack(self.address, self.port, self.options)
-        layers.on_frame = self._handle_handshake
+        stack = self._stack = TransportStack(self.address, self.port, self.options)
+        stack.on_frame = self._handle_handshake
         try:
-            layers.connect()
+            stack.connect()
         except BaseException:
-            self._layers = None
+            self._stack = None
             raise
         register_after_fork(self)
-        # Made here and not before: answers from other threads go to the hub of the thread that reads.
-        self._answers = InFlightMessages(self.nsqd, self.send, self._check_connected, RealClock())
-        self._answers.on_finish = lambda message_id: self.on_finish.send(self, message_id=message_id)
-        self._answers.on_requeue = lambda message_id, timeout, backoff: self.on_requeue.send(
+        # Made here: answers from other threads are sent in the hub of the thread that calls connect().
+        messages = self._messages = InFlightMessages(self.nsqd, self.send, self._check_connected, RealClock())
+        messages.on_finish = lambda message_id: self.on_finish.send(self, message_id=message_id)
+        messages.on_requeue = lambda message_id, timeout, backoff: self.on_requeue.send(
             self, message_id=message_id, timeout=timeout, backoff=backoff
         )
         self.state = states.CONNECTED
         self.send(commands.MAGIC_V2)
 
     def close_stream(self) -> None:
-        """Close the socket; no-op when not connected."""
+        """Close the socket. Does nothing if not connected."""
         if not self.is_connected:
             return
         if self.stream is not None:
@@ -296,36 +226,36 @@ class NsqdTCPClient(Verbs):
         self.on_close.send(self)
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Close this process's copy of the connection: the parent goes on using it. See concurrency.forks."""
+        """Close this process's copy of the connection, which the parent still uses. See concurrency.forks."""
         logger.debug("%s: opened in process %d; after a fork, make and connect a new client", self.nsqd, parent)
         self.close_stream()
 
     def identify(self) -> dict[str, object] | None:
-        """Send IDENTIFY, begin TLS and compression where they were asked for, and AUTH where nsqd requires it.
+        """Send IDENTIFY, start TLS and compression if wanted, and send AUTH if nsqd requires it.
 
         Returns:
-            nsqd's answer, None if it was a plain OK.
+            nsqd's response, None if it was a plain OK.
 
         Raises:
-            NSQErrorCode: What nsqd said instead; as with every exception, the connection is closed.
-            NSQException: If nsqd does not offer TLS that was asked for, or requires AUTH and there is no auth_secret.
-            NSQTimeout, NSQSocketError, NSQProtocolError: If no good answer came.
+            NSQErrorCode: If nsqd refuses. Every exception closes the connection.
+            NSQException: If nsqd does not offer the wanted TLS, or requires AUTH and there is no auth_secret.
+            NSQTimeout, NSQSocketError, NSQProtocolError: If no valid response came.
         """
         identity = self.identity = self._perform(handshake.identify_steps(self.options), "IDENTIFY")
         for warning in identity.warnings:
             logger.warning("%s: %s", self.nsqd, warning)
         if identity.auth:
             self.on_auth.send(self, response=dict(identity.auth))
-        answers = self._connected_answers
-        answers.msg_timeout = identity.msg_timeout or self.options.msg_timeout
-        answers.max_msg_timeout = identity.max_msg_timeout
+        messages = self._in_flight_messages
+        messages.msg_timeout = identity.msg_timeout or self.options.msg_timeout
+        messages.max_msg_timeout = identity.max_msg_timeout
         return dict(identity.answer) or None
 
     def auth(self) -> dict[str, object]:
-        """Send AUTH; identify() does, where nsqd requires it.
+        """Send AUTH. identify() does it if nsqd requires it.
 
         Returns:
-            nsqd's answer: ``identity``, ``identity_url``, ``permission_count``.
+            nsqd's response: ``identity``, ``identity_url``, ``permission_count``.
 
         Raises:
             ValueError: If there is no auth_secret.
@@ -339,37 +269,38 @@ class NsqdTCPClient(Verbs):
         return answer
 
     def upgrade_to_tls(self) -> None:
-        """Begin TLS behind an IDENTIFY that was sent and read by hand; identify() does all this."""
+        """Start TLS, after the caller has sent IDENTIFY and read the response. identify() does all of it."""
         self._perform(handshake.upgrade_steps(StartTLS()), "TLS")
 
     def upgrade_to_snappy(self) -> None:
-        """Begin snappy, as upgrade_to_tls()."""
+        """Start snappy, as upgrade_to_tls()."""
         self._perform(handshake.upgrade_steps(StartCompression(Snappy())), "snappy")
 
     def upgrade_to_defalte(self) -> None:
-        """Begin deflate, as upgrade_to_tls(); spelled as in 1.0."""
+        """Start deflate, as upgrade_to_tls(). Spelled as in 1.0."""
         self._perform(handshake.upgrade_steps(StartCompression(Deflate(self.options.deflate_level))), "deflate")
 
     def _perform(self, steps: Generator[Step, Frame | None, _Result], subject: str) -> _Result:
-        layers = self._connected
-        with self._closing(), self._limited(f"no end of {subject}"):
-            return layers.run_handshake(steps)
+        stack = self._connected
+        with self._close_on_error(), self._time_limit(f"no end of {subject}"):
+            return stack.run_handshake(steps)
 
     # --- reading
 
     def read_response(self) -> tuple[int, bytes | NSQErrorCode | Message]:
-        """Read one frame: its type and its data, an NSQErrorCode, or a Message. Heartbeats are answered and returned.
+        """Read one frame. Heartbeats are answered, and returned. A fatal error closes the connection, and is returned.
 
-        Fatal errors close the connection, and are returned.
+        Returns:
+            The type of the frame, and its data, NSQErrorCode or Message.
 
         Raises:
             NSQTimeout: If nothing came within options.timeout.
-            NSQConnectionClosed: If nsqd has closed; we do, too.
-            NSQFrameError: If what came is no frame; the connection is closed.
+            NSQConnectionClosed: If nsqd has closed the connection; this side closes it, too.
+            NSQFrameError: If the bytes are no frame; the connection is closed.
         """
-        layers = self._connected
-        with self._closing(resumable=True), self._limited("nothing came"):
-            frame_type, data = layers.read_frame()
+        stack = self._connected
+        with self._close_on_error(resumable=True), self._time_limit("nothing came"):
+            frame_type, data = stack.read_frame()
         if frame_type == MESSAGE:
             return frame_type, self.handle_message(data)
         if frame_type == ERROR:
@@ -380,24 +311,24 @@ class NsqdTCPClient(Verbs):
         raise NSQFrameError(f"{self.nsqd}: frame type {frame_type} is not one of 0, 1, 2")
 
     def check_ok(self, expected: bytes = OK) -> None:
-        """Read the expected response; heartbeats that come before it are answered.
+        """Read the expected response. Heartbeats before it are answered.
 
         Raises:
-            NSQErrorCode: What nsqd said instead.
-            NSQTimeout: If it did not come within options.timeout.
-            NSQException: If it is something else.
+            NSQErrorCode: If nsqd refuses.
+            NSQTimeout: If no response came within options.timeout.
+            NSQException: If the frame is something else.
         """
-        with self._limited(f"no answer {expected!r}"):
+        with self._time_limit(f"no answer {expected!r}"):
             frame_type, data = self.read_response()
             while frame_type == RESPONSE and data == HEARTBEAT != expected:
                 frame_type, data = self.read_response()
         if isinstance(data, NSQErrorCode):
             raise data
         if frame_type != RESPONSE or data != expected:
-            raise NSQException(f"{self.nsqd}: answer {data!r}, {expected!r} was due")
+            raise NSQException(f"{self.nsqd}: answer {data!r}, expected {expected!r}")
 
     def listen(self) -> None:
-        """Read until the connection is closed; what comes goes to the signals.
+        """Read until the connection is closed, and send the signals.
 
         Raises:
             NSQTimeout: If nothing came within options.timeout.
@@ -410,7 +341,7 @@ class NsqdTCPClient(Verbs):
                 return
 
     def handle_response(self, data: bytes) -> bytes:
-        """Answer a heartbeat, and tell on_response."""
+        """Answer a heartbeat, and send on_response."""
         self.last_response = time.time()
         if data == HEARTBEAT:
             self.nop()
@@ -418,7 +349,7 @@ class NsqdTCPClient(Verbs):
         return data
 
     def handle_error(self, data: bytes) -> NSQErrorCode:
-        """Tell on_error, and close the connection if the error is fatal."""
+        """Send on_error, and close the connection if the error is fatal."""
         error = with_hint(make_error(data))
         self.on_error.send(self, error=error)
         if error.fatal:
@@ -426,15 +357,15 @@ class NsqdTCPClient(Verbs):
         return error
 
     def handle_message(self, data: bytes) -> Message:
-        """Count a message as in flight, and tell on_message."""
-        answers = self._connected_answers
+        """Count a message as in flight, and send on_message."""
+        messages = self._in_flight_messages
         try:
-            message = Message(*decode_message(data), self, answers.now())
+            message = Message(*decode_message(data), messages, messages.now())
         except NSQFrameError:
             self.close_stream()
             raise
         self.last_message = time.time()
-        answers.in_flight += 1
+        messages.in_flight += 1
         self.on_message.send(self, message=message)
         return message
 
@@ -452,7 +383,7 @@ class NsqdTCPClient(Verbs):
 
     def finish_inflight(self) -> None:
         """Count one message less as in flight."""
-        self._connected_answers.in_flight -= 1
+        self._in_flight_messages.in_flight -= 1
 
     def _handle_handshake(self, frame_type: int, data: bytes) -> None:
         if frame_type == RESPONSE:
@@ -461,27 +392,77 @@ class NsqdTCPClient(Verbs):
         elif frame_type == ERROR:
             self.on_error.send(self, error=make_error(data))
 
+    # --- commands. Each method raises ValueError or TypeError before a byte is sent, and raises as send().
+
+    def subscribe(self, topic: str, channel: str) -> None:
+        """Send SUB; nsqd responds with OK."""
+        assert_valid_topic_name(topic, self.options.max_name_length)
+        assert_valid_channel_name(channel, self.options.max_name_length)
+        self.send(commands.subscribe(topic, channel))
+
+    def publish(self, topic: str, data: bytes, defer: int | None = None) -> None:
+        """Send PUB, or DPUB with a delay in milliseconds; nsqd responds with OK."""
+        assert_valid_topic_name(topic, self.options.max_name_length)
+        self.send(commands.publish(topic, data) if defer is None else commands.deferpublish(topic, data, defer))
+
+    def multipublish(self, topic: str, messages: Iterable[bytes]) -> None:
+        """Send MPUB; nsqd responds with OK."""
+        assert_valid_topic_name(topic, self.options.max_name_length)
+        self.send(commands.multipublish(topic, messages))
+
+    def ready(self, count: int) -> None:
+        """Send RDY."""
+        self.send(commands.ready(count))
+        self.ready_count = count
+
+    def finish(self, message_id: bytes) -> None:
+        """Send FIN. If another thread than that of connect() calls it, FIN is sent in that thread, soon."""
+        self._in_flight_messages.finish(message_id)
+
+    def finish_all(self, message_ids: Sequence[bytes]) -> None:
+        """Send FIN for each message. Threads as finish()."""
+        self._in_flight_messages.finish_all(message_ids)
+
+    def requeue(self, message_id: bytes, timeout: int = 0, backoff: bool = True) -> None:
+        """Send REQ; timeout in milliseconds. Threads as finish()."""
+        self._in_flight_messages.requeue(message_id, timeout, backoff)
+
+    def touch(self, message_id: bytes) -> None:
+        """Send TOUCH. Threads as finish()."""
+        self._in_flight_messages.touch(message_id)
+
+    def close(self) -> None:
+        """Send CLS; nsqd responds with CLOSE_WAIT. Before TLS is on, close the socket instead."""
+        if self._connected.encrypted or not self.options.wants_tls:
+            self.send(commands.close())
+        else:
+            self.close_stream()
+
+    def nop(self) -> None:
+        """Send NOP."""
+        self.send(commands.NOP)
+
     # --- sending
 
     def send(self, data: bytes) -> None:
         """Send bytes.
 
         Raises:
-            NSQException: If TLS was asked for and is not on: only IDENTIFY may be sent then.
-            NSQTimeout: If nsqd does not read them within options.timeout; the connection is closed.
+            NSQException: If TLS is wanted and not on; then only IDENTIFY may be sent.
+            NSQTimeout: If nsqd does not read the bytes within options.timeout; the connection is closed.
             NSQSocketError: If the connection is closed or breaks.
         """
         self._check_may_send(data)
-        layers = self._connected
-        assert layers.transport is not None  # it is connected
-        # Beside the one who reads, touching() and answers from other threads send, too.
-        with self._closing(), self._limited("nsqd has not read what was sent"), self._sending:
-            layers.transport.sendall(data)
+        stack = self._connected
+        assert stack.transport is not None  # it is connected
+        # touching() and answers from other threads send while another greenlet reads.
+        with self._close_on_error(), self._time_limit("nsqd has not read what was sent"), self._sending:
+            stack.transport.sendall(data)
         if data.startswith(b"SUB "):
-            layers.take_messages()
+            stack.allow_messages()
 
     def _check_may_send(self, data: bytes) -> None:
-        """Refuse everything but the magic and one IDENTIFY while TLS is asked for and not on."""
+        """Refuse everything but the magic and one IDENTIFY while TLS is wanted and not on."""
         if self._connected.encrypted or not self.options.wants_tls or data == commands.MAGIC_V2:
             return
         if data.startswith(_IDENTIFY) and len(data) == _IDENTIFY_HEAD + int.from_bytes(data[len(_IDENTIFY) :][:4]):
@@ -491,35 +472,6 @@ class NsqdTCPClient(Verbs):
             "identify() first, which begins TLS"
         )
 
-    # --- what a Message asks, see message.Responder
-
-    @property
-    def msg_timeout(self) -> float | None:
-        """Seconds until nsqd takes an unanswered message back; None if it did not say and was not told."""
-        return self.options.msg_timeout if self._answers is None else self._answers.msg_timeout
-
-    @property
-    def max_msg_timeout(self) -> float | None:
-        """Seconds behind its delivery that touches can keep a message; None if nsqd did not say."""
-        return self.identity.max_msg_timeout
-
-    def now(self) -> float:
-        """The machine's monotonic time."""
-        return self._connected_answers.now()
-
-    def track_async(self, *messages: object) -> None:
-        """Nothing: whoever drives this client by hand keeps what it has read."""
-
-    untrack_async = untrack_async_all = mark_timed_out = track_async
-
-    def remove_in_flight(self, message: Message) -> None:
-        """Count a message that was taken back as no longer in flight."""
-        self._connected_answers.remove_in_flight(message)
-
-    def start_periodic_touch(self, message: Message, interval: float) -> Callable[[], None]:
-        """Touch a message every interval seconds; returns what stops it."""
-        return self._connected_answers.start_periodic_touch(message, interval)
-
     def _check_connected(self) -> None:
         if not self.is_connected:
             raise NSQConnectionClosed(f"{self.nsqd}: not connected")
@@ -527,18 +479,18 @@ class NsqdTCPClient(Verbs):
     @property
     def _connected(self) -> TransportStack:
         self._check_connected()
-        assert self._layers is not None  # connect() has made them
-        return self._layers
+        assert self._stack is not None  # connect() has made it
+        return self._stack
 
     @property
-    def _connected_answers(self) -> InFlightMessages:
-        if self._answers is None:
+    def _in_flight_messages(self) -> InFlightMessages:
+        if self._messages is None:
             raise NSQConnectionClosed(f"{self.nsqd}: not connected")
-        return self._answers
+        return self._messages
 
     @contextlib.contextmanager
-    def _closing(self, *, resumable: bool = False) -> Iterator[None]:
-        """Close the connection where what reads or writes fails; half a frame can be read on, half a command not."""
+    def _close_on_error(self, *, resumable: bool = False) -> Iterator[None]:
+        """Close the connection if the block raises. A resumable block may be called again after a timeout."""
         try:
             yield
         except BaseException as error:
@@ -546,5 +498,5 @@ class NsqdTCPClient(Verbs):
                 self.close_stream()
             raise
 
-    def _limited(self, what: str) -> AbstractContextManager[None]:
+    def _time_limit(self, what: str) -> AbstractContextManager[None]:
         return time_limit(self.options.timeout, f"{self.nsqd}: {what} within {self.options.timeout} s")

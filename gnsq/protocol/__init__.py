@@ -1,67 +1,38 @@
-"""The V2 protocol as pure code, shared by the client and the emulator.
+"""The V2 protocol as pure code, shared by client and emulator. This module has the names of gnsq 1.0."""
 
-``frames`` cuts and builds frames, ``commands`` builds and decodes commands, ``names`` knows what a topic may be
-called, ``handshake`` knows the order of a connection's first steps. The functions of gnsq 1.0's ``gnsq.protocol`` are
-re-exported here.
-"""
-
-from gnsq.protocol.commands import (
-    MAGIC_V2,
-    Command,
-    CommandDecoder,
-    auth,
-    close,
-    deferpublish,
-    finish,
-    identify,
-    multipublish,
-    multipublish_body,
-    nop,
-    publish,
-    ready,
-    requeue,
-    subscribe,
-    touch,
-)
-from gnsq.protocol.frames import (
-    CLOSE_WAIT,
-    ERROR,
-    HEARTBEAT,
-    MESSAGE,
-    OK,
-    RESPONSE,
-    FrameDecoder,
-    FrameType,
-    decode_message,
-    encode_frame,
-    encode_message,
-)
-from gnsq.protocol.names import (
-    VALID_NAME_RE,
-    assert_valid_channel_name,
-    assert_valid_topic_name,
-    valid_channel_name,
-    valid_topic_name,
-)
+from gnsq.protocol.commands import MAGIC_V2 as MAGIC_V2
+from gnsq.protocol.commands import auth as auth
+from gnsq.protocol.commands import close as close
+from gnsq.protocol.commands import deferpublish as deferpublish
+from gnsq.protocol.commands import finish as finish
+from gnsq.protocol.commands import identify as identify
+from gnsq.protocol.commands import multipublish as multipublish
+from gnsq.protocol.commands import multipublish_body as multipublish_body
+from gnsq.protocol.commands import nop as nop
+from gnsq.protocol.commands import publish as publish
+from gnsq.protocol.commands import ready as ready
+from gnsq.protocol.commands import requeue as requeue
+from gnsq.protocol.commands import subscribe as subscribe
+from gnsq.protocol.commands import touch as touch
+from gnsq.protocol.frames import CLOSE_WAIT as CLOSE_WAIT
+from gnsq.protocol.frames import ERROR as ERROR
+from gnsq.protocol.frames import HEARTBEAT as HEARTBEAT
+from gnsq.protocol.frames import MESSAGE as MESSAGE
+from gnsq.protocol.frames import OK as OK
+from gnsq.protocol.frames import RESPONSE as RESPONSE
+from gnsq.protocol.frames import decode_message as decode_message
+from gnsq.protocol.names import VALID_NAME_RE as VALID_NAME_RE
+from gnsq.protocol.names import assert_valid_channel_name as assert_valid_channel_name
+from gnsq.protocol.names import assert_valid_topic_name as assert_valid_topic_name
+from gnsq.protocol.names import valid_channel_name as valid_channel_name
+from gnsq.protocol.names import valid_topic_name as valid_topic_name
 
 FRAME_TYPE_RESPONSE = RESPONSE
 FRAME_TYPE_ERROR = ERROR
 FRAME_TYPE_MESSAGE = MESSAGE
-
-
-def unpack_size(data: bytes) -> int:
-    """Read the four bytes of a frame's size."""
-    return int.from_bytes(data[:4], "big", signed=True)
-
-
-def unpack_response(data: bytes) -> tuple[int, bytes]:
-    """Split what follows a frame's size into type and data."""
-    return int.from_bytes(data[:4], "big", signed=True), data[4:]
-
-
 unpack_message = decode_message
 
-# The command words, under the names of 1.0.
+# The command words.
 AUTH = b"AUTH"
 CLS = b"CLS"
 DPUB = b"DPUB"
@@ -75,55 +46,12 @@ REQ = b"REQ"
 SUB = b"SUB"
 TOUCH = b"TOUCH"
 
-__all__ = [
-    "AUTH",
-    "CLOSE_WAIT",
-    "CLS",
-    "Command",
-    "CommandDecoder",
-    "DPUB",
-    "ERROR",
-    "FIN",
-    "FRAME_TYPE_ERROR",
-    "FRAME_TYPE_MESSAGE",
-    "FRAME_TYPE_RESPONSE",
-    "FrameDecoder",
-    "FrameType",
-    "HEARTBEAT",
-    "IDENTIFY",
-    "MAGIC_V2",
-    "MESSAGE",
-    "MPUB",
-    "NOP",
-    "OK",
-    "PUB",
-    "RDY",
-    "REQ",
-    "RESPONSE",
-    "SUB",
-    "TOUCH",
-    "VALID_NAME_RE",
-    "assert_valid_channel_name",
-    "assert_valid_topic_name",
-    "auth",
-    "close",
-    "decode_message",
-    "deferpublish",
-    "encode_frame",
-    "encode_message",
-    "finish",
-    "identify",
-    "multipublish",
-    "multipublish_body",
-    "nop",
-    "publish",
-    "ready",
-    "requeue",
-    "subscribe",
-    "touch",
-    "unpack_message",
-    "unpack_response",
-    "unpack_size",
-    "valid_channel_name",
-    "valid_topic_name",
-]
+
+def unpack_size(data: bytes) -> int:
+    """Read the four bytes of a frame's size."""
+    return int.from_bytes(data[:4], "big", signed=True)
+
+
+def unpack_response(data: bytes) -> tuple[int, bytes]:
+    """Split the bytes after a frame's size into type and data."""
+    return unpack_size(data), data[4:]

@@ -1,7 +1,7 @@
-"""The commands of V2: one builder each for the client, and the decoder that is the server's mirror of them.
+"""Build the commands of the V2 protocol, and decode their lines and bodies in a server. Pure.
 
-Pure: values in, bytes out, and back. Builders check their arguments before a byte exists; the decoder cuts lines and
-bodies and leaves it to the server what is legal when. Source: the V2 specification; nsqd protocol_v2.go.
+Builders check their arguments. The decoder does not check whether a command is legal: the server does. Source: the V2
+specification; nsqd protocol_v2.go.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _MAX_SIZE: Final = 2**31 - 1
 
 
 def identify(data: Mapping[str, object]) -> bytes:
-    """Build IDENTIFY from what its JSON body shall hold (milliseconds, as on the wire)."""
+    """Build IDENTIFY from the fields of its JSON body; durations in milliseconds, as on the wire."""
     return b"IDENTIFY\n" + _sized(json.dumps(dict(data)).encode(), "IDENTIFY body")
 
 
@@ -87,7 +87,7 @@ def publish(topic_name: str, data: bytes) -> bytes:
         ValueError: If the topic name is not valid or the body is empty (nsqd: "invalid message body size 0").
         TypeError: If the body is not bytes.
     """
-    # Without two calls for what nearly always is in order: 0.15 us of 0.5.
+    # Two calls saved for nearly all bodies: 0.15 us of 0.5.
     if type(data) is bytes and 0 < len(data) <= _MAX_SIZE:
         return _pub_line(topic_name) + _pack(len(data)) + data
     return _pub_line(topic_name) + _sized(_checked_body(data), "message body")
@@ -95,13 +95,13 @@ def publish(topic_name: str, data: bytes) -> bytes:
 
 @functools.lru_cache(1000)
 def _pub_line(topic_name: str) -> bytes:
-    # Kept: checking a name takes 1 us, and most programs publish to a few.
+    # Cached: checking a name takes 1 us, and most programs publish to a few topics.
     assert_valid_topic_name(topic_name)
     return b"PUB %s\n" % topic_name.encode()
 
 
 def multipublish(topic_name: str, messages: Iterable[bytes]) -> bytes:
-    """Build MPUB: all messages or none.
+    """Build MPUB. nsqd takes all messages or none.
 
     Raises:
         ValueError: If the topic name is not valid, there is no message, or a body is empty.
@@ -112,12 +112,12 @@ def multipublish(topic_name: str, messages: Iterable[bytes]) -> bytes:
 
 
 def multipublish_body(messages: Iterable[bytes]) -> bytes:
-    """Build what MPUB, and HTTP's binary /mpub, carry: the count, then size and body of each message."""
+    """Build the body of MPUB, and of HTTP's binary /mpub: the count, then size and body of each message."""
     if isinstance(messages, (bytes, bytearray, str)):
         raise TypeError(f"messages must be an iterable of bytes, not {type(messages).__name__}")
     parts = [b""]
     for body in messages:
-        # Without a call for what nearly always is in order.
+        # A call saved for nearly all bodies.
         parts.append(_pack(len(body if type(body) is bytes and body else _checked_body(body))))
         parts.append(body)
     count = len(parts) // 2
@@ -128,7 +128,7 @@ def multipublish_body(messages: Iterable[bytes]) -> bytes:
 
 
 def deferpublish(topic_name: str, data: bytes, delay_ms: int) -> bytes:
-    """Build DPUB: publish a message that nsqd holds back for delay_ms milliseconds (up to its max-req-timeout).
+    """Build DPUB: nsqd delivers the message after delay_ms milliseconds, at most its max-req-timeout.
 
     Raises:
         ValueError: As publish(), or if the delay is negative.
@@ -140,7 +140,7 @@ def deferpublish(topic_name: str, data: bytes, delay_ms: int) -> bytes:
 
 
 def ready(count: int) -> bytes:
-    """Build RDY: how many messages may be in flight on this connection (nsqd 1.3.0), 0 for none.
+    """Build RDY: how many messages may be in flight on this connection; 0 for none.
 
     Raises:
         ValueError: If the count is negative.
@@ -154,26 +154,28 @@ def finish(message_id: bytes | str) -> bytes:
     """Build FIN.
 
     Raises:
-        ValueError: If the id has not 16 bytes, or holds a space or a newline.
+        ValueError: If the id has not 16 bytes, or contains a space or a newline.
     """
-    return b"FIN " + _checked_id(message_id) + b"\n"
+    return finish_all([_checked_id(message_id)], check=False)
 
 
-def finish_all(message_ids: Sequence[bytes]) -> bytes:
+def finish_all(message_ids: Sequence[bytes], *, check: bool = True) -> bytes:
     """Build FIN for each of one or more ids.
+
+    Args:
+        check: False for ids that are known to be valid, such as those that nsqd has sent.
 
     Raises:
         ValueError: As finish().
     """
-    # As _checked_id(), for all at once: a tenth of what it costs one by one.
-    joined = b"".join(message_ids)
-    if joined.isalnum() and set(map(len, message_ids)) == {MESSAGE_ID_SIZE}:
+    # All at once, with and without the check: a tenth of the time of finish() for each.
+    if not check or (b"".join(message_ids).isalnum() and set(map(len, message_ids)) == {MESSAGE_ID_SIZE}):
         return b"FIN " + b"\nFIN ".join(message_ids) + b"\n"
     return b"".join([finish(message_id) for message_id in message_ids])
 
 
 def requeue(message_id: bytes | str, timeout: int = 0) -> bytes:
-    """Build REQ: give a message back, to be delivered again after timeout milliseconds (cut to nsqd's max-req-timeout).
+    """Build REQ: nsqd delivers the message again after timeout milliseconds, at most its max-req-timeout.
 
     Raises:
         ValueError: If the timeout is negative, or as finish().
@@ -184,7 +186,7 @@ def requeue(message_id: bytes | str, timeout: int = 0) -> bytes:
 
 
 def touch(message_id: bytes | str) -> bytes:
-    """Build TOUCH: begin a message's timeout anew.
+    """Build TOUCH: nsqd restarts the timeout of the message.
 
     Raises:
         ValueError: As finish().
@@ -193,18 +195,18 @@ def touch(message_id: bytes | str) -> bytes:
 
 
 def close() -> bytes:
-    """Build CLS: no more messages; nsqd answers CLOSE_WAIT."""
+    """Build CLS: nsqd sends no more messages, and responds with CLOSE_WAIT."""
     return b"CLS\n"
 
 
 def nop() -> bytes:
-    """Build NOP, the customary answer to a heartbeat."""
+    """Build NOP, the answer to a heartbeat."""
     return NOP
 
 
 def _sized(data: bytes, subject: str) -> bytes:
     if len(data) > _MAX_SIZE:
-        raise ValueError(f"{subject} of {len(data)} bytes exceeds {_MAX_SIZE}, the most its size field can say")
+        raise ValueError(f"{subject} of {len(data)} bytes exceeds {_MAX_SIZE}, the maximum of its size field")
     return _SIZE.pack(len(data)) + data
 
 
@@ -216,17 +218,17 @@ def _checked_body(body: bytes) -> bytes:
     return body
 
 
-# A word of a command ends at a space and its line at a newline (nsqd also trims a CR), so no id may hold these.
+# A space ends a word of a command, and a newline ends its line; nsqd also removes a CR at the end of a line.
 _FORBIDDEN_IN_ID = re.compile(rb"[ \r\n]")
 
 
 class _InvalidId(NSQProtocolError, ValueError):
-    """A message id that no command can hold: the caller's mistake, or a broken nsqd's, in a message that it sent."""
+    """A message id that no command can contain: a mistake of the caller, or of an nsqd that sent the message."""
 
 
 def _checked_id(message_id: bytes | str) -> bytes:
     data = message_id.encode() if isinstance(message_id, str) else message_id
-    # nsqd's own ids are hex digits: the short way for the hot path.
+    # The hot path: nsqd's ids are hex digits.
     if len(data) == MESSAGE_ID_SIZE and data.isalnum():
         return data
     if len(data) != MESSAGE_ID_SIZE or _FORBIDDEN_IN_ID.search(data):
@@ -235,19 +237,19 @@ def _checked_id(message_id: bytes | str) -> bytes:
 
 
 def _check_count(subject: str, value: int) -> None:
-    # A bool is an int to Python, but "RDY True" to a wire.
+    # A bool is an int in Python, but would be sent as "RDY True".
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{subject} must be an int, not {type(value).__name__}")
     if value < 0:
         raise ValueError(f"{subject} {value} is negative")
 
 
-# --- the server's side ------------------------------------------------------------------------------------------------
+# --- the server's side
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command as a server sees it: its name, the words after it, and its body if it has one."""
+    """A command that a server has received: its name, its parameters, and its body if it has one."""
 
     name: bytes
     args: tuple[bytes, ...] = ()
@@ -255,7 +257,7 @@ class Command:
 
 
 class CommandDecoder:
-    """Buffer what a client sends, and cut it into lines, sizes and bodies. A server checks between them."""
+    """Buffers received bytes, and splits them into lines, sizes and bodies. The server decides what comes next."""
 
     __slots__ = ("_buffer",)
 
@@ -263,16 +265,16 @@ class CommandDecoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Append what was received."""
+        """Append received bytes."""
         self._buffer += data
 
     @property
     def buffered(self) -> int:
-        """Bytes received and not taken yet."""
+        """Number of bytes that were received and not taken."""
         return len(self._buffer)
 
     def take(self, count: int) -> bytes | None:
-        """Take exactly count bytes; None, and nothing taken, while there are fewer."""
+        """Remove and return exactly count bytes; None if there are fewer."""
         if len(self._buffer) < count:
             return None
         data = bytes(self._buffer[:count])
@@ -280,19 +282,19 @@ class CommandDecoder:
         return data
 
     def peek(self, count: int) -> bytes | None:
-        """Give exactly count bytes and leave them; None while there are fewer."""
+        """Return exactly count bytes without removing them; None if there are fewer."""
         return bytes(self._buffer[:count]) if len(self._buffer) >= count else None
 
     def take_size(self) -> int | None:
-        """Take a signed 32-bit size; None while there are fewer than four bytes."""
+        """Remove and return a signed 32-bit size; None if there are fewer than four bytes."""
         data = self.take(4)
         return None if data is None else int(_SIZE.unpack(data)[0])
 
     def take_line(self) -> bytes | None:
-        """Take a line without its newline and one carriage return; None while there is no newline.
+        """Remove and return a line, without its newline and one carriage return; None if there is no newline.
 
         Raises:
-            ValueError: If a line is longer than MAX_LINE_SIZE with its newline; nsqd closes without a word.
+            ValueError: If a line with its newline is longer than MAX_LINE_SIZE; nsqd then closes without an error.
         """
         end = self._buffer.find(b"\n", 0, MAX_LINE_SIZE)
         if end < 0:
@@ -304,14 +306,14 @@ class CommandDecoder:
         return line.removesuffix(b"\r")
 
     def take_remaining(self) -> bytes:
-        """Give back, and forget, what was not taken."""
+        """Return and remove all bytes."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest
 
 
 def split_multipublish_body(body: bytes) -> Sequence[bytes]:
-    """Undo multipublish_body().
+    """Decode the result of multipublish_body().
 
     Raises:
         ValueError: If the count or a size does not fit the body.

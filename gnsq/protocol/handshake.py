@@ -1,14 +1,15 @@
-"""The order of a connection's first steps: magic, IDENTIFY, TLS, compression, AUTH.
+"""The steps after connecting: magic, IDENTIFY, TLS, compression, AUTH. Pure.
 
-Pure: a generator that yields what is to be done (Write, ReadFrame, StartTLS, StartCompression) and returns the
-Identity. Who performs the steps owns the socket. Frames are taken one at a time: bytes behind an answer may belong to
-the layer that begins there. Source: the V2 specification, IDENTIFY and AUTH; nsqd protocol_v2.go IDENTIFY, AUTH.
+The handshake is a generator that yields steps (Write, ReadFrame, StartTLS, StartCompression) and returns the Identity.
+Its caller performs the steps. Frames are read one at a time: bytes after a response may be encrypted or compressed.
+Source: the V2 specification, IDENTIFY and AUTH; nsqd protocol_v2.go IDENTIFY, AUTH.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -30,17 +31,18 @@ __all__ = [
     "auth_steps",
     "with_hint",
     "handshake",
+    "identify_body",
     "identify_steps",
     "max_req_timeout",
     "upgrade_steps",
 ]
 
-# What a server that does not negotiate allows. Source: the client guide, "nsqd Max RDY Count".
+# max_rdy_count of a server that does not negotiate. Source: the client guide, "nsqd Max RDY Count".
 DEFAULT_MAX_RDY_COUNT = 2500
-# What nsqd uses without being told, in seconds. One that does not negotiate may not know what it is asked for.
+# nsqd's defaults, seconds. A server that does not negotiate may ignore the client's values.
 DEFAULT_MSG_TIMEOUT = 60.0
 DEFAULT_HEARTBEAT_INTERVAL = 30.0
-# What nsqd 1.3.0 takes by default (--min-output-buffer-timeout); below, each message costs it a flush of its own.
+# Milliseconds; nsqd 1.3.0's default of --min-output-buffer-timeout. Below it, each message costs nsqd a flush.
 LOW_OUTPUT_BUFFER_TIMEOUT = 25
 _REQ_REFUSED = re.compile(r"REQ timeout [0-9]+ out of range 0-([0-9]{1,19})")
 
@@ -54,73 +56,75 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class ReadFrame:
-    """Wait for one whole frame and send it into the generator.
+    """Read one frame and send it into the generator.
 
     Attributes:
-        due: What it should be, for who has waited in vain.
+        expected: What the frame should be, for the text of a timeout.
     """
 
-    due: str
+    expected: str
 
 
 @dataclass(frozen=True, slots=True)
 class StartTLS:
-    """Begin TLS, as its client. Nothing may have come behind the last frame: it would not be nsqd's."""
+    """Start TLS, as its client. Bytes after the last frame are an error: they are in clear text."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartCompression:
-    """Compress and decompress from here on; what came behind the last frame is compressed already."""
+    """Compress and decompress from now on. Bytes after the last frame are compressed already."""
 
     codec: Codec
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What IDENTIFY settled. Durations in seconds; None where the server did not say.
+    """The result of IDENTIFY. Durations in seconds; None if the server did not say.
 
-    A server that answers with a plain OK may do what it was asked for, or keep to its own: then msg_timeout is the
-    shorter and heartbeat_interval the longer of the two.
+    A server that responds with a plain OK may use the client's values or its own defaults: then msg_timeout is the
+    shorter, and heartbeat_interval the longer of both.
+
+    Attributes:
+        heartbeat_interval: 0 without heartbeats.
+        answer: The server's response to IDENTIFY; empty if it was a plain OK.
+        auth: Its response to AUTH; empty if none was sent.
+        warnings: Facts that the user should know although the connection works.
     """
 
     version: str | None = None
     max_rdy_count: int = DEFAULT_MAX_RDY_COUNT
     msg_timeout: float | None = None
     max_msg_timeout: float | None = None
-    # 0 without heartbeats.
     heartbeat_interval: float = DEFAULT_HEARTBEAT_INTERVAL
     auth_required: bool = False
     tls: bool = False
     compression: Codec | None = None
-    # The server's answer as it came; empty when it was a plain OK.
     answer: Mapping[str, object] = field(default_factory=dict)
-    # Its answer to AUTH; empty when none was sent.
     auth: Mapping[str, object] = field(default_factory=dict)
-    # What the user should know though it works.
     warnings: tuple[str, ...] = ()
 
     @property
     def counts_rdy_down(self) -> bool:
-        """Whether nsqd takes RDY as how many more messages may come, not as a ceiling on what is in flight.
+        """Whether RDY is the number of further messages, and not the limit of messages in flight.
 
         Source: nsqd, "don't decrement RDY count", released with 0.3.0.
         """
         try:
             major, minor = (int(part) for part in (self.version or "").split(".")[:2])
         except ValueError:
-            # A version nobody can read: a RDY too many does no harm, one too few stops the messages.
+            # An unknown version: an unneeded RDY does no harm, a missing one stops the messages.
             return True
         return (major, minor) < (0, 3)
 
     @property
     def summary(self) -> str:
-        """The server's version and what is on, for a log."""
-        layers = ["TLS"] if self.tls else []
+        """The server's version, and TLS, compression and AUTH if they are on, for the log."""
+        parts = ["TLS"] if self.tls else []
         if self.compression is not None:
-            layers.append(self.compression.name)
+            parts.append(self.compression.name)
         if self.auth:
-            layers.append("AUTH")
-        return ", ".join([f"nsqd {printable(self.version or '') or 'without negotiation'}", *layers])
+            parts.append("AUTH")
+        return ", ".join([f"nsqd {printable(self.version or '') or 'without negotiation'}", *parts])
 
 
 Step = Write | ReadFrame | StartTLS | StartCompression
@@ -128,13 +132,13 @@ Handshake = Generator[Step, Frame | None, Identity]
 
 
 def handshake(options: ConnectionOptions) -> Handshake:
-    """Yield the steps from the first byte to a connection that may SUB and PUB; return its Identity.
+    """Yield the steps from the first byte to a connection that may SUB and PUB. Returns: its Identity.
 
     Raises:
-        NSQErrorCode: What nsqd said instead.
-        NSQProtocolError: If an answer is none of nsqd's.
-        NSQException: If nsqd does not offer the TLS that was asked for, or requires AUTH and there is no secret.
-        ImportError: If snappy is asked for and python-snappy can't be imported; before anything is sent.
+        NSQErrorCode: If nsqd refuses.
+        NSQProtocolError: If a response is not one of nsqd's.
+        NSQException: If nsqd does not offer the wanted TLS, or requires AUTH and there is no secret.
+        ImportError: If snappy is wanted and python-snappy can't be imported; nothing was sent.
     """
     if options.snappy:
         require_snappy()
@@ -143,8 +147,8 @@ def handshake(options: ConnectionOptions) -> Handshake:
 
 
 def identify_steps(options: ConnectionOptions) -> Handshake:
-    """Yield the steps of handshake() behind the magic; nsqd takes IDENTIFY more than once, until SUB."""
-    yield Write(commands.identify(options.identify_body()))
+    """Yield the steps of handshake() after the magic. nsqd accepts more than one IDENTIFY before SUB."""
+    yield Write(commands.identify(identify_body(options)))
     identity = _identity((yield from _read_response("IDENTIFY")), options)
     if identity.auth_required and options.auth_secret is None:
         raise NSQException("nsqd requires AUTH (it runs with --auth-http-address): give auth_secret")
@@ -153,31 +157,59 @@ def identify_steps(options: ConnectionOptions) -> Handshake:
     if identity.compression is not None:
         yield from upgrade_steps(StartCompression(identity.compression))
     if identity.auth_required:
-        assert options.auth_secret is not None  # asked above, before anything else was sent
+        assert options.auth_secret is not None  # checked above, before anything else was sent
         identity = replace(identity, auth=(yield from auth_steps(options.auth_secret)))
     return identity
 
 
+def identify_body(options: ConnectionOptions) -> dict[str, object]:
+    """Build the JSON of IDENTIFY, with durations in milliseconds and without fields that are not set."""
+    hostname = options.hostname if options.hostname is not None else socket.gethostname()
+    client_id = options.client_id if options.client_id is not None else hostname.split(".")[0]
+    body: dict[str, object] = {
+        "client_id": client_id,
+        "hostname": hostname,
+        # The names of both for servers before 0.2.28.
+        "short_id": client_id,
+        "long_id": hostname,
+        "feature_negotiation": True,
+        "heartbeat_interval": -1 if options.heartbeat_interval == -1 else round(options.heartbeat_interval * 1000),
+        "tls_v1": options.wants_tls,
+    }
+    for name in ("output_buffer_size", "output_buffer_timeout", "snappy", "deflate", "user_agent"):
+        body[name] = getattr(options, name)
+    if options.deflate:
+        body["deflate_level"] = options.deflate_level
+    if options.sample_rate:
+        body["sample_rate"] = options.sample_rate
+    if options.msg_timeout is not None:
+        body["msg_timeout"] = round(options.msg_timeout * 1000)
+    for name in ("topology_region", "topology_zone"):
+        if getattr(options, name) is not None:
+            body[name] = getattr(options, name)
+    return body
+
+
 def upgrade_steps(step: StartTLS | StartCompression) -> Generator[Step, Frame | None, None]:
-    """Yield the steps of one upgrade; nsqd sends an OK through each new layer.
+    """Yield the steps that start TLS or compression. nsqd sends OK through the new transport.
 
     Raises:
-        NSQErrorCode: If nsqd does not begin the layer.
-        NSQProtocolError: If something else comes.
+        NSQErrorCode: If nsqd refuses.
+        NSQProtocolError: If the response is not OK.
     """
     yield step
-    layer = step.codec.name if isinstance(step, StartCompression) else "TLS"
-    answer = yield from _read_response(layer)
+    name = step.codec.name if isinstance(step, StartCompression) else "TLS"
+    answer = yield from _read_response(name)
     if answer != OK:
-        raise NSQProtocolError(f"answer {answer[:80]!r} behind the start of {layer}, OK was due")
+        raise NSQProtocolError(f"answer {answer[:80]!r} after the start of {name}, expected OK")
 
 
 def auth_steps(secret: bytes) -> Generator[Step, Frame | None, Mapping[str, object]]:
-    """Yield the steps of AUTH; return nsqd's answer: ``identity``, ``identity_url``, ``permission_count``.
+    """Yield the steps of AUTH. Returns: nsqd's ``identity``, ``identity_url`` and ``permission_count``.
 
     Raises:
         NSQErrorCode: If nsqd does not accept the secret.
-        NSQProtocolError: If its answer is not JSON.
+        NSQProtocolError: If its response is not JSON.
     """
     yield Write(commands.auth(secret))
     data = yield from _read_response("AUTH")
@@ -188,15 +220,15 @@ def auth_steps(secret: bytes) -> Generator[Step, Frame | None, Mapping[str, obje
 
 
 def _read_response(command: str) -> Generator[Step, Frame | None, bytes]:
-    """Read the next response; heartbeats may come in front of it once IDENTIFY has started them."""
+    """Read the next response. After IDENTIFY, heartbeats may come before it."""
     while True:
         frame = yield ReadFrame(f"answer to {command}")
-        assert frame is not None  # what the performer sends in answer to ReadFrame
+        assert frame is not None  # the caller sends a frame after ReadFrame
         frame_type, data = frame
         if frame_type == ERROR:
             raise with_hint(make_error(data))
         if frame_type != RESPONSE:
-            raise NSQProtocolError(f"frame of type {frame_type} in answer to {command}; a response was due")
+            raise NSQProtocolError(f"frame of type {frame_type} in answer to {command}, expected a response")
         if data != HEARTBEAT:
             return data
         yield Write(commands.NOP)
@@ -240,7 +272,7 @@ def _identity(data: bytes, options: ConnectionOptions) -> Identity:
 
 
 def _tls(answer: Mapping[str, object], options: ConnectionOptions) -> bool:
-    """Decide about TLS; never on in clear text when TLS was asked for."""
+    """Decide whether to start TLS. Never continue in clear text if TLS is wanted."""
     offered = bool(answer.get("tls_v1"))
     if options.wants_tls and not offered:
         how = "it runs without --tls-cert and --tls-key" if answer else "it answers IDENTIFY with a plain OK"
@@ -260,7 +292,7 @@ def _compression(answer: Mapping[str, object], options: ConnectionOptions) -> Co
     if options.snappy:
         return Snappy()
     level = answer.get("deflate_level")
-    # An answer may say 0, as the specification's example does.
+    # A response may have 0, like the example in the specification.
     return Deflate(level if isinstance(level, int) and 1 <= level <= 9 else DEFAULT_DEFLATE_LEVEL)
 
 
@@ -269,7 +301,7 @@ def _warnings(answer: Mapping[str, object], options: ConnectionOptions) -> Itera
         if getattr(options, name) and not answer.get(name):
             yield f"{name} was asked for and nsqd does not offer it; going on without compression"
     if answer.get("deflate") and options.output_buffer_size == -1:
-        # Source: nsqd's writer then flushes into the compressor, not through it.
+        # Source: nsqd's writer then flushes into the compressor, but does not flush the compressor.
         yield "output_buffer_size -1 with deflate: nsqd 1.3.0 leaves messages in its compressor; use 64 or more"
     if not options.wants_tls and (options.tls_options is not None or options.server_hostname is not None):
         yield "tls_options or server_hostname are given and tls_v1 is not: going on in clear text"
@@ -281,7 +313,7 @@ def _warnings(answer: Mapping[str, object], options: ConnectionOptions) -> Itera
 
 
 def with_hint(error: NSQErrorCode) -> NSQErrorCode:
-    """Add to nsqd's words what to do, where it is known; the texts are nsqd 1.3.0's."""
+    """Add to an error of nsqd what the user can do, if that is known. The texts are nsqd 1.3.0's."""
     if isinstance(error, NSQBadBody) and error.text.startswith("IDENTIFY") and error.text.endswith("is invalid"):
         error.advice = (
             "nsqd's flags --max-heartbeat-interval, --max-output-buffer-size, --min-output-buffer-timeout, "
@@ -297,9 +329,9 @@ def with_hint(error: NSQErrorCode) -> NSQErrorCode:
 
 
 def max_req_timeout(error: NSQException | None) -> int | None:
-    """Read from the refusal of a REQ the longest delay that nsqd takes, in milliseconds; None from all other errors.
+    """Return nsqd's longest delay of a REQ, in milliseconds, from the error that refuses one; None for other errors.
 
-    Source: nsqd protocol_v2.go REQ, before 1.1.0; it tells nanoseconds.
+    Source: nsqd protocol_v2.go REQ, before 1.1.0; the error has nanoseconds.
     """
     found = _REQ_REFUSED.fullmatch(error.text) if isinstance(error, NSQInvalid) else None
     return None if found is None else int(found[1]) // 1_000_000

@@ -8,7 +8,9 @@ import threading
 import pytest
 
 import gnsq
-from gnsq.protocol import MAGIC_V2, MESSAGE, OK, FrameDecoder, commands, decode_message
+from gnsq.protocol import commands
+from gnsq.protocol.commands import MAGIC_V2
+from gnsq.protocol.frames import MESSAGE, OK, FrameDecoder, decode_message
 from tests.helpers import wait_until
 
 # --- gevent

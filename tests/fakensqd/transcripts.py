@@ -26,8 +26,8 @@ from gevent.pool import Pool
 from fakensqd.clock import Clock, RealClock
 from gnsq.errors import NSQSocketError
 from gnsq.protocol.compression import Deflate, Snappy
-from gnsq.tls import CompressedTransport, TlsTransport
-from gnsq.transport import TcpTransport, Transport
+from gnsq.tls import TlsTransport
+from gnsq.transport import CompressedTransport, TcpTransport, Transport
 from tests.fakensqd.templates import Difference, Names, compare_json, shortened, sorted_lists
 
 Step = dict[str, Any]

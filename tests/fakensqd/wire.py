@@ -16,8 +16,8 @@ from gnsq.errors import NSQSocketError
 from gnsq.protocol import commands
 from gnsq.protocol.compression import Codec
 from gnsq.protocol.frames import Frame, FrameDecoder
-from gnsq.tls import CompressedTransport, TlsTransport
-from gnsq.transport import TcpTransport, Transport
+from gnsq.tls import TlsTransport
+from gnsq.transport import CompressedTransport, TcpTransport, Transport
 
 LIMIT = 10.0
 

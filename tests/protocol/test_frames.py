@@ -12,7 +12,6 @@ from gnsq.protocol.frames import (
     MESSAGE,
     RESPONSE,
     FrameDecoder,
-    FrameType,
     decode_message,
     encode_frame,
     encode_message,
@@ -209,7 +208,3 @@ def test_attempts_are_unsigned_and_wrap():
 def test_short_message_is_a_frame_error():
     with pytest.raises(NSQFrameError, match="message frame of 25 bytes"):
         decode_message(bytes(25))
-
-
-def test_frame_types_have_names():
-    assert [FrameType(number).name for number in (0, 1, 2)] == ["RESPONSE", "ERROR", "MESSAGE"]

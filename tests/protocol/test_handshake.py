@@ -214,7 +214,7 @@ def test_answer_to_auth_that_is_no_json_breaks_the_protocol():
 
 
 def test_layer_that_does_not_begin_with_ok_breaks_the_protocol():
-    with pytest.raises(NSQProtocolError, match=r"b'KO' behind the start of TLS, OK was due"):
+    with pytest.raises(NSQProtocolError, match=r"b'KO' after the start of TLS, expected OK"):
         drive(upgrade_steps(StartTLS()), [(RESPONSE, b"KO")])
     with pytest.raises(NSQIdentifyFailed):
         drive(upgrade_steps(StartTLS()), [(ERROR, b"E_IDENTIFY_FAILED IDENTIFY failed EOF")])

@@ -9,8 +9,7 @@ from fakensqd.clock import ManualClock
 from fakensqd.daemon.connection import Connection, DaemonState, TransportStack
 from fakensqd.effects import AskAuth, Close, Reset, Send, StartCompression, Wait
 from gnsq.protocol.compression import Deflate
-from gnsq.tls import CompressedTransport
-from gnsq.transport import TcpTransport
+from gnsq.transport import CompressedTransport, TcpTransport
 from tests.helpers import wait_until
 
 

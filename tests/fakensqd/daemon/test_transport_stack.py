@@ -8,7 +8,8 @@ from fakensqd.daemon.connection import TransportStack
 from fakensqd.effects import StartCompression, StartTLS, TlsEstablished, TlsFailed
 from gnsq.errors import NSQConnectionClosed
 from gnsq.protocol.compression import Deflate, Snappy
-from gnsq.tls import CompressedTransport, TlsTransport
+from gnsq.tls import TlsTransport
+from gnsq.transport import CompressedTransport
 
 
 def exchange(one, other):
