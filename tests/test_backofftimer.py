@@ -5,14 +5,14 @@ import pytest
 from gnsq.backofftimer import BackoffTimer, exponential_delay
 
 
-def test_starts_reset_and_waits_not_at_all():
+def test_new_backoff_timer_is_reset_and_does_not_wait():
     timer = BackoffTimer()
 
     assert timer.is_reset()
     assert timer.get_interval() == 0
 
 
-def test_success_takes_back_one_failure_and_stops_at_zero():
+def test_success_subtracts_one_failure_down_to_zero():
     timer = BackoffTimer()
 
     assert timer.failure().failure().success().c == 1
@@ -28,7 +28,7 @@ def test_interval_is_a_random_part_of_the_power():
     assert all(0 <= timer.get_interval() < 14 for _ in range(100))
 
 
-def test_interval_keeps_its_limits():
+def test_interval_is_within_its_limits():
     timer = BackoffTimer(max_interval=5, min_interval=4)
     for _ in range(2000):
         timer.failure()
@@ -37,9 +37,9 @@ def test_interval_keeps_its_limits():
 
 
 @pytest.mark.parametrize(("failures", "delay"), [(1, 8), (2, 16), (3, 32), (5, 128), (6, 128), (10_000, 128)])
-def test_growing_delay_doubles_up_to_the_maximum(failures, delay):
+def test_exponential_delay_doubles_up_to_the_maximum(failures, delay):
     assert exponential_delay(failures, 8, 128) == delay
 
 
-def test_jitter_takes_off_up_to_its_share():
+def test_jitter_subtracts_up_to_its_share():
     assert exponential_delay(1, 10, 100, jitter=0.3, spread=0.5) == pytest.approx(8.5)

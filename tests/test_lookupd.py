@@ -43,7 +43,7 @@ def wrapped(data, code=200, text="OK", status="200 OK"):
 
 @pytest.mark.parametrize("old", [False, True], ids=["bare", "wrapped"])
 @pytest.mark.parametrize(("call", "expected"), ASKS)
-def test_questions_in_both_shapes(call, expected, old):
+def test_queries_are_answered_with_and_without_an_envelope(call, expected, old):
     answer = wrapped(DATA) if old else reply(json.dumps(DATA).encode(), "200 OK", JSON)
     with http_peer(lambda asked, sock: answer) as served, LookupdClient.from_url(served.address) as client:
         assert call(client) == DATA
@@ -53,7 +53,7 @@ def test_questions_in_both_shapes(call, expected, old):
 
 
 @pytest.mark.parametrize(("call", "query", "path", "old_path"), TELLS)
-def test_orders(call, query, path, old_path):
+def test_commands_are_posts(call, query, path, old_path):
     with http_peer(lambda asked, sock: reply(b"")) as served, LookupdClient.from_url(served.address) as client:
         assert call(client) == b""
 
@@ -62,7 +62,7 @@ def test_orders(call, query, path, old_path):
 
 
 @pytest.mark.parametrize(("call", "query", "path", "old_path"), TELLS)
-def test_orders_to_old_servers(call, query, path, old_path):
+def test_commands_to_old_servers_use_the_old_paths(call, query, path, old_path):
     def answer(asked, sock):
         return wrapped(None) if asked.path == old_path else reply(b"404 page not found\n", "404 Not Found")
 
@@ -76,13 +76,13 @@ def test_orders_to_old_servers(call, query, path, old_path):
     ]
 
 
-def test_ping():
+def test_ping_returns_ok():
     with http_peer(lambda asked, sock: reply()) as served, LookupdClient.from_url(served.address) as client:
         assert client.ping() == b"OK"
 
 
 @pytest.mark.parametrize("status", ["200 OK", "500 Internal Server Error"])
-def test_old_server_that_does_not_know_the_topic(status):
+def test_unknown_topic_of_an_old_server_is_404(status):
     """It says that the argument is invalid."""
     answer = wrapped(None, 500, "INVALID_ARG_TOPIC", status)
     with http_peer(lambda asked, sock: answer) as served, LookupdClient.from_url(served.address) as client:
@@ -109,7 +109,7 @@ def test_old_server_that_does_not_know_the_topic(status):
         pytest.param(wrapped(None), 200, "answer is not nsqlookupd's", id="nothing"),
     ],
 )
-def test_errors(answer, status, words):
+def test_errors_have_a_hint(answer, status, words):
     with http_peer(lambda asked, sock: answer) as served, LookupdClient.from_url(served.address) as client:
         with pytest.raises(NSQHttpError, match=words) as caught:
             client.lookup("t")
@@ -132,7 +132,7 @@ def test_errors(answer, status, words):
         (lambda c: c.tombstone_topic("t", 4151), TypeError, "node must be a str"),
     ],
 )
-def test_what_nsqlookupd_would_refuse_is_not_sent(call, error, words):
+def test_invalid_arguments_are_refused_before_the_request(call, error, words):
     with http_peer(lambda asked, sock: reply()) as served, LookupdClient.from_url(served.address) as client:
         with pytest.raises(error, match=words):
             call(client)
@@ -147,7 +147,7 @@ def test_ipv6_node_may_be_tombstoned():
     assert served.requests[0].query == "topic=t&node=%3A%3A1%3A4151"
 
 
-def test_discovery_reads_both_shapes():
+def test_lookups_understand_answers_with_and_without_an_envelope():
     found = []
     new = {"producers": [{"broadcast_address": "new-host", "tcp_port": 4150}]}
     with (
@@ -164,7 +164,7 @@ def test_discovery_reads_both_shapes():
     assert (sorted(found), known.report.failures) == (["new-host:4150", "old-host:4150"], {})
 
 
-def test_discovery_has_a_short_timeout_and_a_bound_on_answers_and_takes_options():
+def test_lookups_have_a_short_timeout_and_a_size_limit_unless_options_differ():
     (first,) = parse_lookupds("a:1")
     (second,) = parse_lookupds("https://a:1", {"timeout": 1, "retries": 0, "max_response_size": 9})
 

@@ -91,7 +91,7 @@ def test_successes_halve_the_pause_until_there_is_none(nsqd, clock, publish, sta
     assert consumer.stats().backoff == "off"
 
 
-def test_pause_is_for_all_nsqds_and_the_probe_for_one(nsqds, clock, publish, started, worker):
+def test_pause_is_for_all_nsqds_and_the_probe_for_one_of_them(nsqds, clock, publish, started, worker):
     consumer = started(worker, *nsqds, max_in_flight=30, **LATER)
     publish(nsqds[0], b"x")
 
@@ -115,7 +115,7 @@ def test_failures_during_a_pause_count_once(nsqd, clock, publish, started, worke
     assert consumer.stats().backoff_failures == 1
 
 
-def test_probe_is_one_message_even_if_more_wait(nsqd, clock, publish, started):
+def test_probe_is_one_message_even_if_more_are_queued(nsqd, clock, publish, started):
     times = []
 
     def handle(consumer, message):
@@ -132,7 +132,7 @@ def test_probe_is_one_message_even_if_more_wait(nsqd, clock, publish, started):
     assert times == [0, 1]
 
 
-def test_probe_moves_on_when_its_nsqd_has_nothing(nsqds, clock, publish, started, worker):
+def test_probe_goes_to_another_nsqd_if_the_first_has_no_message(nsqds, clock, publish, started, worker):
     consumer = started(worker, *nsqds, max_in_flight=30, low_ready_idle_timeout=10, **EXACT)
     publish(nsqds[0], b"x")
     worker.failing = False
@@ -143,7 +143,7 @@ def test_probe_moves_on_when_its_nsqd_has_nothing(nsqds, clock, publish, started
     assert consumer.stats().backoff == "off"
 
 
-def test_probe_moves_on_when_its_nsqd_dies(nsqds, clock, publish, started, worker):
+def test_probe_goes_to_another_nsqd_if_the_first_dies(nsqds, clock, publish, started, worker):
     consumer = started(worker, *nsqds, max_in_flight=30, **LATER)
     publish(nsqds[0], b"x")
     clock.advance(1.0)
@@ -156,7 +156,7 @@ def test_probe_moves_on_when_its_nsqd_dies(nsqds, clock, publish, started, worke
     assert consumer.stats().backoff == "probing"
 
 
-def test_probe_whose_message_is_never_answered_is_followed_by_another(nsqd, clock, publish, started):
+def test_another_probe_follows_if_the_message_of_the_first_is_never_answered(nsqd, clock, publish, started):
     holder = Holder()
     started(holder, nsqd, max_in_flight=10, **EXACT)
     publish(nsqd, *[b"%d" % number for number in range(20)])
@@ -168,7 +168,7 @@ def test_probe_whose_message_is_never_answered_is_followed_by_another(nsqd, cloc
     assert (first, len(holder.seen)) == (2, 3)
 
 
-def test_message_given_back_without_backoff_is_no_result(nsqd, clock, publish, started):
+def test_requeue_without_backoff_is_neither_success_nor_failure(nsqd, clock, publish, started):
     times = []
 
     def handle(consumer, message):
@@ -198,7 +198,7 @@ def test_message_given_back_without_backoff_is_no_result(nsqd, clock, publish, s
         pytest.param(RuntimeError(), {"max_backoff_duration": 0}, 0, id="off"),
     ],
 )
-def test_what_counts_as_a_failure(nsqd, publish, started, raised, options, failures):
+def test_exceptions_of_handlers_that_count_as_failures(nsqd, publish, started, raised, options, failures):
     def handle(consumer, message):
         raise raised
 
@@ -208,14 +208,14 @@ def test_what_counts_as_a_failure(nsqd, publish, started, raised, options, failu
     assert consumer.stats().backoff_failures == failures
 
 
-def test_message_requeued_by_hand_counts_unless_it_says_no(nsqd, publish, started):
+def test_requeue_by_hand_counts_as_a_failure_unless_backoff_is_false(nsqd, publish, started):
     consumer = started(lambda _, message: message.requeue(0, backoff=message.body == b"yes"), nsqd, max_tries=0)
     publish(nsqd, b"yes")
 
     assert consumer.stats().backoff_failures == 1
 
 
-def test_strategy_may_be_given(nsqd, clock, publish, started, worker):
+def test_backoff_strategy_decides_about_the_pause(nsqd, clock, publish, started, worker):
     asked = []
 
     def strategy(failures):
@@ -230,7 +230,7 @@ def test_strategy_may_be_given(nsqd, clock, publish, started, worker):
     assert set(asked) == {1, 2, 3}
 
 
-def test_pause_of_the_user_outlasts_backoff(nsqd, clock, publish, started, worker):
+def test_pause_by_the_user_outlasts_backoff(nsqd, clock, publish, started, worker):
     consumer = started(worker, nsqd, **EXACT)
     publish(nsqd, b"x")
     consumer.pause()
@@ -301,7 +301,7 @@ def test_failures_that_no_longer_lengthen_the_pause_are_not_counted():
     assert backoff.failures == 3
 
 
-def test_strategy_that_raises_costs_the_pause_and_no_more(nsqd, clock, publish, started, caplog):
+def test_backoff_strategy_that_raises_is_logged_and_there_is_no_pause(nsqd, clock, publish, started, caplog):
     attempts = []
 
     def handle(consumer, message):
@@ -320,7 +320,7 @@ def test_strategy_that_raises_costs_the_pause_and_no_more(nsqd, clock, publish, 
     assert "backoff_strategy raised" in caplog.text
 
 
-def test_short_idle_timeout_does_not_keep_a_probe_from_being_granted(nsqds, clock, publish, started, worker):
+def test_short_idle_timeout_does_not_prevent_a_probe(nsqds, clock, publish, started, worker):
     started(worker, *nsqds, max_in_flight=1, low_ready_idle_timeout=0.5, **EXACT)
     publish(nsqds[2], b"x")
     clock.advance(20.0)
@@ -330,7 +330,7 @@ def test_short_idle_timeout_does_not_keep_a_probe_from_being_granted(nsqds, cloc
     assert (nsqds[2].depth("t", "c"), nsqds[2].in_flight("t", "c")) == (0, 0)
 
 
-def test_connection_that_dies_with_the_probes_message_is_followed_by_another(nsqds, clock, publish, started):
+def test_another_probe_follows_if_the_connection_dies_with_the_message(nsqds, clock, publish, started):
     holder = Holder()
     consumer = started(holder, *nsqds, max_in_flight=9, **LATER)
     publish(nsqds[0], b"x")
@@ -344,7 +344,7 @@ def test_connection_that_dies_with_the_probes_message_is_followed_by_another(nsq
     assert consumer.total_ready_count == 1
 
 
-def test_probes_message_has_nsqds_time_to_be_answered(nsqds, clock, publish, started):
+def test_message_of_a_probe_may_take_its_msg_timeout(nsqds, clock, publish, started):
     holder = Holder()
     started(holder, *nsqds[:2], max_in_flight=9, low_ready_idle_timeout=1.0, **LATER)
     publish(nsqds[0], b"1")
@@ -380,7 +380,7 @@ def test_all_addresses_get_their_share_from_the_first_moment(nsqds, clock, publi
     assert min(most.values()) >= 9
 
 
-def test_probe_comes_though_long_handlers_still_have_messages(nsqd, clock, publish, started):
+def test_probe_is_sent_while_long_handlers_still_run(nsqd, clock, publish, started):
     times = []
 
     def handle(consumer, message):
@@ -403,7 +403,7 @@ def test_probe_comes_though_long_handlers_still_have_messages(nsqd, clock, publi
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["with messages at hand", "with messages later"])
 @pytest.mark.parametrize("old", [False, True], ids=["nsqd 1.3.0", "nsqd 0.2.31"])
-def test_one_message_is_tried_though_all_in_flight_is_answered(clock, publish, started, old, at_once):
+def test_probe_is_one_message_while_messages_in_flight_are_answered(clock, publish, started, old, at_once):
     """The RDY that let one come beside those in flight would let one come for each of them."""
     release, tried = Event(), []
 
@@ -432,7 +432,7 @@ def test_one_message_is_tried_though_all_in_flight_is_answered(clock, publish, s
         assert (len(tried), rdy(nsqd)) == (1, [0])
 
 
-def test_strategy_that_raises_while_a_message_is_tried_stops_nothing(nsqd, clock, publish, started):
+def test_backoff_strategy_that_raises_during_a_probe_does_not_stop_the_consumer(nsqd, clock, publish, started):
     times, failing = [], [2]
 
     def handle(consumer, message):

@@ -21,7 +21,7 @@ def send(fakensqd):
         yield lambda *bodies: producer.multipublish("t", list(bodies))
 
 
-def test_returning_finishes(fakensqd, send, consume):
+def test_handler_that_returns_finishes_its_message(fakensqd, send, consume):
     got = []
     consume(lambda consumer, message: got.append(message.body), max_in_flight=10)
 
@@ -33,7 +33,7 @@ def test_returning_finishes(fakensqd, send, consume):
     assert channel_stats(fakensqd, "t", "c")["depth"] == 0
 
 
-def test_raising_requeues_with_attempts_counted(nsqd, clock, publish, started):
+def test_handler_that_raises_requeues_its_message(nsqd, clock, publish, started):
     attempts = []
 
     def handle(consumer, message):
@@ -52,7 +52,7 @@ def test_raising_requeues_with_attempts_counted(nsqd, clock, publish, started):
     assert nsqd.broker.topics["t"].channels["c"].requeue_count == 2
 
 
-def test_asking_for_a_requeue_is_no_exception(nsqd, clock, publish, started):
+def test_requeue_exception_is_not_logged(nsqd, clock, publish, started):
     attempts, errors = [], []
 
     def handle(consumer, message):
@@ -117,7 +117,7 @@ def test_handler_that_answers_itself_is_not_answered_again(nsqd, clock, publish,
     assert nsqd.errors == []
 
 
-def test_max_in_flight_is_honoured(fakensqd, send, consume):
+def test_no_more_than_max_in_flight_messages_are_delivered(fakensqd, send, consume):
     running, most, done, release = [0], [0], [], Event()
 
     def handle(consumer, message):
@@ -137,7 +137,7 @@ def test_max_in_flight_is_honoured(fakensqd, send, consume):
     assert most[0] == 7
 
 
-def test_sleeping_handlers_hold_up_nobody(send, consume):
+def test_sleeping_handlers_do_not_delay_others(send, consume):
     asleep, quick, release = [], [], Event()
 
     def handle(consumer, message):
@@ -191,7 +191,7 @@ def test_heartbeats_are_answered_while_handlers_compute(fakensqd, send, consume)
     answered.set()
 
 
-def test_pause_stops_and_resume_goes_on(send, consume):
+def test_pause_stops_messages_and_resume_continues(send, consume):
     got = []
     consumer = consume(lambda consumer, message: got.append(message.body), max_in_flight=5)
     send(b"before")
@@ -310,7 +310,7 @@ def test_nsqd_that_is_down_is_tried_again(fakensqd, send, consume):
     wait_until(lambda: consumer.total_ready_count == 1)
 
 
-def test_lost_connection_comes_back(fakensqd, send, consume):
+def test_lost_connection_is_opened_again(fakensqd, send, consume):
     got = []
     consumer = consume(lambda consumer, message: got.append(message.body), reconnect_initial=0.01)
     fakensqd.stop()
@@ -352,7 +352,7 @@ def test_lookupd_finds_the_nsqds(fakecluster):
     assert {nsqd for nsqd, _ in got} == {nsqd.tcp_address for nsqd in fakecluster.nsqds}
 
 
-def test_signals_tell_responses_finishes_and_requeues(nsqd, clock, publish, started):
+def test_signals_are_sent_for_responses_finishes_and_requeues(nsqd, clock, publish, started):
     told = []
 
     def handle(consumer, message):
@@ -387,7 +387,7 @@ def test_message_that_timed_out_is_an_error_event(fakensqd, send, consume):
     assert errors == ["E_FIN_FAILED"]
 
 
-def test_response_signal_hears_close_wait(fakensqd):
+def test_response_signal_is_sent_for_close_wait(fakensqd):
     heard = []
     consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=lambda _, message: None)
     consumer.on_response.connect(lambda sender, response: heard.append(response), weak=False)
@@ -434,7 +434,7 @@ def test_handler_that_times_out_is_a_failure(nsqd, clock, publish, started):
     assert consumer.total_in_flight == 0
 
 
-def test_message_without_a_handler_is_given_back_not_finished(fakensqd, send, caplog):
+def test_message_without_a_handler_is_requeued(fakensqd, send, caplog):
     class Owner:
         def handle(self, consumer, message):
             raise AssertionError("collected by now")
@@ -460,7 +460,7 @@ def test_handler_connected_for_another_sender_does_not_count(fakensqd):
 
 
 @pytest.mark.parametrize("name", ["on_response", "on_error", "on_finish", "on_requeue", "on_exception", "on_close"])
-def test_receiver_that_raises_is_logged_and_harms_nothing(nsqd, clock, publish, caplog, name):
+def test_receiver_that_raises_is_logged_and_changes_nothing(nsqd, clock, publish, caplog, name):
     def receive(sender, **keywords):
         raise RuntimeError("receiver is broken")
 
@@ -483,7 +483,7 @@ def test_receiver_that_raises_is_logged_and_harms_nothing(nsqd, clock, publish, 
     assert "receiver is broken" in caplog.text
 
 
-def test_handlers_that_only_compute_let_timers_and_sockets_have_their_turn(send, consume):
+def test_timers_and_sockets_are_served_between_handlers_that_only_compute(send, consume):
     turns, turns_at = [0], []
 
     def tick():

@@ -122,7 +122,7 @@ def gaps(times):
 # --- rounds -----------------------------------------------------------------------------------------------------------
 
 
-def test_first_round_is_at_once(lookupd, nsqd, rounds, started):
+def test_first_lookup_is_made_at_once(lookupd, nsqd, rounds, started):
     registered(nsqd, lookupd)
     started(lookupds=[lookupd])
 
@@ -130,7 +130,7 @@ def test_first_round_is_at_once(lookupd, nsqd, rounds, started):
     assert connected(nsqd) == [1]
 
 
-def test_rounds_come_at_the_interval_give_or_take_the_jitter(lookupd, rounds, started):
+def test_lookups_are_made_at_the_interval_with_jitter(lookupd, rounds, started):
     started(lookupds=[lookupd], lookupd_poll_interval=INTERVAL, lookupd_poll_jitter=0.3)
     rounds.turn(20 * LATEST)
 
@@ -141,14 +141,14 @@ def test_rounds_come_at_the_interval_give_or_take_the_jitter(lookupd, rounds, st
     assert max(found) - min(found) > 1.0
 
 
-def test_rounds_without_jitter_come_exactly(lookupd, rounds, started):
+def test_lookups_without_jitter_are_made_at_the_exact_interval(lookupd, rounds, started):
     started(lookupds=[lookupd], lookupd_poll_interval=20, lookupd_poll_jitter=0)
     rounds.turn(100)
 
     assert rounds.times == [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
 
 
-def test_all_nsqlookupds_are_asked_in_each_round(lookupd, other_lookupd, rounds, started):
+def test_all_nsqlookupds_are_queried_in_each_round(lookupd, other_lookupd, rounds, started):
     lookupd.record()
     other_lookupd.record()
     started(lookupds=[lookupd, other_lookupd], lookupd_poll_jitter=0)
@@ -161,7 +161,7 @@ def test_all_nsqlookupds_are_asked_in_each_round(lookupd, other_lookupd, rounds,
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def test_answers_are_united_by_address(lookupd, other_lookupd, nsqds, started):
+def test_nsqd_that_two_nsqlookupds_name_has_one_connection(lookupd, other_lookupd, nsqds, started):
     first, second, both = nsqds
     registered(first, lookupd)
     registered(second, other_lookupd)
@@ -211,7 +211,9 @@ FAILING = [
 
 
 @pytest.mark.parametrize("fail", FAILING)
-def test_failing_nsqlookupd_hides_nothing_and_drops_nothing(lookupd, other_lookupd, nsqds, rounds, started, fail):
+def test_failing_nsqlookupd_hides_no_new_nsqd_and_drops_no_known_one(
+    lookupd, other_lookupd, nsqds, rounds, started, fail
+):
     known, new, _ = nsqds
     registered(known, lookupd)
     consumer = started(lookupds=[lookupd, other_lookupd])
@@ -226,7 +228,7 @@ def test_failing_nsqlookupd_hides_nothing_and_drops_nothing(lookupd, other_looku
 
 
 @pytest.mark.parametrize("fail", FAILING)
-def test_failing_nsqlookupd_is_no_error_of_start_and_one_that_recovers_is_heard(
+def test_failing_nsqlookupd_is_no_error_of_start_and_is_used_when_it_recovers(
     lookupd, nsqd, rounds, started, fail, capsys
 ):
     registered(nsqd, lookupd)
@@ -275,7 +277,7 @@ def empty_lines(caplog):
     ]
 
 
-def test_topic_that_nobody_has_is_told_and_the_consumer_is_healthy_but_not_ready(
+def test_unknown_topic_is_logged_and_the_consumer_is_healthy_but_not_ready(
     lookupd, other_lookupd, rounds, started, caplog
 ):
     caplog.set_level(logging.INFO)
@@ -289,7 +291,7 @@ def test_topic_that_nobody_has_is_told_and_the_consumer_is_healthy_but_not_ready
     assert sorted(consumer.stats().not_ready.split("; ")) == sorted(reasons)
 
 
-def test_rounds_without_any_nsqd_are_told_once_a_minute_however_short_the_interval(lookupd, rounds, started, caplog):
+def test_rounds_without_an_nsqd_are_logged_once_a_minute(lookupd, rounds, started, caplog):
     caplog.set_level(logging.INFO)
     started(lookupds=[lookupd], lookupd_poll_interval=1, lookupd_poll_jitter=0)
     rounds.turn(59)
@@ -320,7 +322,7 @@ def test_consumer_that_does_not_run_is_not_ready(nsqd, clock):
     assert (consumer.is_ready, consumer.stats().not_ready) == (False, "closed")
 
 
-def test_nsqds_http_port_in_place_of_nsqlookupds_is_told_and_not_healthy(lookupd, nsqd, started, caplog):
+def test_http_port_of_nsqd_as_nsqlookupd_is_logged_and_not_healthy(lookupd, nsqd, started, caplog):
     consumer = started([], [nsqd])
 
     hint = "is it nsqd's HTTP port (4151) in place of nsqlookupd's (4161)?"
@@ -363,7 +365,7 @@ def test_same_nsqd_given_and_found_is_one_connection(lookupd, nsqds, rounds, sta
     assert connected(given, found) == [1, 1]
 
 
-def test_nsqd_that_vanished_from_lookup_is_let_go_only_when_its_connection_dies(
+def test_nsqd_that_no_nsqlookupd_names_is_dropped_only_when_its_connection_is_lost(
     lookupd, nsqd, rounds, started, publish
 ):
     got = []
@@ -381,7 +383,7 @@ def test_nsqd_that_vanished_from_lookup_is_let_go_only_when_its_connection_dies(
     assert connected(nsqd) == [0]
 
 
-def test_found_nsqd_comes_back_by_polling(lookupd, nsqd, rounds, started):
+def test_found_nsqd_is_connected_again_by_lookups(lookupd, nsqd, rounds, started):
     registered(nsqd, lookupd)
     consumer = started(lookupds=[lookupd], lookupd_poll_jitter=0)
     rounds.turn(5)
@@ -399,7 +401,7 @@ def test_found_nsqd_comes_back_by_polling(lookupd, nsqd, rounds, started):
     assert consumer.stats().failures == {}
 
 
-def test_nsqd_that_was_lost_for_long_is_tried_within_30_s_of_being_announced_anew(lookupd, nsqd, rounds, started):
+def test_long_lost_nsqd_is_connected_within_30_s_after_it_registers_again(lookupd, nsqd, rounds, started):
     registered(nsqd, lookupd)
     started(lookupds=[lookupd])
     nsqd.down()
@@ -412,7 +414,7 @@ def test_nsqd_that_was_lost_for_long_is_tried_within_30_s_of_being_announced_ane
     assert connected(nsqd) == [1]
 
 
-def test_given_nsqd_that_was_lost_for_long_is_tried_within_30_s_of_being_announced_anew(lookupd, nsqd, rounds, started):
+def test_long_lost_given_nsqd_is_connected_within_30_s_after_it_registers_again(lookupd, nsqd, rounds, started):
     registered(nsqd, lookupd)
     started([nsqd], [lookupd], reconnect_maximum=3000)
     nsqd.down()
@@ -425,7 +427,7 @@ def test_given_nsqd_that_was_lost_for_long_is_tried_within_30_s_of_being_announc
     assert connected(nsqd) == [1]
 
 
-def test_rounds_come_at_the_interval_again_once_the_lost_nsqd_is_back(lookupd, nsqd, rounds, started):
+def test_lookups_are_made_at_the_interval_again_when_the_lost_nsqd_is_back(lookupd, nsqd, rounds, started):
     registered(nsqd, lookupd)
     started(lookupds=[lookupd], lookupd_poll_jitter=0)
     nsqd.down()
@@ -447,11 +449,11 @@ def test_rounds_come_at_the_interval_again_once_the_lost_nsqd_is_back(lookupd, n
         pytest.param([90_000, 1], 25, id="another one"),
     ],
 )
-def test_lost_nsqd_is_looked_for_more_often_for_a_day(losses, seconds):
+def test_lookups_are_more_frequent_for_a_day_after_the_loss_of_an_nsqd(losses, seconds):
     assert ConsumerOptions().poll_interval(losses) == seconds
 
 
-def test_shorter_interval_stays_when_an_nsqd_is_lost(lookupd, nsqd, rounds, started):
+def test_shorter_lookup_interval_is_kept_when_an_nsqd_is_lost(lookupd, nsqd, rounds, started):
     registered(nsqd, lookupd)
     started(lookupds=[lookupd], lookupd_poll_jitter=0, lookupd_poll_interval=10)
     nsqd.down()
@@ -460,7 +462,7 @@ def test_shorter_interval_stays_when_an_nsqd_is_lost(lookupd, nsqd, rounds, star
     assert rounds.times == [0.0, 10.0, 20.0, 30.0]
 
 
-def test_found_nsqd_comes_back_by_polling_though_no_nsqlookupd_answers(lookupd, nsqd, rounds, started):
+def test_found_nsqd_is_connected_again_while_no_nsqlookupd_answers(lookupd, nsqd, rounds, started):
     registered(nsqd, lookupd)
     consumer = started(lookupds=[lookupd], lookupd_poll_jitter=0)
     rounds.turn(5)
@@ -478,7 +480,7 @@ def test_found_nsqd_comes_back_by_polling_though_no_nsqlookupd_answers(lookupd, 
     assert consumer.is_healthy
 
 
-def test_failure_of_a_found_nsqd_is_told_until_nobody_names_it(lookupd, clock, rounds, started):
+def test_failure_of_a_found_nsqd_is_in_the_stats_until_no_nsqlookupd_names_it(lookupd, clock, rounds, started):
     with FakeNsqd(clock=clock, broadcast_tcp_port=refused_port()) as unreachable:
         registered(unreachable, lookupd)
         consumer = started(lookupds=[lookupd], lookupd_poll_jitter=0)
@@ -494,7 +496,7 @@ def test_failure_of_a_found_nsqd_is_told_until_nobody_names_it(lookupd, clock, r
         assert consumer.is_healthy
 
 
-def test_given_nsqd_comes_back_by_itself_though_lookup_named_it(lookupd, nsqd, rounds, started):
+def test_given_nsqd_that_lookups_named_is_connected_again_without_them(lookupd, nsqd, rounds, started):
     registered(nsqd, lookupd)
     started([nsqd], [lookupd], reconnect_jitter=0)
     registered(nsqd)
@@ -508,7 +510,7 @@ def test_given_nsqd_comes_back_by_itself_though_lookup_named_it(lookupd, nsqd, r
     assert connected(nsqd) == [1]
 
 
-def test_nsqd_that_cannot_be_reached_is_tried_once_a_round_and_harms_nobody(lookupd, clock, nsqd, rounds, started):
+def test_unreachable_nsqd_is_tried_once_per_round(lookupd, clock, nsqd, rounds, started):
     registered(nsqd, lookupd)
     with FakeNsqd(clock=clock, broadcast_tcp_port=refused_port()) as unreachable:
         registered(unreachable, lookupd)
@@ -520,7 +522,7 @@ def test_nsqd_that_cannot_be_reached_is_tried_once_a_round_and_harms_nobody(look
         assert not consumer._pool._keepers.keys() - {nsqd.tcp_address}
 
 
-def test_nsqd_that_refuses_is_tried_once_a_round(lookupd, nsqd, rounds, started):
+def test_nsqd_that_refuses_the_subscription_is_tried_once_per_round(lookupd, nsqd, rounds, started):
     nsqd.record()
     registered(nsqd, lookupd)
     nsqd.add(on.connect().always(), refuse())
@@ -576,7 +578,7 @@ def test_tombstone_does_not_end_a_connection(lookupd, nsqd, rounds, started):
 
 
 @pytest.mark.parametrize("backoff", [128, 0], ids=["as it is", "without backoff of messages"])
-def test_given_nsqd_is_tried_again_after_waits_that_double_up_to_the_longest(nsqd, clock, started, backoff):
+def test_reconnect_waits_double_up_to_reconnect_maximum(nsqd, clock, started, backoff):
     nsqd.record()
     nsqd.add(on.connect().always(), refuse())
     started([nsqd], reconnect_jitter=0, max_backoff_duration=backoff)
@@ -585,7 +587,7 @@ def test_given_nsqd_is_tried_again_after_waits_that_double_up_to_the_longest(nsq
     assert gaps(attempts(nsqd)) == [8.0, 16.0, 32.0, 64.0, 128.0, 128.0, 128.0, 128.0, 128.0, 128.0]
 
 
-def test_waits_can_be_chosen(nsqd, clock, started):
+def test_reconnect_waits_follow_the_options(nsqd, clock, started):
     nsqd.record()
     nsqd.add(on.connect().always(), refuse())
     started([nsqd], reconnect_initial=1, reconnect_maximum=5, reconnect_jitter=0)
@@ -594,7 +596,7 @@ def test_waits_can_be_chosen(nsqd, clock, started):
     assert gaps(attempts(nsqd)) == [1.0, 2.0, 4.0, 5.0, 5.0]
 
 
-def test_waits_are_shortened_at_random(nsqd, clock, started):
+def test_reconnect_jitter_shortens_the_waits(nsqd, clock, started):
     nsqd.record()
     nsqd.add(on.connect().always(), refuse())
     started([nsqd], reconnect_initial=10, reconnect_maximum=10)
@@ -605,7 +607,7 @@ def test_waits_are_shortened_at_random(nsqd, clock, started):
     assert max(found) - min(found) > 0.1
 
 
-def test_loss_of_a_connection_that_lasted_begins_with_the_first_wait_again(nsqd, clock, started):
+def test_reconnect_waits_start_again_after_a_stable_connection(nsqd, clock, started):
     nsqd.record()
     started([nsqd], reconnect_jitter=0)
     for _ in range(3):
@@ -618,7 +620,7 @@ def test_loss_of_a_connection_that_lasted_begins_with_the_first_wait_again(nsqd,
     assert attempts(nsqd) == [0.0, 108.0, 216.0, 324.0]
 
 
-def test_nsqd_that_hangs_up_at_once_is_no_busy_loop(nsqd, clock, started):
+def test_nsqd_that_closes_each_connection_at_once_is_not_tried_in_a_busy_loop(nsqd, clock, started):
     nsqd.record()
     started([nsqd], reconnect_jitter=0, max_backoff_duration=0)
     for _ in range(200):

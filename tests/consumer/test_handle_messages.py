@@ -42,7 +42,7 @@ def channel(nsqd):
     return nsqd.broker.topics["t"].channels["c"]
 
 
-def test_what_comes_together_is_handled_with_one_call(nsqd, publish, together):
+def test_messages_of_one_chunk_are_handled_with_one_call(nsqd, publish, together):
     consumer = together(finish_all)
 
     publish(nsqd, b"1", b"2", b"3")
@@ -53,7 +53,7 @@ def test_what_comes_together_is_handled_with_one_call(nsqd, publish, together):
     assert (counts.finished, counts.requeued) == (4, 0)
 
 
-def test_what_comes_while_the_handler_waits_is_handled_behind_it(nsqd, clock, publish, together):
+def test_messages_that_arrive_while_the_handler_waits_are_handled_after_it(nsqd, clock, publish, together):
     def wait(messages):
         clock.sleep(1.0)
         finish_all(messages)
@@ -68,7 +68,7 @@ def test_what_comes_while_the_handler_waits_is_handled_behind_it(nsqd, clock, pu
     assert consumer.calls == [[b"1"], [b"2", b"3"]]
 
 
-def test_what_comes_while_the_handler_waits_wakes_another(nsqd, clock, publish, together):
+def test_messages_that_arrive_while_the_handler_waits_start_another_worker(nsqd, clock, publish, together):
     consumer = together(lambda messages: (clock.sleep(1.0), finish_all(messages)))
 
     publish(nsqd, b"1")
@@ -90,7 +90,7 @@ class Steps:
         return self.now
 
 
-def test_worker_whose_slice_is_over_leaves_the_rest_to_another():
+def test_worker_whose_time_is_over_leaves_the_rest_to_another():
     first, second = (Message(1, 1, b"id", body) for body in (b"1", b"2"))
     calls = []
 
@@ -120,7 +120,7 @@ def test_unanswered_messages_are_answered_later(nsqd, publish, together):
     assert consumer.total_in_flight == 0
 
 
-def test_answered_and_asynchronous_messages_are_counted_once(nsqd, clock, publish, together):
+def test_answered_and_async_messages_are_counted_once(nsqd, clock, publish, together):
     held = []
 
     def handle(messages):
@@ -138,7 +138,7 @@ def test_answered_and_asynchronous_messages_are_counted_once(nsqd, clock, publis
     assert latency.total == pytest.approx(6.0)
 
 
-def test_handler_that_raises_is_one_failure_and_all_it_has_not_answered_comes_again(nsqd, clock, publish, together):
+def test_handle_messages_that_raises_is_one_failure_and_requeues_unanswered_messages(nsqd, clock, publish, together):
     told = []
 
     def handle(messages):
@@ -159,7 +159,7 @@ def test_handler_that_raises_is_one_failure_and_all_it_has_not_answered_comes_ag
     assert consumer.total_in_flight == channel(nsqd).deferred_count == 0
 
 
-def test_handler_that_raises_behind_all_answers_is_a_failure_with_nothing_to_requeue(nsqd, publish, together):
+def test_handle_messages_that_raises_after_all_answers_is_a_failure(nsqd, publish, together):
     def handle(messages):
         finish_all(messages)
         raise RuntimeError("no")
@@ -171,7 +171,7 @@ def test_handler_that_raises_behind_all_answers_is_a_failure_with_nothing_to_req
     assert (stats.failed, stats.counts.finished, stats.counts.requeued, stats.in_flight) == (1, 3, 0, 0)
 
 
-def test_handler_may_ask_for_no_pause(nsqd, clock, publish, together):
+def test_handle_messages_may_raise_a_requeue_without_backoff(nsqd, clock, publish, together):
     def handle(messages):
         raise NSQRequeueMessage(backoff=False)
 
@@ -185,7 +185,7 @@ def test_handler_may_ask_for_no_pause(nsqd, clock, publish, together):
     assert stats.in_flight == 0
 
 
-def test_handler_that_takes_too_long_is_broken_off(nsqd, clock, publish, together):
+def test_handle_messages_is_interrupted_after_handler_timeout(nsqd, clock, publish, together):
     errors = []
     consumer = together(lambda messages: Event().wait(), handler_timeout=5.0)
     consumer.on_exception.connect(lambda _, message, error: errors.append(error), weak=False)
@@ -199,7 +199,7 @@ def test_handler_that_takes_too_long_is_broken_off(nsqd, clock, publish, togethe
     consumer.function = finish_all
 
 
-def test_killed_handler_gives_its_messages_back_at_once(nsqd, clock, publish, together):
+def test_killed_handle_messages_requeues_its_messages_at_once(nsqd, clock, publish, together):
     consumer = together(lambda messages: Event().wait())
     publish(nsqd, b"1", b"2")
     consumer.function = finish_all
@@ -212,7 +212,7 @@ def test_killed_handler_gives_its_messages_back_at_once(nsqd, clock, publish, to
     assert consumer.total_in_flight == 0
 
 
-def test_messages_above_max_tries_are_given_up_before(nsqd, clock, publish, together):
+def test_handle_messages_gets_no_messages_above_max_tries(nsqd, clock, publish, together):
     given_up = []
 
     def handle(messages):
@@ -232,7 +232,7 @@ def test_messages_above_max_tries_are_given_up_before(nsqd, clock, publish, toge
     assert consumer.total_in_flight == 0
 
 
-def test_override_may_leave_messages_to_the_handlers_of_on_message(nsqd, publish, together):
+def test_handle_messages_may_call_the_handlers_of_on_message(nsqd, publish, together):
     handled = []
     consumer = together(finish_all)
     consumer.function = lambda messages: Consumer.handle_messages(consumer, messages)
@@ -244,7 +244,7 @@ def test_override_may_leave_messages_to_the_handlers_of_on_message(nsqd, publish
     assert consumer.total_in_flight == 0
 
 
-def test_handler_may_close_and_wait_for_the_end(nsqd, clock, publish, together):
+def test_handle_messages_may_close_and_wait_for_the_end(nsqd, clock, publish, together):
     done = []
 
     def handle(messages):
@@ -262,7 +262,7 @@ def test_handler_may_close_and_wait_for_the_end(nsqd, clock, publish, together):
     assert channel(nsqd).depth == channel(nsqd).in_flight_count == 0
 
 
-def test_close_requeues_what_is_not_answered_in_time(nsqd, clock, publish, together, caplog):
+def test_close_requeues_messages_of_handle_messages_after_the_time_limit(nsqd, clock, publish, together, caplog):
     forever = Event()
     consumer = together(lambda messages: forever.wait())
     publish(nsqd, b"1", b"2", b"3")
@@ -281,7 +281,7 @@ class EachInTurn(Consumer):
         super().handle_messages(messages)
 
 
-def test_time_limit_of_the_call_ends_all_of_it(nsqd, clock, publish, started):
+def test_handler_timeout_ends_the_whole_call_of_handle_messages(nsqd, clock, publish, started):
     handled, errors = [], []
 
     def handle(consumer, message):
@@ -301,7 +301,7 @@ def test_time_limit_of_the_call_ends_all_of_it(nsqd, clock, publish, started):
     assert channel(nsqd).requeue_count == 2
 
 
-def test_messages_that_lapsed_during_the_call_are_let_go(nsqd, clock, publish, together):
+def test_messages_that_time_out_in_handle_messages_are_not_kept(nsqd, clock, publish, together):
     def outlast(messages):
         clock.sleep(200.0)
 

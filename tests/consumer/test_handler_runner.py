@@ -36,7 +36,7 @@ def failing(clock):
         pytest.param({"requeue_maximum": 3.0}, [0, 1, 4, 7, 10], id="cap"),
     ],
 )
-def test_failed_message_comes_again_later_each_time(nsqd, clock, publish, started, options, expected):
+def test_delay_of_a_failed_message_grows_with_its_attempts(nsqd, clock, publish, started, options, expected):
     times, handle = failing(clock)
     started(handle, nsqd, max_backoff_duration=0, **options)
     publish(nsqd, b"x")
@@ -55,7 +55,7 @@ def test_failed_message_comes_again_later_each_time(nsqd, clock, publish, starte
     ],
 )
 @pytest.mark.parametrize("is_async", [False, True], ids=["in the handler", "later"])
-def test_message_requeued_without_a_delay_comes_again_as_one_that_failed(
+def test_requeue_without_a_delay_has_that_of_a_failed_message(
     nsqd, clock, publish, started, options, expected, is_async
 ):
     times = []
@@ -75,7 +75,7 @@ def test_message_requeued_without_a_delay_comes_again_as_one_that_failed(
     assert times == expected
 
 
-def test_message_requeued_with_0_comes_again_at_once(nsqd, clock, publish, started):
+def test_requeue_with_delay_0_is_delivered_at_once(nsqd, clock, publish, started):
     times = []
 
     def handle(consumer, message):
@@ -89,7 +89,7 @@ def test_message_requeued_with_0_comes_again_at_once(nsqd, clock, publish, start
     assert len(times) == 3
 
 
-def test_delay_of_a_requeue_follows_options_that_are_set_while_it_runs(nsqd, clock, publish, started):
+def test_delay_of_a_requeue_follows_options_that_are_changed(nsqd, clock, publish, started):
     requeued = []
     consumer = started(lambda _, message: message.requeue(backoff=False), nsqd, requeue_delay=100)
     consumer.on_requeue.connect(lambda _, message_id, timeout: requeued.append(timeout), weak=False)
@@ -100,7 +100,7 @@ def test_delay_of_a_requeue_follows_options_that_are_set_while_it_runs(nsqd, clo
     assert requeued == [100, 250]
 
 
-def test_requeue_delay_may_be_set_while_it_runs(nsqd, clock, publish, started):
+def test_requeue_delay_may_be_changed_while_the_consumer_runs(nsqd, clock, publish, started):
     times, handle = failing(clock)
     consumer = started(handle, nsqd, max_backoff_duration=0)
     consumer.requeue_delay = 250
@@ -112,7 +112,7 @@ def test_requeue_delay_may_be_set_while_it_runs(nsqd, clock, publish, started):
         consumer.requeue_delay = -1
 
 
-def test_handler_that_takes_too_long_is_broken_off_and_its_message_requeued(nsqd, clock, publish, started):
+def test_handler_is_interrupted_after_handler_timeout_and_its_message_requeued(nsqd, clock, publish, started):
     errors = []
     consumer = started(lambda _, message: Event().wait(), nsqd, handler_timeout=5.0)
     consumer.on_exception.connect(lambda sender, message, error: errors.append(error), weak=False)
@@ -127,9 +127,7 @@ def test_handler_that_takes_too_long_is_broken_off_and_its_message_requeued(nsqd
     assert channel(nsqd).deferred_count == 1
 
 
-def test_message_that_waits_too_long_for_a_handler_is_not_handled_but_comes_again(
-    nsqd, clock, publish, started, caplog
-):
+def test_message_that_times_out_in_the_inbox_is_not_handled(nsqd, clock, publish, started, caplog):
     handled = []
 
     def handle(consumer, message):
@@ -226,7 +224,7 @@ def test_failures_are_logged_once_a_minute_with_their_number(nsqd, clock, publis
     assert "(and 59 like it since the last such line)" in said[-1]
 
 
-def test_refused_finish_is_an_event_with_the_message(nsqd, clock, publish, started):
+def test_refused_finish_sends_on_error_with_the_message_id(nsqd, clock, publish, started):
     errors, seen = [], []
     consumer = started(lambda _, message: seen.append(message.id), nsqd)
     consumer.on_error.connect(lambda sender, error: errors.append(error), weak=False)
@@ -239,7 +237,7 @@ def test_refused_finish_is_an_event_with_the_message(nsqd, clock, publish, start
     assert consumer.stats().counts.timed_out == 1
 
 
-def test_id_of_the_message_is_read_from_nsqds_words():
+def test_message_id_is_read_from_the_error_text():
     words = b"FIN 0123456789abcdef failed ID not in flight"
 
     assert NSQFinishFailed(words, "E_FIN_FAILED").message_id == b"0123456789abcdef"
@@ -272,7 +270,7 @@ def test_options_are_attributes_as_in_1_0(nsqd):
     assert consumer.nsqd_tcp_addresses == {nsqd.tcp_address}
 
 
-def test_messages_that_nobody_ever_answers_do_not_stop_the_others(nsqd, clock, publish, started):
+def test_messages_that_are_never_answered_do_not_stop_the_others(nsqd, clock, publish, started):
     handled = []
 
     def handle(consumer, message):
@@ -297,7 +295,7 @@ def test_messages_that_nobody_ever_answers_do_not_stop_the_others(nsqd, clock, p
     assert consumer.stats().counts.timed_out >= 10
 
 
-def test_late_answer_to_a_message_that_was_taken_back_is_counted_once(nsqd, clock, publish, started):
+def test_late_answer_to_a_timed_out_message_is_counted_once(nsqd, clock, publish, started):
     held = []
 
     def handle(consumer, message):
@@ -359,7 +357,7 @@ def test_overridden_hook_that_raises_is_logged_and_changes_nothing(nsqd, clock, 
     assert ("broken of a subclass raised" in caplog.text) == (name not in ("handle_error", "handle_auth"))
 
 
-def test_receiver_of_a_messages_own_signal_that_raises_is_logged(nsqd, clock, publish, started, caplog):
+def test_receiver_of_a_message_signal_that_raises_is_logged(nsqd, clock, publish, started, caplog):
     def handle(consumer, message):
         message.on_finish.connect(broken, weak=False)
 
@@ -374,7 +372,7 @@ def test_receiver_of_a_messages_own_signal_that_raises_is_logged(nsqd, clock, pu
     assert "a receiver of its signals raised" in caplog.text
 
 
-def test_handlers_own_time_limit_is_not_taken_for_handler_timeout(nsqd, clock, publish, started):
+def test_timeout_of_the_handler_itself_is_not_handler_timeout(nsqd, clock, publish, started):
     errors = []
 
     def handle(consumer, message):
@@ -390,7 +388,7 @@ def test_handlers_own_time_limit_is_not_taken_for_handler_timeout(nsqd, clock, p
     assert errors[0] is not NSQTimeout
 
 
-def test_idle_timeout_and_longest_pause_may_be_set_while_it_runs(nsqds, clock, publish, started):
+def test_idle_timeout_and_longest_pause_may_be_changed_while_the_consumer_runs(nsqds, clock, publish, started):
     def handle(consumer, message):
         raise RuntimeError
 
@@ -417,17 +415,17 @@ def test_idle_timeout_and_longest_pause_may_be_set_while_it_runs(nsqds, clock, p
         ({"backoff_strategy": 3}, TypeError, "backoff_strategy must be callable, not 3"),
     ],
 )
-def test_misuse_is_refused_with_what_would_be_right(nsqd, options, error, words):
+def test_invalid_options_are_refused_with_a_hint(nsqd, options, error, words):
     with pytest.raises(error, match=words):
         Consumer("t", "c", nsqd.tcp_address, **options)
 
 
-def test_close_takes_no_negative_timeout(nsqd):
+def test_close_refuses_a_negative_timeout(nsqd):
     with pytest.raises(ValueError, match=r"timeout -1 of close\(\) must be at least 0 s"):
         Consumer("t", "c", nsqd.tcp_address).close(timeout=-1)
 
 
-def test_close_of_a_consumer_that_never_started_closes_what_was_connected_by_hand(nsqd, clock):
+def test_close_without_start_closes_connections_made_by_hand(nsqd, clock):
     consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: None, clock=clock)
     host, port = nsqd.tcp_address.split(":")
     consumer.connect_to_nsqd(host, int(port))
@@ -464,7 +462,7 @@ def test_override_that_leaves_a_message_unanswered_does_not_stop_the_consumer(ns
         clock.advance(35.0)
 
 
-def test_messages_that_nobody_answers_are_not_kept_for_ever(nsqd, clock, publish, started):
+def test_unanswered_messages_are_not_kept_after_their_timeout(nsqd, clock, publish, started):
     consumer = started(lambda _, message: message.enable_async(), nsqd, msg_timeout=5.0, max_in_flight=50)
     publish(nsqd, b"0")
     publish(nsqd, *[b"x"] * 40)
@@ -498,7 +496,7 @@ def test_connection_with_long_handlers_keeps_its_share(nsqds, clock, publish, st
     clock.advance(30.0)
 
 
-def test_failed_message_is_requeued_whatever_those_raise_who_are_told(nsqd, clock, publish, started):
+def test_failed_message_is_requeued_even_if_a_receiver_of_on_exception_raises(nsqd, clock, publish, started):
     times, handle = failing(clock)
     consumer = started(handle, nsqd, max_backoff_duration=0)
 
@@ -514,7 +512,7 @@ def test_failed_message_is_requeued_whatever_those_raise_who_are_told(nsqd, cloc
     assert (len(times), channel(nsqd).requeue_count) == (1, 1)
 
 
-def test_requeue_that_an_old_nsqd_has_refused_is_cut_from_then_on(nsqd, clock, publish, started, caplog):
+def test_delay_that_an_old_nsqd_has_refused_is_cut_from_then_on(nsqd, clock, publish, started, caplog):
     refusal = error("E_INVALID", "REQ timeout 7200000000000 out of range 0-3600000000000")
     nsqd.add(on.command("REQ"), refusal)
     attempts = []

@@ -101,7 +101,7 @@ def make(**options):
 
 
 @pytest.mark.parametrize(("handler", "text"), [*NOT_RUN, *NOT_CALLABLE_SO])
-def test_message_handler_that_could_not_handle_is_refused(handler, text):
+def test_message_handler_that_could_not_handle_a_message_is_refused(handler, text):
     with pytest.raises(TypeError, match=f"message_handler .*{text}"):
         make(message_handler=handler)
 
@@ -109,7 +109,7 @@ def test_message_handler_that_could_not_handle_is_refused(handler, text):
 @pytest.mark.parametrize("weak", [True, False], ids=["weak", "strong"])
 @pytest.mark.parametrize("signal", ["on_message", "on_giving_up"])
 @pytest.mark.parametrize(("handler", "text"), [*NOT_RUN, *NOT_CALLABLE_SO])
-def test_receiver_that_could_not_handle_is_refused(handler, text, signal, weak):
+def test_receiver_that_could_not_handle_a_message_is_refused(handler, text, signal, weak):
     consumer = make()
 
     with pytest.raises(TypeError, match=f"receiver of {signal} .*{text}"):
@@ -118,7 +118,7 @@ def test_receiver_that_could_not_handle_is_refused(handler, text, signal, weak):
 
 
 @pytest.mark.parametrize("handler", RIGHT)
-def test_handler_that_can_be_called_is_taken(handler):
+def test_handler_that_can_be_called_is_accepted(handler):
     consumer = make(message_handler=handler)
     consumer.on_giving_up.connect(handler, weak=False)
 
@@ -126,7 +126,7 @@ def test_handler_that_can_be_called_is_taken(handler):
     assert list(consumer.on_giving_up.receivers_for(consumer)) == [handler]
 
 
-def test_refusal_says_what_to_write():
+def test_refusal_of_a_handler_shows_the_right_signature():
     with pytest.raises(TypeError, match=r"\(c, m\) can't be called as .*define it as def handler\(consumer, message\)"):
         make(message_handler=lambda c, m: None)
     with pytest.raises(TypeError, match="give a plain function"):
@@ -144,7 +144,7 @@ def test_signature_of_a_wrapped_function_counts_and_the_refusal_says_so():
     make(message_handler=handle)
 
 
-def test_handler_without_a_signature_is_taken():
+def test_handler_without_a_signature_is_accepted():
     class Unknown:
         @property
         def __signature__(self):
@@ -179,7 +179,7 @@ def test_receivers_are_connected_as_by_blinker():
 
 @pytest.mark.parametrize("name", ["handle_message", "handle_messages"])
 @pytest.mark.parametrize(("function", "kind"), [(coroutine, "coroutine"), (generator, "generator")])
-def test_override_that_would_not_run_is_refused(name, function, kind):
+def test_override_that_is_a_coroutine_or_generator_function_is_refused(name, function, kind):
     kind_of = type("Mine", (Consumer,), {name: function})
 
     with pytest.raises(TypeError, match=f"override {function.__name__} is a {kind} function"):
@@ -187,7 +187,7 @@ def test_override_that_would_not_run_is_refused(name, function, kind):
 
 
 @pytest.mark.parametrize("function", [coroutine, generator])
-def test_batch_that_would_not_run_is_refused(function):
+def test_handle_batch_that_is_a_coroutine_or_generator_function_is_refused(function):
     with pytest.raises(TypeError, match=f"handle_batch {function.__name__} is a .* function"):
         BatchHandler(10, function)
     with pytest.raises(TypeError, match=f"handle_batch {function.__name__} is a .* function"):
@@ -196,7 +196,7 @@ def test_batch_that_would_not_run_is_refused(function):
 
 @pytest.mark.parametrize("options", [{}, {"handler_timeout": 5.0}], ids=["unlimited", "limited"])
 @pytest.mark.parametrize("function", [coroutine, generator, asynchronous_generator])
-def test_handler_that_returns_what_it_should_have_run_has_failed(nsqd, clock, publish, started, function, options):
+def test_handler_that_returns_a_coroutine_or_generator_has_failed(nsqd, clock, publish, started, function, options):
     returned, errors = [], []
 
     def handle(consumer, message):
@@ -218,7 +218,7 @@ def test_handler_that_returns_what_it_should_have_run_has_failed(nsqd, clock, pu
     assert nsqd.broker.topics["t"].channels["c"].deferred_count == 1
 
 
-def test_what_an_override_should_have_run_is_a_failure(nsqd, clock, publish, started):
+def test_override_that_returns_a_coroutine_or_generator_has_failed(nsqd, clock, publish, started):
     class One(Consumer):
         def handle_message(self, conn, message):
             return coroutine(self, message)
@@ -237,7 +237,7 @@ def test_what_an_override_should_have_run_is_a_failure(nsqd, clock, publish, sta
         assert consumer.stats().counts.requeued == 1
 
 
-def test_batch_that_returns_what_it_should_have_run_is_requeued(nsqd, clock, publish, started, caplog):
+def test_handle_batch_that_returns_a_coroutine_or_generator_is_requeued(nsqd, clock, publish, started, caplog):
     batches = BatchHandler(1, lambda batch: coroutine(None, batch), clock=clock)
     consumer = started(batches, nsqd, max_backoff_duration=0)
     publish(nsqd, b"x")
@@ -247,7 +247,9 @@ def test_batch_that_returns_what_it_should_have_run_is_requeued(nsqd, clock, pub
 
 
 @pytest.mark.parametrize("options", [{}, {"handler_timeout": 5.0}], ids=["unlimited", "limited"])
-def test_returning_false_finishes_and_is_told_once(nsqd, clock, publish, started, caplog, options):
+def test_handler_that_returns_false_finishes_its_message_with_one_warning(
+    nsqd, clock, publish, started, caplog, options
+):
     consumer = started(lambda _, message: False, nsqd, **options)
     publish(nsqd, b"1")
     publish(nsqd, b"2")
@@ -261,7 +263,9 @@ def test_returning_false_finishes_and_is_told_once(nsqd, clock, publish, started
 
 
 @pytest.mark.parametrize("result", [None, True, 0, "", [], object(), asyncio], ids=lambda result: type(result).__name__)
-def test_any_other_result_finishes_without_a_word(nsqd, clock, publish, started, caplog, result):
+def test_handler_that_returns_another_value_finishes_its_message_without_a_warning(
+    nsqd, clock, publish, started, caplog, result
+):
     consumer = started(lambda _, message: result, nsqd)
     publish(nsqd, b"x")
     clock.advance(1.0)
@@ -270,7 +274,7 @@ def test_any_other_result_finishes_without_a_word(nsqd, clock, publish, started,
     assert [record for record in caplog.records if record.levelname != "INFO"] == []
 
 
-def test_lambda_that_was_collected_is_named_at_the_start():
+def test_garbage_collected_lambda_is_named_at_the_start():
     consumer = make()
     consumer.on_message.connect(lambda _, message: None)
     gc.collect()
@@ -281,7 +285,7 @@ def test_lambda_that_was_collected_is_named_at_the_start():
         consumer.start()
 
 
-def test_receiver_that_was_disconnected_is_not_taken_for_collected():
+def test_disconnected_receiver_is_not_reported_as_garbage_collected():
     consumer = make()
 
     def handle(consumer, message):
@@ -295,7 +299,7 @@ def test_receiver_that_was_disconnected_is_not_taken_for_collected():
     assert consumer.on_message.collected is None
 
 
-def test_give_up_handler_that_was_collected_is_told_at_the_start(nsqd, started, caplog, clock):
+def test_garbage_collected_give_up_handler_is_logged_at_the_start(nsqd, started, caplog, clock):
     class Mine(Consumer):
         def start(self, block=True):
             self.on_giving_up.connect(Plain().method)

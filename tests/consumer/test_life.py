@@ -33,7 +33,7 @@ def test_start_returns_when_closed(nsqd, clock):
     assert starting.ready()
 
 
-def test_start_without_blocking_returns_when_all_have_been_tried(nsqd):
+def test_start_without_blocking_returns_after_one_try_of_each_nsqd(nsqd):
     silent = refused_port()
     addresses = [nsqd.tcp_address, f"127.0.0.1:{silent}"]
     consumer = Consumer("t", "c", addresses, message_handler=ignore)
@@ -95,7 +95,7 @@ def test_two_consumers_of_one_channel_share_its_messages(nsqd, clock, publish, s
     assert all(each.total() > 10 for each in got)
 
 
-def test_close_from_on_close_is_harmless(nsqd, clock, started):
+def test_close_may_be_called_by_a_receiver_of_on_close(nsqd, clock, started):
     told = []
 
     def on_close(consumer):
@@ -158,7 +158,7 @@ def test_another_thread_cannot_wait_for_the_end(fakensqd):
 # --- what is thrown ---------------------------------------------------------------------------------------------------
 
 
-def test_handlers_that_are_killed_cost_no_worker(nsqd, clock, publish, started):
+def test_killed_handlers_leave_no_dead_worker(nsqd, clock, publish, started):
     attempts = Counter()
 
     def handle(consumer, message):

@@ -28,7 +28,7 @@ def test_lost_connection_of_a_consumer_is_one_line_that_names_it(nsqd, clock, st
     ]
 
 
-def test_loss_of_a_connection_that_was_stable_is_told_however_soon_after_another(nsqd, clock, started, lines):
+def test_loss_of_a_stable_connection_is_logged_each_time(nsqd, clock, started, lines):
     started(lambda consumer, message: None, nsqd, reconnect_jitter=0)
     for lasted in (1.0, 1.0, 12.0):
         clock.advance(lasted)
@@ -43,7 +43,7 @@ def test_loss_of_a_connection_that_was_stable_is_told_however_soon_after_another
     ]
 
 
-def test_name_of_a_consumer_stands_for_topic_and_channel(nsqd, clock, started, lines):
+def test_name_of_a_consumer_replaces_topic_and_channel_in_log_lines(nsqd, clock, started, lines):
     started(lambda consumer, message: None, nsqd, name="billing")
     nsqd.link.abort()
     clock.advance(0.0)
@@ -52,7 +52,7 @@ def test_name_of_a_consumer_stands_for_topic_and_channel(nsqd, clock, started, l
     assert line.startswith(f"{nsqd.tcp_address}: billing: connection lost: ")
 
 
-def test_name_of_a_consumer_stands_in_all_that_is_said_of_its_messages(nsqd, clock, publish, started, caplog):
+def test_name_of_a_consumer_is_in_all_log_lines_about_its_messages(nsqd, clock, publish, started, caplog):
     def handle(consumer, message):
         if message.body == b"slow":
             clock.sleep(200.0)
@@ -81,7 +81,7 @@ def test_refused_subscription_is_one_line(fakensqd, lines):
     assert fnmatchcase(line, f"{fakensqd.tcp_address}: t/c: not connected: E_BAD_CHANNEL*; trying again in * s")
 
 
-def test_address_of_nsqlookupd_that_fails_is_left_to_the_next_round(lines):
+def test_failed_address_of_nsqlookupd_is_logged_as_left_to_the_next_round(lines):
     address = f"127.0.0.1:{refused_port()}"
     with Consumer("t", "c", "127.0.0.1:1", message_handler=lambda consumer, message: None) as consumer:
         consumer.connect_to_nsqd(*address.split(":"))
@@ -91,7 +91,7 @@ def test_address_of_nsqlookupd_that_fails_is_left_to_the_next_round(lines):
     assert line.endswith("; not tried again until an nsqlookupd names it")
 
 
-def test_bug_where_messages_are_taken_in_is_one_line_with_its_traceback(fakensqd, caplog):
+def test_bug_in_the_reader_of_messages_is_one_line_with_its_traceback(fakensqd, caplog):
     class Broken(Consumer):
         def _on_messages(self, connection, messages):
             raise ZeroDivisionError
@@ -106,7 +106,7 @@ def test_bug_where_messages_are_taken_in_is_one_line_with_its_traceback(fakensqd
     assert "raise ZeroDivisionError" in record.exc_text
 
 
-def test_messages_that_nsqd_has_taken_back_are_told_by_consumer_not_by_connection(clock, lines):
+def test_timed_out_messages_are_logged_per_consumer_and_not_per_connection(clock, lines):
     with FakeNsqd(clock=clock) as one, FakeNsqd(clock=clock) as two:
         consumer = Consumer("t", "c", [one.tcp_address, two.tcp_address], clock=clock, max_in_flight=10)
         held = []
@@ -129,7 +129,7 @@ def test_messages_that_nsqd_has_taken_back_are_told_by_consumer_not_by_connectio
     assert ": t/c: E_FIN_FAILED" in line
 
 
-def test_orderly_close_of_a_consumer_says_that_it_begins_and_ends(nsqd, clock, publish, started, lines):
+def test_close_logs_its_beginning_and_its_end(nsqd, clock, publish, started, lines):
     def handle(consumer, message):
         clock.sleep(1.0)
 
@@ -144,7 +144,7 @@ def test_orderly_close_of_a_consumer_says_that_it_begins_and_ends(nsqd, clock, p
     ]
 
 
-def test_close_that_leaves_messages_says_how_many_were_requeued(nsqd, clock, publish, started, lines):
+def test_close_logs_how_many_messages_were_requeued(nsqd, clock, publish, started, lines):
     forever = Event()
     consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=2, close_timeout=5.0)
     publish(nsqd, b"1")
@@ -156,7 +156,7 @@ def test_close_that_leaves_messages_says_how_many_were_requeued(nsqd, clock, pub
     assert lines()[-1] == "t/c: closed; 2 messages requeued"
 
 
-def test_close_whose_connection_breaks_says_how_many_messages_nsqd_delivers_again(nsqd, clock, publish, started, lines):
+def test_close_logs_how_many_messages_nsqd_delivers_again(nsqd, clock, publish, started, lines):
     forever = Event()
     consumer = started(lambda _, message: forever.wait(), nsqd, close_timeout=5.0)
     publish(nsqd, b"1")
@@ -173,7 +173,7 @@ def test_close_whose_connection_breaks_says_how_many_messages_nsqd_delivers_agai
     ]
 
 
-def test_repr_of_a_consumer_says_how_it_is(nsqd, clock, publish, started):
+def test_repr_of_a_consumer_shows_its_state(nsqd, clock, publish, started):
     consumer = started(lambda _, message: message.enable_async(), nsqd)
     publish(nsqd, b"1")
 

@@ -44,7 +44,7 @@ def addresses_of(nsqd, count):
     return [f"127.0.{number // 250}.{1 + number % 250}:{nsqd.tcp_port}" for number in range(count)]
 
 
-def test_a_thousand_nsqds(many_descriptors):
+def test_consumer_with_a_thousand_nsqds(many_descriptors):
     served = Counter()
     with FakeNsqd(tcp_address="0.0.0.0:0") as nsqd:
         addresses = addresses_of(nsqd, 1000)
@@ -74,7 +74,7 @@ def test_a_thousand_nsqds(many_descriptors):
         left.check()
 
 
-def test_hundreds_of_nsqds_and_one_in_flight(clock):
+def test_hundreds_of_nsqds_take_turns_with_max_in_flight_1(clock):
     served = Counter()
     with FakeNsqd(tcp_address="0.0.0.0:0", clock=clock) as nsqd:
         addresses = addresses_of(nsqd, 300)
@@ -116,7 +116,7 @@ def ignore_close(consumer):
     pass
 
 
-def test_nothing_leaks_over_many_lives():
+def test_many_consumers_one_after_the_other_leak_nothing():
     with FakeNsqd() as nsqd, FakeLookupd() as lookupd:
         rounds(20, nsqd, lookupd)  # what is made once
         wait_until(lambda: not nsqd.sessions)

@@ -22,7 +22,7 @@ def warnings(caplog, text):
     return [record.message for record in caplog.records if record.levelno == logging.WARNING and text in record.message]
 
 
-def test_handler_that_outlives_its_message_is_named_with_its_line(nsqd, publish, clock, started, forever, caplog):
+def test_overdue_handler_is_logged_with_its_line(nsqd, publish, clock, started, forever, caplog):
     def wait_for_the_end():
         forever.wait()
 
@@ -54,7 +54,7 @@ def test_handler_that_outlives_its_message_is_named_with_its_line(nsqd, publish,
     assert consumer.stats().handlers_timed_out == 1
 
 
-def test_it_is_told_once_a_minute_for_all_handlers(nsqd, publish, clock, started, forever, caplog):
+def test_overdue_handlers_are_logged_once_a_minute(nsqd, publish, clock, started, forever, caplog):
     consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=3, max_tries=1)
     publish(nsqd, b"1", b"2", b"3")
     publish(nsqd, b"4")
@@ -67,7 +67,7 @@ def test_it_is_told_once_a_minute_for_all_handlers(nsqd, publish, clock, started
     assert consumer.stats().handlers_overdue == 3
 
 
-def test_handler_that_keeps_its_message_is_not_overdue(nsqd, publish, clock, started, caplog):
+def test_handler_that_touches_its_message_is_not_overdue(nsqd, publish, clock, started, caplog):
     def handle(consumer, message):
         with message.touching():
             clock.sleep(200.0)
@@ -80,7 +80,7 @@ def test_handler_that_keeps_its_message_is_not_overdue(nsqd, publish, clock, sta
     assert consumer.stats().counts.finished == 1
 
 
-def test_message_dropped_for_a_handler_that_hangs_names_that_handler(nsqd, publish, clock, started, forever, caplog):
+def test_log_line_of_a_dropped_message_names_the_overdue_handler(nsqd, publish, clock, started, forever, caplog):
     started(lambda _, message: forever.wait(), nsqd, max_tries=0)
     publish(nsqd, b"x")
     for _ in range(30):
@@ -92,7 +92,7 @@ def test_message_dropped_for_a_handler_that_hangs_names_that_handler(nsqd, publi
     assert "lower max_in_flight" not in line
 
 
-def test_message_dropped_in_a_long_queue_is_told_to_shorten_it(nsqd, publish, clock, started, caplog):
+def test_log_line_of_a_dropped_message_advises_to_shorten_a_long_queue(nsqd, publish, clock, started, caplog):
     started(lambda _, message: clock.sleep(40.0), nsqd, max_in_flight=3, concurrency=1)
     publish(nsqd, b"0")
     publish(nsqd, b"1", b"2", b"3")
@@ -103,7 +103,7 @@ def test_message_dropped_in_a_long_queue_is_told_to_shorten_it(nsqd, publish, cl
     assert "outlived" not in line
 
 
-def test_handler_whose_message_waited_long_is_told_to_shorten_the_queue(nsqd, publish, clock, started, caplog):
+def test_log_line_of_an_overdue_handler_advises_to_shorten_a_long_queue(nsqd, publish, clock, started, caplog):
     started(lambda _, message: clock.sleep(50.0), nsqd, max_in_flight=2, concurrency=1)
     publish(nsqd, b"0")
     publish(nsqd, b"1", b"2")
@@ -113,7 +113,7 @@ def test_handler_whose_message_waited_long_is_told_to_shorten_the_queue(nsqd, pu
     assert "lower max_in_flight" in line
 
 
-def test_asynchronous_message_that_nobody_answers_is_named(nsqd, publish, clock, started, caplog):
+def test_async_message_that_times_out_is_logged(nsqd, publish, clock, started, caplog):
     held = []
 
     def handle(consumer, message):
@@ -135,7 +135,7 @@ def test_asynchronous_message_that_nobody_answers_is_named(nsqd, publish, clock,
     assert consumer.stats().handlers_timed_out == 0
 
 
-def test_what_an_override_leaves_is_told_likewise(nsqd, publish, clock, started, caplog):
+def test_unanswered_message_of_an_override_is_logged_when_it_times_out(nsqd, publish, clock, started, caplog):
     class Forgetful(Consumer):
         def handle_messages(self, messages):
             pass
@@ -148,7 +148,7 @@ def test_what_an_override_leaves_is_told_likewise(nsqd, publish, clock, started,
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["handler", "asynchronous"])
-def test_message_whose_first_delivery_is_still_here_says_so_when_it_is_given_up(
+def test_given_up_message_whose_first_delivery_is_unanswered_is_logged_so(
     nsqd, publish, clock, started, forever, caplog, is_async
 ):
     def handle(consumer, message):
@@ -168,7 +168,7 @@ def test_message_whose_first_delivery_is_still_here_says_so_when_it_is_given_up(
     assert line.endswith("last error: timed out, and is still unanswered here")
 
 
-def test_message_that_timed_out_here_says_so_when_it_is_given_up(nsqd, publish, clock, started, forever, caplog):
+def test_given_up_message_that_timed_out_here_is_logged_so(nsqd, publish, clock, started, forever, caplog):
     started(lambda _, message: forever.wait(), nsqd, max_tries=1, max_in_flight=1, concurrency=2)
     publish(nsqd, b"x")
     clock.advance(130.0)
@@ -177,7 +177,7 @@ def test_message_that_timed_out_here_says_so_when_it_is_given_up(nsqd, publish, 
     assert line.endswith("last error: timed out while its handler ran")
 
 
-def test_hung_batch_is_an_asynchronous_message_that_nobody_answers(nsqd, publish, clock, started, forever, caplog):
+def test_messages_of_a_hanging_batch_are_logged_when_they_time_out(nsqd, publish, clock, started, forever, caplog):
     consumer = started(BatchHandler(1, lambda batch: forever.wait(), clock=clock), nsqd, max_tries=0)
     publish(nsqd, b"x")
     clock.advance(70.0)

@@ -97,7 +97,7 @@ def test_each_nsqd_begins_with_one_and_gets_its_share_with_its_first_message(nsq
     assert rdy(*nsqds) == [10, 10, 10]
 
 
-def test_remainder_is_given_out_too(nsqds, started, handler, warm):
+def test_remainder_of_max_in_flight_is_distributed(nsqds, started, handler, warm):
     started(handler, *nsqds, max_in_flight=32)
     warm(*nsqds)
 
@@ -116,7 +116,7 @@ def test_share_above_the_max_rdy_count_of_an_nsqd_goes_to_the_others(make, clock
     assert sum(len(nsqd.errors) for nsqd in nsqds) == 0
 
 
-def test_nsqd_that_is_lost_leaves_its_share_to_the_others(nsqds, clock, started, handler, warm):
+def test_share_of_a_lost_nsqd_goes_to_the_others(nsqds, clock, started, handler, warm):
     started(handler, *nsqds, max_in_flight=30)
     warm(*nsqds)
 
@@ -126,7 +126,7 @@ def test_nsqd_that_is_lost_leaves_its_share_to_the_others(nsqds, clock, started,
     assert rdy(*nsqds[1:]) == [15, 15]
 
 
-def test_nsqd_that_comes_late_gets_its_share(nsqds, clock, started, handler, warm):
+def test_nsqd_that_is_connected_later_gets_its_share(nsqds, clock, started, handler, warm):
     nsqds[2].down()
     started(handler, *nsqds, max_in_flight=30)
     warm(*nsqds[:2])
@@ -143,7 +143,7 @@ def test_nsqd_that_comes_late_gets_its_share(nsqds, clock, started, handler, war
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
-def test_with_fewer_in_flight_than_nsqds_all_are_found(make, clock, started, handler, max_in_flight):
+def test_all_nsqds_get_a_turn_with_max_in_flight_below_their_number(make, clock, started, handler, max_in_flight):
     nsqds = make(5)
     for nsqd in nsqds:
         fill(nsqd, 3)
@@ -157,7 +157,7 @@ def test_with_fewer_in_flight_than_nsqds_all_are_found(make, clock, started, han
     assert consumer.total_in_flight == 0
 
 
-def test_nsqd_that_always_has_messages_does_not_keep_the_others_from_their_turn(make, clock, started):
+def test_busy_nsqd_does_not_keep_the_others_from_their_turn(make, clock, started):
     nsqds = make(3)
     handler = Handler(clock, seconds=0.5)
     fill(nsqds[0], 1000)
@@ -172,7 +172,7 @@ def test_nsqd_that_always_has_messages_does_not_keep_the_others_from_their_turn(
     assert handler.most_running == 1
 
 
-def test_nsqd_that_has_messages_keeps_its_turn_while_others_have_none(make, clock, started):
+def test_busy_nsqd_keeps_its_turn_while_the_others_have_no_messages(make, clock, started):
     nsqds = make(3)
     handler = Handler(clock, seconds=0.5)
     fill(nsqds[0], 1000)
@@ -188,7 +188,7 @@ def test_nsqd_that_has_messages_keeps_its_turn_while_others_have_none(make, cloc
     assert handler.excess == []
 
 
-def test_one_nsqd_without_messages_looks_on_while_the_others_work(make, clock, started):
+def test_nsqd_without_messages_waits_while_the_others_have_some(make, clock, started):
     nsqds = make(4)
     handler = Handler(clock, seconds=0.5)
     fill(nsqds[0], 1000)
@@ -201,7 +201,7 @@ def test_one_nsqd_without_messages_looks_on_while_the_others_work(make, clock, s
     assert handler.by(nsqds[0]) == [400]
 
 
-def test_a_turn_without_messages_is_followed_by_the_next_without_a_pause(nsqds, clock, started, handler):
+def test_next_turn_begins_without_a_pause_after_one_without_messages(nsqds, clock, started, handler):
     consumer = started(handler, *nsqds, max_in_flight=1, low_ready_idle_timeout=2)
     had = Counter()
 
@@ -213,7 +213,7 @@ def test_a_turn_without_messages_is_followed_by_the_next_without_a_pause(nsqds, 
     assert set(had) == {(1, 0, 0), (0, 1, 0), (0, 0, 1)}
 
 
-def test_turns_come_in_no_fixed_order(nsqds, clock, started, handler):
+def test_turns_are_in_random_order(nsqds, clock, started, handler):
     started(handler, *nsqds, max_in_flight=1, low_ready_idle_timeout=1)
     turns = []
     for _ in range(100):
@@ -239,7 +239,7 @@ def test_time_of_a_turn_and_of_a_lower_rdy_are_options(make, clock, started):
 # --- idle and busy ----------------------------------------------------------------------------------------------------
 
 
-def test_idle_nsqds_give_to_the_busy_one_and_get_it_back(nsqds, clock, publish, started, warm):
+def test_idle_nsqds_lend_their_share_to_the_busy_one(nsqds, clock, publish, started, warm):
     handler = Handler(clock, seconds=0.1)
     started(handler, *nsqds, max_in_flight=30, low_ready_idle_timeout=10)
     warm(*nsqds)
@@ -343,7 +343,7 @@ def test_pause_stops_all_nsqds_and_resume_gives_the_shares_back(nsqds, clock, st
     assert all(now > then for now, then in zip(handler.by(*nsqds), served, strict=True))
 
 
-def test_nsqd_that_connects_during_a_pause_gets_nothing(nsqds, clock, started, handler):
+def test_nsqd_that_connects_during_a_pause_gets_rdy_0(nsqds, clock, started, handler):
     nsqds[2].down()
     consumer = started(handler, *nsqds, max_in_flight=30)
     consumer.pause()
@@ -573,7 +573,7 @@ def test_nsqd_with_far_more_in_flight_than_rdy_is_disconnected(count, is_refused
     assert any(message.startswith(text) for message in caplog.messages) is is_refused
 
 
-def test_messages_that_nsqd_has_taken_back_do_not_count(make, clock, publish, started):
+def test_timed_out_messages_do_not_count_as_in_flight(make, clock, publish, started):
     # They time out between two looks at what is in flight.
     (nsqd,) = make(max_rdy_count=6000, msg_timeout=1.5)
     consumer = started(

@@ -30,7 +30,7 @@ def policy(max_in_flight, connections=(), limit=2500, *, on_messages=True, **opt
     return made
 
 
-def test_connection_begins_with_one():
+def test_connection_begins_with_rdy_1():
     assert policy(10, "ab", on_messages=False).decide({}, 0.0) == {"a": 1, "b": 1}
 
 
@@ -50,11 +50,11 @@ def test_shares_are_even_and_the_remainder_goes_to_some():
     assert sorted(share.rdy for share in made._shares.values()) == [3, 4, 4]
 
 
-def test_nsqds_limit_is_kept():
+def test_max_rdy_count_is_not_exceeded():
     assert policy(5000, "a", limit=100).decide({}, 0.0) == {"a": 100}
 
 
-def test_what_one_nsqd_does_not_allow_goes_to_others():
+def test_part_of_a_share_above_max_rdy_count_goes_to_others():
     made = policy(100, "a", limit=10)
     made.add("b", 2500, 0.0)
     made.decide({}, 0.0)
@@ -64,14 +64,14 @@ def test_what_one_nsqd_does_not_allow_goes_to_others():
     assert (made._shares["a"].rdy, made._shares["b"].rdy) == (10, 90)
 
 
-def test_nothing_is_said_twice():
+def test_same_rdy_is_not_sent_twice():
     made = policy(10, "ab")
     made.decide({}, 0.0)
 
     assert made.decide({"a": 5}, 0.0) == {}
 
 
-def test_newcomer_waits_for_what_is_in_flight_elsewhere():
+def test_new_connection_waits_for_messages_in_flight_on_others():
     made = policy(10, "a")
     made.decide({}, 0.0)
     made.add("b", 2500, 0.0)
@@ -85,7 +85,7 @@ def test_newcomer_waits_for_what_is_in_flight_elsewhere():
     assert not made.has_unassigned
 
 
-def test_lowered_rdy_is_granted_elsewhere_only_when_nsqd_must_have_read_it():
+def test_lowered_rdy_is_given_to_another_only_after_grace():
     made = policy(10, "a")
     made.decide({}, 0.0)
     made.add("b", 2500, 0.0)
@@ -97,7 +97,7 @@ def test_lowered_rdy_is_granted_elsewhere_only_when_nsqd_must_have_read_it():
     assert made.decide({}, GRACE) == {"a": 9, "b": 1}
 
 
-def test_share_is_kept_for_those_that_are_expected():
+def test_share_is_reserved_for_expected_connections():
     made = policy(100, "a", on_messages=False)
     made.decide({}, 0.0)
     made.expected = 3
@@ -108,7 +108,7 @@ def test_share_is_kept_for_those_that_are_expected():
     assert made.decide({"a": 1}, 0.1) == {"a": 100}
 
 
-def test_newcomer_takes_its_turn_behind_those_that_have_theirs():
+def test_new_connection_waits_for_a_turn():
     for seed in range(20):
         made = RdyPolicy(1, IDLE, random.Random(seed))
         made.add("a", 2500, 0.0)
@@ -117,7 +117,7 @@ def test_newcomer_takes_its_turn_behind_those_that_have_theirs():
         assert made.decide({}, 0.0) == {}
 
 
-def test_lost_connection_gives_its_share_back():
+def test_share_of_a_removed_connection_is_free():
     made = policy(10, "ab")
     made.decide({}, 0.0)
     made.remove("a")
@@ -142,7 +142,7 @@ def test_idle_connection_gives_its_share_to_one_that_is_starved():
     assert made.decide({"a": 5}, IDLE + GRACE) == {"a": 9}
 
 
-def test_idle_connection_keeps_its_share_while_nobody_needs_it():
+def test_idle_connection_keeps_its_share_while_none_is_starved():
     made = policy(10, "ab")
     made.decide({}, 0.0)
     made.on_messages("a", 1, 1, IDLE)
@@ -162,7 +162,7 @@ def test_idle_connection_gets_its_share_back_with_its_next_message():
     assert made.decide({"a": 5, "b": 1}, IDLE + 2 + GRACE) == {"b": 5}
 
 
-def test_becoming_idle_is_noticed_without_an_event():
+def test_idle_timeout_is_due_without_an_event():
     made = policy(10, "ab")
     made.decide({}, 0.0)
     made.on_messages("a", 5, 5, 4.0)
@@ -180,14 +180,14 @@ def test_connection_with_less_than_nearly_all_in_flight_is_not_starved():
     assert made.decide({"a": 9}, IDLE) == {"b": 1}
 
 
-def test_nothing_is_due_while_nobody_is_starved():
+def test_nothing_is_due_while_no_connection_is_starved():
     made = policy(10, "ab")
     made.decide({}, 0.0)
 
     assert made.due(0.0) is None
 
 
-def test_fewer_than_connections_rotate():
+def test_connections_take_turns_with_max_in_flight_below_their_number():
     made = policy(1, "abc")
     now, served, rdy = 0.0, [], {}
 
@@ -200,7 +200,7 @@ def test_fewer_than_connections_rotate():
     assert set(served[:6]) == set("abc")
 
 
-def test_busy_connection_keeps_its_turn_longer_but_not_for_ever():
+def test_busy_connection_keeps_its_turn_for_turn_timeout():
     made = policy(1, "ab")
     (busy,) = made.decide({}, 0.0) or [key for key, share in made._shares.items() if share.rdy]
     changes, now = {}, 0.0
@@ -228,7 +228,7 @@ def test_turn_begins_when_it_is_granted():
     assert served in (["a", "b"] * 3, ["b", "a"] * 3)
 
 
-def test_pause_takes_all_and_resume_gives_it_back():
+def test_paused_policy_gives_rdy_0_to_all():
     made = policy(4, "ab")
     made.decide({}, 0.0)
     made.paused = True
@@ -238,7 +238,7 @@ def test_pause_takes_all_and_resume_gives_it_back():
     assert made.decide({}, 0.0) == {"a": 2, "b": 2}
 
 
-def test_backing_off_leaves_nothing_but_the_probe():
+def test_backing_off_gives_rdy_to_the_probe_only():
     made = policy(4, "ab")
     made.decide({}, 0.0)
     made.backing_off = True
@@ -248,7 +248,7 @@ def test_backing_off_leaves_nothing_but_the_probe():
     assert made.decide({}, GRACE) == {"b": 1}
 
 
-def test_probe_is_first_the_one_that_had_messages_last():
+def test_first_probe_is_the_connection_with_the_last_message():
     made = policy(9, "abc")
     made.on_messages("b", 1, 1, 5.0)
     made.add("d", 2500, 6.0)
@@ -265,7 +265,7 @@ def test_probe_moves_to_another_without_messages_in_flight():
     assert policy(4).pick_probe({}) is None
 
 
-def test_lost_probe_is_forgotten():
+def test_removed_connection_is_no_longer_the_probe():
     made = policy(4, "a")
     made.probe = "a"
     made.remove("a")
@@ -273,7 +273,7 @@ def test_lost_probe_is_forgotten():
     assert made.probe is None
 
 
-def test_resize_takes_effect():
+def test_changed_max_in_flight_is_used():
     made = policy(10, "a")
     made.decide({}, 0.0)
 
@@ -314,7 +314,7 @@ def test_rdy_that_is_counted_down_is_not_sent_again_while_paused():
     assert made.decide({"a": 2}, 0.0) == {}
 
 
-def test_lowered_limit_takes_from_all_while_one_holds_more_than_its_share():
+def test_lowered_max_in_flight_reduces_all_while_one_exceeds_its_share():
     made = policy(30, "abc")
     made.decide({}, 0.0)
     made.max_in_flight = 12
@@ -601,7 +601,7 @@ class Simulation:
 
 @pytest.mark.parametrize("seed", [*range(1, 10), 38])
 @pytest.mark.slow
-def test_of_many_nsqds_none_exceeds_its_share_and_none_starves(seed):
+def test_none_of_many_nsqds_exceeds_the_limit_or_starves(seed):
     simulation = Simulation(seed, 200.0)
 
     simulation.run()
@@ -610,12 +610,12 @@ def test_of_many_nsqds_none_exceeds_its_share_and_none_starves(seed):
     assert simulation.longest <= turns * (TURN + IDLE)
 
 
-def test_random_order_of_newcomers_is_seeded():
+def test_order_of_new_connections_depends_on_the_seed_only():
     assert policy(2, "abc", on_messages=False).decide({}, 0.0) == policy(2, "abc", on_messages=False).decide({}, 0.0)
 
 
 @pytest.mark.parametrize("paused", [True, False])
-def test_no_connection_no_change(paused):
+def test_policy_without_connections_sends_no_rdy(paused):
     made = policy(5)
     made.paused = paused
 

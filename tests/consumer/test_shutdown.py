@@ -20,7 +20,7 @@ def channel(nsqd):
     return nsqd.broker.topics["t"].channels["c"]
 
 
-def test_what_was_delivered_is_worked_off(nsqd, clock, publish, started):
+def test_close_waits_for_delivered_messages(nsqd, clock, publish, started):
     done = []
 
     def handle(consumer, message):
@@ -39,7 +39,7 @@ def test_what_was_delivered_is_worked_off(nsqd, clock, publish, started):
     assert not consumer.is_running
 
 
-def test_nothing_new_comes_once_close_was_called(nsqd, clock, publish, started):
+def test_no_new_messages_are_delivered_after_close(nsqd, clock, publish, started):
     got = []
 
     def handle(consumer, message):
@@ -57,7 +57,7 @@ def test_nothing_new_comes_once_close_was_called(nsqd, clock, publish, started):
     assert nsqd.transcript.commands()[2:] == ["RDY", "RDY", "CLS", "FIN"]
 
 
-def test_what_the_deadline_leaves_is_requeued_at_once(nsqd, clock, publish, started, caplog):
+def test_unanswered_messages_are_requeued_at_the_deadline(nsqd, clock, publish, started, caplog):
     forever = Event()
     consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=10, concurrency=1, close_timeout=5.0)
     publish(nsqd, b"warm")
@@ -73,7 +73,7 @@ def test_what_the_deadline_leaves_is_requeued_at_once(nsqd, clock, publish, star
     forever.set()
 
 
-def test_asynchronous_message_that_nobody_answers_is_requeued_at_the_deadline(nsqd, clock, publish, started):
+def test_unanswered_async_message_is_requeued_at_the_deadline(nsqd, clock, publish, started):
     consumer = started(lambda _, message: message.enable_async(), nsqd, close_timeout=5.0)
     publish(nsqd, b"1")
     consumer.close()
@@ -82,7 +82,7 @@ def test_asynchronous_message_that_nobody_answers_is_requeued_at_the_deadline(ns
     assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (1, 0)
 
 
-def test_asynchronous_message_may_be_answered_while_it_closes(nsqd, clock, publish, started):
+def test_async_message_may_be_answered_during_the_close(nsqd, clock, publish, started):
     held = []
 
     def handle(consumer, message):
@@ -111,7 +111,7 @@ def test_close_with_a_timeout_waits(nsqd, publish, started, clock):
     assert not consumer.is_running
 
 
-def test_close_with_a_timeout_has_that_deadline(nsqd, clock, publish, started):
+def test_timeout_of_close_replaces_close_timeout(nsqd, clock, publish, started):
     forever = Event()
     consumer = started(lambda _, message: forever.wait(), nsqd)
     publish(nsqd, b"1")
@@ -147,7 +147,7 @@ def test_handler_may_close_and_wait_for_the_others(nsqd, clock, publish, started
     assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (0, 0)
 
 
-def test_two_handlers_that_both_wait_for_the_end_do_not_wait_for_each_other(nsqd, clock, publish, started):
+def test_two_handlers_that_wait_for_the_end_do_not_block_each_other(nsqd, clock, publish, started):
     done = []
 
     def handle(consumer, message):
@@ -164,7 +164,7 @@ def test_two_handlers_that_both_wait_for_the_end_do_not_wait_for_each_other(nsqd
     assert not consumer.is_running
 
 
-def test_close_twice_is_close_once(nsqd, clock, started):
+def test_second_close_does_nothing(nsqd, clock, started):
     closed = []
     consumer = started(lambda _, message: None, nsqd)
     consumer.on_close.connect(closed.append, weak=False)
@@ -176,7 +176,7 @@ def test_close_twice_is_close_once(nsqd, clock, started):
     assert closed == [consumer]
 
 
-def test_close_before_start_ends_it_for_good(nsqd, caplog):
+def test_close_before_start_is_final(nsqd, caplog):
     consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: None)
     consumer.close()
     consumer.join(1)
@@ -185,7 +185,7 @@ def test_close_before_start_ends_it_for_good(nsqd, caplog):
     assert "was closed; make a new one" in caplog.text
 
 
-def test_close_while_it_connects_ends_the_attempt(nsqd, clock):
+def test_close_while_the_consumer_connects_ends_the_attempt(nsqd, clock):
     nsqd.stop_reading()
     consumer = Consumer("t", "c", nsqd.tcp_address, message_handler=lambda _, message: None, clock=clock)
     starting = gevent.spawn(consumer.start)
@@ -224,7 +224,7 @@ def test_close_in_a_signal_handler(fakensqd, state):
     assert consumer.stats().state == "closed"
 
 
-def test_deadline_holds_though_nsqd_is_silent(nsqd, clock, started):
+def test_close_ends_at_the_deadline_while_nsqd_is_silent(nsqd, clock, started):
     consumer = started(lambda _, message: None, nsqd, close_timeout=5.0)
     nsqd.stop_reading()
     consumer.close()
@@ -236,7 +236,7 @@ def test_deadline_holds_though_nsqd_is_silent(nsqd, clock, started):
     nsqd.resume_reading()
 
 
-def test_message_that_comes_behind_the_deadline_is_requeued_too(nsqd, clock, publish, started):
+def test_message_that_arrives_after_the_deadline_is_requeued(nsqd, clock, publish, started):
     forever = Event()
     consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=10, concurrency=1, close_timeout=1.0)
     publish(nsqd, b"warm")
@@ -267,7 +267,7 @@ def test_close_with_a_timeout_in_a_plain_signal_handler_does_not_wait(fakensqd):
 
 
 @pytest.mark.parametrize("action", ["pause", "max_in_flight"])
-def test_flow_may_be_steered_from_another_thread(fakensqd, action):
+def test_pause_and_max_in_flight_may_be_set_from_another_thread(fakensqd, action):
     seen = []
     consumer = Consumer(
         "t", "c", fakensqd.tcp_address, message_handler=lambda _, message: seen.append(message.body), max_in_flight=5
@@ -289,7 +289,7 @@ def test_flow_may_be_steered_from_another_thread(fakensqd, action):
         wait_until(lambda: consumer.total_ready_count == (5 if action == "pause" else 9))
 
 
-def test_waiting_for_messages_of_a_lost_connection_is_given_up(nsqd, clock, publish, started):
+def test_close_does_not_wait_for_messages_of_a_lost_connection(nsqd, clock, publish, started):
     handled = []
 
     def handle(consumer, message):
@@ -307,7 +307,7 @@ def test_waiting_for_messages_of_a_lost_connection_is_given_up(nsqd, clock, publ
     assert handled == [b"0"]
 
 
-def test_nothing_is_handled_behind_the_deadline(nsqd, clock, publish, started):
+def test_no_message_is_handled_after_the_deadline(nsqd, clock, publish, started):
     handled, release = [], Event()
 
     def handle(consumer, message):
@@ -328,9 +328,7 @@ def test_nothing_is_handled_behind_the_deadline(nsqd, clock, publish, started):
     assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (3, 0)
 
 
-def test_handler_that_has_answered_and_works_on_is_waited_for_by_one_that_waits_for_the_end(
-    nsqd, clock, publish, started
-):
+def test_handler_that_waits_for_the_end_waits_for_a_running_handler_that_has_answered(nsqd, clock, publish, started):
     told = []
 
     def handle(consumer, message):
@@ -349,7 +347,7 @@ def test_handler_that_has_answered_and_works_on_is_waited_for_by_one_that_waits_
     assert told == [b"warm", b"slow", b"closes"]
 
 
-def test_requeue_at_the_deadline_does_not_pretend_a_failure(nsqd, clock, publish, started):
+def test_requeue_at_the_deadline_is_no_failure_for_backoff(nsqd, clock, publish, started):
     told = []
 
     class Mine(Consumer):
@@ -370,7 +368,7 @@ def test_requeue_at_the_deadline_does_not_pretend_a_failure(nsqd, clock, publish
     forever.set()
 
 
-def test_close_with_a_timeout_in_a_signal_handler_holds_up_nobody_however_busy(fakensqd):
+def test_close_with_a_timeout_in_a_signal_handler_does_not_block_busy_handlers(fakensqd):
     seen = []
     consumer = Consumer(
         "t", "c", fakensqd.tcp_address, message_handler=lambda _, message: seen.append(message), max_in_flight=200
@@ -399,7 +397,7 @@ def test_close_with_a_timeout_in_a_signal_handler_holds_up_nobody_however_busy(f
     assert fakensqd.in_flight("t", "c") == 0
 
 
-def test_redistributing_from_another_thread_works_later_too(fakensqd):
+def test_redistribute_ready_state_may_be_called_from_another_thread(fakensqd):
     seen = []
     consumer = Consumer(
         "t", "c", fakensqd.tcp_address, message_handler=lambda _, message: seen.append(message), reconnect_initial=0.01

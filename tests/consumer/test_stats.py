@@ -33,7 +33,7 @@ def test_counts_are_those_of_all_connections_since_the_start(nsqd, clock, publis
     assert connection.msg_timeout == 60.0
 
 
-def test_what_waits_and_what_is_handled(nsqd, clock, publish, started):
+def test_stats_count_waiting_and_handled_messages(nsqd, clock, publish, started):
     release = Event()
     consumer = started(lambda _, message: release.wait(), nsqd, max_in_flight=4, concurrency=1)
     publish(nsqd, b"0")
@@ -68,7 +68,7 @@ def test_latency_is_from_arrival_to_answer(nsqd, clock, publish, started):
     assert latency.quantile(1.0) == 32.768
 
 
-def test_nothing_has_no_quantile():
+def test_empty_histogram_has_no_quantile():
     empty = Histogram((1.0, 2.0), (0, 0, 0), 0.0)
 
     assert (empty.count, empty.quantile(0.5)) == (0, None)

@@ -233,7 +233,7 @@ def test_handler_that_exits_closes_the_consumer(fakensqd, publish):
     assert "gnsq-consumer-t" not in thread_names()
 
 
-def test_hub_itself_cannot_start_it(fakensqd):
+def test_hub_itself_cannot_start_a_threaded_consumer(fakensqd):
     raised = []
     consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=ignore, threaded=True)
 
@@ -292,7 +292,7 @@ def run(program, address):
 
 
 @pytest.mark.subprocess
-def test_end_of_the_program_closes_it_in_order(fakensqd, publish):
+def test_end_of_the_program_closes_a_threaded_consumer_in_order(fakensqd, publish):
     publish(b"x")
 
     done = run("consumer.start(block=False); begun.wait()", fakensqd.tcp_address)
@@ -335,7 +335,7 @@ def test_sigterm_handler_closes_a_program_that_waits_in_start(fakensqd, publish)
 
 
 @pytest.mark.subprocess
-def test_it_works_in_a_monkey_patched_process(fakensqd, publish):
+def test_threaded_consumer_works_in_a_monkey_patched_process(fakensqd, publish):
     publish(b"x")
     patched = "from gevent import monkey; monkey.patch_all()\n"
     program = textwrap.dedent(PROGRAM) + "with consumer:\n    assert begun.wait(20)\n"

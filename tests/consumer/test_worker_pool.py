@@ -38,7 +38,7 @@ def kill_those_on_their_way(workers):
         worker.kill()
 
 
-def test_message_whose_worker_is_killed_before_it_has_begun_is_handled_by_another(workers, handled):
+def test_message_of_a_worker_killed_before_it_began_is_handled_by_another(workers, handled):
     messages = [message(number) for number in range(3)]
     workers.put(messages)
 
@@ -48,7 +48,7 @@ def test_message_whose_worker_is_killed_before_it_has_begun_is_handled_by_anothe
     assert handled == messages
 
 
-def test_message_between_its_worker_and_its_handler_is_handled_by_another(workers, handled):
+def test_message_of_a_worker_killed_before_its_handler_is_handled_by_another(workers, handled):
     messages = [message(number) for number in range(3)]
     handle = workers._handle
 
@@ -63,7 +63,7 @@ def test_message_between_its_worker_and_its_handler_is_handled_by_another(worker
     assert sorted(handled, key=messages.index) == messages
 
 
-def test_those_of_a_call_that_were_answered_or_kept_for_later_do_not_come_again():
+def test_answered_and_async_messages_of_a_killed_worker_are_not_handled_again():
     answered, kept, other = messages = [message(number) for number in range(3)]
     calls = []
 
@@ -82,7 +82,7 @@ def test_those_of_a_call_that_were_answered_or_kept_for_later_do_not_come_again(
     assert calls == [messages, [other]]
 
 
-def test_bug_is_no_endless_loop(workers, handled):
+def test_worker_that_raises_does_not_handle_its_message_again(workers, handled):
     def handle(message):
         handled.append(message)
         raise ValueError("a bug")
@@ -94,7 +94,7 @@ def test_bug_is_no_endless_loop(workers, handled):
     assert len(handled) == 3
 
 
-def test_killed_workers_of_a_forked_child_hand_on_nothing(workers, handled):
+def test_aborted_workers_put_no_message_back(workers, handled):
     workers.put([message(number) for number in range(3)])
 
     workers.abort()

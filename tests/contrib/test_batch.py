@@ -60,7 +60,7 @@ def test_messages_that_wait_for_a_handler_are_no_starvation(still_publish, still
     assert [len(batch) for batch in batches] == [5, 5]
 
 
-def test_starved_consumer_runs_the_batch_at_once_and_warns(still_publish, still_consume, batches, clock):
+def test_starved_consumer_runs_its_batch_at_once_with_a_warning(still_publish, still_consume, batches, clock):
     still_consume(BatchHandler(5, batches, clock=clock), max_in_flight=2)
 
     with pytest.warns(RuntimeWarning, match="too large for its max_in_flight"):
@@ -89,7 +89,7 @@ def test_timeout_counts_from_the_first_message_of_a_batch(still_publish, still_c
     assert batches == [[b"1", b"2"], [b"3"]]
 
 
-def test_timeout_warns(still_publish, still_consume, batches, clock):
+def test_batch_that_runs_by_its_timeout_is_a_warning(still_publish, still_consume, batches, clock):
     still_consume(BatchHandler(100, batches, timeout=1, clock=clock), max_in_flight=100)
     still_publish(b"1")
 
@@ -99,7 +99,7 @@ def test_timeout_warns(still_publish, still_consume, batches, clock):
     assert batches == [[b"1"]]
 
 
-def test_warning_that_is_an_error_costs_no_message(still_publish, still_consume, batches, clock, caplog):
+def test_warning_that_is_turned_into_an_error_loses_no_message(still_publish, still_consume, batches, clock, caplog):
     still_consume(BatchHandler(100, batches, timeout=1, clock=clock), max_in_flight=100)
     still_publish(b"1")
 
@@ -167,7 +167,7 @@ def test_closing_does_not_wait_for_another_batch_to_run_this_one(still_publish, 
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_one_greenlet_watches_over_all_batches_and_none_is_left(still_publish, still_consume, batches, clock):
+def test_one_greenlet_runs_all_batches_in_time_and_ends(still_publish, still_consume, batches, clock):
     others = watchers()  # those of tests before may wait for their messages still
     consumer = still_consume(BatchHandler(10, batches, clock=clock), max_in_flight=1000)
 
@@ -195,7 +195,7 @@ def test_batch_is_made_of_what_handle_message_returns(publish, consume):
     assert got == [[1, 2]]
 
 
-def test_methods_may_be_overridden(publish, consume):
+def test_methods_of_a_batch_handler_may_be_overridden(publish, consume):
     got = []
 
     class Sums(BatchHandler):
@@ -212,7 +212,7 @@ def test_methods_may_be_overridden(publish, consume):
     assert got == [3]
 
 
-def test_message_that_does_not_fit_is_requeued_and_the_others_go_on(fakensqd, publish, consume):
+def test_message_whose_handle_message_raises_is_requeued_and_the_others_stay(fakensqd, publish, consume):
     got, errors = [], []
     handler = BatchHandler(
         2,
@@ -230,7 +230,7 @@ def test_message_that_does_not_fit_is_requeued_and_the_others_go_on(fakensqd, pu
     wait_until(lambda: channel_stats(fakensqd, "t", "c")["deferred_count"] == 1)
 
 
-def test_nothing_is_handled_where_no_message_fits(fakensqd, publish, consume, batches):
+def test_empty_batch_is_not_handled(fakensqd, publish, consume, batches):
     def refuse(message):
         raise ValueError("none of these")
 
@@ -241,7 +241,7 @@ def test_nothing_is_handled_where_no_message_fits(fakensqd, publish, consume, ba
     assert batches == []
 
 
-def test_batch_that_fails_is_requeued_whole_and_comes_again(still_nsqd, still_publish, still_consume, clock):
+def test_failed_batch_is_requeued_as_a_whole(still_nsqd, still_publish, still_consume, clock):
     attempts, errors = [], []
 
     def handle(batch):
@@ -292,7 +292,7 @@ def test_requeue_backs_off_as_the_exception_says(publish, consume, caplog, error
 
 
 @pytest.mark.parametrize("what", ["handle_message", "handle_batch"])
-def test_callback_that_raises_costs_nothing(fakensqd, publish, consume, caplog, what):
+def test_error_callback_that_raises_is_logged_and_changes_nothing(fakensqd, publish, consume, caplog, what):
     def fail(*arguments):
         raise RuntimeError("of the handler")
 
@@ -307,7 +307,7 @@ def test_callback_that_raises_costs_nothing(fakensqd, publish, consume, caplog, 
     assert "of the callback" in caplog.text
 
 
-def test_callbacks_may_answer_themselves(fakensqd, publish, consume):
+def test_error_callbacks_may_answer_messages(fakensqd, publish, consume):
     def handle(batch):
         batch[0].finish()
         raise RuntimeError("the second is no good")
@@ -320,7 +320,7 @@ def test_callbacks_may_answer_themselves(fakensqd, publish, consume):
     assert channel_stats(fakensqd, "t", "c")["requeue_count"] == 0
 
 
-def test_requeue_and_finish_methods_answer_what_is_unanswered(fakensqd, publish, consume):
+def test_requeue_and_finish_methods_answer_unanswered_messages(fakensqd, publish, consume):
     handler = BatchHandler(3, lambda batch: answer(batch))
 
     def answer(batch):
@@ -356,7 +356,7 @@ def test_no_more_batches_run_at_once_than_allowed(publish, consume):
     assert max(most) == 2
 
 
-def test_message_that_timed_out_behind_another_batch_is_left_to_nsqd(still_publish, still_consume, clock, caplog):
+def test_message_that_times_out_before_its_batch_runs_is_left_out(still_publish, still_consume, clock, caplog):
     got, go = [], Event()
 
     def handle(batch):
@@ -378,7 +378,7 @@ def test_message_that_timed_out_behind_another_batch_is_left_to_nsqd(still_publi
     assert consumer.total_in_flight == 0
 
 
-def test_killed_batch_gives_its_messages_back(fakensqd, publish, consume):
+def test_killed_batch_requeues_its_messages(fakensqd, publish, consume):
     got, greenlets = [], []
 
     def spawn(function, *arguments):
@@ -408,7 +408,7 @@ def test_message_that_is_answered_already_is_in_no_batch(batches):
     assert other.has_responded()
 
 
-def test_message_of_no_known_timeout_waits_for_its_batch(batches):
+def test_message_without_a_known_msg_timeout_waits_for_its_batch(batches):
     handler = BatchHandler(2, batches, timeout=None, spawn=lambda function, *arguments: function(*arguments))
     consumer = Consumer("t", "c", "127.0.0.1")
 
@@ -418,7 +418,7 @@ def test_message_of_no_known_timeout_waits_for_its_batch(batches):
     assert batches == [[b"1", b"2"]]
 
 
-def test_batch_that_can_not_be_spawned_is_given_back(fakensqd, publish, consume, batches):
+def test_batch_that_can_not_be_spawned_is_requeued(fakensqd, publish, consume, batches):
     refusals = [RuntimeError("no more greenlets")]
 
     def spawn(function, *arguments):
@@ -457,6 +457,6 @@ def test_lost_connection_leaves_the_messages_to_nsqd(fakensqd, publish, consume,
         pytest.param({"batch_size": 1, "handle_batch": print, "spawn": 0}, ValueError, "spawn 0", id="none at once"),
     ],
 )
-def test_what_can_not_work_is_refused(arguments, error, text):
+def test_invalid_arguments_of_a_batch_handler_are_refused(arguments, error, text):
     with pytest.raises(error, match=text):
         BatchHandler(**arguments)

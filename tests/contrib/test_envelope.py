@@ -14,7 +14,7 @@ BODIES = st.binary()
 HEADERS = st.dictionaries(st.text(max_size=20), st.text(max_size=50), max_size=5)
 
 
-def test_envelope_is_as_it_is_documented():
+def test_envelope_is_encoded_as_documented():
     envelope = bytes.fromhex("00 4E 53 51 45 4E 56  01  00 08  00 01 61  00 03 78 79 7A  68 65 6C 6C 6F")
 
     assert wrap(b"hello", {"a": "xyz"}) == envelope
@@ -27,17 +27,17 @@ def test_wrapped_body_comes_back_with_its_headers(body, headers):
 
 
 @given(BODIES, HEADERS, HEADERS)
-def test_envelope_in_an_envelope_comes_back(body, inner, outer):
+def test_envelope_in_an_envelope_is_unwrapped_one_by_one(body, inner, outer):
     assert unwrap(wrap(wrap(body, inner), outer)) == (wrap(body, inner), outer)
 
 
 @given(BODIES, HEADERS)
-def test_body_may_be_put_behind_an_empty_envelope(body, headers):
+def test_body_may_be_appended_to_an_empty_envelope(body, headers):
     assert wrap(b"", headers) + body == wrap(body, headers)
 
 
 @given(BODIES, HEADERS, st.data())
-def test_envelope_cut_short_in_front_of_its_body_comes_back_as_it_is(body, headers, data):
+def test_envelope_with_incomplete_headers_is_returned_unchanged(body, headers, data):
     length = data.draw(st.integers(0, len(wrap(b"", headers)) - 1))
     cut = wrap(body, headers)[:length]
 
@@ -50,7 +50,7 @@ def test_body_cut_short_keeps_its_headers(body, headers, length):
 
 
 @given(st.binary() | st.binary().map(START.__add__))
-def test_any_bytes_come_back_whole(body):
+def test_any_bytes_are_returned_without_loss(body):
     got, headers = unwrap(body)
 
     assert (got, headers) == (body, {}) or wrap(got, headers) == body
@@ -78,7 +78,7 @@ PLAIN = [
 
 
 @pytest.mark.parametrize("body", PLAIN)
-def test_what_is_no_envelope_comes_back_as_it_is(body):
+def test_bytes_without_an_envelope_are_returned_unchanged(body):
     got, headers = unwrap(body)
 
     assert got is body
@@ -113,13 +113,13 @@ def test_headers_that_no_envelope_can_hold_are_refused(headers, words):
         pytest.param("text", {}, "message body must be bytes, not str", id="body"),
     ],
 )
-def test_other_types_are_refused(body, headers, words):
+def test_wrong_types_are_refused_by_wrap(body, headers, words):
     with pytest.raises(TypeError, match=words):
         wrap(body, headers)
 
 
 @pytest.mark.subprocess
-def test_neither_gevent_nor_opentelemetry_is_needed():
+def test_envelope_module_imports_neither_gevent_nor_opentelemetry():
     code = """
 import sys
 sys.modules["gevent"] = sys.modules["opentelemetry"] = None

@@ -61,14 +61,14 @@ def give_up(fakensqd, publish, consume):
         pytest.param(b"\xff\x00", "\\xff\x00\n", id="no UTF-8"),
     ],
 )
-def test_log_gets_the_body_as_text(capsys, body, written):
+def test_log_give_up_handler_writes_the_body_as_text(capsys, body, written):
     LogGiveupHandler()(CONSUMER, message(body))
 
     assert capsys.readouterr().out == written
 
 
 @pytest.mark.parametrize("kind", [LogGiveupHandler, JSONLogGiveupHandler])
-def test_log_may_take_bytes(kind):
+def test_log_give_up_handler_may_write_bytes(kind):
     file = io.BytesIO()
 
     kind(file.write, newline=b"\r\n")(CONSUMER, message())
@@ -119,7 +119,7 @@ def test_json_line_has_all_of_a_message(body, expected):
     }
 
 
-def test_log_that_fails_lets_the_message_come_again(fakensqd, give_up):
+def test_message_is_requeued_if_the_log_fails(fakensqd, give_up):
     lines = []
 
     def log(line):
@@ -158,7 +158,7 @@ def test_message_given_up_twice_is_one_file(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_id_leads_out_of_no_directory(tmp_path):
+def test_message_id_does_not_lead_out_of_the_directory(tmp_path):
     directory = tmp_path / "inside"
 
     DirectoryGiveupHandler(directory)(CONSUMER, message(message_id=b"/../../../../../x"[:16]))
@@ -243,7 +243,7 @@ def test_nsqds_take_turns(fakensqd):
         assert bodies(other, "dead") == [b"1", b"3"]
 
 
-def test_message_that_no_nsqd_takes_comes_again(fakensqd, give_up):
+def test_message_that_no_nsqd_accepts_is_requeued(fakensqd, give_up):
     handler = NsqdGiveupHandler("dead", [fakensqd.http_address, f"127.0.0.1:{refused_port()}"])
 
     with fakensqd.add(on.http("/pub"), answer(503, b"no disk")):
@@ -254,7 +254,7 @@ def test_message_that_no_nsqd_takes_comes_again(fakensqd, give_up):
     assert bodies(fakensqd, "dead") == [b"1"]
 
 
-def test_error_says_what_each_nsqd_said(fakensqd):
+def test_error_has_the_text_of_each_nsqd(fakensqd):
     port = refused_port()
     handler = NsqdGiveupHandler("dead", [fakensqd.http_address, f"127.0.0.1:{port}"])
 
@@ -280,7 +280,7 @@ def test_class_without_urls_is_called_with_host_and_port():
     assert made == [("a",), ("b", 4152), ("dead", b"body")]
 
 
-def test_no_host_is_refused():
+def test_empty_nsqd_hosts_are_refused():
     with pytest.raises(ValueError, match="nsqd_hosts is empty"):
         NsqdGiveupHandler("dead", [])
 
@@ -297,7 +297,7 @@ def test_producer_has_confirmed_before_the_message_is_finished(fakensqd, give_up
         wait_until(lambda: settled(fakensqd))
 
 
-def test_publish_without_an_answer_is_done_again(fakensqd, give_up):
+def test_publish_without_an_answer_is_repeated(fakensqd, give_up):
     with Producer(fakensqd.tcp_address) as producer, fakensqd.add(on.reply("PUB", topic="dead"), disconnect()):
         give_up(ProducerGiveupHandler("dead", producer), b"1")
         wait_until(lambda: fakensqd.depth("dead") == 2)
@@ -306,7 +306,7 @@ def test_publish_without_an_answer_is_done_again(fakensqd, give_up):
         wait_until(lambda: settled(fakensqd))
 
 
-def test_producer_that_is_closed_loses_nothing(fakensqd, give_up):
+def test_closed_producer_loses_no_given_up_message(fakensqd, give_up):
     producer = Producer(fakensqd.tcp_address)
     producer.close()
 

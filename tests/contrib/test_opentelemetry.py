@@ -47,7 +47,7 @@ def spans():
     return Spans()
 
 
-def test_span_says_what_was_handled(fakensqd, publish, consume, spans):
+def test_span_of_a_handled_message_has_its_attributes(fakensqd, publish, consume, spans):
     publish(b"body")
     consume(traced(lambda consumer, message: None, tracer_provider=spans.provider))
     wait_until(spans)
@@ -93,7 +93,7 @@ def test_server_is_where_the_message_came_from(spans, responder, expected):
     ("error", "kind"),
     [pytest.param(ValueError("bad page"), "ValueError"), pytest.param(gevent.Timeout(3), "Timeout")],
 )
-def test_exception_is_recorded_and_goes_on(spans, error, kind):
+def test_exception_of_a_handler_is_recorded_and_raised(spans, error, kind):
     def handle(consumer, message):
         raise error
 
@@ -144,7 +144,7 @@ def test_wrapped_handler_keeps_its_name_and_result():
 @pytest.mark.parametrize(
     "options", [pytest.param({}, id="no SDK"), pytest.param({"tracer_provider": trace.NoOpTracerProvider()}, id="off")]
 )
-def test_nothing_is_put_together_where_nobody_looks(options):
+def test_no_span_is_built_without_an_sdk(options):
     class Untouched:
         def __getattr__(self, name):
             raise AssertionError(f"{name} was asked for")
@@ -205,7 +205,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("publish", "published", "attributes"), WAYS)
-def test_span_says_what_was_sent(fakensqd, send, spans, publish, published, attributes):
+def test_span_of_a_publish_has_its_attributes(fakensqd, send, spans, publish, published, attributes):
     publish(send)
     wait_until(spans)
 
@@ -229,7 +229,7 @@ def test_envelope_names_the_span_of_the_send(fakensqd, send_enveloped, spans, pu
     assert dict(span.attributes) == attributes
 
 
-def test_options_and_results_are_the_producers(fakensqd, send):
+def test_options_and_results_are_those_of_the_producer(fakensqd, send):
     assert send.publish("t", b"later", 60_000) == b"OK"
     assert send.publish("t", data=b"body", timeout=5) == b"OK"
 
@@ -257,7 +257,7 @@ def test_refusal_is_recorded_and_raised(fakensqd, send, spans, publish):
     assert [event.name for event in span.events] == ["exception"]
 
 
-def test_chunk_that_failed_is_recorded_where_it_is_not_raised(fakensqd, send, spans):
+def test_failed_chunk_is_recorded_if_it_is_not_raised(fakensqd, send, spans):
     with fakensqd.add(on.reply(), error("E_BAD_MESSAGE")):
         (chunk,) = send.publish_many("t", [b"1", b"2"], raise_error=False)
 
@@ -286,7 +286,7 @@ def test_misuse_is_refused_as_without_an_envelope(fakensqd, send_enveloped, span
     assert fakensqd.transcript.published("t") == []
 
 
-def test_messages_that_run_out_by_an_error_are_counted_as_far_as_they_came(send, spans):
+def test_messages_of_an_iterable_that_raises_are_counted_up_to_the_error(send, spans):
     def read():
         yield b"1"
         yield b"2"
@@ -300,7 +300,7 @@ def test_messages_that_run_out_by_an_error_are_counted_as_far_as_they_came(send,
     assert span.status.description == "OSError: disk"
 
 
-def test_timeout_of_the_callers_own_is_recorded(fakensqd, send, spans):
+def test_timeout_of_the_caller_is_recorded(fakensqd, send, spans):
     def publish():
         with pytest.raises(gevent.Timeout):
             send.publish("t", b"body")
@@ -313,7 +313,7 @@ def test_timeout_of_the_callers_own_is_recorded(fakensqd, send, spans):
     assert spans()[0].attributes["error.type"] == "Timeout"
 
 
-def test_killed_publish_has_not_failed(fakensqd, send, spans):
+def test_killed_publish_is_not_recorded_as_an_error(fakensqd, send, spans):
     with fakensqd.add(on.reply("PUB"), delay(0.2)):
         publishing = gevent.spawn(send.publish, "t", b"body")
         wait_until(lambda: fakensqd.transcript.published("t"))
@@ -343,7 +343,7 @@ def test_close_leaves_no_span_of_its_publishes(send, spans):
     assert len(spans()) == len(answers)
 
 
-def test_what_exports_spans_may_wait(fakensqd):
+def test_exporter_of_spans_may_wait(fakensqd):
     ended = []
 
     class Slow(SpanProcessor):
@@ -361,7 +361,7 @@ def test_what_exports_spans_may_wait(fakensqd):
     assert len(ended) == 3
 
 
-def test_span_that_can_not_be_ended_keeps_none_from_it(fakensqd, caplog):
+def test_span_that_can_not_be_ended_does_not_keep_others_open(fakensqd, caplog):
     ended = []
 
     class Broken(SpanProcessor):
@@ -401,7 +401,7 @@ def test_producer_on_a_thread_of_its_own_is_traced_from_others(fakensqd, spans):
     ("result", "status"),
     [pytest.param(None, StatusCode.UNSET, id="OK"), pytest.param(OSError("gone"), StatusCode.ERROR, id="error")],
 )
-def test_answer_of_another_thread_may_be_there_at_once(spans, result, status):
+def test_result_of_another_thread_may_be_there_at_once(spans, result, status):
     answer = ResultWaiters(OwnerThread(), time.monotonic, "producer-1").new(deadline=0)
     answer.end(result)
     producer = TracedProducer(SimpleNamespace(publish_async=lambda *arguments: answer), tracer_provider=spans.provider)
@@ -411,7 +411,7 @@ def test_answer_of_another_thread_may_be_there_at_once(spans, result, status):
     assert [span.status.status_code for span in spans()] == [status]
 
 
-def test_close_ends_what_the_producers_own_thread_has_left(fakensqd):
+def test_close_ends_spans_that_the_thread_of_the_producer_left(fakensqd):
     seen = []
 
     class Slow(SpanProcessor):
@@ -429,7 +429,7 @@ def test_close_ends_what_the_producers_own_thread_has_left(fakensqd):
     assert len(seen) == 3
 
 
-def test_close_in_the_hub_itself_waits_for_nothing(send, spans, capfd):
+def test_close_in_the_hub_itself_does_not_wait(send, spans, capfd):
     answer = send.publish_async("t", b"body")
 
     gevent.get_hub().loop.run_callback(send.close)
@@ -481,7 +481,7 @@ print("parent:", len(spans()))
     [pytest.param('producer.publish_async("t", b"child")', 1, id="publishing"), pytest.param("pass", 0, id="idle")],
 )
 @pytest.mark.subprocess
-def test_child_ends_spans_of_its_own_only(fakensqd, in_child, count):
+def test_forked_child_ends_only_its_own_spans(fakensqd, in_child, count):
     code = FORKING.format(in_child=in_child)
 
     with fakensqd.add(on.reply("PUB", body=b"parent"), delay(0.3)):
@@ -511,7 +511,7 @@ def test_other_attributes_are_those_of_the_wrapped_producer(fakensqd):
 
 
 @pytest.mark.parametrize(("publish", "published", "attributes"), WAYS)
-def test_nobody_looks_so_nothing_is_enveloped(fakensqd, publish, published, attributes):
+def test_bodies_are_not_enveloped_without_an_sdk(fakensqd, publish, published, attributes):
     with TracedProducer(Producer(fakensqd.tcp_address), envelope=True) as producer:
         publish(producer)
 
@@ -555,7 +555,7 @@ def test_headers_too_large_for_an_envelope_are_left_out(fakensqd, send_enveloped
     ]
 
 
-def test_what_is_in_an_envelope_keeps_it(fakensqd, send_enveloped):
+def test_body_in_an_envelope_is_published_unchanged(fakensqd, send_enveloped):
     send_enveloped.publish("t", wrap(b"body", HEADERS))
 
     assert fakensqd.transcript.published("t") == [wrap(b"body", HEADERS)]
@@ -617,7 +617,7 @@ def test_senders_baggage_is_there_while_the_message_is_handled(spans):
     assert context.get_current() == before
 
 
-def test_message_that_is_handled_more_than_once_is_opened_once(spans):
+def test_envelope_of_a_message_that_is_handled_again_is_removed_once(spans):
     seen = []
     one, other = (
         traced(lambda consumer, message: seen.append(message.body), envelope=True, tracer_provider=spans.provider)
@@ -637,7 +637,7 @@ def test_without_an_sdk_the_handler_sees_the_body():
     assert traced(lambda consumer, message: message.body, envelope=True)(CONSUMER, enveloped()) == b"body"
 
 
-def test_envelope_is_left_to_the_handler_unless_it_is_asked_for(spans):
+def test_envelope_is_not_removed_by_default(spans):
     seen = []
     handler = traced(lambda consumer, message: seen.append(unwrap(message.body)), tracer_provider=spans.provider)
 

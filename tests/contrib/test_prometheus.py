@@ -104,7 +104,7 @@ def test_each_nsqd_has_its_counters_and_gauges():
     assert values[key("connections")] == 2
 
 
-def test_consumer_has_its_own():
+def test_consumer_has_its_counters_and_gauges():
     source = Subscriber(
         given_up=1,
         failed=2,
@@ -225,7 +225,7 @@ def test_second_collector_in_a_registry_is_refused():
         registry.register(StatsCollector())
 
 
-def test_nothing_is_shown_of_nobody():
+def test_collector_without_sources_is_empty():
     assert scrape(StatsCollector()) == {}
 
 
@@ -356,7 +356,7 @@ def test_counters_of_nsqds_never_fall_and_their_sum_is_exact():
     assert found == {"a:1": 8, "closed": 4}
 
 
-def test_one_of_several_connections_lost_invents_nothing():
+def test_loss_of_one_of_several_connections_adds_nothing():
     producer = Publisher(
         confirmed=150,
         connections=(link("a:1", 0, 100), link("a:1", 0, 50)),

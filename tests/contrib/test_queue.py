@@ -9,7 +9,7 @@ from tests.helpers import channel_stats, wait_until
 
 
 @pytest.mark.parametrize("handler", [QueueHandler, ChannelHandler])
-def test_messages_are_taken_and_answered_by_others(fakensqd, publish, consume, handler):
+def test_messages_of_a_queue_are_answered_by_other_greenlets(fakensqd, publish, consume, handler):
     messages = handler()
     consume(messages, max_in_flight=2)
     publish(b"1", b"2", b"3")
@@ -55,7 +55,7 @@ def test_pool_works_through_a_queue(fakensqd, publish, consume):
         assert sorted(next(results) for _ in range(10)) == [b"%d" % number for number in range(10)]
 
 
-def test_full_queue_holds_messages_back(publish, consume):
+def test_handlers_wait_while_the_queue_is_full(publish, consume):
     messages = QueueHandler(maxsize=1)
     consumer = consume(messages, max_in_flight=3)
     publish(b"1", b"2", b"3")

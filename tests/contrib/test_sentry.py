@@ -35,7 +35,7 @@ def test_sdk_gets_the_error_and_its_message(events):
     assert "body" in str(event["extra"]["message"]["body"])
 
 
-def test_client_of_before_is_called_while_the_exception_is_handled(publish, consume):
+def test_raven_client_is_called_while_the_exception_is_handled(publish, consume):
     captured = []
 
     class Client:
@@ -57,7 +57,7 @@ def test_client_of_before_is_called_while_the_exception_is_handled(publish, cons
 
 
 @pytest.mark.subprocess
-def test_what_is_reported_may_be_overridden(events):
+def test_message_extra_may_be_overridden(events):
     class Shy(SentryExceptionHandler):
         def message_extra(self, message):
             return {"size": len(message.body)}
@@ -77,7 +77,7 @@ def test_sdk_is_not_imported_before_it_is_used():
     assert run_program(code).stdout == "False\n"
 
 
-def test_missing_sdk_is_said_at_once(monkeypatch):
+def test_missing_sdk_is_an_import_error_at_once(monkeypatch):
     monkeypatch.setattr("gnsq.contrib.sentry.find_spec", lambda name: None)
 
     with pytest.raises(ImportError, match=r"pip install gnsq\[sentry\]"):
