@@ -1,7 +1,7 @@
-"""HubThread: an OS thread with a gevent hub of its own, which other threads call into.
+"""An OS thread with its own gevent hub, which other threads call into.
 
-For connections that are used by threads which block natively, such as those of asyncio or Spark. A hub on a thread that
-is blocked does not run: nsqd gets no answer to its heartbeats and closes the connection.
+Connections need it in programs that block their threads natively, such as with asyncio or Spark. The hub of a blocked
+thread does not run. Then heartbeats are not answered, and nsqd closes the connection.
 """
 
 from __future__ import annotations
@@ -102,26 +102,20 @@ class HubThread:
         if self.is_current:
             return function(*args, **kwargs)
         begun: list[gevent.Greenlet] = []
-
-        def work() -> None:
-            __tracebackhide__ = True
-            try:
-                future.set_result(function(*args, **kwargs))
-            except gevent.GreenletExit:
-                killed = RuntimeError(f"a call was killed in thread {self.name}")
-                future.set_exception(self._ended() if self._stopped else killed)
-            except BaseException as error:  # noqa: BLE001  # raised in the caller
-                future.set_exception(error)
-
         with self._future() as future:
-            self.call_soon(lambda: begun.append(gevent.spawn(work)))
+            self.call_soon(lambda: begun.append(gevent.spawn(future.set_from, function, *args, **kwargs)))
             try:
                 future.wait(NO_TIMEOUT)
             except BaseException:
                 with contextlib.suppress(RuntimeError):
                     self.call_soon(lambda: begun[0].kill(block=False))
                 raise
-        result: T = future.result()
+        try:
+            result: T = future.result()
+        except gevent.GreenletExit:
+            if self._stopped:
+                raise self._ended() from None
+            raise RuntimeError(f"a call was killed in thread {self.name}") from None
         return result
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:  # Any: the function's own

@@ -1,7 +1,6 @@
 """Calls between OS threads: run a function in another thread's hub, and wait for its result.
 
-Knows threads and hubs only. The only module that names gevent._hub_local, since gevent has no public way to ask for a
-hub without making one.
+Only this module imports from gevent._hub_local: gevent has no public function that returns a hub without making one.
 """
 
 from __future__ import annotations
@@ -189,7 +188,7 @@ class Once:
 class CrossThreadFuture(Generic[T]):
     """Result that one thread sets and one other thread waits for.
 
-    Cheap: making one takes a microsecond, and makes no hub in a thread that has none.
+    To make one takes a microsecond, and makes no hub in a thread that has none.
 
     Attributes:
         is_done: Whether it has a result or an exception.
@@ -207,25 +206,25 @@ class CrossThreadFuture(Generic[T]):
         # A thread with a hub waits for this event.
         self._waiter: tuple[HubCallQueue, Event] | None = None
 
-    def set_result(self, value: T) -> bool:
-        """Set the result, in any thread and without waiting.
+    def set_result(self, value: T) -> None:
+        """Set the result, in any thread and without waiting. The first result or exception stays."""
+        if self._once.acquire():
+            self._value = value
+            self._finish()
 
-        Returns:
-            False if there was a result or an exception before; that one stays.
-        """
-        if not self._once.acquire():
-            return False
-        self._value = value
-        self._finish()
-        return True
-
-    def set_exception(self, error: BaseException) -> bool:
+    def set_exception(self, error: BaseException) -> None:
         """Set an exception, which result() raises; otherwise as set_result()."""
-        if not self._once.acquire():
-            return False
-        self._error = error
-        self._finish()
-        return True
+        if self._once.acquire():
+            self._error = error
+            self._finish()
+
+    def set_from(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> None:  # Any: the function's
+        """Call a function, and set what it returns or raises."""
+        __tracebackhide__ = True
+        try:
+            self.set_result(function(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001  # raised by result()
+            self.set_exception(error)
 
     def wait(self, timeout: float) -> bool:
         """Wait until it is done, up to the timeout in seconds; only one thread may wait at a time.
@@ -392,14 +391,7 @@ class OwnerThread:
         if self.is_current:
             return function(*arguments)
         future: CrossThreadFuture[T] = CrossThreadFuture()
-
-        def work() -> None:
-            try:
-                future.set_result(function(*arguments))
-            except BaseException as error:  # noqa: BLE001  # raised in the calling thread
-                future.set_exception(error)
-
-        self.call_soon(gevent.spawn, work)
+        self.call_soon(gevent.spawn, future.set_from, function, *arguments)
         end = time.monotonic() + limit
         while not future.wait(min(end - time.monotonic(), ALIVE_CHECK_INTERVAL)):
             self._check_not_ended()
