@@ -163,7 +163,7 @@ class NSQErrorCode(NSQException):
         super().__init__(text)
 
     def __str__(self) -> str:
-        words = printable(f"{self.code} {self.text}") or "error frame that says nothing"
+        words = printable(f"{self.code} {self.text}") or "error frame without a text"
         return f"{words} ({self.advice})" if self.advice else words
 
     @property

@@ -41,7 +41,7 @@ __all__ = ["HTTPClient", "HttpClientOptionsDict", "HttpOptions", "HttpOptionsDic
 
 USERAGENT = USER_AGENT
 
-# What servers from 0.3 to 0.3.8 want to hear, or they wrap their answers.
+# Without this, servers from 0.3 to 0.3.8 send old envelopes.
 _ACCEPT = "application/vnd.nsq; version=1.0"
 _MAX_REDIRECTS = 5
 
@@ -49,26 +49,27 @@ _MAX_REDIRECTS = 5
 class HTTPClient:
     """A client of one HTTP address, for all greenlets of all threads.
 
-    The deadline of a call covers all of it, however slowly the server sends. Connections are kept open between calls,
-    in each thread its own. A connection that the server has closed in the meantime is replaced. If that shows only
-    after sending, a GET is sent again; for any other method it is an error, since the server may have executed the
-    request. So a POST duplicates nothing by itself: it is sent again only if no connection could be made, or the server
-    does not know the path. To send it again after an NSQHttpTimeout, or an NSQHttpError whose status is None, may
-    execute it twice; after an NSQHttpUnreachable it does not.
+    The deadline of a call covers all of it, also if the server sends slowly. Each thread has its own connections, which
+    stay open between calls. A connection that the server has closed is replaced. If this shows only after sending, a
+    GET is retried. Other methods raise then, since the server may have executed the request.
 
-    After a fork the child makes connections of its own; calls that were waiting fail there.
+    A POST is retried only if no connection could be made, or if the server does not know the path. So the client
+    duplicates nothing. If the caller sends a POST again after an NSQHttpTimeout, or after an NSQHttpError whose status
+    is None, the server may execute it twice; after an NSQHttpUnreachable it does not.
+
+    After a fork the child makes new connections, and calls that were waiting fail in the child.
 
     Args:
-        host, port: Where it listens.
-        useragent: What it is told we are.
-        connection_class: Gone since gnsq 1.0.
+        host, port: Address of the server.
+        useragent: Value of the header User-Agent.
+        connection_class: Not supported since gnsq 2.0.
         scheme: ``http`` or ``https``.
-        path: What comes before each endpoint, for servers behind a proxy.
-        options: Those of HttpOptions.
+        path: Prefix of the path of each endpoint, for servers behind a proxy.
+        options: Options of HttpOptions.
 
     Raises:
-        TypeError: For a keyword that is no option (the text lists those that are) or a value of the wrong type.
-        ValueError: For a value out of bounds, or a certificate that can't be used.
+        TypeError: If a keyword is not an option (the text lists the options), or a value has the wrong type.
+        ValueError: If a value is out of bounds, or a certificate can't be used.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class HTTPClient:
     ) -> None:
         if connection_class is not None:
             raise TypeError(
-                "connection_class is gone: HTTP is requests' now; for HTTPS give an https:// URL to from_url(), "
+                "connection_class is not supported: gnsq uses requests; for HTTPS pass an https:// URL to from_url(), "
                 "or scheme='https'"
             )
         self._host = check_host(host)
@@ -97,22 +98,22 @@ class HTTPClient:
         )
         self._headers = _headers(useragent, self.options)
         self._context = _context(self.options) if self._scheme == "https" else None
-        # Of the calling thread; it keeps them alive, as it does its hub.
+        # Has the connections of the calling thread, and keeps them alive.
         self._local = local()
-        # Of all threads.
+        # Connections of all threads.
         self._all: weakref.WeakValueDictionary[int, Connections] = weakref.WeakValueDictionary()
-        # Whether this server knows an endpoint by its old name, once that is learned.
+        # By path: whether this server has the old path for it.
         self._old_paths: dict[str, bool] = {}
 
     @classmethod
     def from_url(cls, url: str, **keywords: Unpack[HttpClientOptionsDict]) -> Self:
-        """Make a client from a URL or ``host[:port]``; what is missing has the class's default.
+        """Make a client from a URL or ``host[:port]``; missing parts have the defaults of the class.
 
-        A path is what comes before each endpoint. A user and password become ``auth``.
+        A path is the prefix of the path of each endpoint. A user and password become ``auth``.
 
         Raises:
-            TypeError: If it is not a str.
-            ValueError: If the scheme is neither http nor https, the port is none, or there is a query or fragment.
+            TypeError: If the URL is not a str.
+            ValueError: If the scheme is not http or https, the port is invalid, or there is a query or fragment.
         """
         if not isinstance(url, str):
             raise TypeError(f"URL must be a str, not {url!r}")
@@ -149,17 +150,17 @@ class HTTPClient:
 
     @property
     def host(self) -> str:
-        """Where it listens; an IPv6 address without brackets."""
+        """Host of the server; an IPv6 address without brackets."""
         return self._host
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Port of the server."""
         return self._port
 
     @property
     def address(self) -> str:
-        """``http://host:port/``, and the path that comes before each endpoint."""
+        """``http://host:port/``, with the prefix of paths."""
         path = f"{self._path}/" if self._path else ""
         return f"{self._scheme}://{format_address(self._host, self._port)}/{path}"
 
@@ -194,16 +195,16 @@ class HTTPClient:
         *,
         old_path: str | None = None,
         timeout: float | None = None,
-    ) -> Any:  # Any: whatever JSON the server sends
+    ) -> Any:  # Any: any JSON
         """Send a request and wait for the response.
 
         Args:
-            params: Of the query; those that are None are left out.
-            old_path: The name that servers before 1.0 have for the path; used if the path is unknown.
+            params: Parameters of the query; None means absent.
+            old_path: The path of servers before 1.0; used if the server does not know the path.
             timeout: Seconds for this call, in place of the option's.
 
         Returns:
-            JSON as Python objects (an old server's ``data`` envelope taken off), anything else as bytes.
+            JSON as Python objects (without the envelope of old servers), other bodies as bytes.
 
         Raises:
             NSQHttpError: If the status is not 200 (``status`` and ``body`` have it) or there was no response
@@ -216,7 +217,7 @@ class HTTPClient:
 
     def _connections(self) -> Connections:
         """Return the connections of the calling thread's hub."""
-        # First: it may wait, and other greenlets may make the connections meanwhile.
+        # First, since it may wait; other greenlets may make the connections meanwhile.
         make_connections = _connections_class()
         found: Connections | None = getattr(self._local, "connections", None)
         if found is None or found.closed or found.hub is not gevent.get_hub():
@@ -224,7 +225,7 @@ class HTTPClient:
             self._local.connections = self._all[id(found)] = found
         return found
 
-    # --- which path, which address ------------------------------------------------------------------------------------
+    # --- paths and redirects
 
     def _remember_path(
         self,
@@ -235,7 +236,7 @@ class HTTPClient:
         query: Mapping[str, str],
         body: bytes | None,
     ) -> Any:
-        """Ask for the path that this server is known to have, then for the other one if the server does not know it."""
+        """Use the path that this server is known to have, and the other one if the server does not know it."""
         if old_path is None:
             return self._result(call, method, path, query, body)
         old = self._old_paths.get(path, any(self._old_paths.values()))
@@ -252,7 +253,7 @@ class HTTPClient:
                 if not is_unknown_path(second):
                     self._old_paths[path] = not old
                     raise
-                # It has neither.
+                # The server has neither path.
                 raise error from None
             old = not old
         self._old_paths[path] = old
@@ -268,7 +269,7 @@ class HTTPClient:
         raise NSQHttpError(f"{method} {self.address}{path}: more than {_MAX_REDIRECTS} redirects", response.status)
 
     def _redirected(self, request: str, url: str, response: Response) -> str:
-        """Return the URL of a redirect. Another server is refused: it must get neither messages nor passwords."""
+        """Return the URL of a redirect. Refuse another server, which must not get messages and passwords."""
         try:
             target = urlsplit(urljoin(url, response.location))
             port = target.port or PORTS.get(target.scheme)
@@ -286,12 +287,12 @@ class HTTPClient:
         return target._replace(netloc=format_address(self._host, self._port), fragment="").geturl()
 
 
-# --- helpers of the first call and of the constructor -----------------------------------------------------------------
+# --- helpers
 
 
 @functools.cache
 def _connections_class() -> type[Connections]:
-    """Load the class, and with it requests, on a thread: that takes 0.1 s, and the hub must go on."""
+    """Load the class, and with it requests, in another thread, since that takes 0.1 s and would block the hub."""
     pool = ThreadPool(1)
     try:
         loaded: type[Connections] = pool.apply(_load_connections)
@@ -307,15 +308,15 @@ def _load_connections() -> type[Connections]:
 
 
 def _headers(useragent: str, options: HttpOptions) -> dict[str, str]:
-    """Say what goes with every request."""
+    """Return the headers of every request."""
     if not isinstance(useragent, str):
         raise TypeError(f"useragent must be a str, not {useragent!r}")
     check_header("User-Agent", useragent)
-    # Compressed answers could be small here and huge when unpacked; nsqd has none.
+    # A compressed body could be huge after it is unpacked; nsqd sends none.
     headers = {"User-Agent": useragent, "Accept": _ACCEPT, "Accept-Encoding": "identity"}
     if options.auth is not None:
         headers["Authorization"] = options.authorization
-    # By name, whatever its case.
+    # Names of headers are equal in upper and lower case.
     given = {name.title(): value for name, value in (options.headers or {}).items()}
     return headers | given
 
@@ -323,6 +324,6 @@ def _headers(useragent: str, options: HttpOptions) -> dict[str, str]:
 def _context(options: HttpOptions) -> ssl.SSLContext:
     if options.ssl_context is not None:
         return options.ssl_context
-    from gnsq.tls import make_context  # loads ssl: only who uses HTTPS pays for it
+    from gnsq.tls import make_context  # loads ssl, which only HTTPS needs
 
     return make_context(options.ca_certs, options.cert_reqs, options.cert_file, options.key_file, options.key_password)

@@ -66,7 +66,7 @@ class RateLimitedLogger:
         self._logger.log(level, text, *arguments, exc_info=exc_info)
 
     def is_due(self, kind: str, *, burst: int = 1) -> bool:
-        """Whether a line of some kind would be logged now; to be asked before making an expensive text."""
+        """Whether a line of some kind would be logged now. Call it before making an expensive text."""
         due, said, _ = self._kinds.get(kind, (0.0, 0, 0))
         return said < burst or self._now() >= due
 

@@ -206,7 +206,7 @@ class ConnectionOptions(Options):
 
     timeout: float = option(
         60.0,
-        "for connecting with its handshake, for each request, and until nsqd reads what we send",
+        "for connecting with the handshake, for each request, and for each send",
         unit="s",
         minimum=0.001,
     )
@@ -214,7 +214,7 @@ class ConnectionOptions(Options):
     hostname: str | None = option(None, "host name in nsqd's statistics; default: this host's")
     heartbeat_interval: float = option(
         30,
-        "between nsqd's heartbeats; -1 for none, not for a Consumer: nsqd then refuses SUB",
+        "between nsqd's heartbeats; -1 for none, but then nsqd refuses SUB, so not for a Consumer",
         unit="s",
         minimum=1,
         maximum=MAX_INTERVAL,
@@ -224,38 +224,39 @@ class ConnectionOptions(Options):
         16384, "nsqd's write buffer for this connection; -1 for none", unit="bytes", minimum=64, special=(-1, 0)
     )
     output_buffer_timeout: int = option(
-        250, "longest that nsqd holds messages back in it; -1 for ever", unit="ms", minimum=1, special=(-1, 0)
+        250, "longest that messages wait in this buffer; -1: until it is full", unit="ms", minimum=1, special=(-1, 0)
     )
-    tls_v1: bool = option(False, "encrypt; a server that does not offer TLS is refused")
+    tls_v1: bool = option(False, "encrypt; a server without TLS is refused")
     tls_options: TlsOptionsDict | None = option(
         None,
-        "how: `ca_certs`, `certfile`, `keyfile` (paths), `cert_reqs`, `ssl_version` (constants of `ssl`), "
-        "`check_hostname`, `key_password`; default: the system's CAs, certificate and host name checked",
+        "options of TLS: `ca_certs`, `certfile`, `keyfile` (paths), `cert_reqs`, `ssl_version` (constants of `ssl`), "
+        "`check_hostname`, `key_password`; default: check the certificate with the system's CAs, and the host name",
     )
     snappy: bool = option(False, "compress with snappy, if the server offers it")
     deflate: bool = option(False, "compress with deflate, if the server offers it")
     deflate_level: int = option(6, "1 fastest, 9 smallest; nsqd cuts it to its max-deflate-level", minimum=1, maximum=9)
-    sample_rate: int = option(0, "share of the messages to deliver; 0: all", unit="%", minimum=0, maximum=99)
-    auth_secret: bytes | None = option(None, "for AUTH; sent only to a server that requires it", secret=True)
+    sample_rate: int = option(0, "share of the messages that nsqd delivers; 0: all", unit="%", minimum=0, maximum=99)
+    auth_secret: bytes | None = option(None, "secret for AUTH; sent only to a server that requires AUTH", secret=True)
     user_agent: str = option(USER_AGENT, "name of this software in nsqd's statistics")
     tls_context: ssl.SSLContext | None = option(None, "an `ssl.SSLContext` in place of tls_options; implies tls_v1")
-    server_hostname: str | None = option(None, "name that nsqd's certificate must have; default: the host connected to")
+    server_hostname: str | None = option(None, "name that nsqd's certificate must have; default: the host")
     msg_timeout: float | None = option(
-        None, "until nsqd takes an unanswered message back; default: nsqd's", unit="s", minimum=1, maximum=MAX_INTERVAL
+        None, "until nsqd requeues an unanswered message; default: nsqd's", unit="s", minimum=1, maximum=MAX_INTERVAL
     )
-    topology_region: str | None = option(None, "where this client runs, for servers newer than 1.3.0")
-    topology_zone: str | None = option(None, "likewise, inside the region")
+    topology_region: str | None = option(None, "region of this client, for servers newer than 1.3.0")
+    topology_zone: str | None = option(None, "zone of this client in the region, likewise")
     max_name_length: int = option(
-        64, "of topics and channels; the oldest servers take 32", unit="characters", minimum=1, maximum=64
+        64, "longest name of a topic or channel; the oldest servers allow 32", unit="characters", minimum=1, maximum=64
     )
     max_frame_size: int = option(
         256 * 1024 * 1024,
-        "a frame that announces more ends the connection; before SUB, and for producers, 65536 at most",
+        "a larger frame ends the connection; before SUB, and for producers, the limit is 65536 at most",
         unit="bytes",
         minimum=64,
     )
     address_resolver: Callable[[str, int], tuple[str, int]] | None = option(
-        None, "called with host and port before connecting; returns those to connect to (TLS checks the original host)"
+        None,
+        "called with host and port before connecting; returns those to connect to (TLS checks the first host)",
     )
 
     def __post_init__(self) -> None:
@@ -265,13 +266,13 @@ class ConnectionOptions(Options):
         if self.auth_secret == b"":
             raise ValueError("auth_secret is empty; nsqd wants at least 1 byte")
         if self.server_hostname == "":
-            raise ValueError("server_hostname is empty; leave it out for the host connected to")
+            raise ValueError("server_hostname is empty; without it, the host is checked")
         if self.tls_options is not None and not isinstance(self.tls_options, Mapping):
             raise TypeError(f"tls_options must be a dict, not {self.tls_options!r}")
         if self.tls_context is not None and not hasattr(self.tls_context, "wrap_bio"):
             raise TypeError(f"tls_context must be an ssl.SSLContext, not {self.tls_context!r}")
         if self.tls_context is not None and self.tls_options is not None:
-            raise ValueError("tls_context and tls_options are both given; the context holds all that the options say")
+            raise ValueError("tls_context and tls_options are both given; the context has all these options")
         if self.address_resolver is not None and not callable(self.address_resolver):
             raise TypeError(f"address_resolver must be callable, not {self.address_resolver!r}")
 

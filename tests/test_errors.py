@@ -44,7 +44,7 @@ HOSTILE = [
     pytest.param(b"E_INVALID \xc2\x9b31m\xe2\x80\xae", "E_INVALID  31m", id="C1 control and direction of writing"),
     pytest.param(b"E_INVALID \xff", "E_INVALID \\xff", id="no UTF-8"),
     pytest.param(b"E_\x1b[2J x", "E_ [2J x", id="code"),
-    pytest.param(b"\n", "error frame that says nothing", id="nothing but a line end"),
+    pytest.param(b"\n", "error frame without a text", id="nothing but a line end"),
     pytest.param(b"E_INVALID " + b"x" * 1_000_000, "E_INVALID " + "x" * (MAX_SHOWN - 10) + "...", id="long"),
 ]
 

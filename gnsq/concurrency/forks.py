@@ -1,4 +1,4 @@
-"""Forks: close in a forked child what it has inherited.
+"""Close inherited sockets in a forked child.
 
 A child has copies of its parent's sockets. Bytes that it read from them would be missing in the parent. So the child
 closes its copies and sends nothing to nsqd.
@@ -18,7 +18,7 @@ __all__ = ["ForkAware", "register_after_fork"]
 
 
 class ForkAware(Protocol):
-    """Object that a child process must not go on using as it is."""
+    """Object with sockets, which a child process must not use."""
 
     def after_fork_in_child(self, parent: int) -> None:
         """Close this process's copies of sockets, and send nothing.
@@ -33,7 +33,7 @@ _hook_is_set = False
 
 
 def register_after_fork(obj: ForkAware) -> None:
-    """Call an object's after_fork_in_child() in each child process that is forked while the object lives."""
+    """Call an object's after_fork_in_child() in each child process that is forked while the object exists."""
     global _hook_is_set
     if not _hook_is_set:
         # With the first object: importing this module registers nothing.

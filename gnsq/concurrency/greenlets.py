@@ -1,4 +1,4 @@
-"""Greenlets: run a loop until its greenlet is killed, and let other greenlets run between two steps of a loop."""
+"""Run a loop until its greenlet is killed, and let other greenlets run between its steps."""
 
 from __future__ import annotations
 

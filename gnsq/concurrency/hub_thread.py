@@ -49,9 +49,8 @@ class HubThread:
     other greenlet of its hub.
 
     Args:
-        on_end: Called in the thread before its greenlets are killed, whatever ends the thread; may wait.
-        is_known: Let the threading module know the thread. In a process of one known thread, gevent's monkey-patching
-            replaces the locks that this thread holds.
+        on_end: Called in the thread at its end, before its greenlets are killed; may wait.
+        is_known: Register the thread with the threading module; see start_thread().
         kill_greenlets: Find the greenlets that still run when the thread ends, and kill them. The search looks at every
             object of the process: 0.1 ms for 1000 objects.
     """

@@ -144,7 +144,7 @@ class HubCallQueue:
         self._watcher.close()
 
     def _drain(self) -> None:
-        # Each as a callback of its own: gevent prints the exception of one, and the others go on.
+        # One callback for each: if a function raises, gevent prints the exception and calls the others.
         while self._calls:
             function, arguments = self._calls.popleft()
             self._loop.run_callback(function, *arguments)

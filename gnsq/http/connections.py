@@ -1,7 +1,7 @@
-"""Connections of an HTTP client: requests over gevent's sockets, so that a call blocks its own greenlet only.
+"""Connections of an HTTP client in one hub, and the calls that use them: deadline, retries and close.
 
-Owns one client's connections in one hub, and the calls that use them: slots, deadline, retries, close. Knows no
-endpoint, and does not interpret responses. Importing this module loads requests, which takes 0.1 s.
+Requests go through the package requests with gevent's sockets, so a call blocks only its greenlet. Does not interpret
+responses. Importing this module loads requests, which takes 0.1 s.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Connections:
 
     def after_fork_in_child(self, parent: int) -> None:
         """Close, in a child process, the child's descriptors of connections that the parent uses."""
-        self.closed = f"given up in a child of process {parent}"
+        self.closed = f"connection belongs to process {parent}, and this is its child"
         for call in self._calls:
             if call.socket is not None:
                 # At once, or its greenlet could still read, in this process, bytes that the parent waits for.
@@ -411,7 +411,8 @@ def _read(request: str, response: requests.Response, max_size: int) -> Response:
     encoding = headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise NSQHttpError(
-            f"{request}: answer is encoded as {shown(encoding)}, which was not asked for", response.status_code
+            f"{request}: answer has the encoding {shown(encoding)}, which was not allowed",
+            response.status_code,
         )
     announced = headers.get("Content-Length", "")
     too_large = NSQHttpError(
@@ -451,7 +452,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _explain(causes: list[BaseException]) -> tuple[str, bool]:
-    """Say in a few words what went wrong, with a hint if there is one.
+    """Describe an error in a few words, with a hint if there is one.
 
     Returns:
         The text, and whether another try would fail in the same way.
@@ -461,7 +462,7 @@ def _explain(causes: list[BaseException]) -> tuple[str, bool]:
             words = cause.verify_message or str(cause)
             return (
                 f"certificate is not trusted: {words} (give the CA that signed it as ca_certs; "
-                "cert_reqs='CERT_NONE' trusts anybody)"
+                "cert_reqs='CERT_NONE' trusts any certificate)"
             ), True
         if isinstance(cause, ssl.SSLEOFError):
             return (

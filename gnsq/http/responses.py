@@ -20,7 +20,7 @@ __all__ = ["Response", "ErrorText", "error_text", "is_unknown_path", "parse_resu
 _MAX_DIGITS = 100
 _ANY_DIGIT, _TOO_MANY_DIGITS = bytes.maketrans(b"123456789", b"0" * 9), b"0" * (_MAX_DIGITS + 1)
 _REDIRECTS = {"GET": {301, 302, 303, 307, 308}}
-# The other codes turn a POST into a GET, or do not say whether the method stays.
+# With other statuses, clients may send a GET in place of a POST.
 _REDIRECTS_OF_OTHERS = {307, 308}
 
 
@@ -40,7 +40,7 @@ class Response:
 
     @property
     def is_json(self) -> bool:
-        """Whether the server says that the body is JSON."""
+        """Whether the body is declared as JSON."""
         return self.content_type.partition(";")[0].strip().lower() == "application/json"
 
 
@@ -52,7 +52,7 @@ class ErrorText:
     https_port: int | None = None
 
 
-def parse_result(call: str, response: Response) -> Any:  # Any: whatever JSON the server sends
+def parse_result(call: str, response: Response) -> Any:  # Any: any JSON
     """Take the result out of a response: JSON as Python objects, without an old server's envelope; else the bytes.
 
     Args:
@@ -113,14 +113,14 @@ _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 2, 80, 80, _MAX_DIGITS
 
 
-def _parsed(body: bytes) -> Any:  # Any: whatever JSON the server sends
+def _parsed(body: bytes) -> Any:  # Any: any JSON
     """Parse JSON in UTF-8.
 
     Raises:
         ValueError: If it is not JSON, or holds a value that would fail later or take long: half of a surrogate pair,
             which cannot be encoded; a number of more than _MAX_DIGITS digits; more levels than Python can follow.
     """
-    # json.loads() would guess the encoding of bytes, and let surrogates through.
+    # json.loads() would guess the encoding of bytes, and accept surrogates.
     text = body.decode()
     try:
         if not _may_be_refused(body):
@@ -168,9 +168,9 @@ def _refusal(call: str, response: Response, status: int, text: str, https_port: 
 
 
 def _hint(status: int, text: str, https_port: int | None) -> str:
-    """Say what to do about an error, if that is known. Source: nsqd http.go, options.go."""
+    """Return what to do about an error, if that is known. Source: nsqd http.go, options.go."""
     if status == 413 and text == "BODY_TOO_BIG":
-        return "more than nsqd's --max-body-size in one request: publish fewer messages at once, or raise it"
+        return "more than nsqd's --max-body-size in one request: publish fewer messages in one call, or raise it"
     if status == 413 and text != "INVALID_VALUE":
         return "a message is longer than nsqd's --max-msg-size, or all together than --max-body-size"
     if status == 403 and text == "TLS_REQUIRED":
@@ -181,10 +181,10 @@ def _hint(status: int, text: str, https_port: int | None) -> str:
 
 
 _HINTS = {
-    "TOPIC_NOT_FOUND": "nobody has created that topic there yet",
-    "CHANNEL_NOT_FOUND": "nobody has created that channel there yet",
+    "TOPIC_NOT_FOUND": "the topic does not exist there yet",
+    "CHANNEL_NOT_FOUND": "the channel does not exist there yet",
     "INVALID_DEFER": "not a number of milliseconds within nsqd's --max-req-timeout",
-    "INVALID_OPTION": "nsqd has no such option, or does not let it be changed",
+    "INVALID_OPTION": "nsqd has no such option, or does not allow to change it",
     "EXITING": "nsqd is shutting down",
 }
 

@@ -38,8 +38,10 @@ def test_response_is_parsed_by_its_content_type(content_type, body, expected):
 @pytest.mark.parametrize(
     ("status", "content_type", "body", "text"),
     [
-        pytest.param(404, JSON, b'{"message":"TOPIC_NOT_FOUND"}', "<404> TOPIC_NOT_FOUND (nobody has", id="topic"),
-        pytest.param(404, JSON, b'{"message":"CHANNEL_NOT_FOUND"}', "<404> CHANNEL_NOT_FOUND (nobody", id="channel"),
+        pytest.param(404, JSON, b'{"message":"TOPIC_NOT_FOUND"}', "<404> TOPIC_NOT_FOUND (the topic does", id="topic"),
+        pytest.param(
+            404, JSON, b'{"message":"CHANNEL_NOT_FOUND"}', "<404> CHANNEL_NOT_FOUND (the channel", id="channel"
+        ),
         pytest.param(413, JSON, b'{"message":"MSG_TOO_BIG"}', "MSG_TOO_BIG (a message is longer than", id="message"),
         pytest.param(413, JSON, b'{"message":"BODY_TOO_BIG"}', "--max-body-size in one request", id="body"),
         pytest.param(413, HTML, b"<html>", "<413> Reason (a message is longer than nsqd's --max-msg-size", id="proxy"),
