@@ -1,6 +1,6 @@
 """FakeAuthServer: the HTTP server that an nsqd with auth_http_addresses asks about secrets.
 
-Owns its listener. What an answer must be is auth's, and nsqd's, business: here anything can be said.
+Owns its port. Does not check answers: nsqd does.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from fakensqd.thread import Server
 
 __all__ = ["AuthAnswer", "AuthQuery", "FakeAuthServer"]
 
-# Grants, a whole document, bytes that are to be the body, or the HTTP status of a refusal; None is 403.
+_REFUSAL = {"message": "NOT_AUTHORIZED"}
+# Grants, a whole JSON document, the bytes of a body, or the HTTP status of a refusal; None: 403.
 AuthAnswer = Iterable[Grant] | Mapping[str, object] | bytes | int | None
 
 
 @dataclass(frozen=True, slots=True)
 class AuthQuery:
-    """What an nsqd has asked: its query, by names, and which kind of answer it accepts."""
+    """A query of an nsqd: its parameters, and the content type that it accepts."""
 
     parameters: Mapping[str, str]
     accept: str = ""
 
     @property
     def secret(self) -> str:
-        """What the client has sent with AUTH; bytes that are no UTF-8 as surrogates."""
+        """Body of the client's AUTH; bytes that are not UTF-8 become surrogates."""
         return self.parameters.get("secret", "")
 
     @property
     def remote_ip(self) -> str:
-        """Where the client is."""
+        """IP address of the client."""
         return self.parameters.get("remote_ip", "")
 
     @property
     def common_name(self) -> str:
-        """That of the client's certificate; empty without one."""
+        """Common name of the client's certificate; empty without a certificate."""
         return self.parameters.get("common_name", "")
 
     @property
@@ -49,25 +50,21 @@ class AuthQuery:
         return self.parameters.get("tls") == "true"
 
 
-_UNKNOWN = {"message": "NOT_AUTHORIZED"}
-
-
 class FakeAuthServer(Server):
-    """Answers ``GET /auth``, in the hub of the caller: start() or ``with``.
+    """Answers ``GET /auth`` in the hub of the caller. Started by start() or ``with``.
 
     Args:
-        grants: What each secret may do: Grants, a whole document of an answer, bytes for its body, or an HTTP status.
-        answer: Called for a secret that grants does not name; gives back the same, or None for 403. May wait.
+        grants: Answer for each secret: Grants, a whole JSON document, the bytes of a body, or an HTTP status.
+        answer: Called for a secret that is not in grants; returns such an answer, or None for 403. May wait.
         http_address: Where to listen; port 0 takes a free one.
-        ttl: Seconds for which nsqd need not ask again, where an answer is only Grants.
-        identity: Who the client is then, in nsqd's answer and statistics; default: its secret.
-        threaded: Run on a thread of its own. What the constructor gives stands for the server then: its methods run on
-            that thread, see fakensqd.thread.
+        ttl: Seconds for which nsqd keeps an answer that is made of Grants.
+        identity: Identity of the client in such an answer; default: its secret.
+        threaded: Run on a thread with its own hub, see fakensqd.thread.
 
     Attributes:
-        grants: May be changed; through another thread with set_grants().
-        queries: All that was asked, in order.
-        errors: What should not have happened: exceptions of answer().
+        grants: May be changed; from another thread with set_grants().
+        queries: All queries, in order.
+        errors: Exceptions of answer().
     """
 
     def __init__(
@@ -87,33 +84,30 @@ class FakeAuthServer(Server):
         self._ttl = ttl
         self._identity = identity
         self._port = HttpPort(http_address)
-        self._running = False
 
     def start(self) -> Self:
-        """Listen, and give back this server. Does nothing if it listens already.
+        """Listen; return this server. Does nothing if it listens already.
 
         Raises:
             OSError: If the address cannot be listened on.
         """
-        if not self._running:
+        if not self.running:
             self._port.bind()
             self._port.serve(self._application)
-            self._running = True
         return self
 
     def stop(self) -> None:
-        """Close everything at once. Does nothing if it is stopped."""
+        """Close the port and all connections. Does nothing after a stop()."""
         self._port.stop()
-        self._running = False
 
     @property
     def running(self) -> bool:
         """Whether it listens."""
-        return self._running
+        return self._port.is_serving
 
     @property
     def http_address(self) -> str:
-        """``host:port``, as nsqd's auth_http_addresses take it; port 0 before the first start."""
+        """``host:port`` for nsqd's auth_http_addresses; port 0 before the first start."""
         return self._port.address
 
     @property
@@ -122,14 +116,14 @@ class FakeAuthServer(Server):
         return self._port.port
 
     def set_grants(self, secret: str, answer: AuthAnswer) -> None:
-        """Say from now on what a secret may do; None forgets it."""
+        """Set the answer for a secret; None removes the secret."""
         if answer is None:
             self.grants.pop(secret, None)
         else:
             self.grants[secret] = answer
 
     def _application(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        """Answer a request. Source: PEP 3333."""
+        """Respond to a request. Source: PEP 3333."""
         if environ["PATH_INFO"] == "/auth":
             parameters = parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True, errors="surrogateescape")
             query = AuthQuery(dict(parameters), environ.get("HTTP_ACCEPT", ""))
@@ -146,14 +140,14 @@ class FakeAuthServer(Server):
         if answer is None and self._answer is not None:
             try:
                 answer = self._answer(query)
-            except Exception as error:  # noqa: BLE001  # the top of a request: recorded, and answered as a failure
+            except Exception as error:  # noqa: BLE001  # the top of a request
                 self.errors.append(error)
                 return 500, {}
         match answer:
             case None:
-                return 403, _UNKNOWN
+                return 403, _REFUSAL
             case int():
-                return answer, _UNKNOWN
+                return answer, _REFUSAL
             case Mapping() | bytes():
                 return 200, answer
             case _:

@@ -1,6 +1,6 @@
-"""Certificates for tests: a CA of its own, and what it signs for servers and clients.
+"""Certificates for tests: a CA, and the certificates of servers and clients that it signs.
 
-Owns a directory of PEM files. Needs cryptography, which is imported when the first certificate is made.
+Owns a directory of PEM files. Imports cryptography, an optional dependency, when a CA is made.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["CertificateFiles", "Certificates"]
 
 _LIFETIME = timedelta(days=30)
-# Clocks differ.
-_LEEWAY = timedelta(hours=1)
+_EXPIRED_FOR = timedelta(hours=1)
 
 
 class CertificateFiles(NamedTuple):
@@ -33,28 +32,29 @@ class Certificates:
     """A CA that signs for tests.
 
     Args:
-        directory: Where the files are written; made if it does not exist.
+        directory: Directory for the files; made if it does not exist.
 
     Raises:
-        ImportError: If cryptography can't be imported.
+        ImportError: If cryptography cannot be imported.
     """
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
         self._directory.mkdir(parents=True, exist_ok=True)
         self._count = 0
-        self._key, self._certificate = _authority()
+        self._key = _new_key()
+        self._certificate = _sign(self._key, "fakensqd CA", (), None, expired=False)
         self._ca = self._write("ca.pem", _certificate_pem(self._certificate))
 
     @property
     def ca(self) -> str:
-        """Path of the CA's certificate: what trusts it trusts all of these."""
+        """Path of the CA's certificate, for clients and servers that are to trust all of these certificates."""
         return self._ca
 
     def server(
         self, names: str | Iterable[str] = ("localhost", "127.0.0.1"), *, expired: bool = False
     ) -> CertificateFiles:
-        """Make a server's certificate for some host names and IP addresses.
+        """Make the certificate of a server with these host names and IP addresses.
 
         Args:
             names: A str is one name.
@@ -65,15 +65,15 @@ class Certificates:
         alternatives = [names] if isinstance(names, str) else list(names)
         if not alternatives:
             raise ValueError("a server's certificate needs at least 1 name")
-        return self._signed("server", alternatives[0], alternatives, expired=expired)
+        return self._make("server", alternatives[0], alternatives, expired=expired)
 
     def client(self, common_name: str = "client", *, expired: bool = False) -> CertificateFiles:
-        """Make a client's certificate; nsqd tells the auth server its common name."""
-        return self._signed("client", common_name, (), expired=expired)
+        """Make the certificate of a client; nsqd sends its common name to the auth server."""
+        return self._make("client", common_name, (), expired=expired)
 
-    def _signed(self, kind: str, common_name: str, names: Iterable[str], *, expired: bool) -> CertificateFiles:
+    def _make(self, kind: str, common_name: str, names: Iterable[str], *, expired: bool) -> CertificateFiles:
         key = _new_key()
-        certificate = _signed(key, common_name, names, (self._key, self._certificate), expired=expired)
+        certificate = _sign(key, common_name, names, (self._key, self._certificate), expired=expired)
         self._count += 1
         stem = f"{kind}-{self._count}"
         return CertificateFiles(
@@ -91,16 +91,11 @@ def _new_key() -> ec.EllipticCurvePrivateKey:
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as error:
         raise ImportError(f"certificates need cryptography: pip install 'gnsq[fakensqd]' ({error})") from error
-    # Made in no time, other than those of RSA.
+    # Much faster than a key for RSA.
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def _authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    key = _new_key()
-    return key, _signed(key, "fakensqd CA", (), None, expired=False)
-
-
-def _signed(
+def _sign(
     key: ec.EllipticCurvePrivateKey,
     common_name: str,
     names: Iterable[str],
@@ -108,7 +103,7 @@ def _signed(
     *,
     expired: bool,
 ) -> x509.Certificate:
-    """Sign a certificate; without an issuer it is that of a CA, signed by itself."""
+    """Make and sign a certificate; without an issuer it is the CA's, signed by itself."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 
@@ -122,7 +117,7 @@ def _signed(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _LIFETIME)
-        .not_valid_after(now - _LEEWAY if expired else now + _LIFETIME)
+        .not_valid_after(now - _EXPIRED_FOR if expired else now + _LIFETIME)
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         # Since Python 3.13 a chain without these two is refused.

@@ -1,4 +1,4 @@
-"""FakeCluster: some nsqds, registered with some nsqlookupds."""
+"""FakeCluster: nsqds that are registered with nsqlookupds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gnsq.options import parameters_of
 
 __all__ = ["FakeCluster"]
 
-# Above base_port: the first ports of the two kinds, how far a daemon is above the one before, and its own ports.
+# Distances from base_port: the first nsqd and nsqlookupd; from one daemon to the next; the ports of a daemon.
 _NSQD_PORT, _LOOKUPD_PORT = 0, 10
 _PORT_STEP = 100
 _PORTS = {"tcp_address": 0, "http_address": 1, "faults_http_address": 3}
@@ -27,22 +27,21 @@ _MAX_PORT = 65535
 
 
 class FakeCluster(MessageAssertions, Server):
-    """Fake nsqds and nsqlookupds, each nsqd registered with every nsqlookupd: start() or ``with``.
+    """Fake nsqds and nsqlookupds, each nsqd registered with every nsqlookupd. Started by start() or ``with``.
 
     Args:
-        nsqds: How many.
-        lookupds: How many.
-        clock: What all of them ask for time; default: the machine's.
-        record, seed, faults_over_http: For all of them, as FakeNsqd takes them.
-        base_port: Of nsqd 0, for TCP; HTTP has the next port, and ``/faults`` the third after. Each further nsqd is 100
-            ports higher, and the nsqlookupd of the same number 10 above the nsqd: with 4150, the first of both have
-            NSQ's usual ports. 0: all take free ones.
-        threaded: Run on a thread of its own. What the constructor gives stands for the cluster then: its methods run on
-            that thread, see fakensqd.thread.
-        options: For the nsqds, as FakeNsqd takes them; without addresses.
+        nsqds: Number of nsqds.
+        lookupds: Number of nsqlookupds.
+        clock: For all servers; default: real time.
+        record, seed, faults_over_http: For all servers, as in FakeNsqd.
+        base_port: TCP port of nsqd 0; its HTTP port is 1 above, its port of ``/faults`` 3 above. Each next nsqd is 100
+            above the one before, and the nsqlookupd of the same number 10 above the nsqd. 4150 gives the first nsqd and
+            nsqlookupd NSQ's usual ports. 0: all servers take free ports.
+        threaded: Run on a thread with its own hub, see fakensqd.thread.
+        options: For the nsqds, as in FakeNsqd; without addresses.
 
     Raises:
-        ValueError: If there are not as many ports above base_port.
+        ValueError: If there are not enough ports above base_port.
     """
 
     def __init__(
@@ -72,20 +71,20 @@ class FakeCluster(MessageAssertions, Server):
         self.lookupds = [
             FakeLookupd(**self._common, **self._addresses(_LOOKUPD_PORT, number)) for number in range(lookupds)
         ]
-        # Refused here, not by start().
+        # Refuses bad options now, not in start().
         NsqdOptions.from_keywords("FakeCluster", options, parameters=parameters_of(FakeCluster.__init__))
-        self._count = nsqds
+        self._nsqd_count = nsqds
         self._options: dict[str, Any] = {**options}  # Any: of all types
-        # Of the nsqd that gets the next message of publish().
-        self._next = 0
-        # Rules for nsqds, from before there were any.
-        self._early: list[list[Rule]] = []
+        # Index of the nsqd for the next message of publish().
+        self._next_nsqd = 0
+        # Rules that were added before the nsqds were made.
+        self._rules_before_start: list[list[Rule]] = []
 
     def start(self) -> Self:
-        """Start all, wait until the nsqds are registered, and give back this cluster. Does nothing to those that run.
+        """Start all servers that do not run, wait until the nsqds are registered, and return this cluster.
 
         Raises:
-            OSError: If an address cannot be listened on; none of them runs then.
+            OSError: If an address cannot be listened on; then no server runs.
         """
         try:
             self._start()
@@ -107,9 +106,9 @@ class FakeCluster(MessageAssertions, Server):
                     **self._addresses(_NSQD_PORT, number),
                     **self._options,
                 )
-                for number in range(self._count)
+                for number in range(self._nsqd_count)
             ]
-            for rules in self._early:
+            for rules in self._rules_before_start:
                 self._add_to(self.nsqds, rules)
         for nsqd in self.nsqds:
             nsqd.start()
@@ -117,14 +116,13 @@ class FakeCluster(MessageAssertions, Server):
             nsqd.wait_registered()
 
     def _addresses(self, offset: int, number: int) -> dict[str, Any]:  # Any: as **options
-        """Give the addresses of the daemon of a number, if they are fixed."""
         if not self._base_port:
             return {}
         port = self._base_port + offset + _PORT_STEP * number
         return {name: f"127.0.0.1:{port + distance}" for name, distance in _PORTS.items()}
 
     def stop(self) -> None:
-        """Stop all, at once."""
+        """Stop all servers."""
         for daemon in (*self.nsqds, *self.lookupds):
             daemon.stop()
 
@@ -135,10 +133,10 @@ class FakeCluster(MessageAssertions, Server):
         optional: bool = False,
         name: str = "",
     ) -> AddedRules:
-        """Add a rule, or a scenario, to all nsqds, which count together; rules about HTTP to the nsqlookupds, too.
+        """Add a rule or a scenario to all nsqds, which count events together; rules about HTTP also to the nsqlookupds.
 
         Raises:
-            ValueError: If an action can't be done there.
+            ValueError: If an action is not for such events.
         """
         rules = make_rules(match, actions, optional=optional, name=name)
         if all(rule.match.point in (Point.HTTP, Point.HTTP_ANSWER) for rule in rules):
@@ -146,11 +144,11 @@ class FakeCluster(MessageAssertions, Server):
         if self.nsqds:
             self._add_to(self.nsqds, rules)
         else:
-            self._early.append(rules)
+            self._rules_before_start.append(rules)
         return AddedRules(rules, self._remove_rules)
 
     def _remove_rules(self, rules: Sequence[Rule]) -> None:
-        self._early = [early for early in self._early if early != rules]
+        self._rules_before_start = [each for each in self._rules_before_start if each != rules]
         for daemon in (*self.nsqds, *self.lookupds):
             daemon.faults.injector.remove(rules)
 
@@ -159,22 +157,22 @@ class FakeCluster(MessageAssertions, Server):
             daemon.faults.add_rules(rules)
 
     def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
-        """Put messages into a topic, on the nsqds in turn: the first message on nsqd 0, the next one on nsqd 1.
+        """Publish messages to a topic of the nsqds in turn: the first message to nsqd 0, the next one to nsqd 1.
 
         To choose the nsqd: ``cluster.nsqds[1].publish(...)``. Arguments and errors are those of FakeNsqd.publish().
 
         Raises:
-            RuntimeError: If the cluster has not been started yet.
+            RuntimeError: If the cluster was never started.
         """
         if not self.nsqds:
             raise RuntimeError("the cluster has no nsqds: start() makes them")
         self.nsqds[0]._check_publish(topic, bodies, delay)
         for body in bodies:
-            self.nsqds[self._next].publish(topic, body, delay=delay)
-            self._next = (self._next + 1) % len(self.nsqds)
+            self.nsqds[self._next_nsqd].publish(topic, body, delay=delay)
+            self._next_nsqd = (self._next_nsqd + 1) % len(self.nsqds)
 
     def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
-        """Give what FakeNsqd.messages() gives, of nsqd 0, then of nsqd 1 and so on."""
+        """Return the bodies of FakeNsqd.messages(): first those of nsqd 0, then those of nsqd 1, and so on."""
         return [body for nsqd in self.nsqds for body in nsqd.messages(topic, channel)]
 
     def _published_counts(self) -> dict[str, int]:
@@ -185,7 +183,7 @@ class FakeCluster(MessageAssertions, Server):
         return sum(nsqd.depth(topic, channel) for nsqd in self.nsqds)
 
     def in_flight(self, topic: str, channel: str) -> int:
-        """Count the messages of a channel that are delivered and not answered, on all nsqds."""
+        """Count the messages in flight in a channel, on all nsqds."""
         return sum(nsqd.in_flight(topic, channel) for nsqd in self.nsqds)
 
     def unfired(self) -> list[str]:
@@ -199,7 +197,7 @@ class FakeCluster(MessageAssertions, Server):
 
     @property
     def errors(self) -> list[BaseException]:
-        """What should not have happened, in any of them."""
+        """Exceptions in all servers that are bugs of the emulator."""
         return [error for daemon in (*self.nsqds, *self.lookupds) for error in daemon.errors]
 
     @property
@@ -209,16 +207,11 @@ class FakeCluster(MessageAssertions, Server):
 
     @property
     def lookupd_http_addresses(self) -> list[str]:
-        """``host:port`` of each nsqlookupd's HTTP API, what consumers ask."""
+        """``host:port`` of the HTTP API of each nsqlookupd, for consumers."""
         return [lookupd.http_address for lookupd in self.lookupds]
 
 
 def _check_ports(base_port: int, nsqds: int, lookupds: int) -> None:
-    """Check that the last daemon's ports exist.
-
-    Raises:
-        ValueError: If they don't.
-    """
     highest = max(_NSQD_PORT + _PORT_STEP * (nsqds - 1), _LOOKUPD_PORT + _PORT_STEP * (lookupds - 1) if lookupds else 0)
     most = _MAX_PORT - highest - max(_PORTS.values())
     if not 1 <= base_port <= most:
