@@ -1,6 +1,6 @@
-"""An emulator of nsqd and nsqlookupd 1.3.0 for tests: in process, started and stopped in milliseconds.
+"""An emulator of nsqd and nsqlookupd 1.3.0 for tests: in the test's process, started and stopped in milliseconds.
 
-The servers are loaded when first asked for, so that the pytest plugin costs a run nothing that does not use it.
+The public names are loaded at their first use, so that the pytest plugin costs nothing in test runs that do not use it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ``fakensqd`` program: dispatches to the two daemons at once, and to the rest of the command line."""
+"""The ``fakensqd`` program: runs nsqd or nsqlookupd at once, other commands with click."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the program that the first word names, and exit."""
-    _prefer_the_gnsq_beside_us()
+    """Run the program that the first argument names, and exit."""
+    _prefer_own_gnsq()
     from fakensqd.cli.program import PROGRAMS, exit_on_signals, run
 
     exit_on_signals()
     words = sys.argv[1:]
     if words and words[0] in PROGRAMS:
-        # They have the flags of Go, and are to listen before click has been imported.
+        # They have Go's flags, and listen before click could be imported.
         sys.exit(run(words[0], words[1:]))
     try:
         from fakensqd.cli.main import command_line
@@ -26,9 +26,9 @@ def main() -> None:
     command_line(prog_name="fakensqd")
 
 
-def _prefer_the_gnsq_beside_us() -> None:
-    """Look for gnsq where this package lies: who starts us may have another in the working directory or on PYTHONPATH,
-    as gnsq 1.0's own tests do."""
+def _prefer_own_gnsq() -> None:
+    """Import gnsq from the directory of this package, even if there is another gnsq in the working directory or on
+    PYTHONPATH, as in the tests of gnsq 1.0."""
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     found = importlib.util.find_spec("gnsq")
     if found is None or found.origin is None or os.path.dirname(os.path.dirname(found.origin)) != home:

@@ -1,9 +1,6 @@
-"""Addresses that servers listen on: ``host:port``, or the path of a unix socket, which is a pair with port -1.
+"""Addresses to listen on and to connect to: ``host:port``, or the path of a unix socket, with UNIX_PORT as its port.
 
-Opens listening sockets. Needs no gevent until one is to be served, so that a program can listen while it loads what
-serves.
-
-Connecting to others, by the daemon's clock.
+Opens sockets. Imports gevent only to serve or connect, so that a program can listen before gevent is loaded.
 """
 
 from __future__ import annotations
@@ -30,15 +27,15 @@ __all__ = [
 ]
 
 
-# In place of a port; what nsqd says of a unix socket, too.
+# In place of a port, as in nsqd.
 UNIX_PORT = -1
 _MAPPED = "::ffff:"
-# Sockets that listen already, by their addresses; listen() gives each out once.
-_early: dict[tuple[str, int], socket.socket] = {}
+# Sockets of listen_before_start(), by address; listen() takes them.
+_listening: dict[tuple[str, int], socket.socket] = {}
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split ``host:port``; an IPv6 host stands in brackets.
+    """Split ``host:port``, with an IPv6 host in brackets.
 
     Raises:
         ValueError: If there is no port from 0 to 65535.
@@ -50,16 +47,16 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def listen_address(address: str) -> tuple[str, int]:
-    """Split what a server is to listen on: a path has a slash.
+    """Split an address to listen on: ``host:port``, or a path, which has a slash.
 
     Raises:
-        ValueError: If it is neither.
+        ValueError: If there is no slash and no port from 0 to 65535.
     """
     return (address, UNIX_PORT) if "/" in address else split_address(address)
 
 
 def join_address(host: str, port: int) -> str:
-    """Join host and port, an IPv6 host in brackets, but IPv4 inside of IPv6 as it is."""
+    """Join host and port, with an IPv6 host in brackets; an IPv4 address inside of IPv6 becomes IPv4."""
     if port == UNIX_PORT:
         return host
     host = host.removeprefix(_MAPPED)
@@ -67,12 +64,12 @@ def join_address(host: str, port: int) -> str:
 
 
 def peer_address(address: Any) -> str:  # Any: what accept() gives depends on the family
-    """Write down who has connected; clients of a unix socket have no name, which Go writes as ``@``."""
+    """Format the address of a client; Go writes ``@`` for the client of a unix socket."""
     return join_address(*address[:2]) if isinstance(address, tuple) else "@"
 
 
 def bound_address(listener: socket.socket) -> tuple[str, int]:
-    """Give back where a socket listens."""
+    """Return the address of a listening socket."""
     if listener.family == socket.AF_UNIX:
         return listener.getsockname(), UNIX_PORT
     host, port = listener.getsockname()[:2]
@@ -80,57 +77,57 @@ def bound_address(listener: socket.socket) -> tuple[str, int]:
 
 
 def listen(address: tuple[str, int]) -> Any:  # Any: gevent has no types
-    """Open a listening socket of gevent's.
+    """Open a listening gevent socket.
 
     Raises:
         OSError: If the address cannot be listened on.
     """
     from gevent import socket as cooperative  # slow to load
 
-    listener = _early.pop(address, None) or _opened(address)
+    listener = _listening.pop(address, None) or _open_listener(address)
     return cooperative.socket(listener.family, listener.type, fileno=listener.detach())
 
 
 def listen_before_start(address: str) -> str:
-    """Listen before the rest of the emulator is loaded; clients that connect wait until it is.
+    """Listen before the rest of the emulator is loaded. Clients that connect wait.
 
     Returns:
-        The address with its real port, for which listen() will give the socket out.
+        The address with its real port; listen() takes over its socket.
 
     Raises:
-        ValueError: If it is no address.
-        OSError: If it cannot be listened on.
+        ValueError: If the address is not valid.
+        OSError: If the address cannot be listened on.
     """
-    listener = _opened(listen_address(address))
+    listener = _open_listener(listen_address(address))
     bound = bound_address(listener)
-    _early[bound] = listener
+    _listening[bound] = listener
     return join_address(*bound)
 
 
-def _opened(address: tuple[str, int]) -> socket.socket:
+def _open_listener(address: tuple[str, int]) -> socket.socket:
     host, port = address
     if port == UNIX_PORT:
-        return _bound(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), _unused(host))
+        return _bind(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), _remove_dead_socket(host))
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    # A restart takes the port again while old connections linger.
+    # So that a restart can take the port while old connections are in TIME_WAIT.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return _bound(listener, address)
+    return _bind(listener, address)
 
 
-def _bound(listener: socket.socket, address: tuple[str, int] | str) -> socket.socket:
+def _bind(listener: socket.socket, address: tuple[str, int] | str) -> socket.socket:
     try:
         listener.bind(address)
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        # Python's error does not name the address.
+        # Python's error has no address.
         error.filename = address if isinstance(address, str) else join_address(*address)
         raise
     return listener
 
 
-def _unused(path: str) -> str:
-    """Remove the socket of a server that was killed: nobody answers there. nsqd would refuse to start."""
+def _remove_dead_socket(path: str) -> str:
+    """Remove the socket file of a server that was killed. nsqd would refuse to start."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         try:
             probe.connect(path)
@@ -142,20 +139,19 @@ def _unused(path: str) -> str:
 
 
 def remove_socket_file(address: tuple[str, int]) -> None:
-    """Remove the file of a unix socket that nobody listens on any more."""
+    """Remove the file of a unix socket; do nothing for other addresses."""
     if address[1] == UNIX_PORT:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(address[0])
 
 
 def connect(address: tuple[str, int], clock: Clock, seconds: float) -> socket.socket:
-    """Connect to a host and port within so many seconds of a clock; the socket itself has no limit.
+    """Connect within so many seconds of a clock. The socket itself has no timeout.
 
     Raises:
         TimeoutError: If it takes longer.
-        OSError: If it can't be done.
+        OSError: If the connection fails.
     """
-    # A program listens before it loads gevent.
     from gevent import socket as cooperative
 
     from fakensqd.clock import run_with_timeout

@@ -19,6 +19,11 @@ __all__ = ["CertificateFiles", "Certificates"]
 
 _LIFETIME = timedelta(days=30)
 _EXPIRED_FOR = timedelta(hours=1)
+# Of the key of the CA, beside signing certificates.
+_OTHER_KEY_USAGES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("encipher_only", "decipher_only"),
+)
 
 
 class CertificateFiles(NamedTuple):
@@ -122,27 +127,13 @@ def _sign(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         # Since Python 3.13 a chain without these two is refused.
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key()), critical=False)
-        .add_extension(_key_usage(ca=issuer is None), critical=True)
     )
+    if issuer is None:
+        usage = dict.fromkeys(_OTHER_KEY_USAGES, False)
+        builder = builder.add_extension(x509.KeyUsage(key_cert_sign=True, crl_sign=True, **usage), critical=True)
     if alternatives := [_general_name(name) for name in names]:
         builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
     return builder.sign(signer_key, hashes.SHA256())
-
-
-def _key_usage(*, ca: bool) -> x509.KeyUsage:
-    from cryptography import x509
-
-    return x509.KeyUsage(
-        digital_signature=not ca,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=ca,
-        crl_sign=ca,
-        encipher_only=False,
-        decipher_only=False,
-    )
 
 
 def _general_name(name: str) -> x509.GeneralName:

@@ -1,7 +1,7 @@
-"""What the programs write to stderr: lines as nsqd writes them, never waiting for somebody to read them.
+"""Log of the programs: lines on stderr as nsqd writes them.
 
-Never blocks: a line that a full pipe does not take is dropped, since a test-suite that does not read the stderr of its
-daemon must not stop it.
+Never blocks: a line is dropped if the pipe is full, since a test suite that does not read the stderr of its daemon must
+not stop the daemon.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fakensqd.options import LOG_LEVELS
 
 __all__ = ["LineFormatter", "NonBlockingLogHandler", "configure", "set_level"]
 
-# What poll() calls writable takes this much at once. Source: pipe(7), PIPE_BUF.
-_ATOMIC = 4096
+# Bytes that a pipe takes without blocking if poll() calls it writable. Source: pipe(7), PIPE_BUF.
+_MAX_WRITE = 4096
 _LEVELS = dict(
     zip(LOG_LEVELS, (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL), strict=True)
 )
@@ -25,18 +25,14 @@ _NAMES = {logging.CRITICAL: "FATAL"}
 
 
 class LineFormatter(logging.Formatter):
-    """``[nsqd] 2026/11/21 07:25:31.125729 INFO: text``, the text on as many lines as it has.
-
-    Args:
-        prefix: Begins each record.
-    """
+    """Formats a record as ``[nsqd] 2026/11/21 07:25:31.125729 INFO: text``; the prefix begins each record."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
         self._prefix = prefix
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a record, with its traceback if it has one."""
+        """Format a record, and its traceback on further lines."""
         moment = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(record.created))
         micros = int(record.created % 1 * 1e6)
         level = _NAMES.get(record.levelno, record.levelname)
@@ -47,7 +43,7 @@ class LineFormatter(logging.Formatter):
 
 
 class NonBlockingLogHandler(logging.Handler):
-    """Writes lines to a file descriptor, unbuffered, if it takes them at once; also a stream for sys.stderr."""
+    """Writes lines to a file descriptor, but never waits for it. Also a stream for sys.stderr."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -60,18 +56,18 @@ class NonBlockingLogHandler(logging.Handler):
         self.write(self.format(record) + "\n")
 
     def write(self, text: str) -> int:
-        """Write text, up to where it is not taken."""
+        """Write text; drop the rest if the descriptor is not writable."""
         data = text.encode("utf-8", "backslashreplace")
-        with contextlib.suppress(OSError):  # nobody reads any more
-            for start in range(0, len(data), _ATOMIC):
+        with contextlib.suppress(OSError):  # the reader is gone
+            for start in range(0, len(data), _MAX_WRITE):
                 if not self._poll.poll(0):
                     break
-                os.write(self._descriptor, data[start : start + _ATOMIC])
+                os.write(self._descriptor, data[start : start + _MAX_WRITE])
         return len(text)
 
 
 def configure(level: str, prefix: str, descriptor: int = 2) -> NonBlockingLogHandler:
-    """Let all that fakensqd logs go to a file descriptor, from a level of nsqd's names on."""
+    """Write the log of fakensqd to a file descriptor, from one of LOG_LEVELS on."""
     handler = NonBlockingLogHandler(descriptor)
     handler.setFormatter(LineFormatter(prefix))
     logger = logging.getLogger("fakensqd")
@@ -82,5 +78,5 @@ def configure(level: str, prefix: str, descriptor: int = 2) -> NonBlockingLogHan
 
 
 def set_level(level: str) -> None:
-    """Let all that fakensqd logs begin at a level of nsqd's names: it is the whole process's."""
+    """Set the level of fakensqd's log, one of LOG_LEVELS, for the whole process."""
     logging.getLogger("fakensqd").setLevel(_LEVELS[level])

@@ -1,9 +1,8 @@
 """The pytest fixtures: fakensqd, fakelookupd, fakecluster, fakensqd_certificates.
 
-Each test gets a fresh server on a thread of its own, which records what happens. A marker with the fixture's name gives
-it options for one test, class or module: ``@pytest.mark.fakensqd(max_msg_size=1000)``; with ``threaded=False`` it runs
-in the test's own hub. Importing this loads pytest and nothing of the emulator: gevent is imported when a fixture is
-used.
+Each test gets a new server on its own thread, which records a transcript. A marker with the name of the fixture sets
+options for a test, class or module: ``@pytest.mark.fakensqd(max_msg_size=1000)``. With ``threaded=False`` the server
+runs in the hub of the test. The plugin itself imports only pytest; a fixture imports gevent when it is used.
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ __all__ = ["fakecluster", "fakelookupd", "fakensqd", "fakensqd_certificates", "f
 
 _Server = TypeVar("_Server", bound="Daemon | FakeCluster")
 
-# What tells of the servers of a test, by fixture, and whether the test has failed by itself.
+# Reports of the servers of a test, by fixture; whether the test itself has failed.
 _REPORTS: pytest.StashKey[list[tuple[str, Callable[[], str]]]] = pytest.StashKey()
 _FAILED: pytest.StashKey[bool] = pytest.StashKey()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the markers known."""
+    """Register the markers."""
     for name in ("fakensqd", "fakelookupd", "fakecluster"):
         config.addinivalue_line(
-            "markers", f"{name}(**options): options of the fixture {name}; threaded=False: in my hub"
+            "markers", f"{name}(**options): options of the fixture {name}; threaded=False: in the hub of the test"
         )
 
 
 @pytest.fixture
 def fakensqd_options() -> dict[str, Any]:  # Any: options are of all types
-    """Options of FakeNsqd for this test, in fakensqd and fakecluster; override it in a test's module or class."""
+    """Options of FakeNsqd in fakensqd and fakecluster; to be overridden in a module or class of tests."""
     return {}
 
 
 @pytest.fixture
 def fakensqd(request: pytest.FixtureRequest, fakensqd_options: dict[str, Any]) -> Iterator[FakeNsqd]:  # Any: as above
-    """A running FakeNsqd, on its own thread."""
+    """A running FakeNsqd on its own thread."""
     from fakensqd import FakeNsqd
 
     yield from _running(request, FakeNsqd, fakensqd_options)
@@ -53,7 +52,7 @@ def fakensqd(request: pytest.FixtureRequest, fakensqd_options: dict[str, Any]) -
 
 @pytest.fixture
 def fakelookupd(request: pytest.FixtureRequest) -> Iterator[FakeLookupd]:
-    """A running FakeLookupd, on its own thread."""
+    """A running FakeLookupd on its own thread."""
     from fakensqd import FakeLookupd
 
     yield from _running(request, FakeLookupd, {})
@@ -64,7 +63,7 @@ def fakecluster(
     request: pytest.FixtureRequest,
     fakensqd_options: dict[str, Any],  # Any: as above
 ) -> Iterator[FakeCluster]:
-    """Two FakeNsqds registered with a FakeLookupd, on one thread of their own."""
+    """Two FakeNsqds that are registered with a FakeLookupd, on one thread."""
     from fakensqd import FakeCluster
 
     yield from _running(request, FakeCluster, fakensqd_options)
@@ -72,7 +71,7 @@ def fakecluster(
 
 @pytest.fixture(scope="session")
 def fakensqd_certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """A CA and what it signs, in a temporary directory: ``.ca``, ``.server(names)``, ``.client(common_name)``."""
+    """A CA that signs certificates: ``.ca``, ``.server(names)``, ``.client(common_name)``."""
     from fakensqd import Certificates
 
     return Certificates(tmp_path_factory.mktemp("fakensqd-certificates"))
@@ -83,7 +82,7 @@ def _running(
     make: Callable[..., _Server],
     options: dict[str, Any],  # Any: as above
 ) -> Iterator[_Server]:
-    """Start a server; in the end stop it, and fail if it did not work as it should."""
+    """Run a server during a test. Fail the test for internal errors, rules that never fired and leaked greenlets."""
     marker = request.node.get_closest_marker(str(request.fixturename))
     options = {"record": True, **options, **(marker.kwargs if marker is not None else {})}
     threaded = options.pop("threaded", True)
@@ -95,7 +94,7 @@ def _running(
         thread = ServerThread(server)
         reports.append((str(request.fixturename), lambda: thread.call(server.report)))
         yield thread.start()
-        # Raises if a greenlet is left over.
+        # Raises if a greenlet is leaked.
         thread.stop()
     else:
         reports.append((str(request.fixturename), server.report))
@@ -113,10 +112,10 @@ def _running(
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Put seed and transcript into the report of a failed test."""
+    """Add seed and transcript to the report of a failed test."""
     if call.when != "call" or call.excinfo is None:
         return (yield)
-    sections = [(name, tell()) for name, tell in item.stash.get(_REPORTS, [])]
+    sections = [(name, describe()) for name, describe in item.stash.get(_REPORTS, [])]
     shown = getattr(call.excinfo.value, "transcript", "")  # that of wait_until()
     if isinstance(shown, str) and shown and any(shown.splitlines()[-1] in text for _, text in sections):
         call.excinfo.value.transcript = ""  # type: ignore[attr-defined]  # it is fakensqd.transcript.WaitError

@@ -1,7 +1,7 @@
-"""TLS as nsqd's server: a context from its flags, the handshake, and Go's words for what came of it.
+"""TLS of nsqd: contexts from its flags, the handshake as server, and its outcome in Go's words.
 
-Owns no connection. The context is gevent's, so that the HTTPS port can use it, too. Source: nsqd nsqd.go
-buildTLSConfig, buildClientTLSConfig; client_v2.go prettyConnectionState; Go's crypto/tls.
+Owns no connection. The contexts are gevent's, so that the HTTPS port can use them. Source: nsqd nsqd.go buildTLSConfig,
+buildClientTLSConfig; client_v2.go prettyConnectionState; Go's crypto/tls.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
     """Make the context of the TCP and the HTTPS port; None if TLS is not offered.
 
     Raises:
-        OSError: If a file can't be read, or is not what it should be.
-        ValueError: If the policy can't be followed.
+        OSError: If a file cannot be loaded.
+        ValueError: If the policy needs CAs and there are none.
     """
     if not options.tls_offered:
         return None
@@ -47,10 +47,10 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
         raise OSError(f"{files} cannot be loaded: {error.strerror or error}") from error
     if options.tls_client_auth_policy in _CERTIFICATE_POLICIES:
         if not options.tls_root_ca_file:
-            # nsqd's "require" takes any certificate; Python's ssl checks every one that it asks for.
+            # nsqd's "require" accepts any certificate; Python's ssl verifies each certificate that it asks for.
             raise ValueError(
                 f"tls_client_auth_policy {options.tls_client_auth_policy!r} needs tls_root_ca_file here: Python's ssl "
-                "takes no certificate that it can't check"
+                "accepts no certificate that it cannot verify"
             )
         context.verify_mode = ssl.CERT_REQUIRED
     return context
@@ -60,7 +60,7 @@ def client_context(options: NsqdOptions) -> ssl.SSLContext:
     """Make the context for auth servers over HTTPS.
 
     Raises:
-        OSError: If the file of CAs can't be read, or is none.
+        OSError: If the file of CAs cannot be loaded.
     """
     context = _context(ssl.PROTOCOL_TLS_CLIENT, options)
     if not options.tls_root_ca_file:
@@ -71,11 +71,10 @@ def client_context(options: NsqdOptions) -> ssl.SSLContext:
 def _context(protocol: int, options: NsqdOptions) -> ssl.SSLContext:
     context: ssl.SSLContext = SSLContext(protocol)
     with warnings.catch_warnings():
-        # Python warns of versions before 1.2, which nsqd takes.
+        # Python warns about versions before 1.2, which nsqd accepts.
         warnings.simplefilter("ignore", DeprecationWarning)
         context.minimum_version = _VERSIONS[options.tls_min_version]
-    # Otherwise OpenSSL has no signature that versions before 1.2 know, and takes no certificate with a short key: those
-    # of test-suites are old.
+    # For versions before 1.2, and for short keys, which certificates of old test suites have.
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
     if options.tls_root_ca_file:
         try:
@@ -87,25 +86,25 @@ def _context(protocol: int, options: NsqdOptions) -> ssl.SSLContext:
 
 
 def handshake(transport: Transport, context: ssl.SSLContext) -> tuple[TlsTransport, TlsEstablished] | TlsFailed:
-    """Wait for a client's handshake; give back what it settled, and the transport inside TLS."""
-    beginning = _Beginning(transport)
-    tls = TlsTransport(beginning, context, server_side=True)
+    """Do the handshake with a client; return the transport inside TLS and what was negotiated."""
+    peeked = _PeekedTransport(transport)
+    tls = TlsTransport(peeked, context, server_side=True)
     try:
         tls.handshake()
     except (NSQSocketError, NSQProtocolError) as error:
-        return TlsFailed(_words(error))
-    beginning.over = True
-    return tls, _settled(tls.object, context)
+        return TlsFailed(_go_error_text(error))
+    peeked.handshake_done = True
+    return tls, _negotiated(tls.object, context)
 
 
-class _Beginning:
-    """A transport whose first bytes must look like TLS, and that must not end before the handshake is over.
+class _PeekedTransport:
+    """A transport that raises if the first bytes are not TLS, or the data ends before the handshake does.
 
-    Go sends no alert about either, OpenSSL would.
+    OpenSSL would send an alert then; Go sends none.
     """
 
     def __init__(self, inner: Transport) -> None:
-        self.over = False
+        self.handshake_done = False
         self._inner = inner
         self._header = b""
         self._checked = False
@@ -113,7 +112,7 @@ class _Beginning:
     def recv(self, size: int) -> bytes:
         if self._checked:
             data = self._inner.recv(size)
-            if not data and not self.over:
+            if not data and not self.handshake_done:
                 raise NSQConnectionClosed("EOF")
             return data
         while len(self._header) < _RECORD_HEADER:
@@ -140,7 +139,7 @@ class _Beginning:
 _RECORD_HEADER = 5
 _ALERT, _HANDSHAKE = 21, 22
 
-_WORDS = {
+_ERROR_TEXTS = {
     "UNSUPPORTED_PROTOCOL": "tls: client offered only unsupported versions",
     "NO_SHARED_CIPHER": "tls: no cipher suite supported by both client and server",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "tls: client didn't provide a certificate",
@@ -151,25 +150,20 @@ _WORDS = {
 }
 
 
-def _words(error: NSQSocketError | NSQProtocolError) -> str:
-    """Say what Go would, as far as it is known."""
+def _go_error_text(error: NSQSocketError | NSQProtocolError) -> str:
+    """Return Go's text for the most frequent errors, and OpenSSL's for the others."""
     cause = error.__cause__
     if isinstance(cause, ssl.SSLError) and cause.reason:
-        return _WORDS.get(cause.reason, f"tls: {cause.reason.lower().replace('_', ' ')}")
+        return _ERROR_TEXTS.get(cause.reason, f"tls: {cause.reason.lower().replace('_', ' ')}")
     return str(error)
 
 
-# The suites that Go's prettyConnectionState has names for, by number. Source: IANA's registry of TLS cipher suites.
+# Names of cipher suites in nsqd's prettyConnectionState, without those that OpenSSL no longer has. Source: IANA.
 _SUITES = {
-    0x0005: "TLS_RSA_WITH_RC4_128_SHA",
-    0x000A: "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
     0x002F: "TLS_RSA_WITH_AES_128_CBC_SHA",
     0x0035: "TLS_RSA_WITH_AES_256_CBC_SHA",
-    0xC007: "TLS_ECDHE_ECDSA_WITH_RC4_128_SHA",
     0xC009: "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
     0xC00A: "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
-    0xC011: "TLS_ECDHE_RSA_WITH_RC4_128_SHA",
-    0xC012: "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA",
     0xC013: "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
     0xC014: "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
     0xC02B: "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
@@ -178,12 +172,12 @@ _SUITES = {
 _VERSION_NAMES = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
 
 
-def _settled(connection: ssl.SSLObject, context: ssl.SSLContext) -> TlsEstablished:
+def _negotiated(connection: ssl.SSLObject, context: ssl.SSLContext) -> TlsEstablished:
     suite = connection.cipher()
     version = connection.version()
-    assert suite is not None  # the handshake is over
+    assert suite is not None  # the handshake is done
     assert version is not None
-    # OpenSSL numbers suites with a prefix.
+    # OpenSSL's numbers have a prefix.
     number = next(cipher["id"] & 0xFFFF for cipher in context.get_ciphers() if cipher["name"] == suite[0])
     return TlsEstablished(
         version=_VERSION_NAMES[version],

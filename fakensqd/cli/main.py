@@ -1,4 +1,4 @@
-"""The command line for people: help, and ``fakensqd cluster``. The daemons' own flags are program.py's."""
+"""The ``fakensqd`` command with click: help, ``fakensqd cluster``, and nsqd and nsqlookupd with their own flags."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def command_line() -> None:
         #!/bin/sh
         exec fakensqd nsqd "$@"
 
-    With --faults-over-http, tests in any language break connections, spoil answers and take the servers down.
+    With --faults-over-http, tests in any language break connections, change answers and stop the servers.
     """
 
 
@@ -62,7 +62,7 @@ def _nsqlookupd(words: tuple[str, ...]) -> None:
     help="Fixed ports. Nsqd number n, from 0, has PORT + 100 n for TCP, the next one for HTTP and the third after for"
     " /faults; nsqlookupd n is 10 above it. 4150 gives the first of both NSQ's usual ports.  [default: free ports]",
 )
-@click.option("--faults-over-http", is_flag=True, help="Let /faults of each steer rules, toxics and states.")
+@click.option("--faults-over-http", is_flag=True, help="Control rules, toxics and states of each by /faults.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all addresses when all are ready.")
 def _cluster(nsqds: int, lookupds: int, base_port: int | None, faults_over_http: bool, as_json: bool) -> None:
     """Start nsqds that are registered with nsqlookupds, print their addresses, run until SIGINT or SIGTERM.
@@ -75,9 +75,9 @@ def _cluster(nsqds: int, lookupds: int, base_port: int | None, faults_over_http:
 
     from fakensqd.cluster import FakeCluster
 
-    over = Event()
+    stopping = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        gevent.signal_handler(number, over.set)
+        gevent.signal_handler(number, stopping.set)
     try:
         cluster = FakeCluster(nsqds, lookupds, faults_over_http=faults_over_http, base_port=base_port or 0)
     except ValueError as error:
@@ -88,10 +88,10 @@ def _cluster(nsqds: int, lookupds: int, base_port: int | None, faults_over_http:
         raise click.ClickException(_start_failure(error, base_port)) from None
     with cluster:
         if as_json:
-            click.echo(json.dumps(_described(cluster)))
+            click.echo(json.dumps(_describe(cluster)))
         else:
             _print_addresses(cluster)
-        over.wait()  # until a signal comes
+        stopping.wait()  # until a signal comes
 
 
 def _start_failure(error: OSError, base_port: int | None) -> str:
@@ -109,7 +109,7 @@ def _print_addresses(cluster: FakeCluster) -> None:
     click.echo(f"pid {os.getpid()}: stop it with SIGINT (ctrl-C) or SIGTERM", err=True)
 
 
-def _described(cluster: FakeCluster) -> dict[str, object]:
+def _describe(cluster: FakeCluster) -> dict[str, object]:
     return {
         "nsqds": [_addresses(nsqd) for nsqd in cluster.nsqds],
         "nsqlookupds": [_addresses(lookupd) for lookupd in cluster.lookupds],
@@ -124,7 +124,7 @@ def _addresses(daemon: Daemon) -> dict[str, str]:
 
 
 def _nsqadmin(cluster: FakeCluster) -> str:
-    """Give the command that shows the cluster; without nsqlookupds, nsqadmin asks the nsqds."""
+    """Build the command that shows the cluster; without nsqlookupds, nsqadmin asks the nsqds."""
     asked = cluster.lookupds or cluster.nsqds
     flag = "--lookupd-http-address" if cluster.lookupds else "--nsqd-http-address"
     return " ".join(["nsqadmin", *(f"{flag}={daemon.http_address}" for daemon in asked)])

@@ -1,7 +1,7 @@
-"""JSON by the rules of Go's encoding/json, where they are not Python's.
+"""JSON by the rules of Go's encoding/json that differ from Python's.
 
-Pure. Decoding fills named fields of fixed types; encoding writes no spaces and escapes what Go escapes. Source: Go's
-encoding/json, as seen on nsqd's IDENTIFY.
+Pure. Decoding fills named fields of fixed types; encoding writes no spaces and escapes characters of HTML. Source: Go's
+encoding/json, as seen in nsqd's IDENTIFY.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["BOOL", "INT", "INT32", "STRING", "FieldType", "decode", "encode", "l
 
 @dataclass(frozen=True, slots=True)
 class FieldType:
-    """What a field takes: a Python type; how many bits an integer may have, what a list holds, an object's fields."""
+    """Type of a field: a Python type, the bits of an integer, the items of a list, the fields of an object."""
 
     python: type
     bits: int = 0
@@ -34,43 +34,39 @@ INT32 = FieldType(int, 32)
 
 
 def list_of(items: FieldType) -> FieldType:
-    """A list; null in it is an item's zero."""
+    """Type of a list; null in it is the zero value of its items."""
     return FieldType(list, items=items)
 
 
 def object_of(fields: Mapping[str, FieldType]) -> FieldType:
-    """An object, of which some fields are known."""
+    """Type of an object; fields that are not listed are skipped."""
     return FieldType(dict, fields=fields)
 
 
-# Half of a pair, written as an escape, is no character to Go.
+# Go replaces half of a surrogate pair.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class _Fraction:
-    """A number with a point or an exponent, or one that is no JSON at all: no Go integer takes it."""
-
-
-class _LongInteger:
-    """An integer of so many digits that no field takes it."""
+class _OtherNumber:
+    """A number that no field accepts: with a point, an exponent, or too many digits."""
 
 
 def decode(body: bytes, fields: Mapping[str, FieldType]) -> dict[str, object]:
-    """Read an object; give back what it says about the fields that are known.
+    """Decode an object; return the values of the known fields.
 
-    Keys match without regard to case, the last of equal ones wins, null says nothing, unknown keys are skipped. A
-    body of null is an empty object.
+    Keys match in any case, and the last of equal keys counts. Null and unknown keys are skipped. A body of null is an
+    empty object.
 
     Raises:
-        ValueError: If it is not JSON, not an object, or a value has not the type of its field.
+        ValueError: If the body is not JSON or not an object, or a value has not the type of its field.
     """
     try:
         pairs = json.loads(
-            # Bytes that are no UTF-8 pass inside of strings.
+            # Strings may have bytes that are not UTF-8.
             body.decode("utf-8", "replace"),
             object_pairs_hook=_Pairs,
-            parse_int=_integer,
-            parse_float=lambda _: _Fraction(),
+            parse_int=lambda digits: int(digits) if len(digits) < 100 else _OtherNumber(),
+            parse_float=lambda _: _OtherNumber(),
             parse_constant=_refuse,
         )
     except RecursionError:
@@ -92,11 +88,11 @@ def _filled(pairs: _Pairs, fields: Mapping[str, FieldType]) -> dict[str, object]
 
 
 class _Pairs(list[tuple[str, object]]):
-    """A JSON object: its keys and values in order, equal keys included."""
+    """Keys and values of a JSON object in order, with equal keys."""
 
 
 def _folded(key: str) -> str:
-    # Go's simple folding has the long s and the Kelvin sign as further cases of s and k.
+    # In Go's case folding, the long s and the Kelvin sign are cases of s and k.
     return key.replace("\u017f", "s").replace("\u212a", "k").lower()
 
 
@@ -105,7 +101,7 @@ def _checked(name: str, value: object, field: FieldType) -> object:
         return _filled(value, field.fields)
     if field.items is not None and type(value) is list:
         return [field.items.python() if item is None else _checked(name, item, field.items) for item in value]
-    # type() and not isinstance(): True is an int to Python.
+    # Not isinstance(): True is an int in Python.
     if type(value) is not field.python:
         raise ValueError(f"JSON field {name} is {type(value).__name__}, not {field.python.__name__}")
     if isinstance(value, int) and field.bits and not -(2 ** (field.bits - 1)) <= value < 2 ** (field.bits - 1):
@@ -113,19 +109,15 @@ def _checked(name: str, value: object, field: FieldType) -> object:
     return _SURROGATE.sub("\ufffd", value) if isinstance(value, str) and not value.isascii() else value
 
 
-def _integer(digits: str) -> int | _LongInteger:
-    return int(digits) if len(digits) < 100 else _LongInteger()
-
-
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-# Go escapes these so that JSON can stand in HTML.
+# Go escapes these, so that JSON can be put into HTML.
 _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
 def encode(value: object) -> bytes:
-    """Write JSON as Go does: no spaces, keys in the order given."""
+    """Encode like Go: no spaces, keys in their order."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).translate(_ESCAPES)
     return text.encode("utf-8", "replace")

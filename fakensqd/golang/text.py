@@ -1,6 +1,6 @@
-"""How Go's standard library writes text: what %q makes of a name, how a duration reads, what counts as a number.
+"""Text as Go's standard library writes and reads it: quoted names, durations, numbers.
 
-Pure. nsqd's error texts and statistics are built with these. Source: Go's strconv.Quote and time.Duration.String; nsq
+Pure. Used for nsqd's error texts and statistics. Source: Go's strconv.Quote and time.Duration.String; nsq
 internal/protocol/byte_base10.go.
 """
 
@@ -8,30 +8,18 @@ from __future__ import annotations
 
 __all__ = ["base10", "duration", "int64", "quote"]
 
-_SHORT = {
-    '"': '\\"',
-    "\\": "\\\\",
-    "\a": "\\a",
-    "\b": "\\b",
-    "\f": "\\f",
-    "\n": "\\n",
-    "\r": "\\r",
-    "\t": "\\t",
-    "\v": "\\v",
-}
-# Python refuses to convert more digits than 4300 at once.
-_DIGITS = 4000
+_SHORT_ESCAPES = {char: f"\\{letter}" for char, letter in zip('"\\\a\b\f\n\r\t\v', '"\\abfnrtv', strict=True)}
 
 
 def quote(data: bytes) -> bytes:
-    """Quote as %q does: printable Unicode as it is, the rest escaped; bytes that are not UTF-8 as \\xNN."""
-    text = "".join(map(_quoted, data.decode("utf-8", "surrogateescape")))
+    """Quote like %q: escape all but printable Unicode; bytes that are not UTF-8 as \\xNN."""
+    text = "".join(map(_quote_rune, data.decode("utf-8", "surrogateescape")))
     return b'"%s"' % text.encode()
 
 
-def _quoted(rune: str) -> str:
-    if rune in _SHORT:
-        return _SHORT[rune]
+def _quote_rune(rune: str) -> str:
+    if rune in _SHORT_ESCAPES:
+        return _SHORT_ESCAPES[rune]
     if rune.isprintable():
         return rune
     code = ord(rune)
@@ -43,29 +31,24 @@ def _quoted(rune: str) -> str:
 
 
 def base10(word: bytes) -> int:
-    """Read digits as nsqd does: modulo 2**64, and nothing is 0.
+    """Convert digits like nsqd: modulo 2**64; an empty word is 0.
 
     Raises:
-        ValueError: If there is anything but ASCII digits.
+        ValueError: If there is another character than an ASCII digit.
     """
-    if not word:
-        return 0
-    if not word.isdigit():
+    if not (word or b"0").isdigit():
         raise ValueError(f"{word!r} is not a number")
-    value = 0
-    for start in range(0, len(word), _DIGITS):
-        part = word[start : start + _DIGITS]
-        value = (value * 10 ** len(part) + int(part)) % 2**64
-    return value
+    # 10**64 is a multiple of 2**64, so digits before the last 64 do not count.
+    return int(word[-64:] or b"0") % 2**64
 
 
 def int64(value: int) -> int:
-    """Let a value overflow as Go's int64 does."""
+    """Convert to a signed integer of 64 bits, with overflow."""
     return (value + 2**63) % 2**64 - 2**63
 
 
 def duration(seconds: float) -> str:
-    """Write a duration as Go does: 906.332432ms, 1.5s, 1h2m3s."""
+    """Format a duration like Go: 906.332432ms, 1.5s, 1h2m3s."""
     nanoseconds = round(seconds * 1e9)
     if nanoseconds == 0:
         return "0s"

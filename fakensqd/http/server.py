@@ -29,11 +29,6 @@ SOCKET_KEY = "fakensqd.socket"
 _BAD_REQUEST = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request"
 )
-# Source: Go's net/http server.go serve, tlsRecordHeaderLooksLikeHTTP.
-_NOT_TLS = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
-_METHODS = (b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO")
-# Bytes to read of such a request before the connection is closed: unread bytes would turn the response into a reset.
-_PLAIN_REQUEST_SIZE = 16384
 
 
 class _Handler(WSGIHandler):  # type: ignore[misc]  # gevent has no types
@@ -70,15 +65,10 @@ class _Server(WSGIServer):  # type: ignore[misc]  # gevent has no types
             super().handle(sock, address)
 
     def wrap_socket_and_handle(self, sock: socket.socket, address: tuple[str, int]) -> None:
-        """Serve one connection inside TLS. Refuse a plain HTTP request."""
+        """Serve one connection inside TLS."""
         import ssl
 
         with contextlib.suppress(ConnectionError, ssl.SSLError):
-            if sock.recv(len(_METHODS[0]), socket.MSG_PEEK) in _METHODS:
-                sock.sendall(_NOT_TLS)
-                sock.recv(_PLAIN_REQUEST_SIZE)
-                sock.close()
-                return
             super().wrap_socket_and_handle(sock, address)
 
 
