@@ -1,4 +1,4 @@
-"""What was recorded: questions, text, JSON lines, bounds, and waiting for it."""
+"""Transcripts: selecting entries, text, JSON lines and limits; and waiting for a value."""
 
 import dataclasses
 
@@ -22,8 +22,8 @@ def nsqd():
 
 
 @pytest.fixture
-def told(nsqd):
-    """An nsqd after a little of everything."""
+def recorded(nsqd):
+    """An nsqd that has recorded each kind of entry."""
     publisher = Client(nsqd.tcp_address)
     publisher.identify(client_id="publisher")
     publisher.send(commands.publish("t", b"a") + commands.multipublish("t", [b"b", b"c", b"d"]))
@@ -43,8 +43,8 @@ def told(nsqd):
     return nsqd
 
 
-def test_questions(told):
-    transcript = told.transcript
+def test_transcript_selects_and_counts_entries(recorded):
+    transcript = recorded.transcript
 
     assert transcript.published("t") == [b"a", b"b", b"c", b"d", b"x" * 100]
     assert transcript.published("u") == [b"e"]
@@ -54,9 +54,9 @@ def test_questions(told):
     assert transcript.commands("FIN") == ["FIN", "FIN"]
     assert [error.partition(" ")[0] for error in transcript.errors()] == ["E_FIN_FAILED", "E_INVALID"]
     assert transcript.fired() == ["no NOP"]
-    assert (told.in_flight("t", "c"), told.depth("t", "c"), told.depth("u")) == (3, 0, 1)
-    assert (told.in_flight("v", "c"), told.depth("v", "c"), told.depth("t", "d")) == (0, 0, 0)
-    assert told.client_ids == ["127.0.0.1"]
+    assert (recorded.in_flight("t", "c"), recorded.depth("t", "c"), recorded.depth("u")) == (3, 0, 1)
+    assert (recorded.in_flight("v", "c"), recorded.depth("v", "c"), recorded.depth("t", "d")) == (0, 0, 0)
+    assert recorded.client_ids == ["127.0.0.1"]
     assert {entry.client_id for entry in transcript.select("command", name="PUB", topic="t")} == {"publisher"}
 
 
@@ -71,7 +71,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("match", "action"), ERRORS)
-def test_errors_have_those_of_faults(nsqd, match, action):
+def test_errors_of_rules_are_recorded(nsqd, match, action):
     nsqd.add(match, action)
     consumer(nsqd.tcp_address, ready=1)
 
@@ -80,44 +80,33 @@ def test_errors_have_those_of_faults(nsqd, match, action):
     assert nsqd.wait_until(lambda nsqd: nsqd.transcript.errors(), ["E_INVALID mine"])
 
 
-def test_text_is_a_line_for_each(told):
-    lines = told.transcript.text().splitlines()
+def test_text_has_a_line_for_each_entry(recorded):
+    lines = recorded.transcript.text().splitlines()
 
-    assert len(lines) == len(told.transcript) == len(list(told.transcript))
+    assert len(lines) == len(recorded.transcript) == len(list(recorded.transcript))
     assert "#1 command PUB t b'a'" in lines[3]
     assert any("#1 command MPUB t b'b' b'c' b'd'" in line for line in lines)
     assert any("#1 command DPUB u b'e' 1000" in line for line in lines)
     assert any("message t/c" in line and "attempt 1 b'a'" in line for line in lines)
     assert any("(100 bytes)" in line for line in lines)
-    assert told.transcript.text(2).splitlines()[0] == f"({len(lines) - 2} entries before)"
+    assert recorded.transcript.text(2).splitlines()[0] == f"({len(lines) - 2} entries before)"
 
 
-def test_json_lines_come_back_as_they_were(told):
-    told.transcript.append(Entry(1.0, 9, "command", "PUB", bodies=(b"\xff",)))
+def test_json_lines_are_decoded_to_the_same_entries(recorded):
+    recorded.transcript.append(Entry(1.0, 9, "command", "PUB", bodies=(b"\xff",)))
 
-    loaded = Transcript.load(told.transcript.dump())
+    loaded = Transcript.load(recorded.transcript.dump())
 
-    assert [dataclasses.asdict(entry) for entry in loaded] == [dataclasses.asdict(entry) for entry in told.transcript]
-
-
-NO_TRANSCRIPTS = [
-    pytest.param("", id="nothing"),
-    pytest.param('{"x": 1}', id="no head"),
-    pytest.param('{"transcript": 1, "dropped": 0}\n{"x": 1}', id="no entry"),
-]
-
-
-@pytest.mark.parametrize("lines", NO_TRANSCRIPTS)
-def test_other_lines_are_refused(lines):
-    with pytest.raises(ValueError, match="no "):
-        Transcript.load(lines)
+    assert [dataclasses.asdict(entry) for entry in loaded] == [
+        dataclasses.asdict(entry) for entry in recorded.transcript
+    ]
 
 
 BOUNDS = [pytest.param({"max_entries": 3}, id="entries"), pytest.param({"max_bytes": 30}, id="bytes")]
 
 
 @pytest.mark.parametrize("bounds", BOUNDS)
-def test_the_oldest_are_dropped_and_it_is_said(bounds):
+def test_oldest_entries_are_dropped_and_counted(bounds):
     transcript = Transcript(**bounds)
     for number in range(5):
         transcript.append(Entry(float(number), 1, "command", "PUB", bodies=(b"x" * 10,)))
@@ -129,7 +118,7 @@ def test_the_oldest_are_dropped_and_it_is_said(bounds):
     assert transcript.text() == ""
 
 
-def test_recording_begins_when_asked_to():
+def test_record_begins_a_transcript():
     with FakeNsqd() as nsqd:
         client = Client(nsqd.tcp_address)
         client.send(commands.publish("t", b"a"))
@@ -157,11 +146,11 @@ def test_failure_shows_the_nearest_value(nsqd):
         nsqd.wait_until(value, 8, timeout=0.1)
 
 
-def test_lists_are_compared_line_by_line():
+def test_difference_compares_lists_line_by_line():
     assert difference([b"a", b"b"], [b"a"]).splitlines()[1:] == ["  b'a'", "- b'b'"]
 
 
-def test_a_failure_shows_the_transcript(nsqd):
+def test_failure_shows_the_end_of_the_transcript(nsqd):
     Client(nsqd.tcp_address).send(b"PUB")
     wait_until(lambda: len(nsqd.transcript))
 
@@ -173,14 +162,15 @@ def test_without_an_expected_value_any_true_value_ends_the_wait(nsqd):
     assert nsqd.wait_until(lambda nsqd: [1]) == [1]
 
 
-# --- what is no transcript --------------------------------------------------------------------------------------------
+# --- invalid JSON lines -----------------------------------------------------------------------------------------------
 
 HEAD = '{"transcript": 1, "dropped": 0}\n'
-NO_TRANSCRIPTS = [
-    pytest.param('{"transcript": 1}', "the first is {'transcript': 1}", id="a head without what was dropped"),
+INVALID_LINES = [
+    pytest.param('{"transcript": 1}', "the first is {'transcript': 1}", id="a header without a count"),
     pytest.param("[]", r"the first is \[\]", id="a list"),
     pytest.param("1", "the first is 1", id="a number"),
     pytest.param("", "the first is None", id="nothing"),
+    pytest.param('{"x": 1}', "the first is {'x': 1}", id="no header"),
     pytest.param("{", "Expecting", id="no JSON"),
     pytest.param("[" * 100_000, "nested too deeply", id="too deep"),
     pytest.param(HEAD + "[]", "line 2 is no entry", id="a list as entry"),
@@ -196,7 +186,7 @@ NO_TRANSCRIPTS = [
 ]
 
 
-@pytest.mark.parametrize(("lines", "text"), NO_TRANSCRIPTS)
-def test_what_is_no_transcript_is_not_loaded(lines, text):
+@pytest.mark.parametrize(("lines", "text"), INVALID_LINES)
+def test_invalid_json_lines_are_refused(lines, text):
     with pytest.raises(ValueError, match=text):
         Transcript.load(lines)

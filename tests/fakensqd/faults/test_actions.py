@@ -1,4 +1,4 @@
-"""Actions as functions, without a connection: what steps become."""
+"""Actions as functions, without a connection; and rules as JSON."""
 
 import pytest
 
@@ -13,13 +13,13 @@ EVENT = Event(Point.COMMAND, "FIN", 0.0, message_id=b"0123456789abcdef", raw=b"r
 ANSWER = HttpResponse(200, b"OK")
 
 CHANGES = [
-    pytest.param(drop(), [Wait(1.0), Execute()], [Wait(1.0)], id="drop keeps what stands before"),
-    pytest.param(delay(0), [Execute()], [Wait(0), Execute()], id="no delay is one"),
+    pytest.param(drop(), [Wait(1.0), Execute()], [Wait(1.0)], id="drop keeps earlier steps"),
+    pytest.param(delay(0), [Execute()], [Wait(0), Execute()], id="delay of 0"),
     pytest.param(delay(1, alone=True), [Send(b"x"), Close()], [SendLater(b"x", 1), Close()], id="alone"),
     pytest.param(
-        error("E_INVALID"), [Close()], [Send(encode_frame(ERROR, b"E_INVALID FIN failed")), Close()], id="end"
+        error("E_INVALID"), [Close()], [Send(encode_frame(ERROR, b"E_INVALID FIN failed")), Close()], id="one close"
     ),
-    pytest.param(disconnect(), [Wait(1.0), Send(b"x"), Close()], [Wait(1.0), Close()], id="one end is enough"),
+    pytest.param(disconnect(), [Wait(1.0), Send(b"x"), Close()], [Wait(1.0), Close()], id="close once"),
     pytest.param(expire_message(), [Execute()], [ExpireMessage(b"0123456789abcdef"), Execute()], id="before a command"),
     pytest.param(corrupt("body"), [Execute()], [Execute(b"\x8daw")], id="a command's body"),
     pytest.param(corrupt("body"), [Execute(b"")], [Execute(b"\xff")], id="no body"),
@@ -31,17 +31,17 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("action", "steps", "changed"), CHANGES)
-def test_what_steps_become(action, steps, changed):
+def test_action_changes_the_steps(action, steps, changed):
     event = EVENT if action.name != "answer" else Event(Point.HTTP_ANSWER, "/pub", 0.0)
 
     assert action(steps, event) == (changed if action.name != "answer" else [HttpResponse(404, b"OK"), Close()])
 
 
 @pytest.mark.parametrize("code", ["E_FIN_FAILED", "E_TOUCH_FAILED"])
-def test_an_error_says_what_nsqd_says(code):
-    (said,) = error(code)([Execute()], EVENT)
+def test_error_has_the_text_of_nsqd(code):
+    (step,) = error(code)([Execute()], EVENT)
 
-    assert said.data[8:] == f"{code} {code[2:-7]} 0123456789abcdef failed ID not in flight".encode()
+    assert step.data[8:] == f"{code} {code[2:-7]} 0123456789abcdef failed ID not in flight".encode()
 
 
 MISUSE = [
@@ -58,13 +58,13 @@ MISUSE = [
 
 
 @pytest.mark.parametrize("make", MISUSE)
-def test_misuse_is_refused(make):
+def test_invalid_argument_of_an_action_is_refused(make):
     with pytest.raises(ValueError):  # noqa: PT011  # each has its own text
         make()
 
 
 @pytest.mark.parametrize("name", sorted(actions.ACTIONS))
-def test_every_action_has_its_json_form(name):
+def test_action_is_decoded_from_json_and_encoded_again(name):
     arguments = {
         "error": {"code": "E_INVALID", "text": "no"},
         "delay": {"seconds": 0.5},
@@ -85,7 +85,7 @@ def test_every_action_has_its_json_form(name):
     assert encode_rule(rule)["actions"] == [action]
 
 
-def test_what_has_no_json_form_is_told_by_its_name():
+def test_function_of_the_user_is_encoded_as_its_name():
     def mine(steps, event):
         return steps
 
@@ -98,7 +98,7 @@ def test_what_has_no_json_form_is_told_by_its_name():
 
 
 @pytest.mark.parametrize("times", ["always", {"always": True}, {"every": 2, "after": 1}, {"sometimes": 0.5}])
-def test_times_have_their_json_form(times):
+def test_times_are_decoded_from_json(times):
     (rule,) = decode_rules({"on": "command", "times": times, "actions": [{"action": "drop"}]})
 
     assert rule.match.times.is_unbounded

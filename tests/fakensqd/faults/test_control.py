@@ -1,4 +1,4 @@
-"""Faults over real connections: each action at each of its points, by a clock that is turned by hand."""
+"""Rules on real connections: each action at each of its points, by a manual clock."""
 
 import gevent
 import pytest
@@ -50,7 +50,7 @@ def stored(nsqd):
     return nsqd.broker.topics["t"].message_count if "t" in nsqd.broker.topics else 0
 
 
-# --- instead of a command, and of its reply ---------------------------------------------------------------------------
+# --- commands and replies ---------------------------------------------------------------------------------------------
 
 PUBLISHED = [
     pytest.param(on.command, error("E_PUB_FAILED"), [(ERROR, b"E_PUB_FAILED PUB failed exiting")], True, 0, id="error"),
@@ -76,7 +76,7 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize(("point", "action", "frames", "ended", "count"), PUBLISHED)
-def test_a_publish_goes_wrong(nsqd, client, point, action, frames, ended, count):
+def test_rule_acts_on_pub_or_its_reply(nsqd, client, point, action, frames, ended, count):
     nsqd.add(point("PUB", topic="t"), action)
 
     client.send(PUB)
@@ -89,7 +89,7 @@ def test_a_publish_goes_wrong(nsqd, client, point, action, frames, ended, count)
     assert nsqd.unfired() == []
 
 
-def test_a_body_is_spoiled_before_it_is_stored(nsqd, client):
+def test_corrupt_changes_a_body_before_it_is_stored(nsqd, client):
     nsqd.add(on.command("PUB"), corrupt("body"))
     nsqd.add(on.command("PUB", body=b"body"), corrupt("body", b"another"))
 
@@ -100,7 +100,7 @@ def test_a_body_is_spoiled_before_it_is_stored(nsqd, client):
     assert [body(reader.frame()), body(reader.frame())] == [b"\x9dody", b"another"]
 
 
-def test_a_size_that_is_none(nsqd, client):
+def test_corrupt_size_is_negative(nsqd, client):
     nsqd.add(on.reply("PUB"), corrupt("size"))
 
     client.send(PUB)
@@ -109,7 +109,7 @@ def test_a_size_that_is_none(nsqd, client):
         client.frame()
 
 
-def test_a_reset_is_one(nsqd, client):
+def test_reset_is_seen_as_a_reset(nsqd, client):
     nsqd.add(on.command("PUB"), reset())
 
     client.send(PUB)
@@ -118,7 +118,7 @@ def test_a_reset_is_one(nsqd, client):
         client.frame()
 
 
-def test_a_function_of_ones_own_is_an_action(nsqd, client):
+def test_function_of_the_user_is_an_action(nsqd, client):
     nsqd.add(on.reply("PUB"), lambda steps, event: [*steps, *steps])
 
     client.send(PUB)
@@ -126,7 +126,7 @@ def test_a_function_of_ones_own_is_an_action(nsqd, client):
     assert [client.frame(), client.frame()] == [OK, OK]
 
 
-def test_actions_compose_by_order(nsqd, client, clock):
+def test_actions_compose_in_order(nsqd, client, clock):
     nsqd.add(on.reply("PUB"), corrupt("type"), delay(1.0), disconnect(after=True))
 
     client.send(PUB)
@@ -147,7 +147,7 @@ def nothing_comes(client):
     return True
 
 
-def test_a_late_command_is_executed_late_and_those_behind_it_wait(nsqd, client, clock):
+def test_delayed_command_delays_later_commands(nsqd, client, clock):
     nsqd.add(on.command("PUB"), delay(1.0))
 
     client.send(PUB + commands.publish("u", b"x"))
@@ -159,7 +159,7 @@ def test_a_late_command_is_executed_late_and_those_behind_it_wait(nsqd, client, 
     assert list(nsqd.broker.topics) == ["t", "u"]
 
 
-def test_a_late_reply_keeps_back_all_that_is_said(nsqd, clock):
+def test_delayed_reply_delays_all_output(nsqd, clock):
     client = consumer(nsqd.tcp_address)
     nsqd.add(on.reply("PUB"), delay(1.0))
 
@@ -173,7 +173,7 @@ def test_a_late_reply_keeps_back_all_that_is_said(nsqd, clock):
     assert sorted(kind for kind, _ in frames[1:]) == [RESPONSE, MESSAGE]
 
 
-def test_a_reply_that_is_late_alone_is_overtaken(nsqd, client, clock):
+def test_reply_delayed_alone_is_overtaken(nsqd, client, clock):
     nsqd.add(on.reply("PUB"), delay(1.0, alone=True), corrupt("body", b"late"))
 
     client.send(PUB + PUB)
@@ -183,7 +183,7 @@ def test_a_reply_that_is_late_alone_is_overtaken(nsqd, client, clock):
     assert client.frame() == (RESPONSE, b"late")
 
 
-def test_the_end_waits_for_a_late_reply(nsqd, client, clock):
+def test_connection_ends_after_a_delayed_reply(nsqd, client, clock):
     nsqd.add(on.reply("FIN"), delay(1.0))
 
     client.send(b"FIN 0123456789abcdef\n")
@@ -194,7 +194,7 @@ def test_the_end_waits_for_a_late_reply(nsqd, client, clock):
     assert client.ended()
 
 
-def test_identify_may_be_slow_below_a_new_layer(nsqd, client, clock):
+def test_delayed_identify_reply_is_sent_before_compression_begins(nsqd, client, clock):
     nsqd.add(on.reply("IDENTIFY"), delay(1.0))
 
     client.send(commands.identify({"feature_negotiation": True, "snappy": True}))
@@ -205,7 +205,7 @@ def test_identify_may_be_slow_below_a_new_layer(nsqd, client, clock):
     assert b'"snappy":true' in client.frame()[1]
 
 
-# --- what is pushed ---------------------------------------------------------------------------------------------------
+# --- pushed frames ----------------------------------------------------------------------------------------------------
 
 
 def publish(nsqd, *bodies):
@@ -221,7 +221,7 @@ PUSHED = [
 
 
 @pytest.mark.parametrize(("action", "bodies", "in_flight"), PUSHED)
-def test_a_message_goes_wrong(nsqd, action, bodies, in_flight):
+def test_rule_acts_on_a_pushed_message(nsqd, action, bodies, in_flight):
     client = consumer(nsqd.tcp_address, ready=5)
     nsqd.add(on.frame("message", topic="t", channel="c", body=b"a"), action)
 
@@ -231,7 +231,7 @@ def test_a_message_goes_wrong(nsqd, action, bodies, in_flight):
     assert nsqd.in_flight("t", "c") == in_flight
 
 
-def test_a_message_times_out_at_once(nsqd):
+def test_expire_message_times_out_a_pushed_message(nsqd):
     client = consumer(nsqd.tcp_address, ready=5)
     nsqd.add(on.frame("message"), expire_message())
 
@@ -242,7 +242,7 @@ def test_a_message_times_out_at_once(nsqd):
     assert nsqd.broker.topics["t"].channels["c"].timeout_count == 1
 
 
-def test_a_message_times_out_just_before_its_fin(nsqd):
+def test_expire_message_times_out_before_the_fin(nsqd):
     client = consumer(nsqd.tcp_address)
     publish(nsqd, b"a")
     message_id = decode_message(client.frame()[1])[2]
@@ -254,7 +254,7 @@ def test_a_message_times_out_just_before_its_fin(nsqd):
     assert kinds == [ERROR, MESSAGE]
 
 
-def test_heartbeats_stay_away(nsqd, client, clock):
+def test_dropped_heartbeats_are_not_sent(nsqd, client, clock):
     client.send(commands.identify({"heartbeat_interval": 1000, "client_id": "me"}))
     assert client.frame() == OK
     nsqd.add(on.frame("heartbeat", client_id="me").first(2), drop())
@@ -273,7 +273,7 @@ TURNED_AWAY = [pytest.param(action, id=str(action)) for action in (refuse(), res
 
 
 @pytest.mark.parametrize("action", TURNED_AWAY)
-def test_a_connection_is_turned_away(nsqd, action):
+def test_rule_ends_a_new_connection(nsqd, action):
     nsqd.add(on.connect(connection=1), action)
 
     assert Client(nsqd.tcp_address).ended()
@@ -282,7 +282,7 @@ def test_a_connection_is_turned_away(nsqd, action):
     assert other.frame() == OK
 
 
-def test_a_connection_is_taken_and_nothing_said(nsqd):
+def test_dropped_connection_is_accepted_and_never_served(nsqd):
     nsqd.add(on.connect(), drop())
     client = Client(nsqd.tcp_address)
 
@@ -293,7 +293,7 @@ def test_a_connection_is_taken_and_nothing_said(nsqd):
     nsqd.wait_until(lambda nsqd: nsqd.transcript.connected(), [])
 
 
-def test_a_connection_is_served_late(nsqd, clock):
+def test_delayed_connection_is_served_later(nsqd, clock):
     nsqd.add(on.connect(), delay(1.0))
     client = Client(nsqd.tcp_address)
     client.send(PUB)
@@ -304,10 +304,10 @@ def test_a_connection_is_served_late(nsqd, clock):
     assert client.frame() == OK
 
 
-# --- rules come and go ------------------------------------------------------------------------------------------------
+# --- adding and removing rules ----------------------------------------------------------------------------------------
 
 
-def test_a_block_has_its_rule(nsqd, client):
+def test_rule_is_removed_at_the_end_of_its_block(nsqd, client):
     with nsqd.add(on.reply("PUB").always(), duplicate()) as added:
         client.send(PUB)
         assert [client.frame(), client.frame()] == [OK, OK]
@@ -318,7 +318,7 @@ def test_a_block_has_its_rule(nsqd, client):
     assert added.fired == 1
 
 
-def test_a_rule_holds_without_a_transcript(clock):
+def test_rule_acts_without_a_transcript(clock):
     with FakeNsqd(clock=clock) as nsqd:
         client = Client(nsqd.tcp_address)
         client.send(PUB)
@@ -332,7 +332,7 @@ def test_a_rule_holds_without_a_transcript(clock):
             _ = nsqd.transcript
 
 
-def test_a_scenario_over_a_connection(nsqd, client):
+def test_scenario_arms_its_rules_one_after_the_other(nsqd, client):
     nsqd.add(Scenario().then(on.reply("PUB"), duplicate()).then(on.command("PUB"), error("E_PUB_FAILED")))
 
     client.send(PUB + PUB)
@@ -341,20 +341,20 @@ def test_a_scenario_over_a_connection(nsqd, client):
     assert client.ended()
 
 
-def test_what_faults_there_are():
+def test_public_names_of_faults_are_loaded():
     assert all(getattr(faults, name) for name in faults.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = faults.nothing
 
 
-def test_what_a_server_does_not_have():
+def test_rule_for_an_event_that_the_server_does_not_have_is_refused():
     with pytest.raises(ValueError, match="FakeLookupd has no PUB"):
         FakeLookupd().add(on.command("PUB"), drop())
     with pytest.raises(TypeError, match="its own actions"):
         FakeNsqd().add(Scenario(), drop())
 
 
-def test_a_cluster_counts_together():
+def test_nsqds_of_a_cluster_count_events_together():
     with FakeCluster(seed=5) as cluster:
         cluster.add(on.reply("PUB").nth(2), disconnect())
         cluster.add(on.http("/nothing"), drop(), optional=True)
@@ -372,10 +372,10 @@ def test_a_cluster_counts_together():
         assert "FakeNsqd, seed=5" in cluster.report()
 
 
-def test_rules_for_a_cluster_that_has_not_started():
+def test_rules_of_a_cluster_may_be_added_and_removed_before_its_start():
     cluster = FakeCluster(nsqds=1, lookupds=0)
-    added = cluster.add(on.command("PUB"), disconnect())
     removed = cluster.add(on.command("PUB"), drop())
+    added = cluster.add(on.command("PUB"), disconnect())
     removed.remove()
     with cluster:
         client = Client(cluster.nsqd_tcp_addresses[0])
@@ -385,10 +385,10 @@ def test_rules_for_a_cluster_that_has_not_started():
     assert (added.fired, removed.fired) == (1, 0)
 
 
-# --- our own client ---------------------------------------------------------------------------------------------------
+# --- gnsq's client ----------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_reply_fails_the_publish_and_republishing_stores_twice(nsqd):
+def test_publish_after_a_lost_reply_is_stored_twice(nsqd):
     nsqd.add(on.reply("PUB", topic="t"), disconnect())
     with gnsq.Producer(nsqd.tcp_address) as producer:
         with pytest.raises(NSQConnectionClosed):
@@ -398,14 +398,14 @@ def test_a_lost_reply_fails_the_publish_and_republishing_stores_twice(nsqd):
     assert nsqd.transcript.published("t") == [b"x", b"x"]
 
 
-def test_a_refused_publish_has_its_class(nsqd):
+def test_injected_error_has_its_class_in_the_producer(nsqd):
     nsqd.add(on.command("PUB").first(2), error("E_PUB_FAILED"))  # it is tried once more
 
     with gnsq.Producer(nsqd.tcp_address) as producer, pytest.raises(NSQPubFailed):
         producer.publish("t", b"x")
 
 
-def test_a_failed_fin_reaches_on_error(nsqd):
+def test_injected_fin_error_is_sent_to_on_error(nsqd):
     publish(nsqd, b"x")
     nsqd.add(on.command("FIN", topic="t", channel="c"), error("E_FIN_FAILED"))
     errors = []
@@ -418,18 +418,3 @@ def test_a_failed_fin_reaches_on_error(nsqd):
         reader.close()
 
     assert [type(error) for error in errors] == [NSQFinishFailed]
-
-
-# --- as the fixtures give it ------------------------------------------------------------------------------------------
-
-
-def test_an_order_is_published_again_when_its_reply_is_lost(fakensqd):
-    with gnsq.Producer(fakensqd.tcp_address) as producer:
-        with fakensqd.add(on.reply("PUB", topic="orders").nth(2), disconnect()):
-            producer.publish("orders", b"1")
-            with pytest.raises(NSQConnectionClosed):
-                producer.publish("orders", b"2")  # nsqd has it, and nobody knows
-        producer.publish("orders", b"2")
-
-    assert fakensqd.transcript.published("orders") == [b"1", b"2", b"2"]
-    assert fakensqd.transcript.fired() == ["on.reply('PUB', topic='orders').nth(2), disconnect()"]

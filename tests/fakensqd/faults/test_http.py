@@ -1,4 +1,4 @@
-"""``/faults``: rules, toxics and states over HTTP."""
+"""Rules that act on HTTP requests, and ``/faults``: rules, toxics and states over HTTP."""
 
 import contextlib
 import http.client
@@ -9,8 +9,10 @@ import gevent
 import pytest
 from gevent import socket as gevent_socket
 
-from fakensqd import FakeLookupd, FakeNsqd
+from fakensqd import FakeLookupd, FakeNsqd, on
+from fakensqd.faults import answer, corrupt, delay, disconnect, drop, reset
 from fakensqd.faults.toxics import stall
+from gnsq.errors import NSQSocketError
 from gnsq.protocol import commands
 from tests.fakensqd.programs import run_command
 from tests.fakensqd.wire import Client, consumer, request
@@ -21,7 +23,7 @@ HEARTBEAT = (0, b"_heartbeat_")
 
 @pytest.fixture
 def nsqd(clock):
-    with FakeNsqd(clock=clock, faults_over_http=True) as nsqd:
+    with FakeNsqd(clock=clock, record=True, faults_over_http=True) as nsqd:
         yield nsqd
     assert nsqd.errors == []
 
@@ -49,7 +51,7 @@ RULE = {
 }
 
 
-def test_a_rule_is_added_listed_and_removed(nsqd):
+def test_rule_is_added_listed_and_removed(nsqd):
     assert faults(nsqd, "POST", RULE) == {"id": 1}
     client = Client(nsqd.tcp_address)
     client.send(commands.publish("t", b"x") * 2)
@@ -61,7 +63,7 @@ def test_a_rule_is_added_listed_and_removed(nsqd):
     assert faults(nsqd) == {"rules": []}
 
 
-def test_a_list_is_a_scenario(nsqd):
+def test_list_of_rules_is_a_scenario(nsqd):
     drops = [{"on": "command", "kind": kind, "actions": [{"action": "drop"}]} for kind in ("PUB", "NOP")]
     faults(nsqd, "POST", drops)
 
@@ -122,12 +124,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("method", "document", "query", "text"), WRONG)
-def test_what_cannot_be_steered_is_told(nsqd, method, document, query, text):
+def test_invalid_rule_is_refused(nsqd, method, document, query, text):
     assert text in faults(nsqd, method, document, query)["message"]
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b"{", b"\xff"], ids=["too deep", "cut", "no text"])
-def test_what_is_no_json_is_told(nsqd, body):
+def test_invalid_json_is_refused(nsqd, body):
     with contextlib.closing(http.client.HTTPConnection(nsqd.http_address)) as connection:
         connection.sock = gevent_socket.create_connection(("127.0.0.1", nsqd.http_port), timeout=10)
         connection.request("POST", "/faults", body)
@@ -137,7 +139,7 @@ def test_what_is_no_json_is_told(nsqd, body):
         assert json.loads(answer.read())["message"].startswith("the body is no JSON: ")
 
 
-def test_a_wrong_method_is_answered_with_the_right_ones(nsqd):
+def test_wrong_method_is_answered_with_the_allowed_ones(nsqd):
     with contextlib.closing(http.client.HTTPConnection(nsqd.faults_http_address)) as connection:
         host, _, port = nsqd.faults_http_address.rpartition(":")
         connection.sock = gevent_socket.create_connection((host, int(port)), timeout=10)
@@ -147,19 +149,19 @@ def test_a_wrong_method_is_answered_with_the_right_ones(nsqd):
     assert (answer.status, answer.getheader("Allow")) == (405, "GET, POST, DELETE")
 
 
-def test_it_is_off_unless_wanted():
+def test_faults_endpoint_is_off_by_default():
     with FakeNsqd(faults_http_address="127.0.0.1:0") as nsqd:
         assert nsqd.faults_http_address == ""
         assert faults(nsqd, over="http_address") == {"message": "NOT_FOUND"}
 
 
-def test_it_is_on_the_http_port_too_and_nothing_else_is_on_its_own(nsqd):
+def test_faults_endpoint_is_on_the_http_port_and_alone_on_its_own(nsqd):
     assert faults(nsqd, over="http_address") == {"rules": []}
     assert request(nsqd.http_address, "GET", "/ping") == "OK"
     assert request(nsqd.faults_http_address, "GET", "/ping")["message"].startswith("there is no /ping; FakeNsqd has /f")
 
 
-def test_a_daemon_that_starts_again_has_the_same_port():
+def test_port_of_faults_is_the_same_after_a_second_start():
     nsqd = FakeNsqd(faults_over_http=True)
     with nsqd:
         address = nsqd.faults_http_address
@@ -170,7 +172,7 @@ def test_a_daemon_that_starts_again_has_the_same_port():
         assert faults(nsqd) == {"rules": []}
 
 
-def test_a_port_in_use_is_named_and_nothing_is_left_open():
+def test_port_of_faults_in_use_is_named_and_other_ports_are_closed():
     with FakeNsqd(faults_over_http=True) as one:
         two = FakeNsqd(faults_over_http=True, faults_http_address=one.faults_http_address)
         with pytest.raises(OSError, match=f"Address already in use: '{one.faults_http_address}'"):
@@ -181,7 +183,7 @@ def test_a_port_in_use_is_named_and_nothing_is_left_open():
 
 
 @pytest.mark.subprocess
-def test_another_process_steers():
+def test_other_process_adds_a_rule():
     code = (
         "import json, sys, urllib.request\n"
         "rule = {'on': 'command', 'kind': 'PUB', 'actions': [{'action': 'error', 'code': 'E_PUB_FAILED'}]}\n"
@@ -211,7 +213,7 @@ TOXICS = [
 
 
 @pytest.mark.parametrize(("document", "shown"), TOXICS)
-def test_a_toxic_is_added_listed_and_removed(nsqd, document, shown):
+def test_toxic_is_added_listed_and_removed(nsqd, document, shown):
     assert faults(nsqd, "POST", document, path="/toxics") == {"id": 1}
 
     assert faults(nsqd, path="/toxics") == {"toxics": [{"id": 1, "toxic": document["toxic"], **shown}]}
@@ -219,7 +221,7 @@ def test_a_toxic_is_added_listed_and_removed(nsqd, document, shown):
     assert faults(nsqd, path="/toxics") == {"toxics": []}
 
 
-def test_a_toxic_meets_connections_that_are_open(nsqd, clock):
+def test_toxic_applies_to_open_connections(nsqd, clock):
     client = Client(nsqd.tcp_address)
     faults(nsqd, "POST", {"toxic": "latency", "seconds": 2, "upstream": True}, path="/toxics")
     client.send(commands.publish("t", b"x"))
@@ -230,7 +232,7 @@ def test_a_toxic_meets_connections_that_are_open(nsqd, clock):
     assert client.frame() == (0, b"OK")
 
 
-def test_all_toxics_are_removed_and_what_they_held_goes_on(nsqd):
+def test_delete_without_id_removes_all_toxics(nsqd):
     for _ in range(2):
         faults(nsqd, "POST", {"toxic": "stall"}, path="/toxics")
     client = Client(nsqd.tcp_address)
@@ -242,14 +244,14 @@ def test_all_toxics_are_removed_and_what_they_held_goes_on(nsqd):
 
 
 class OwnToxic:
-    def begin(self, chance):
-        return stall().begin(chance)
+    def start(self, rng):
+        return stall().start(rng)
 
     def __repr__(self):
         return "OwnToxic()"
 
 
-def test_a_toxic_of_the_callers_own_is_listed_and_that_of_stop_reading_is_not(nsqd):
+def test_toxic_of_the_user_is_listed_and_that_of_stop_reading_is_not(nsqd):
     nsqd.stop_reading()
     nsqd.link.add(OwnToxic())
 
@@ -285,7 +287,7 @@ WRONG_TOXICS = [
 
 
 @pytest.mark.parametrize(("document", "text"), WRONG_TOXICS)
-def test_what_is_no_toxic_is_told(nsqd, document, text):
+def test_invalid_toxic_is_refused(nsqd, document, text):
     assert text in faults(nsqd, "POST", document, path="/toxics")["message"]
     assert faults(nsqd, path="/toxics") == {"toxics": []}
 
@@ -295,7 +297,7 @@ def test_what_is_no_toxic_is_told(nsqd, document, text):
 USUAL = {"down": False, "stop_reading": False, "processing_delay": 0.0, "pause_heartbeats": False}
 
 
-def test_a_daemon_that_is_down_is_steered_on_the_port_of_faults(nsqd):
+def test_daemon_that_is_down_is_controlled_on_the_port_of_faults(nsqd):
     client = Client(nsqd.tcp_address)
     addresses = nsqd.tcp_address, nsqd.http_address
 
@@ -313,7 +315,7 @@ def test_a_daemon_that_is_down_is_steered_on_the_port_of_faults(nsqd):
 
 
 @pytest.mark.parametrize(("arguments", "depth"), [({}, 1), ({"keep_messages": False}, 0)], ids=["kept", "lost"])
-def test_a_restart(nsqd, arguments, depth):
+def test_restart_over_http(nsqd, arguments, depth):
     client = Client(nsqd.tcp_address)
     client.send(commands.publish("t", b"x"))
     client.frame()
@@ -335,7 +337,7 @@ def test_daemon_that_does_not_read_is_controlled_on_both_ports(nsqd, over):
     assert (client.frame(), pinging.get(timeout=10)) == ((0, b"OK"), "OK")
 
 
-def test_heartbeats_are_paused_and_resumed(nsqd, clock):
+def test_heartbeats_are_paused_and_resumed_over_http(nsqd, clock):
     client = consumer(nsqd.tcp_address)
     assert state(nsqd, "pause_heartbeats") == USUAL | {"pause_heartbeats": True}
     clock.advance(35.0)
@@ -356,16 +358,16 @@ def test_daemon_with_a_processing_delay_is_controlled_at_once(nsqd, clock):
     assert client.frame() == (0, b"OK")
 
 
-def test_states_of_nsqlookupd():
+def test_nsqlookupd_has_no_heartbeat_states():
     with FakeLookupd(faults_over_http=True) as lookupd:
         assert state(lookupd, "down") == {"down": True, "stop_reading": False, "processing_delay": 0.0}
         assert state(lookupd, "restart") == {"down": False, "stop_reading": False, "processing_delay": 0.0}
-        told = state(lookupd, "pause_heartbeats")["message"]
+        text = state(lookupd, "pause_heartbeats")["message"]
 
-    assert told.startswith(
+    assert text.startswith(
         "there is no /faults/pause_heartbeats; FakeLookupd has /faults, /faults/toxics, /faults/state"
     )
-    assert "heartbeats" not in told.partition(";")[2]
+    assert "heartbeats" not in text.partition(";")[2]
 
 
 WRONG_STATES = [
@@ -409,30 +411,30 @@ WRONG_STATES = [
 
 
 @pytest.mark.parametrize(("method", "path", "document", "text"), WRONG_STATES)
-def test_what_is_no_state_is_told(nsqd, method, path, document, text):
+def test_invalid_state_is_refused(nsqd, method, path, document, text):
     assert text in faults(nsqd, method, document, path=path)["message"]
     assert nsqd.states() == USUAL
 
 
 @pytest.mark.parametrize("name", ["down", "restart"])
-def test_what_would_end_its_own_connection_is_sent_to_the_port_that_stays(nsqd, name):
-    told = faults(nsqd, "POST", path=f"/{name}", over="http_address")["message"]
+def test_down_is_refused_on_the_http_port_that_it_would_close(nsqd, name):
+    text = faults(nsqd, "POST", path=f"/{name}", over="http_address")["message"]
 
     where = f"http://{nsqd.faults_http_address}/faults/{name}"
-    assert told == f"{name} would end this connection, too; POST it to {where}, which stays up"
+    assert text == f"{name} would end this connection, too; POST it to {where}, which stays up"
     assert nsqd.states() == USUAL
 
 
-def test_without_a_port_of_its_own_all_but_what_ends_the_connection_works():
+def test_faults_endpoint_works_without_a_port_of_its_own():
     with FakeNsqd(faults_over_http=True, faults_http_address="") as nsqd:
         assert nsqd.faults_http_address == ""
         assert faults(nsqd, "POST", path="/stop_reading", over="http_address")["stop_reading"]
-        told = faults(nsqd, "POST", path="/down", over="http_address")["message"]
+        text = faults(nsqd, "POST", path="/down", over="http_address")["message"]
 
-    assert told == "down would end this connection, too; POST it to the port of faults_http_address, which stays up"
+    assert text == "down would end this connection, too; POST it to the port of faults_http_address, which stays up"
 
 
-def test_a_port_that_somebody_else_took_meanwhile_is_told(nsqd):
+def test_up_names_a_port_that_is_in_use(nsqd):
     state(nsqd, "down")
     nsqd._release_ports()
     with contextlib.closing(gevent_socket.create_server(("127.0.0.1", nsqd.tcp_port))):
@@ -441,9 +443,111 @@ def test_a_port_that_somebody_else_took_meanwhile_is_told(nsqd):
     assert state(nsqd, "up") == USUAL
 
 
-def test_what_stops_while_down_lets_go_of_its_port():
+def test_stop_while_down_releases_the_ports():
     with FakeNsqd(faults_over_http=True) as nsqd:
         state(nsqd, "down")
 
     with pytest.raises(ConnectionRefusedError):
         faults(nsqd)
+
+
+def publish(nsqd, target="/pub?topic=t", body=b"x"):
+    return request(nsqd.http_address, "POST", target, body)
+
+
+BROKEN_OFF = (http.client.BadStatusLine, http.client.IncompleteRead, ConnectionError, NSQSocketError)
+
+
+def test_answer_replaces_the_execution_of_a_request(nsqd):
+    nsqd.add(on.http("/pub", method="POST", topic="t"), answer(503, b'{"message":"NO"}'))
+
+    assert publish(nsqd) == {"message": "NO"}
+    assert nsqd.broker.topics == {}
+    assert publish(nsqd) == "OK"
+    assert [entry.status for entry in nsqd.transcript.select("http")] == [503, 200]
+
+
+def test_answer_replaces_the_response_of_an_executed_request(nsqd):
+    nsqd.add(on.http("/pub", body=b"x", executed=True), answer(500))
+
+    assert publish(nsqd) == "OK"
+    assert nsqd.transcript.select("http")[0].status == 500
+    assert nsqd.transcript.published("t") == [b"x"]
+
+
+def test_corrupt_changes_the_body_of_a_response(nsqd):
+    nsqd.add(on.http("/ping", executed=True), corrupt("body", b"KO"))
+
+    assert request(nsqd.http_address, "GET", "/ping") == "KO"
+
+
+LOST = [
+    pytest.param(on.http("/pub"), disconnect(), [], id="not executed"),
+    pytest.param(on.http("/pub", executed=True), disconnect(), [b"x"], id="executed, answer lost"),
+    pytest.param(on.http("/pub", executed=True), corrupt("size"), [b"x"], id="answer cut short"),
+    pytest.param(on.http("/pub"), reset(), [], id="reset"),
+]
+
+
+@pytest.mark.parametrize(("match", "action", "published"), LOST)
+def test_lost_response_breaks_the_connection(nsqd, match, action, published):
+    nsqd.add(match, action)
+
+    with pytest.raises(BROKEN_OFF):
+        publish(nsqd)
+
+    assert nsqd.transcript.published("t") == published
+    assert publish(nsqd, "/pub?topic=u") == "OK"
+
+
+def test_disconnect_after_sends_the_response_first(nsqd):
+    nsqd.add(on.http("/pub"), disconnect(after=True))
+
+    assert publish(nsqd) == "OK"
+    assert nsqd.unfired() == []
+
+
+def test_dropped_request_is_never_answered(nsqd):
+    nsqd.add(on.http("/ping"), drop())
+
+    asking = gevent.spawn(request, nsqd.http_address, "GET", "/ping")
+    nsqd.wait_until(lambda nsqd: len(nsqd.transcript.fired()), 1)
+    asking.join(0.02)
+    assert not asking.ready()
+    asking.kill()
+    assert request(nsqd.http_address, "GET", "/ping") == "OK"
+
+
+def test_delayed_request_is_answered_later(nsqd, clock):
+    nsqd.add(on.http("/ping"), delay(5.0))
+    asked = gevent.spawn(request, nsqd.http_address, "GET", "/ping")
+    nsqd.wait_until(lambda nsqd: len(nsqd.transcript.fired()), 1)
+    assert not asked.ready()
+    wait_until(lambda: clock.advance(5.0) or asked.ready())
+
+    assert asked.get() == "OK"
+
+
+PUBLISHED = [
+    pytest.param("/pub?topic=t", b"x", [b"x"], id="pub"),
+    pytest.param("/mpub?topic=t", b"a\n\nb\n", [b"a", b"b"], id="lines"),
+    pytest.param("/mpub?topic=t&binary=true", commands.multipublish_body([b"a", b"b"]), [b"a", b"b"], id="binary"),
+    pytest.param("/mpub?topic=t&binary=true", b"x", [], id="refused"),
+    pytest.param("/pub?topic=%zz", b"x", [], id="no query"),
+]
+
+
+@pytest.mark.parametrize(("target", "body", "bodies"), PUBLISHED)
+def test_bodies_published_over_http_are_recorded(nsqd, target, body, bodies):
+    publish(nsqd, target, body)
+
+    assert nsqd.transcript.published("t") == bodies
+
+
+def test_rule_acts_on_a_request_to_nsqlookupd():
+    with FakeLookupd(record=True) as lookupd:
+        lookupd.add(on.http("/lookup", topic="t"), answer(500, b'{"message":"INTERNAL_ERROR"}'))
+
+        assert request(lookupd.http_address, "GET", "/lookup?topic=u") == {"message": "TOPIC_NOT_FOUND"}
+        assert request(lookupd.http_address, "GET", "/lookup?topic=t") == {"message": "INTERNAL_ERROR"}
+        assert lookupd.unfired() == []

@@ -1,59 +1,44 @@
-"""A session that is listened to says what it says otherwise."""
+"""Sessions under rules, and the order and time of their output."""
+
+import math
 
 import gevent
 import pytest
 
 from fakensqd import FakeAuthServer, FakeNsqd, on
 from fakensqd.clock import ManualClock
-from fakensqd.effects import Close, Execute, Send, Wait
-from fakensqd.faults import drop
+from fakensqd.effects import Close, ExpireMessage, Reset, Send, SendAfterNext, SendLater, Wait
+from fakensqd.faults import Rule, delay, drop
+from fakensqd.faults.injector import ConnectionInjector, FaultInjector
+from fakensqd.faults.interceptor import OutputScheduler
 from fakensqd.nsqd.broker import Broker
 from fakensqd.nsqd.identify import OK_FRAME
 from fakensqd.nsqd.session import Session
+from fakensqd.transcript import Transcript
 from gnsq.protocol import commands
 from tests.behaviour.test_recorded import LOOKUPD, TRANSCRIPTS, emulated, finish, flags, played
 from tests.fakensqd.recorded_auth import RecordedAnswers
 from tests.fakensqd.wire import Client
 
 
-class Deaf:
-    """A tap that changes nothing, and remembers commands."""
-
-    is_active = True
-
-    def __init__(self):
-        self.commands = []
-
-    def command(self, command, now):
-        self.commands.append(command)
-        return [Execute()]
-
-    def executed(self):
-        pass
-
-    def reply(self, steps, now):
-        return steps
-
-    def message(self, message, frame, now):
-        return [Send(frame)]
-
-    def heartbeat(self, frame, now):
-        return [Send(frame)]
-
-
-def conversation(pieces, tap=None):
+def intercepted(injector):
+    """A session whose events an injector gets."""
     session = Session(Broker())
-    if tap is not None:
-        session.attach(tap)
+    session.attach(ConnectionInjector(injector, 1, session, 8))
+    return session
+
+
+def output(session, pieces):
+    """All bytes that a session sends, and when it is to be called again; "ended" if it closes the connection."""
     effects = [effect for piece in pieces for effect in [*session.receive(piece, 0.0), *session.pump(0.0)]]
     ended = Close() in effects
     if not ended:
         effects += session.tick(30.0)
     data = b"".join(effect.data for effect in effects if isinstance(effect, Send))
-    return data, ended, ended or session.due
+    return data, "ended" if ended else session.due
 
 
-SAID = b"".join(
+RECEIVED = b"".join(
     [
         commands.MAGIC_V2,
         commands.identify({"client_id": "me"}),
@@ -76,18 +61,19 @@ ENDS = [
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_tap_changes_nothing(end):
-    said = SAID + end
-    expected = conversation([said])
+def test_intercepted_session_without_rules_sends_the_same(end):
+    received = RECEIVED + end
+    expected = output(Session(Broker()), [received])
 
-    for pieces in ([said], [said[index : index + 1] for index in range(len(said))]):
-        tap = Deaf()
-        assert conversation(pieces, tap) == expected
-        assert [command.name for command in tap.commands][:4] == [b"IDENTIFY", b"SUB", b"PUB", b"MPUB"]
-        assert tap.commands[2].body == b"a"
+    for pieces in ([received], [received[index : index + 1] for index in range(len(received))]):
+        injector = FaultInjector(0, Transcript())
+        assert output(intercepted(injector), pieces) == expected
+        commands_seen = injector.transcript.select("command")
+        assert [entry.name for entry in commands_seen][:4] == ["IDENTIFY", "SUB", "PUB", "MPUB"]
+        assert commands_seen[2].bodies == (b"a",)
 
 
-def test_recorded_sessions_are_played_equal_under_watch(tmp_path_factory, certificates):
+def test_recorded_sessions_are_the_same_with_a_transcript(tmp_path_factory, certificates):
     names = [name for name in TRANSCRIPTS if name != LOOKUPD]
     clock = ManualClock()
     with FakeAuthServer(answer=RecordedAnswers()) as auth_server:
@@ -107,40 +93,36 @@ def test_recorded_sessions_are_played_equal_under_watch(tmp_path_factory, certif
                 server.stop()
 
 
-def test_a_tap_is_let_go_when_nobody_listens_any_more():
-    tap = Deaf()
-    session = Session(Broker())
-    session.attach(tap)
+def test_injector_that_is_not_active_is_released():
+    first, second = FaultInjector(0, Transcript()), FaultInjector(0, Transcript())
+    session = intercepted(first)
     session.receive(commands.MAGIC_V2 + commands.nop(), 0.0)
+    recorded, first.transcript = first.transcript, None
 
-    tap.is_active = False
     session.receive(commands.nop(), 0.0)
-    session.attach(another := Deaf())
+    session.attach(ConnectionInjector(second, 1, session, 8))
     session.receive(commands.nop(), 0.0)
 
-    assert [command.name for command in tap.commands] == [b"NOP"]
-    assert [command.name for command in another.commands] == [b"NOP"]
+    assert recorded.commands() == second.transcript.commands() == ["NOP"]
 
 
-def test_a_tap_stays_while_something_is_held():
-    tap = Deaf()
-    tap.reply = lambda steps, now: [Wait(1.0), *steps]
-    session = Session(Broker())
-    session.attach(tap)
+def test_injector_stays_while_output_is_delayed():
+    injector = FaultInjector(0)
+    rule = Rule(on.reply("PUB"), delay(1.0))
+    injector.add([rule], 0.0)
+    session = intercepted(injector)
     session.receive(commands.MAGIC_V2 + commands.publish("t", b"x"), 0.0)
 
-    del tap.reply
-    tap.is_active = False
+    injector.remove([rule])
     assert session.receive(commands.nop(), 0.0) == []
 
     assert session.due == 1.0
     assert session.tick(1.0) == [Send(OK_FRAME)]
     session.receive(commands.nop(), 1.0)
     assert session.due > 1.0
-    assert [command.name for command in tap.commands] == [b"PUB", b"NOP"]
 
 
-def test_the_last_rule_takes_its_cost_with_it():
+def test_session_is_not_intercepted_after_the_last_rule():
     with FakeNsqd() as nsqd:
         client = Client(nsqd.tcp_address)
         with nsqd.add(on.reply("PUB"), drop(), optional=True):
@@ -150,3 +132,51 @@ def test_the_last_rule_takes_its_cost_with_it():
         assert client.frame() == (0, b"OK")
 
         assert [session._intercepted for session in nsqd.sessions] == [None]
+
+
+# --- order and time of output -----------------------------------------------------------------------------------------
+
+
+def test_ready_output_is_joined():
+    scheduler = OutputScheduler()
+    scheduler.put([Send(b"a"), ExpireMessage(b"id"), Send(b"b")], 0.0)
+
+    assert (scheduler.due, scheduler.take(0.0)) == (math.inf, [Send(b"ab")])
+
+
+def test_wait_delays_all_later_output():
+    scheduler = OutputScheduler()
+    scheduler.put([Send(b"a"), Wait(1.0), Send(b"b")], 0.0)
+    scheduler.put([Send(b"c"), Wait(1.0), Close()], 0.5)
+
+    assert scheduler.take(0.9) == [Send(b"a")]
+    assert (scheduler.due, scheduler.blocked_until) == (1.0, 1.0)
+    assert scheduler.take(1.0) == [Send(b"bc")]
+    assert scheduler.due == 2.0
+    assert scheduler.take(2.0) == [Close()]
+
+
+def test_send_later_is_overtaken():
+    scheduler = OutputScheduler()
+    scheduler.put([SendLater(b"a", 1.0), Send(b"b")], 0.0)
+
+    assert scheduler.take(0.0) == [Send(b"b")]
+    assert scheduler.due == 1.0
+    assert scheduler.take(1.0) == [Send(b"a")]
+
+
+def test_send_after_next_is_sent_with_the_next_frame():
+    scheduler = OutputScheduler()
+    scheduler.put([SendAfterNext(b"a")], 0.0)
+    assert scheduler.take(0.0) == []
+
+    scheduler.put([Send(b"b")], 0.0)
+
+    assert scheduler.take(0.0) == [Send(b"ba")]
+
+
+def test_no_output_after_the_end():
+    scheduler = OutputScheduler()
+    scheduler.put([SendLater(b"late", 1.0), SendAfterNext(b"a"), Reset(), Send(b"b")], 0.0)
+
+    assert scheduler.take(5.0) == [Send(b"a"), Reset()]

@@ -1,4 +1,4 @@
-"""A link between clients and a server: straight through without toxics, and what they do to live connections."""
+"""Toxics on a link: on one transport, on a server, and between a server and gnsq's clients."""
 
 import gc
 import socket
@@ -10,7 +10,10 @@ from fakensqd import FakeNsqd
 from fakensqd.clock import RealClock
 from fakensqd.faults.link import Link
 from fakensqd.faults.toxics import corrupt_bytes, latency, limit_bytes, reset, slice_bytes, stall
+from gnsq import Consumer, Producer
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
+from gnsq.nsqd.connection import Connection
+from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import MESSAGE, RESPONSE
 from tests.fakensqd.wire import Client, request
@@ -36,7 +39,7 @@ def greenlets():
 
 @pytest.fixture
 def wrapped(clock):
-    """A link, a connection on it, and what lies below."""
+    """A link, a connection on it, the transport below, and its resets."""
     link, inner, resets = Link(clock), MemoryTransport(), []
     transport = link.wrap(inner, lambda: resets.append(True))
     yield link, transport, inner, resets
@@ -47,7 +50,7 @@ def wrapped(clock):
 # --- as a transport ---------------------------------------------------------------------------------------------------
 
 
-def test_without_toxics_calls_go_straight_through(wrapped):
+def test_link_without_toxics_passes_calls_through(wrapped):
     _, transport, inner, _ = wrapped
     others = greenlets()
     inner.feed(b"in")
@@ -63,7 +66,7 @@ def test_without_toxics_calls_go_straight_through(wrapped):
     assert greenlets() <= others
 
 
-def test_latency_delays_without_thinning_out(wrapped, clock):
+def test_latency_delays_each_chunk(wrapped, clock):
     link, transport, inner, _ = wrapped
     link.add(latency(1.0), upstream=False)
 
@@ -79,7 +82,7 @@ def test_latency_delays_without_thinning_out(wrapped, clock):
     assert inner.sends == [b"a", b"b"]
 
 
-def test_slices_are_received_one_by_one_however_much_is_asked_for(wrapped):
+def test_recv_returns_one_slice(wrapped):
     link, transport, inner, _ = wrapped
     link.add(slice_bytes(2), upstream=True)
     inner.feed(b"abcde")
@@ -87,13 +90,13 @@ def test_slices_are_received_one_by_one_however_much_is_asked_for(wrapped):
     assert [transport.recv(1), transport.recv(1), transport.recv(100), transport.recv(100)] == [b"a", b"b", b"cd", b"e"]
 
 
-def test_a_toxic_meets_what_comes_while_somebody_waits(wrapped, clock):
+def test_toxic_applies_to_data_of_a_recv_that_waits_already(wrapped, clock):
     link, transport, inner, _ = wrapped
     received = []
     reader = gevent.spawn(lambda: [received.append(transport.recv(100)) for _ in range(3)])
     clock.advance(0)
 
-    placed = link.add(latency(1.0))
+    active = link.add(latency(1.0))
     inner.feed(b"ab")
     inner.feed(b"")
     clock.advance(0.9)
@@ -101,11 +104,11 @@ def test_a_toxic_meets_what_comes_while_somebody_waits(wrapped, clock):
     clock.advance(0.1)
     assert received == [b"ab", b""]
 
-    placed.remove()
+    active.remove()
     reader.kill()
 
 
-def test_an_end_that_comes_while_somebody_waits(wrapped, clock):
+def test_toxic_applies_to_the_end_of_a_recv_that_waits_already(wrapped, clock):
     link, transport, inner, _ = wrapped
     reader = gevent.spawn(transport.recv, 100)
     clock.advance(0)
@@ -117,7 +120,7 @@ def test_an_end_that_comes_while_somebody_waits(wrapped, clock):
     assert reader.get(timeout=10) == b""
 
 
-def test_a_failure_below_is_raised_in_its_turn(clock):
+def test_error_of_the_transport_is_raised_after_delayed_data(clock):
     class Failing(MemoryTransport):
         def recv(self, size):
             if not self._chunks:
@@ -125,7 +128,7 @@ def test_a_failure_below_is_raised_in_its_turn(clock):
             return self._chunks.pop(0)
 
     link = Link(clock)
-    transport = link.wrap(Failing(b"last words"), lambda: None)
+    transport = link.wrap(Failing(b"data"), lambda: None)
     link.add(latency(1.0))
     reader = gevent.spawn(lambda: (transport.recv(100), transport.recv(100)))
     clock.advance(1.0)
@@ -135,20 +138,20 @@ def test_a_failure_below_is_raised_in_its_turn(clock):
     link.abort()
 
 
-def test_who_sends_more_than_a_link_holds_waits(wrapped, clock):
+def test_sendall_waits_for_capacity(wrapped, clock):
     link, transport, inner, _ = wrapped
-    placed = link.add(stall(), upstream=False)
+    active = link.add(stall(), upstream=False)
     sender = gevent.spawn(transport.sendall, b"x" * 2_000_000)
     clock.advance(0)
     assert not sender.ready()
 
-    placed.remove()
+    active.remove()
 
     sender.get(timeout=10)
     wait_until(lambda: len(inner.sent) == 2_000_000)
 
 
-def test_close_is_behind_what_was_sent(wrapped, clock):
+def test_close_waits_for_delayed_data(wrapped, clock):
     link, transport, inner, _ = wrapped
     link.add(latency(1.0))
     reader = gevent.spawn(transport.recv, 100)
@@ -166,7 +169,7 @@ def test_close_is_behind_what_was_sent(wrapped, clock):
     assert (inner.sent, inner.closed) == (b"bye", True)
 
 
-def test_end_is_behind_what_was_sent(wrapped, clock):
+def test_shutdown_write_waits_for_delayed_data(wrapped, clock):
     link, transport, inner, _ = wrapped
     link.add(latency(1.0), upstream=False)
     transport.sendall(b"bye")
@@ -181,7 +184,7 @@ def test_end_is_behind_what_was_sent(wrapped, clock):
     assert inner.closed
 
 
-def test_cut_loses_what_is_on_its_way(wrapped, clock):
+def test_abort_loses_delayed_data(wrapped, clock):
     link, transport, inner, _ = wrapped
     link.add(stall())
     sender = gevent.spawn(transport.sendall, b"x" * 2_000_000)
@@ -197,7 +200,7 @@ def test_cut_loses_what_is_on_its_way(wrapped, clock):
     transport.abort()
 
 
-def test_a_send_that_fails_below_ends_the_connection(clock):
+def test_failed_send_of_delayed_data_closes_the_connection(clock):
     class Failing(MemoryTransport):
         def sendall(self, data):
             raise NSQSocketError(32, "broken pipe")
@@ -214,7 +217,7 @@ def test_a_send_that_fails_below_ends_the_connection(clock):
         transport.sendall(b"y")
 
 
-def test_resets(wrapped):
+def test_reset_upstream_is_raised_by_recv(wrapped):
     link, transport, inner, resets = wrapped
     link.add(reset(after=2), upstream=True)
     inner.feed(b"abc")
@@ -225,7 +228,7 @@ def test_resets(wrapped):
     assert resets == [True]
 
 
-def test_downstream_resets(wrapped, clock):
+def test_reset_downstream_resets_the_connection(wrapped, clock):
     link, transport, inner, resets = wrapped
     link.add(reset(after=2), upstream=False)
 
@@ -238,7 +241,7 @@ def test_downstream_resets(wrapped, clock):
 # --- as a place for toxics --------------------------------------------------------------------------------------------
 
 
-def test_directions_and_numbers_of_connections_are_filters(clock):
+def test_toxic_is_for_one_direction_of_one_connection(clock):
     link = Link(clock)
     inners = [MemoryTransport(b"up") for _ in range(2)]
     one, two = (link.wrap(inner, lambda: None) for inner in inners)
@@ -253,21 +256,21 @@ def test_directions_and_numbers_of_connections_are_filters(clock):
     link.abort()
 
 
-def test_with_takes_a_toxic_off_again(wrapped, clock):
+def test_toxic_is_removed_at_the_end_of_its_block(wrapped, clock):
     link, transport, inner, _ = wrapped
 
-    with link.add(stall()) as placed:
+    with link.add(stall()) as active:
         transport.sendall(b"a")
         clock.advance(0)
         assert inner.sends == []
-        assert repr(placed) == "<ActiveToxic 1: stall(after=0)>"
+        assert repr(active) == "<ActiveToxic 1: stall(after=0)>"
     clock.advance(0)
 
     assert inner.sends == [b"a"]
-    placed.remove()
+    active.remove()
 
 
-def test_clear_takes_all_off_but_those_that_are_kept(wrapped, clock):
+def test_clear_leaves_kept_toxics(wrapped, clock):
     link, transport, inner, _ = wrapped
     link.add(stall())
     kept = link.add(latency(1.0), kept=True)
@@ -281,7 +284,7 @@ def test_clear_takes_all_off_but_those_that_are_kept(wrapped, clock):
     kept.remove()
 
 
-def test_the_seed_is_shown_and_decides():
+def test_same_seed_corrupts_the_same_bytes():
     def corrupted(seed):
         link = Link(RealClock(), seed)
         link.add(corrupt_bytes(0.5))
@@ -299,7 +302,7 @@ def test_the_seed_is_shown_and_decides():
 # --- on a server ------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_under_latency_both_ways(nsqd, clock):
+def test_latency_applies_to_both_directions_of_a_server(nsqd, clock):
     client = Client(nsqd.tcp_address)
     with nsqd.link.add(latency(0.2)):
         client.send(commands.publish("t", b"x"))
@@ -311,7 +314,7 @@ def test_a_server_under_latency_both_ways(nsqd, clock):
         assert client.frame() == OK
 
 
-def test_last_words_pass_before_the_connection_ends(nsqd, clock):
+def test_fatal_error_is_delivered_before_the_connection_ends(nsqd, clock):
     nsqd.link.add(latency(0.2))
     client = Client(nsqd.tcp_address)
     client.send(b"FOO\n")
@@ -322,7 +325,7 @@ def test_last_words_pass_before_the_connection_ends(nsqd, clock):
     wait_until(lambda: not nsqd.sessions)
 
 
-def test_a_limit_ends_the_stream_for_the_client(nsqd):
+def test_limit_bytes_ends_the_stream_of_a_client(nsqd):
     nsqd.link.add(limit_bytes(13), upstream=False)
     client = Client(nsqd.tcp_address)
     client.send(commands.publish("t", b"x") * 2)
@@ -342,7 +345,7 @@ def test_stop_does_not_wait_for_a_stalled_link(nsqd, clock):
     assert client.ended()
 
 
-def test_blocking_code_meets_toxics_of_a_server_on_a_thread():
+def test_toxic_of_a_server_on_a_thread_applies_to_blocking_code():
     with FakeNsqd(threaded=True) as nsqd:
         nsqd.link.add(limit_bytes(3), upstream=False)
         with socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
@@ -351,7 +354,7 @@ def test_blocking_code_meets_toxics_of_a_server_on_a_thread():
             assert sock.recv(100) == b""
 
 
-def test_messages_all_the_way_under_everything_harmless(nsqd, clock):
+def test_messages_are_delivered_in_late_slices(nsqd, clock):
     nsqd.link.add(slice_bytes(7, variation=6))
     nsqd.link.add(latency(0.05, jitter=0.05))
     client = Client(nsqd.tcp_address)
@@ -362,3 +365,88 @@ def test_messages_all_the_way_under_everything_harmless(nsqd, clock):
 
     assert sorted(kinds) == [RESPONSE] * 2 + [MESSAGE] * 50
     assert request(nsqd.http_address, "GET", "/ping") == "OK"
+
+
+STACKS = [
+    pytest.param({}, id="plain"),
+    pytest.param({"deflate": True}, id="deflate"),
+    pytest.param({"tls": True}, id="tls"),
+    pytest.param({"tls": True, "deflate": True}, id="tls and deflate"),
+    pytest.param({"tls": True, "snappy": True}, id="tls and snappy"),
+]
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("upstream", [True, False], ids=["upstream", "downstream"])
+def test_client_works_with_single_bytes_through_each_transport_stack(certificates, tls_options, stack, upstream):
+    options = dict(stack)
+    if options.pop("tls", False):
+        options |= {"tls_v1": True, "tls_options": {"ca_certs": certificates.ca}}
+    bodies = [b"%d" % number * 20 for number in range(20)]
+    got = []
+    with FakeNsqd(**tls_options) as nsqd:
+        nsqd.link.add(slice_bytes(1), upstream=upstream)
+        with Producer(nsqd.tcp_address, **options) as producer:
+            producer.multipublish("t", bodies)
+        with Consumer(
+            "t",
+            "c",
+            nsqd.tcp_address,
+            message_handler=lambda _, message: got.append(message.body),
+            max_in_flight=20,
+            **options,
+        ):
+            wait_until(lambda: len(got) == 20)
+
+    assert sorted(got) == sorted(bodies)
+    assert nsqd.errors == []
+
+
+def test_client_closes_a_stalled_connection_without_heartbeats(nsqd, clock):
+    host, port = nsqd.tcp_address.split(":")
+    connection = Connection(host, int(port), ConnectionOptions(heartbeat_interval=30.0), clock)
+    connection.open()
+    clock.advance(300.0)
+    assert connection.is_open
+
+    with nsqd.link.add(stall(), upstream=False):
+        clock.advance(45.0)
+        assert connection.is_open
+        clock.advance(45.0)
+        assert connection.wait_closed(10)
+
+    assert "no word from nsqd for" in str(connection.error)
+
+
+def test_consumer_reconnects_after_a_reset_inside_a_frame(nsqd, clock):
+    got = []
+    nsqd.broker.ensure_topic("t").publish([b"x" * 1000], 0.0)
+    # After the replies to IDENTIFY and SUB: inside the message.
+    nsqd.link.add(reset(after=700), upstream=False, connection=1)
+    with Consumer(
+        "t", "c", nsqd.tcp_address, message_handler=lambda _, message: got.append(message.attempts), clock=clock
+    ) as client:
+        wait_until(lambda: nsqd.link.connections == 1 and not client._pool.connections)
+        assert got == []
+
+        clock.advance(60.0)
+
+        assert nsqd.link.connections == 2
+        wait_until(lambda: got == [2])
+
+
+def test_consumer_reconnects_after_a_corrupted_frame(nsqd, clock):
+    got = []
+    channel = nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
+    with Consumer(
+        "t", "c", nsqd.tcp_address, message_handler=lambda _, message: got.append(message.body), clock=clock
+    ) as client:
+        # The first byte of the frame type.
+        nsqd.link.add(corrupt_bytes(at=(4,)), upstream=False, connection=1)
+        nsqd.broker.topics["t"].publish([b"x"], 0.0)
+        wait_until(lambda: not client._pool.connections)
+        assert channel.in_flight_count == 1
+
+        clock.advance(61.0)
+
+        wait_until(lambda: got == [b"x"])

@@ -1,4 +1,4 @@
-"""A relay with toxics before another server: HTTP, nsqd, whatever speaks TCP."""
+"""A relay with toxics before another server."""
 
 import errno
 import socket
@@ -25,7 +25,7 @@ def nsqd():
     assert nsqd.errors == []
 
 
-def test_a_message_all_the_way_in_single_bytes(nsqd):
+def test_relay_passes_a_message_in_single_bytes(nsqd):
     got = []
     with Relay(nsqd.tcp_address) as relay:
         relay.link.add(slice_bytes(1))
@@ -37,7 +37,7 @@ def test_a_message_all_the_way_in_single_bytes(nsqd):
     wait_until(lambda: not nsqd.sessions)
 
 
-def test_http_is_passed_on(nsqd):
+def test_relay_passes_http(nsqd):
     with Relay(nsqd.http_address) as relay:
         relay.link.add(slice_bytes(10))
 
@@ -46,7 +46,7 @@ def test_http_is_passed_on(nsqd):
     assert nsqd.broker.topics["t"].depth == 1
 
 
-def test_waits_go_by_the_clock(nsqd):
+def test_toxics_of_a_relay_use_its_clock(nsqd):
     clock = ManualClock()
     with Relay(nsqd.tcp_address, clock=clock) as relay:
         relay.link.add(latency(60.0), upstream=True)
@@ -60,14 +60,14 @@ def test_waits_go_by_the_clock(nsqd):
         wait_until(lambda: nsqd.broker.topics)
 
 
-def test_ends_are_passed_on_one_way_at_a_time():
-    def echo_behind_the_end(sock):
+def test_relay_passes_the_end_of_each_direction():
+    def echo_after_the_end(sock):
         data = b""
         while chunk := sock.recv(100):
             data += chunk
         sock.sendall(data)
 
-    with peer(echo_behind_the_end) as address, Relay(address) as relay:
+    with peer(echo_after_the_end) as address, Relay(address) as relay:
         host, port = relay.address.split(":")
         with gevent.socket.create_connection((host, int(port)), timeout=10) as sock:
             sock.sendall(b"hello")
@@ -77,17 +77,17 @@ def test_ends_are_passed_on_one_way_at_a_time():
             assert sock.recv(100) == b""
 
 
-def test_a_reset_is_seen_on_both_sides():
+def test_reset_is_seen_by_client_and_server():
     ends = []
 
-    def note_the_end(sock):
+    def record_the_end(sock):
         try:
             while sock.recv(100):
                 pass
         except OSError as error:
             ends.append(error.errno)
 
-    with peer(note_the_end) as address, Relay(address) as relay:
+    with peer(record_the_end) as address, Relay(address) as relay:
         relay.link.add(reset(after=6), upstream=True)
         client = Client(relay.address)
         client.send(b"FOO\n")
@@ -100,12 +100,12 @@ def test_a_reset_is_seen_on_both_sides():
     assert ends == [errno.ECONNRESET]
 
 
-def test_a_server_that_breaks_off_is_no_orderly_end():
-    def break_off(sock):
+def test_reset_by_the_server_is_seen_by_the_client():
+    def reset_connection(sock):
         sock.recv(100)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 
-    with peer(break_off) as address, Relay(address) as relay:
+    with peer(reset_connection) as address, Relay(address) as relay:
         client = Client(relay.address)
 
         with pytest.raises(NSQSocketError) as caught:
@@ -114,7 +114,7 @@ def test_a_server_that_breaks_off_is_no_orderly_end():
     assert caught.value.errno == errno.ECONNRESET
 
 
-def test_a_server_that_is_not_there():
+def test_client_is_reset_if_the_server_refuses():
     with Relay(f"127.0.0.1:{refused_port()}") as relay:
         host, port = relay.address.split(":")
         with (
@@ -124,7 +124,7 @@ def test_a_server_that_is_not_there():
             sock.recv(100)
 
 
-def test_a_limit_downstream_is_the_end_for_the_client(nsqd):
+def test_limit_bytes_ends_a_response(nsqd):
     with Relay(nsqd.http_address) as relay:
         relay.link.add(limit_bytes(10), upstream=False)
 
@@ -132,7 +132,7 @@ def test_a_limit_downstream_is_the_end_for_the_client(nsqd):
             request(relay.address, "GET", "/ping")
 
 
-def test_stop_cuts_what_is_stalled_and_start_takes_the_same_port(nsqd):
+def test_stop_closes_stalled_connections_and_start_takes_the_same_port(nsqd):
     relay = Relay(nsqd.tcp_address)
     relay.start()
     relay.start()
@@ -153,7 +153,7 @@ def test_stop_cuts_what_is_stalled_and_start_takes_the_same_port(nsqd):
         assert client.frame() == (0, b"OK")
 
 
-def test_on_a_thread_of_its_own():
+def test_relay_runs_on_a_thread():
     with FakeNsqd(threaded=True) as nsqd, Relay(nsqd.http_address, threaded=True) as relay:
         host, port = relay.address.split(":")
         with socket.create_connection((host, int(port)), timeout=10) as sock:
@@ -161,10 +161,10 @@ def test_on_a_thread_of_its_own():
             assert sock.recv(1000).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_the_seed_is_the_links():
+def test_seed_of_a_relay_is_that_of_its_link():
     assert Relay("127.0.0.1:1", seed=7).link.seed == 7
 
 
-def test_addresses_are_checked():
+def test_invalid_address_of_a_relay_is_refused():
     with pytest.raises(ValueError, match="is not host:port"):
         Relay("nowhere")

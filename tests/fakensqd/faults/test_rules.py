@@ -1,4 +1,4 @@
-"""Which events a rule is for, and which of them it strikes."""
+"""Conditions of rules, and which rule fires on an event."""
 
 import pytest
 from hypothesis import given
@@ -55,17 +55,17 @@ MISSING = [
 
 
 @pytest.mark.parametrize("match", FITTING)
-def test_what_fits(match):
+def test_match_accepts_the_event(match):
     assert match.mismatches(PUB) == []
 
 
 @pytest.mark.parametrize(("match", "text"), MISSING)
-def test_what_does_not_fit_is_said(match, text):
+def test_mismatch_is_described(match, text):
     assert match.mismatches(PUB) == [text]
 
 
 @given(number=st.integers(1, 20), count=st.integers(0, 60))
-def test_times_follow_their_model(number, count):
+def test_rule_fires_on_the_events_of_its_times(number, count):
     numbers = range(1, count + 1)
 
     assert fired(on.command(), count) == [each for each in numbers if each == 1]
@@ -75,7 +75,7 @@ def test_times_follow_their_model(number, count):
     assert fired(on.command().always(), count) == list(numbers)
 
 
-def test_after_does_not_count_what_comes_before():
+def test_events_before_after_are_not_counted():
     injector = FaultInjector(1)
     injector.add([Rule(on.command().after(5.0).nth(2), drop())], 10.0)
 
@@ -84,7 +84,7 @@ def test_after_does_not_count_what_comes_before():
     assert [name is not None for name in names] == [False, False, True]
 
 
-def test_sometimes_goes_by_the_seed():
+def test_sometimes_depends_on_the_seed():
     match = on.command().sometimes(0.1)
 
     assert fired(match, 1000, seed=7) == fired(match, 1000, seed=7)
@@ -106,7 +106,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("make", WRONG)
-def test_misuse_is_refused(make):
+def test_invalid_condition_is_refused(make):
     with pytest.raises(ValueError):  # noqa: PT011  # each has its own text
         make()
 
@@ -123,7 +123,7 @@ WRITTEN = [
 
 
 @pytest.mark.parametrize(("match", "text"), WRITTEN, ids=[text for _, text in WRITTEN])
-def test_a_match_is_shown_as_it_is_written(match, text):
+def test_match_is_formatted_as_it_is_written(match, text):
     assert str(match) == text
 
 
@@ -134,7 +134,7 @@ def names(injector, *kinds):
     return firing(injector, *(Event(Point.COMMAND, kind, 0.0) for kind in kinds))
 
 
-def test_the_first_that_strikes_takes_the_event():
+def test_first_rule_that_fires_takes_the_event():
     injector = FaultInjector(1)
     injector.add([Rule(on.command("PUB"), drop(), name="a")], 0.0)
     injector.add([Rule(on.command("PUB"), drop(), name="b")], 0.0)
@@ -142,7 +142,7 @@ def test_the_first_that_strikes_takes_the_event():
     assert names(injector, "PUB", "PUB", "PUB") == ["a", "b", None]
 
 
-def test_a_scenario_arms_one_after_the_other():
+def test_scenario_arms_one_rule_after_the_other():
     injector = FaultInjector(1)
     scenario = (
         Scenario()
@@ -156,7 +156,7 @@ def test_a_scenario_arms_one_after_the_other():
     assert names(injector, "FIN", "FIN", "PUB") == ["b", "b", "c"]
 
 
-def test_what_is_removed_strikes_no_more():
+def test_removed_rule_does_not_fire():
     injector = FaultInjector(1)
     rule = Rule(on.command("PUB").always(), drop(), name="a")
     injector.add([rule], 0.0)
@@ -166,7 +166,7 @@ def test_what_is_removed_strikes_no_more():
     assert injector.sequences == {}
 
 
-def test_an_account_tells_of_the_nearest_miss():
+def test_explanation_has_the_nearest_event():
     injector = FaultInjector(1)
     first = Rule(on.command("PUB", topic="t").nth(2), drop(), name="first")
     second = Rule(on.command("FIN"), drop(), name="second")
@@ -191,14 +191,14 @@ SWAPPED = [
 
 @pytest.mark.parametrize(("arguments", "given"), SWAPPED)
 @pytest.mark.parametrize("take", [Rule, Scenario().then, FakeNsqd().add, FakeCluster().add])
-def test_arguments_in_another_order_are_told(take, arguments, given):
+def test_arguments_of_a_rule_in_another_order_are_refused(take, arguments, given):
     with pytest.raises(TypeError) as caught:
         take(*arguments)
 
     assert str(caught.value) == f"{given}: a condition comes first, as on.reply('PUB'), and actions after it, as drop()"
 
 
-def test_a_rule_needs_actions_that_can_be_done():
+def test_rule_without_a_possible_action_is_refused():
     with pytest.raises(TypeError, match="needs an action"):
         Rule(on.command())
     with pytest.raises(ValueError, match=r"on.command\(\): reorder\(\) is for frame, reply"):

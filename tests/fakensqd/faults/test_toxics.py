@@ -1,4 +1,4 @@
-"""What each toxic makes of a chunk, and what several in a row make of a stream: values only."""
+"""Outcomes of each toxic for chunks, and of several toxics in a chain: values only."""
 
 import math
 from random import Random
@@ -26,8 +26,8 @@ def start(toxic, seed=1):
     return toxic.start(Random(seed))
 
 
-def taken(toxic, *chunks):
-    """What becomes of (chunk, time) pairs, in a list for each."""
+def outcomes_of(toxic, *chunks):
+    """The outcomes of (chunk, time) pairs, in a list for each."""
     state = start(toxic)
     return [list(state.on_data(data, now)) for data, now in chunks]
 
@@ -67,9 +67,9 @@ TABLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("toxic", "chunks", "effects"), TABLE)
-def test_what_becomes_of_chunks(toxic, chunks, effects):
-    assert taken(toxic, *chunks) == effects
+@pytest.mark.parametrize(("toxic", "chunks", "outcomes"), TABLE)
+def test_outcomes_of_chunks(toxic, chunks, outcomes):
+    assert outcomes_of(toxic, *chunks) == outcomes
 
 
 ENDS = [
@@ -84,30 +84,30 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("toxic", "at"), ENDS)
-def test_when_the_end_passes_that_comes_at_5(toxic, at):
+def test_time_of_an_end_that_arrives_at_5(toxic, at):
     state = start(toxic)
     list(state.on_data(b"ab", 4.0 if toxic == slice_bytes(1, delay=4.0) else 5.0 if toxic != bandwidth(1) else 10.0))
 
     assert state.on_end(5.0) == at
 
 
-def test_jitter_is_on_both_sides_and_never_negative():
+def test_jitter_is_symmetric_and_never_negative_in_sum():
     state = start(latency(0.1, jitter=0.2))
 
-    times = [effect.at for _ in range(500) for effect in state.on_data(b"x", 1.0)]
+    times = [outcome.at for _ in range(500) for outcome in state.on_data(b"x", 1.0)]
 
     assert min(times) == 1.0
     assert 1.25 < max(times) <= 1.3
 
 
 def test_sizes_of_slices_vary():
-    (effects,) = taken(slice_bytes(5, variation=2), (b"x" * 1000, 0.0))
+    (outcomes,) = outcomes_of(slice_bytes(5, variation=2), (b"x" * 1000, 0.0))
 
-    assert {len(effect.data) for effect in effects[:-1]} == {3, 4, 5, 6, 7}
+    assert {len(outcome.data) for outcome in outcomes[:-1]} == {3, 4, 5, 6, 7}
 
 
-def test_named_places_of_the_stream_are_corrupted():
-    (first,), (second,) = taken(corrupt_bytes(at=(1, 4)), (b"abc", 0.0), (b"def", 0.0))
+def test_bytes_at_given_positions_are_corrupted():
+    (first,), (second,) = outcomes_of(corrupt_bytes(at=(1, 4)), (b"abc", 0.0), (b"def", 0.0))
 
     assert [one == other for one, other in zip(first.data + second.data, b"abcdef", strict=True)] == [
         *[True, False, True],
@@ -115,13 +115,13 @@ def test_named_places_of_the_stream_are_corrupted():
     ]
 
 
-def test_a_share_of_the_bytes_is_corrupted():
-    ((effect,),) = taken(corrupt_bytes(0.1), (bytes(10_000), 0.0))
+def test_share_of_the_bytes_is_corrupted():
+    ((outcome,),) = outcomes_of(corrupt_bytes(0.1), (bytes(10_000), 0.0))
 
-    assert 800 < sum(map(bool, effect.data)) < 1200
+    assert 800 < sum(map(bool, outcome.data)) < 1200
 
 
-def test_the_same_seed_corrupts_the_same():
+def test_same_seed_corrupts_the_same_bytes():
     one, other, third = (list(start(corrupt_bytes(0.5), seed).on_data(bytes(100), 0.0)) for seed in (1, 1, 2))
 
     assert one == other != third
@@ -143,9 +143,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("make", "words"), WRONG)
-def test_settings_out_of_bounds(make, words):
-    with pytest.raises(ValueError, match=f"^{words}$"):
+@pytest.mark.parametrize(("make", "text"), WRONG)
+def test_setting_out_of_bounds_is_refused(make, text):
+    with pytest.raises(ValueError, match=f"^{text}$"):
         make()
 
 
@@ -160,10 +160,10 @@ def chain(*toxics):
 
 
 def popped(made, now):
-    """All that comes out at a time: bytes joined, the end as None, a reset as False."""
+    """All outcomes of a time: bytes, the end as None, a reset as False."""
     out = []
-    while (effect := made.pop(now)) is not None:
-        match effect:
+    while (outcome := made.pop(now)) is not None:
+        match outcome:
             case Deliver(data, _):
                 out.append(data)
             case StreamEnd():
@@ -173,7 +173,7 @@ def popped(made, now):
     return out
 
 
-def test_without_toxics_all_passes_at_once():
+def test_chain_without_toxics_passes_all_at_once():
     made = chain()
     made.push(b"a", 1.0)
     made.push(b"", 1.0)
@@ -183,7 +183,7 @@ def test_without_toxics_all_passes_at_once():
     assert made.due == math.inf
 
 
-def test_toxics_act_one_after_the_other():
+def test_toxics_of_a_chain_act_one_after_the_other():
     made = chain(latency(1.0), slice_bytes(1, delay=1.0))
     made.push(b"ab", 0.0)
 
@@ -202,7 +202,7 @@ def test_jitter_does_not_change_the_order():
     assert b"".join(popped(made, 10.0)) == b"".join(b"%02d" % number for number in range(100))
 
 
-def test_a_toxic_that_is_removed_lets_go_of_what_it_held_and_of_nothing_else():
+def test_removed_toxic_passes_on_the_bytes_that_wait_there():
     late, still = latency(1.0), stall()
     made = chain(still, late)
     made.push(b"ab", 0.0)
@@ -214,7 +214,7 @@ def test_a_toxic_that_is_removed_lets_go_of_what_it_held_and_of_nothing_else():
     made.remove(late, 5.5)
 
 
-def test_what_has_passed_does_not_meet_a_new_toxic():
+def test_new_toxic_does_not_apply_to_earlier_bytes():
     made = chain(latency(1.0))
     made.push(b"a", 0.0)
     made.add("new", start(stall()))
@@ -226,7 +226,7 @@ def test_what_has_passed_does_not_meet_a_new_toxic():
     assert popped(made, 1.0) == [b"a"]
 
 
-def test_nothing_comes_behind_the_end():
+def test_no_outcome_after_the_end():
     made = chain(limit_bytes(1))
     made.push(b"abc", 0.0)
     made.push(b"d", 0.0)
@@ -236,7 +236,7 @@ def test_nothing_comes_behind_the_end():
     assert (popped(made, 9.0), made.due, made.held_bytes) == ([], math.inf, 0)
 
 
-def test_a_reset_waits_for_its_turn():
+def test_reset_waits_for_delayed_bytes():
     made = chain(reset(after=1), latency(1.0))
     made.push(b"ab", 0.0)
 
@@ -244,7 +244,7 @@ def test_a_reset_waits_for_its_turn():
     assert popped(made, 1.0) == [b"a", False]
 
 
-def test_dropped_bytes_are_not_held():
+def test_dropped_bytes_are_not_counted_as_held():
     made = chain(limit_bytes(0), stall())
     made.push(b"x" * 1000, 0.0)
 
@@ -263,7 +263,7 @@ CHUNKS = st.lists(st.tuples(st.binary(min_size=1, max_size=40), st.floats(0, 3))
 
 
 @given(st.lists(HARMLESS, max_size=4), CHUNKS, st.integers(0, 2**32))
-def test_bytes_out_are_bytes_in_whatever_the_chunks(toxics, chunks, seed):
+def test_harmless_toxics_deliver_all_bytes_in_order(toxics, chunks, seed):
     made, now, out = ToxicChain(), 0.0, []
     for number, toxic in enumerate(toxics):
         made.add(number, toxic.start(Random(f"{seed} {number}")))
@@ -286,7 +286,7 @@ def test_bytes_out_are_bytes_in_whatever_the_chunks(toxics, chunks, seed):
 
 
 @given(st.lists(HARMLESS, min_size=1, max_size=3), CHUNKS)
-def test_nothing_comes_out_before_its_time(toxics, chunks):
+def test_no_outcome_before_its_time(toxics, chunks):
     made = chain(*dict.fromkeys(toxics))
     for data, _ in chunks:
         made.push(data, 0.0)
@@ -297,7 +297,7 @@ def test_nothing_comes_out_before_its_time(toxics, chunks):
         popped(made, max(due, 0.0))
 
 
-def test_settings_are_values():
+def test_toxics_are_values():
     assert latency(0.2, jitter=0.1) == latency(0.2, jitter=0.1)
     with pytest.raises(AttributeError):
         stall().after = 2
