@@ -17,7 +17,7 @@ __all__ = ["ExecutorReceivers", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format ``nsq`` known to a Spark session. Where the module pyspark_nsq is installed Spark finds it alone.
+    """Register the format ``nsq`` in a Spark session. If the module pyspark_nsq is installed, Spark finds it by itself.
 
     Raises:
         ImportError: If pyspark or pyarrow is missing; the text names the extra.
@@ -30,7 +30,7 @@ def register(spark: SparkSession) -> None:
 
 
 def run_pipeline() -> None:
-    """Run the program ``gnsq-pipeline``; without its packages, say in one line what to install, and exit."""
+    """Run the program ``gnsq-pipeline``. If its packages are missing, exit with one line that names the extra."""
     try:
         from gnsq.spark.pipeline.__main__ import main  # loads click
     except ImportError as error:

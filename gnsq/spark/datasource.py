@@ -1,4 +1,4 @@
-"""NsqDataSource: the format ``nsq``: name, schema, and which reader or writer serves a call."""
+"""The format ``nsq``, as Spark finds it: name, schema, readers and writers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gnsq.spark.source.reader import NsqBatchReader, NsqStreamReader
 
 __all__ = ["COLUMNS", "NsqDataSource"]
 
-# As segments.SCHEMA: what is read is handed to Spark as it lies there.
+# As SCHEMA of segments: record batches of a segment go to Spark unchanged.
 COLUMNS = {
     "body": "binary",
     "message_id": "string",
@@ -29,11 +29,11 @@ class NsqDataSource(DataSource):  # type: ignore[misc]  # pyspark is not typed h
 
     @classmethod
     def name(cls) -> str:
-        """Name the format."""
+        """Return the name of the format."""
         return "nsq"
 
     def schema(self) -> str:
-        """Say what a row holds."""
+        """Return the columns of a row."""
         return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 
     def reader(self, schema: StructType) -> NsqBatchReader:
@@ -72,11 +72,7 @@ class NsqDataSource(DataSource):  # type: ignore[misc]  # pyspark is not typed h
 
 
 def _columns(schema: StructType) -> tuple[str, ...]:
-    """Check a schema that the user gave: any of ours, each with its type.
-
-    Raises:
-        ValueError: If it holds anything else.
-    """
+    """Return the columns of a schema; ValueError if one is not in COLUMNS."""
     for field in schema.fields:
         if COLUMNS.get(field.name) != field.dataType.simpleString():
             raise ValueError(

@@ -1,7 +1,4 @@
-"""What can go wrong between NSQ and Spark; part of the one exception tree. Knows no files and no Spark.
-
-What a failure comes down to: one line out of Spark's pages. PURE.
-"""
+"""Exceptions of gnsq.spark, and the cause of a failure as one line out of Spark's long texts. Pure."""
 
 from __future__ import annotations
 
@@ -22,34 +19,34 @@ __all__ = [
 
 
 class SpoolError(NSQException):
-    """A spool can't be used as it is; the text says what to do."""
+    """A spool can't be used. The text says what to do."""
 
 
 class SpoolInUse(SpoolError):
-    """A spool belongs to another query, or another process reads it now."""
+    """A spool belongs to another query, or another process reads it."""
 
 
 class SpoolIncomplete(SpoolError):
-    """Segments that a checkpoint refers to are gone."""
+    """Segments of a checkpoint are gone."""
 
 
 class SegmentCorrupt(SpoolError):
-    """A segment is no Arrow file of ours, is cut short, or has not the rows that its name says."""
+    """A segment is no Arrow file of gnsq, is damaged, or does not have the rows of its name."""
 
 
 class RowsNotPublished(NSQException):
-    """nsqd has not confirmed some rows of a task; the text says which, and why."""
+    """nsqd has not confirmed some rows of a task. The text says which, and why."""
 
 
 class JobFailed(NSQException):
-    """The job can't begin, or a query ended with an error; the text is one line that says why."""
+    """The job can't begin, or a query has failed. The text is one line."""
 
 
 _PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*: ")
 _JAVA_ERROR = re.compile(r"^: (.+)$", re.MULTILINE)
 _JAVA_CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _SQLSTATE = re.compile(r" SQLSTATE: \w+.*$")
-# py4j's account of a Java error, which names only what Python has called.
+# py4j's text before a Java error. It names only the method that Python has called.
 _CALL = re.compile(r"(py4j\.protocol\.Py4J\w+: )?An error occurred while calling ")
 _THREAD_ERROR = re.compile(r'Exception in thread "[^"]*" [\w.$]+: ')
 _NOISE = ("WARNING:", "NOTE:", "Picked up ", "Using Spark's", "\tat ")
@@ -57,8 +54,11 @@ _TASK = re.compile(r"^.*[Mm]ost recent failure: Lost task .*? executor [^)]*\): 
 
 
 def root_cause(text: str) -> str:
-    """Find what went wrong in Spark's account of it: the last error of a Python traceback; where that is a call into
-    Java, or there is none, Java's error and its deepest cause."""
+    """Find the cause of a failure in Spark's text.
+
+    It is the last error of a Python traceback; of a call into Java, or without a traceback, Java's error and its
+    deepest cause.
+    """
     text = text.partition("=== Streaming Query ===")[0]
     errors = [line for line in text.splitlines() if _PYTHON_ERROR.match(line)]
     if "Traceback" in text and errors and not _CALL.match(errors[-1]):
@@ -75,7 +75,7 @@ def root_cause(text: str) -> str:
 
 
 def startup_error(text: str) -> str:
-    """Find in what a Java has written why it ended before it had begun; nothing if it does not say so."""
+    """Find why a Java did not start in what it has written; "" if it does not say."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_NOISE)]
     errors = [_THREAD_ERROR.sub("", line) for line in lines if _THREAD_ERROR.match(line)]
     return (errors or lines or [""])[0]

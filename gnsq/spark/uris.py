@@ -1,4 +1,4 @@
-"""Where a spool or a checkpoint is, as a text for people. PURE."""
+"""Locations of spools and checkpoints as paths or URIs: without secrets, and joined. Pure."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import re
 
 __all__ = ["join_uri", "redact_uri"]
 
-# Greedy up to the last @: a secret that was not percent-encoded may hold anything.
+# Greedy up to the last @: a secret that is not percent-encoded may have any character.
 _CREDENTIALS = re.compile(r"^([a-zA-Z][\w+.-]*://).*:.*@")
-# Of S3 even a user alone is half of a secret; abfs: has its container there, and hdfs: a name.
+# S3 has half of a secret before the @. abfs: has the container there, and hdfs: a user name.
 _USER = re.compile(r"^(s3[an]?://).*@", re.IGNORECASE)
 _URI = re.compile(r"^[a-zA-Z][\w+.-]*://")
 
 
 def redact_uri(location: str) -> str:
-    """Leave out what may be secret in a URI: user and password, and the query; a plain path stays as it is."""
+    """Remove user, password and query from a URI, which may be secret; a path stays as it is."""
     if not _URI.match(location):
         return location
     return _USER.sub(r"\1***@", _CREDENTIALS.sub(r"\1***@", location)).partition("?")[0]
 
 
 def join_uri(location: str, path: str) -> str:
-    """Name what is below a directory, a path or a URI; a URI's query stays at its end."""
+    """Append a relative path to a path or URI. The query of a URI stays at its end."""
     if not _URI.match(location):
         return f"{location}/{path}"
     base, mark, query = location.partition("?")

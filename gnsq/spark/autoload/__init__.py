@@ -1,6 +1,6 @@
-"""Installed as the top-level module pyspark_nsq: Spark looks for ``DefaultSource`` in every module of such a name.
+"""Installed as the top-level module pyspark_nsq: Spark finds ``DefaultSource`` in every module with such a name.
 
-Never raises: an error here would take other formats that Spark finds this way with it.
+Never raises: after an error here Spark would find no other format either.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is in a segment: its columns, how messages are laid out in them, and their form as bytes. No files."""
+"""Segment format: messages as columns, and columns as the bytes of an Arrow file. Opens no files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gnsq.texts import counted
 
 __all__ = ["SCHEMA", "VERSION", "decode_segment", "encode_segment", "segment_columns"]
 
-# Of SCHEMA, in each file's metadata; to be raised when a reader of the last version could not read it.
+# Version of SCHEMA, in the metadata of each file. Raise it if a reader of the last version can't read the new files.
 VERSION = 1
 _VERSION = b"gnsq.version"
-# CRC-32 of the whole file, in hexadecimal, computed with zeros in its own place. The metadata is in the file twice: at
-# its beginning there are always zeros, at its end, where readers look, is the CRC.
+# Hexadecimal CRC-32 of the whole file, computed with zeros in its own place. The metadata is in the file twice: its
+# copy at the beginning always has zeros, its copy at the end, which readers use, has the CRC.
 _CRC = b"gnsq.crc32"
 _NO_CRC = b"00000000"
-# An Arrow file ends with its footer, the footer's length (4 bytes) and these.
+# An Arrow file ends with its footer, the length of the footer (4 bytes) and these bytes.
 _MAGIC = b"ARROW1"
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -43,19 +43,14 @@ SCHEMA = pa.schema(
 def segment_columns(
     messages: Sequence[Message], topics: Sequence[tuple[str, int]], received_at_ns: int
 ) -> list[pa.Array]:
-    """Lay messages out as the columns of a segment.
-
-    Args:
-        topics: Of the messages, as runs: (topic, number of messages).
-    """
-    count = len(messages)
+    """Lay messages out as the columns of a segment; topics are runs of (topic, number of messages)."""
     return [
         pa.array([message.body for message in messages], pa.binary()),
         _text([message.id for message in messages]),
         pa.array([message.attempts for message in messages], pa.int32()),
-        # Cut to microseconds by Arrow: for half of what Python's division takes.
+        # Arrow cuts to microseconds in half the time of Python's division.
         pa.array([message.timestamp for message in messages], _NANOSECONDS).cast(_TIME, safe=False),
-        pa.repeat(pa.scalar(received_at_ns // 1000, pa.int64()), count).cast(_TIME),
+        pa.repeat(pa.scalar(received_at_ns // 1000, pa.int64()), len(messages)).cast(_TIME),
         _nsqd_column([message.nsqd for message in messages]),
         _topic_column(topics),
     ]
@@ -67,7 +62,7 @@ def _text(values: list[bytes]) -> pa.Array:
         # Seven times as fast as decoding each.
         return array.cast(pa.string())
     except pa.ArrowInvalid:
-        # nsqd's are hexadecimal; what another server makes of them must not stop the receiver.
+        # nsqd's ids are hexadecimal. Another server's must not stop the receiver.
         return pa.array([value.decode("latin-1") for value in values], pa.string())
 
 
@@ -85,30 +80,25 @@ def _topic_column(topics: Sequence[tuple[str, int]]) -> pa.Array:
 
 
 def encode_segment(columns: Sequence[Any]) -> Any:  # Any: pyarrow has no types
-    """Write columns, in the order of SCHEMA, as an Arrow file.
-
-    Returns:
-        A pyarrow.Buffer.
-    """
-    batch = pa.RecordBatch.from_arrays(list(columns), schema=SCHEMA)
+    """Encode columns, in the order of SCHEMA, as an Arrow file; returns a pyarrow.Buffer."""
     sink = pa.BufferOutputStream()
     with ipc.new_file(sink, SCHEMA.with_metadata({_VERSION: str(VERSION), _CRC: _NO_CRC})) as writer:
-        writer.write_batch(batch)
+        writer.write_batch(pa.RecordBatch.from_arrays(list(columns), schema=SCHEMA))
     data = sink.getvalue()
-    # Written in its place, so that nothing is copied: at 272 bytes a row the CRC takes 0.05 us of a row.
+    # In place, without a copy: for rows of 272 bytes the CRC takes 0.05 us each.
     view = memoryview(data).cast("B")
     footer = _footer_start(view)
-    place = footer + bytes(view[footer:]).index(_NO_CRC)
-    view[place : place + len(_NO_CRC)] = _crc(view, _NO_CRC)
+    crc_start = footer + bytes(view[footer:]).index(_NO_CRC)
+    view[crc_start : crc_start + len(_NO_CRC)] = _crc(view, _NO_CRC)
     return data
 
 
 def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: as above
-    """Read what encode_segment() wrote, all of it: nothing is given out of a segment that is not whole.
+    """Decode the result of encode_segment(). All of it is checked before any row is returned.
 
     Args:
-        data: pyarrow.Buffer. That it is in memory tells a damaged file from a disk that fails.
-        rows: What must be in it.
+        data: pyarrow.Buffer. It is in memory, so an OSError means that the file is damaged, not that the disk fails.
+        rows: Expected number of rows.
         name: For error messages.
 
     Returns:
@@ -121,7 +111,7 @@ def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: as abo
     try:
         reader = ipc.open_file(data)
         metadata = reader.schema.metadata or {}
-        # First: a flipped bit in the version is no later version.
+        # Before the version: a flipped bit in that is no later version.
         _check_crc(data, metadata, name)
         version = int(metadata[_VERSION])
         if version > VERSION:
@@ -133,10 +123,10 @@ def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: as abo
             raise SegmentCorrupt(f"{name} has other columns: {', '.join(reader.schema.names)}")
         batches = [reader.get_batch(index).replace_schema_metadata(None) for index in range(reader.num_record_batches)]
         for batch in batches:
-            # Offsets that lead out of the file would crash who reads them.
+            # Wrong offsets in a file would crash the process that reads the rows.
             batch.validate(full=True)
     except (pa.ArrowMemoryError, pa.ArrowCancelled):
-        # Of this process: the segment may well be whole.
+        # The process failed; the segment may be whole.
         raise
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise SegmentCorrupt(f"{name} is not a segment: {error}") from error
@@ -147,9 +137,8 @@ def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: as abo
 
 
 def _check_crc(data: Any, metadata: Mapping[bytes, bytes], name: str) -> None:  # Any: as above
-    """Compare the bytes with the CRC that they were written with; earlier versions of gnsq wrote none."""
     written = metadata.get(_CRC)
-    if written is None:
+    if written is None:  # by an earlier version of gnsq
         return
     found = _crc(memoryview(data).cast("B"), written)
     if found != written:
@@ -160,7 +149,7 @@ def _check_crc(data: Any, metadata: Mapping[bytes, bytes], name: str) -> None:  
 
 
 def _crc(view: memoryview, written: bytes) -> bytes:
-    """Compute the CRC of a file in which one was written."""
+    """Compute the CRC of a file that has a CRC in it already."""
     footer = _footer_start(view)
     return b"%08x" % zlib.crc32(bytes(view[footer:]).replace(written, _NO_CRC), zlib.crc32(view[:footer]))
 

@@ -1,14 +1,14 @@
-"""Spool: segments of messages on disk, between those who write them and the one query that reads them.
+"""Spool: segments of messages on disk, between receivers, which write them, and the one query that reads them.
 
 Layout, below the spool's directory:
 
-    owner.json                         whose query reads this spool; locked while it runs (local file systems)
-    RECEIVER/000000000042-10000.arrow  one segment, its number and rows; RECEIVER is its only writer, never comes back
-    RECEIVER/000000000041-9000.arrow.corrupt  one that could not be read, set aside
-    RECEIVER/closed.json               the receiver ended in order: nothing more will come
+    owner.json                         the query that reads this spool; locked while it runs (local file systems)
+    RECEIVER/000000000042-10000.arrow  one segment: its number and its rows. Only RECEIVER writes to this directory
+    RECEIVER/000000000041-9000.arrow.corrupt  a segment that can't be decoded
+    RECEIVER/closed.json               the receiver has ended and writes no more
 
-Knows nothing of NSQ connections and of Spark. Safe across processes by names alone: a segment appears whole, and only
-the query's planner deletes.
+Knows no NSQ connections and no Spark. Processes need no lock for segments: a segment appears whole, and only the
+planner of the query deletes it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gnsq.spark.spool.storage import LocalStore, Store, open_store
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
 
-__all__ = ["SpoolListing", "Spool", "SpoolWriter"]
+__all__ = ["Spool", "SpoolListing", "SpoolWriter"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +42,12 @@ _SEGMENT = re.compile(r"(?P<receiver>[^/]+)/(?P<number>\d{12})(?:-(?P<rows>\d+))
 
 @dataclass(slots=True)
 class SpoolListing:
-    """What a listing found.
+    """What a listing has found.
 
     Attributes:
-        segments: Those that can be read.
-        quarantined: Those that could not be.
-        receivers: All that have a file in the spool.
+        segments: Segments that are not known to be damaged.
+        quarantined: Segments that could not be decoded.
+        receivers: Receivers that have any file.
     """
 
     segments: list[Segment] = field(default_factory=list)
@@ -56,34 +56,33 @@ class SpoolListing:
 
     @property
     def size(self) -> int:
-        """Bytes, of those that can be read."""
+        """Bytes of all segments that are not quarantined."""
         return sum(segment.size for segment in self.segments)
 
     @property
     def rows_quarantined(self) -> int:
-        """Messages that are missing in the query's results."""
+        """Messages that are missing in the results of the query."""
         return sum(segment.rows for segment in self.quarantined)
 
     def present(self) -> list[tuple[str, int]]:
-        """List (receiver, number) of all segments that were not pruned."""
+        """List (receiver, number) of all segments that are not deleted."""
         return [(segment.receiver, segment.number) for segment in (*self.segments, *self.quarantined)]
 
 
 class Spool:
-    """The reader's side of a spool, and the way to its writers and its lock.
+    """A spool: its segments, its lock, and its writers. Pickles as its arguments.
+
+    All methods raise OSError if the file system fails.
 
     Args:
         location: A path or a URI of any file system that pyarrow knows.
-        mode: Permissions of the directories that are made, and without x of the files; on local file systems. A
-            directory that exists keeps its own.
-
-    Pickles as its arguments alone. All methods raise OSError if the file system fails.
+        mode: Permissions of new directories, and without x of files; on local file systems.
 
     Attributes:
-        location: For people: without the credentials of a URI.
+        location: Without credentials, for texts.
 
     Raises:
-        ValueError: If the location is empty or its scheme unknown.
+        ValueError: If the location is empty or its scheme is unknown.
     """
 
     def __init__(self, location: str, mode: int = PRIVATE) -> None:
@@ -91,7 +90,7 @@ class Spool:
         self._uri = location
         self._mode = mode
         self._store = open_store(location, mode=mode)
-        self._is_checked = False
+        self._is_access_checked = False
 
     def __reduce__(self) -> tuple[type[Spool], tuple[str, int]]:
         return (Spool, (self._uri, self._mode))
@@ -101,16 +100,17 @@ class Spool:
 
     @property
     def is_local(self) -> bool:
-        """Whether listing costs nothing."""
+        """Whether it is on a local file system, where a listing costs no request."""
         return self._store.local
 
+    # --- owner and receivers
+
     def prepare(self) -> None:
-        """Make the directory. Warns if others than mode says may write there."""
+        """Make the directory. Log a warning if users may write there whom mode does not allow."""
         self._store.make_directory("")
-        if isinstance(self._store, LocalStore) and not self._is_checked:
-            self._is_checked = True
-            access = self._store.others_access()
-            if access:
+        if isinstance(self._store, LocalStore) and not self._is_access_checked:
+            self._is_access_checked = True
+            if access := self._store.others_access():
                 logger.warning(
                     "spool %s %s: others may delete and replace messages there. Change that with chmod or chown, or "
                     "give the option spoolMode, such as 2770, if it is meant so",
@@ -118,33 +118,28 @@ class Spool:
                     access,
                 )
 
-    def writer(self, receiver: str) -> SpoolWriter:
-        """Make the directory of a receiver, which must be new, and the writer for it."""
-        with self._advising():
-            return SpoolWriter(self._store, receiver)
-
-    def lock(self, owner: str, source: str, patience: float = 0.0) -> SpoolLock:
+    def lock(self, owner: str, source: str, timeout: float = 0.0) -> SpoolLock:
         """Take the spool for one query.
 
         Args:
-            owner: What tells this query from others, such as its checkpoint's URI; may be empty.
+            owner: Name of the query, such as the URI of its checkpoint; may be empty.
             source: What it reads.
-            patience: Seconds to wait for another process that is about to end.
+            timeout: Seconds to wait for another process that is about to end.
 
         Raises:
-            SpoolInUse: If it is another query's, or another process holds it.
+            SpoolInUse: If it belongs to another query, or another process holds it.
         """
         self.prepare()
-        with self._advising():
-            return SpoolLock(self._store, self.location, {"owner": redact_uri(owner), "source": source}, patience)
+        with self._with_hint():
+            return SpoolLock(self._store, self.location, {"owner": redact_uri(owner), "source": source}, timeout)
 
     def check_source(self, source: str) -> None:
-        """Find out whether a receiver of this source may write here; it may where there is no owner yet.
+        """Check that a receiver of this source may write here; it may if there is no owner yet.
 
         Raises:
-            SpoolInUse: If the spool is that of a query which reads something else.
+            SpoolInUse: If the spool belongs to a query that reads something else.
         """
-        with self._advising():
+        with self._with_hint():
             owner = read_owner(self._store).get("source", source)
         if owner != source:
             raise SpoolInUse(
@@ -152,16 +147,23 @@ class Spool:
                 "query's topics and channel, or another spool"
             )
 
+    def writer(self, receiver: str) -> SpoolWriter:
+        """Make the directory of a new receiver, and its writer."""
+        with self._with_hint():
+            return SpoolWriter(self._store, receiver)
+
+    # --- segments
+
     def listing(self) -> SpoolListing:
         """List all segments; opens none of them.
 
         Raises:
             SpoolError: If there are segments of an older layout.
         """
-        contents = SpoolListing()
+        listing = SpoolListing()
         for path, size in self._list():
             if "/" in path:
-                contents.receivers.add(path.partition("/")[0])
+                listing.receivers.add(path.partition("/")[0])
             match = _SEGMENT.fullmatch(path)
             if match is None:
                 continue
@@ -171,31 +173,25 @@ class Spool:
                     "wrote it, or give another directory"
                 )
             segment = Segment(match["receiver"], int(match["number"]), size, int(match["rows"]))
-            if match["corrupt"]:
-                contents.quarantined.append(segment)
-                continue
-            contents.segments.append(segment)
-        return contents
+            (listing.quarantined if match["corrupt"] else listing.segments).append(segment)
+        return listing
 
     def size(self) -> int:
-        """Add up the bytes of all segments."""
-        return sum(
-            size
-            for path, size in self._list()
-            if (match := _SEGMENT.fullmatch(path)) is not None and not match["corrupt"]
-        )
+        """Sum up the bytes of all segments that are not quarantined."""
+        matches = ((_SEGMENT.fullmatch(path), size) for path, size in self._list())
+        return sum(size for match, size in matches if match is not None and not match["corrupt"])
 
     def read(self, segment: Segment) -> list[Any]:
-        """Read a segment's record batches, with SCHEMA; none of one that is damaged, which is set aside.
+        """Read the record batches of a segment, with SCHEMA. A damaged segment is quarantined, and has none.
 
-        Safe to do again, and for several at once: who comes later finds it set aside, and reads the same.
+        Several processes may do it at once, and again: all read the same.
 
         Raises:
             SpoolIncomplete: If it is gone.
             SpoolError: If a later version of gnsq wrote it.
         """
         try:
-            with self._advising(), self._store.open(segment.path) as file:
+            with self._with_hint(), self._store.open(segment.path) as file:
                 data = file.read_buffer()
         except FileNotFoundError:
             if self._store.exists(segment.path + _CORRUPT):
@@ -210,10 +206,10 @@ class Spool:
             return []
 
     def _quarantine(self, segment: Segment, error: SegmentCorrupt) -> None:
-        """Rename a segment that can't be read, so that it is kept but asked for no more."""
+        """Rename a damaged segment: it is kept, and read no more."""
         if self._store.rename(segment.path, segment.path + _CORRUPT):
             logger.error(
-                "spool %s: %s; set aside as %s. Its %s finished at nsqd and will be missing in the "
+                "spool %s: %s; renamed to %s. Its %s finished at nsqd and will be missing in the "
                 "query's results: rescue what can be read, then delete the file",
                 self.location,
                 error,
@@ -221,26 +217,10 @@ class Spool:
                 counted(segment.rows, "message was", "messages were"),
             )
 
-    def _list(self) -> list[tuple[str, int]]:
-        with self._advising():
-            return self._store.list()
-
-    @contextlib.contextmanager
-    def _advising(self) -> Iterator[None]:
-        """Let an error of permissions say what lets several users share a spool."""
-        try:
-            yield
-        except PermissionError as error:
-            advice = (
-                f"{error.strerror}. Receivers, driver and executors that are several users need one group and the "
-                "option spoolMode, such as 2770"
-            )
-            raise PermissionError(error.errno, advice, error.filename) from error
-
     def prune(self, end: Vector) -> None:
-        """Delete what is at or below end, then the directories of receivers that ended in order and have no more."""
+        """Delete the segments up to end, and directories of receivers that have ended and have no segment left."""
         read: list[str] = []
-        left: set[str] = set()
+        in_use: set[str] = set()
         closed: set[str] = set()
         for path, _ in self._list():
             receiver, _, name = path.rpartition("/")
@@ -249,22 +229,40 @@ class Spool:
                 closed.add(receiver)
             elif match is not None and not match["corrupt"] and int(match["number"]) <= end.get(receiver, 0):
                 read.append(path)
-            elif receiver:
-                left.add(receiver)
+            else:
+                in_use.add(receiver)
         self._store.remove(*read)
-        for receiver in closed - left:
+        for receiver in closed - in_use:
             self._store.remove(f"{receiver}/{_CLOSED}")
             self._store.remove_directory(receiver)
 
     def remove_leftovers(self, older_than: float = 600.0) -> None:
-        """Delete temporary files and empty directories of receivers that were killed (seconds; local file systems
-        only: others know no directories). One that lives makes its directory again."""
+        """Delete temporary files and empty directories of killed receivers, older than some seconds.
+
+        On local file systems only: others have no directories. A running receiver makes its directory again.
+        """
         if isinstance(self._store, LocalStore):
             self._store.remove_abandoned(time.time() - older_than)
 
+    def _list(self) -> list[tuple[str, int]]:
+        with self._with_hint():
+            return self._store.list()
+
+    @contextlib.contextmanager
+    def _with_hint(self) -> Iterator[None]:
+        """Add to a PermissionError how several users share a spool."""
+        try:
+            yield
+        except PermissionError as error:
+            hint = (
+                f"{error.strerror}. Receivers, driver and executors that are several users need one group and the "
+                "option spoolMode, such as 2770"
+            )
+            raise PermissionError(error.errno, hint, error.filename) from error
+
 
 class SpoolWriter:
-    """The directory of one receiver, which is its only writer. Blocks while it writes."""
+    """Writes the segments of one receiver; blocks. No other process writes to this directory."""
 
     def __init__(self, store: Store, receiver: str) -> None:
         self.receiver = receiver
@@ -272,11 +270,11 @@ class SpoolWriter:
         store.make_directory(receiver)
 
     def write(self, number: int, columns: Sequence[Any]) -> int:
-        """Write a segment durably; when this returns it will be read, whatever crashes.
+        """Write a segment. After it returns, no crash loses the segment.
 
         Args:
-            number: From 1, each one more than the last. A write that raised may have succeeded: it must be tried
-                again with the same rows, or its messages are delivered twice.
+            number: 1 for the first segment, then one more each. If a write raises, the file may exist: write the same
+                rows again with the same number, or they are delivered twice.
             columns: Arrow arrays, in the order of SCHEMA.
 
         Returns:
@@ -288,8 +286,8 @@ class SpoolWriter:
         return size
 
     def close(self, segments: int) -> None:
-        """Say that nothing more will come; a directory in which nothing is goes."""
-        if not segments:
+        """Record that the receiver writes no more; without any segment remove its directory."""
+        if segments:
+            self._store.put(f"{self.receiver}/{_CLOSED}", json.dumps({"segments": segments}).encode())
+        else:
             self._store.remove_directory(self.receiver)
-            return
-        self._store.put(f"{self.receiver}/{_CLOSED}", json.dumps({"segments": segments}).encode())

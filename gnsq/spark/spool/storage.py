@@ -1,7 +1,7 @@
 """Durable files below one directory, on any file system that pyarrow knows. Knows no segments.
 
-A file is there whole or not at all: written under a temporary name, synced and renamed on local disks; renamed on
-HDFS; one PUT on object stores.
+A file appears whole. On local disks and HDFS it is written under a temporary name (on local disks synced, too) and
+renamed. On object stores it is one PUT.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -23,48 +23,18 @@ from gnsq.spark.uris import redact_uri
 __all__ = ["LocalStore", "RemoteStore", "Store", "TEMPORARY", "open_store"]
 
 TEMPORARY = ".tmp-"
-# On these a file appears when its upload is complete, and a rename is a copy.
+# On these a file appears after its upload, and a rename is a copy.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
-# pyarrow deletes one file at a time, in three requests on S3.
-_DELETIONS = 16
-
-
-class Store(Protocol):
-    """What a spool needs of a file system. Paths are relative, with slashes; all methods raise OSError."""
-
-    local: bool
-
-    def put(self, path: str, data: Any) -> None:
-        """Write a whole file durably (data: bytes or a pyarrow buffer); its directory must exist where that matters."""
-
-    def open(self, path: str) -> Any:  # Any: pyarrow.NativeFile, which has no types
-        """Open a file for reading at any position."""
-
-    def exists(self, path: str) -> bool:
-        """Say whether there is such a file."""
-
-    def make_directory(self, path: str) -> None:
-        """Make a directory durably; no-op if it exists."""
-
-    def list(self) -> list[tuple[str, int]]:
-        """List (path, size) of all files below, temporary ones too; none if there is no such directory."""
-
-    def remove(self, *paths: str) -> None:
-        """Delete files; those that do not exist are no error."""
-
-    def remove_directory(self, path: str) -> None:
-        """Delete an empty directory; no-op if it is not empty or does not exist."""
-
-    def rename(self, path: str, target: str) -> bool:
-        """Give a file another name; False if it does not exist."""
+# Files that are deleted at once: pyarrow takes three requests on S3 for each.
+_CONCURRENT_DELETIONS = 16
 
 
 def open_store(location: str, what: str = "spool", *, mode: int | None = None) -> Store:
-    """Open the directory that a path or URI (file:, s3:, gs:, hdfs: ...) names; touches nothing.
+    """Make the store of a path or URI (file:, s3:, gs:, hdfs: ...); touches no file.
 
     Args:
-        what: It is, for errors.
-        mode: As LocalStore's; other file systems have permissions of their own.
+        what: Name of the location, for errors.
+        mode: For LocalStore.
 
     Raises:
         ValueError: If the location is empty or its scheme is unknown.
@@ -85,7 +55,7 @@ def open_store(location: str, what: str = "spool", *, mode: int | None = None) -
         filesystem, path = fs.FileSystem.from_uri(location)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         shown = redact_uri(location)
-        # The cause is left out: it may show the whole location, with its credentials.
+        # Without the cause, which may show the credentials in the location.
         raise ValueError(f"{what} {shown!r} can't be opened: {str(error).replace(location, shown)}") from None
     if filesystem.type_name == "s3":
         filesystem = _with_single_put(filesystem)
@@ -93,17 +63,17 @@ def open_store(location: str, what: str = "spool", *, mode: int | None = None) -
 
 
 def _with_single_put(filesystem: Any) -> Any:  # Any: pyarrow has no types
-    """Let a small file be one PUT instead of an upload in three requests; a URI can't say so."""
+    """Write a small file in one PUT instead of an upload of three requests. A URI can't set that."""
     make, (settings, *_) = filesystem.__reduce__()[:2]
-    # pyarrow before 19 has no such setting.
+    # pyarrow before 19 does not have the setting.
     return make({**settings, "allow_delayed_open": True}) if "allow_delayed_open" in settings else filesystem
 
 
 class LocalStore:
-    """A directory of this machine, or one that is mounted.
+    """A directory of this machine, or one that is mounted. Paths are relative, with slashes. All methods raise OSError.
 
     Args:
-        mode: Permissions of the directories that are made, and without x of the files; None: as the umask says.
+        mode: Permissions of new directories, and without x of files; None for those of the umask.
     """
 
     local = True
@@ -113,12 +83,13 @@ class LocalStore:
         self._mode = mode
 
     def put(self, path: str, data: Any) -> None:  # Any: bytes or pyarrow.Buffer
+        """Write a whole file durably. Its directory must exist."""
         target = self.root / path
         try:
             self._write(target, data)
         except FileNotFoundError:
-            # remove_abandoned() takes an empty directory that nobody has touched for long for that of a dead writer.
-            # Without a root it was somebody else: another disk, now that this one is not mounted, is no place for it.
+            # remove_abandoned() has deleted the directory of a writer that was idle for long. It never deletes the
+            # root. If that is gone, the disk may be unmounted, and another disk must not get the file.
             if not self.root.is_dir():
                 raise
             make_directory(target.parent, self._mode)
@@ -128,22 +99,25 @@ class LocalStore:
         write_file(target, target.with_name(TEMPORARY + target.name), memoryview(data), self._mode)
 
     def open(self, path: str) -> Any:
-        # Not mapped: a disk that fails is to raise an error, and not to kill who reads.
+        """Open a file for reading at any position."""
+        # Not memory-mapped: a disk that fails must raise an error, and not kill the process.
         return pa.OSFile(str(self.root / path))
 
     def exists(self, path: str) -> bool:
+        """Whether the file exists."""
         return (self.root / path).exists()
 
     def make_directory(self, path: str) -> None:
+        """Make a directory durably, if it does not exist."""
         for directory in dict.fromkeys((self.root, self.root / path)):
             make_directory(directory, self._mode)
 
     def open_or_create(self, path: str) -> int:
-        """Open a file to read, append and lock, made if it is not there: its descriptor. Follows no symlink."""
+        """Open a file to read, append and lock; make it if it does not exist. Follows no symlink."""
         return open_or_create(self.root / path, self._mode)
 
     def others_access(self) -> str:
-        """Say how others than mode lets may delete and replace files here; nothing if they may not."""
+        """Describe why users may delete files here whom mode does not allow; "" if they may not."""
         found = self.root.stat()
         shared = (self._mode or 0) & 0o022
         if found.st_mode & 0o022 & ~shared:
@@ -153,24 +127,25 @@ class LocalStore:
         return ""
 
     def list(self) -> list[tuple[str, int]]:
+        """List (path, size) of all files, also temporary ones; nothing if there is no directory."""
         found: list[tuple[str, int]] = []
         for directory in (self.root, *_directories(self.root)):
             with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
                 prefix = "" if directory == self.root else f"{directory.name}/"
                 for entry in entries:
-                    # Pruned between the listing and the question: as good as not listed.
+                    # It may be pruned during the listing.
                     with contextlib.suppress(FileNotFoundError):
                         if entry.is_file():
                             found.append((prefix + entry.name, entry.stat().st_size))
         return found
 
     def remove(self, *paths: str) -> None:
+        """Delete files that exist."""
         for path in paths:
             (self.root / path).unlink(missing_ok=True)
 
     def remove_abandoned(self, before: float) -> None:
-        """Delete what writers that were killed have left: temporary files, and then empty directories, that are older
-        than a time."""
+        """Delete temporary files and empty directories of killed writers, last changed before a time."""
         for path, _ in self.list():
             if path.rpartition("/")[2].startswith(TEMPORARY) and self._is_older(self.root / path, before):
                 self.remove(path)
@@ -184,11 +159,13 @@ class LocalStore:
         return False
 
     def remove_directory(self, path: str) -> None:
-        # Not empty, or gone: both are fine.
+        """Delete a directory if it exists and is empty."""
+        # OSError: it is not empty, or gone.
         with contextlib.suppress(OSError):
             (self.root / path).rmdir()
 
     def rename(self, path: str, target: str) -> bool:
+        """Rename a file; False if it does not exist."""
         try:
             (self.root / path).rename(self.root / target)
         except FileNotFoundError:
@@ -197,7 +174,7 @@ class LocalStore:
 
 
 class RemoteStore:
-    """A directory of any other pyarrow file system."""
+    """A directory of any other pyarrow file system, with the same methods."""
 
     local = False
 
@@ -234,14 +211,14 @@ class RemoteStore:
     def remove(self, *paths: str) -> None:
         if not paths:
             return
-        with ThreadPoolExecutor(min(len(paths), _DELETIONS)) as pool:
-            # list() lets what a thread has raised be raised here.
+        with ThreadPoolExecutor(min(len(paths), _CONCURRENT_DELETIONS)) as pool:
+            # list() raises the exceptions of the threads.
             list(pool.map(self._remove, paths))
 
     def remove_directory(self, path: str) -> None:
         whole = self._path(path)
         if not self._fs.get_file_info(fs.FileSelector(whole, allow_not_found=True)):
-            # On object stores too: where its last file was deleted, pyarrow puts an empty object of its name.
+            # On object stores, too: after the last file is deleted, pyarrow puts an empty object of that name.
             with contextlib.suppress(FileNotFoundError):
                 self._fs.delete_dir(whole)
 
@@ -249,7 +226,7 @@ class RemoteStore:
         try:
             self._fs.move(self._path(path), self._path(target))
         except OSError:
-            # What S3 says of an object that is not there is no FileNotFoundError.
+            # S3's error for an object that does not exist is no FileNotFoundError.
             if self.exists(path):
                 raise
             return False
@@ -270,7 +247,10 @@ class RemoteStore:
 def _directories(root: Path) -> list[Path]:
     try:
         with os.scandir(root) as entries:
-            # A symlink is no directory of a writer: what it leads to is not for us to tidy up.
+            # A symlink is no directory of a writer, and its target must not be cleaned up.
             return [root / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []
+
+
+Store = LocalStore | RemoteStore

@@ -20,7 +20,7 @@ def test_second_owner_is_refused_while_the_first_lives(spool):
     lock = spool.lock("checkpoint-1", "clicks/archive")
 
     with pytest.raises(SpoolInUse, match=r"in use by another query .*checkpoint-1.* own"):
-        spool.lock("checkpoint-1", "clicks/archive", patience=0.05)
+        spool.lock("checkpoint-1", "clicks/archive", timeout=0.05)
 
     lock.release()
     spool.lock("checkpoint-1", "clicks/archive").release()
@@ -32,7 +32,7 @@ def test_refused_owner_waits_for_one_that_is_ending(spool, hub):
     lock = spool.lock("", "clicks/archive")
     hub.call(lambda: gevent.spawn_later(0.1, lock.release))
 
-    spool.lock("", "clicks/archive", patience=10).release()
+    spool.lock("", "clicks/archive", timeout=10).release()
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_spool_of_another_query_is_refused_though_it_does_not_run(spool, claim, 
     with pytest.raises(SpoolInUse, match=words):
         spool.lock(*claim)
     # The refusal has let go of the lock.
-    spool.lock("checkpoint-1", "clicks/archive", patience=0).release()
+    spool.lock("checkpoint-1", "clicks/archive", timeout=0).release()
 
 
 def test_owner_is_told_by_the_file(spool, root):
@@ -83,7 +83,7 @@ def test_lock_dies_with_its_process(spool, root):
     with child(sys.executable, "-c", code, str(root), stdin=subprocess.PIPE) as process:
         assert process.stdout.readline() == "held\n"
         with pytest.raises(SpoolInUse):
-            spool.lock("", "clicks/archive", patience=0)
+            spool.lock("", "clicks/archive", timeout=0)
         process.kill()
         process.wait(10)
 

@@ -258,7 +258,7 @@ def test_damaged_segment_is_set_aside_and_its_messages_are_counted(spool, root, 
     assert (root / "r1" / "000000000002-2.arrow.corrupt").exists()
     [record] = caplog.records
     assert record.levelno == logging.ERROR
-    assert "set aside as r1/000000000002-2.arrow.corrupt. Its 2 messages" in record.message
+    assert "renamed to r1/000000000002-2.arrow.corrupt. Its 2 messages" in record.message
 
 
 def test_wrong_crc_is_told_with_the_file_and_what_to_do(spool, root, caplog):
@@ -269,7 +269,7 @@ def test_wrong_crc_is_told_with_the_file_and_what_to_do(spool, root, caplog):
     assert bodies_of(spool) == []
 
     assert re.search(
-        r"r1/000000000001-1\.arrow has CRC-32 [0-9a-f]{8}, it was written with [0-9a-f]{8}: .*; set aside as "
+        r"r1/000000000001-1\.arrow has CRC-32 [0-9a-f]{8}, it was written with [0-9a-f]{8}: .*; renamed to "
         r"r1/000000000001-1\.arrow\.corrupt\. Its 1 message was .* rescue what can be read, then delete the file",
         caplog.text,
     )
