@@ -1,4 +1,4 @@
-"""How waits grow."""
+"""BackoffTimer, exponential_delay() and ConsumerBackoff."""
 
 import pytest
 

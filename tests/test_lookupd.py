@@ -1,4 +1,4 @@
-"""LookupdClient: what it asks for, by new and old names, in both shapes of answers."""
+"""LookupdClient: requests by new and old paths, and answers with and without an envelope."""
 
 import json
 
@@ -37,7 +37,7 @@ TELLS = [
 
 
 def wrapped(data, code=200, text="OK", status="200 OK"):
-    """An answer as servers before 1.0 gave it."""
+    """Make an answer of a server before 1.0."""
     return reply(json.dumps({"status_code": code, "status_txt": text, "data": data}).encode(), status, JSON)
 
 
@@ -83,7 +83,7 @@ def test_ping_returns_ok():
 
 @pytest.mark.parametrize("status", ["200 OK", "500 Internal Server Error"])
 def test_unknown_topic_of_an_old_server_is_404(status):
-    """It says that the argument is invalid."""
+    """The server calls the argument invalid."""
     answer = wrapped(None, 500, "INVALID_ARG_TOPIC", status)
     with http_peer(lambda asked, sock: answer) as served, LookupdClient.from_url(served.address) as client:
         with pytest.raises(NSQHttpError, match="no nsqd has that topic") as caught:

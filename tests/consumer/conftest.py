@@ -1,4 +1,4 @@
-"""An nsqd and consumers in one hub, on a clock that the test turns."""
+"""Fixtures: nsqds and consumers in one hub, on a manual clock."""
 
 import pytest
 
@@ -14,14 +14,14 @@ def nsqd(clock):
 
 @pytest.fixture
 def nsqds(clock):
-    """Three of them."""
+    """Three nsqds."""
     with FakeNsqd(clock=clock) as first, FakeNsqd(clock=clock) as second, FakeNsqd(clock=clock) as third:
         yield [first, second, third]
 
 
 @pytest.fixture
 def publish(clock):
-    """Put messages into an nsqd, and let come what comes at once."""
+    """Put messages into an nsqd, and run all that is due at once."""
 
     def publish(nsqd, *bodies):
         nsqd.broker.ensure_topic("t").publish(list(bodies), nsqd.now())

@@ -1,4 +1,4 @@
-"""Backoff: after failures no messages, then one to try, until all is well again."""
+"""Backoff of a consumer: RDY 0 after failures, then one message as a probe, until a success."""
 
 import pytest
 from gevent.event import Event
@@ -10,12 +10,12 @@ from gnsq.backofftimer import BackoffPhase, ConsumerBackoff
 from gnsq.errors import NSQRequeueMessage
 
 EXACT = {"backoff_jitter": 0.0, "requeue_delay": 0}
-# The failed message does not come again while the test looks.
+# The failed message is not delivered again during the test.
 LATER = {"backoff_jitter": 0.0, "requeue_delay": 100_000}
 
 
 class Holder:
-    """A handler that fails once, and leaves without an answer what comes then."""
+    """Handler that fails once, and leaves the next messages unanswered."""
 
     def __init__(self):
         self.seen = []
@@ -28,7 +28,7 @@ class Holder:
 
 
 class Worker:
-    """A handler that fails while it is told to."""
+    """Handler that raises while ``failing`` is set."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -47,17 +47,17 @@ def worker(clock):
 
 
 def rdy(nsqd):
-    """The RDY that each client has, by connection."""
+    """RDY of each connection of the channel."""
     channel = nsqd.broker.topics["t"].channels["c"]
     return [subscriber.ready_count for subscriber in channel.subscribers]
 
 
 def phases(consumer):
-    told = []
+    events = []
     consumer.on_backoff.connect(
-        lambda sender, phase, failures, duration: told.append((phase, failures, duration)), weak=False
+        lambda sender, phase, failures, duration: events.append((phase, failures, duration)), weak=False
     )
-    return told
+    return events
 
 
 def test_pauses_double_with_each_failure_up_to_the_longest(nsqd, clock, publish, started, worker):
@@ -71,7 +71,7 @@ def test_pauses_double_with_each_failure_up_to_the_longest(nsqd, clock, publish,
 
 def test_successes_halve_the_pause_until_there_is_none(nsqd, clock, publish, started, worker):
     consumer = started(worker, nsqd, max_in_flight=10, **EXACT)
-    told = phases(consumer)
+    events = phases(consumer)
     publish(nsqd, b"1")
     clock.advance(1 + 2)
     worker.failing = False
@@ -79,7 +79,7 @@ def test_successes_halve_the_pause_until_there_is_none(nsqd, clock, publish, sta
 
     clock.advance(4 + 2 + 1)
 
-    assert told == [
+    assert events == [
         ("start", 1, 1.0),
         ("continue", 2, 2.0),
         ("continue", 3, 4.0),
@@ -286,7 +286,7 @@ def test_first_probe_goes_to_the_nsqd_that_had_messages(nsqds, clock, publish, s
         clock.advance(1.0)
         worker.failing = True
 
-    # Each failure cost one pause, and no wait for an nsqd that has nothing.
+    # Each failure led to one pause, without a wait for an nsqd that has no messages.
     assert len(worker.times) == 10
 
 
@@ -404,7 +404,7 @@ def test_probe_is_sent_while_long_handlers_still_run(nsqd, clock, publish, start
 @pytest.mark.parametrize("at_once", [True, False], ids=["with messages at hand", "with messages later"])
 @pytest.mark.parametrize("old", [False, True], ids=["nsqd 1.3.0", "nsqd 0.2.31"])
 def test_probe_is_one_message_while_messages_in_flight_are_answered(clock, publish, started, old, at_once):
-    """The RDY that let one come beside those in flight would let one come for each of them."""
+    """The probe's RDY is one above the messages in flight, so it must be lowered with each answer."""
     release, tried = Event(), []
 
     def handle(consumer, message):
@@ -457,12 +457,12 @@ def test_backoff_strategy_that_raises_during_a_probe_does_not_stop_the_consumer(
 @pytest.mark.parametrize("seconds", [0.5, 1.5])
 def test_switching_backoff_off_ends_the_pause_and_the_probe(nsqds, clock, publish, started, worker, seconds):
     consumer = started(worker, *nsqds, max_in_flight=30, **LATER)
-    told = phases(consumer)
+    events = phases(consumer)
     publish(nsqds[0], b"x")
     clock.advance(seconds)
 
     consumer.max_backoff_duration = 0
     clock.advance(1.1)
 
-    assert told[-1][0] == "end"
+    assert events[-1][0] == "end"
     assert consumer.total_ready_count > 3

@@ -1,4 +1,4 @@
-"""Consumer: handlers in workers, an answer for every message, max_in_flight kept."""
+"""Consumer: handlers, answers, signals, max_in_flight, close and statistics."""
 
 import gc
 import logging
@@ -16,7 +16,7 @@ from tests.helpers import channel_stats, peer, refused_port, wait_until
 
 @pytest.fixture
 def send(fakensqd):
-    """Publish over TCP, to the emulator on its thread."""
+    """Publish over TCP, to the emulator in its thread."""
     with Producer(fakensqd.tcp_address) as producer:
         yield lambda *bodies: producer.multipublish("t", list(bodies))
 
@@ -177,7 +177,7 @@ def test_heartbeats_are_answered_while_handlers_compute(fakensqd, send, consume)
     done, answered = [], Event()
 
     def handle(consumer, message):
-        # Two milliseconds each, without yielding: with all messages longer than two heartbeat intervals.
+        # Two milliseconds each, without yielding; all messages together take more than two heartbeat intervals.
         started = time.monotonic()
         while not answered.is_set() and time.monotonic() - started < 0.002:
             time.sleep(0.0001)  # blocks this hub, and leaves the interpreter to the thread of the emulator
@@ -353,7 +353,7 @@ def test_lookupd_finds_the_nsqds(fakecluster):
 
 
 def test_signals_are_sent_for_responses_finishes_and_requeues(nsqd, clock, publish, started):
-    told = []
+    events = []
 
     def handle(consumer, message):
         if message.attempts == 1:
@@ -361,11 +361,11 @@ def test_signals_are_sent_for_responses_finishes_and_requeues(nsqd, clock, publi
 
     consumer = started(handle, nsqd)
     for name in ("on_response", "on_finish", "on_requeue", "on_error"):
-        getattr(consumer, name).connect(lambda sender, name=name, **words: told.append((name, words)), weak=False)
+        getattr(consumer, name).connect(lambda sender, name=name, **words: events.append((name, words)), weak=False)
     publish(nsqd, b"x")
     clock.advance(10.0)
 
-    (requeue, requeued), (finish, finished) = told
+    (requeue, requeued), (finish, finished) = events
     assert (requeue, finish) == ("on_requeue", "on_finish")
     assert requeued.keys() == {"message_id", "timeout"}
     assert requeued["message_id"] == finished["message_id"]
@@ -504,7 +504,7 @@ def test_timers_and_sockets_are_served_between_handlers_that_only_compute(send, 
     wait_until(lambda: len(turns_at) == 40)
     ticker.kill()
 
-    # A timer fires in a round of the loop only, and each round looks at the sockets: few messages share one.
+    # Timers fire once per round of the event loop, which also reads the sockets: few messages share a round.
     assert max(Counter(turns_at).values()) <= 5
 
 

@@ -1,5 +1,6 @@
-"""Discovery: which nsqds a consumer is connected to, when it asks, and when it tries again."""
+"""Discovery by a consumer: its connections, its rounds of lookups, and its reconnects."""
 
+import contextlib
 import itertools
 import json
 import logging
@@ -11,34 +12,31 @@ from fakensqd import FakeLookupd, FakeNsqd, on
 from fakensqd.faults import answer, refuse
 from gnsq import Consumer, LookupdClient
 from gnsq.consumer.options import ConsumerOptions
-from gnsq.discovery import TopicNodes
 from tests.helpers import refused_port, wait_until
 
 INTERVAL = 60.0
-# A round that comes at its latest, with the default jitter.
+# The latest time of a round, with the default jitter.
 LATEST = INTERVAL * 1.15
-# Between rounds while an nsqd is lost.
+# Seconds between rounds while an nsqd is lost.
 LOST_INTERVAL = 25.0
 
 
 class Rounds:
-    """Turns the clock. Requests to nsqlookupd run on threads, which a clock does not wait for; this does."""
+    """Records rounds of lookups, and advances the clock while they end: lookups use sockets, which take real time."""
 
     def __init__(self, clock):
         self.clock = clock
         self.times = []
-        self.under_way = 0
+        self.running = 0
 
-    def watch(self, ask):
-        def watched(*arguments):
-            self.times.append(self.clock.monotonic())
-            self.under_way += 1
-            try:
-                return ask(*arguments)
-            finally:
-                self.under_way -= 1
-
-        return watched
+    @contextlib.contextmanager
+    def record(self):
+        self.times.append(self.clock.monotonic())
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
 
     def turn(self, seconds, step=1.0):
         for _ in range(round(seconds / step)):
@@ -46,15 +44,23 @@ class Rounds:
             self.end()
 
     def end(self):
-        wait_until(lambda: not self.under_way)
+        wait_until(lambda: not self.running)
         self.clock.advance(0.0)
 
 
+class RecordedConsumer(Consumer):
+    """Consumer that records its rounds of lookups."""
+
+    rounds = None
+
+    def query_lookupd(self):
+        with self.rounds.record():
+            super().query_lookupd()
+
+
 @pytest.fixture
-def rounds(clock, monkeypatch):
-    rounds = Rounds(clock)
-    monkeypatch.setattr(TopicNodes, "refresh", rounds.watch(TopicNodes.refresh))
-    return rounds
+def rounds(clock):
+    return Rounds(clock)
 
 
 @pytest.fixture
@@ -75,7 +81,7 @@ def started(clock, rounds):
     made = []
 
     def start(nsqds=(), lookupds=(), handler=lambda consumer, message: None, **options):
-        consumer = Consumer(
+        consumer = RecordedConsumer(
             "t",
             "c",
             [nsqd.tcp_address for nsqd in nsqds],
@@ -84,6 +90,7 @@ def started(clock, rounds):
             clock=clock,
             **options,
         )
+        consumer.rounds = rounds
         made.append((consumer, gevent.spawn(consumer.start)))
         clock.advance(0.0)
         rounds.end()
@@ -98,7 +105,7 @@ def started(clock, rounds):
 
 
 def registered(nsqd, *lookupds):
-    """Let exactly these nsqlookupds know an nsqd and its topic."""
+    """Register an nsqd and its topic with exactly these nsqlookupds."""
     nsqd.broker.ensure_topic("t")
     nsqd.set_lookupd_tcp_addresses(tuple(lookupd.tcp_address for lookupd in lookupds))
     nsqd.wait_registered()
@@ -106,12 +113,12 @@ def registered(nsqd, *lookupds):
 
 
 def connected(*nsqds):
-    """How many consumers each nsqd has."""
+    """Number of connections of each nsqd."""
     return [len(nsqd.sessions) for nsqd in nsqds]
 
 
 def attempts(nsqd):
-    """When somebody tried to connect."""
+    """Times of the attempts to connect."""
     return [round(entry.time, 3) for entry in nsqd.transcript.select("connect")]
 
 
@@ -136,7 +143,7 @@ def test_lookups_are_made_at_the_interval_with_jitter(lookupd, rounds, started):
 
     found = gaps(rounds.times)
     assert len(found) >= 20
-    # Up to a second, the step of the clock, goes by while a round is under way.
+    # A round takes up to one second, the step of the clock.
     assert all(51.0 <= gap <= 70.0 for gap in found), found
     assert max(found) - min(found) > 1.0
 
@@ -187,7 +194,7 @@ def down(lookupd):
 
 
 def answering(status, body=None):
-    """Answer with this, and the headers that the true answer has: those of JSON."""
+    """Answer with this, and with the headers of JSON."""
 
     def spoil(lookupd):
         lookupd.add(on.http("/lookup", executed=True).always(), answer(status, body))
@@ -271,7 +278,7 @@ def test_silent_nsqlookupd_delays_neither_the_others_nor_the_next_round(lookupd,
 
 
 def empty_lines(caplog):
-    """Lines that say that no nsqd is known: level and text."""
+    """Level and text of the log lines that no nsqd is known."""
     return [
         (record.levelname, record.getMessage()) for record in caplog.records if "asking again" in record.getMessage()
     ]

@@ -1,4 +1,4 @@
-"""Subclasses that override handle_messages(): all that has come is handled with one call."""
+"""Subclasses that override handle_messages(): waiting messages are handled with one call."""
 
 import gevent
 import pytest
@@ -11,7 +11,7 @@ from tests.helpers import wait_until
 
 
 class Together(Consumer):
-    """Hands over what comes to a function, and notes the bodies."""
+    """Passes the messages of each call to a function, and records their bodies."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -25,7 +25,7 @@ class Together(Consumer):
 
 @pytest.fixture
 def together(nsqd, clock, publish, started):
-    """Start a consumer with RDY for all that the test publishes; it is closed at the end."""
+    """Start a consumer with RDY for all messages of the test; it is closed at the end."""
 
     def start(function, **options):
         consumer = started(None, nsqd, kind=Together, **{"max_in_flight": 10, **options})
@@ -80,7 +80,7 @@ def test_messages_that_arrive_while_the_handler_waits_start_another_worker(nsqd,
 
 
 class Steps:
-    """A clock that goes on by one second at each look."""
+    """Clock that advances by one second with each call."""
 
     def __init__(self):
         self.now = 0.0
@@ -139,17 +139,17 @@ def test_answered_and_async_messages_are_counted_once(nsqd, clock, publish, toge
 
 
 def test_handle_messages_that_raises_is_one_failure_and_requeues_unanswered_messages(nsqd, clock, publish, together):
-    told = []
+    events = []
 
     def handle(messages):
         messages[0].finish()
         raise RuntimeError("no")
 
     consumer = together(handle)
-    consumer.on_exception.connect(lambda _, message, error: told.append((message.body, str(error))), weak=False)
+    consumer.on_exception.connect(lambda _, message, error: events.append((message.body, str(error))), weak=False)
     publish(nsqd, b"1", b"2", b"3")
 
-    assert told == [(b"2", "no")]
+    assert events == [(b"2", "no")]
     stats = consumer.stats()
     assert (stats.failed, stats.counts.finished, stats.counts.requeued) == (1, 2, 2)
     assert (stats.backoff, stats.backoff_failures) == ("waiting", 1)
@@ -275,7 +275,7 @@ def test_close_requeues_messages_of_handle_messages_after_the_time_limit(nsqd, c
 
 
 class EachInTurn(Consumer):
-    """Handles what comes with one call, and there one by one."""
+    """Handles the messages of a call one by one."""
 
     def handle_messages(self, messages):
         super().handle_messages(messages)
@@ -311,7 +311,7 @@ def test_messages_that_time_out_in_handle_messages_are_not_kept(nsqd, clock, pub
     [connection] = consumer._pool.connections.values()
     consumer.function = lambda messages: (clock.sleep(5.0), finish_all(messages))
     clock.advance(200.0)
-    # The next that are in flight for a while see to it.
+    # RDY is updated when the next messages are in flight.
     publish(nsqd, b"2")
     clock.advance(20.0)
 

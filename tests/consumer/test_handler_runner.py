@@ -1,4 +1,4 @@
-"""What becomes of a message, by how its handlers end; and of one that no handler gets in time."""
+"""Answers to messages by the outcome of their handlers, and messages that time out before."""
 
 import logging
 
@@ -139,7 +139,7 @@ def test_message_that_times_out_in_the_inbox_is_not_handled(nsqd, clock, publish
     publish(nsqd, b"1", b"2", b"3")
     clock.advance(100.0)
 
-    # When the second is through, at 80 s, nsqd has taken the third back.
+    # The second handler ends at 80 s. The third message has timed out then.
     assert handled == [(b"0", 1), (b"1", 1), (b"3", 1)]
     assert consumer.stats().counts.timed_out == 1
     assert "it waited for a handler until its timeout was over" in caplog.text
@@ -500,11 +500,11 @@ def test_failed_message_is_requeued_even_if_a_receiver_of_on_exception_raises(ns
     times, handle = failing(clock)
     consumer = started(handle, nsqd, max_backoff_duration=0)
 
-    def told(consumer, message, error):
+    def raise_timeout(consumer, message, error):
         with gevent.Timeout(0.0):
             gevent.sleep(1)
 
-    consumer.on_exception.connect(told)
+    consumer.on_exception.connect(raise_timeout)
     publish(nsqd, b"x")
     gevent.sleep(0.01)  # real time, for the Timeout
     clock.advance(0.5)
@@ -523,7 +523,7 @@ def test_delay_that_an_old_nsqd_has_refused_is_cut_from_then_on(nsqd, clock, pub
 
     started(handle, nsqd)
     publish(nsqd, b"x")
-    # nsqd gives the message to nobody else before its msg_timeout.
+    # nsqd does not deliver the message to another connection before its msg_timeout.
     clock.advance(70.0)
 
     assert attempts == [1, 2]

@@ -1,4 +1,4 @@
-"""Handlers that could not handle a message: refused when they are given, or a failure when they have been called."""
+"""Handlers that could not handle a message are refused when they are given, or fail when they are called."""
 
 import asyncio
 import functools

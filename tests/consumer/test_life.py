@@ -1,4 +1,4 @@
-"""A consumer's life: started, closed, interrupted, under load; nothing is lost on the way."""
+"""Life of a consumer: start, close, signals, restarts of nsqd; no message is lost."""
 
 import contextlib
 import signal
@@ -96,10 +96,10 @@ def test_two_consumers_of_one_channel_share_its_messages(nsqd, clock, publish, s
 
 
 def test_close_may_be_called_by_a_receiver_of_on_close(nsqd, clock, started):
-    told = []
+    events = []
 
     def on_close(consumer):
-        told.append(consumer.is_running)
+        events.append(consumer.is_running)
         consumer.close(timeout=5.0)
         consumer.join()
 
@@ -108,7 +108,7 @@ def test_close_may_be_called_by_a_receiver_of_on_close(nsqd, clock, started):
     consumer.close()
     clock.advance(1.0)
 
-    assert told == [False]
+    assert events == [False]
 
 
 def test_close_from_another_thread(fakensqd):
@@ -148,7 +148,7 @@ def test_another_thread_cannot_wait_for_the_end(fakensqd):
     consumer.join(10)
     waiting.join(10)
 
-    # close() has begun it, and does not wait.
+    # close() has only begun to close.
     assert [text.split(";")[0] for text in raised] == [
         "only the thread that started the consumer can wait for its end, unless it has threaded=True"
     ]
@@ -241,7 +241,7 @@ SET_UPS = [
 
 @contextlib.contextmanager
 def script(set_up, nsqd):
-    """Run it on a hundred messages; the block begins when handlers run."""
+    """Run the script on a hundred messages; the block begins when handlers run."""
     with Producer(nsqd.tcp_address) as producer:
         producer.multipublish("t", [b"x"] * 100)
     code = SCRIPT.format(set_up=set_up)
@@ -252,7 +252,7 @@ def script(set_up, nsqd):
 
 
 def ended(running, signal_number):
-    """Send a signal; give back what the script says until its end. (communicate() loses what is buffered.)"""
+    """Send a signal; return the output of the script until its end. (communicate() loses buffered output.)"""
     running.send_signal(signal_number)
     out, err = running.stdout.read(), running.stderr.read()
     running.wait(LIMIT)
@@ -291,7 +291,7 @@ def test_sigint_in_a_with_statement_ends_a_script_in_order(fakensqd):
     assert running.returncode == -signal.SIGINT
     assert out.splitlines()[-1] == "closed"
     stats = channel_stats(fakensqd, "t", "c")
-    # Python may raise KeyboardInterrupt inside of a handler, also before its print; its message is given back then.
+    # Python may raise KeyboardInterrupt in a handler, also before its print; its message is requeued then.
     begun, finished = 3 + out.count("begun"), 100 - stats["depth"]
     assert finished <= begun <= finished + stats["requeue_count"]
     assert stats["in_flight_count"] == 0
@@ -322,7 +322,7 @@ def test_restarts_under_load_lose_nothing(nsqds, clock, started, max_in_flight):
 
     assert len(handled) == published
     assert [nsqd.in_flight("t", "c") + nsqd.depth("t", "c") for nsqd in nsqds] == [0, 0, 0]
-    # Only what was in flight when a connection was lost may come twice.
+    # Only messages that were in flight on a lost connection may be delivered twice.
     assert handled.total() - published <= 6 * max_in_flight
 
 
@@ -339,5 +339,5 @@ def test_message_that_waits_for_a_handler_when_its_connection_is_lost_is_handled
     nsqd.restart()
     clock.advance(60.0)
 
-    # Only the one that a handler had.
+    # Only the message that a handler had.
     assert (len(handled), handled.total()) == (10, 11)

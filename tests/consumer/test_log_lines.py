@@ -1,4 +1,4 @@
-"""Log lines of a consumer: each says whose it is, one event is one line, and an address stands once in it."""
+"""Log lines of a consumer: each names it, an event is one line, and a line has an address once."""
 
 import logging
 from fnmatch import fnmatchcase
@@ -65,10 +65,10 @@ def test_name_of_a_consumer_is_in_all_log_lines_about_its_messages(nsqd, clock, 
     for _ in range(30):
         clock.advance(10.0)
 
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    events = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     for text in ("returned False", "handler raised", "its handler has run", "given up", "waited for a handler"):
-        assert any(text in line for line in told)
-    assert [line for line in told if "billing: " not in line] == []
+        assert any(text in line for line in events)
+    assert [line for line in events if "billing: " not in line] == []
 
 
 def test_refused_subscription_is_one_line(fakensqd, lines):

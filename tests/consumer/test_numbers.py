@@ -1,4 +1,4 @@
-"""Consumers in numbers: a thousand nsqds, a hundred lives; nothing is left over."""
+"""Many nsqds, and many consumers one after the other: nothing is left over."""
 
 import gc
 import os
@@ -20,7 +20,7 @@ def ignore(consumer, message):
 
 
 class Left:
-    """What is there once all has come to rest: nothing more may be there later."""
+    """Greenlets, descriptors, threads and objects at rest, to compare with later ones."""
 
     def __init__(self):
         gevent.idle()
@@ -28,19 +28,19 @@ class Left:
         self.watchers = gevent.get_hub().loop.activecnt
 
     def counts(self):
-        """Greenlets, descriptors, threads (also those that are not Python's own)."""
+        """Count greenlets, descriptors and threads (also native ones)."""
         gc.collect()
         greenlets = sum(isinstance(item, gevent.Greenlet) and not item.dead for item in gc.get_objects())
         return greenlets, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
     def check(self):
         wait_until(lambda: all(now <= then for now, then in zip(self.counts(), self.before, strict=True)))
-        # Some of the hub's own come and go.
+        # Objects of the hub may come and go.
         assert gevent.get_hub().loop.activecnt <= self.watchers + 3
 
 
 def addresses_of(nsqd, count):
-    """Addresses that all lead to one nsqd; each is an nsqd of its own to a consumer."""
+    """Addresses of one nsqd that a consumer takes for different nsqds."""
     return [f"127.0.{number // 250}.{1 + number % 250}:{nsqd.tcp_port}" for number in range(count)]
 
 
@@ -48,7 +48,7 @@ def test_consumer_with_a_thousand_nsqds(many_descriptors):
     served = Counter()
     with FakeNsqd(tcp_address="0.0.0.0:0") as nsqd:
         addresses = addresses_of(nsqd, 1000)
-        # The threads that look up addresses, and others that stay.
+        # Threads of the resolver, and others that stay.
         with Consumer("t", "c", addresses[:50], message_handler=ignore):
             pass
         wait_until(lambda: not nsqd.sessions)
@@ -118,7 +118,7 @@ def ignore_close(consumer):
 
 def test_many_consumers_one_after_the_other_leak_nothing():
     with FakeNsqd() as nsqd, FakeLookupd() as lookupd:
-        rounds(20, nsqd, lookupd)  # what is made once
+        rounds(20, nsqd, lookupd)  # objects that are made once
         wait_until(lambda: not nsqd.sessions)
         left = Left()
         gc.collect()
@@ -129,5 +129,5 @@ def test_many_consumers_one_after_the_other_leak_nothing():
         wait_until(lambda: not nsqd.sessions)
         left.check()
         gc.collect()
-        # Caches grow a little; one object for each life would be 100.
+        # Caches grow a little; one object per consumer would be 100.
         assert len(gc.get_objects()) - objects < 75

@@ -1,4 +1,4 @@
-"""Handlers that outlive their messages, asynchronous messages that nobody answers: counted, and told with causes."""
+"""Overdue handlers and async messages that time out: counts, and log lines with their causes."""
 
 import logging
 
@@ -40,7 +40,7 @@ def test_overdue_handler_is_logged_with_its_line(nsqd, publish, clock, started, 
     (line,) = warnings(caplog, "its handler has run")
     assert line.startswith(f"t/c: message {ids[0]!r} of {nsqd.tcp_address}: its handler has run for 6")
     assert f"{__file__}:" in line
-    assert "in test_handler_that_outlives_its_message_is_named_with_its_line.<locals>.handle (innermost: " in line
+    assert "in test_overdue_handler_is_logged_with_its_line.<locals>.handle (innermost: " in line
     assert "wait_for_the_end)" in line
     assert "its timeout is over, and nsqd delivers it again" in line
     assert "touching()" in line
@@ -160,7 +160,7 @@ def test_given_up_message_whose_first_delivery_is_unanswered_is_logged_so(
 
     held = []
     started(handle, nsqd, max_tries=1, max_in_flight=2)
-    with nsqd.add(on.frame("message"), expire_message()):  # before this side takes its time for over
+    with nsqd.add(on.frame("message"), expire_message()):  # before the consumer's own clock says so
         publish(nsqd, b"1")
         clock.advance(1.0)
 

@@ -1,4 +1,4 @@
-"""RDY is shared out evenly, and never more than max_in_flight altogether."""
+"""RdyPolicy: equal shares, turns, the probe, and never more than max_in_flight in total."""
 
 import heapq
 import itertools
@@ -19,7 +19,7 @@ TURN = 30.0
 
 
 def policy(max_in_flight, connections=(), limit=2500, *, on_messages=True, **options):
-    """A policy whose connections have got their first message, and are not starved."""
+    """Make a policy whose connections have had their first message, and are not starved."""
     made = RdyPolicy(max_in_flight, IDLE, random.Random(1))
     for key in connections:
         made.add(key, limit, 0.0, **options)
@@ -76,10 +76,10 @@ def test_new_connection_waits_for_messages_in_flight_on_others():
     made.decide({}, 0.0)
     made.add("b", 2500, 0.0)
 
-    # The half that b will have, should it have messages, is kept for it for a moment.
+    # The share of b is reserved for a moment, in case that it has messages.
     assert made.decide({"a": 10}, 0.0) == {"a": 5}
     assert made.has_unassigned
-    # Nothing else can be on its way from a: it had as many in flight as its RDY allowed.
+    # No other message is on its way from a: it had as many in flight as its RDY allowed.
     assert made.decide({"a": 9}, 0.0) == {"b": 1}
     assert made.decide({"a": 9}, GRACE) == {"a": 9}
     assert not made.has_unassigned
@@ -300,7 +300,7 @@ def test_rdy_that_is_counted_down_is_the_share_whatever_is_in_flight(in_flight):
     made.decide({}, 0.0)
     made.on_messages("a", 2, 2, 0.0)
 
-    # Less, and nsqd would send nothing while this is in flight.
+    # With a lower RDY, nsqd would send nothing while these are in flight.
     assert made.decide({"a": in_flight}, 0.0) == {"a": 2}
 
 
@@ -328,7 +328,7 @@ def test_lowered_max_in_flight_reduces_all_while_one_exceeds_its_share():
 
 
 class Nsqd:
-    """What a policy's connection leads to: reads RDY and answers late, and its messages arrive late."""
+    """A simulated nsqd: RDY, answers and messages arrive with a delay."""
 
     def __init__(self, limit, counts_down, delay):
         self.limit, self.counts_down, self.delay = limit, counts_down, delay
@@ -340,7 +340,7 @@ class Nsqd:
         self.got = 0
 
     def tell(self, now, word):
-        # A connection loses its turn at once where it was silent: no message comes in just this moment.
+        # A silent connection loses its turn at once; no message comes in this moment.
         is_silent = word == 0 and self.sent == 1 and not self.in_flight and now >= self.changed + GRACE
         self.changed = now
         if is_silent and not self.up and not self.down:
@@ -372,7 +372,7 @@ class Nsqd:
         return count
 
     def load(self):
-        """The most that may be in flight without another word from the client."""
+        """Return how many messages may be in flight without another command."""
         unanswered, rdy, sent = self.unanswered, self.rdy, 0
         if not self.up:
             return self.in_flight + len(self.down) + max(rdy - unanswered, 0)
@@ -384,13 +384,13 @@ class Nsqd:
 
 
 class RdyMachine(RuleBasedStateMachine):
-    """nsqds that deliver as fast as they may, handlers that answer, connections that come and go."""
+    """nsqds that deliver as fast as RDY allows, handlers that answer, and connections that are added and lost."""
 
     @initialize(max_in_flight=st.integers(1, 20), seed=st.integers(0, 99))
     def begin(self, max_in_flight, seed):
         self.policy = RdyPolicy(max_in_flight, IDLE, random.Random(seed))
         self.nsqds, self.names, self.now = {}, 0, 0.0
-        # What was in flight when max_in_flight was lowered may exceed it until answered.
+        # Messages in flight when max_in_flight was lowered may exceed it until they are answered.
         self.allowed = max_in_flight
 
     def decide(self):
@@ -401,7 +401,7 @@ class RdyMachine(RuleBasedStateMachine):
             self.nsqds[key].sent = count
 
     def exchange(self):
-        """Let everything happen that is due by now."""
+        """Run all that is due by now."""
         for key, nsqd in self.nsqds.items():
             nsqd.read(self.now)
             nsqd.send(self.now, self.backlog.get(key, 0))
@@ -484,7 +484,7 @@ class RdyMachine(RuleBasedStateMachine):
         self.allowed = max(self.policy.max_in_flight, load)
 
     def teardown(self):
-        """Nobody is stuck: with everything answered and messages everywhere, everyone gets some."""
+        """No connection is stuck: if all messages are answered and all nsqds have messages, each delivers some."""
         if not hasattr(self, "policy"):
             return
         self.policy.paused = self.policy.backing_off = False
@@ -512,7 +512,7 @@ TestRdyMachine = RdyMachine.TestCase
 
 
 class Simulation:
-    """Many nsqds, whose messages come at random and take their time, and the policy's own deadlines."""
+    """Many nsqds with random messages and delays, and the times at which the policy is due."""
 
     def __init__(self, seed, seconds):
         self.rng = rng = random.Random(seed)
@@ -521,7 +521,7 @@ class Simulation:
         self.policy = RdyPolicy(self.max_in_flight, IDLE, rng)
         self.nsqds = {}
         self.backlog = Counter()
-        # Since when each has messages and sends none, by key; the longest of these times.
+        # Since when each nsqd has messages and sends none; the longest of these times.
         self.waits, self.longest = {}, 0.0
         self.loads = {}
         self.events, self.order = [], itertools.count()
@@ -529,7 +529,7 @@ class Simulation:
             limit, delay = rng.choice([1, 5, 2500]), rng.choice([0.0, 0.001, 0.05, 0.2])
             self.nsqds[key] = Nsqd(limit, rng.random() < 0.3, delay)
             self.policy.add(key, limit, 0.0, counts_down=self.nsqds[key].counts_down)
-            # Some have none for long, some more than can be handled.
+            # Some nsqds rarely have messages, some have more than can be handled.
             self.publish_later(key, rng.choice([0.2, 1.0, 5.0, 100.0]))
 
     def at(self, time, action, *arguments):

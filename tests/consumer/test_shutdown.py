@@ -1,4 +1,4 @@
-"""The end of a consumer: in order, within its deadline, and nothing waits for a timeout of nsqd."""
+"""Shutdown of a consumer: drained within the deadline, and the rest requeued at once."""
 
 import os
 import signal
@@ -126,14 +126,14 @@ def test_timeout_of_close_replaces_close_timeout(nsqd, clock, publish, started):
 
 
 def test_handler_may_close_and_wait_for_the_others(nsqd, clock, publish, started):
-    told = []
+    events = []
 
     def handle(consumer, message):
         if message.body == b"last":
             consumer.close(timeout=20.0)
         else:
             clock.sleep(3.0)
-        told.append((message.body, round(clock.monotonic(), 1)))
+        events.append((message.body, round(clock.monotonic(), 1)))
 
     consumer = started(handle, nsqd, max_in_flight=3)
     publish(nsqd, b"warm")
@@ -141,8 +141,8 @@ def test_handler_may_close_and_wait_for_the_others(nsqd, clock, publish, started
     publish(nsqd, b"other", b"last")
     clock.advance(4.0)
 
-    assert [body for body, _ in told] == [b"warm", b"other", b"last"]
-    assert told[2][1] - told[1][1] <= 0.1
+    assert [body for body, _ in events] == [b"warm", b"other", b"last"]
+    assert events[2][1] - events[1][1] <= 0.1
     assert not consumer.is_running
     assert (channel(nsqd).depth, channel(nsqd).in_flight_count) == (0, 0)
 
@@ -240,7 +240,7 @@ def test_message_that_arrives_after_the_deadline_is_requeued(nsqd, clock, publis
     forever = Event()
     consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=10, concurrency=1, close_timeout=1.0)
     publish(nsqd, b"warm")
-    # On its way before nsqd has read the CLS.
+    # nsqd sent it before it read the CLS.
     with nsqd.add(on.command("CLS"), delay(1.5)):
         consumer.close()
         publish(nsqd, b"late")
@@ -317,7 +317,7 @@ def test_no_message_is_handled_after_the_deadline(nsqd, clock, publish, started)
     consumer = started(handle, nsqd, max_in_flight=10, concurrency=1, close_timeout=1.0)
     publish(nsqd, b"warm")
     publish(nsqd, b"1", b"2")
-    # The connection stays open for a moment, since nsqd does not hear of the end.
+    # The connection stays open for a moment, since nsqd does not read the CLS.
     nsqd.link.add(latency(0.5), upstream=True)
     consumer.close()
     clock.advance(1.1)
@@ -329,7 +329,7 @@ def test_no_message_is_handled_after_the_deadline(nsqd, clock, publish, started)
 
 
 def test_handler_that_waits_for_the_end_waits_for_a_running_handler_that_has_answered(nsqd, clock, publish, started):
-    told = []
+    events = []
 
     def handle(consumer, message):
         if message.body == b"closes":
@@ -337,22 +337,22 @@ def test_handler_that_waits_for_the_end_waits_for_a_running_handler_that_has_ans
         else:
             message.finish()
             clock.sleep(3.0 * (message.body == b"slow"))
-        told.append(message.body)
+        events.append(message.body)
 
     started(handle, nsqd, max_in_flight=3)
     publish(nsqd, b"warm")
     publish(nsqd, b"slow", b"closes")
     clock.advance(10.0)
 
-    assert told == [b"warm", b"slow", b"closes"]
+    assert events == [b"warm", b"slow", b"closes"]
 
 
 def test_requeue_at_the_deadline_is_no_failure_for_backoff(nsqd, clock, publish, started):
-    told = []
+    events = []
 
     class Mine(Consumer):
         def handle_requeue(self, conn, message_id, timeout, backoff):
-            told.append((timeout, backoff))
+            events.append((timeout, backoff))
 
     forever = Event()
     consumer = Mine(
@@ -364,7 +364,7 @@ def test_requeue_at_the_deadline_is_no_failure_for_backoff(nsqd, clock, publish,
     consumer.close()
     clock.advance(1.5)
 
-    assert told == [(0, False)]
+    assert events == [(0, False)]
     forever.set()
 
 
@@ -392,7 +392,7 @@ def test_close_with_a_timeout_in_a_signal_handler_does_not_block_busy_handlers(f
         signal.signal(signal.SIGUSR1, before)
         timer.join()
 
-    # That is within its time limit: nothing waited for what it held up.
+    # It ended within its time limit.
     assert time.monotonic() - began < 20
     assert fakensqd.in_flight("t", "c") == 0
 

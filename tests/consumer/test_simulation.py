@@ -1,5 +1,5 @@
-"""Four hours of a consumer, on a clock that the test turns: nsqds come and go, handlers fail, users change options. RDY
-and in-flight counts stay within their limits, all messages are handled, and nothing is left over."""
+"""Four hours of a consumer, on a manual clock: nsqds restart, handlers fail, options change. RDY and in-flight counts
+stay within their limits, all messages are handled, and nothing is left over."""
 
 import contextlib
 import gc
@@ -16,7 +16,7 @@ from gnsq import Consumer
 
 DURATION = 4 * 3600.0
 SEEDS = [1, 20, 300]
-# All kinds of events, and how often each happens.
+# Events, and how often each happens.
 PLAN = {
     "publish": 270,
     "restart": 10,
@@ -31,20 +31,20 @@ NSQDS = [{}, {"max_rdy_count": 7}, {"msg_timeout": 20.0}, {"rdy_counts_down": Tr
 
 
 class Simulation:
-    """A consumer, its nsqds, and what happens to them; each method of PLAN is one event."""
+    """A consumer and its nsqds; PLAN names the methods that are events."""
 
     def __init__(self, seed):
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.clock = ManualClock()
         self.nsqds = [FakeNsqd(clock=self.clock, max_heartbeat_interval=3600, **options) for options in NSQDS]
         self.published = 0
         self.handled = Counter()
         self.failed = self.running = 0
         self.phases = Counter()
-        # Until when what handlers need does not work.
+        # Until then handlers fail.
         self.outage_until = 0.0
         self.calm = False
-        # What was in flight when max_in_flight was lowered counts until it is answered.
+        # Messages in flight when max_in_flight was lowered count until they are answered.
         self.allowed = 20
 
     def begin(self, seed):
@@ -60,7 +60,7 @@ class Simulation:
             heartbeat_interval=600,
             clock=self.clock,
         )
-        # As far as it goes the same each time: what the system does first is not ours.
+        # Nearly the same order each time; the operating system decides the rest.
         random.seed(seed)
         self.consumer._rdy._policy._rng.seed(seed)
         self.consumer.on_backoff.connect(self.note_phase, weak=False)
@@ -76,10 +76,10 @@ class Simulation:
         self.check()
         self.running += 1
         try:
-            self.clock.sleep(self.chance.choice([0.0, 0.1, 1.0, 5.0]))
+            self.clock.sleep(self.rng.choice([0.0, 0.1, 1.0, 5.0]))
         finally:
             self.running -= 1
-        if not self.calm and (self.clock.monotonic() < self.outage_until or self.chance.random() < 0.01):
+        if not self.calm and (self.clock.monotonic() < self.outage_until or self.rng.random() < 0.01):
             self.failed += 1
             raise RuntimeError("downstream is down")
         self.handled[message.body] += 1
@@ -88,7 +88,7 @@ class Simulation:
         self.phases[phase] += 1
 
     def check(self):
-        """Everything is within bounds."""
+        """Check the limits."""
         connections = list(self.consumer._pool.connections.values())
         load = sum(max(connection.ready_count, connection.in_flight) for connection in connections)
         assert load <= self.allowed, f"RDY and in flight: {load}, allowed: {self.allowed}"
@@ -96,14 +96,14 @@ class Simulation:
         for connection in connections:
             assert 0 <= connection.ready_count <= connection.identity.max_rdy_count
             assert connection.in_flight >= 0
-        # Of lost connections none wait, and those that are handled end some time.
+        # No message of a lost connection is in the inbox, and its running handlers end.
         assert len(self.consumer._workers.inbox) <= self.allowed
 
     # --- events
 
     def publish(self):
-        nsqd = self.chance.choice(self.nsqds)
-        count = self.chance.choice([1, 1, 1, 3, 10])
+        nsqd = self.rng.choice(self.nsqds)
+        count = self.rng.choice([1, 1, 1, 3, 10])
         self.publish_to(nsqd, count)
 
     def publish_to(self, nsqd, count):
@@ -112,39 +112,39 @@ class Simulation:
         self.published += count
 
     def restart(self):
-        nsqd = self.chance.choice(self.nsqds)
+        nsqd = self.rng.choice(self.nsqds)
         if nsqd.running:
             nsqd.restart()
 
     def down(self):
-        nsqd = self.chance.choice(self.nsqds)
+        nsqd = self.rng.choice(self.nsqds)
         nsqd.down()
-        self.later(self.chance.uniform(5.0, 1500.0), nsqd.up)
+        self.later(self.rng.uniform(5.0, 1500.0), nsqd.up)
 
     def stall(self):
-        toxic = self.chance.choice(self.nsqds).link.add(stall())
-        self.later(self.chance.uniform(1.0, 3000.0), toxic.remove)
+        toxic = self.rng.choice(self.nsqds).link.add(stall())
+        self.later(self.rng.uniform(1.0, 3000.0), toxic.remove)
 
     def pause(self):
         self.consumer.pause()
-        self.later(self.chance.uniform(1.0, 300.0), self.consumer.resume)
+        self.later(self.rng.uniform(1.0, 300.0), self.consumer.resume)
 
     def pause_channel(self):
-        nsqd = self.chance.choice(self.nsqds)
+        nsqd = self.rng.choice(self.nsqds)
 
         def set_paused(paused):
-            # Not the same one after a restart.
+            # The topic may be another object after a restart.
             channel = nsqd.broker.ensure_topic("t").ensure_channel("c", nsqd.now())
             channel.set_paused(paused)
 
         set_paused(True)
-        self.later(self.chance.uniform(1.0, 300.0), lambda: set_paused(False))
+        self.later(self.rng.uniform(1.0, 300.0), lambda: set_paused(False))
 
     def outage(self):
-        self.outage_until = self.clock.monotonic() + self.chance.uniform(5.0, 300.0)
+        self.outage_until = self.clock.monotonic() + self.rng.uniform(5.0, 300.0)
 
     def resize(self):
-        size = self.chance.choice([1, 2, 3, 5, 20, 50])
+        size = self.rng.choice([1, 2, 3, 5, 20, 50])
         self.allowed = max(self.allowed, size)
         self.consumer.max_in_flight = size
 
@@ -154,7 +154,7 @@ class Simulation:
     # --- from begin to end
 
     def run(self):
-        times = [(self.chance.uniform(0.0, DURATION), name) for name, count in PLAN.items() for _ in range(count)]
+        times = [(self.rng.uniform(0.0, DURATION), name) for name, count in PLAN.items() for _ in range(count)]
         for time, name in sorted(times):
             self.turn_to(time)
             getattr(self, name)()
@@ -165,7 +165,7 @@ class Simulation:
         self.check()
 
     def calm_down(self):
-        """No more trouble; time for all that waits to be handled."""
+        """End all faults, and wait until all messages are handled."""
         self.turn_to(self.clock.monotonic() + 3000.0)
         self.calm = True
         self.consumer.resume()
@@ -183,7 +183,7 @@ def living():
 
 
 def greenlets(others):
-    """What lives besides others, by what it does; but what the emulator keeps for connections stalled once."""
+    """Count greenlets by their function, without those of the emulator for stalled connections."""
     names = [getattr(item._run, "__qualname__", type(item).__name__) for item in living() - others]
     return Counter(name for name in names if not name.startswith("LinkedTransport."))
 
@@ -195,7 +195,7 @@ def timers(clock):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_consumer_among_failing_nsqds_stays_within_its_limits_and_handles_all_messages(seed):
-    others = living()  # those of tests before may end meanwhile
+    others = living()  # greenlets of earlier tests, which may end
     simulation = Simulation(seed)
     with contextlib.closing(contextlib.ExitStack()) as stack:
         stack.callback(simulation.end)
@@ -206,11 +206,11 @@ def test_consumer_among_failing_nsqds_stays_within_its_limits_and_handles_all_me
         simulation.run()
         simulation.calm_down()
 
-        # There was enough trouble.
+        # There were enough faults.
         assert simulation.failed > 10
         assert simulation.phases["start"] > 3
         assert simulation.phases["continue"] > 10
-        # All were handled, all nsqds are served, nobody is left waiting.
+        # All messages were handled, and all nsqds are connected.
         assert len(simulation.handled) == simulation.published
         assert [nsqd.depth("t", "c") + nsqd.in_flight("t", "c") for nsqd in simulation.nsqds] == [0] * 4
         assert [len(nsqd.sessions) for nsqd in simulation.nsqds] == [1] * 4
@@ -218,7 +218,7 @@ def test_consumer_among_failing_nsqds_stays_within_its_limits_and_handles_all_me
         assert (stats.backoff, stats.waiting, stats.handling, stats.failures) == ("off", 0, 0, {})
         assert (simulation.consumer.total_in_flight, simulation.running, len(simulation.consumer._workers)) == (0, 0, 0)
         assert all(connection.rdy for connection in stats.connections)
-        # Nothing has piled up.
+        # Nothing has accumulated.
         assert (greenlets(others), timers(simulation.clock)) == settled
         simulation.consumer.close()
         simulation.clock.advance(1.0)

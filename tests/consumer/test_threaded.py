@@ -22,7 +22,7 @@ def thread_names():
 
 
 class Native:
-    """A handler, and what it has handled, for threads that block natively."""
+    """Handler that records bodies, for threads that block natively."""
 
     def __init__(self, count):
         self.bodies = []
@@ -144,14 +144,14 @@ def test_second_start_warns(fakensqd, caplog):
 
 
 def test_on_close_is_sent_before_join_returns(fakensqd):
-    told = []
+    events = []
     consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=ignore, threaded=True)
-    consumer.on_close.connect(lambda consumer: told.append(threading.current_thread().name), weak=False)
+    consumer.on_close.connect(lambda consumer: events.append(threading.current_thread().name), weak=False)
 
     with consumer:
         pass
 
-    assert told == ["gnsq-consumer-t"]
+    assert events == ["gnsq-consumer-t"]
 
 
 def test_nsqds_may_be_added_and_options_changed_from_other_threads(fakensqd, publish):
@@ -221,12 +221,12 @@ def test_handler_that_exits_closes_the_consumer(fakensqd, publish):
 
     publish(b"x")
     consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=handle, threaded=True)
-    told = []
-    consumer.on_close.connect(told.append, weak=False)
+    events = []
+    consumer.on_close.connect(events.append, weak=False)
     consumer.start(block=False)
     consumer.join(LIMIT)
 
-    assert told == [consumer]
+    assert events == [consumer]
     assert not consumer.is_running
     assert not consumer.is_ready
     consumer.close(timeout=1)
@@ -274,7 +274,7 @@ PROGRAM = """
     begun = threading.Event()
 
     def say(word):
-        os.write(1, f"{word}\\n".encode())  # in one piece: two threads say something
+        os.write(1, f"{word}\\n".encode())  # in one write: two threads print
 
     def handle(consumer, message):
         say("begun")

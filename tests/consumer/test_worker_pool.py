@@ -1,4 +1,4 @@
-"""Workers that do not end in order."""
+"""WorkerPool: workers that are killed or that raise."""
 
 import gevent
 import pytest
@@ -20,7 +20,7 @@ def handled():
 
 @pytest.fixture
 def workers(handled):
-    """With two at once."""
+    """A pool with two workers."""
 
     def handle(message):
         handled.append(message)

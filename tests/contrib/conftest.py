@@ -1,4 +1,4 @@
-"""A producer and consumers of one topic, on the fixture's nsqd or on one whose time stands still."""
+"""Fixtures: a producer and consumers of one topic, on an nsqd in real time or on a manual clock."""
 
 import pytest
 
@@ -14,14 +14,14 @@ def publish(fakensqd):
 
 @pytest.fixture
 def still_nsqd(clock):
-    """An nsqd in this hub, of the manual clock."""
+    """An nsqd in this hub, on the manual clock."""
     with FakeNsqd(clock=clock) as nsqd:
         yield nsqd
 
 
 @pytest.fixture
 def still_consume(still_nsqd, clock, consume):
-    """Start consumers of the manual clock."""
+    """Start consumers on the manual clock."""
     made = []
 
     def start(handler, **options):
@@ -37,7 +37,7 @@ def still_consume(still_nsqd, clock, consume):
 
 @pytest.fixture
 def still_publish(still_nsqd, clock):
-    """Publish at once, without a connection; the channel's consumer must be there."""
+    """Publish without a connection; the consumer must be subscribed."""
 
     def publish(*bodies):
         still_nsqd.broker.topics["t"].publish(list(bodies), still_nsqd.now())

@@ -1,4 +1,4 @@
-"""BatchHandler: when a batch runs, and that each of its messages has one answer whatever happens."""
+"""BatchHandler: when a batch runs, and that each of its messages has one answer."""
 
 import gc
 import itertools
@@ -16,13 +16,13 @@ from tests.helpers import channel_stats, wait_until
 
 
 def watchers():
-    """The greenlets of this kind that run."""
+    """Greenlets of batch handlers that run."""
     found = [item for item in gc.get_objects() if isinstance(item, gevent.Greenlet) and item.name == "gnsq-batch"]
     return [greenlet for greenlet in found if not greenlet.dead]
 
 
 class Batches(list):
-    """A handle_batch that keeps what it is given."""
+    """handle_batch that keeps the batches."""
 
     def __call__(self, batch):
         self.append([message.body for message in batch])
@@ -66,7 +66,7 @@ def test_starved_consumer_runs_its_batch_at_once_with_a_warning(still_publish, s
     with pytest.warns(RuntimeWarning, match="too large for its max_in_flight"):
         still_publish(b"1", b"2", b"3")
 
-    assert batches == [[b"1", b"2"]]  # the third is one of two that may be in flight
+    assert batches == [[b"1", b"2"]]  # the third is in flight alone
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -168,7 +168,7 @@ def test_closing_does_not_wait_for_another_batch_to_run_this_one(still_publish, 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_one_greenlet_runs_all_batches_in_time_and_ends(still_publish, still_consume, batches, clock):
-    others = watchers()  # those of tests before may wait for their messages still
+    others = watchers()  # those of earlier tests may still wait
     consumer = still_consume(BatchHandler(10, batches, clock=clock), max_in_flight=1000)
 
     still_publish(*[b"x"] * 95)
@@ -255,7 +255,7 @@ def test_failed_batch_is_requeued_as_a_whole(still_nsqd, still_publish, still_co
     handler = BatchHandler(2, handle, handle_batch_error=hear, timeout=0.1, clock=clock)
     still_consume(handler, max_in_flight=2, requeue_delay=0, backoff_initial=0.01)
     with warnings.catch_warnings():
-        # They come again one by one.
+        # They are delivered again one by one.
         warnings.simplefilter("ignore", RuntimeWarning)
         still_publish(b"1", b"2")
         clock.advance(5)

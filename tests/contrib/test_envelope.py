@@ -1,4 +1,4 @@
-"""wrap() and unwrap(): headers go with a body, and nothing is ever lost of one."""
+"""wrap() and unwrap(): headers go with a body, and no byte of a body is lost."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Give-up handlers: a message is where it belongs when they return, or they raise and it comes again."""
+"""Give-up handlers: a message is stored when they return, or they raise and it is requeued."""
 
 import base64
 import io

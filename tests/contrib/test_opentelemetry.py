@@ -1,4 +1,4 @@
-"""traced() and TracedProducer: what spans say of messages and how their handling, or publishing, ended."""
+"""traced() and TracedProducer: spans of handled messages and of publishes, and envelopes with their context."""
 
 import logging
 import time
@@ -31,7 +31,7 @@ MESSAGE = Message(1_700_000_000_000_000_000, 2, b"0123456789abcdef", b"body")
 
 
 class Spans:
-    """A provider of the SDK, and what it has recorded."""
+    """A provider of the SDK, and the spans that it has recorded."""
 
     def __init__(self):
         self._exporter = InMemorySpanExporter()
@@ -174,14 +174,14 @@ print(len(spans()))
 
 @pytest.fixture
 def send(fakensqd, spans):
-    """A producer that makes spans, and no envelopes."""
+    """A producer with spans and without envelopes."""
     with TracedProducer(Producer(fakensqd.tcp_address), tracer_provider=spans.provider) as producer:
         yield producer
 
 
 @pytest.fixture
 def send_enveloped(fakensqd, spans):
-    """A producer that makes both."""
+    """A producer with spans and envelopes."""
     with TracedProducer(Producer(fakensqd.tcp_address), envelope=True, tracer_provider=spans.provider) as producer:
         yield producer
 
@@ -451,7 +451,7 @@ from gnsq.producer.result import ResultWaiters
 from gnsq.contrib.opentelemetry import TracedProducer
 from tests.contrib.test_opentelemetry import Spans
 
-# Else gevent misses a child that ends before it is first waited for.
+# Without this, gevent misses a child that ends before the first wait.
 gevent.get_hub().loop.install_sigchld()
 
 spans = Spans()
@@ -520,7 +520,7 @@ def test_bodies_are_not_enveloped_without_an_sdk(fakensqd, publish, published, a
 
 @pytest.fixture
 def propagator():
-    """Sets the global propagator, for one test."""
+    """Set the global propagator for one test."""
     before = propagate.get_global_textmap()
     yield propagate.set_global_textmap
     propagate.set_global_textmap(before)

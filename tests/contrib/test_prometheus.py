@@ -1,4 +1,4 @@
-"""StatsCollector: names and labels, counters that never fall, and a histogram as Prometheus wants it."""
+"""StatsCollector: names and labels, counters that never fall, and histograms."""
 
 import threading
 from dataclasses import replace
@@ -22,7 +22,7 @@ def link(address, pending, confirmed, stalled=False):
 
 
 class Source:
-    """Has statistics that are set by hand."""
+    """A source whose statistics are set by the test."""
 
     def __init__(self, now, **changes):
         self.now = now
@@ -36,7 +36,7 @@ class Source:
 
 
 class Subscriber(Source):
-    """Has those of a consumer."""
+    """A consumer for the collector."""
 
     def __init__(self, **changes):
         now = ConsumerStats(
@@ -63,7 +63,7 @@ def connection(address, rdy=0, in_flight=0, **counts):
 
 
 def scrape(collector):
-    """All values, by name and labels."""
+    """Return all values by name and labels."""
     registry = CollectorRegistry()
     registry.register(collector)
     families = text_string_to_metric_families(generate_latest(registry).decode())
@@ -155,11 +155,11 @@ def test_counters_never_fall_when_connections_come_and_go():
     collector = StatsCollector(source)
     assert finished(scrape(collector)) == {"a:1": 5, "closed": 0}
 
-    # Two more before it ended.
+    # Two more before its connection was closed.
     source.change(connections=(), counts=MessageCounts(finished=7))
     assert finished(scrape(collector)) == {"a:1": 5, "closed": 2}
 
-    # Another, which has done more than that when it is seen first.
+    # A new connection, which has more at its first scrape.
     source.change(connections=(connection("a:1", finished=8),), counts=MessageCounts(finished=15))
     assert finished(scrape(collector)) == {"a:1": 13, "closed": 2}
 
@@ -255,7 +255,7 @@ def test_running_consumer_is_scraped_over_http(publish, consume):
 
 
 class Publisher(Source):
-    """Has those of a producer."""
+    """A producer for the collector."""
 
     def __init__(self, **changes):
         now = ProducerStats(

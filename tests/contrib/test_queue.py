@@ -1,4 +1,4 @@
-"""QueueHandler and ChannelHandler: messages are taken and answered by greenlets of the user's own."""
+"""QueueHandler and ChannelHandler: greenlets of the program take messages and answer them."""
 
 import gevent
 import pytest

@@ -1,4 +1,4 @@
-"""SentryExceptionHandler: reports through sentry_sdk, or through a client of before."""
+"""SentryExceptionHandler: reports through sentry_sdk, or through an older client."""
 
 import sys
 
@@ -14,7 +14,7 @@ MESSAGE = Message(1_700_000_000_000_000_000, 2, b"0123456789abcdef", b"body")
 
 @pytest.fixture
 def events():
-    """What a program's sentry_sdk sends."""
+    """Events that sentry_sdk sends."""
     sent = []
     with sentry_sdk.isolation_scope() as scope:
         client = sentry_sdk.Client(dsn="http://key@127.0.0.1:9/1", before_send=lambda event, hint: sent.append(event))
@@ -78,7 +78,7 @@ def test_sdk_is_not_imported_before_it_is_used():
 
 
 def test_missing_sdk_is_an_import_error_at_once(monkeypatch):
-    monkeypatch.setattr("gnsq.contrib.sentry.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "sentry_sdk", None)
 
     with pytest.raises(ImportError, match=r"pip install gnsq\[sentry\]"):
         SentryExceptionHandler()
