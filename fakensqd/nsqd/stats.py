@@ -1,6 +1,6 @@
-"""The statistics of nsqd, as JSON and as text.
+"""nsqd's /stats, as JSON and as text.
 
-Pure: reads a Broker and its sessions. Source: nsqd stats.go, http.go printStats and client_v2.go.
+Pure: reads a Broker and the sessions. Source: nsqd stats.go, http.go printStats and client_v2.go.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["statistics", "statistics_text"]
 
 Document = dict[str, Any]  # Any: JSON
 
-# What nsqd says about its runtime; the emulator has no Go heap, so all of it is 0.
+# Facts about Go's memory. The emulator has no Go heap, so all are 0.
 _MEMORY = (
     "heap_objects",
     "heap_idle_bytes",
@@ -46,13 +46,13 @@ def statistics(
     include_clients: bool = True,
     include_memory: bool = True,
 ) -> Document:
-    """Build the document of /stats.
+    """Make the document of /stats.
 
     Args:
-        start_time: Of the server, seconds since 1970.
-        topic: Only this one; empty for all.
+        start_time: When the server started, seconds since 1970.
+        topic: Only this topic; empty: all.
+        channel: Only this channel, and topics that have it; empty: all.
         now: The monotonic time, seconds.
-        channel: Only this one, and topics that have it; empty for all.
     """
     known = not topic or topic in broker.topics
     producers = [client_statistics(session, topic) for session in sessions if session.published_by_topic]
@@ -116,7 +116,7 @@ def _channel_statistics(channel: Channel, only_topic: str, include_clients: bool
 
 
 def client_statistics(session: Session, only_topic: str = "") -> Document:
-    """Build what /stats says of one connection; at most one topic of those it has published to."""
+    """Make the document of one connection. It has at most one of the topics that the client has published to."""
     handshake = session.handshake
     document: Document = {
         "client_id": handshake.client_id,
@@ -149,13 +149,13 @@ def client_statistics(session: Session, only_topic: str = "") -> Document:
         "tls_cipher_suite": tls.cipher_suite if tls else "",
         "tls_version": tls.version if tls else "",
         "tls_negotiated_protocol": "",
-        # What Go says of every connection with TLS.
+        # Go says so of every connection with TLS.
         "tls_negotiated_protocol_is_mutual": tls is not None,
     }
 
 
 def _authorization_statistics(authorization: Authorization | None) -> Document:
-    """Build what is said of an AUTH; what is empty is left out."""
+    """Make the facts about AUTH, without those that are empty."""
     if authorization is None:
         return {}
     facts = {
@@ -167,11 +167,11 @@ def _authorization_statistics(authorization: Authorization | None) -> Document:
 
 
 def statistics_text(document: Document, *, uptime: float, now_seconds: int) -> str:
-    """Write a document of statistics() as nsqd's text.
+    """Format a document of statistics() as nsqd's text.
 
     Args:
-        uptime: Of the server, seconds.
-        now_seconds: Since 1970.
+        uptime: Seconds since the server started.
+        now_seconds: The time, seconds since 1970.
     """
     started = datetime.fromtimestamp(document["start_time"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     lines = [
