@@ -25,18 +25,18 @@ __all__ = [
     "TlsRequired",
 ]
 
-# The version that is emulated.
+# The emulated version.
 NSQ_VERSION = "1.3.0"
-# The last in which RDY was counted down.
+# The last version that counts RDY down.
 _OLD_VERSION = "0.2.31"
 
-# From all to the worst only.
+# From the most messages to the fewest.
 LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
 _TLS_VERSIONS = ("tls1.0", "tls1.1", "tls1.2", "tls1.3")
 
 
 class TlsRequired(enum.IntEnum):
-    """Who must use TLS; the numbers are those of /config."""
+    """Which clients must use TLS; the numbers are those of /config."""
 
     NOBODY = 0
     TCP = 1
@@ -48,7 +48,7 @@ _TLS_REQUIRED = {"false": TlsRequired.NOBODY, "tcp-https": TlsRequired.TCP, "tru
 
 @dataclass(frozen=True, order=True, slots=True)
 class Release:
-    """A release of nsqd, and what it does in another way than 1.3.0 does. Source: the tags of nsqio/nsq."""
+    """A release of nsqd, and its differences from 1.3.0. Source: the tags of nsqio/nsq."""
 
     major: int
     minor: int
@@ -57,10 +57,10 @@ class Release:
     @classmethod
     @functools.cache
     def parse(cls, text: str) -> Release:
-        """Read "0.2.21".
+        """Parse a version such as "0.2.21".
 
         Raises:
-            ValueError: If it is none from 0.2.15 to 1.3.0.
+            ValueError: If it is no release from 0.2.15 to 1.3.0.
         """
         found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", text)
         release = cls(*map(int, found.groups())) if found else None
@@ -69,25 +69,25 @@ class Release:
         return release
 
     def since(self, major: int, minor: int, patch: int) -> bool:
-        """Whether it has what came with that release."""
+        """Whether this is that release or a later one."""
         return self >= Release(major, minor, patch)
 
     @property
     def max_name_length(self) -> int:
-        """Characters of topics and channels."""
+        """Longest name of a topic or channel, characters."""
         return 64 if self.since(0, 2, 29) else 32
 
     def is_topic_name(self, name: str) -> bool:
-        """Whether it takes this as the name of a topic."""
+        """Whether it accepts this name for a topic."""
         return valid_topic_name(name, self.max_name_length) and (self.since(0, 3, 0) or not is_ephemeral(name))
 
     def is_channel_name(self, name: str) -> bool:
-        """Whether it takes this as the name of a channel."""
+        """Whether it accepts this name for a channel."""
         return valid_channel_name(name, self.max_name_length)
 
     @property
     def cuts_requeue_delay(self) -> bool:
-        """Whether a delay of REQ above max_req_timeout is cut, and not refused."""
+        """Whether it reduces a delay of REQ above max_req_timeout, instead of refusing it."""
         return self.since(1, 1, 0)
 
 
@@ -96,42 +96,45 @@ LATEST = Release.parse(NSQ_VERSION)
 
 @dataclass(frozen=True, kw_only=True)
 class NsqdOptions(Options):
-    """Flags of nsqd 1.3.0 that mean something here. Source: nsqd --help."""
+    """Flags of nsqd 1.3.0 that have an effect here. Source: nsqd --help."""
 
-    tcp_address: str = option("127.0.0.1:0", "where to listen for clients; port 0 takes a free one")
-    http_address: str = option("127.0.0.1:0", "where to listen for HTTP; port 0 takes a free one")
+    tcp_address: str = option("127.0.0.1:0", "address for clients of the TCP protocol; port 0 takes a free port")
+    http_address: str = option("127.0.0.1:0", "address for HTTP; port 0 takes a free port")
     https_address: str = option(
-        "127.0.0.1:0", 'where to listen for HTTPS, if there is a tls_cert; port 0 takes a free one, "" is off'
+        "127.0.0.1:0", 'address for HTTPS, if there is a tls_cert; port 0 takes a free port, "" is off'
     )
     broadcast_address: str = option("127.0.0.1", "address that nsqlookupd gives to consumers")
-    broadcast_tcp_port: int = option(0, "TCP port that nsqlookupd gives out; 0: the real one")
-    broadcast_http_port: int = option(0, "HTTP port that nsqlookupd gives out; 0: the real one")
+    broadcast_tcp_port: int = option(0, "TCP port that nsqlookupd gives to consumers; 0: the real one")
+    broadcast_http_port: int = option(0, "HTTP port that nsqlookupd gives to consumers; 0: the real one")
     lookupd_tcp_addresses: tuple[str, ...] = option((), "nsqlookupds to register with")
     lookupd_ping_interval: float = option(
-        15.0, "between PINGs, and attempts to reconnect, to nsqlookupd (a constant of nsqd)", unit="s", minimum=0.01
+        15.0,
+        "time between PINGs to nsqlookupd, and between attempts to reconnect (a constant of nsqd)",
+        unit="s",
+        minimum=0.01,
     )
     data_path: str = option(
-        "", 'existing directory where topics, channels and messages outlive this nsqd; "": they are in memory only'
+        "", 'existing directory in which topics, channels and messages outlive this nsqd; "": memory only'
     )
     release: str = option(
         "",
-        "of nsqd that is emulated on TCP and in its HTTP answers, 0.2.15 to 1.3.0: sets the three that follow, too; "
+        "emulated release of nsqd, 0.2.15 to 1.3.0, on TCP and in HTTP responses: also sets the next three options; "
         '"": 1.3.0, or 0.2.31 with rdy_counts_down',
     )
     rdy_counts_down: bool = option(
         False,
-        "each message takes 1 off RDY, and its last value is a ceiling on what is in flight, as before nsqd 0.3.0",
+        "each message reduces RDY by 1, and the last RDY also limits messages in flight, as before nsqd 0.3.0",
     )
-    negotiates: bool = option(True, "answer an IDENTIFY that asks for feature_negotiation; off, as the oldest: OK")
+    negotiates: bool = option(True, "answer feature_negotiation in IDENTIFY; off: with OK only, as the oldest releases")
     wrapped_answers: bool = option(
-        False, "HTTP as before nsqd 1.0: the old names, too, and JSON inside of status_code, status_txt and data"
+        False, "HTTP as before nsqd 1.0: also the old paths, and JSON inside of status_code, status_txt and data"
     )
     log_level: str = option(
-        "info", f"what /config says until it is told another: {', '.join(LOG_LEVELS)}; programs log from it on"
+        "info", f"level in /config until PUT changes it: {', '.join(LOG_LEVELS)}; programs log from this level on"
     )
     node_id: int = option(0, "part of every message id", minimum=0, maximum=1023)
     mem_queue_size: int = option(
-        10000, "messages per topic or channel beyond which an ephemeral one drops, others count them as on disk"
+        10000, "messages per topic or channel in memory; the others are on disk, or dropped if it is ephemeral"
     )
     max_msg_size: int = option(1048576, "largest message", unit="bytes")
     max_body_size: int = option(5242880, "largest body of a command", unit="bytes")
@@ -151,19 +154,19 @@ class NsqdOptions(Options):
     )
     output_buffer_timeout: float = option(0.25, "default output_buffer_timeout", unit="s", minimum=0)
     e2e_processing_latency_percentiles: tuple[float, ...] = option(
-        (), "what /stats says of the times from publishing to FIN, each over 0, up to 1"
+        (), "percentiles in /stats of the times from publishing to FIN, each above 0, at most 1"
     )
     e2e_processing_latency_window_time: float = option(
-        600.0, "of the messages that it is about", unit="s", minimum=0.001
+        600.0, "window of messages for these percentiles", unit="s", minimum=0.001
     )
     max_channel_consumers: int = option(0, "consumers of one channel; 0: no limit")
     tls_cert: str = option("", "file of the certificate; with tls_key: TLS is offered")
-    tls_key: str = option("", "file of its key")
-    tls_root_ca_file: str = option("", "file of the CAs that sign clients', and an auth server's, certificates")
+    tls_key: str = option("", "file of the key of tls_cert")
+    tls_root_ca_file: str = option("", "file of the CAs that sign certificates of clients and auth servers")
     tls_client_auth_policy: str = option(
-        "", '"require" or "require-verify" a certificate of each client; any value but "" requires TLS, too'
+        "", '"require" or "require-verify" a certificate of each client; any value but "" also requires TLS'
     )
-    tls_required: str | bool = option("false", 'clients must use TLS: "true", "false", or "tcp-https" to spare HTTP')
+    tls_required: str | bool = option("false", 'clients must use TLS: "true", "false", or "tcp-https": not for HTTP')
     tls_min_version: str = option("tls1.0", f"lowest version of TLS: {', '.join(_TLS_VERSIONS)}")
     snappy: bool = option(True, "offer snappy")
     deflate: bool = option(True, "offer deflate")
@@ -171,8 +174,12 @@ class NsqdOptions(Options):
     auth_http_addresses: tuple[str, ...] = option(
         (), "auth servers, host:port or URL; if there are any, AUTH is required"
     )
-    http_client_connect_timeout: float = option(2.0, "for connecting to an auth server", unit="s", minimum=0.001)
-    http_client_request_timeout: float = option(5.0, "for an auth server's whole answer", unit="s", minimum=0.001)
+    http_client_connect_timeout: float = option(
+        2.0, "longest time to connect to an auth server", unit="s", minimum=0.001
+    )
+    http_client_request_timeout: float = option(
+        5.0, "longest time for the whole response of an auth server", unit="s", minimum=0.001
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -209,12 +216,12 @@ class NsqdOptions(Options):
 
     @property
     def version(self) -> str:
-        """What it calls itself: clients go by the version, and RDY is not counted down since 0.3.0."""
+        """The version in responses. Clients use it to know whether RDY is counted down, as before 0.3.0."""
         return self.release or (_OLD_VERSION if self.rdy_counts_down else NSQ_VERSION)
 
     @property
     def emulated(self) -> Release:
-        """The release whose rules hold."""
+        """The emulated release."""
         return Release.parse(self.version)
 
     @property
@@ -224,7 +231,7 @@ class NsqdOptions(Options):
 
     @property
     def tls_policy(self) -> TlsRequired:
-        """Who must use TLS. Source: nsqd.go New: a policy for certificates implies it."""
+        """Which clients must use TLS. Source: nsqd.go New: a policy for certificates implies TLS."""
         required = _TLS_REQUIRED[str(self.tls_required).lower()]
         return required or (TlsRequired.TCP_AND_HTTP if self.tls_client_auth_policy else required)
 
@@ -240,14 +247,16 @@ def _percentiles(values: tuple[float, ...] | float) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class LookupdOptions(Options):
-    """Flags of nsqlookupd 1.3.0 that mean something here. Source: nsqlookupd --help."""
+    """Flags of nsqlookupd 1.3.0 that have an effect here. Source: nsqlookupd --help."""
 
     tcp_address: str = option("127.0.0.1:0", "where to listen for nsqds; port 0 takes a free one")
-    http_address: str = option("127.0.0.1:0", "where to listen for HTTP; port 0 takes a free one")
-    broadcast_address: str = option("127.0.0.1", "address told to nsqds")
-    inactive_producer_timeout: float = option(300.0, "silence after which an nsqd is left out", unit="s", minimum=0)
+    http_address: str = option("127.0.0.1:0", "address for HTTP; port 0 takes a free port")
+    broadcast_address: str = option("127.0.0.1", "address that IDENTIFY gives to nsqds")
+    inactive_producer_timeout: float = option(
+        300.0, "time without a PING after which an nsqd is not listed", unit="s", minimum=0
+    )
     wrapped_answers: bool = option(
-        False, "HTTP as before nsqlookupd 1.0: the old names, too, and JSON inside of status_code, status_txt and data"
+        False, "HTTP as before nsqlookupd 1.0: also the old paths, and JSON inside of status_code, status_txt and data"
     )
     tombstone_lifetime: float = option(45.0, "how long a tombstone hides an nsqd", unit="s", minimum=0)
 

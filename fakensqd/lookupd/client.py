@@ -1,6 +1,6 @@
-"""FakeNsqd's connection to one nsqlookupd: says what it has, and PING while nothing changes.
+"""FakeNsqd's connection to one nsqlookupd: registers topics and channels, and sends PINGs.
 
-Owns its socket; runs in a greenlet of the server's. Source: nsqd lookup.go and lookup_peer.go.
+Owns its socket; runs in a greenlet of the server. Source: nsqd lookup.go and lookup_peer.go.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ __all__ = ["LookupPeer"]
 logger = logging.getLogger(__name__)
 
 _PING = b"PING\n"
-# For connecting, and for each read and write. Source: lookup_peer.go.
+# Seconds to connect, and for each read and write. Source: lookup_peer.go.
 _TIMEOUT = 1.0
 _SIZE = struct.Struct(">i")
 
 
 class LookupPeer:
-    """One nsqlookupd.
+    """A connection to one nsqlookupd, as long as run() runs.
 
     Args:
         address: ``host:port``.
-        identity: What IDENTIFY says, without the version.
-        registrations: Gives topic and channel of what is to be registered on connecting.
+        identity: Fields of IDENTIFY, without the version.
+        registrations: Lists topics and channels to register after connecting.
     """
 
     def __init__(
@@ -58,31 +58,31 @@ class LookupPeer:
         self._options = options
         self._socket: socket.socket | None = None
         self._timer: Timer | None = None
-        # Where its HTTP API is, once IDENTIFY has been answered.
+        # Address of its HTTP API; None before the response to IDENTIFY.
         self._http_address: tuple[str, int] | None = None
         self._attempted = Event()
-        # Commands to send; None ends the greenlet.
+        # Commands to send; None ends run().
         self._commands: Queue[bytes | None] = Queue()
 
     def register(self, topic: str, channel: str | None) -> None:
-        """Say that a topic or channel exists."""
+        """Register a topic or channel."""
         self._commands.put(_registration(b"REGISTER", topic, channel))
 
     def unregister(self, topic: str, channel: str | None) -> None:
-        """Say that a topic or channel is gone."""
+        """Unregister a topic or channel."""
         self._commands.put(_registration(b"UNREGISTER", topic, channel))
 
     @property
     def can_query(self) -> bool:
-        """Whether it has answered IDENTIFY, or may yet."""
+        """Whether channels() may have a result: nsqlookupd has answered IDENTIFY, or may still do so."""
         return self._http_address is not None or not self._attempted.is_set()
 
     def wait_attempted(self) -> None:
-        """Wait for the first connection, and what is registered on it, or its failure."""
-        self._attempted.wait()  # run() sets it, whatever happens
+        """Wait until the first connection is made and everything is registered, or until it fails."""
+        self._attempted.wait()  # run() sets it in any case
 
     def channels(self, topic: str) -> list[str]:
-        """Ask for the channels of a topic; none if there is no answer. Waits for the first connection."""
+        """Query the channels of a topic; none if there is no response. Waits for the first connection."""
         self.wait_attempted()
         if self._http_address is None:
             return []
@@ -98,11 +98,11 @@ class LookupPeer:
             return []
 
     def stop(self) -> None:
-        """Hang up: nsqlookupd forgets this nsqd."""
+        """End run() and the connection: nsqlookupd removes the registrations."""
         self._commands.put(None)
 
     def run(self) -> None:
-        """Talk to nsqlookupd until stop(); what cannot be said is dropped, a new connection begins with everything."""
+        """Send commands until stop(). Commands that fail are dropped; a new connection registers everything."""
         try:
             self._command(b"")
             self._attempted.set()
@@ -125,24 +125,24 @@ class LookupPeer:
             if self._socket is None:
                 self._connect()
             if command:
-                self._ask(command)
-        except (OSError, ValueError) as error:  # ValueError: no address; PUT /config takes anything
+                self._request(command)
+        except (OSError, ValueError) as error:  # ValueError: a malformed address, which PUT /config accepts
             logger.warning("nsqlookupd %s: %s", self._address, error)
             self._disconnect()
 
     def _connect(self) -> None:
         self._socket = connect(split_address(self._address), self._clock, _TIMEOUT)
         body = encoding_json.encode(self._identity)
-        self._http_address = _http_address(self._ask(MAGIC_V1 + b"IDENTIFY\n" + _SIZE.pack(len(body)) + body))
+        self._http_address = _http_address(self._request(MAGIC_V1 + b"IDENTIFY\n" + _SIZE.pack(len(body)) + body))
         for topic, channel in self._registrations():
-            self._ask(_registration(b"REGISTER", topic, channel))
+            self._request(_registration(b"REGISTER", topic, channel))
 
     def _disconnect(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
-    def _ask(self, command: bytes) -> bytes:
+    def _request(self, command: bytes) -> bytes:
         sock = self._socket
         assert sock is not None  # _command() has connected
         run_with_timeout(self._clock, _TIMEOUT, partial(sock.sendall, command))
@@ -165,9 +165,9 @@ def _registration(verb: bytes, topic: str, channel: str | None) -> bytes:
 
 
 def _channels(sock: socket.socket, topic: str) -> list[str]:
-    """Ask over a connection to the HTTP API, and close it."""
+    """Query the HTTP API over a socket, and close it."""
     connection = http.client.HTTPConnection("nsqlookupd")
-    # http.client over a socket of gevent's waits without blocking the hub.
+    # With a gevent socket, http.client does not block the hub.
     connection.sock = sock
     try:
         connection.request("GET", f"/channels?topic={quote(topic, safe='')}")
@@ -178,7 +178,7 @@ def _channels(sock: socket.socket, topic: str) -> list[str]:
 
 
 def _http_address(answer: bytes) -> tuple[str, int] | None:
-    """Read where the HTTP API is from the answer to IDENTIFY; None if it does not say."""
+    """Find the address of the HTTP API in the response to IDENTIFY; None if it is not there."""
     try:
         facts = json.loads(answer)
         return str(facts["broadcast_address"]), int(facts["http_port"])

@@ -1,6 +1,6 @@
 """nsqlookupd's HTTP API as a WSGI function over a Registry.
 
-Pure: takes facts about its server from a structural type, knows no socket. Source: nsqlookupd http.go.
+Pure: reads facts about its server from a Protocol, and knows no socket. Source: nsqlookupd http.go.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ __all__ = ["LookupdFacts", "lookupd_application"]
 
 
 class LookupdFacts(Protocol):
-    """What the API asks of the server it belongs to."""
+    """The server, as far as the API uses it."""
 
     registry: Registry
     options: LookupdOptions
     errors: list[BaseException]
 
     def now(self) -> float:
-        """The monotonic time, seconds."""
+        """Return the monotonic time, seconds."""
 
     def wall_ns(self, now: float) -> int:
-        """The wall clock at a monotonic time, nanoseconds since 1970."""
+        """Return the wall clock at a monotonic time, nanoseconds since 1970."""
 
 
 def lookupd_application(server: LookupdFacts) -> Router:
-    """Build the WSGI function."""
+    """Make the WSGI function."""
     api = _Api(server)
     get = {
         "/info": lambda request: {"version": NSQ_VERSION},
@@ -63,15 +63,13 @@ def lookupd_application(server: LookupdFacts) -> Router:
 
 
 class _Api:
-    """The handlers."""
-
     def __init__(self, server: LookupdFacts) -> None:
         self._server = server
         self._registry = server.registry
         self._options = server.options
 
     def lookup(self, request: Request) -> object:
-        """GET /lookup."""
+        """Handle GET /lookup."""
         topic = request.required("topic")
         if not self._registry.find(Key("topic", topic)):
             raise HttpError(404, "TOPIC_NOT_FOUND")
@@ -81,60 +79,60 @@ class _Api:
             "producers": [
                 _node(producer.peer)
                 for producer in self._registry.producers(Key("topic", topic))
-                if self._active(producer) and not producer.tombstoned(now, lifetime)
+                if self._is_active(producer) and not producer.tombstoned(now, lifetime)
             ],
         }
 
     def topics(self, request: Request) -> object:
-        """GET /topics."""
+        """Handle GET /topics."""
         return {"topics": [key.topic for key in self._registry.find(Key("topic", "*"))]}
 
     def channels(self, request: Request) -> object:
-        """GET /channels."""
+        """Handle GET /channels."""
         return {"channels": self._channel_names(request.required("topic"))}
 
     def nodes(self, request: Request) -> object:
-        """GET /nodes: those with a tombstone, too."""
+        """Handle GET /nodes. The list also has nodes with a tombstone."""
         now, lifetime = self._server.now(), self._options.tombstone_lifetime
         nodes = []
         for producer in self._registry.producers(Key("client")):
-            if self._active(producer):
+            if self._is_active(producer):
                 topics = dict(self._registry.topics_of(producer.peer))
                 tombstones = [of_topic.tombstoned(now, lifetime) for of_topic in topics.values()]
                 nodes.append(_node(producer.peer) | {"tombstones": tombstones, "topics": list(topics)})
         return {"producers": nodes}
 
     def create_topic(self, request: Request) -> None:
-        """POST /topic/create."""
+        """Handle POST /topic/create."""
         topic = request.required("topic")
         if not valid_topic_name(topic):
             raise HttpError(400, "INVALID_ARG_TOPIC")
         self._registry.create(topic)
 
     def delete_topic(self, request: Request) -> None:
-        """POST /topic/delete: forgets; the nsqds go on."""
+        """Handle POST /topic/delete. The nsqds keep the topic."""
         topic = request.required("topic")
         self._registry.forget(Key("channel", topic, "*"))
         self._registry.forget(Key("topic", topic))
 
     def tombstone_topic(self, request: Request) -> None:
-        """POST /topic/tombstone."""
+        """Handle POST /topic/tombstone."""
         topic, node = request.required("topic"), request.required("node")
         self._registry.tombstone(topic, node, self._server.now())
 
     def create_channel(self, request: Request) -> None:
-        """POST /channel/create: the topic, too."""
+        """Handle POST /channel/create, which also makes the topic."""
         self._registry.create(*topic_and_channel_names(request))
 
     def delete_channel(self, request: Request) -> None:
-        """POST /channel/delete."""
+        """Handle POST /channel/delete."""
         if not self._registry.forget(Key("channel", *topic_and_channel_names(request))):
             raise HttpError(404, "CHANNEL_NOT_FOUND")
 
     def _channel_names(self, topic: str) -> list[str]:
         return [key.channel for key in self._registry.find(Key("channel", topic, "*"))]
 
-    def _active(self, producer: Producer) -> bool:
+    def _is_active(self, producer: Producer) -> bool:
         return self._server.now() - producer.peer.last_update <= self._options.inactive_producer_timeout
 
 

@@ -1,4 +1,4 @@
-"""Who has which topic: what nsqlookupd knows.
+"""Topics and channels with their producers, as nsqlookupd knows them.
 
 Pure: takes ``now`` (seconds of a monotonic clock). Source: nsqlookupd registration_db.go.
 """
@@ -17,14 +17,14 @@ _ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What can be registered: a client, a topic, or a channel of a topic."""
+    """Key of a registration: a client, a topic, or a channel of a topic."""
 
     category: str
     topic: str = ""
     channel: str = ""
 
     def matches(self, pattern: Key) -> bool:
-        """Whether this fits a pattern, in which topic and channel may be ``*``."""
+        """Whether this matches a pattern, in which topic and channel may be ``*``."""
         return (
             self.category == pattern.category
             and pattern.topic in (_ANY, self.topic)
@@ -34,7 +34,7 @@ class Key:
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """An nsqd that is connected; id is where it connects from."""
+    """A connected nsqd. The id is the remote address of its connection."""
 
     id: str
     broadcast_address: str
@@ -53,30 +53,30 @@ class Producer:
     tombstoned_at: float | None = None
 
     def tombstoned(self, now: float, lifetime: float) -> bool:
-        """Whether a tombstone hides it."""
+        """Whether a tombstone hides it now."""
         return self.tombstoned_at is not None and now - self.tombstoned_at < lifetime
 
 
 @dataclass(slots=True)
 class Registry:
-    """All registrations. Names stay without producers, but for ephemeral ones."""
+    """All registrations. Names remain without producers, except ephemeral ones."""
 
     producers_by_key: dict[Key, dict[str, Producer]] = field(default_factory=dict)
 
     # --- nsqds --------------------------------------------------------------------------------------------------------
 
     def connect(self, peer: Peer) -> None:
-        """Take in an nsqd that has identified itself."""
+        """Add an nsqd after its IDENTIFY."""
         self._add(Key("client"), peer)
 
     def register(self, peer: Peer, topic: str, channel: str) -> None:
-        """Take note of a channel (unless it is empty), and of its topic."""
+        """Register a channel (unless the name is empty) and its topic."""
         if channel:
             self._add(Key("channel", topic, channel), peer)
         self._add(Key("topic", topic), peer)
 
     def unregister(self, peer: Peer, topic: str, channel: str) -> None:
-        """Take a peer off a channel; with an empty one, off the topic and all its channels."""
+        """Unregister a peer from a channel; if the name is empty, from the topic and all its channels."""
         if channel:
             self._remove(Key("channel", topic, channel), peer, forget=is_ephemeral(channel))
             return
@@ -85,12 +85,12 @@ class Registry:
         self._remove(Key("topic", topic), peer, forget=is_ephemeral(topic))
 
     def disconnect(self, peer: Peer) -> None:
-        """Take a peer off everything. Even ephemeral names stay."""
+        """Unregister a peer from everything. Also ephemeral names remain."""
         for producers in self.producers_by_key.values():
             producers.pop(peer.id, None)
 
     def _add(self, key: Key, peer: Peer) -> None:
-        # One that is registered stays as it is, tombstone and all.
+        # A producer that is registered already keeps its tombstone.
         self.producers_by_key.setdefault(key, {}).setdefault(peer.id, Producer(peer))
 
     def _remove(self, key: Key, peer: Peer, *, forget: bool) -> None:
@@ -104,20 +104,20 @@ class Registry:
     # --- names --------------------------------------------------------------------------------------------------------
 
     def create(self, topic: str, channel: str = "") -> None:
-        """Make the names known, without a producer."""
+        """Register names without a producer."""
         if channel:
             self.producers_by_key.setdefault(Key("channel", topic, channel), {})
         self.producers_by_key.setdefault(Key("topic", topic), {})
 
     def forget(self, pattern: Key) -> bool:
-        """Forget what matches, with its producers; say whether there was anything."""
+        """Delete matching keys with their producers. Returns whether there were any."""
         keys = self.find(pattern)
         for key in keys:
             del self.producers_by_key[key]
         return bool(keys)
 
     def find(self, pattern: Key) -> list[Key]:
-        """List what is registered and matches."""
+        """List the registered keys that match."""
         if _ANY not in (pattern.topic, pattern.channel):
             return [pattern] if pattern in self.producers_by_key else []
         return [key for key in self.producers_by_key if key.matches(pattern)]
@@ -125,7 +125,7 @@ class Registry:
     # --- producers ----------------------------------------------------------------------------------------------------
 
     def producers(self, pattern: Key) -> list[Producer]:
-        """List the producers of what matches, each peer once."""
+        """List the producers of matching keys, each peer once."""
         found: dict[str, Producer] = {}
         for key in self.find(pattern):
             for peer_id, producer in self.producers_by_key[key].items():
@@ -133,19 +133,19 @@ class Registry:
         return list(found.values())
 
     def topics_of(self, peer: Peer) -> Iterator[tuple[str, Producer]]:
-        """List the topics of a peer, and what it is to them."""
+        """List the topics of a peer, and the peer as their producer."""
         for key, producers in self.producers_by_key.items():
             if key.category == "topic" and peer.id in producers:
                 yield key.topic, producers[peer.id]
 
     def tombstone(self, topic: str, node: str, now: float) -> None:
-        """Hide the producers of a topic that are at this node, ``broadcast_address:http_port``."""
+        """Hide the producers of a topic with the address of this node, ``broadcast_address:http_port``."""
         for producer in self.producers(Key("topic", topic)):
             if f"{producer.peer.broadcast_address}:{producer.peer.http_port}" == node:
                 producer.tombstoned_at = now
 
     def debug(self, wall_ns: Callable[[float], int]) -> dict[str, list[dict[str, object]]]:
-        """List everything that has producers, as GET /debug does."""
+        """List all keys that have producers, as GET /debug does."""
         return {
             f"{key.category}:{key.topic}:{key.channel}": [
                 {

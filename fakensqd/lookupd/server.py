@@ -1,7 +1,7 @@
-"""FakeLookupd: an nsqlookupd in this process, for fake and real nsqds alike.
+"""FakeLookupd: an nsqlookupd in this process, for fake and real nsqds.
 
-Owns its listeners and connections (through Daemon). What it knows is Registry's, what it says is LookupdSession's and
-lookupd_http's.
+Owns listeners and connections (through Daemon). A Registry has the registrations; LookupdSession and lookupd/http.py
+respond to clients.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ __all__ = ["FakeLookupd"]
 
 
 class FakeLookupd(Daemon):
-    """An nsqlookupd 1.3.0, in the hub of the caller: start() or ``with``.
+    """An nsqlookupd 1.3.0 in the hub of the caller. Starts with start() or ``with``.
 
     Args:
-        clock: What to ask for time; default: the machine's.
+        clock: Source of the time; default: the machine's.
         record: Keep a transcript.
-        seed: Of what faults do sometimes; default: a random one.
-        faults_over_http: Let ``/faults`` steer rules, toxics and states.
-        faults_http_address: Where ``/faults`` answers while it is down, too; port 0 takes a free one, "" is off.
-        threaded: Run on a thread of its own. What the constructor gives stands for the server then: its methods run on
-            that thread, see fakensqd.thread.
+        seed: Seed of faults that act at random; default: a random one.
+        faults_over_http: Let ``/faults`` change rules, toxics and states.
+        faults_http_address: Address of ``/faults``, which answers also while it is down; port 0 takes a free port, ""
+            is off.
+        threaded: Run on a thread of its own. The constructor then returns a proxy whose methods run on that thread, see
+            fakensqd.thread.
         options: nsqlookupd's flags with underscores, see LookupdOptions; durations in seconds.
 
     Raises:
@@ -72,19 +73,19 @@ class FakeLookupd(Daemon):
 
     @property
     def broadcast_address(self) -> str:
-        """The address told to nsqds."""
+        """The address that IDENTIFY gives to nsqds."""
         return self.options.broadcast_address
 
     def now(self) -> float:
-        """The clock's time, as the registry knows it."""
+        """Return the clock's time, as the registry uses it."""
         return self.clock.monotonic()
 
     def wall_ns(self, now: float) -> int:
-        """The wall clock at a monotonic time, nanoseconds since 1970."""
+        """Return the wall clock at a monotonic time, nanoseconds since 1970."""
         return self._epoch_ns + int(now * 1e9)
 
     def _on_restart(self, *, keep_messages: bool) -> None:
-        # nsqlookupd has no files: nsqds that connect again tell it everything.
+        # nsqlookupd has no files: nsqds register everything again when they reconnect.
         self.registry = Registry()
 
     def _open_session(self, remote_address: str, wake: Callable[[], bool]) -> LookupdSession:

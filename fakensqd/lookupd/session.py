@@ -1,6 +1,6 @@
-"""One nsqd as nsqlookupd sees it: bytes in, effects out.
+"""The connection of one nsqd to nsqlookupd. Takes bytes and times, and returns effects.
 
-Pure: takes ``now``, writes into a Registry, knows no socket. Source: nsqlookupd lookup_protocol_v1.go.
+Pure: writes into a Registry, and knows no socket and no clock. Source: nsqlookupd lookup_protocol_v1.go.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _Handler = Callable[["LookupdSession", list[bytes]], Read[None] | None]
 
 
 class _FatalError(CommandError):
-    """An answer after which the connection ends."""
+    """An error after which the connection is closed."""
 
     @property
     def frame(self) -> bytes:
-        """Size and data: there is no frame type, errors look like answers."""
+        """Size and data. There is no frame type: errors look like other responses."""
         return _framed(self.data)
 
 
 class _InputEnded(Exception):
-    """The input ended where nothing is to be said about it."""
+    """The input ended at a place where nsqlookupd sends no error."""
 
 
 class LookupdSession:
@@ -53,7 +53,7 @@ class LookupdSession:
 
     Args:
         remote_address: ``host:port``, the id of this nsqd.
-        identity: Gives what IDENTIFY answers.
+        identity: Returns the response to IDENTIFY.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class LookupdSession:
         self._output: list[bytes] = []
         self._io_request: IoRequest | None = None
         self._intercepted: InterceptedSession | None = None
-        self._command_loop = self._run()
+        self._command_loop = self._execute_commands()
 
-    # --- what the shell calls -----------------------------------------------------------------------------------------
+    # --- called by the connection -------------------------------------------------------------------------------------
 
     def attach(self, injector: ConnectionInjector) -> None:
         """Ask an injector about each event from the next command on, unless the session asks one already."""
@@ -80,31 +80,31 @@ class LookupdSession:
         )
 
     def receive(self, data: bytes, now: float) -> list[Effect]:
-        """Take what the nsqd has sent."""
+        """Take bytes of the nsqd."""
         self._input.decoder.feed(data)
         return self._advance(now)
 
     def end_of_input(self, now: float) -> list[Effect]:
-        """Take note that nothing more will come."""
+        """Note that the nsqd sends nothing more."""
         self._input.ended = True
         return self._advance(now)
 
-    def resume(self, answer: IoResult, now: float) -> list[Effect]:
+    def resume(self, result: IoResult, now: float) -> list[Effect]:
         """Continue with the result of the last IoRequest."""
         self._io_request = None
-        return self._advance(now, answer)
+        return self._advance(now, result)
 
     def pump(self, now: float) -> list[Effect]:
-        """Give what a fault has held back until now; nothing else is ever sent but answers."""
+        """Do as tick() does: only responses are sent."""
         return self.tick(now)
 
     def tick(self, now: float) -> list[Effect]:
-        """Give what a fault has held back until now."""
+        """Return the effects that a fault has delayed until now."""
         self._now = now
         return [] if self._intercepted is None else self._effects()
 
     def disconnected(self) -> None:
-        """The nsqd is gone. What is still to be said may be."""
+        """Note that the connection is closed. Responses that remain may still be sent."""
         self._closed = True
         if self._peer is not None:
             self._registry.disconnect(self._peer)
@@ -116,18 +116,18 @@ class LookupdSession:
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """What nsqd says clients reach it at, before IDENTIFY where it is; it subscribes to nothing."""
+        """The address that nsqd gives to clients (its remote address before IDENTIFY), and no topic and channel."""
         peer = self._peer
         return (self._remote_address if peer is None else f"{peer.broadcast_address}:{peer.tcp_port}", "", "")
 
     # --- input --------------------------------------------------------------------------------------------------------
 
-    def _advance(self, now: float, answer: IoResult = None) -> list[Effect]:
+    def _advance(self, now: float, result: IoResult = None) -> list[Effect]:
         self._now = now
         if self._closed or self._io_request is not None:
             return self.tick(now)
         try:
-            self._io_request = self._command_loop.send(answer)
+            self._io_request = self._command_loop.send(result)
         except StopIteration:
             self.disconnected()
         effects = self._effects()
@@ -144,7 +144,7 @@ class LookupdSession:
             effects.append(Close())
         return effects
 
-    def _run(self) -> Read[None]:
+    def _execute_commands(self) -> Read[None]:
         try:
             if (yield from self._read(len(MAGIC_V1))) != MAGIC_V1:
                 raise _FatalError(b"E_BAD_PROTOCOL")
@@ -155,21 +155,21 @@ class LookupdSession:
                 words = line.strip(_SPACE).split(b" ")
                 handler = self._handler(words[0])
                 if self._intercepted is not None:
-                    begin, legal = partial(handler, self, words), handler is not _illegal
-                    if (yield from self._intercepted.execute(words, begin, self._time, legal=legal)):
+                    begin, legal = partial(handler, self, words), handler is not _refuse
+                    if (yield from self._intercepted.execute(words, begin, self._get_now, legal=legal)):
                         return
-                elif (reading := handler(self, words)) is not None:
-                    yield from reading
-        except _FatalError as refusal:
-            self._output.append(refusal.frame)
+                elif (steps := handler(self, words)) is not None:
+                    yield from steps
+        except _FatalError as error:
+            self._output.append(error.frame)
         except _InputEnded:
             pass
 
-    def _time(self) -> float:
+    def _get_now(self) -> float:
         return self._now
 
     def _read_line(self) -> Read[bytes]:
-        # Not the decoder's take_line(): nsqlookupd has no limit.
+        # Without the decoder's take_line(), which limits the length: nsqlookupd has no limit.
         decoder = self._input.decoder
         while b"\n" not in (data := decoder.peek(decoder.buffered) or b""):
             if self._input.ended:
@@ -188,8 +188,8 @@ class LookupdSession:
 
     def _handler(self, name: bytes) -> _Handler:
         if name == b"IDENTIFY" and self._peer is not None:
-            return _illegal
-        return _HANDLERS.get(name, _illegal)
+            return _refuse
+        return _HANDLERS.get(name, _refuse)
 
     def _body_reader(self, words: list[bytes]) -> BodyReader | None:
         return _read_identify if words[0] == b"IDENTIFY" else None
@@ -226,8 +226,8 @@ class LookupdSession:
     def _identify(self, words: list[bytes]) -> Read[None]:
         try:
             body = yield from _read_identify(self._input)
-        except CommandError as refusal:
-            raise (_FatalError(refusal.data) if refusal.data else _InputEnded) from None
+        except CommandError as error:
+            raise (_FatalError(error.data) if error.data else _InputEnded) from None
         try:
             values: dict[str, Any] = encoding_json.decode(body, _FIELDS)  # Any: decode() has checked each type
         except ValueError:
@@ -254,11 +254,11 @@ def _framed(data: bytes) -> bytes:
 def _read_identify(source: InputBuffer) -> Read[bytes]:
     size = yield from source.read_size(b"E_BAD_BODY IDENTIFY failed to read body size")
     if size < 0:
-        raise CommandError(b"")  # the real one crashes
+        raise CommandError(b"")  # the real nsqlookupd crashes
     return (yield from source.read(size, b"E_BAD_BODY IDENTIFY failed to read body"))
 
 
-def _illegal(session: LookupdSession, words: list[bytes]) -> None:
+def _refuse(session: LookupdSession, words: list[bytes]) -> None:
     if words[0] == b"IDENTIFY":
         raise _FatalError(b"E_INVALID cannot IDENTIFY again")
     raise _FatalError(b"E_INVALID invalid command %s" % words[0])

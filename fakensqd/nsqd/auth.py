@@ -1,6 +1,6 @@
-"""Authorization: what an auth server is asked, what its answer must be, and what it allows.
+"""The query to an auth server, the checks of its response, and the grants in it.
 
-Pure. Who asks over HTTP is auth_client. Source: nsq internal/auth/authorizations.go.
+Pure. The HTTP client is in auth_client.py. Source: nsq internal/auth/authorizations.go.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fakensqd.golang.text import int64
 __all__ = ["Authorization", "Grant", "decode_authorization", "query_url"]
 
 _PERMISSIONS = frozenset(["subscribe", "publish"])
-# What Python's re has and Go's regexp refuses: references to groups, lookaround, conditions, atomic groups, comments,
-# possessive repetition. And [:alpha:], which Python reads as other characters.
+# Syntax of Python's re that Go's regexp refuses: references to groups, lookaround, conditions, atomic groups, comments,
+# possessive repetition. And [:alpha:], which Python reads as a set of other characters.
 _NOT_PORTABLE = re.compile(r"(?<!\\)(?:\\\\)*(?:\\[1-9]|\(\?(?:[=!>(#]|<[=!]|P=)|[*+?}]\+|\[:)")
 _FIELDS = {
     "ttl": encoding_json.INT,
@@ -39,14 +39,14 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Permissions for topics and channels; both are patterns that Go and Python read alike. They are not anchored."""
+    """Permissions for topics and channels. Both are patterns that mean the same in Go and Python, and not anchored."""
 
     topic: str = ".*"
     channels: tuple[str, ...] = (".*",)
     permissions: tuple[str, ...] = ("subscribe", "publish")
 
     def check(self) -> None:
-        """Refuse what nsqd refuses.
+        """Check the grant as nsqd does.
 
         Raises:
             ValueError: If a permission is unknown or a pattern does not compile.
@@ -58,7 +58,7 @@ class Grant:
             _compile(pattern)
 
     def allows(self, topic: str, channel: str) -> bool:
-        """Say whether a topic may be published to (no channel), or a channel be subscribed to."""
+        """Return whether the client may publish to the topic (empty channel), or subscribe to the channel."""
         return (
             ("subscribe" if channel else "publish") in self.permissions
             and _compile(self.topic).search(topic) is not None
@@ -68,7 +68,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authorization:
-    """A good answer of an auth server. ttl in seconds, from when it came; below 0 if Go's clock overflows."""
+    """A valid response of an auth server. The ttl is in seconds, and below 0 if Go's clock overflows."""
 
     ttl: float
     identity: str = ""
@@ -76,15 +76,15 @@ class Authorization:
     grants: tuple[Grant, ...] = ()
 
     def allows(self, topic: str, channel: str) -> bool:
-        """Say whether one of the grants allows it; the channel is empty for publishing."""
+        """Return whether one of the grants allows it. The channel is empty for publishing."""
         return any(grant.allows(topic, channel) for grant in self.grants)
 
 
 def decode_authorization(body: bytes) -> Authorization:
-    """Read the body of an auth server's answer.
+    """Decode the body of an auth server's response.
 
     Raises:
-        ValueError: If nsqd would not accept it.
+        ValueError: If nsqd would refuse it.
     """
     values: dict[str, Any] = encoding_json.decode(body, _FIELDS)  # Any: decode() has checked each type
     grants = tuple(
@@ -109,10 +109,10 @@ def _compile(pattern: str) -> re.Pattern[str]:
     """Compile a pattern of names.
 
     Raises:
-        ValueError: If Python does not compile it, or Go would not.
+        ValueError: If Python or Go does not compile it.
     """
     if _NOT_PORTABLE.search(pattern):
-        raise ValueError(f"pattern {pattern!r} has what Go and Python do not read alike")
+        raise ValueError(f"pattern {pattern!r} has syntax that Go refuses")
     try:
         return re.compile(pattern, re.ASCII)
     except (re.error, RecursionError, OverflowError) as error:
@@ -120,7 +120,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def query_url(address: str, parameters: Iterable[tuple[str, str | bytes]]) -> str:
-    """Build the URL that an auth server is asked at.
+    """Make the URL of a query to an auth server.
 
     Args:
         address: ``host:port``, or a whole URL.

@@ -1,6 +1,6 @@
-"""Asks auth servers over HTTP, on gevent: who asks waits, the others do not.
+"""HTTP client of auth servers on gevent: only the calling greenlet waits.
 
-Owns a connection per question. Source: nsq internal/auth/authorizations.go; internal/http_api/api_request.go GETV1.
+Opens a connection per request. Source: nsq internal/auth/authorizations.go; internal/http_api/api_request.go GETV1.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _MAX_REDIRECTS = 10
 
 
 class AuthClient:
-    """The auth servers of one nsqd."""
+    """Client of the auth servers of one nsqd."""
 
     def __init__(self, options: NsqdOptions, clock: Clock) -> None:
         self._options = options
         self._clock = clock
         self._context: ssl.SSLContext | None = None
 
-    def ask(self, question: AskAuth) -> Authorization | None:
-        """Give back the first good answer, begun with any of the servers; None if there is none."""
+    def ask(self, request: AskAuth) -> Authorization | None:
+        """Return the first valid response, starting with a random server; None if there is none."""
         addresses = self._options.auth_http_addresses
         start = random.randrange(len(addresses))
         for address in (*addresses[start:], *addresses[:start]):
-            url = query_url(address, question.parameters)
+            url = query_url(address, request.parameters)
             try:
                 return decode_authorization(self._get_in_time(url))
             except (OSError, http.client.HTTPException, ValueError) as error:
@@ -55,7 +55,7 @@ class AuthClient:
         return run_with_timeout(self._clock, self._options.http_client_request_timeout, lambda: self._get(url))
 
     def _get(self, url: str) -> bytes:
-        """Get the body of a 200; follows redirects, and the port of HTTPS that a 403 names."""
+        """Get the body of a response of 200. Follows redirects, and the port of HTTPS in a 403."""
         for _ in range(_MAX_REDIRECTS):
             status, location, body = self._request(url)
             if status == 200:
@@ -72,7 +72,7 @@ class AuthClient:
         parts = urlsplit(url)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
         try:
-            # http.client over a socket of gevent's waits without blocking the hub.
+            # With a gevent socket, http.client does not block the hub.
             connection.sock = self._connected(parts)
             connection.request("GET", f"{parts.path or '/'}?{parts.query}", headers=_HEADERS)
             answer = connection.getresponse()
@@ -87,7 +87,7 @@ class AuthClient:
         address = parts.hostname or "", parts.port or (443 if secure else 80)
         sock = connect(address, self._clock, self._options.http_client_connect_timeout)
         if not secure:
-            return sock  # ask() has the limit of the rest
+            return sock  # _get_in_time() limits the rest
         if self._context is None:
             self._context = client_context(self._options)
         try:
@@ -98,7 +98,7 @@ class AuthClient:
 
 
 def _https_url(url: str, body: bytes) -> str:
-    """Read the port of HTTPS from a refusal, as nsqd itself gives one."""
+    """Make the URL with the port of HTTPS in a 403, as nsqd itself sends one."""
     facts = json.loads(body)
     port = facts.get("https_port", 0) if isinstance(facts, dict) else 0
     parts = urlsplit(url)

@@ -1,7 +1,7 @@
-"""Bodies published to the topics of a server, and the assertion about them.
+"""Bodies published to the topics of a server, and assert_published().
 
-PublishedBodies is the record of one nsqd, MessageAssertions the base of servers that have such records. Knows no queue:
-what is left of the messages is the Broker's.
+PublishedBodies is the record of one nsqd; MessageAssertions is the base class of servers with such records. Knows no
+queue: the Broker has the messages that are not finished.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from gnsq.texts import counted, nearest
 
 __all__ = ["MessageAssertions", "PublishedBodies", "published_difference"]
 
-# Of each topic, the newest bodies are kept, up to these limits.
+# Limits of the bodies that are kept of each topic.
 MAX_MESSAGES = 100_000
 MAX_BYTES = 64 * 1024 * 1024
-# How much of the bodies a failure shows, and how much of them is compared to find the nearest.
+# Limits of the bodies that a failure shows, and of those compared to find the nearest one.
 _SHOWN_MESSAGES = 10
 _SHOWN_BYTES = 60
 _COMPARED_MESSAGES = 1000
@@ -39,10 +39,10 @@ class _TopicRecord:
 
 
 class PublishedBodies:
-    """The bodies published to each topic, in order. Of each topic, the newest are kept.
+    """The bodies published to each topic, in order. Keeps the newest bodies of each topic.
 
     Args:
-        max_messages, max_bytes: Limits for one topic; beyond them its oldest bodies are dropped.
+        max_messages, max_bytes: Limits for one topic. Beyond them, its oldest bodies are dropped.
     """
 
     def __init__(self, *, max_messages: int = MAX_MESSAGES, max_bytes: int = MAX_BYTES) -> None:
@@ -51,7 +51,7 @@ class PublishedBodies:
         self._max_bytes = max_bytes
 
     def add(self, topic: str, bodies: Sequence[bytes]) -> None:
-        """Record bodies that a topic has taken."""
+        """Record bodies published to a topic."""
         record = self._records.get(topic)
         if record is None:
             record = self._records[topic] = _TopicRecord()
@@ -62,10 +62,10 @@ class PublishedBodies:
             record.size -= len(record.bodies.popleft())
 
     def of(self, topic: str) -> list[bytes]:
-        """Give the bodies of a topic; none if nothing was published to it.
+        """List the bodies of a topic; none if nothing was published to it.
 
         Raises:
-            RuntimeError: If some have been dropped.
+            RuntimeError: If some were dropped.
         """
         record = self._records.get(topic)
         if record is None:
@@ -78,37 +78,37 @@ class PublishedBodies:
         return list(record.bodies)
 
     def counts(self) -> dict[str, int]:
-        """Give the number of messages published to each topic."""
+        """Count the messages published to each topic."""
         return {topic: record.count for topic, record in self._records.items()}
 
 
 class MessageAssertions(ABC):
-    """Base of a server that can be asked for the messages published to it."""
+    """Base class of servers that record the messages published to them."""
 
     @abstractmethod
     def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
-        """Give the bodies published to a topic so far, or those that one of its channels still has."""
+        """List the bodies published to a topic so far, or those that one of its channels still has."""
 
     @abstractmethod
     def _published_counts(self) -> dict[str, int]:
-        """Give the number of messages published to each topic."""
+        """Count the messages published to each topic."""
 
     def _waited_transcript(self) -> Transcript | None:
-        """Give the transcript whose entries end a wait early."""
+        """Return the transcript whose entries end a wait early."""
         return None
 
     def assert_published(self, topic: str, *bodies: bytes, count: int | None = None, timeout: float = 0.0) -> None:
-        """Assert that messages were published to a topic, in any order, perhaps among others.
+        """Assert that messages were published to a topic, in any order, and maybe with others between them.
 
         For all messages of a topic in order: ``assert nsqd.messages("orders") == [b"1", b"2"]``.
 
         Args:
-            bodies: Each was published, and as often as it is given. None: any message was.
+            bodies: Each was published at least as often as it is given. Without bodies: any message was published.
             count: How often each of the bodies was published, exactly; without bodies, how many messages in all.
             timeout: Seconds of real time to wait for it.
 
         Raises:
-            AssertionError: If not; says what was published instead, and which body comes nearest.
+            AssertionError: If they were not. Its text has the published bodies, and the nearest one.
             TypeError: If a body is not bytes.
         """
         __tracebackhide__ = True
@@ -125,10 +125,10 @@ class MessageAssertions(ABC):
 
 
 def check_body_types(bodies: Sequence[object]) -> None:
-    """Refuse bodies that are not bytes.
+    """Check that bodies are bytes.
 
     Raises:
-        TypeError: Naming the body and its type.
+        TypeError: If one is not. The text names the body and its type.
     """
     for body in bodies:
         if not isinstance(body, bytes):
@@ -141,7 +141,7 @@ def published_difference(
     """Explain how the bodies published to a topic differ from those wanted.
 
     Args:
-        count: How often each wanted body is to be there; None: at least as often as it is wanted.
+        count: How often each wanted body must be there; None: at least as often as it is wanted.
         counts: Messages published to each topic.
 
     Returns:
@@ -152,7 +152,7 @@ def published_difference(
         if len(published) == count or (count is None and published):
             return ""
         expected = "none" if count == 0 else counted(count or 1, "message") + (" or more" if count is None else "")
-        return f"expected {expected} in topic {topic!r}\n{_account(topic, published, counts)}"
+        return f"expected {expected} in topic {topic!r}\n{_describe(topic, published, counts)}"
     for body, least in times.items():
         if found[body] != count if count is not None else found[body] < least:
             expected = f"{count if count is not None else least}"
@@ -161,12 +161,12 @@ def published_difference(
                 text = f"{_shown(body)} was not published to topic {topic!r}{_nearest(body, published)}"
             elif count is None:
                 text += " or more"
-            return f"{text}\n{_account(topic, published, counts)}"
+            return f"{text}\n{_describe(topic, published, counts)}"
     return ""
 
 
-def _account(topic: str, published: Sequence[bytes], counts: Mapping[str, int]) -> str:
-    """Tell what was published: the bodies in the topic, else the topics that have some."""
+def _describe(topic: str, published: Sequence[bytes], counts: Mapping[str, int]) -> str:
+    """Describe what was published: bodies of the topic, or the topics that have messages."""
     if not published:
         others = [name for name, number in counts.items() if number]
         text = f"nothing was published to topic {topic!r}"
@@ -178,7 +178,7 @@ def _account(topic: str, published: Sequence[bytes], counts: Mapping[str, int]) 
 
 
 def _nearest(body: bytes, published: Sequence[bytes]) -> str:
-    """Tell which of the bodies is most like one, and where they begin to differ."""
+    """Name the body that is most similar to one, and the first byte that differs."""
     matcher = difflib.SequenceMatcher(autojunk=False)
     matcher.set_seq2(body[:_COMPARED_BYTES].decode("latin-1"))
     best, found = 0.0, None
@@ -194,7 +194,7 @@ def _nearest(body: bytes, published: Sequence[bytes]) -> str:
 
 
 def _shown(body: bytes, around: int = 0) -> str:
-    """Write a body, or the part of a long one around a position."""
+    """Format a body, or the part of a long one around a position."""
     if len(body) <= _SHOWN_BYTES:
         return repr(body)
     begin = max(0, around - _SHOWN_BYTES // 2)

@@ -1,7 +1,7 @@
 """FakeNsqd: an nsqd in this process.
 
-Owns its listeners, connections and timers (through Daemon). What it does with messages is the Broker's, what it says
-is Session's and nsqd_http's. What takes long to import, and is not for every nsqd, is imported where it is needed.
+Owns listeners, connections and timers (through Daemon). A Broker has the messages; Session and nsqd/http.py respond to
+clients. Modules that take long to import, and that few nsqds need, are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -37,25 +37,26 @@ _logger = logging.getLogger("fakensqd")
 
 
 class FakeNsqd(MessageAssertions, Daemon):
-    """An nsqd 1.3.0, in the hub of the caller: start() or ``with``.
+    """An nsqd 1.3.0 in the hub of the caller. Starts with start() or ``with``.
 
-    A stop keeps topics and messages; started again, it has them and the same ports. With a data_path they outlive this
-    object, too: topics and channels as soon as they exist, messages from an orderly stop on.
+    A stop keeps topics, messages and ports for the next start. With a data_path, topics and messages also outlive this
+    object: topics and channels as soon as they exist, messages after an orderly stop.
 
     Args:
-        clock: What to ask for time; default: the machine's.
+        clock: Source of the time; default: the machine's.
         record: Keep a transcript.
-        seed: Of what faults do sometimes; default: a random one.
-        faults_over_http: Let ``/faults`` steer rules, toxics and states.
-        faults_http_address: Where ``/faults`` answers while this nsqd is down, too; port 0 takes a free one, "" is off.
-        threaded: Run on a thread of its own. What the constructor gives stands for the server then: its methods run on
-            that thread, see fakensqd.thread.
+        seed: Seed of faults that act at random; default: a random one.
+        faults_over_http: Let ``/faults`` change rules, toxics and states.
+        faults_http_address: Address of ``/faults``, which answers also while this nsqd is down; port 0 takes a free
+            port, "" is off.
+        threaded: Run on a thread of its own. The constructor then returns a proxy whose methods run on that thread, see
+            fakensqd.thread.
         options: nsqd's flags with underscores, see NsqdOptions; durations in seconds.
 
     Raises:
         TypeError: If an option does not exist.
-        ValueError: If a value is out of its bounds, or an address is none.
-        OSError: If a certificate, key or file of CAs can't be read, or is none.
+        ValueError: If a value is out of its bounds, or an address is malformed.
+        OSError: If a certificate, key or file of CAs can't be read, or is malformed.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         addresses = self.options.lookupd_tcp_addresses
         self.lookupd_tcp_addresses: tuple[str, ...] = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         self.log_level = self.options.log_level
-        # Of the process, before it was told another.
+        # Level of the process before set_log_level().
         self._logger_level: int | None = None
         self._published = PublishedBodies()
         self._data_path = DataPath(self.options.data_path) if self.options.data_path else None
@@ -115,23 +116,23 @@ class FakeNsqd(MessageAssertions, Daemon):
 
     @property
     def sessions(self) -> list[Session]:
-        """Those of the connections that are open."""
+        """Sessions of the open connections."""
         return [connection.session for connection in self._connections if isinstance(connection.session, Session)]
 
     # --- messages, for tests ------------------------------------------------------------------------------------------
 
     def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
-        """Put messages into a topic, as producers do with PUB, or DPUB if there is a delay.
+        """Publish messages, as producers do with PUB, or with DPUB if there is a delay.
 
-        No connection is needed: AUTH, fault rules and states do not apply, and it works before start() and while the
-        server is down, too. The topic is made if there is none of the name. A transcript records it.
+        Works without a connection: AUTH, fault rules and states do not apply, and the server may be down.
+        The topic is made if there is none of the name. A transcript records the call.
 
         Args:
             bodies: One message each.
             delay: Seconds until channels deliver them; up to max_req_timeout.
 
         Raises:
-            ValueError: If nsqd would refuse the topic's name, a body's size, or the delay; nothing is published then.
+            ValueError: If nsqd would refuse the topic's name, a body's size, or the delay. Nothing is published then.
             TypeError: If a body is not bytes.
         """
         self._check_publish(topic, bodies, delay)
@@ -142,7 +143,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         self.broker.ensure_topic(topic).publish(bodies, now, delay)
 
     def _check_publish(self, topic: str, bodies: Sequence[bytes], delay: float) -> None:
-        """Refuse what nsqd would refuse in PUB and DPUB."""
+        """Raise ValueError if nsqd would refuse the PUB or DPUB."""
         options, release = self.options, self.options.emulated
         assert_valid_topic_name(topic, release.max_name_length)
         if not release.is_topic_name(topic):
@@ -159,17 +160,17 @@ class FakeNsqd(MessageAssertions, Daemon):
             raise ValueError(f"delay {delay:g} s must be within 0 to {options.max_req_timeout:g} s (max_req_timeout)")
 
     def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
-        """Give the bodies published to a topic so far, or those that one of its channels still has.
+        """List the bodies published to a topic so far, or those that one of its channels still has.
 
-        Of a topic: all that was published to this server over TCP, HTTP and by publish(), in order, whether consumed
-        since or not. It outlasts restarts and the topic's deletion.
-        Of a channel: what is not finished yet: first the queued messages, then those in flight, then the deferred ones.
+        For a topic: all bodies published to this server over TCP, HTTP and by publish(), in order, also finished ones.
+        Restarts and the deletion of the topic do not change the list.
+        For a channel: messages that are not finished: queued, then in flight, then deferred.
 
         Returns:
-            Empty if there is no topic or channel of the name.
+            The bodies; none if there is no topic or channel of the name.
 
         Raises:
-            RuntimeError: Of a topic, if more was published than is kept: the last 100,000 messages, 64 MiB.
+            RuntimeError: For a topic, if more was published than is kept: the last 100,000 messages, 64 MiB.
         """
         if channel is None:
             return self._published.of(topic)
@@ -183,12 +184,12 @@ class FakeNsqd(MessageAssertions, Daemon):
         return self.faults.injector.transcript
 
     def depth(self, topic: str, channel: str | None = None) -> int:
-        """Messages queued in a topic, or in one of its channels; 0 if there is none of the name."""
+        """Count the messages queued in a topic, or in one of its channels; 0 if there is none of the name."""
         queue = self._find(topic, channel)
         return queue.depth if queue is not None else 0
 
     def in_flight(self, topic: str, channel: str) -> int:
-        """Messages of a channel that are delivered and not answered; 0 if there is none of the name."""
+        """Count the messages in flight in a channel; 0 if there is none of the name."""
         found = self._find(topic, channel)
         return found.in_flight_count if isinstance(found, Channel) else 0
 
@@ -200,18 +201,18 @@ class FakeNsqd(MessageAssertions, Daemon):
 
     @property
     def client_ids(self) -> list[str]:
-        """What the clients that are connected call themselves."""
+        """Client ids of the connected clients."""
         return [session.handshake.client_id for session in self.sessions]
 
     def now(self) -> float:
-        """The clock's time, as the broker knows it."""
+        """Return the clock's time, as the broker uses it."""
         return self.clock.monotonic()
 
     def start(self) -> Self:
-        """Listen on all ports, and give back this server. Does nothing if it listens already.
+        """Listen on all ports, and return this server. Does nothing if it listens already.
 
         Raises:
-            OSError: If an address cannot be listened on, or the data path not used.
+            OSError: If it can't listen on an address, or can't use the data path.
         """
         data_path = self._data_path
         if self.running or data_path is None:
@@ -226,7 +227,7 @@ class FakeNsqd(MessageAssertions, Daemon):
             raise
 
     def states(self) -> dict[str, bool | float]:
-        """Say which states it is in."""
+        """Return the states, see Daemon.states()."""
         return super().states() | {"pause_heartbeats": not self._heartbeats}
 
     def _close(self) -> None:
@@ -244,12 +245,12 @@ class FakeNsqd(MessageAssertions, Daemon):
             self._data_path.close()
 
     def wait_registered(self) -> None:
-        """Wait until each nsqlookupd knows this nsqd, or has been tried once."""
+        """Wait until each nsqlookupd knows this nsqd, or one attempt to connect to it has failed."""
         for peer in list(self._peers.values()):
             peer.wait_attempted()
 
     def set_log_level(self, level: str) -> None:
-        """Log from this level on, one of LOG_LEVELS; with all that fakensqd does in this process, until stop()."""
+        """Log from this level on, one of LOG_LEVELS, until stop(). Applies to all of fakensqd in this process."""
         if self._logger_level is None:
             self._logger_level = _logger.level
         self.log_level = level
@@ -269,11 +270,11 @@ class FakeNsqd(MessageAssertions, Daemon):
                 self._spawn(peer.run)
 
     def pause_heartbeats(self) -> None:
-        """Send no heartbeats, and hang up on nobody for being silent, until resume_heartbeats()."""
+        """Send no heartbeats, and disconnect no silent client, until resume_heartbeats()."""
         self._set_heartbeats(False)
 
     def resume_heartbeats(self) -> None:
-        """Undo pause_heartbeats(). What has fallen due is done now: who has been silent for too long is hung up on."""
+        """Undo pause_heartbeats(). Heartbeats that are due are sent, and clients silent for too long disconnected."""
         self._set_heartbeats(True)
         for connection in list(self._connections):
             connection.tick()
@@ -308,7 +309,7 @@ class FakeNsqd(MessageAssertions, Daemon):
 
     def _arm(self, due: float) -> None:
         if not self.running:
-            return  # start() looks for what has fallen due
+            return  # start() expires messages
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.clock.call_later(due - self.now(), self._expire)
@@ -328,7 +329,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         }
 
     def _registrations(self) -> list[tuple[str, str | None]]:
-        """What a newly connected nsqlookupd is told."""
+        """List what to register with a new nsqlookupd: topics and channels, None for a topic without a channel."""
         registrations: list[tuple[str, str | None]] = []
         for topic in self.broker.topics.values():
             registrations += [(topic.name, channel) for channel in topic.channels] or [(topic.name, None)]
@@ -343,11 +344,11 @@ class FakeNsqd(MessageAssertions, Daemon):
         for peer in self._peers.values():
             peer.register(topic, channel)
         if channel is None and any(peer.can_query for peer in self._peers.values()):
-            # Before the first message moves on, the channels that others have of this topic are made here, too.
+            # The topic gets the channels that it has on other nsqds before its first message is delivered.
             self.broker.topics[topic].set_started(False, self.now())
-            self._spawn(self._learn_channels, self.broker.topics[topic])
+            self._spawn(self._fetch_channels, self.broker.topics[topic])
 
-    def _learn_channels(self, topic: Topic) -> None:
+    def _fetch_channels(self, topic: Topic) -> None:
         try:
             names = {name for peer in list(self._peers.values()) for name in peer.channels(topic.name)}
             if self.broker.topics.get(topic.name) is topic:
