@@ -86,9 +86,6 @@ class Responder(Protocol):
     def untrack_async_all(self, messages: Sequence[Message], /) -> None:
         """As untrack_async(), for several messages."""
 
-    def remove_in_flight(self, message: Message) -> None:
-        """Count a message as timed out; it will not be answered."""
-
     def mark_timed_out(self, message: Message, /) -> None:
         """Count a message as timed out; its answer may still follow."""
 
@@ -304,7 +301,7 @@ class Message:
         if self._tracked:
             self._untrack()
         if self._responder is not None:
-            self._responder.remove_in_flight(self)
+            self._responder.mark_timed_out(self)
 
     def mark_timed_out(self) -> None:
         """Count the message as timed out while it is still handled. nsqd refuses its later answer."""

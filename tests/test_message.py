@@ -33,7 +33,7 @@ class Responder:
         self.calls.append(("finish all", message_ids))
 
     def untrack_async_all(self, messages):
-        self.calls.append(("release all", messages))
+        self.calls.append(("untrack async all", messages))
 
     def requeue(self, message_id, timeout, backoff):
         self.calls.append(("requeue", message_id, timeout, backoff))
@@ -42,16 +42,16 @@ class Responder:
         self.calls.append(("touch", message_id))
 
     def track_async(self, message):
-        self.calls.append(("hold", message))
+        self.calls.append(("track async", message))
 
     def untrack_async(self, message):
-        self.calls.append(("release", message))
+        self.calls.append(("untrack async", message))
 
-    def remove_in_flight(self, message):
-        self.calls.append(("forget", message))
+    def mark_timed_out(self, message):
+        self.calls.append(("mark timed out", message))
 
     def start_periodic_touch(self, message, interval):
-        self.calls.append(("keep touching", message, interval))
+        self.calls.append(("start periodic touch", message, interval))
         return lambda: self.calls.append(("stop", message))
 
 
@@ -351,7 +351,7 @@ def test_touching_lasts_as_long_as_the_block(message, responder, timeout, given,
     responder.msg_timeout = timeout
 
     with message.touching(given):
-        assert responder.calls == [("keep touching", message, used)]
+        assert responder.calls == [("start periodic touch", message, used)]
 
     assert responder.calls[1:] == [("stop", message)]
 
@@ -406,7 +406,7 @@ def test_many_are_finished_by_one_call_of_each_responder(responder):
 
     assert finish_all([first, second, alien, third]) == []
 
-    assert responder.calls == [("release all", [second]), ("finish all", [b"1", b"2"]), ("finish all", [b"3"])]
+    assert responder.calls == [("untrack async all", [second]), ("finish all", [b"1", b"2"]), ("finish all", [b"3"])]
     assert other.calls == [("finish all", [b"4"])]
     assert all(message.has_responded() for message in (first, second, third, alien))
 
@@ -446,7 +446,7 @@ def test_answers_of_many_are_left_for_later_where_there_are_none(responder):
 
     assert enable_async_all([open_one, answered, asynchronous, alien]) == [answered]
 
-    assert responder.calls == [("hold", open_one)]
+    assert responder.calls == [("track async", open_one)]
     assert (open_one.is_async(), alien.is_async(), answered.is_async()) == (True, True, False)
 
 
