@@ -20,7 +20,7 @@ from tests.helpers import peer, refused_port, wait_until
 class Log:
     """A pool whose callbacks write down what happened."""
 
-    def __init__(self, setup=lambda connection: None, clock=None, blameless=None, **reconnect):
+    def __init__(self, setup=lambda connection: None, clock=None, closed_without_fault=None, **reconnect):
         self.events = []
         options = {"reconnect_initial": 0.001, "reconnect_maximum": 0.01, **reconnect}
         self.pool = ConnectionPool(
@@ -30,7 +30,7 @@ class Log:
             prepare=lambda connection: self.events.append("prepare"),
             setup=lambda connection: (setup(connection), self.events.append("setup")),
             on_lost=lambda connection: self.events.append("lost"),
-            **({"blameless": blameless} if blameless else {}),
+            **({"closed_without_fault": closed_without_fault} if closed_without_fault else {}),
         )
 
 
@@ -75,7 +75,7 @@ def test_passing_address_is_forgotten_when_it_fails(made):
     log = made()
     log.pool.add(f"127.0.0.1:{refused_port()}", permanent=False)
     log.pool.wait_attempted()
-    wait_until(lambda: not log.pool._keepers)
+    wait_until(lambda: not log.pool._reconnectors)
 
     assert log.events == ["prepare"]
 
@@ -91,7 +91,7 @@ def test_failure_of_a_passing_address_is_told_until_it_is_connected_or_of_no_mor
     fakensqd.down()
     for _ in range(2):
         try_it()
-        wait_until(lambda: not log.pool._keepers)
+        wait_until(lambda: not log.pool._reconnectors)
         assert isinstance(log.pool.failures()[address], NSQSocketError)
     log.pool.retain_only({address})
     assert list(log.pool.failures()) == [address]
@@ -99,7 +99,7 @@ def test_failure_of_a_passing_address_is_told_until_it_is_connected_or_of_no_mor
     assert log.pool.failures() == {}
 
     try_it()
-    wait_until(lambda: not log.pool._keepers)
+    wait_until(lambda: not log.pool._reconnectors)
     fakensqd.up()
     try_it()
     assert log.pool.failures() == {}
@@ -111,7 +111,7 @@ def test_passing_address_is_forgotten_when_it_is_lost(made, fakensqd):
     log.pool.wait_attempted()
 
     fakensqd.stop()
-    wait_until(lambda: not log.pool._keepers)
+    wait_until(lambda: not log.pool._reconnectors)
 
     assert log.events == ["prepare", "setup", "lost"]
 
@@ -136,7 +136,7 @@ def test_setup_that_is_refused_counts_as_a_failure(made, fakensqd):
     log = made(setup=refuse)
     log.pool.add(fakensqd.tcp_address, permanent=False)
     log.pool.wait_attempted()
-    wait_until(lambda: not log.pool._keepers)
+    wait_until(lambda: not log.pool._reconnectors)
 
     assert log.pool.connections == {}
     assert log.events == ["prepare"]
@@ -154,7 +154,7 @@ def test_close_ends_attempts_that_hang():
 
     assert log.pool.connections == {}
     log.pool.add(address, permanent=True)
-    assert log.pool._keepers == {}
+    assert log.pool._reconnectors == {}
 
 
 def test_close_ends_the_wait_for_another_try():
@@ -269,7 +269,7 @@ def test_released_connection_stays_until_it_is_lost_and_is_opened_no_more(kept, 
     assert list(log.pool.connections) == [nsqd.tcp_address]
 
     lose(nsqd, clock)
-    assert log.pool._keepers == {}
+    assert log.pool._reconnectors == {}
     clock.advance(1000.0)
 
     assert log.events == ["prepare", "setup", "lost"]
@@ -280,7 +280,7 @@ def test_release_ends_the_wait_for_another_try(kept, nsqd, clock):
     log = kept()
     log.pool.release(nsqd.tcp_address)
     clock.advance(0.0)
-    assert log.pool._keepers == {}
+    assert log.pool._reconnectors == {}
     assert log.pool.failures() == {}
 
     clock.advance(1000.0)
@@ -294,7 +294,7 @@ def test_release_before_the_first_try_lets_none_happen(kept, clock):
     log.pool.release("127.0.0.1:1")
     clock.advance(0.0)
 
-    assert "127.0.0.1:1" not in log.pool._keepers
+    assert "127.0.0.1:1" not in log.pool._reconnectors
     assert log.events.count("prepare") == 1
 
 
@@ -351,7 +351,7 @@ def test_released_connection_that_is_added_as_passing_is_forgotten_when_it_is_lo
 
     lose(nsqd, clock)
 
-    assert log.pool._keepers == {}
+    assert log.pool._reconnectors == {}
 
 
 def test_permanent_address_that_is_added_as_passing_stays_permanent(kept, nsqd, clock):
@@ -367,9 +367,9 @@ def test_permanent_address_that_is_added_as_passing_stays_permanent(kept, nsqd, 
 # --- losses that are nobody's fault -----------------------------------------------------------------------------------
 
 
-def test_blameless_loss_is_opened_again_at_once(kept, nsqd, clock):
+def test_loss_without_fault_is_reopened_at_once(kept, nsqd, clock):
     asked = []
-    log = kept(blameless=lambda connection: asked.append(connection.address) or True)
+    log = kept(closed_without_fault=lambda connection: asked.append(connection.address) or True)
     clock.advance(1.0)
     lose(nsqd, clock)
 
@@ -378,8 +378,8 @@ def test_blameless_loss_is_opened_again_at_once(kept, nsqd, clock):
     assert asked == [nsqd.tcp_address]
 
 
-def test_blameless_losses_that_follow_each_other_fast_are_no_busy_loop(kept, nsqd, clock):
-    kept(blameless=lambda connection: True)
+def test_losses_without_fault_in_quick_succession_are_no_busy_loop(kept, nsqd, clock):
+    kept(closed_without_fault=lambda connection: True)
     for _ in range(100):
         lose(nsqd, clock)
         clock.advance(1.0)
@@ -389,8 +389,8 @@ def test_blameless_losses_that_follow_each_other_fast_are_no_busy_loop(kept, nsq
     assert tries(nsqd)[-1] > 90.0
 
 
-def test_blameless_losses_far_from_each_other_never_wait(kept, nsqd, clock):
-    kept(blameless=lambda connection: True)
+def test_losses_without_fault_at_long_intervals_never_wait(kept, nsqd, clock):
+    kept(closed_without_fault=lambda connection: True)
     for _ in range(5):
         clock.advance(8.0)
         lose(nsqd, clock)
@@ -398,9 +398,9 @@ def test_blameless_losses_far_from_each_other_never_wait(kept, nsqd, clock):
     assert tries(nsqd) == [0.0, 8.0, 16.0, 24.0, 32.0, 40.0]
 
 
-def test_blameless_loss_does_not_count_among_the_failures(kept, nsqd, clock):
+def test_loss_without_fault_is_not_counted_as_a_failure(kept, nsqd, clock):
     verdicts = iter([True, False])
-    kept(blameless=lambda connection: next(verdicts))
+    kept(closed_without_fault=lambda connection: next(verdicts))
     lose(nsqd, clock)
     lose(nsqd, clock)
     clock.advance(8.0)
@@ -411,15 +411,15 @@ def test_blameless_loss_does_not_count_among_the_failures(kept, nsqd, clock):
 def test_nobody_is_asked_about_what_was_never_set_up(kept, nsqd, clock):
     asked = []
     refuse_all(nsqd)
-    kept(blameless=lambda connection: asked.append(connection) or True)
+    kept(closed_without_fault=lambda connection: asked.append(connection) or True)
     clock.advance(8.0)
 
     assert tries(nsqd) == [0.0, 8.0]
     assert asked == []
 
 
-def test_blameless_loss_of_a_passing_address_is_opened_again(kept, nsqd, clock):
-    log = kept(blameless=lambda connection: True)
+def test_loss_without_fault_of_a_temporary_address_is_reopened(kept, nsqd, clock):
+    log = kept(closed_without_fault=lambda connection: True)
     log.pool.release(nsqd.tcp_address)
     log.pool.add(nsqd.tcp_address, permanent=False)
     lose(nsqd, clock)
@@ -427,12 +427,12 @@ def test_blameless_loss_of_a_passing_address_is_opened_again(kept, nsqd, clock):
     assert list(log.pool.connections) == [nsqd.tcp_address]
 
 
-def test_blameless_loss_of_a_released_address_is_not_opened_again(kept, nsqd, clock):
-    log = kept(blameless=lambda connection: True)
+def test_loss_without_fault_of_a_released_address_is_not_reopened(kept, nsqd, clock):
+    log = kept(closed_without_fault=lambda connection: True)
     log.pool.release(nsqd.tcp_address)
     lose(nsqd, clock)
 
-    assert log.pool._keepers == {}
+    assert log.pool._reconnectors == {}
 
 
 # --- waits ------------------------------------------------------------------------------------------------------------

@@ -1,12 +1,8 @@
-"""PendingRequests: commands that nsqd answers. It does so in their order, so the oldest that was sent is next.
+"""Pending requests of one connection: commands that wait to be sent, or for their response.
 
-Owns which of them have been sent: what was not sent before a connection is lost was not executed. Sends nothing
-itself; the outbox takes from here.
-
-ConfirmedLimits: which publishes a connection's nsqd is known to take. PURE: sends nothing.
-
-nsqd does not say how long a body may be, how long a delay, or which topics a secret allows. What it refuses costs the
-connection and all that was sent behind. So a publish that goes beyond everything that was confirmed is a doubtful one.
+nsqd responds in the order of the commands. This module knows which requests were sent: the others were not executed if
+the connection is lost. It also knows which sizes nsqd has confirmed. nsqd does not say its limits. When it refuses a
+publish, it closes the connection and executes no later command. So a publish above the confirmed limits is sent alone.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ __all__ = [
 
 
 class RequestSize(Protocol):
-    """What a request asks of nsqd's limits."""
+    """The properties of a request that nsqd's limits apply to."""
 
     @property
     def largest_message(self) -> int:
@@ -41,23 +37,23 @@ class RequestSize(Protocol):
 
     @property
     def mpub_body_size(self) -> int:
-        """Bytes of an MPUB's body; 0: none."""
+        """Bytes of an MPUB's body; 0: it is no MPUB."""
 
     @property
     def defer(self) -> int:
-        """Milliseconds of a DPUB; 0: none."""
+        """Milliseconds of a DPUB; 0: it is no DPUB."""
 
     @property
     def topic(self) -> str:
-        """Where it publishes to; empty: it does not."""
+        """Topic that it publishes to; empty: it does not publish."""
 
 
 class ConfirmedLimits:
-    """What was confirmed so far.
+    """The largest sizes and delays that this nsqd has confirmed. Pure.
 
     Attributes:
         largest_message: Bytes of the largest message.
-        topics: Those published to; None: all are allowed.
+        topics: Topics that were published to; None: nsqd allows all topics.
     """
 
     __slots__ = ("_defer", "_mpub_body_size", "largest_message", "topics")
@@ -69,58 +65,58 @@ class ConfirmedLimits:
         self._defer = 0
 
     def check_topics(self) -> None:
-        """Doubt topics that nothing was published to."""
+        """From now on, nsqd may refuse a topic until a publish to it was confirmed."""
         self.topics = {""}
 
-    def may_be_refused(self, claim: RequestSize) -> bool:
-        """Whether nsqd may refuse this."""
+    def may_be_refused(self, request: RequestSize) -> bool:
+        """Whether nsqd may refuse a request."""
         return (
-            claim.largest_message > self.largest_message
-            or claim.mpub_body_size > self._mpub_body_size
-            or claim.defer > self._defer
-            or (self.topics is not None and claim.topic not in self.topics)
+            request.largest_message > self.largest_message
+            or request.mpub_body_size > self._mpub_body_size
+            or request.defer > self._defer
+            or (self.topics is not None and request.topic not in self.topics)
         )
 
-    def record_confirmed(self, claim: RequestSize) -> None:
-        """Note that nsqd has taken this."""
-        self.largest_message = max(self.largest_message, claim.largest_message)
-        self._mpub_body_size = max(self._mpub_body_size, claim.mpub_body_size)
-        self._defer = max(self._defer, claim.defer)
+    def record_confirmed(self, request: RequestSize) -> None:
+        """Record that nsqd has confirmed a request."""
+        self.largest_message = max(self.largest_message, request.largest_message)
+        self._mpub_body_size = max(self._mpub_body_size, request.mpub_body_size)
+        self._defer = max(self._defer, request.defer)
         if self.topics is not None:
-            self.topics.add(claim.topic)
+            self.topics.add(request.topic)
 
 
-# A reset is put down to a refused body only where one longer than this waits for its answer, bytes.
+# Bytes. A reset of the connection may come from a refused body only if a pending request is larger.
 RISKY_SIZE = 1024
 _OK_FRAME = encode_frame(RESPONSE, OK)
 
 
 class PendingRequest(RequestSize, Protocol):
-    """A command that has an answer, and who is told of it: exactly one of the four calls comes, once."""
+    """A command that has a response. Exactly one of its four ``on_`` methods is called, once."""
 
     @property
     def command(self) -> bytes:
-        """What is sent."""
+        """The bytes to send."""
 
     @property
     def size(self) -> int:
         """Bytes of the command."""
 
     def on_response(self, data: bytes) -> None:
-        """Nsqd's response has come."""
+        """Handle nsqd's response."""
 
     def on_error(self, error: NSQErrorCode) -> None:
-        """Nsqd's error has come."""
+        """Handle nsqd's error."""
 
     def on_connection_lost(self, error: NSQException) -> None:
-        """It was sent, and there will be no answer."""
+        """It was sent, and the connection was lost before its response."""
 
     def on_not_sent(self, error: NSQException) -> None:
-        """It was not sent, or nsqd has closed the connection before it came to it."""
+        """It was not sent, or nsqd has closed the connection before it executed it."""
 
 
 class PendingCall(AsyncResult):  # type: ignore[misc]  # gevent has no types
-    """A request that holds its answer's data, or what went wrong."""
+    """A request whose result is the response's data, or an error."""
 
     largest_message = mpub_body_size = defer = 0
     topic = ""
@@ -143,17 +139,20 @@ _Request = TypeVar("_Request", bound=PendingRequest)
 
 
 class PendingRequests:
-    """The requests of one connection; true while any has no answer.
+    """The pending requests of one connection. True if there are any.
+
+    Args:
+        unblock: Called when blocked becomes False.
 
     Attributes:
-        unsent: Those that wait to be sent.
-        sent: Those that wait for their answer. Both may be read by anyone, and changed here only.
-        unsent_bytes: Sum of the former's sizes.
-        blocked: Whether nothing may be sent until all that was sent has its answer.
+        unsent: Requests that wait to be sent. Other modules read this and ``sent``, and change neither.
+        sent: Requests that wait for their response, the oldest first.
+        unsent_bytes: Sum of the sizes of unsent.
+        blocked: Whether nothing may be sent before all sent requests have their response.
     """
 
     __slots__ = (
-        *("_alone", "_answered", "_doubtful", "_drained", "_proven", "_unblock", "_unsorted"),
+        *("_alone", "_answered", "_risky", "_drained", "_limits", "_unblock", "_unsorted"),
         *("blocked", "sent", "unsent", "unsent_bytes"),
     )
 
@@ -163,13 +162,14 @@ class PendingRequests:
         self.unsent_bytes = 0
         self.blocked = False
         self._unblock = unblock
-        self._proven = ConfirmedLimits()
-        # Whether some of the unsent may have to be sent alone.
-        self._doubtful = False
-        # Whether some have come that may belong before others.
+        self._limits = ConfirmedLimits()
+        # Whether some of the unsent requests may be refused, and must be sent alone.
+        self._risky = False
+        # Whether requests were added since they were sorted.
         self._unsorted = False
-        # Whether everything has an answer so that the first of the unsent can be sent alone; whether one was.
+        # Whether all sent requests were answered so that the first unsent request can be sent alone.
         self._drained = False
+        # Whether a request was sent alone.
         self._alone = False
         self._answered: Event | None = None
 
@@ -180,33 +180,33 @@ class PendingRequests:
         return len(self.sent) + len(self.unsent)
 
     def check_topics(self) -> None:
-        """Send the first publish to each topic alone: nsqd may refuse it."""
-        self._proven.check_topics()
+        """Send the first publish to each topic alone, since nsqd may refuse it."""
+        self._limits.check_topics()
 
     def put(self, request: PendingRequest) -> None:
-        """Let a request wait to be sent, behind all others."""
+        """Add a request after all others."""
         self.unsent.append(request)
         self.unsent_bytes += request.size
-        proven = self._proven
-        # ConfirmedLimits.may_be_refused(), roughly, and in place: it is asked for each publish.
+        limits = self._limits
+        # Nearly ConfirmedLimits.may_be_refused(), without its call: this runs for each publish.
         if (
-            request.largest_message > proven.largest_message
+            request.largest_message > limits.largest_message
             or request.mpub_body_size
             or request.defer
-            or proven.topics is not None
+            or limits.topics is not None
         ):
-            self._doubtful = self._unsorted = True
+            self._risky = self._unsorted = True
 
     def next_batch(self, limit: int) -> bytes:
-        """Hand over requests to be sent now: about so many bytes, or one that is longer, or nothing."""
-        if self._doubtful:
+        """Return the bytes of requests to send now: up to the limit, or one larger request, or none."""
+        if self._risky:
             if self._unsorted and not self.blocked:
                 self._sort()
-            number = self._sendable(limit)
+            number = self._count_safe(limit)
         elif self.unsent_bytes <= limit:
             number = len(self.unsent)
         else:
-            number = self._fitting(limit)
+            number = self._count_fitting(limit)
         batch = self.unsent[:number]
         del self.unsent[:number]
         self.sent.extend(batch)
@@ -214,7 +214,7 @@ class PendingRequests:
         self.unsent_bytes -= len(data)
         return data
 
-    def _fitting(self, limit: int) -> int:
+    def _count_fitting(self, limit: int) -> int:
         total = 0
         for index, request in enumerate(self.unsent):
             total += request.size
@@ -223,26 +223,32 @@ class PendingRequests:
         return len(self.unsent)
 
     def _sort(self) -> None:
-        """Put what may be refused last, the least of it first: who publishes such things again and again holds up the
-        others for one answer each time, and not for ever. What all have waited for keeps its place."""
+        """Move requests that may be refused to the end, the smallest first.
+
+        So a caller that sends many of them delays others by one response each time, and not for ever. The first request
+        keeps its place if the others have waited for it already.
+        """
         self._unsorted = False
         first = 1 if self._drained else 0
-        sure: list[PendingRequest] = []
-        doubtful: list[PendingRequest] = []
+        safe: list[PendingRequest] = []
+        risky: list[PendingRequest] = []
         for request in self.unsent[first:]:
-            (doubtful if self._proven.may_be_refused(request) else sure).append(request)
-        if self._proven.topics is None:
-            doubtful.sort(key=lambda request: (request.defer, request.mpub_body_size, request.largest_message))
-        self.unsent[first:] = sure + doubtful
+            (risky if self._limits.may_be_refused(request) else safe).append(request)
+        if self._limits.topics is None:
+            risky.sort(key=lambda request: (request.defer, request.mpub_body_size, request.largest_message))
+        self.unsent[first:] = safe + risky
 
-    def _sendable(self, limit: int) -> int:
-        """How many may be sent, where some may be refused: such a one goes alone, with nothing before it unanswered
-        and nothing behind it. So if nsqd resets the connection, nobody else is left without an answer."""
+    def _count_safe(self, limit: int) -> int:
+        """Return how many requests may be sent, if some may be refused.
+
+        Such a request is sent alone: all before it have their response, and nothing is sent after it. So if nsqd closes
+        the connection, no other request is left without a response.
+        """
         if self.blocked:
             return 0
         total = 0
         for index, request in enumerate(self.unsent):
-            if self._proven.may_be_refused(request):
+            if self._limits.may_be_refused(request):
                 if index:
                     return index
                 self.blocked = True
@@ -252,15 +258,15 @@ class PendingRequests:
             total += request.size
             if index and total > limit:
                 return index
-        self._doubtful = False
+        self._risky = False
         return len(self.unsent)
 
     def resolve(self, data: bytes) -> None:
-        """Give the oldest its answer."""
+        """Resolve the oldest sent request with its response."""
         request = self.sent.popleft()
         if self.blocked and not self.sent:
             if self._alone:
-                self._proven.record_confirmed(request)
+                self._limits.record_confirmed(request)
             self._drained = not self._alone
             self.blocked = self._alone = False
             self._unblock()
@@ -269,7 +275,7 @@ class PendingRequests:
             self._answered.set()
 
     def resolve_oks(self, data: bytes) -> bool:
-        """Give the oldest their answers, if this holds whole frames of OK and nothing else; whether it does."""
+        """Resolve the oldest requests if the data is whole OK frames only. Returns: whether it is."""
         count, rest = divmod(len(data), len(_OK_FRAME))
         if rest or count > len(self.sent) or data != _OK_FRAME * count:
             return False
@@ -278,12 +284,12 @@ class PendingRequests:
         return True
 
     def refuse(self, error: NSQErrorCode) -> None:
-        """Give the oldest, if there is one, the error that nsqd answered."""
+        """Fail the oldest sent request, if there is one, with nsqd's error."""
         if self.sent:
             self.sent.popleft().on_error(error)
 
     def cancel_unsent(self, requests: Collection[_Request]) -> list[_Request]:
-        """Take back those of these requests that have not been sent; gives them."""
+        """Remove those of the given requests that were not sent. Returns: them."""
         wanted = {id(request) for request in requests}
         if not wanted:
             return []
@@ -294,14 +300,14 @@ class PendingRequests:
         return found
 
     def fail(self, address: str, error: NSQException | None) -> None:
-        """Tell all that there will be no answer, and why."""
+        """Fail all requests: the connection is lost, by the error if there is one."""
         sent, self.sent = self.sent, deque()
         unsent, self.unsent = self.unsent, []
         self.unsent_bytes = 0
         if sent:
             failure = connection_lost_error(address, error, max(request.size for request in sent))
             for request in sent:
-                # Source: nsqd executes nothing behind a fatal error.
+                # Source: nsqd executes nothing after a fatal error.
                 if isinstance(error, NSQErrorCode):
                     request.on_not_sent(failure)
                 else:
@@ -314,7 +320,7 @@ class PendingRequests:
             self._answered.set()
 
     def wait(self) -> None:
-        """Wait until there is none without an answer."""
+        """Wait until there are no pending requests."""
         self._answered = Event()
         while self:
             self._answered.clear()
@@ -323,11 +329,11 @@ class PendingRequests:
 
 
 def connection_lost_error(address: str, error: NSQException | None, longest: int = 0) -> NSQConnectionClosed:
-    """Say why there is no answer.
+    """Build the error of requests that get no response.
 
     Args:
-        error: What ended the connection, None if we closed it.
-        longest: Size of the longest command that waits for an answer.
+        error: Why the connection ended; None if this side closed it.
+        longest: Size of the largest pending request.
     """
     text = f"{address}: {without_address(error or 'connection was closed', address)}"
     if isinstance(error, NSQErrorCode):

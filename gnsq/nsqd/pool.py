@@ -1,7 +1,6 @@
-"""ConnectionPool: keeps one connection open to each of some nsqds, and opens lost ones again.
+"""Keeps one connection open to each of several nsqds, and reopens lost connections.
 
-Owns one keeper greenlet for each address. What a connection is for is said by two callables; RDY, messages and
-publishes are not its business.
+Owns one greenlet for each address. Knows neither messages nor publishes: its owner passes callbacks.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ class ReconnectOptionsDict(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ReconnectOptions(Options):
-    """When to try again an nsqd that can't be reached or was lost."""
+    """When to reconnect to an nsqd after a failed attempt or a lost connection."""
 
     reconnect_initial: float = option(8.0, "wait before an nsqd is tried again", unit="s", minimum=0.001)
     reconnect_maximum: float = option(128.0, "longest wait; each failure doubles it", unit="s", minimum=0.001)
     reconnect_jitter: float = option(0.3, "share of each wait that is random", minimum=0, maximum=1)
 
     def delay(self, failures: int) -> float:
-        """Seconds until the next try, behind so many failures in a row."""
+        """Return the seconds before the next attempt, after this number of failures in a row."""
         return exponential_delay(
             failures,
             self.reconnect_initial,
@@ -59,14 +58,12 @@ class ReconnectOptions(Options):
         )
 
 
-# Seconds after which a connection counts as one: those that end sooner are failures to connect.
+# Seconds after which a connection is stable. The end of a younger one counts as a failed attempt.
 STABLE_AFTER = 10.0
 
 
 class State(enum.Enum):
-    """Where whoever owns a pool is in its life; it only ever moves down this list, but in a child process, which begins
-    anew.
-    """
+    """The state of a Consumer or Producer. It only ever moves down this list, but a forked child begins again."""
 
     INIT = "init"
     RUNNING = "running"
@@ -75,7 +72,7 @@ class State(enum.Enum):
 
 
 def wait_all(events: Iterable[Event], limit: float, clock: Clock) -> None:
-    """Wait until all of these are set, for so many seconds together at most."""
+    """Wait until all events are set, for at most limit seconds in total."""
     deadline = clock.monotonic() + limit
     for event in events:
         left = deadline - clock.monotonic()
@@ -83,23 +80,31 @@ def wait_all(events: Iterable[Event], limit: float, clock: Clock) -> None:
             clock.wait(event, left)
 
 
-class _Keeper:
-    """What the pool knows of one address."""
+class _Reconnector:
+    """State of one address.
 
-    __slots__ = ("excused", "failures", "greenlet", "last_failure", "permanent", "released", "stable", "tried", "woken")
+    Attributes:
+        attempted: Set after the first attempt to connect.
+        wake_event: Ends the wait between two attempts.
+        failures: Failed attempts in a row.
+        stable: When the last stable connection was opened. Log lines about later failures are not rate-limited with
+            earlier ones.
+        last_no_fault: When a connection was lost without fault of the nsqd last.
+    """
+
+    __slots__ = (
+        *("attempted", "failures", "greenlet", "last_failure", "last_no_fault", "permanent", "released", "stable"),
+        "wake_event",
+    )
 
     def __init__(self, permanent: bool) -> None:
         self.permanent = permanent
         self.released = False
-        self.tried = Event()
-        # Ends the wait between two tries.
-        self.woken = Event()
-        # In a row.
+        self.attempted = Event()
+        self.wake_event = Event()
         self.failures = 0
-        # When the last connection that was stable was opened: failures since then are another story.
         self.stable = -math.inf
-        # When a loss was blameless last.
-        self.excused = -math.inf
+        self.last_no_fault = -math.inf
         self.last_failure: NSQException | None = None
         self.greenlet: gevent.Greenlet | None = None
 
@@ -109,13 +114,13 @@ class ConnectionPool:
 
     Args:
         prepare: Called with each new Connection before it is opened, to set its callbacks.
-        setup: Called with each opened Connection, in its keeper's greenlet; may send and wait (SUB), may raise
-            NSQException, which counts as a failure to connect.
-        on_lost: Called with a connection that had been set up and is closed now.
-        blameless: Asked, behind on_lost, whether the nsqd had no part in such a loss. If so it is no failure: the
-            connection is opened again at once, also to an address that is not permanent; but after the second one
-            within reconnect_initial seconds only when as much time has passed.
-        owner: Consumer or Producer that log lines name; pools that have one together are rate-limited together.
+        setup: Called with each opened Connection, in the greenlet of its address. It may send and wait (SUB). If it
+            raises NSQException, the attempt has failed.
+        on_lost: Called with a connection that was set up and is closed now.
+        closed_without_fault: Called after on_lost; returns whether the nsqd had no part in the loss. If so, the loss
+            is no failure: the connection is reopened at once, also to an address that is not permanent. After a second
+            such loss within reconnect_initial seconds, it is reopened after that time.
+        owner: Consumer or Producer that log lines name. Pools of one owner share their rate limits.
     """
 
     def __init__(
@@ -127,7 +132,7 @@ class ConnectionPool:
         prepare: Callable[[Connection], None],
         setup: Callable[[Connection], None],
         on_lost: Callable[[Connection], object] = lambda connection: None,
-        blameless: Callable[[Connection], bool] = lambda connection: False,
+        closed_without_fault: Callable[[Connection], bool] = lambda connection: False,
         owner: LogOwner | None = None,
     ) -> None:
         self.connections: dict[str, Connection] = {}
@@ -137,95 +142,94 @@ class ConnectionPool:
         self._prepare = prepare
         self._setup = setup
         self._on_lost = on_lost
-        self._blameless = blameless
+        self._closed_without_fault = closed_without_fault
         self._owner = owner if owner is not None else LogOwner("", clock.monotonic)
-        self._keepers: dict[str, _Keeper] = {}
-        # Of addresses that are not permanent, and not tried now: why they have no connection.
+        self._reconnectors: dict[str, _Reconnector] = {}
+        # Last failures of addresses that are not permanent and not retried.
         self._past_failures: dict[str, NSQException] = {}
         self._opening: set[Connection] = set()
         self._closing = False
-        # Of the process that opens the connections; a child of it opens none of its own.
+        # The process that opens connections. A forked child of it opens none.
         self._pid: int | None = None
 
     @property
-    def _over(self) -> bool:
+    def _is_closed(self) -> bool:
         return self._closing or (self._pid is not None and self._pid != os.getpid())
 
     def add(self, address: str, *, permanent: bool) -> None:
-        """Connect to an address, unless that is done already; at once, in the background.
+        """Connect to an address in the background, unless it was added before.
 
         Args:
-            permanent: Try again for ever; else the address is forgotten when its connection fails or is lost. Of an
-                address that is kept already only one that was released takes this over.
+            permanent: Reconnect for ever. Otherwise the address is removed when its connection fails or is lost. An
+                address that was added before takes over the new value only after release().
         """
         if self._pid is None:
             self._pid = os.getpid()
-        if self._over:
+        if self._is_closed:
             return
-        kept = self._keepers.get(address)
-        if kept is not None:
-            if kept.released:
-                kept.released, kept.permanent = False, permanent
+        known = self._reconnectors.get(address)
+        if known is not None:
+            if known.released:
+                known.released, known.permanent = False, permanent
             return
-        keeper = self._keepers[address] = _Keeper(permanent)
-        keeper.greenlet = gevent.spawn(self._keep, address, keeper)
-        keeper.greenlet.name = f"gnsq-keep-{address}"
+        reconnector = self._reconnectors[address] = _Reconnector(permanent)
+        reconnector.greenlet = gevent.spawn(self._reconnect_loop, address, reconnector)
+        reconnector.greenlet.name = f"gnsq-reconnect-{address}"
 
     def release(self, address: str) -> None:
-        """Try an address no more, until it is added again. Its connection stays until it is lost, and a try that is
-        under way is carried to its end; an address that is not known is no error.
+        """Do not reconnect to an address until it is added again. Its connection, or a current attempt, goes on.
+
+        An unknown address is no error.
         """
-        keeper = self._keepers.get(address)
-        if keeper is not None:
-            keeper.released = True
-            keeper.woken.set()
+        reconnector = self._reconnectors.get(address)
+        if reconnector is not None:
+            reconnector.released = True
+            reconnector.wake_event.set()
 
     def retry(self, address: str) -> None:
-        """End the wait for the next try of an address, if it waits."""
-        keeper = self._keepers.get(address)
-        if keeper is not None:
-            keeper.woken.set()
+        """End the wait before the next attempt to connect to an address."""
+        reconnector = self._reconnectors.get(address)
+        if reconnector is not None:
+            reconnector.wake_event.set()
 
     def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
-        """Whether a greenlet does the work of the pool or of its connections."""
-        return any(keeper.greenlet is greenlet for keeper in self._keepers.values()) or any(
+        """Whether a greenlet is one of the pool or of its connections."""
+        return any(reconnector.greenlet is greenlet for reconnector in self._reconnectors.values()) or any(
             connection.owns_greenlet(greenlet) for connection in self.connections.values()
         )
 
     @property
     def not_attempted(self) -> int:
-        """How many addresses have not been tried yet."""
-        return sum(not keeper.tried.is_set() for keeper in self._keepers.values())
+        """Number of addresses whose first attempt has not ended."""
+        return sum(not reconnector.attempted.is_set() for reconnector in self._reconnectors.values())
 
     def wait_attempted(self, limit: float | None = None) -> None:
-        """Wait until every address has been tried once; each try has a time limit of its own.
+        """Wait until the first attempt of every address has ended.
 
         Args:
-            limit: Seconds, after which it returns all the same; None: no other limit than theirs.
+            limit: Seconds to wait at most. None: each attempt has its own time limit only.
         """
-        tries = [keeper.tried for keeper in self._keepers.values()]
+        attempts = [reconnector.attempted for reconnector in self._reconnectors.values()]
         if limit is None:
-            gevent.wait(tries)
-            return
-        wait_all(tries, limit, self._clock)
+            gevent.wait(attempts)
+        else:
+            wait_all(attempts, limit, self._clock)
 
     def failures(self) -> dict[str, NSQException]:
-        """Say what went wrong last with each address that has no connection."""
+        """Return the last failure of each address that has no connection."""
         failures = dict(self._past_failures)
-        failures |= {
-            address: keeper.last_failure
-            for address, keeper in list(self._keepers.items())
-            if keeper.last_failure is not None
-        }
+        for address, reconnector in list(self._reconnectors.items()):
+            if reconnector.last_failure is not None:
+                failures[address] = reconnector.last_failure
         return {address: error for address, error in failures.items() if address not in self.connections}
 
     def retain_only(self, addresses: Collection[str]) -> None:
-        """Tell no more of failures of addresses that are neither kept nor among these."""
+        """Forget past failures of all other addresses."""
         for address in self._past_failures.keys() - addresses:
             del self._past_failures[address]
 
     def close(self, timeout: float) -> None:
-        """Close all connections in order, together; cut those that take longer than the timeout (seconds)."""
+        """Drain and close all connections at the same time; abort those that take longer than timeout seconds."""
         self._closing = True
         for connection in list(self._opening):
             connection.abort()
@@ -235,51 +239,52 @@ class ConnectionPool:
         finally:
             for connection in list(self.connections.values()):
                 connection.abort()
-            for keeper in self._keepers.values():
-                # A keeper that is killed before it has begun can't do that itself.
-                keeper.tried.set()
-                if keeper.greenlet is not None:
-                    keeper.greenlet.kill(block=False)
-            self._keepers.clear()
+            for reconnector in self._reconnectors.values():
+                # A greenlet that is killed before it has started can't do this itself.
+                reconnector.attempted.set()
+                if reconnector.greenlet is not None:
+                    reconnector.greenlet.kill(block=False)
+            self._reconnectors.clear()
             self.connections.clear()
 
-    def _keep(self, address: str, keeper: _Keeper) -> None:
+    def _reconnect_loop(self, address: str, reconnector: _Reconnector) -> None:
         try:
-            while not self._over and not keeper.released:
-                connection = self._try_open(address, keeper)
-                keeper.tried.set()
-                excused = connection is not None and self._is_lost_blameless(address, connection, keeper)
-                # Before `released` is read: what release() sets from here on ends the wait.
-                keeper.woken.clear()
-                if self._over:
+            while not self._is_closed and not reconnector.released:
+                connection = self._try_open(address, reconnector)
+                reconnector.attempted.set()
+                no_fault = connection is not None and self._wait_lost(address, connection, reconnector)
+                # Before `released` is read: a release() after this line ends the wait.
+                reconnector.wake_event.clear()
+                if self._is_closed:
                     return
                 wait: float | None = None
-                if not keeper.released and (keeper.permanent or excused):
-                    wait = self._wait_excused(keeper) if excused else self._wait_failed(keeper)
-                # Excused: whose publish it was has been told.
-                level = logging.INFO if excused or keeper.released else logging.WARNING
-                self._log_failure(keeper, address, wait, level, was_open=connection is not None)
+                if not reconnector.released and (reconnector.permanent or no_fault):
+                    wait = self._wait_without_backoff(reconnector) if no_fault else self._wait_with_backoff(reconnector)
+                # Without fault, the publish that was refused has its error already.
+                level = logging.INFO if no_fault or reconnector.released else logging.WARNING
+                self._log_failure(reconnector, address, wait, level, was_open=connection is not None)
                 if wait is None:
                     return
                 if wait > 0:
-                    self._clock.wait(keeper.woken, wait)
+                    self._clock.wait(reconnector.wake_event, wait)
         finally:
-            keeper.tried.set()
-            if self._keepers.get(address) is keeper:
-                del self._keepers[address]
-                if keeper.last_failure is not None and not keeper.permanent:
-                    self._past_failures[address] = keeper.last_failure
+            reconnector.attempted.set()
+            if self._reconnectors.get(address) is reconnector:
+                del self._reconnectors[address]
+                if reconnector.last_failure is not None and not reconnector.permanent:
+                    self._past_failures[address] = reconnector.last_failure
 
-    def _log_failure(self, keeper: _Keeper, address: str, wait: float | None, level: int, *, was_open: bool) -> None:
-        """Say why there is no connection, and what is next. Once a minute for each kind of failure: an nsqd may be down
-        for days."""
-        error = keeper.last_failure
+    def _log_failure(
+        self, reconnector: _Reconnector, address: str, wait: float | None, level: int, *, was_open: bool
+    ) -> None:
+        """Log why there is no connection, and what is next. Each kind once a minute: an nsqd may be down for days."""
+        error = reconnector.last_failure
         bug = error.__cause__ if isinstance(error, InternalError) else None
         what = "connection lost" if was_open else "not connected"
         if wait is not None:
             then = f"trying again in {wait:.1f} s" if wait > 0 else "trying again at once"
         else:
-            then = "not tried again" if keeper.released else "not tried again until an nsqlookupd names it"
+            then = "not tried again" if reconnector.released else "not tried again until an nsqlookupd names it"
         self._owner.rate_limited(logger).log(
             logging.ERROR if bug else level,
             f"{address} {what} {type(error).__name__}",
@@ -289,31 +294,31 @@ class ConnectionPool:
             "closed by this side" if error is None else without_address(error, address),
             then,
             exc_info=bug,
-            since=keeper.stable,
+            since=reconnector.stable,
         )
 
-    def _is_lost_blameless(self, address: str, connection: Connection, keeper: _Keeper) -> bool:
-        """Wait until a connection is lost; whether that is no failure."""
+    def _wait_lost(self, address: str, connection: Connection, reconnector: _Reconnector) -> bool:
+        """Wait until a connection is lost. Returns: whether the nsqd had no part in it."""
         opened = self._clock.monotonic()
         connection.wait_closed()
         if self._clock.monotonic() - opened >= STABLE_AFTER:
-            keeper.failures, keeper.stable = 0, opened
-        keeper.last_failure = connection.error
+            reconnector.failures, reconnector.stable = 0, opened
+        reconnector.last_failure = connection.error
         self.connections.pop(address, None)
         self._on_lost(connection)
-        return self._blameless(connection)
+        return self._closed_without_fault(connection)
 
-    def _wait_excused(self, keeper: _Keeper) -> float:
-        """Seconds to wait after a loss that is no failure; those that follow each other fast must be no busy loop."""
-        before, keeper.excused = keeper.excused, self._clock.monotonic()
+    def _wait_without_backoff(self, reconnector: _Reconnector) -> float:
+        """Return the seconds to wait after a loss without fault. Losses in quick succession must not be a busy loop."""
+        before, reconnector.last_no_fault = reconnector.last_no_fault, self._clock.monotonic()
         initial = self._reconnect.reconnect_initial
-        return initial if keeper.excused - before < initial else 0.0
+        return initial if reconnector.last_no_fault - before < initial else 0.0
 
-    def _wait_failed(self, keeper: _Keeper) -> float:
-        keeper.failures += 1
-        return self._reconnect.delay(keeper.failures)
+    def _wait_with_backoff(self, reconnector: _Reconnector) -> float:
+        reconnector.failures += 1
+        return self._reconnect.delay(reconnector.failures)
 
-    def _try_open(self, address: str, keeper: _Keeper) -> Connection | None:
+    def _try_open(self, address: str, reconnector: _Reconnector) -> Connection | None:
         host, port = parse_address(address)
         connection = Connection(host, port, self._options, self._clock, owner=self._owner)
         self._prepare(connection)
@@ -322,23 +327,18 @@ class ConnectionPool:
             connection.open()
             self.connections[address] = connection
             self._setup(connection)
-        except Exception as error:  # noqa: BLE001  # a bug is logged with what is next
-            connection.abort(_failure(error))
+        except Exception as error:  # noqa: BLE001  # a bug in gnsq or in a callback must not end the attempts
+            failure = error
+            if not isinstance(failure, NSQException):
+                failure = InternalError(f"internal error while connecting: {error!r}")
+                failure.__cause__ = error
+            connection.abort(failure)
             self.connections.pop(address, None)
-            # What ended it first, if that was before: setup may only have seen that it is closed.
-            keeper.last_failure = connection.error or _failure(error)
+            # The first error of the connection: setup may only have seen that it was closed.
+            reconnector.last_failure = connection.error or failure
             return None
         finally:
             self._opening.discard(connection)
-        keeper.last_failure = None
+        reconnector.last_failure = None
         self._past_failures.pop(address, None)
         return connection
-
-
-def _failure(error: Exception) -> NSQException:
-    """Name what has kept a connection from being opened; a bug, ours or a callback's, must not end the trying."""
-    if isinstance(error, NSQException):
-        return error
-    failure = InternalError(f"internal error while connecting: {error!r}")
-    failure.__cause__ = error
-    return failure

@@ -1,7 +1,7 @@
-"""Writer: commands that wait to be sent, and the one greenlet that sends all of them at once.
+"""Sends the commands of one connection: a queue, and one greenlet that sends all queued commands at once.
 
-Knows no answers and no frames. Nobody else touches the socket's write side, so there is no lock; but a request that
-comes alone, while the greenlet sleeps and nothing else is under way, is sent at once by whoever brings it.
+Only this module uses the write side of the socket, so there is no lock. The caller of a lone request sends it at once
+if the greenlet sleeps and nothing else is pending.
 """
 
 from __future__ import annotations
@@ -12,128 +12,115 @@ import gevent
 from gevent.event import Event
 
 from gnsq.nsqd.pending import PendingRequest, PendingRequests
+from gnsq.protocol.commands import finish_all
 from gnsq.transport import TcpTransport, Transport
 
 __all__ = ["Writer"]
 
-# Bytes in one send; each must be taken within the timeout, so that a slow peer is told from a dead one.
+# Bytes of one send. A send must end within the timeout; larger ones could take longer on a slow connection.
 SEND_SIZE = 256 * 1024
-# Seconds without a send behind which the next looks whether nsqd is still there.
-IDLE = 1.0
+# Seconds without a send, after which the next send first checks whether nsqd has closed the connection.
+PEER_CHECK_AFTER = 1.0
 
 
 class Writer:
-    """Filled by any greenlet, emptied by the one that calls run().
+    """Commands may come from any greenlet of the hub; one greenlet calls run().
 
     Args:
-        now: Tells monotonic seconds.
-        refuse: Called by put() and submit() when the outbox is closed; must raise.
+        now: Returns monotonic seconds.
+        refuse: Called by put() and submit() after close(); must raise.
 
     Attributes:
-        pending: Commands that have an answer.
-        sending_since: When the send under way began, by now(); None between sends.
+        pending: Requests: commands that have a response.
+        sending_since: When the current send began, by now(); None if there is none.
     """
 
     __slots__ = (
-        "_attend",
-        "_closed",
-        "_commands",
-        "_direct",
-        "_finished",
-        "_flushed",
-        "_now",
-        "_over",
-        "_parked",
-        "_refuse",
-        "_rest",
-        "_sent_at",
-        "_writer",
-        "pending",
-        "sending_since",
+        *("_closed", "_commands", "_direct_transport", "_finished_ids", "_flushed", "_greenlet", "_needs_attention"),
+        *("_now", "_peer_closed", "_refuse", "_sent_at", "_sleeping", "_unsent_tail", "pending", "sending_since"),
     )
 
     def __init__(self, now: Callable[[], float], refuse: Callable[[], None]) -> None:
         self.sending_since: float | None = None
-        self.pending = PendingRequests(self._kick)
+        self.pending = PendingRequests(self._wake_if_sendable)
         self._now = now
         self._refuse = refuse
-        # Whether put() has more to do than to queue: parked or closed. One look for both.
-        self._attend = False
+        # Whether put() must do more than queue: the greenlet sleeps, or the writer is closed. One check for both.
+        self._needs_attention = False
         self._commands: list[bytes] = []
-        # Ids of messages whose FIN comes behind the commands: built for all at once, it costs a tenth. They are as nsqd
-        # has sent them, so there is nothing to check.
-        self._finished: list[bytes] = []
-        # What is left of a send of the one who brought a request.
-        self._rest = b""
+        # Ids of messages to finish after the commands. Building FIN for all at once takes a tenth of the time.
+        self._finished_ids: list[bytes] = []
+        # The rest of a request that its caller could send only in part.
+        self._unsent_tail = b""
         self._sent_at = 0.0
-        self._over = False
-        # Where that can be done: TLS and compression have their own order.
-        self._direct: TcpTransport | None = None
-        self._writer: gevent.Greenlet | None = None
-        self._parked = False
+        self._peer_closed = False
+        # The transport if callers may send on it: TLS and compression need all bytes in one order.
+        self._direct_transport: TcpTransport | None = None
+        self._greenlet: gevent.Greenlet | None = None
+        self._sleeping = False
         self._flushed = Event()
         self._closed = False
 
     def put(self, command: bytes) -> None:
-        """Queue a command that has no answer; never waits."""
-        if self._finished:
+        """Queue a command without a response, without waiting."""
+        if self._finished_ids:
             self._build_finishes()
         self._commands.append(command)
-        if self._attend:
-            self._attended()
+        if self._needs_attention:
+            self._attend()
 
     def finish(self, message_id: bytes) -> None:
-        """Queue the FIN of a message; never waits."""
-        self._finished.append(message_id)
-        if self._attend:
-            self._attended()
+        """Queue FIN of a message, without waiting."""
+        self._finished_ids.append(message_id)
+        if self._needs_attention:
+            self._attend()
 
-    def _attended(self) -> None:
+    def _attend(self) -> None:
         if self._closed:
-            self._drop()
+            self._discard()
             self._refuse()
         self._wake()
 
-    def _drop(self) -> None:
+    def _discard(self) -> None:
         self._commands.clear()
-        self._finished.clear()
+        self._finished_ids.clear()
 
     def _build_finishes(self) -> None:
-        self._commands.append(b"FIN " + b"\nFIN ".join(self._finished) + b"\n")
-        self._finished.clear()
+        self._commands.append(finish_all(self._finished_ids, check=False))
+        self._finished_ids.clear()
 
     def submit(self, request: PendingRequest) -> None:
-        """Queue a command that has an answer; never waits."""
-        if not self._attend:
+        """Queue a request, without waiting."""
+        if not self._needs_attention:
             self.pending.put(request)
             return
         if self._closed:
             self._refuse()
-        alone = self._direct if not self.pending else None
+        transport = self._direct_transport if not self.pending else None
         self.pending.put(request)
-        if alone is not None:
-            self._send_now(alone)
+        if transport is not None:
+            self._send_directly(transport)
         elif not self.pending.blocked:
             self._wake()
 
     def run(self, transport: Transport) -> None:
-        """Send what is queued, joined into sends of up to SEND_SIZE, as it comes; returns when the outbox is closed.
+        """Send queued commands, joined into sends of up to SEND_SIZE, until the writer is closed.
 
         Raises:
             NSQSocketError: If a send fails.
         """
-        requests = self.pending
-        self._direct = transport if isinstance(transport, TcpTransport) else None
+        pending = self.pending
+        self._direct_transport = transport if isinstance(transport, TcpTransport) else None
         while not self._closed:
-            if self._finished:
+            if self._finished_ids:
                 self._build_finishes()
-            data = self._rest + b"".join(self._commands)
-            self._rest = b""
+            data = self._unsent_tail + b"".join(self._commands)
+            self._unsent_tail = b""
             self._commands.clear()
-            if requests.unsent and not self._is_over():
-                data += requests.next_batch(SEND_SIZE)
+            if pending.unsent and not self._peer_has_closed():
+                data += pending.next_batch(SEND_SIZE)
             if not data:
-                self._park()
+                self._sleep()
                 continue
             for start in range(0, len(data), SEND_SIZE):
                 self.sending_since = self._now()
@@ -141,53 +128,54 @@ class Writer:
             self.sending_since = None
 
     def wait_flushed(self) -> None:
-        """Wait until all that is queued has been sent, or the outbox is closed."""
-        while not self._parked and not self._closed:
+        """Wait until all queued commands are sent, or the writer is closed."""
+        while not self._sleeping and not self._closed:
             self._flushed.clear()
             self._flushed.wait()
 
     def close(self) -> None:
-        """Drop what is queued, and end run() and all who wait; the requests are whoever's who closes."""
+        """Discard queued commands, and make run() and wait_flushed() return. The caller must fail pending requests."""
         self._closed = True
-        self._drop()
+        self._discard()
         self._flushed.set()
-        if self._parked:
+        if self._sleeping:
             self._wake()
-        self._attend = True
+        self._needs_attention = True
 
-    def _send_now(self, transport: TcpTransport) -> None:
-        """Save a lone publish the way over the writer: 15 us of 60."""
-        if self._is_over():
+    def _send_directly(self, transport: TcpTransport) -> None:
+        """Send a lone request without the writer's greenlet, which saves 15 us of 60."""
+        if self._peer_has_closed():
             return
         data = self.pending.next_batch(SEND_SIZE)
-        taken = transport.send_nowait(data)
-        if taken < len(data):
-            self._rest = data[taken:]
+        sent = transport.send_nowait(data)
+        if sent < len(data):
+            self._unsent_tail = data[sent:]
             self._wake()
 
-    def _is_over(self) -> bool:
-        """Whether nsqd has closed, and the reader has not come to that, as where the hub did not run for long. It will,
-        and what has not been sent by then is known not to be executed."""
+    def _peer_has_closed(self) -> bool:
+        """Whether nsqd has closed the connection, and the reader has not noticed yet, as after a blocked hub.
+
+        The reader will notice it, and requests that were not sent are then known not to be executed.
+        """
         now, before = self._now(), self._sent_at
         self._sent_at = now
-        if now - before > IDLE and self._direct is not None:
-            self._over = self._direct.peer_has_closed()
-        return self._over
+        if now - before > PEER_CHECK_AFTER and self._direct_transport is not None:
+            self._peer_closed = self._direct_transport.peer_has_closed()
+        return self._peer_closed
 
-    # Parked in the hub and woken by one callback: a lone publish is faster by 3 us than with an Event.
+    # The greenlet sleeps in the hub and is woken by one callback: an Event costs a lone publish 3 us more.
 
-    def _park(self) -> None:
-        self._writer = gevent.getcurrent()
-        self._parked = self._attend = True
+    def _sleep(self) -> None:
+        self._greenlet = gevent.getcurrent()
+        self._sleeping = self._needs_attention = True
         self._flushed.set()
         gevent.get_hub().switch()  # until put(), submit() or close()
 
     def _wake(self) -> None:
-        assert self._writer is not None  # it is parked
-        self._parked = self._attend = False
-        gevent.get_hub().loop.run_callback(self._writer.switch)
+        assert self._greenlet is not None  # it sleeps
+        self._sleeping = self._needs_attention = False
+        gevent.get_hub().loop.run_callback(self._greenlet.switch)
 
-    def _kick(self) -> None:
-        """Look again whether a request may be sent."""
-        if self._parked and not self._closed and self.pending.unsent:
+    def _wake_if_sendable(self) -> None:
+        if self._sleeping and not self._closed and self.pending.unsent:
             self._wake()

@@ -138,7 +138,7 @@ class ProducerRuntime:
                 self._clock,
                 prepare=self._prepare,
                 setup=self._setup,
-                blameless=_is_blameless,
+                closed_without_fault=_is_blameless,
                 owner=config.owner,
             )
             for _ in range(self._options.connections_per_nsqd)
