@@ -252,7 +252,12 @@ def answer(status: int | None = None, body: bytes | None = None) -> ActionFuncti
     Args:
         status: Default: that of the response; 200 if the request is not executed.
         body: Default: that of the response; empty if the request is not executed.
+
+    Raises:
+        ValueError: If the status is not within 100 to 599.
     """
+    if status is not None and not 100 <= status <= 599:
+        raise ValueError(f"status {status!r} must be within 100 to 599")
 
     def change(steps: Steps, event: Event) -> Steps:
         if event.point is Point.HTTP:

@@ -42,24 +42,24 @@ def _typed(kind: type, allowed: str) -> _Field:
     return read, allowed
 
 
-def _number(kind: type[int | float], allowed: str, minimum: float = 0, maximum: float = sys.float_info.max) -> _Field:
+def _number(kind: type[int | float], allowed: str, minimum: float = -sys.float_info.max) -> _Field:
     def read(value: Any) -> Any:
-        if type(value) not in (int, kind) or not minimum <= value <= maximum:
+        if type(value) not in (int, kind) or not minimum <= value <= sys.float_info.max:
             raise ValueError
         return kind(value)
 
     return read, allowed
 
 
-def _positions(value: Any) -> tuple[int, ...]:
-    return tuple(map(_WHOLE[0], _LIST[0](value)))
+def _integers(value: Any) -> tuple[int, ...]:
+    return tuple(map(_INTEGER[0], _typed(list, "a list")[0](value)))
 
 
 def _frame(value: Any) -> bytes | str:
     return "heartbeat" if value == "heartbeat" else decode_bytes({"base64": value["base64"]})
 
 
-def _number_or_bytes(value: Any) -> int | bytes:
+def _integer_or_bytes(value: Any) -> int | bytes:
     return value if type(value) is int else decode_bytes(value)
 
 
@@ -71,10 +71,9 @@ def _true(value: Any) -> bool:
 
 _TEXT = _typed(str, "text")
 _FLAG = _typed(bool, "true or false")
+_INTEGER = _number(int, "a whole number")
+_NUMBER = _number(float, "a number")
 _COUNT = _number(int, "a whole number from 1", minimum=1)
-_WHOLE = _number(int, "a whole number, 0 or more")
-_SECONDS = _number(float, "a number of seconds, 0 or more")
-_LIST = _typed(list, "a list")
 _BYTES: _Field = (decode_bytes, 'text, or {"base64": "..."}')
 _MATCHERS: dict[str, _Field] = {
     "kind": _TEXT,
@@ -90,37 +89,23 @@ _TIMES: dict[str, _Field] = {
     "nth": _COUNT,
     "first": _COUNT,
     "every": _COUNT,
-    "sometimes": _number(float, "a number from 0 to 1"),
+    "sometimes": _NUMBER,
     "always": (_true, "true"),
-    "after": _SECONDS,
+    "after": _NUMBER,
 }
-_PARAMETERS: dict[str, _Field] = {
-    "code": _TEXT,
-    "text": _TEXT,
-    "seconds": _SECONDS,
-    "alone": _FLAG,
-    "after": _FLAG,
-    "times": _COUNT,
-    "part": _TEXT,
-    "to": (_number_or_bytes, f"a whole number, {_BYTES[1]}"),
-    "frame": (_frame, '"heartbeat", or {"base64": "..."}'),
-    "status": _number(int, "a whole number from 100 to 599", 100, 599),
-    "body": _BYTES,
-}
-_TOXIC_PARAMETERS: dict[str, _Field] = {
-    "seconds": _SECONDS,
-    "jitter": _SECONDS,
-    "bytes_per_second": _number(float, "a number, 1 or more", minimum=1),
-    "after": _WHOLE,
-    "size": _COUNT,
-    "variation": _WHOLE,
-    "delay": _SECONDS,
-    "count": _WHOLE,
-    "share": _number(float, "a number from 0 to 1", maximum=1),
-    "at": (_positions, "a list of whole numbers, 0 or more"),
+# Arguments of actions, toxics and states, by their annotation. The function checks their bounds.
+_ANNOTATED: dict[str, _Field] = {
+    "str": _TEXT,
+    "bool": _FLAG,
+    "int": _INTEGER,
+    "int | None": _INTEGER,
+    "float": _NUMBER,
+    "bytes | None": _BYTES,
+    "bytes | str": (_frame, '"heartbeat", or {"base64": "..."}'),
+    "int | bytes | None": (_integer_or_bytes, f"a whole number, {_BYTES[1]}"),
+    "tuple[int, ...]": (_integers, "a list of whole numbers"),
 }
 _TOXIC_TARGET: dict[str, _Field] = {"upstream": _FLAG, "connection": _COUNT}
-_STATE_PARAMETERS: dict[str, _Field] = {"seconds": _SECONDS, "keep_messages": _FLAG}
 _RULE = ("on", "times", "actions", "optional", "name")
 # The function of ``on``, and its fields, for each value of "on".
 _CONNECTION_MATCHERS = ("kind", "topic", "channel", "connection", "client_id", "body")
@@ -183,7 +168,7 @@ def _decode_action(document: object) -> Action:
     name = document.get("action") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(name, str) or name not in ACTIONS:
         raise ValueError(f"an action is {_shown(name or document)}, not one of {', '.join(ACTIONS)}")
-    return ACTIONS[name](**_arguments(document, f"action {name}", ACTIONS[name], _PARAMETERS, ("action",)))
+    return ACTIONS[name](**_arguments(document, f"action {name}", ACTIONS[name], ("action",)))
 
 
 def decode_toxic(document: object) -> tuple[Toxic, dict[str, Any]]:  # Any: of all types
@@ -195,7 +180,7 @@ def decode_toxic(document: object) -> tuple[Toxic, dict[str, Any]]:  # Any: of a
     name = document.get("toxic") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(name, str) or name not in TOXICS:
         raise ValueError(f"a toxic is {_shown(name or document)}, not one of {', '.join(TOXICS)}")
-    arguments = _arguments(document, f"toxic {name}", TOXICS[name], _TOXIC_PARAMETERS, ("toxic", *_TOXIC_TARGET))
+    arguments = _arguments(document, f"toxic {name}", TOXICS[name], ("toxic", *_TOXIC_TARGET))
     target = {key: _read(document, key, field) for key, field in _TOXIC_TARGET.items() if key in document}
     return TOXICS[name](**arguments), target
 
@@ -208,24 +193,21 @@ def decode_state(name: str, document: object, change: Callable[..., object]) -> 
     """
     if not isinstance(document, dict):
         raise ValueError(f"the arguments of {name} are {_shown(document)}, not an object")
-    return _arguments(document, name, change, _STATE_PARAMETERS)
+    return _arguments(document, name, change)
 
 
 def _arguments(
-    document: _Object,
-    owner: str,
-    called: Callable[..., object],
-    fields: Mapping[str, _Field],
-    others: Sequence[str] = (),
+    document: _Object, owner: str, called: Callable[..., object], others: Sequence[str] = ()
 ) -> dict[str, Any]:  # Any: of all types
     """Decode the arguments of a function; the last word of owner is its name in JSON."""
     parameters = inspect.signature(called).parameters
-    _check_names(document, owner, (*others, *parameters))
-    missing = [key for key, value in parameters.items() if value.default is value.empty and key not in document]
+    fields = {name: _ANNOTATED[parameter.annotation] for name, parameter in parameters.items()}
+    _check_names(document, owner, (*others, *fields))
+    missing = [name for name, value in parameters.items() if value.default is value.empty and name not in document]
     if missing:
         raise ValueError(f"{owner} has no {missing[0]}, which must be {fields[missing[0]][1]}")
     where = f"{owner.rpartition(' ')[2]}."
-    return {key: _read(document, key, fields[key], where) for key in parameters if key in document}
+    return {name: _read(document, name, field, where) for name, field in fields.items() if name in document}
 
 
 def _check_names(document: _Object, owner: str, known: Sequence[str]) -> None:

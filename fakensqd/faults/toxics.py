@@ -105,17 +105,17 @@ class latency:
         return _LatencyState(self, rng)
 
 
+@dataclass
 class _LatencyState(ToxicState):
-    def __init__(self, toxic: latency, rng: Random) -> None:
-        self._toxic = toxic
-        self._rng = rng
+    toxic: latency
+    rng: Random
 
     def on_data(self, data: bytes, now: float) -> Iterable[Outcome]:
         return [Deliver(data, self.on_end(now))]
 
     def on_end(self, now: float) -> float:
-        jitter = self._toxic.jitter
-        return now + max(0.0, self._toxic.seconds + self._rng.uniform(-jitter, jitter))
+        jitter = self.toxic.jitter
+        return now + max(0.0, self.toxic.seconds + self.rng.uniform(-jitter, jitter))
 
 
 @dataclass(frozen=True)
@@ -161,20 +161,20 @@ class stall:
         return _StallState(self.after)
 
 
+@dataclass
 class _StallState(ToxicState):
-    def __init__(self, left: int) -> None:
-        self._left = left
+    left: int
 
     def on_data(self, data: bytes, now: float) -> Iterator[Outcome]:
-        passing, held = data[: self._left], data[self._left :]
-        self._left -= len(passing)
+        passing, held = data[: self.left], data[self.left :]
+        self.left -= len(passing)
         if passing:
             yield Deliver(passing, now)
         if held:
             yield Deliver(held, math.inf)
 
     def on_end(self, now: float) -> float:
-        return now if self._left else math.inf
+        return now if self.left else math.inf
 
 
 # --- cut to pieces ----------------------------------------------------------------------------------------------------
@@ -198,23 +198,23 @@ class slice_bytes:
         return _SliceState(self, rng)
 
 
+@dataclass
 class _SliceState(ToxicState):
-    def __init__(self, toxic: slice_bytes, rng: Random) -> None:
-        self._toxic = toxic
-        self._rng = rng
-        self._last_at = -math.inf
+    toxic: slice_bytes
+    rng: Random
+    last_at: float = -math.inf
 
     def on_data(self, data: bytes, now: float) -> Iterator[Outcome]:
-        toxic = self._toxic
+        toxic = self.toxic
         start = 0
         while start < len(data):
-            stop = start + toxic.size + self._rng.randint(-toxic.variation, toxic.variation)
-            self._last_at = max(now, self._last_at + toxic.delay)
-            yield Deliver(data[start:stop], self._last_at)
+            stop = start + toxic.size + self.rng.randint(-toxic.variation, toxic.variation)
+            self.last_at = max(now, self.last_at + toxic.delay)
+            yield Deliver(data[start:stop], self.last_at)
             start = stop
 
     def on_end(self, now: float) -> float:
-        return max(now, self._last_at)
+        return max(now, self.last_at)
 
 
 # --- ended, reset, corrupted ------------------------------------------------------------------------------------------
@@ -247,20 +247,20 @@ class reset:
         return _LimitState(self.after, ConnectionReset)
 
 
+@dataclass
 class _LimitState(ToxicState):
-    def __init__(self, left: int, end: type[StreamEnd | ConnectionReset]) -> None:
-        self._left = left
-        self._end = end
-        self._has_ended = False
+    left: int
+    end: type[StreamEnd | ConnectionReset]
+    has_ended: bool = False
 
     def on_data(self, data: bytes, now: float) -> Iterator[Outcome]:
-        passing = data[: self._left]
-        self._left -= len(passing)
+        passing = data[: self.left]
+        self.left -= len(passing)
         if passing:
             yield Deliver(passing, now)
-        if not self._left and not self._has_ended:
-            self._has_ended = True
-            yield self._end(now)
+        if not self.left and not self.has_ended:
+            self.has_ended = True
+            yield self.end(now)
 
 
 @dataclass(frozen=True)
@@ -280,20 +280,20 @@ class corrupt_bytes:
         return _CorruptState(self, rng)
 
 
+@dataclass
 class _CorruptState(ToxicState):
-    def __init__(self, toxic: corrupt_bytes, rng: Random) -> None:
-        self._toxic = toxic
-        self._rng = rng
-        self._passed = 0
+    toxic: corrupt_bytes
+    rng: Random
+    passed: int = 0
 
     def on_data(self, data: bytes, now: float) -> Iterable[Outcome]:
-        share, rng = self._toxic.share, self._rng
-        positions = {at - self._passed for at in self._toxic.at if 0 <= at - self._passed < len(data)}
+        share, rng = self.toxic.share, self.rng
+        positions = {at - self.passed for at in self.toxic.at if 0 <= at - self.passed < len(data)}
         positions |= {position for position in range(len(data) if share else 0) if rng.random() < share}
         changed = bytearray(data)
         for position in positions:
             changed[position] ^= rng.randint(1, 255)
-        self._passed += len(data)
+        self.passed += len(data)
         return [Deliver(bytes(changed), now)]
 
 

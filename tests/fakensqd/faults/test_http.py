@@ -116,7 +116,9 @@ WRONG = [
     pytest.param("POST", act("inject", frame="x"), "", "inject.frame is 'x', not \"heartbeat\"", id="frame"),
     pytest.param("POST", act("corrupt", part="size", to=2**31), "", "a number of 32 bits", id="to"),
     pytest.param("POST", act("corrupt", part="size", to=1.5), "", "corrupt.to is 1.5, not a whole", id="no to"),
-    pytest.param("POST", act("answer", status=7) | {"on": "http"}, "", "answer.status is 7, not", id="status"),
+    pytest.param(
+        "POST", act("answer", status=7) | {"on": "http"}, "", "status 7 must be within 100 to 599", id="status"
+    ),
     pytest.param("DELETE", None, "?id=9", "no rule has the id 9", id="no such id"),
     pytest.param("DELETE", None, "?id=x", "id is 'x', not the number of a rule", id="no id"),
     pytest.param("PUT", None, "", "GET, POST or DELETE", id="method"),
@@ -264,10 +266,8 @@ WRONG_TOXICS = [
     pytest.param("x", "a toxic is 'x', not one of latency, bandwidth, slice_bytes, stall", id="no object"),
     pytest.param({}, "a toxic is {}, not one of latency", id="no name"),
     pytest.param({"toxic": "lag"}, "a toxic is 'lag', not one of latency", id="name"),
-    pytest.param({"toxic": "latency"}, "toxic latency has no seconds, which must be a number of seconds", id="missing"),
-    pytest.param(
-        {"toxic": "latency", "seconds": -1}, "latency.seconds is -1, not a number of seconds, 0 or more", id="negative"
-    ),
+    pytest.param({"toxic": "latency"}, "toxic latency has no seconds, which must be a number", id="missing"),
+    pytest.param({"toxic": "latency", "seconds": -1}, "seconds -1.0 must be 0 or more", id="negative"),
     pytest.param(
         {"toxic": "latency", "second": 1},
         "toxic latency has no second (1); did you mean seconds? it has toxic, upstream, connection, seconds, jitter",
@@ -275,14 +275,12 @@ WRONG_TOXICS = [
     ),
     pytest.param({"toxic": "stall", "upstream": "yes"}, "upstream is 'yes', not true or false", id="upstream"),
     pytest.param({"toxic": "stall", "connection": 0}, "connection is 0, not a whole number from 1", id="connection"),
-    pytest.param({"toxic": "stall", "after": 1.5}, "stall.after is 1.5, not a whole number, 0 or more", id="after"),
-    pytest.param(
-        {"toxic": "bandwidth", "bytes_per_second": 0.5}, "bytes_per_second is 0.5, not a number, 1 or", id="rate"
-    ),
-    pytest.param({"toxic": "slice_bytes", "size": 0}, "slice_bytes.size is 0, not a whole number from 1", id="size"),
+    pytest.param({"toxic": "stall", "after": 1.5}, "stall.after is 1.5, not a whole number", id="after"),
+    pytest.param({"toxic": "bandwidth", "bytes_per_second": 0.5}, "bytes_per_second 0.5 must be 1 or more", id="rate"),
+    pytest.param({"toxic": "slice_bytes", "size": 0}, "size 0 must be 1 or more", id="size"),
     pytest.param({"toxic": "slice_bytes", "variation": 1}, "variation 1 must be within 0 to 0", id="variation"),
-    pytest.param({"toxic": "corrupt_bytes", "share": 2}, "share is 2, not a number from 0 to 1", id="share"),
-    pytest.param({"toxic": "corrupt_bytes", "at": [-1]}, "at is [-1], not a list of whole numbers, 0 or", id="at"),
+    pytest.param({"toxic": "corrupt_bytes", "share": 2}, "share 2.0 must be within 0 to 1", id="share"),
+    pytest.param({"toxic": "corrupt_bytes", "at": [-1]}, "at -1 must be 0 or more", id="at"),
 ]
 
 
@@ -375,14 +373,14 @@ WRONG_STATES = [
         "POST",
         "/set_processing_delay",
         None,
-        "set_processing_delay has no seconds, which must be a number of seconds, 0 or more",
+        "set_processing_delay has no seconds, which must be a number",
         id="missing",
     ),
     pytest.param(
         "POST",
         "/set_processing_delay",
         {"seconds": "2"},
-        "set_processing_delay.seconds is '2', not a number of seconds, 0 or",
+        "set_processing_delay.seconds is '2', not a number",
         id="seconds",
     ),
     pytest.param(
