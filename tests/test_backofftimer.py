@@ -2,7 +2,7 @@
 
 import pytest
 
-from gnsq.backofftimer import BackoffTimer, exponential_delay
+from gnsq.backofftimer import BackoffPhase, BackoffTimer, ConsumerBackoff, exponential_delay
 
 
 def test_new_backoff_timer_is_reset_and_does_not_wait():
@@ -43,3 +43,26 @@ def test_exponential_delay_doubles_up_to_the_maximum(failures, delay):
 
 def test_jitter_subtracts_up_to_its_share():
     assert exponential_delay(1, 10, 100, jitter=0.3, spread=0.5) == pytest.approx(8.5)
+
+
+def test_failures_beyond_the_longest_pause_are_not_counted():
+    backoff = ConsumerBackoff(lambda failures: 2.0 ** (failures - 1), 4.0)
+    now = 0.0
+    for _ in range(10):
+        backoff.record_failure(now)
+        now = backoff.until
+        backoff.update(now)
+
+    assert backoff.failures == 3
+    assert [backoff.record_success(now), backoff.phase, backoff.duration] == [True, BackoffPhase.WAITING, 2.0]
+
+
+def test_jitter_shortens_a_pause_by_up_to_its_share():
+    durations = set()
+    for _ in range(100):
+        backoff = ConsumerBackoff(lambda failures: 10.0, 100.0, jitter=0.3)
+        backoff.record_failure(0.0)
+        durations.add(backoff.duration)
+
+    assert all(7.0 <= duration <= 10.0 for duration in durations)
+    assert len(durations) > 1

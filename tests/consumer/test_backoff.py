@@ -6,7 +6,6 @@ from gevent.event import Event
 from fakensqd import FakeNsqd, on
 from fakensqd.faults import error
 from gnsq import Consumer
-from gnsq.backofftimer import BackoffPhase, ConsumerBackoff
 from gnsq.errors import NSQRequeueMessage
 
 EXACT = {"backoff_jitter": 0.0, "requeue_delay": 0}
@@ -255,29 +254,6 @@ def test_finish_that_nsqd_refuses_is_still_a_success_of_the_handler(nsqd, clock,
     assert consumer.stats().backoff == "off"
 
 
-def test_failures_beyond_the_longest_pause_are_not_counted():
-    backoff = ConsumerBackoff(lambda failures: 2.0 ** (failures - 1), 4.0)
-    now = 0.0
-    for _ in range(10):
-        backoff.record_failure(now)
-        now = backoff.until
-        backoff.update(now)
-
-    assert backoff.failures == 3
-    assert [backoff.record_success(now), backoff.phase, backoff.duration] == [True, BackoffPhase.WAITING, 2.0]
-
-
-def test_jitter_shortens_a_pause_by_up_to_its_share():
-    durations = set()
-    for _ in range(100):
-        backoff = ConsumerBackoff(lambda failures: 10.0, 100.0, jitter=0.3)
-        backoff.record_failure(0.0)
-        durations.add(backoff.duration)
-
-    assert all(7.0 <= duration <= 10.0 for duration in durations)
-    assert len(durations) > 1
-
-
 def test_first_probe_goes_to_the_nsqd_that_had_messages(nsqds, clock, publish, started, worker):
     started(worker, *nsqds, max_in_flight=30, **EXACT)
     for _ in range(5):
@@ -288,17 +264,6 @@ def test_first_probe_goes_to_the_nsqd_that_had_messages(nsqds, clock, publish, s
 
     # Each failure led to one pause, without a wait for an nsqd that has no messages.
     assert len(worker.times) == 10
-
-
-def test_failures_that_no_longer_lengthen_the_pause_are_not_counted():
-    backoff = ConsumerBackoff(lambda failures: min(0.02 * failures, 0.05), 128.0)
-    now = 0.0
-    for _ in range(50):
-        backoff.record_failure(now)
-        now = backoff.until
-        backoff.update(now)
-
-    assert backoff.failures == 3
 
 
 def test_backoff_strategy_that_raises_is_logged_and_there_is_no_pause(nsqd, clock, publish, started, caplog):

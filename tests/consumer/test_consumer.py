@@ -9,8 +9,10 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from gnsq import Consumer, Producer
+from fakensqd import FakeCluster
+from gnsq import Consumer, LookupdClient, NsqdHTTPClient, Producer
 from gnsq.errors import NSQRequeueMessage
+from gnsq.stats import Histogram
 from tests.helpers import channel_stats, peer, refused_port, wait_until
 
 
@@ -33,25 +35,6 @@ def test_handler_that_returns_finishes_its_message(fakensqd, send, consume):
     assert channel_stats(fakensqd, "t", "c")["depth"] == 0
 
 
-def test_handler_that_raises_requeues_its_message(nsqd, clock, publish, started):
-    attempts = []
-
-    def handle(consumer, message):
-        attempts.append(message.attempts)
-        if len(attempts) < 3:
-            raise RuntimeError("not yet")
-
-    errors = []
-    consumer = started(handle, nsqd)
-    consumer.on_exception.connect(lambda sender, message, error: errors.append(error), weak=False)
-    publish(nsqd, b"x")
-    clock.advance(10.0)
-
-    assert attempts == [1, 2, 3]
-    assert [str(error) for error in errors] == ["not yet"] * 2
-    assert nsqd.broker.topics["t"].channels["c"].requeue_count == 2
-
-
 def test_requeue_exception_is_not_logged(nsqd, clock, publish, started):
     attempts, errors = [], []
 
@@ -66,22 +49,6 @@ def test_requeue_exception_is_not_logged(nsqd, clock, publish, started):
     clock.advance(10.0)
 
     assert (attempts, errors) == ([1, 2], [])
-
-
-def test_more_attempts_than_max_tries_gives_up(nsqd, clock, publish, started):
-    handled, given_up = [], []
-
-    def handle(consumer, message):
-        handled.append(message.attempts)
-        raise RuntimeError("never")
-
-    consumer = started(handle, nsqd, max_tries=2)
-    consumer.on_giving_up.connect(lambda sender, message: given_up.append(message.attempts), weak=False)
-    publish(nsqd, b"x")
-    clock.advance(30.0)
-
-    assert (handled, given_up) == ([1, 2], [3])
-    assert (nsqd.in_flight("t", "c"), nsqd.depth("t", "c")) == (0, 0)
 
 
 def test_async_message_is_answered_later(fakensqd, send, consume):
@@ -229,29 +196,6 @@ def test_is_starved_when_nearly_all_is_in_flight(send, consume):
     wait_until(lambda: not consumer.is_starved)
 
 
-def test_close_works_off_what_was_delivered(fakensqd, send):
-    started, done = [], []
-
-    def handle(consumer, message):
-        started.append(message)
-        consumer.close()
-        gevent.sleep(0.01)
-        done.append(message)
-
-    consumer = Consumer("t", "c", fakensqd.tcp_address, message_handler=handle, max_in_flight=5)
-    send(b"1", b"2", b"3")
-    closed = []
-    consumer.on_close.connect(closed.append, weak=False)
-
-    consumer.start()
-
-    assert len(done) == len(started)
-    assert closed == [consumer]
-    stats = channel_stats(fakensqd, "t", "c")
-    assert (stats["in_flight_count"], stats["depth"] + len(done)) == (0, 3)
-    assert not consumer.is_running
-
-
 def test_with_statement_starts_and_closes(fakensqd, send):
     got = []
     with Consumer("t", "c", fakensqd.tcp_address, message_handler=lambda c, message: got.append(message)) as consumer:
@@ -298,16 +242,6 @@ def test_no_handler_is_an_error(fakensqd):
 def test_misuse_is_refused_at_once(arguments, options, error, words):
     with pytest.raises(error, match=words):
         Consumer(*arguments, **options)
-
-
-def test_nsqd_that_is_down_is_tried_again(fakensqd, send, consume):
-    got = []
-    fakensqd.stop()
-    consumer = consume(lambda consumer, message: got.append(message.body), reconnect_initial=0.01)
-    assert consumer.total_ready_count == 0
-
-    fakensqd.start()
-    wait_until(lambda: consumer.total_ready_count == 1)
 
 
 def test_lost_connection_is_opened_again(fakensqd, send, consume):
@@ -537,3 +471,120 @@ def test_name_that_is_longer_than_allowed_is_refused_at_once(names):
 def test_consumer_without_heartbeats_is_refused():
     with pytest.raises(ValueError, match="heartbeat_interval -1 of a consumer must be at least 1 s"):
         Consumer("t", "c", "127.0.0.1:4150", heartbeat_interval=-1)
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def test_counts_are_those_of_all_connections_since_the_start(nsqd, clock, publish, started):
+    def handle(consumer, message):
+        message.touch()
+        if message.body == b"again" and message.attempts == 1:
+            raise NSQRequeueMessage(backoff=False)
+
+    consumer = started(handle, nsqd, requeue_delay=0, reconnect_initial=1.0)
+    publish(nsqd, b"1")
+    publish(nsqd, b"again")
+    nsqd.restart()
+    clock.advance(2.0)
+    publish(nsqd, b"2")
+    clock.advance(1.0)
+
+    counts = consumer.stats().counts
+    assert (counts.received, counts.finished, counts.requeued, counts.touched) == (4, 3, 1, 4)
+    (connection,) = consumer.stats().connections
+    assert (connection.address, connection.state, connection.version) == (nsqd.tcp_address, "subscribed", "1.3.0")
+    assert (connection.rdy, connection.in_flight, connection.counts.received) == (1, 0, 1)
+    assert connection.idle == pytest.approx(1.0)
+    assert connection.msg_timeout == 60.0
+
+
+def test_stats_count_waiting_and_handled_messages(nsqd, clock, publish, started):
+    release = Event()
+    consumer = started(lambda _, message: release.wait(), nsqd, max_in_flight=4, concurrency=1)
+    publish(nsqd, b"0")
+    publish(nsqd, b"1", b"2", b"3")
+
+    stats = consumer.stats()
+    assert (stats.state, stats.handling, stats.waiting, stats.in_flight, stats.rdy) == ("running", 1, 3, 4, 4)
+    release.set()
+
+
+def test_latency_is_from_arrival_to_answer(nsqd, clock, publish, started):
+    held = []
+
+    def handle(consumer, message):
+        if message.body == b"async":
+            message.enable_async()
+            held.append(message)
+        elif message.body == b"slow":
+            clock.sleep(3.0)
+
+    consumer = started(handle, nsqd, max_in_flight=10)
+    publish(nsqd, b"quick")
+    publish(nsqd, *[b"quick"] * 5, b"slow", b"async")
+    clock.advance(20.0)
+    held[0].finish()
+
+    latency = consumer.stats().latency
+    assert latency.count == 8
+    assert latency.total == pytest.approx(23.0)
+    assert latency.quantile(0.5) == 0.001
+    assert latency.quantile(0.8) == 4.096
+    assert latency.quantile(1.0) == 32.768
+
+
+def test_empty_histogram_has_no_quantile():
+    empty = Histogram((1.0, 2.0), (0, 0, 0), 0.0)
+
+    assert (empty.count, empty.quantile(0.5)) == (0, None)
+
+
+def test_quantile_beyond_the_last_bound_is_unknown():
+    assert Histogram((1.0,), (1, 2), 9.5).quantile(1.0) == float("inf")
+
+
+def test_failing_nsqds_are_named(nsqd, clock, started):
+    nsqd.down()
+    consumer = started(lambda _, message: None, nsqd)
+
+    assert "Connection refused" in consumer.stats().failures[nsqd.tcp_address]
+    assert not consumer.is_healthy
+    nsqd.up()
+    clock.advance(10.0)
+    assert consumer.stats().failures == {}
+    assert consumer.is_healthy
+
+
+def test_consumer_is_healthy_while_nsqlookupd_knows_no_nsqd_of_its_topic():
+    with FakeCluster(nsqds=1, lookupds=1, threaded=True) as cluster:
+        addresses = [lookupd.http_address for lookupd in cluster.lookupds]
+        consumer = Consumer("t", "c", lookupd_http_addresses=addresses, message_handler=lambda _, message: None)
+        assert not consumer.is_healthy
+        with consumer:
+            assert consumer.is_healthy
+        assert not consumer.is_healthy
+
+
+def test_consumer_without_an_answer_of_nsqlookupd_is_not_healthy():
+    with Consumer("t", "c", lookupd_http_addresses="127.0.0.1:1", message_handler=lambda _, message: None) as consumer:
+        assert not consumer.is_healthy
+
+
+def test_consumer_whose_nsqds_all_fail_is_not_healthy_though_nsqlookupd_answers():
+    with FakeCluster(nsqds=1, lookupds=1, threaded=True) as cluster:
+        (nsqd,), (lookupd,) = cluster.nsqds, cluster.lookupds
+        NsqdHTTPClient.from_url(nsqd.http_address).create_topic("t")
+        client = LookupdClient.from_url(lookupd.http_address)
+        wait_until(lambda: client.lookup("t")["producers"])
+        consumer = Consumer(
+            "t",
+            "c",
+            nsqd.tcp_address,
+            lookupd_http_addresses=lookupd.http_address,
+            message_handler=lambda _, message: None,
+        )
+        nsqd.down()
+        with consumer:
+            assert not consumer.is_healthy
+        nsqd.up()

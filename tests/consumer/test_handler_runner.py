@@ -182,34 +182,6 @@ def test_messages_of_a_lost_connection_are_not_handled(nsqd, clock, publish, sta
     }
 
 
-def test_give_up_handler_that_fails_gets_the_message_again(nsqd, clock, publish, started):
-    _, handle = failing(clock)
-    given_up = []
-
-    def give_up(consumer, message):
-        given_up.append(message.attempts)
-        if len(given_up) == 1:
-            raise OSError("disk full")
-
-    consumer = started(handle, nsqd, max_tries=1, requeue_delay=0, max_backoff_duration=0)
-    consumer.on_giving_up.connect(give_up, weak=False)
-    publish(nsqd, b"x")
-    clock.advance(1.0)
-
-    assert given_up == [2, 3]
-    assert consumer.stats().given_up == 1
-    assert channel(nsqd).depth == 0
-
-
-def test_message_nobody_takes_when_it_is_given_up_is_logged(nsqd, clock, publish, started, caplog):
-    _, handle = failing(clock)
-    started(handle, nsqd, max_tries=1, requeue_delay=0, max_backoff_duration=0)
-    publish(nsqd, b"x")
-    clock.advance(1.0)
-
-    assert "given up, delivered 2 times, max_tries is 1" in caplog.text
-
-
 def test_failures_are_logged_once_a_minute_with_their_number(nsqd, clock, publish, started, caplog):
     _, handle = failing(clock)
     started(handle, nsqd, max_tries=0, requeue_delay=1000, max_backoff_duration=0)
