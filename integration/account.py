@@ -1,4 +1,4 @@
-"""What went in and what came out: published, confirmed, processed, duplicated, lost."""
+"""Count published, confirmed, processed, duplicated and lost messages of a test."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 class Account:
-    """Keeps the books of one test; bodies are unique.
+    """Messages of one test, by their bodies, which are unique.
 
     Attributes:
-        published: Bodies that were given to a producer.
-        confirmed: Those that nsqd has confirmed.
-        processed: How often each was handled to the end.
+        published: Bodies that were passed to a producer.
+        confirmed: Bodies that nsqd has confirmed.
+        processed: Number of times that each body was handled.
     """
 
     def __init__(self, title: str) -> None:
@@ -22,23 +22,23 @@ class Account:
         self.processed: Counter[bytes] = Counter()
 
     def publish(self, producer: Any, topic: str, body: bytes, **options: Any) -> None:
-        """Publish a body, and take note of both."""
+        """Publish a body, and record that it was published and confirmed."""
         self.published.add(body)
         producer.publish(topic, body, **options)
         self.confirmed.add(body)
 
     def process(self, consumer: object, message: Any) -> None:
-        """Take note of a message: a handler."""
+        """Record a message; this is a handler."""
         self.processed[bytes(message.body)] += 1
 
     @property
     def lost(self) -> set[bytes]:
-        """What was confirmed and never processed."""
+        """Bodies that were confirmed and never processed."""
         return self.confirmed - self.processed.keys()
 
     @property
     def duplicated(self) -> int:
-        """How many messages were processed beyond the first time."""
+        """Number of times that a message was processed after the first time."""
         return self.processed.total() - len(self.processed)
 
     def __str__(self) -> str:

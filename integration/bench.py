@@ -1,4 +1,4 @@
-"""``make bench``: our consumer and producer beside a raw socket and every Python peer that is installed.
+"""``make bench``: compare consumer and producer with a raw socket and all installed Python clients.
 
 Each client runs in a process of its own against the same nsqd in the same run, so ratios mean something where seconds
 do not. The nsqd is a real one if there is one (NSQD, or on PATH), else fakensqd, which is slower than its clients:
@@ -48,7 +48,7 @@ PUBLISH = [(1, 10_000), (100, 100_000), (1000, 100_000)]
 
 @contextlib.contextmanager
 def server(certificate: CertificateFiles) -> Iterator[tuple[str, str]]:
-    """A server to measure with, which offers TLS: its TCP and HTTP address."""
+    """Start a server with TLS; returns its TCP and HTTP addresses."""
     tls = [f"--tls-cert={certificate.certificate}", f"--tls-key={certificate.key}"]
     if program("nsqd"):
         print(f"server: real nsqd, {program('nsqd')}")
@@ -75,7 +75,7 @@ with FakeNsqd(mem_queue_size=1000000, tls_cert=sys.argv[1], tls_key=sys.argv[2])
 
 
 def measure(name: str, client: list[str], *arguments: object) -> float | None:
-    """Run one client. Gives messages a second, None if it is not installed or failed (which is said)."""
+    """Run one client. Returns messages per second; None if it is not installed or has failed (then print why)."""
     command = [*client, *map(str, arguments)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, cwd="/")
@@ -90,7 +90,7 @@ def measure(name: str, client: list[str], *arguments: object) -> float | None:
 
 
 def fill(tcp: str, http: str, topic: str, count: int, body: Callable[[int], bytes] = lambda number: b"x" * 200) -> None:
-    """Let so many messages wait in channel bench of a topic."""
+    """Publish messages to a topic with the channel bench."""
     client = NsqdHTTPClient.from_url(http)
     client.create_topic(topic)
     client.create_channel(topic, "bench")
@@ -100,12 +100,12 @@ def fill(tcp: str, http: str, topic: str, count: int, body: Callable[[int], byte
 
 
 def pythons() -> list[str]:
-    """This interpreter and those that BENCH_PYTHONS names."""
+    """Return this interpreter and those of the variable BENCH_PYTHONS."""
     return [sys.executable, *filter(None, os.environ.get("BENCH_PYTHONS", "").split(":"))]
 
 
 def label(python: str, client: str) -> str:
-    """Name a client; gnsq by its version, since 1.0.2 runs the same code."""
+    """Return a client's name; that of gnsq has its version, since 1.0.2 runs the same code."""
     if client != "gnsq":
         return client
     code = "import gnsq; print(gnsq.__version__)"
@@ -114,7 +114,7 @@ def label(python: str, client: str) -> str:
 
 
 def clients(workload: str) -> dict[str, list[str]]:
-    """How each client is started, by its name."""
+    """Return the command of each client, by its name."""
     found = {}
     for python in pythons():
         for client in WORKLOADS[workload]:
@@ -127,7 +127,7 @@ def clients(workload: str) -> dict[str, list[str]]:
 
 
 def rates(tcp: str, http: str, workload: str, setting: int, count: int) -> dict[str, float]:
-    """Measure every client ROUNDS times, taking turns; give the median of each."""
+    """Measure all clients in turn, ROUNDS times; returns the median of each."""
     waiting = clients(workload)
     found: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
@@ -146,7 +146,7 @@ def rates(tcp: str, http: str, workload: str, setting: int, count: int) -> dict[
 
 
 def layer_costs(tcp: str, http: str, ca: str) -> dict[str, list[tuple[float, float]]]:
-    """Measure each layer ROUNDS times, taking turns: CPU time for each message, and the codec's alone, us."""
+    """Measure all layers in turn, ROUNDS times: microseconds of CPU time per message, in total and in the codec."""
     found: dict[str, list[tuple[float, float]]] = {layer: [] for layer in LAYERS}
     for _ in range(ROUNDS):
         for layer, costs in found.items():

@@ -1,4 +1,4 @@
-"""What fakensqd itself does: messages all the way through one FakeNsqd, connections, starts.
+"""Measure fakensqd: messages through one FakeNsqd, connections, and starts.
 
 All in this process, server and client in one hub, as tests have it. Run by bench.py, or alone:
 ``python -m integration.bench_fake``.
@@ -34,7 +34,7 @@ BODY = b"x" * 200
 
 
 def through() -> tuple[float, float]:
-    """Send messages of 200 bytes with MPUB, then consume and FIN them with our clients: messages a second of each."""
+    """Publish messages of 200 bytes, then consume them; returns messages per second of both."""
     left, done = MESSAGES, Event()
 
     def handle(consumer: Consumer, message: Message) -> None:
@@ -60,7 +60,7 @@ def through() -> tuple[float, float]:
 
 
 def memory_for_each() -> float:
-    """Open connections that subscribe and wait, with bare sockets at their other ends: KiB for each."""
+    """Open connections that subscribe, with plain sockets; returns KiB of the server for each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * CONNECTIONS + 200
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), max(hard, wanted)))
@@ -76,13 +76,13 @@ def memory_for_each() -> float:
 
 
 def _resident() -> float:
-    """KiB of this process in memory."""
+    """Return the memory of this process in KiB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize() / 1024
 
 
 def starts(*, threaded: bool) -> float:
-    """Start and stop a FakeNsqd: milliseconds for both."""
+    """Start and stop a FakeNsqd; returns milliseconds."""
     times = []
     for _ in range(STARTS):
         nsqd = FakeNsqd(threaded=threaded)
@@ -94,7 +94,7 @@ def starts(*, threaded: bool) -> float:
 
 
 class _Nothing:
-    """A transport that does nothing, so that only the call is left."""
+    """A transport that does nothing, to measure the calls."""
 
     def recv(self, size: int) -> bytes:
         return b"x"
@@ -110,7 +110,7 @@ class _Nothing:
 
 
 def link_cost() -> float:
-    """What a link without toxics adds to each recv(): nanoseconds."""
+    """Return the nanoseconds that a link without toxics adds to each recv()."""
     nothing = _Nothing()
     linked: Transport = Link(RealClock()).wrap(nothing, nothing.close)
     return min(_timed(linked.recv) - _timed(nothing.recv) for _ in range(ROUNDS))
@@ -124,12 +124,12 @@ def _timed(receive: Callable[[int], bytes]) -> float:
 
 
 def show() -> None:
-    """Measure all and print it."""
+    """Print all measurements."""
     print(f"fakensqd, client in the same process, median of {ROUNDS}")
     published, consumed = (statistics.median(rates) for rates in zip(*(through() for _ in range(ROUNDS)), strict=True))
     print(f"  {MESSAGES} messages of 200 bytes, MPUB of {BATCH}: {published:,.0f} messages/s")
     print(f"  consume and FIN, 2500 in flight:            {consumed:,.0f} messages/s")
-    # A process of its own: what was freed before would hide what is used.
+    # In a new process: memory that was freed before would hide new memory.
     command = [sys.executable, "-c", "from integration.bench_fake import memory_for_each; print(memory_for_each())"]
     memory = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     print(f"  {CONNECTIONS} connections that wait: {memory:.1f} KiB each, of the server and the client's socket")

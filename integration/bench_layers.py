@@ -1,4 +1,4 @@
-"""What TLS, snappy and deflate cost the client, beside what their codecs take of it.
+"""Measure the CPU time of TLS, snappy and deflate in the client, and the share of their codecs.
 
 A run consumes messages through one layer and measures this process's own CPU time for each, since with deflate it is
 nsqd that sets the pace; and in the same run the part of it that is spent inside the codec (zlib, python-snappy, the
@@ -25,14 +25,14 @@ MAX_IN_FLIGHT = 2500
 
 
 def body(number: int) -> bytes:
-    """200 bytes that compress as events do: the same names, other values."""
+    """Return 200 bytes that compress like events: equal names, different values."""
     user = hashlib.sha256(b"%d" % number).hexdigest()
     event = b'{"event":"page_view","id":%010d,"user":"%s","page":"/articles/%04d","agent":"Mozilla/5.0 (X11; Linux)"'
     return (event % (number, user.encode(), number % 1000)).ljust(199) + b"}"
 
 
 class Timed:
-    """Stands before a codec and adds up the CPU time that some of its methods take."""
+    """Wraps a codec, and sums the CPU time of some of its methods."""
 
     spent = 0.0
 
@@ -41,7 +41,7 @@ class Timed:
         for name in names:
             setattr(self, name, self._timed(getattr(codec, name)))
 
-    def __getattr__(self, name: str) -> Any:  # Any: whatever the codec has
+    def __getattr__(self, name: str) -> Any:  # Any: the codec's
         return getattr(self._codec, name)
 
     @staticmethod
@@ -60,7 +60,7 @@ class TimedTls(TlsTransport):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.object: Any = Timed(self.object, "read", "write")
-        # The TLS library's own buffers.
+        # The buffers of the TLS library.
         self._incoming: Any = Timed(self._incoming, "write")
         self._outgoing: Any = Timed(self._outgoing, "read")
 
@@ -72,14 +72,14 @@ class TimedCompression(CompressedTransport):
 
 
 def options(layer: str, ca: str) -> dict[str, object]:
-    """What a Consumer is told to use a layer."""
+    """Return the options with which a Consumer uses a layer."""
     if layer == "tls":
         return {"tls_v1": True, "tls_options": {"ca_certs": ca}}
     return {} if layer == "plain" else {layer: True}
 
 
 def consume(layer: str, tcp: str, topic: str, count: int, ca: str) -> float:
-    """Consume count messages; gives microseconds of CPU time for each."""
+    """Consume messages; returns microseconds of CPU time per message."""
     left, done = count, Event()
 
     def handle(consumer: Consumer, message: object) -> None:
@@ -90,7 +90,7 @@ def consume(layer: str, tcp: str, topic: str, count: int, ca: str) -> float:
 
     consumer = Consumer(topic, "bench", tcp, message_handler=handle, max_in_flight=MAX_IN_FLIGHT, **options(layer, ca))
     consumer.start(block=False)
-    # Now it is connected: the handshake is not counted.
+    # After connecting, so the handshake is not counted.
     Timed.spent, before = 0.0, time.process_time()
     done.wait()
     spent = time.process_time() - before

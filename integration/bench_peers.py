@@ -1,4 +1,4 @@
-"""One client of the benchmark, run in a process and an interpreter of its own: prints one number, messages a second.
+"""Run one client of the benchmark in this process, and print its messages per second.
 
 ``bench_peers.py CLIENT WORKLOAD HOST:PORT TOPIC COUNT SETTING``; what the workloads are is said in bench.py. A client
 that is not installed here ends with exit status 3. Standard library at the top only: each client imports its own.
@@ -22,7 +22,7 @@ Workload = Callable[[str, int, str, int, int], float]
 
 
 class Clock:
-    """Counts messages and times them, from the first to the last."""
+    """Counts messages, and measures the time from the first to the last."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -30,7 +30,7 @@ class Clock:
         self.started = self.ended = 0.0
 
     def tick(self) -> bool:
-        """Count one message; True when it was the last."""
+        """Count one message. Returns: whether it was the last."""
         if not self.seen:
             self.started = time.perf_counter()
         self.seen += 1
@@ -43,7 +43,7 @@ class Clock:
         return (self.count - 1) / (self.ended - self.started)
 
 
-# --- raw: a blocking socket that does the least a client can do -------------------------------------------------------
+# --- raw: a blocking socket, with the least work that a client can do
 
 
 def _raw_socket(host: str, port: int) -> socket.socket:
@@ -75,7 +75,7 @@ def raw_consume(host: str, port: int, topic: str, count: int, in_flight: int) ->
 
 
 def raw_publish(host: str, port: int, topic: str, count: int, waiting: int) -> float:
-    """Keep so many publishes unanswered, on one connection."""
+    """Publish on one connection, with a number of pending publishes."""
     sock = _raw_socket(host, port)
     command = b"PUB %s\n" % topic.encode() + struct.pack(">i", len(BODY)) + BODY
     sent = answered = pending = 0
@@ -91,7 +91,7 @@ def raw_publish(host: str, port: int, topic: str, count: int, waiting: int) -> f
     return count / (time.perf_counter() - started)
 
 
-# --- this project, and gnsq 1.0.2, which has the same API -------------------------------------------------------------
+# --- gnsq, and gnsq 1.0.2, which has the same API
 
 
 def gnsq_consume(host: str, port: int, topic: str, count: int, in_flight: int) -> float:
@@ -128,7 +128,7 @@ def gnsq_publish(host: str, port: int, topic: str, count: int, waiting: int) -> 
 
 
 def gnsq_batches(host: str, port: int, topic: str, count: int, waiting: int) -> float:
-    """The same with automatic batching: as many greenlets, each waiting for its own answer."""
+    """Publish with automatic batching, in greenlets of which each waits for its own response."""
     import gevent
 
     import gnsq
@@ -146,7 +146,7 @@ def gnsq_batches(host: str, port: int, topic: str, count: int, waiting: int) -> 
 
 
 def gnsq_async_batches(host: str, port: int, topic: str, count: int, waiting: int) -> float:
-    """One greenlet that keeps so many results unanswered, with automatic batching; it looks at each."""
+    """Publish with automatic batching in one greenlet, with a number of pending results; it reads each result."""
     from collections import deque
 
     import gnsq
@@ -163,7 +163,7 @@ def gnsq_async_batches(host: str, port: int, topic: str, count: int, waiting: in
         return count / (time.perf_counter() - started)
 
 
-# --- peers ------------------------------------------------------------------------------------------------------------
+# --- other clients
 
 
 def pynsq_consume(host: str, port: int, topic: str, count: int, in_flight: int) -> float:
@@ -241,7 +241,7 @@ WORKLOADS: dict[str, dict[str, tuple[str, Workload]]] = {
         "gnsq async": ("gnsq", gnsq_async_batches),
     },
 }
-# Those that are measured with this project's interpreter only.
+# Clients that are measured only with this interpreter.
 OWN = ("raw", "gnsq batches", "gnsq async")
 
 

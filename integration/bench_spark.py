@@ -1,4 +1,4 @@
-"""``bench.py spark``: what gnsq.spark does on two cores, beside a Python source that has nothing to wait for.
+"""``bench.py spark``: measure gnsq.spark on two cores, and a Python source that never waits.
 
 - NSQ to Parquet: a stream with AvailableNow over messages of 200 bytes that wait in a channel; wall time from start()
   to the end of the query. Synthetic: a source that yields record batches of such rows from memory to the same sink; the
@@ -61,7 +61,7 @@ Fill = Callable[[str, str, str, int], None]
 
 
 class Synthetic(DataSource):
-    """As many rows as asked for, as NsqDataSource's, from memory."""
+    """Returns a number of rows from memory, with the columns of NsqDataSource."""
 
     @classmethod
     def name(cls) -> str:
@@ -75,7 +75,7 @@ class Synthetic(DataSource):
 
 
 class SyntheticReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Has all of it from the start."""
+    """Has all rows from the start."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -100,7 +100,7 @@ class SyntheticReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 @dataclass
 class Bench:
-    """What all measurements need."""
+    """Servers, Spark session and directories of all measurements."""
 
     spark: SparkSession
     tcp: str
@@ -116,7 +116,7 @@ class Bench:
         return name
 
     def waiting(self, topic: str) -> int:
-        """Messages of a topic's channel that are not finished."""
+        """Return the number of unfinished messages of a topic's channel."""
         stats = NsqdHTTPClient.from_url(self.http).stats(topic)["topics"][0]
         channel = stats["channels"][0]
         return int(stats["depth"] + channel["depth"] + channel["in_flight_count"])
@@ -152,7 +152,7 @@ def until(condition: Callable[[], Any]) -> Any:
 
 
 def to_parquet(bench: Bench, messages: Any, count: int) -> float:
-    """Run a query until all is read; gives rows a second."""
+    """Run a query until all messages are read; returns rows per second."""
     out, checkpoint = str(bench.new_folder()), str(bench.new_folder())
     started = time.perf_counter()
     query = messages.writeStream.format("parquet").option("path", out).option("checkpointLocation", checkpoint)
@@ -214,7 +214,7 @@ def show_micro_batch(bench: Bench) -> None:
                 until(lambda query=query, number=number: len(_of_rows(query)) >= number)
         query.stop()
         bench.delete(topic)
-        # The first is slow.
+        # The first batch is slow.
         times = [progress["durationMs"]["triggerExecution"] for progress in _of_rows(query)[1:]]
         line(f"micro-batch of 1 row, {sink}", f"{statistics.median(times):.0f} ms", f"{min(times)} to {max(times)}")
 
@@ -285,7 +285,7 @@ def _resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-# --- all of it
+# --- all measurements
 
 
 def line(name: str, figure: str, remark: str) -> None:

@@ -1,4 +1,4 @@
-"""Which real servers the tests use. Decides only: starts nothing, asks nobody."""
+"""Decide which real servers the tests use. Pure: starts no program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 PROGRAMS = ("nsqd", "nsqlookupd")
-# Where docker-compose.yml's servers are for clients on the host, by the names that the environment may give others.
+# Addresses of docker-compose.yml's servers on the host, by the names of variables for other servers.
 COMPOSED = {
     "NSQD_TCP_ADDRESS": "127.0.0.1:4150",
     "NSQD_HTTP_ADDRESS": "127.0.0.1:4151",
@@ -30,7 +30,7 @@ integration: no real nsqd and nsqlookupd found. Do one of these:
 
 
 class Way(enum.Enum):
-    """How servers come to be there."""
+    """Source of the servers."""
 
     PROGRAMS = "programs"
     GIVEN = "servers that the environment names"
@@ -39,11 +39,11 @@ class Way(enum.Enum):
 
 @dataclass(frozen=True)
 class Choice:
-    """The way, and what it needs to know.
+    """The source of the servers.
 
     Attributes:
-        paths: Of the programs, by their names.
-        addresses: Of servers that run, by the environment's names.
+        paths: Paths of the programs, by their names.
+        addresses: Addresses of running servers, by the names of variables.
     """
 
     way: Way
@@ -54,14 +54,14 @@ class Choice:
 def choose(
     environment: Mapping[str, str], which: Callable[[str], str | None], has_engine: Callable[[], bool]
 ) -> Choice | None:
-    """Decide: programs, else given addresses, else Docker; None if there is nothing.
+    """Choose programs, else given addresses, else Docker; None if there is none of them.
 
     Args:
-        which: Finds a program by its name or path, as shutil.which does.
-        has_engine: Whether ``docker compose`` is there and an engine answers; asked only if nothing else is there.
+        which: Finds a program by its name or path, as shutil.which() does.
+        has_engine: Whether ``docker compose`` and its engine work; called last.
 
     Raises:
-        LookupError: If NSQD or NSQLOOKUPD names what cannot be run.
+        LookupError: If NSQD or NSQLOOKUPD names no program.
     """
     paths = {name: path for name in PROGRAMS if (path := program(name, environment, which))}
     if len(paths) == len(PROGRAMS):
@@ -73,10 +73,10 @@ def choose(
 
 
 def program(name: str, environment: Mapping[str, str], which: Callable[[str], str | None]) -> str | None:
-    """Find a program: what the variable of its name names, else what is on PATH.
+    """Find a program by the variable of its name, else on PATH.
 
     Raises:
-        LookupError: If the variable names what cannot be run.
+        LookupError: If the variable names no program.
     """
     wanted = environment.get(name.upper())
     found = which(wanted or name)

@@ -1,4 +1,4 @@
-"""What docker-compose.yml runs of ours: ``certificates DIRECTORY``, once, and ``auth HOST:PORT``, an auth server."""
+"""Programs for docker-compose.yml: ``certificates DIRECTORY`` makes them, ``auth HOST:PORT`` is an auth server."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gevent.event import Event
 
 from fakensqd import Certificates, FakeAuthServer, Grant
 
-# What each secret may do.
+# What each secret allows.
 GRANTS = {"all": [Grant()], "other": [Grant(topic="^other$")]}
 
 
 def make_certificates(directory: Path) -> None:
-    """Make ca, server-1 and client-2, each .pem and .key, unless they are there: servers may be using them."""
+    """Make ca, server-1 and client-2, each .pem and .key, unless they exist: servers may use them."""
     if not (directory / "client-2.key").exists():
         made = Certificates(directory)
         made.server()
@@ -24,7 +24,7 @@ def make_certificates(directory: Path) -> None:
 
 
 def serve_auth(address: str) -> None:
-    """Answer nsqd's questions until SIGTERM."""
+    """Serve until SIGTERM."""
     over = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(number, over.set)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests on real servers: those of the behaviour suite that they share, and accounts."""
+"""Fixtures of tests with real servers: the shared ones of tests/behaviour, and the account of a test."""
 
 import pytest
 
@@ -11,7 +11,7 @@ __all__ = ["_skip_what_an_old_nsqd_does_in_another_way", "nsqd", "pytest_configu
 
 @pytest.fixture
 def account(request):
-    """What went in and came out; all that was confirmed must have been processed, and the run's summary says so."""
+    """The account of a test. All confirmed messages must be processed; the summary of the run prints the account."""
     account = Account(request.node.name)
     yield account
     request.node.user_properties.append(("account", str(account)))

@@ -1,7 +1,7 @@
-"""A web application that also consumes: one consumer in each gunicorn worker.
+"""A web application with a consumer in each gunicorn worker.
 
-``gunicorn -k gevent -c integration/gunicorn_conf.py integration.gunicorn_app:app``, with or without ``--preload``: a
-consumer that is made before the fork and started after it works.
+Run ``gunicorn -k gevent -c integration/gunicorn_conf.py integration.gunicorn_app:app``, with or without ``--preload``.
+A consumer may be made before the fork and started after it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class App:
         )
 
     def start(self) -> None:
-        """Consume; called in each worker."""
+        """Start the consumer; called in each worker."""
         self.consumer.start(block=False)
 
     def close(self) -> None:
-        """Work off what was delivered."""
+        """Handle all delivered messages, and end."""
         self.consumer.close(timeout=20)
 
     def handle(self, consumer: gnsq.Consumer, message: Message) -> None:
-        """Work for a while, and say what was done."""
+        """Wait, and print the body."""
         gevent.sleep(0.05)
         sys.stdout.write(f"handled {message.body.decode()}\n")
         sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""A web application that publishes what it is sent: one producer in each gunicorn worker.
+"""A web application that publishes the bodies of its requests, with a producer in each gunicorn worker.
 
-``gunicorn -k gevent -c integration/gunicorn_conf.py integration.gunicorn_producer_app:app``, with or without
-``--preload``: a producer that is made before the fork connects in each worker.
+Run ``gunicorn -k gevent -c integration/gunicorn_conf.py integration.gunicorn_producer_app:app``, with or without
+``--preload``. A producer that was made before the fork connects in each worker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gnsq.errors import NSQException
 
 
 class App:
-    """Answers POST /ID with 200 and the id when nsqd has confirmed the body, else with 503 and the error."""
+    """Responds to POST /ID with 200 and the id after nsqd has confirmed the body, else with 503 and the error."""
 
     def __init__(self) -> None:
         self.producer = Producer(
@@ -27,7 +27,7 @@ class App:
         """Do nothing: the first publish connects."""
 
     def close(self) -> None:
-        """Wait until what was published is confirmed."""
+        """Wait for pending publishes, and end."""
         self.producer.close(timeout=20)
 
     def __call__(
@@ -36,7 +36,7 @@ class App:
         name = str(environ["PATH_INFO"]).strip("/")
         sys.stdout.write(f"begun {name} {os.getpid()}\n")
         sys.stdout.flush()
-        body = cast(BinaryIO, environ["wsgi.input"]).read()  # WSGI says what it is
+        body = cast(BinaryIO, environ["wsgi.input"]).read()  # as WSGI defines it
         try:
             self.producer.publish(os.environ["TOPIC"], body)
             status, answer = "200 OK", name

@@ -1,11 +1,11 @@
-"""Record what a server answers to recorded sessions, and show what has changed.
+"""Record the responses of a server to recorded sessions, and show the differences.
 
     python -m integration.record SESSIONS --address HOST:PORT --http-address HOST:PORT > NEW
     python -m integration.record --compare OLD NEW
 
-A session file is described in tests/vectors/transcripts/README.md; its header has the flags to start the server with.
-What is answered as before is written as it stands in the file, so NEW differs from SESSIONS where the server does.
-Ids, times, versions and ports are tokens in both.
+tests/vectors/transcripts/README.md describes the file of sessions. Its header has the flags for the server. An
+unchanged response is written as it is in SESSIONS, so the files differ only if the server differs. Ids, times, versions
+and ports are tokens in both files.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from tests.fakensqd.recorded_auth import RecordedAnswers
 from tests.fakensqd.templates import Difference, Names, compare_json, pieces, sorted_lists
 from tests.fakensqd.transcripts import AT_ONCE, Answer, Player, Received, Step, Transcript, load_file, phase
 
-# Of a message frame.
+# Parts of a message frame.
 MESSAGE = 2
 TIMESTAMP, ATTEMPTS, ID = slice(0, 8), slice(8, 10), slice(10, 26)
-# Of a session or step, what is no answer.
+# Keys of a session or step that are not responses.
 REMARKS = ("text", "observed", "body_text", "title")
 
 
 class Recorder(Player):
-    """Plays a session, and keeps what was answered in place of what was wanted."""
+    """Plays a session, and replaces the expected responses by the received ones."""
 
     def record(self, session: Step) -> Step:
-        """Play it; give it back as this server plays it. What cannot be gone on with ends it, and is said in it."""
+        """Play a session, and return it with the responses of this server. An error that ends it is added to it."""
         recorded = copy.deepcopy(session)
         self._left = iter(recorded["steps"])
         try:
             self.play(session)
         except (Difference, KeyError) as error:
-            # An id that never came cannot be sent back.
+            # An id that was never received can't be sent.
             recorded["stopped"] = f"{type(error).__name__}: {error}"
         return recorded
 
@@ -57,7 +57,7 @@ class Recorder(Player):
         super()._step(step)
 
     def differs(self, step: Step, received: Received | Answer, difference: Difference) -> None:
-        """Write down what came, and go on."""
+        """Record the received response, and continue."""
         if isinstance(received, Answer):
             self._recorded["answer"] = self._answer(step["answer"], received)
             return
@@ -65,7 +65,7 @@ class Recorder(Player):
         frames = [self._frame(*pair) for pair in zip(wanted, received.frames, strict=False)]
         closed = step.get("closed", False)
         if (frames, received.ended) == (step["frames"], closed):
-            # Too early, too late, or not as often.
+            # The responses are equal, and their times or numbers differ.
             self._recorded["difference"] = re.sub(r"\d+\.\d+", "{TIME}", str(difference))
         self._recorded["frames"] = frames
         if received.ended != closed:
@@ -78,7 +78,7 @@ class Recorder(Player):
             return wanted
         found: Step = {} if kind is None else {"type": kind}
         if kind == MESSAGE:
-            # Later steps may name it.
+            # Later steps may use the token.
             tokens = [f"{token}:{text}" for token, text in pieces(wanted.get("hex", "")) if token in ("TS", "ID")]
             for token, value in zip(tokens, (data[TIMESTAMP], data[ID]), strict=False):
                 self._names.values.setdefault(token, value)
@@ -96,7 +96,7 @@ class Recorder(Player):
 
 
 def merged(wanted: Any, got: Any, names: Names) -> Any:
-    """Put what was wanted in the place of what fits it, tokens and all."""
+    """Replace the parts of a response that are as expected by the expected parts, which have tokens."""
     try:
         compare_json(wanted, got, names)
     except (Difference, KeyError):
@@ -113,11 +113,11 @@ def merged(wanted: Any, got: Any, names: Names) -> Any:
     return json.loads(json.dumps(got).replace(names.run.decode(), "{RUN}"))
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- files
 
 
 def record(transcript: Transcript, tcp_address: str, http_address: str) -> Transcript:
-    """Play all sessions against a server, those alone that have to be; give back what it answers."""
+    """Play all sessions with a server, one at a time if necessary, and return them with its responses."""
     header = transcript.header
     kind = header["server"].split()[0]
     version = requests.get(f"http://{http_address}/info", timeout=10).json()["version"]
@@ -136,7 +136,7 @@ def record(transcript: Transcript, tcp_address: str, http_address: str) -> Trans
 
 @contextlib.contextmanager
 def _auth_server(flags: str) -> Iterator[None]:
-    """Run the auth server that a server was started with, if it was."""
+    """Run the auth server that the flags name, if they do."""
     found = re.search(r"--auth-http-address=(\S+)", flags)
     with contextlib.ExitStack() as stack:
         if found:
@@ -145,7 +145,7 @@ def _auth_server(flags: str) -> Iterator[None]:
 
 
 def compare(old: Transcript, new: Transcript) -> list[str]:
-    """Say what has changed, line by line; no lines if nothing has."""
+    """Return the differences as lines."""
     lines = []
     for name in sorted(old.sessions.keys() | new.sessions.keys()):
         before, after = (_readable(transcript.sessions.get(name)) for transcript in (old, new))
@@ -158,7 +158,7 @@ def compare(old: Transcript, new: Transcript) -> list[str]:
 
 
 def _readable(session: Step | None) -> list[str]:
-    """A session in lines: a step, a frame, or a part of an answer each."""
+    """Write a session as lines: one for each step, frame or part of a response."""
     if session is None:
         return []
     lines = []
@@ -170,7 +170,7 @@ def _readable(session: Step | None) -> list[str]:
 
 
 def _text(item: Any) -> str:
-    """JSON, with hex as text."""
+    """Write JSON, with hex as text."""
     if isinstance(item, dict):
         item = {key: value for key, value in item.items() if key not in REMARKS}
     return re.sub(r"(?<![^\"}])((?:[0-9a-f]{2})+)(?=[\"{])", _decoded, json.dumps(item))

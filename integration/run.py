@@ -1,4 +1,4 @@
-"""``make integration``: find real servers, say which, and run the tests on them."""
+"""``make integration``: find real servers, print them, and run the tests with them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _tests(choice: Choice) -> int:
     print(f"integration: using {choice.way.value}")
     for line in _versions(choice):
         print(f"integration:   {line}", flush=True)
-    # Each worker starts servers of its own, if they are programs.
+    # Each worker starts its own servers, if they are programs.
     workers = "2" if choice.way is Way.PROGRAMS else "0"
     command = [sys.executable, "-m", "pytest", "-q", "-o", "console_output_style=classic"]
     plugins = ["-p", "tests.suite", "-p", "integration.servers", "-n", workers]
@@ -43,7 +43,7 @@ def _tests(choice: Choice) -> int:
 
 
 def _versions(choice: Choice) -> list[str]:
-    """What is used, and of which version."""
+    """Return the servers and their versions as lines."""
     lines = []
     for path in choice.paths.values():
         said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
@@ -58,7 +58,7 @@ def _version(address: str) -> str:
     try:
         return f"v{requests.get(f'http://{address}/info', timeout=5).json()['version']}"
     except (requests.RequestException, ValueError, KeyError) as error:
-        return f"does not tell its version ({error})"
+        return f"has no version ({error})"
 
 
 def _has_engine() -> bool:
@@ -70,7 +70,7 @@ def _has_engine() -> bool:
 
 def _composed(choice: Choice) -> int:
     with tempfile.TemporaryDirectory() as folder:
-        # Made by a container and read by the tests, so it belongs to whoever runs them.
+        # A container makes the certificates, and the user who runs the tests must be able to read them.
         os.environ |= {"CERTIFICATES": folder, "CERTIFICATES_USER": str(os.getuid()), **choice.addresses}
         compose = ["docker", "compose", "--project-directory", str(ROOT)]
         try:

@@ -1,7 +1,7 @@
-"""Real servers for tests: found on PATH and started on free ports, or running elsewhere already.
+"""Real servers for tests: programs that are started on free ports, or servers that run already.
 
-A pytest plugin (``-p integration.servers``); its presence turns the ``nsqd`` fixture of tests/behaviour to real ones.
-At the end it prints the accounts of the tests that keep one.
+This is a pytest plugin (``-p integration.servers``). With it, the fixture ``nsqd`` of tests/behaviour is a real server.
+At the end it prints the accounts of the tests.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ class Server:
 
 
 def program(name: str) -> str | None:
-    """Where nsqd, nsqlookupd or nsqadmin is."""
+    """Return the path of nsqd, nsqlookupd or nsqadmin."""
     return choice.program(name, os.environ, shutil.which)
 
 
 def given(name: str) -> Server | None:
-    """A server that runs elsewhere: NSQD_TCP_ADDRESS and NSQD_HTTP_ADDRESS, or the same of another name."""
+    """Return a running server by the variables NAME_TCP_ADDRESS and NAME_HTTP_ADDRESS."""
     tcp, http = (os.environ.get(f"{name.upper()}_{kind}_ADDRESS") for kind in ("TCP", "HTTP"))
     return Server(tcp, http) if tcp and http else None
 
 
 class Daemon:
-    """A program on free ports of loopback, which keeps its ports and its data when it is started again.
+    """A program on free ports of 127.0.0.1, which keeps its ports and its data when it is started again.
 
     Args:
-        folder: Where nsqd keeps its data.
+        folder: Data path of nsqd.
     """
 
     def __init__(self, name: str, folder: str, *flags: str) -> None:
@@ -68,7 +68,7 @@ class Daemon:
         self.tcp_address, self.http_address = found["TCP"], found["HTTP"]
 
     def stop(self, *, kill: bool = False) -> None:
-        """End it, with SIGKILL if wanted. Does nothing if it has ended."""
+        """Stop the program, with SIGTERM or SIGKILL. Does nothing if it has ended."""
         process, self.process = self.process, None
         if process is not None:
             if kill:
@@ -82,7 +82,7 @@ class Daemon:
 
 @contextlib.contextmanager
 def running(name: str, *flags: str) -> Iterator[Daemon]:
-    """Start a server with a data path of its own; stop it at the end."""
+    """Start a server with its own data path, and stop it at the end of the block."""
     with tempfile.TemporaryDirectory() as folder:
         daemon = Daemon(name, folder, *flags)
         try:
@@ -93,7 +93,7 @@ def running(name: str, *flags: str) -> Iterator[Daemon]:
 
 
 def _addresses(process: subprocess.Popen[bytes]) -> dict[str, str]:
-    """Read a server's log up to its two listening lines; what follows is read and dropped."""
+    """Read the addresses from a server's log. A thread reads and drops all further lines."""
     assert process.stderr is not None
     stderr = process.stderr
     found: dict[str, str] = {}
@@ -132,7 +132,7 @@ def _server(name: str) -> Iterator[Server | Daemon]:
 
 @pytest.fixture(scope="session")
 def real_nsqd() -> Iterator[Server | Daemon]:
-    """One nsqd for all tests; each uses topics of its own."""
+    """One nsqd for all tests; each test has its own topics."""
     yield from _server("nsqd")
 
 

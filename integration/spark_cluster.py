@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on loopback: a master and workers with two cores each, for tests and for trying out.
+"""Run a standalone Spark cluster on this machine: a master, and workers with two cores each.
 
 ``python -m integration.spark_cluster`` starts one, prints its address, and stops it when standard input ends or SIGINT
 or SIGTERM comes.
@@ -26,7 +26,7 @@ from gnsq.spark.java import prepare_environment
 START_LIMIT = 60.0
 WORKERS = 2
 CORES = 2
-# Of a worker, for its executors; and of the Java heap of master and worker themselves.
+# Memory of a worker for its executors; Java heap of the master and of a worker.
 MEMORY, DAEMON_MEMORY = "1g", "256m"
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 _REGISTERED = re.compile(r"Successfully registered with master")
@@ -34,7 +34,7 @@ _REGISTERED = re.compile(r"Successfully registered with master")
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running cluster. Each process leads a group of its own, with its executors in it."""
+    """A running cluster. Each process is the leader of a process group, which has its executors, too."""
 
     url: str
     master: subprocess.Popen[bytes]
@@ -43,7 +43,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(folder: Path, workers: int = WORKERS) -> Iterator[Cluster]:
-    """Start a cluster, and stop all of it at the end.
+    """Start a cluster, and stop it at the end of the block.
 
     Args:
         folder: Where logs and work directories go.
@@ -68,7 +68,7 @@ def cluster(folder: Path, workers: int = WORKERS) -> Iterator[Cluster]:
 
 
 def kill(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
-    """Send a signal to a process and to all of its group, as when a machine goes; no-op if they are gone."""
+    """Send a signal to all processes of a group, like the failure of a machine. Does nothing if they have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 

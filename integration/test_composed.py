@@ -24,7 +24,7 @@ NAMES = {"nsqd": "nsqd", "nsqd_tls": "nsqd-tls", "nsqd_auth": "nsqd-auth"}
 
 
 class Composed:
-    """Addresses, by the names of the environment in lower case, and where the certificates are."""
+    """Servers by their names, and the directory of the certificates."""
 
     def __init__(self, servers, certificates):
         self.servers = servers
@@ -56,7 +56,7 @@ def started(folder):
 
 
 def _flags(service, real, folder):
-    """A service's flags, without its listeners, and with our addresses for those that it is to talk to."""
+    """Return a service's flags without its listeners, and with the real addresses of other services."""
     flags = [
         word for word in SERVICES[service]["command"].split()[1:] if not re.match("--(tcp|http|https)-address", word)
     ]

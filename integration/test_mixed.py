@@ -1,4 +1,4 @@
-"""Emulated and real servers together: each registers with the other's nsqlookupd, and nsqadmin shows a fake cluster."""
+"""Emulated and real servers together: they register with each other's nsqlookupd, and nsqadmin shows a fake cluster."""
 
 import contextlib
 import re
@@ -56,7 +56,7 @@ def test_a_fake_nsqd_registers_with_a_real_nsqlookupd():
             wait_until(lambda: request(lookupd.http_address, "GET", "/channels?topic=t") == {"channels": ["c"]}, 1)
             (node,) = request(lookupd.http_address, "GET", "/lookup?topic=t")["producers"]
             assert ports(node) == (nsqd.tcp_port, nsqd.http_port)
-            # A topic that others have brings its channels along.
+            # For a known topic, nsqd creates the channels that nsqlookupd knows.
             with FakeNsqd(lookupd_tcp_addresses=lookupd.tcp_address) as other:
                 request(other.http_address, "POST", "/pub?topic=t", b"x")
                 wait_until(lambda: other.broker.topics["t"].channels.keys() == {"c"})
@@ -67,7 +67,7 @@ def test_a_fake_nsqd_registers_with_a_real_nsqlookupd():
 
 @contextlib.contextmanager
 def nsqadmin(lookupds):
-    """Run nsqadmin over nsqlookupds; gives its address."""
+    """Run nsqadmin with nsqlookupds; returns its address."""
     words = [f"--lookupd-http-address={address}" for address in lookupds]
     process = Popen([program("nsqadmin"), "--http-address=127.0.0.1:0", *words], stderr=PIPE, stdout=subprocess.DEVNULL)
     try:
@@ -99,7 +99,7 @@ def test_nsqadmin_shows_a_fake_cluster():
         one = cluster.nsqds[0]
         assert request(admin, "GET", f"/api/nodes/{one.http_address}")["topics"][0]["topic_name"] == "t"
 
-        # What its buttons do.
+        # The requests of its buttons.
         request(admin, "POST", "/api/topics/t/c", b'{"action":"pause"}')
         assert all(nsqd.broker.topics["t"].channels["c"].paused for nsqd in cluster.nsqds)
         request(admin, "POST", "/api/topics/t/c", b'{"action":"empty"}')

@@ -1,4 +1,4 @@
-"""Servers that die, end, come back and are many, under load: nothing that was confirmed is lost."""
+"""Servers are killed, stopped and started under load: no confirmed message is lost."""
 
 import contextlib
 import time
@@ -16,13 +16,13 @@ pytestmark = [
 ]
 
 LIMIT = 40.0
-# What must come back at once, in tests.
+# Options for reconnecting at once.
 EAGER = {"reconnect_initial": 0.05, "reconnect_maximum": 0.2}
 
 
 @contextlib.contextmanager
 def load(account, producer, topic, *, publishers, each):
-    """Publish from several greenlets; all is confirmed at the end."""
+    """Publish in several greenlets, and wait until all messages are confirmed."""
 
     def publish(number):
         for index in range(each):
@@ -41,9 +41,9 @@ def processing(account, topic, nsqds=(), **options):
     return Consumer(topic, "c", nsqds, message_handler=account.process, **{"max_in_flight": 50, **EAGER, **options})
 
 
-@pytest.mark.since("1.3.0")  # earlier ones forget what was written behind the last sync of their position
+@pytest.mark.since("1.3.0")  # earlier versions lose messages after the last sync
 def test_nsqd_that_is_killed_in_mid_stream_has_all_it_confirmed(account, topic, tmp_path):
-    # Without a channel: what nsqd has in flight, or between a topic and a channel, dies with it.
+    # Without a channel: nsqd loses messages that are in flight or between a topic and a channel.
     nsqd = Daemon("nsqd", str(tmp_path), "--mem-queue-size=0", "--sync-every=1")
     nsqd.start()
     try:
@@ -82,7 +82,7 @@ def test_nsqlookupd_that_is_lost_and_comes_back_stops_nobody(account, topic, tmp
             account.publish(producer, topic, b"%d" % number)
         wait_until(lambda: len(account.processed) >= 100)
         lookupd.start()
-        # nsqd's next words find the connection broken, those behind them open another; without any it takes 15 s.
+        # nsqd notices the broken connection with its next command, and opens another one; else it takes 15 s.
         for nsqd in (first, second):
             for number in range(2):
                 NsqdHTTPClient.from_url(nsqd.http_address).create_topic(f"{topic}-{number}")
@@ -122,7 +122,7 @@ def test_long_and_deferred_messages_are_worked_on_once(account, topic):
         if message.body in due:
             early.append(time.time() < due[message.body])
         else:
-            # Longer than msg_timeout, and than it takes nsqd to look at a new channel.
+            # Longer than msg_timeout and than the interval in which nsqd finds new channels.
             with message.touching():
                 gevent.sleep(7)
         account.process(consumer, message)

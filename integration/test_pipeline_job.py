@@ -1,4 +1,4 @@
-"""The pipeline's command on real nsqds found through nsqlookupd: runs once, is killed, runs again; nothing is lost."""
+"""The pipeline's program with real nsqds and nsqlookupd runs, is killed and runs again: no message is lost."""
 
 import base64
 import contextlib
@@ -32,7 +32,7 @@ QUERIES = ("archive", "metrics")
 LATE_HOUR = 8
 COMMAND = [str(Path(sys.executable).with_name("gnsq-pipeline")), "--config"]
 LIMIT = 150
-# msgTimeout: what a killed run had in flight comes back soon. compact_files: hours that are over are merged, too.
+# msgTimeout: messages in flight of a killed run time out soon. compact_files: closed hours are merged.
 SETTINGS = """
 topic = "clicks"
 output = "{folder}/out"
@@ -54,7 +54,7 @@ msgTimeout = 2
 
 
 class Cluster:
-    """Two nsqds that announce themselves to one nsqlookupd."""
+    """Two nsqds that register with one nsqlookupd."""
 
     def __init__(self, stack):
         self.lookupd = stack.enter_context(running("nsqlookupd"))
@@ -66,7 +66,7 @@ class Cluster:
 
 
 class Events:
-    """Publishes events, and bodies that are none, in disorder; keeps count of what the job has to make of them.
+    """Publishes events and malformed bodies in random order, and counts the results that the job must have.
 
     Attributes:
         good, bad: How many of each were published.
@@ -80,7 +80,7 @@ class Events:
         self._ids = itertools.count(1)
 
     def publish(self, hour, count, late=0):
-        """So many new events of an hour, of which every 10th comes twice; and so many of long before."""
+        """Make events of an hour, with every 10th twice, and events of a much earlier time."""
         events, old = self._events(hour, count), self._events(LATE_HOUR, late)
         again, bad = events[::10], [b"not json %d" % next(self._ids) for _ in range(count // 20)]
         bodies = [*events, *old, *again, *bad]
@@ -119,7 +119,7 @@ def run_once(config):
 
 
 def kill_in_its_middle(config, hour_directory):
-    """Run once, and kill it when it has begun to write its second batch into this directory."""
+    """Run once, and kill the job when it begins to write its second batch into a directory."""
     with process([*COMMAND, config, "--once"]) as running_job:
         wait_for(lambda: len({path.name[:18] for path in hour_directory.glob("batch-*.parquet")}) >= 2, LIMIT)
         os.killpg(running_job.pid, signal.SIGKILL)
@@ -127,7 +127,7 @@ def kill_in_its_middle(config, hour_directory):
 
 
 def backlog(config):
-    """What --status says is left of each query, in its spool and at nsqd; no job runs."""
+    """Return the numbers of --status for each query: messages in its spool and at nsqd. No job may run."""
     with process([*COMMAND, config, "--status"]) as status:
         output, _ = status.communicate(timeout=LIMIT)
     assert status.returncode == 0
@@ -161,7 +161,7 @@ def test_job_that_is_killed_between_two_runs_accounts_for_everything(cluster, co
     assert all(is_empty(nsqd, TOPIC, query) for nsqd in cluster.nsqds for query in QUERIES)
 
     archived = rows_below(archive)
-    # A batch that ran again has published its letters again.
+    # A batch that ran twice has published its dead letters twice.
     letters = {
         (letter["nsqd"], letter["message_id"]): letter for letter in read_topic(cluster, f"{TOPIC}-dead", tmp_path)
     }

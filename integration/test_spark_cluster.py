@@ -1,4 +1,4 @@
-"""Receivers on the executors of a standalone cluster, and the query that reads their spool: one machine dies."""
+"""Receivers on the executors of a standalone cluster, and a query that reads their spool: one machine fails."""
 
 import re
 import sys
@@ -20,7 +20,7 @@ pytestmark = [
 
 
 def test_a_machine_dies_and_nothing_is_lost(tmp_path):
-    """Half of the slots go with it: one receiver is left, and the query goes on beside it."""
+    """With half of the slots, one receiver and the query continue."""
     with running("nsqd", "--msg-timeout=3s") as nsqd, cluster(tmp_path) as spark:
         log = tmp_path / "query.log"
         command = [sys.executable, "-m", "tests.spark.query", spark.url, str(tmp_path), "executors:2"]

@@ -1,4 +1,4 @@
-"""What is killed loses nothing: set(sink) == set(published), against a real nsqd. Duplicates are counted and printed.
+"""Kills lose no message: set(sink) == set(published), with a real nsqd. Duplicates are counted and printed.
 
 First a receiver alone, killed at each point between nsqd and spool; then all processes of a query and nsqd itself, in
 an order that the seed gives: SPARK_KILLS_SEED.
@@ -27,10 +27,10 @@ pytestmark = [
 ]
 
 COUNT = 20_000
-# What is killed in the order of the seed; all of them at once come last.
+# Processes are killed in the order of the seed; the last step kills all of them.
 KINDS = ("worker", "source", "jvm", "nsqd")
 LIMIT = 120
-# Each message of nsqd's is on disk before it is confirmed, which makes some hundred messages a second of it.
+# nsqd writes each message to the disk before it confirms it: some hundred messages per second.
 SLOWLY = {"size": 5, "pause": 0.05}
 DURABLE = ("--mem-queue-size=0", "--sync-every=1", "--msg-timeout=3s")
 
@@ -47,7 +47,7 @@ def spool(tmp_path):
 
 
 class Query:
-    """The query, and who starts it again."""
+    """Runs the query, and starts it again."""
 
     TEXTS = {"worker": "pyspark.daemon", "source": "python_streaming_source_runner", "jvm": "pyspark-shell"}
 
@@ -72,7 +72,7 @@ class Query:
         return len(written(self._folder))
 
     def go_on(self, rows):
-        """Wait for so many more rows in the sink; start the query if it has ended."""
+        """Wait for further rows in the sink; start the query if it has ended."""
         target = self._rows() + rows
         wait_for(lambda: self._rows() >= target, limit=LIMIT)
 
@@ -99,7 +99,7 @@ def test_receiver_killed(point, spool, hub):
 
 
 def test_receiver_killed_at_random(spool, hub):
-    """Five in a row; behind the FINs, as likely as not."""
+    """Kill the receiver five times, often after FINs."""
     chosen = seeded()
     with running("nsqd", "--msg-timeout=2s") as nsqd:
         publisher = Publisher(nsqd.tcp_address, pause=0.005)
@@ -125,7 +125,7 @@ def test_processes_of_a_query_killed_at_random(tmp_path):
             query.go_on(chosen.randint(50, 300))
             print(f"killing {kind} behind {len(written(tmp_path))} rows", flush=True)
             if kind == "nsqd":
-                # In order: a message in flight is nowhere but in its memory.
+                # With SIGTERM: a message in flight is only in the memory of nsqd.
                 nsqd.stop()
                 nsqd.start()
             else:
@@ -134,7 +134,7 @@ def test_processes_of_a_query_killed_at_random(tmp_path):
         query.kill("group")
         published = publisher.stop()
 
-        # Without anything in flight nsqd may be killed, too.
+        # Without messages in flight, nsqd may be killed.
         wait_for(lambda: at_rest(nsqd), limit=LIMIT)
         nsqd.stop(kill=True)
         nsqd.start()
@@ -156,7 +156,7 @@ def report(what, published, found):
 
 
 def at_rest(nsqd):
-    """Whether all that nsqd has is on its disk."""
+    """Return whether nsqd has all messages on its disk."""
     client = NsqdHTTPClient.from_url(nsqd.http_address)
     [topic] = client.stats("clicks")["topics"]
     client.close()
