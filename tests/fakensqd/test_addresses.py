@@ -1,14 +1,16 @@
-"""Addresses to listen on: host and port, or a path."""
+"""Addresses: hosts with ports, paths, listening, and connecting by the daemon's clock."""
 
 import contextlib
-import socket
 
+import gevent
 import pytest
-from gevent import socket as cooperative
+from gevent import socket
 
+from fakensqd import FakeLookupd, FakeNsqd
 from fakensqd.addresses import (
     UNIX_PORT,
     bound_address,
+    connect,
     join_address,
     listen,
     listen_address,
@@ -17,24 +19,30 @@ from fakensqd.addresses import (
     remove_socket_file,
     split_address,
 )
+from fakensqd.clock import RealClock
+from fakensqd.effects import AskAuth
+from fakensqd.nsqd.auth_client import AuthClient
+from fakensqd.options import NsqdOptions
+from tests.fakensqd.wire import request
+from tests.helpers import peer, refused_port, wait_until
 
 
 @pytest.mark.parametrize(
     ("text", "address"),
     [("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:4150", ("::1", 4150)), (":4150", ("", 4150))],
 )
-def test_addresses(text, address):
+def test_address_is_split_and_joined(text, address):
     assert split_address(text) == listen_address(text) == address
     assert join_address(*address) == text
 
 
 @pytest.mark.parametrize("text", ["localhost", "localhost:", "localhost:x", "localhost:65536", ""])
-def test_what_is_no_address(text):
+def test_invalid_address_is_refused(text):
     with pytest.raises(ValueError, match="is not host:port"):
         listen_address(text)
 
 
-def test_a_path():
+def test_path_is_an_address_to_listen_on():
     assert listen_address("/run/nsqd.sock") == ("/run/nsqd.sock", UNIX_PORT)
     assert join_address("/run/nsqd.sock", UNIX_PORT) == "/run/nsqd.sock"
 
@@ -43,17 +51,17 @@ def test_a_path():
     ("address", "text"),
     [(("10.0.0.1", 7), "10.0.0.1:7"), (("::ffff:10.0.0.1", 7, 0, 0), "10.0.0.1:7"), ("", "@"), (b"", "@")],
 )
-def test_peers(address, text):
+def test_address_of_a_client_is_formatted(address, text):
     assert peer_address(address) == text
 
 
-def test_a_port_that_is_taken():
+def test_listen_on_a_port_in_use_raises():
     listener = listen(("127.0.0.1", 0))
     with contextlib.closing(listener), pytest.raises(OSError, match="in use"):
         listen(bound_address(listener))
 
 
-def test_the_socket_of_a_server_that_is_dead_is_taken_over(tmp_path):
+def test_socket_file_of_a_dead_server_is_replaced(tmp_path):
     path = str(tmp_path / "x.sock")
     listen((path, UNIX_PORT)).close()
 
@@ -66,11 +74,104 @@ def test_the_socket_of_a_server_that_is_dead_is_taken_over(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_listens_early_is_found_by_its_address():
+def test_listen_takes_over_a_socket_of_listen_before_start():
     address = listen_before_start("127.0.0.1:0")
     with contextlib.closing(socket.create_connection(split_address(address), timeout=10)):
         listener = listen(split_address(address))
         with contextlib.closing(listener):
-            assert isinstance(listener, cooperative.socket)
+            assert isinstance(listener, socket.socket)
             assert join_address(*bound_address(listener)) == address
             listener.accept()[0].close()
+
+
+# --- connecting -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full():
+    """An address whose queue of connections is full: connecting to it takes for ever."""
+    with contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(3):
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()
+
+
+def test_connected_socket_has_no_timeout():
+    with peer(lambda sock: sock.sendall(b"x")) as address:
+        host, port = address.split(":")
+        with connect((host, int(port)), RealClock(), 10.0) as sock:
+            assert (sock.recv(1), sock.gettimeout()) == (b"x", None)
+
+
+def test_refused_connection_raises():
+    with pytest.raises(ConnectionRefusedError):
+        connect(("127.0.0.1", refused_port()), RealClock(), 10.0)
+
+
+def test_connection_that_is_not_accepted_times_out(clock, full):
+    connecting = gevent.spawn(connect, full, clock, 2.0)
+    clock.advance(1.9)
+    assert not connecting.ready()
+    clock.advance(0.2)
+
+    with pytest.raises(TimeoutError):
+        connecting.get(timeout=10)
+
+
+def test_connection_to_an_auth_server_times_out(clock, full):
+    options = NsqdOptions(auth_http_addresses=join_address(*full), http_client_connect_timeout=3.0)
+    asking = gevent.spawn(AuthClient(options, clock).ask, AskAuth(b"s", "127.0.0.1", "", False))
+    clock.advance(2.9)
+    assert not asking.ready()
+    clock.advance(0.2)
+
+    assert asking.ready()
+    assert asking.get() is None
+
+
+def test_connection_to_an_nsqlookupd_times_out(clock, full):
+    with FakeNsqd(clock=clock, lookupd_tcp_addresses=join_address(*full)) as nsqd:
+        waiting = gevent.spawn(nsqd.wait_registered)
+        clock.advance(0.9)
+        assert not waiting.ready()
+        clock.advance(0.2)
+
+        assert waiting.ready()
+
+
+def test_nsqlookupd_that_does_not_answer_times_out(clock):
+    asked = []
+
+    def listen(sock):
+        while said := sock.recv(65536):
+            asked.append(said)
+
+    with peer(listen) as address, FakeNsqd(clock=clock, lookupd_tcp_addresses=address) as nsqd:
+        waiting = gevent.spawn(nsqd.wait_registered)
+        wait_until(lambda: asked)
+        clock.advance(0.9)
+        assert not waiting.ready()
+        clock.advance(0.2)
+
+        assert waiting.ready()
+
+
+def test_new_topic_waits_five_seconds_for_channels_of_an_nsqlookupd(clock):
+    with (
+        FakeLookupd(clock=clock, record=True) as lookupd,
+        FakeNsqd(clock=clock, lookupd_tcp_addresses=lookupd.tcp_address) as nsqd,
+    ):
+        nsqd.wait_registered()
+        lookupd.set_processing_delay(3600.0)
+        channel = nsqd.broker.ensure_topic("t").ensure_channel("c", nsqd.now())
+        request(nsqd.http_address, "POST", "/pub?topic=t", b"x")
+        clock.advance(4.9)
+        assert channel.depth == 0
+        clock.advance(0.2)
+
+        assert channel.depth == 1

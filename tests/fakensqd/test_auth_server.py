@@ -1,7 +1,5 @@
 """FakeAuthServer: what it can be made to say, and that it says what it was asked."""
 
-import json
-
 import pytest
 
 from fakensqd import FakeAuthServer, Grant
@@ -22,31 +20,31 @@ def test_grants_become_an_answer():
         }
 
 
-def test_the_identity_may_be_given():
+def test_identity_is_an_option():
     with FakeAuthServer({"s": []}, identity="me") as server:
         assert ask(server)["identity"] == "me"
 
 
-def test_a_whole_document_and_bytes_are_passed_on():
+def test_document_and_bytes_are_sent_unchanged():
     with FakeAuthServer({"s": {"ttl": -1}, "b": b"nope"}) as server:
         assert ask(server) == {"ttl": -1}
         assert ask(server, "secret=b") == "nope"
 
 
-def test_unknown_secrets_are_refused():
+def test_unknown_secret_is_refused():
     with FakeAuthServer() as server:
         assert ask(server) == {"message": "NOT_AUTHORIZED"}
         assert ask(server, path="/other") == {}
         assert len(server.queries) == 1
 
 
-def test_a_callable_answers_what_grants_does_not_name():
+def test_answer_is_called_for_secrets_that_are_not_in_grants():
     with FakeAuthServer({"s": []}, answer=lambda query: {"asked": dict(query.parameters)}) as server:
         assert ask(server)["authorizations"] == []
         assert ask(server, "secret=%C3%BC&tls=true") == {"asked": {"secret": "\u00fc", "tls": "true"}}
 
 
-def test_queries_are_kept():
+def test_queries_are_recorded():
     with FakeAuthServer() as server:
         ask(server, "secret=s&tls=true&remote_ip=::1&common_name=me")
         ask(server, "")
@@ -66,7 +64,7 @@ def test_grants_may_be_changed():
         assert ask(server) == {"message": "NOT_AUTHORIZED"}
 
 
-def test_an_answer_that_raises_is_an_error_and_a_500():
+def test_exception_of_answer_is_recorded_and_answered_by_500():
     def fail(query):
         raise RuntimeError("broken")
 
@@ -76,7 +74,7 @@ def test_an_answer_that_raises_is_an_error_and_a_500():
     assert [str(error) for error in server.errors] == ["broken"]
 
 
-def test_start_and_stop():
+def test_auth_server_starts_again_on_the_same_port():
     server = FakeAuthServer()
     assert (server.running, server.http_port) == (False, 0)
     server.start()
@@ -92,12 +90,3 @@ def test_start_and_stop():
     with server:
         assert server.http_address == address
         ask(server)
-
-
-def test_on_a_thread_of_its_own():
-    with FakeAuthServer(threaded=True) as server:
-        server.set_grants("s", [Grant()])
-
-        assert json.dumps(ask(server))
-        assert server.queries[0].secret == "s"
-        assert server.errors == []

@@ -27,7 +27,7 @@ def trusted(certificates, files, name):
     return seeing.getpeercert()
 
 
-def test_a_server_is_known_by_its_names(certificates):
+def test_server_certificate_is_valid_for_its_names(certificates):
     files = certificates.server(["nsqd.example", "127.0.0.1", "::1"])
 
     for name in ("nsqd.example", "127.0.0.1", "::1"):
@@ -36,38 +36,38 @@ def test_a_server_is_known_by_its_names(certificates):
         trusted(certificates, files, "other.example")
 
 
-def test_the_default_names_are_loopback(certificates):
+def test_server_certificate_is_for_localhost_by_default(certificates):
     assert trusted(certificates, certificates.server(), "localhost")
 
 
-def test_one_name_may_be_a_str(certificates):
+def test_server_certificate_takes_one_name_as_str(certificates):
     assert trusted(certificates, certificates.server("nsqd.example"), "nsqd.example")
 
 
-def test_another_ca_is_not_trusted(certificates, tmp_path):
+def test_certificate_of_another_ca_is_not_trusted(certificates, tmp_path):
     other = Certificates(tmp_path / "made")
 
     with pytest.raises(ssl.SSLCertVerificationError, match="unable to get local issuer"):
         trusted(certificates, other.server(), "localhost")
 
 
-def test_an_expired_certificate(certificates):
+def test_expired_certificate_is_refused(certificates):
     with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
         trusted(certificates, certificates.server(expired=True), "localhost")
 
 
-def test_a_server_needs_a_name(certificates):
+def test_server_certificate_without_a_name_is_refused(certificates):
     with pytest.raises(ValueError, match="at least 1 name"):
         certificates.server([])
 
 
-def test_each_has_files_of_its_own(certificates):
+def test_each_certificate_has_its_own_files(certificates):
     files = {*certificates.client("a"), *certificates.client("b", expired=True), *certificates.server()}
 
     assert len(files) == 6
 
 
-def test_without_cryptography_the_extra_is_named(tmp_path, monkeypatch):
+def test_missing_cryptography_names_the_package_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
 
     with pytest.raises(ImportError, match=r"pip install 'gnsq\[fakensqd\]'"):

@@ -17,7 +17,7 @@ from tests.helpers import wait_until
 
 
 @pytest.mark.fakensqd(threaded=False)
-def test_gevent_in_one_hub(fakensqd):
+def test_gevent_client_in_the_servers_hub(fakensqd):
     got = []
 
     def handle(consumer, message):
@@ -51,7 +51,7 @@ async def consume_one(address):
     return body
 
 
-def test_asyncio(fakensqd):
+def test_asyncio_client(fakensqd):
     fakensqd.publish("orders", b"42")
 
     assert asyncio.run(asyncio.wait_for(consume_one(fakensqd.tcp_address), 10)) == b"42"
@@ -79,7 +79,7 @@ def publish_in_thread(address, bodies, failures):
         raise
 
 
-def test_plain_threads(fakensqd):
+def test_client_on_plain_threads(fakensqd):
     failures = []
     threads = [
         threading.Thread(
@@ -99,7 +99,7 @@ def test_plain_threads(fakensqd):
 # --- other libraries, where they are installed
 
 
-def test_asyncnsq(fakensqd):
+def test_asyncnsq_client(fakensqd):
     asyncnsq = pytest.importorskip("asyncnsq")
     host, port = fakensqd.tcp_address.split(":")
 
@@ -118,7 +118,7 @@ def test_asyncnsq(fakensqd):
     wait_until(lambda: fakensqd.transcript.finished() == 1)
 
 
-def test_pynsq(fakensqd):
+def test_pynsq_client(fakensqd):
     nsq = pytest.importorskip("nsq")
     ioloop = pytest.importorskip("tornado.ioloop")
     got = []

@@ -26,7 +26,7 @@ def logger():
     logger.setLevel(level)
 
 
-def test_lines_are_as_nsqd_writes_them(pipe, logger):
+def test_log_lines_have_the_format_of_nsqd(pipe, logger):
     logs.configure("info", "[nsqd] ", pipe[1])
 
     logger.debug("not this")
@@ -40,7 +40,7 @@ def test_lines_are_as_nsqd_writes_them(pipe, logger):
     assert len(lines) == 2
 
 
-def test_a_traceback_follows_its_line(pipe, logger):
+def test_traceback_follows_its_log_line(pipe, logger):
     logs.configure("info", "", pipe[1])
 
     try:
@@ -53,7 +53,7 @@ def test_a_traceback_follows_its_line(pipe, logger):
     assert text.endswith("ValueError: what went wrong\n")
 
 
-def test_a_full_pipe_does_not_block(pipe, logger):
+def test_full_pipe_does_not_block_the_log(pipe, logger):
     logs.configure("info", "", pipe[1])
 
     for _ in range(100):
@@ -63,7 +63,7 @@ def test_a_full_pipe_does_not_block(pipe, logger):
     assert len(os.read(pipe[0], 10**7)) >= 4096
 
 
-def test_a_pipe_without_a_reader_is_no_error(logger):
+def test_pipe_without_a_reader_is_no_error(logger):
     reader, writer = os.pipe()
     stream = logs.configure("info", "", writer)
     os.close(reader)

@@ -27,7 +27,7 @@ def consume(nsqd, clock):
         client.join()
 
 
-def test_a_minute_of_message_timeout(nsqd, clock, consume):
+def test_message_times_out_after_a_minute(nsqd, clock, consume):
     attempts, forever = [], Event()
 
     def handle(consumer, message):
@@ -46,7 +46,7 @@ def test_a_minute_of_message_timeout(nsqd, clock, consume):
     forever.set()
 
 
-def test_a_quarter_of_an_hour_of_touches(nsqd, clock, consume):
+def test_message_is_touched_for_a_quarter_of_an_hour(nsqd, clock, consume):
     attempts, forever = [], Event()
 
     def handle(consumer, message):
@@ -65,7 +65,7 @@ def test_a_quarter_of_an_hour_of_touches(nsqd, clock, consume):
     forever.set()
 
 
-def test_an_hour_of_deferral(nsqd, clock, consume):
+def test_message_is_deferred_for_an_hour(nsqd, clock, consume):
     got = []
     consume(lambda _, message: got.append(clock.monotonic()))
     with Producer(nsqd.tcp_address, clock=clock) as producer:
@@ -78,7 +78,7 @@ def test_an_hour_of_deferral(nsqd, clock, consume):
     assert got == [3600.0]
 
 
-def test_minutes_of_backoff_between_reconnects(nsqd, clock, consume):
+def test_consumer_reconnects_with_a_backoff_of_minutes(nsqd, clock, consume):
     client = consume(lambda _, message: None, reconnect_jitter=0)
     nsqd.down()
     wait_until(lambda: not client._pool.connections)
@@ -94,7 +94,7 @@ def test_minutes_of_backoff_between_reconnects(nsqd, clock, consume):
     assert nsqd.link.connections == 2
 
 
-def test_a_minute_for_the_handshake(nsqd, clock):
+def test_handshake_of_the_client_times_out_after_a_minute(nsqd, clock):
     nsqd.stop_reading()
     host, port = nsqd.tcp_address.split(":")
     connection = Connection(host, int(port), ConnectionOptions(timeout=60.0), clock)
@@ -109,7 +109,7 @@ def test_a_minute_for_the_handshake(nsqd, clock):
     nsqd.resume_reading()
 
 
-def test_a_minute_without_any_connection(nsqd, clock):
+def test_publish_times_out_after_a_minute_without_a_connection(nsqd, clock):
     nsqd.down()
     with Producer(nsqd.tcp_address, clock=clock) as producer:
         publishing = gevent.spawn(producer.publish, "t", b"x")

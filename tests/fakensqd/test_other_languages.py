@@ -99,7 +99,7 @@ def running(command, tmp_path):
 
 
 @pytest.mark.subprocess
-def test_a_client_whose_fin_is_lost_reconnects_and_gets_the_message_again(running):
+def test_client_whose_fin_is_lost_reconnects_and_gets_the_message_again(running):
     rule = {"on": "command", "kind": "FIN", "actions": [{"action": "disconnect"}]}
     assert running.faults("POST", document=rule) == {"id": 1}
 
@@ -111,7 +111,7 @@ def test_a_client_whose_fin_is_lost_reconnects_and_gets_the_message_again(runnin
 
 
 @pytest.mark.subprocess
-def test_a_client_comes_back_after_an_outage(running):
+def test_client_reconnects_after_an_outage(running):
     running.publish(b"before")
     assert running.printed() == ["before", "1"]
     wait_until(running.is_done, LIMIT)
@@ -125,7 +125,7 @@ def test_a_client_comes_back_after_an_outage(running):
 
 
 @pytest.mark.subprocess
-def test_a_client_comes_back_when_a_bad_link_is_mended(running):
+def test_client_reconnects_after_a_faulty_link(running):
     toxic = running.faults("POST", "/toxics", {"toxic": "reset", "upstream": False})
     running.publish(b"x")
     wait_until(lambda: running.channel()["client_count"] == 0, LIMIT)

@@ -8,7 +8,7 @@ from tests.helpers import run_program
 
 
 @pytest.mark.parametrize("name", fakensqd.__all__)
-def test_public_name_is_loaded_when_asked_for(name):
+def test_public_name_is_loaded_at_its_first_use(name):
     assert getattr(fakensqd, name).__name__.removeprefix("fakensqd.") == name
 
 

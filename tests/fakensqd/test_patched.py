@@ -17,11 +17,11 @@ def run(*arguments, **options):
 
 
 @pytest.mark.subprocess
-def test_what_is_patched_before_all_else_passes_the_fixtures_tests():
+def test_process_that_is_patched_from_the_start_passes_the_fixtures_tests():
     files = [f"tests/fakensqd/{name}.py" for name in ("test_pytest_plugin", "test_thread", "test_clients")]
 
     # A test that starts an interpreter of its own, which is not patched, shows nothing here.
-    done = run("-m", "gevent.monkey", "--module", *PYTEST, "-k", "not loads_nothing", *files, cwd=HOME)
+    done = run("-m", "gevent.monkey", "--module", *PYTEST, "-k", "not imports_no_gevent", *files, cwd=HOME)
 
     assert done.returncode == 0, done.stdout
 
@@ -81,7 +81,7 @@ def test_own_hub(fakensqd):
 
 
 @pytest.mark.subprocess
-def test_a_program_may_patch_while_a_server_runs(tmp_path):
+def test_process_may_be_patched_while_a_server_runs(tmp_path):
     (tmp_path / "program.py").write_text("from gevent import monkey\n\nmonkey.patch_all()\n")
     (tmp_path / "test_it.py").write_text(FIXTURES.format(program="import program"))
 
@@ -108,7 +108,7 @@ with FakeNsqd(threaded=True) as nsqd, Producer(nsqd.tcp_address, threaded=True) 
 
 @pytest.mark.parametrize("patch", ["", "from gevent import monkey; monkey.patch_all()"], ids=["late", "early"])
 @pytest.mark.subprocess
-def test_producers_with_a_thread_of_their_own_publish(patch):
+def test_threaded_producer_publishes_in_a_patched_process(patch):
     done = run("-W", "ignore", "-c", f"{patch}\n{PRODUCER}")
 
     assert (done.stdout, done.stderr) == ("b'OK' b'OK' 3\n", "")

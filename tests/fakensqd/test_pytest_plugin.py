@@ -26,7 +26,7 @@ def outcomes(pytester, monkeypatch):
     return run
 
 
-def test_the_fixtures_run_and_are_fresh(outcomes):
+def test_fixtures_give_each_test_a_new_running_server(outcomes):
     found, _ = outcomes(
         """
         import urllib.request
@@ -51,7 +51,7 @@ def test_the_fixtures_run_and_are_fresh(outcomes):
     assert found == {"passed": 4}
 
 
-def test_options_can_be_overridden(outcomes):
+def test_options_fixture_can_be_overridden(outcomes):
     found, _ = outcomes(
         """
         import pytest
@@ -69,7 +69,7 @@ def test_options_can_be_overridden(outcomes):
     assert found == {"passed": 1}
 
 
-def test_an_internal_error_fails_the_test(outcomes):
+def test_internal_error_fails_the_test(outcomes):
     found, output = outcomes(
         """
         def test_nsqd(fakensqd):
@@ -81,7 +81,7 @@ def test_an_internal_error_fails_the_test(outcomes):
     assert "internal error of the emulator: ZeroDivisionError" in output
 
 
-def test_a_leaked_greenlet_fails_the_test(outcomes):
+def test_leaked_greenlet_fails_the_test(outcomes):
     found, output = outcomes(
         """
         import gevent
@@ -105,7 +105,7 @@ PUBLISH = """
 """
 
 
-def test_a_rule_that_never_fired_fails_the_test(outcomes):
+def test_rule_that_never_fired_fails_the_test(outcomes):
     found, output = outcomes(
         PUBLISH
         + """
@@ -121,7 +121,7 @@ def test_a_rule_that_never_fired_fails_the_test(outcomes):
     assert "FakeNsqd, seed=" in output
 
 
-def test_rules_that_fired_or_are_optional_are_well(outcomes):
+def test_rules_that_fired_or_are_optional_pass(outcomes):
     found, _ = outcomes(
         PUBLISH
         + """
@@ -138,7 +138,7 @@ def test_rules_that_fired_or_are_optional_are_well(outcomes):
     assert found == {"passed": 1}
 
 
-def test_a_failed_test_shows_seed_and_transcript_and_only_its_own_failure(outcomes):
+def test_failed_test_shows_seed_and_transcript_and_only_its_own_failure(outcomes):
     found, output = outcomes(
         PUBLISH
         + """
@@ -171,13 +171,13 @@ WAITS = """
 
 
 @pytest.mark.parametrize("server", ["fakensqd", "fakecluster.nsqds[0]"])
-def test_a_wait_in_vain_is_shown_at_the_tests_line_with_the_transcript_once(outcomes, server):
+def test_failed_wait_shows_the_line_of_the_test_and_the_transcript_once(outcomes, server):
     found, output = outcomes(PUBLISH + WAITS.format(server=server))
 
     assert found == {"failed": 1}
     assert "not so within 0.05 s: expected 3, nearest was 0" in output
     assert output.count("http POST /pub t b'x' 200") == 1
-    assert "test_a_wait_in_vain" in output
+    assert "test_failed_wait" in output
     assert ".py:" in output
     assert not [line for line in output.splitlines() if line.startswith(("fakensqd/", "gnsq/"))]
     assert "waiting.py" not in output
@@ -185,7 +185,7 @@ def test_a_wait_in_vain_is_shown_at_the_tests_line_with_the_transcript_once(outc
     assert "threads.py" not in output
 
 
-def test_a_wait_in_vain_on_a_server_of_the_tests_own_shows_its_transcript(outcomes):
+def test_failed_wait_on_a_server_without_a_fixture_shows_its_transcript(outcomes):
     found, output = outcomes(
         PUBLISH
         + """
@@ -203,13 +203,13 @@ def test_a_wait_in_vain_on_a_server_of_the_tests_own_shows_its_transcript(outcom
 
 
 @pytest.mark.subprocess
-def test_the_plugin_loads_nothing_until_a_fixture_is_used():
+def test_plugin_imports_no_gevent_until_a_fixture_is_used():
     code = "import sys, fakensqd.pytest_plugin; print(sorted(m for m in sys.modules if m in ('gevent', 'requests')))"
 
     assert run_command(sys.executable, "-c", code).stdout.strip() == "[]"
 
 
-def test_markers_give_options_to_a_test_a_class_or_a_module(outcomes):
+def test_markers_set_options_of_a_test_or_a_module(outcomes):
     found, _ = outcomes(
         """
         import pytest
@@ -240,7 +240,7 @@ def test_markers_give_options_to_a_test_a_class_or_a_module(outcomes):
     assert found == {"passed": 4}
 
 
-def test_server_runs_in_the_tests_own_hub_where_a_marker_says_so(outcomes):
+def test_server_runs_in_the_tests_hub_with_a_marker(outcomes):
     found, text = outcomes(
         """
         import gevent
@@ -259,7 +259,7 @@ def test_server_runs_in_the_tests_own_hub_where_a_marker_says_so(outcomes):
     assert "faults that never fired" in text
 
 
-def test_certificates_are_made_on_the_fly(outcomes, certificates):
+def test_certificates_fixture_makes_certificates(outcomes, certificates):
     # With cryptography loaded here, by the fixture: it cannot be imported again after pytester has forgotten it.
     found, _ = outcomes(
         """

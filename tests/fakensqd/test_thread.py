@@ -46,7 +46,7 @@ def get(address, target, data=None):
         return answer.read()
 
 
-def test_blocking_code_is_served():
+def test_server_on_a_thread_answers_blocking_code():
     with FakeNsqd(threaded=True) as nsqd:
         assert get(nsqd.http_address, "/pub?topic=t", b"x") == b"OK"
         with socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
@@ -56,7 +56,7 @@ def test_blocking_code_is_served():
         assert nsqd.broker.topics["t"].depth == 1
 
 
-def test_a_plain_thread_gets_no_hub():
+def test_caller_on_a_plain_thread_gets_no_hub():
     def use():
         with FakeNsqd(threaded=True) as nsqd:
             assert nsqd.depth("t") == 0
@@ -65,7 +65,7 @@ def test_a_plain_thread_gets_no_hub():
     assert in_plain_thread(use) is None
 
 
-def test_a_caller_in_a_hub_does_not_block_it():
+def test_caller_in_a_hub_does_not_block_the_hub():
     ticks = []
 
     def tick():
@@ -97,7 +97,7 @@ def test_attributes_are_read_and_methods_called_on_the_servers_thread():
         assert repr(cluster.nsqds[0]).startswith("<proxy of <fakensqd.nsqd.server.FakeNsqd")
 
 
-def test_errors_are_raised_in_the_caller():
+def test_exceptions_of_the_server_are_raised_in_the_caller():
     with FakeNsqd(threaded=True) as nsqd:
         with pytest.raises(KeyError):
             nsqd.broker.delete_topic("t")
@@ -105,7 +105,7 @@ def test_errors_are_raised_in_the_caller():
             _ = nsqd.nothing
 
 
-def test_code_of_the_caller_runs_beside_the_server():
+def test_call_runs_a_function_on_the_servers_thread():
     threaded = ServerThread(FakeNsqd())
     with threaded:
         assert threaded.call(get_ident) != get_ident()
@@ -115,7 +115,7 @@ def test_code_of_the_caller_runs_beside_the_server():
         threaded.call(max, 1, 2)
 
 
-def test_a_start_that_fails_is_raised_and_leaves_nothing():
+def test_failed_start_raises_and_leaves_no_thread():
     with FakeNsqd(threaded=True) as nsqd:
         threaded = ServerThread(FakeNsqd(tcp_address=nsqd.tcp_address))
         before = threading.active_count()
@@ -127,7 +127,7 @@ def test_a_start_that_fails_is_raised_and_leaves_nothing():
         assert threading.active_count() == before
 
 
-def test_stop_twice_does_no_harm():
+def test_second_stop_does_nothing():
     threaded = ServerThread(FakeLookupd())
     threaded.start()
     threaded.stop()
@@ -163,7 +163,7 @@ def test_watcher_left_over_raises_at_the_stop():
         threaded.stop()
 
 
-def test_a_stop_that_fails_is_raised():
+def test_exception_of_a_stop_is_raised():
     threaded = ServerThread(Failing())
     threaded.start()
 
@@ -178,7 +178,7 @@ def test_thread_of_a_server_is_not_known_to_the_threading_module():
         assert threading.enumerate() == before
 
 
-def test_threads_are_gone_afterwards():
+def test_threads_end_with_their_servers():
     before = threading.active_count()
 
     for server in [FakeNsqd() for _ in range(50)] + [FakeCluster() for _ in range(50)]:
@@ -203,7 +203,7 @@ def test_starting_twice_starts_one_thread():
     wait_until(lambda: len(os.listdir("/proc/self/task")) <= before)
 
 
-def test_a_server_may_be_made_for_a_thread():
+def test_threaded_server_has_the_attributes_and_methods_of_the_server():
     nsqd = FakeNsqd(threaded=True, max_rdy_count=7)
     assert isinstance(nsqd, ServerThread)
     assert (nsqd.running, nsqd.options.max_rdy_count) == (False, 7)
@@ -227,7 +227,7 @@ def test_every_server_runs_in_the_hub_and_on_a_thread(make):
             assert server.errors == []
 
 
-def test_an_auth_server_on_a_thread_answers():
+def test_auth_server_on_a_thread_answers():
     with FakeAuthServer({"s": [Grant("t")]}, threaded=True) as auth:
         auth.set_grants("other", 401)
 
@@ -252,7 +252,7 @@ def test_server_without_a_thread_is_no_proxy():
 
 
 @pytest.mark.parametrize("run", [lambda ask: ask(), in_plain_thread], ids=["in a hub", "without a hub"])
-def test_call_lasts_as_long_as_it_wants(run):
+def test_call_has_no_timeout_of_its_own(run):
     def ask():
         nsqd.wait_until(lambda server: server.depth("t"), 3, timeout=0.2)
 
@@ -263,7 +263,7 @@ def test_call_lasts_as_long_as_it_wants(run):
         run(ask)
 
 
-def test_a_call_whose_caller_is_interrupted_ends():
+def test_call_is_killed_with_its_caller():
     threaded = ServerThread(FakeNsqd())
     begun, ended = threading.Event(), threading.Event()
 
@@ -283,7 +283,7 @@ def test_a_call_whose_caller_is_interrupted_ends():
 
 
 @pytest.mark.parametrize("in_hub", [True, False], ids=["in a hub", "without a hub"])
-def test_a_stop_ends_the_calls_of_others(in_hub):
+def test_stop_ends_running_calls_with_an_error(in_hub):
     threaded = ServerThread(FakeNsqd())
     begun = threading.Event()
     told = []
@@ -401,7 +401,7 @@ def test_attribute_is_set_on_the_target():
         assert nsqd.wait_until(lambda server: server.log_level, "debug") == "debug"
 
 
-def test_server_is_asked_before_its_start_and_after_its_end():
+def test_server_answers_calls_before_its_start_and_after_its_stop():
     nsqd = FakeNsqd(threaded=True, record=True)
     nsqd.publish("t", b"1")
     with nsqd as running:

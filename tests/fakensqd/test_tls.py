@@ -40,7 +40,7 @@ def shaken(ends, server, client):
     return outcome.get(timeout=10), tls
 
 
-def test_without_a_certificate_there_is_no_context():
+def test_server_without_a_certificate_has_no_context():
     assert make_server_context(NsqdOptions()) is None
 
 
@@ -57,7 +57,7 @@ def test_file_that_cannot_be_loaded_is_named(tls_options, tmp_path, name, data, 
 
 
 @pytest.mark.parametrize("lowest", ["tls1.0", "tls1.2"])
-def test_an_old_certificate_is_good_enough(lowest):
+def test_old_certificate_is_accepted(lowest):
     """One as test-suites bring along: signed by itself with SHA-1, a short key, expired since 2026."""
     file = str(Path(__file__).parent.parent / "vectors" / "old_certificate.pem")
 
@@ -66,7 +66,7 @@ def test_an_old_certificate_is_good_enough(lowest):
     assert context.verify_mode is ssl.CERT_NONE
 
 
-def test_a_handshake(ends, server_context, client_context):
+def test_handshake_gives_a_transport_and_what_was_negotiated(ends, server_context, client_context):
     (transport, secured), client = shaken(ends, server_context, client_context)
 
     assert secured == TlsEstablished(version="TLS1.3", cipher_suite="Unknown 4866")
@@ -86,7 +86,7 @@ def test_a_handshake(ends, server_context, client_context):
         ("ECDHE-ECDSA-AES256-GCM-SHA384", "Unknown 49196"),
     ],
 )
-def test_suites_have_the_names_that_go_knows(ends, server_context, cipher, name):
+def test_cipher_suite_has_its_name_in_go(ends, server_context, cipher, name):
     client = client_context(maximum=ssl.TLSVersion.TLSv1_2, ciphers=cipher)
 
     (_, secured), _ = shaken(ends, server_context, client)
@@ -99,7 +99,7 @@ def test_suites_have_the_names_that_go_knows(ends, server_context, cipher, name)
     ("lowest", "accepted"),
     [("tls1.0", True), ("tls1.1", True), ("tls1.2", False), ("tls1.3", False)],
 )
-def test_the_lowest_version(ends, tls_options, lowest, accepted):
+def test_client_below_the_lowest_version_is_refused(ends, tls_options, lowest, accepted):
     server = make_server_context(NsqdOptions(**tls_options, tls_min_version=lowest))
     client = client_context(ciphers="DEFAULT:@SECLEVEL=0")
     client.minimum_version = client.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -118,13 +118,13 @@ def verifying(certificates, tls_options):
     return make_server_context(options)
 
 
-def test_a_client_with_a_certificate(ends, verifying, certificates):
+def test_common_name_is_that_of_the_client_certificate(ends, verifying, certificates):
     (_, secured), _ = shaken(ends, verifying, client_context(files=certificates.client("me")))
 
     assert secured.common_name == "me"
 
 
-def test_a_client_without(ends, verifying):
+def test_client_without_a_required_certificate_is_refused(ends, verifying):
     outcome, client = shaken(ends, verifying, client_context())
 
     assert outcome == TlsFailed("tls: client didn't provide a certificate")
@@ -133,19 +133,19 @@ def test_a_client_without(ends, verifying):
         client.recv(100)
 
 
-def test_a_client_with_another_cas(ends, verifying, tmp_path):
+def test_client_certificate_of_another_ca_is_refused(ends, verifying, tmp_path):
     outcome, _ = shaken(ends, verifying, client_context(files=Certificates(tmp_path).client()))
 
     assert outcome == TlsFailed("tls: failed to verify certificate: x509: certificate signed by unknown authority")
 
 
 @pytest.mark.parametrize("policy", ["require", "require-verify"])
-def test_certificates_cannot_be_required_without_a_ca(tls_options, policy):
+def test_client_certificates_cannot_be_required_without_a_ca(tls_options, policy):
     with pytest.raises(ValueError, match=f"'{policy}' needs tls_root_ca_file"):
         make_server_context(NsqdOptions(**tls_options, tls_client_auth_policy=policy))
 
 
-def test_another_policy_asks_for_no_certificate(ends, tls_options):
+def test_unknown_policy_requires_no_certificate(ends, tls_options):
     server = make_server_context(NsqdOptions(**tls_options, tls_client_auth_policy="none"))
 
     assert shaken(ends, server, client_context())[1] is not None
@@ -162,7 +162,7 @@ def test_another_policy_asks_for_no_certificate(ends, tls_options):
         (b"\x16\x10\x03\0\x05hello", "tls: first record does not look like a TLS handshake"),
     ],
 )
-def test_what_is_no_handshake_gets_no_alert(ends, server_context, data, words):
+def test_client_that_does_not_speak_tls_gets_no_alert(ends, server_context, data, words):
     ends[1].sendall(data)
     ends[1].shutdown_write()
 
@@ -171,26 +171,26 @@ def test_what_is_no_handshake_gets_no_alert(ends, server_context, data, words):
     assert ends[1].recv(100) == b""
 
 
-def test_what_is_none_inside_gets_an_alert(ends, server_context):
+def test_malformed_handshake_message_gets_an_alert(ends, server_context):
     ends[1].sendall(b"\x16\x03\x01\0\x05hello")
 
     assert handshake(ends[0], server_context) == TlsFailed("tls: unexpected message")
     assert ends[1].recv(100)[:1] == b"\x15"
 
 
-def test_a_client_that_trusts_us_not(ends, server_context):
+def test_client_that_does_not_trust_the_certificate_fails_the_handshake(ends, server_context):
     outcome, _ = shaken(ends, server_context, SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
     assert outcome == TlsFailed("remote error: tls: unknown certificate authority")
 
 
-def test_a_client_that_breaks_off(ends, server_context):
+def test_client_that_disconnects_fails_the_handshake(ends, server_context):
     ends[0].close()
 
     assert isinstance(handshake(ends[0], server_context), TlsFailed)
     ends[1].close()
 
 
-def test_contexts_for_auth_servers_trust_the_ca(certificates):
+def test_context_for_auth_servers_trusts_the_ca(certificates):
     assert make_client_context(NsqdOptions(tls_root_ca_file=certificates.ca)).get_ca_certs()
     assert make_client_context(NsqdOptions()).verify_mode is ssl.CERT_REQUIRED

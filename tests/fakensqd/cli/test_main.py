@@ -29,7 +29,7 @@ def run_here(capsys):
     return run_here
 
 
-def test_help(run_here):
+def test_help_names_the_commands(run_here):
     code, out, err = run_here("--help")
 
     assert (code, err) == (0, "")
@@ -38,20 +38,20 @@ def test_help(run_here):
         assert f"\n  {name} " in out
 
 
-def test_version(run_here):
+def test_version_names_the_emulated_version(run_here):
     version = f"fakensqd {gnsq.__version__}, emulates nsqd and nsqlookupd 1.3.0\n"
 
     assert run_here("--version") == (0, version, "")
 
 
-def test_no_words_and_wrong_words(run_here):
+def test_unknown_command_is_refused(run_here):
     code, _, err = run_here("nsq")
 
     assert run_here()[0] in (0, 2)
     assert (code, "No such command 'nsq'" in err) == (2, True)
 
 
-def test_a_daemon_behind_an_option():
+def test_daemon_after_two_dashes_gets_its_own_flags():
     result = run("--", "nsqd", "--version")
 
     assert (result.returncode, result.stdout) == (0, "nsqd v1.3.0 (built w/go1.27.3)\n")
@@ -74,7 +74,7 @@ def free_base_port(*offsets):
     raise AssertionError("no free ports from 20000 to 30000")
 
 
-def test_a_cluster():
+def test_cluster_prints_addresses_and_ends_by_sigterm():
     with cluster("--nsqds", "3", "--lookupds", "2") as process:
         lines = [process.stdout.readline().split() for _ in range(6)]
         assert [line[0] for line in lines] == ["nsqlookupd"] * 2 + ["nsqd"] * 3 + ["nsqadmin"]
@@ -105,13 +105,13 @@ main()
 
 
 @pytest.mark.parametrize("module", ["click", "fakensqd.cluster"])
-def test_a_cluster_that_is_interrupted_while_it_loads_ends_in_order(module):
+def test_cluster_that_is_interrupted_during_imports_exits_without_a_traceback(module):
     result = run_command(sys.executable, "-c", STRUCK_WHILE_IT_IMPORTS, module)
 
     assert (result.returncode, "Traceback" in result.stderr) == (0, False)
 
 
-def test_a_cluster_without_nsqlookupds_names_its_nsqds_to_nsqadmin():
+def test_cluster_without_nsqlookupds_passes_its_nsqds_to_nsqadmin():
     with cluster("--nsqds=1", "--lookupds=0", "--faults-over-http") as process:
         nsqd = process.stdout.readline().split()
 
@@ -119,7 +119,7 @@ def test_a_cluster_without_nsqlookupds_names_its_nsqds_to_nsqadmin():
         assert request(nsqd[6], "POST", "/faults/down")["down"]
 
 
-def test_a_cluster_on_fixed_ports_as_json():
+def test_cluster_on_fixed_ports_prints_json():
     base = free_base_port(0, 1, 3, 10, 11, 13, 100, 101, 103)
     with cluster(f"--base-port={base}", "--json", "--faults-over-http") as process:
         described = json.loads(process.stdout.readline())
@@ -140,7 +140,7 @@ def test_a_cluster_on_fixed_ports_as_json():
         assert (process.wait(LIMIT), process.stdout.read(), process.stderr.read()) == (0, "", "")
 
 
-def test_a_cluster_whose_port_is_in_use_says_which_and_what_to_do():
+def test_cluster_names_a_port_that_is_in_use():
     base = free_base_port(0, 1, 10, 11, 100, 101)
     with socket.create_server(("127.0.0.1", base + 101)):
         result = run("cluster", f"--base-port={base}")
@@ -150,14 +150,14 @@ def test_a_cluster_whose_port_is_in_use_says_which_and_what_to_do():
     assert result.stderr == f"Error: cannot listen on {address}: Address already in use; give another --base-port\n"
 
 
-def test_a_cluster_whose_ports_do_not_exist_says_which_would():
+def test_cluster_refuses_ports_that_do_not_exist():
     result = run("cluster", "--base-port=65000", "--nsqds=9")
 
     assert result.returncode == 2
     assert "--base-port: base_port 65000 must be from 1 to 64732 with nsqds=9, lookupds=1\n" in result.stderr
 
 
-def test_without_click_it_says_what_to_install():
+def test_program_without_click_names_the_package_to_install():
     code = (
         "import sys; sys.modules['click'] = None; sys.argv = ['fakensqd']; from fakensqd.__main__ import main; main()"
     )

@@ -47,7 +47,7 @@ def configured(tmp_path_factory, tls_options):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_version(name, capsys):
+def test_version_of_a_daemon_is_that_of_the_real_program(name, capsys):
     assert run_here(name, ["--version"]) == 0
 
     assert capsys.readouterr() == (f"{name} v1.3.0 (built w/go1.27.3)\n", "")
@@ -55,7 +55,7 @@ def test_version(name, capsys):
 
 @pytest.mark.parametrize("where", ["working directory", "PYTHONPATH"])
 @pytest.mark.subprocess
-def test_other_gnsq_beside_the_suite_that_starts_it_is_no_hindrance(tmp_path, where):
+def test_program_imports_its_own_gnsq_beside_another_one(tmp_path, where):
     (tmp_path / "gnsq").mkdir()
     (tmp_path / "gnsq" / "__init__.py").write_text("raise RuntimeError('another gnsq')")
     path = [str(ROOT)] if where == "working directory" else [str(tmp_path), str(ROOT)]
@@ -74,7 +74,7 @@ def test_other_gnsq_beside_the_suite_that_starts_it_is_no_hindrance(tmp_path, wh
     ],
 )
 @pytest.mark.parametrize("name", NAMES)
-def test_bad_flags(name, word, text, capsys):
+def test_bad_flag_exits_with_status_2_and_the_usage(name, word, text, capsys):
     assert run_here(name, [word]) == 2
 
     printed = capsys.readouterr()
@@ -107,7 +107,7 @@ def test_help_prints_defaults_that_the_flags_accept(name, capsys):
     ids=lambda value: str(value)[:20],
 )
 @pytest.mark.subprocess
-def test_what_is_fatal(words, text, tmp_path):
+def test_program_that_cannot_start_logs_one_line_and_exits_with_status_1(words, text, tmp_path):
     result = run("nsqd", *flags("nsqd", tmp_path), "--https-address=127.0.0.1:0", *words)
 
     assert (result.returncode, result.stdout) == (1, "")
@@ -117,7 +117,7 @@ def test_what_is_fatal(words, text, tmp_path):
 
 @pytest.mark.parametrize(("name", "number"), [("nsqd", signal.SIGINT), ("nsqlookupd", signal.SIGTERM)])
 @pytest.mark.subprocess
-def test_it_listens_where_it_says_and_ends_in_order(name, number, tmp_path):
+def test_program_listens_on_its_ports_and_ends_by_a_signal(name, number, tmp_path):
     with program(name, *flags(name, tmp_path)) as server:
         assert list(server.addresses) == ["TCP", "HTTP"]
         assert request(server.addresses["HTTP"], "GET", "/ping") == "OK"
@@ -133,7 +133,7 @@ def test_it_listens_where_it_says_and_ends_in_order(name, number, tmp_path):
 
 
 @pytest.mark.subprocess
-def test_a_signal_before_it_listens_ends_it_as_well():
+def test_signal_before_the_program_listens_ends_it():
     with child(*command("nsqlookupd", *FREE_PORTS), stderr=DEVNULL) as process:
         time.sleep(0.06)
         process.terminate()
@@ -143,7 +143,7 @@ def test_a_signal_before_it_listens_ends_it_as_well():
 
 
 @pytest.mark.subprocess
-def test_a_signal_ends_it_in_code_that_drops_exceptions():
+def test_signal_in_code_that_drops_exceptions_ends_the_program():
     code = """
 import signal, weakref
 from fakensqd.cli.program import exit_on_signals
@@ -170,7 +170,7 @@ def test_flags_reach_the_server(configured, client_context):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.subprocess
-def test_a_port_in_use_is_fatal_in_one_line(name, tmp_path):
+def test_port_in_use_is_a_fatal_line_in_the_log(name, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         result = run(name, *flags(name, tmp_path), f"--tcp-address={address}")
@@ -183,7 +183,7 @@ def test_a_port_in_use_is_fatal_in_one_line(name, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.subprocess
-def test_faults_are_steered_over_http_even_while_it_is_down(name, tmp_path):
+def test_faults_are_controlled_over_http_also_while_the_daemon_is_down(name, tmp_path):
     with program(name, *flags(name, tmp_path), "--faults-http-address=127.0.0.1:0", listeners=3) as server:
         assert list(server.addresses) == ["TCP", "HTTP", "FAULTS"]
         faults = server.addresses["FAULTS"]
@@ -200,14 +200,14 @@ def test_faults_are_steered_over_http_even_while_it_is_down(name, tmp_path):
 
 
 @pytest.mark.subprocess
-def test_flags_without_a_meaning_are_named_once(configured):
+def test_ignored_flags_are_logged_once(configured):
     (warning,) = [line for line in configured.lines if b"WARNING" in line]
 
     assert warning.endswith(b"flags that this emulator ignores: --verbose, --sync-every\n")
 
 
 @pytest.mark.subprocess
-def test_a_program_loads_only_what_it_needs():
+def test_program_imports_only_the_modules_that_it_needs():
     code = "import sys, fakensqd.nsqd.server, fakensqd.lookupd.server, fakensqd.cli.flags; print(*sys.modules)"
     loaded = set(run_command(sys.executable, "-c", code).stdout.split())
     assert "fakensqd.nsqd.server" in loaded
@@ -220,7 +220,7 @@ def test_a_program_loads_only_what_it_needs():
 
 
 @pytest.mark.subprocess
-def test_a_configuration_file_and_a_flag_that_overrides_it(configured):
+def test_flag_overrides_the_configuration_file(configured):
     assert request(configured.http, "GET", "/config/msg_timeout") == "2000000000"
     assert request(configured.http, "GET", "/config/max_rdy_count") == "8"
     assert request(configured.http, "GET", "/config/id") == "5"
@@ -239,7 +239,7 @@ def fixed_ports(server, tmp_path):
 
 
 @pytest.mark.subprocess
-def test_after_a_kill_what_was_on_disk_is_there_and_the_ports_are_free(tmp_path):
+def test_messages_on_disk_survive_a_kill_and_the_ports_are_free(tmp_path):
     with program("nsqd", *flags("nsqd", tmp_path), "--mem-queue-size=1") as server:
         reader = consumer(server.addresses["TCP"])
         for body in (b"in flight", b"in memory", b"on disk 1", b"on disk 2"):
@@ -256,7 +256,7 @@ def test_after_a_kill_what_was_on_disk_is_there_and_the_ports_are_free(tmp_path)
 
 
 @pytest.mark.subprocess
-def test_after_a_stop_messages_are_there(tmp_path):
+def test_messages_survive_a_stop(tmp_path):
     with program("nsqd", *flags("nsqd", tmp_path)) as server:
         consumer(server.addresses["TCP"], ready=0)
         publish(server, b"kept")
@@ -266,7 +266,7 @@ def test_after_a_stop_messages_are_there(tmp_path):
 
 
 @pytest.mark.subprocess
-def test_a_second_nsqd_on_the_same_data_path(configured):
+def test_second_nsqd_on_the_same_data_path_is_refused(configured):
     result = run("nsqd", *flags("nsqd", configured.data_path))
 
     assert result.returncode == 1
@@ -275,7 +275,7 @@ def test_a_second_nsqd_on_the_same_data_path(configured):
 
 
 @pytest.mark.subprocess
-def test_nsqlookupd_sees_changes_at_once(tmp_path):
+def test_nsqlookupd_shows_topics_and_a_killed_nsqd_at_once(tmp_path):
     with program("nsqlookupd", *FREE_PORTS, "--broadcast-address=127.0.0.1") as lookupd:
         words = [f"--lookupd-tcp-address={lookupd.addresses['TCP']}", "--broadcast-address=b.example"]
         with program("nsqd", *flags("nsqd", tmp_path), *words) as server:
@@ -290,7 +290,7 @@ def test_nsqlookupd_sees_changes_at_once(tmp_path):
 
 
 @pytest.mark.subprocess
-def test_a_unix_path_in_the_current_directory_where_it_runs_by_default(tmp_path):
+def test_address_without_a_port_is_a_unix_socket_in_the_current_directory(tmp_path):
     words = ["--tcp-address=nsqd.sock", "--http-address=127.0.0.1:0"]
     with program("nsqd", *words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}) as server:
         assert server.addresses["TCP"] == "./nsqd.sock"
@@ -305,13 +305,13 @@ def test_a_unix_path_in_the_current_directory_where_it_runs_by_default(tmp_path)
 
 
 @pytest.mark.subprocess
-def test_every_address_means_ipv6_as_well(configured):
+def test_address_without_a_host_listens_on_ipv6_too(configured):
     assert [configured.addresses[name].rpartition(":")[0] for name in ("TCP", "HTTP")] == ["[::]", "[::]"]
     assert request(configured.http, "GET", "/ping") == "OK"
 
 
 @pytest.mark.subprocess
-def test_stderr_that_nobody_reads_does_not_stop_it(tmp_path):
+def test_unread_stderr_does_not_block_the_program(tmp_path):
     """Each of these warnings is a line; a pipe holds 64 KiB."""
     with program("nsqd", *flags("nsqd", tmp_path), f"--log-prefix=[{'x' * 3000}] ") as server:
         for number in range(60):

@@ -1,15 +1,22 @@
-"""The greenlet pair of a connection: what it does with effects, errors, and clients that do not read."""
+"""Connections: reader and writer, effects and errors, transports, clients that do not read or are half-closed."""
 
 import gevent
 import pytest
 from gevent import socket
 from gevent.event import AsyncResult
 
-from fakensqd.clock import ManualClock
+from fakensqd import FakeNsqd, on
+from fakensqd.clock import ManualClock, RealClock
 from fakensqd.daemon.connection import Connection, DaemonState, TransportStack
-from fakensqd.effects import AskAuth, Close, Reset, Send, StartCompression, Wait
-from gnsq.protocol.compression import Deflate
+from fakensqd.effects import AskAuth, Close, Reset, Send, StartCompression, StartTLS, TlsEstablished, TlsFailed, Wait
+from fakensqd.faults import delay, disconnect
+from gnsq.errors import NSQConnectionClosed
+from gnsq.protocol import commands
+from gnsq.protocol.compression import Deflate, Snappy
+from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE
+from gnsq.tls import TlsTransport
 from gnsq.transport import CompressedTransport, TcpTransport
+from tests.fakensqd.wire import Client, consumer
 from tests.helpers import wait_until
 
 
@@ -72,7 +79,7 @@ def pair(clock):
     assert connection.session.gone
 
 
-def test_bytes_in_and_effects_out(pair):
+def test_connection_passes_data_to_the_session_and_sends_its_effects(pair):
     session, client, errors, _ = pair
     session.answers = [Send(b"one "), Send(b"two")]
 
@@ -86,7 +93,7 @@ def test_bytes_in_and_effects_out(pair):
     assert errors == []
 
 
-def test_a_close_sends_what_is_queued_first(pair):
+def test_close_sends_queued_data_first(pair):
     session, client, _, _ = pair
     session.answers = [Send(b"bye"), Close()]
 
@@ -96,7 +103,7 @@ def test_a_close_sends_what_is_queued_first(pair):
     assert client.recv(100) == b""
 
 
-def test_a_wake_up_pumps(pair):
+def test_wake_pumps_the_session(pair):
     session, client, _, _ = pair
     gevent.sleep(0)
     session.pumped = [Send(b"news")]
@@ -106,7 +113,7 @@ def test_a_wake_up_pumps(pair):
     assert client.recv(100) == b"news"
 
 
-def test_one_that_is_still_sending_cannot_come_at_once(pair):
+def test_wake_returns_false_while_the_writer_sends(pair):
     session, client, _, _ = pair
     gevent.sleep(0)
     session.pumped = [Send(b"x" * 10_000_000)]
@@ -121,7 +128,7 @@ def test_one_that_is_still_sending_cannot_come_at_once(pair):
     wait_until(session.wake)
 
 
-def test_a_client_that_does_not_read_is_not_read_from(pair):
+def test_client_that_does_not_read_is_not_read_from(pair):
     session, client, _, _ = pair
     session.answers = [Send(b"x" * 20_000_000)]
     client.sendall(b"first")
@@ -137,7 +144,7 @@ def test_a_client_that_does_not_read_is_not_read_from(pair):
     wait_until(lambda: session.received == b"firstsecond")
 
 
-def test_time_ticks(pair, clock):
+def test_deadline_of_the_session_calls_tick(pair, clock):
     session, client, _, _ = pair
     session.due = 5.0
     session.ticked = [Send(b"tick")]
@@ -152,7 +159,7 @@ def test_time_ticks(pair, clock):
     assert client.recv(100) == b"tick"
 
 
-def test_an_earlier_deadline_takes_the_place_of_a_later_one(pair, clock):
+def test_earlier_deadline_replaces_a_later_one(pair, clock):
     session, client, _, _ = pair
     session.ticked = [Close()]
     for due in (50.0, 5.0):
@@ -182,7 +189,7 @@ class LateClock(ManualClock):
         return super().call_later(seconds, lambda: None)
 
 
-def test_a_deadline_that_is_seen_late_is_looked_at_once_more():
+def test_late_timer_is_set_once_more_before_tick():
     clock = LateClock()
     ours, theirs = socket.socketpair()
     connection = Connection(TransportStack(TcpTransport(ours, "client"), clock), clock, Script, [].append)
@@ -207,7 +214,7 @@ def test_a_deadline_that_is_seen_late_is_looked_at_once_more():
     theirs.close()
 
 
-def test_an_internal_error_is_kept_and_ends_the_connection(pair):
+def test_exception_of_the_session_is_recorded_and_ends_the_connection(pair):
     session, client, errors, _ = pair
     session.broken = True
 
@@ -217,7 +224,7 @@ def test_an_internal_error_is_kept_and_ends_the_connection(pair):
     assert [str(error) for error in errors] == ["broken"]
 
 
-def test_a_client_that_is_gone_is_no_error(pair):
+def test_client_that_disconnects_is_no_error(pair):
     session, client, errors, greenlet = pair
     gevent.sleep(0)
     client.close()
@@ -229,7 +236,7 @@ def test_a_client_that_is_gone_is_no_error(pair):
     assert errors == []
 
 
-def test_a_killed_reader_takes_the_writer_along(pair):
+def test_killed_reader_ends_the_writer(pair):
     session, client, errors, greenlet = pair
     gevent.sleep(0)
 
@@ -264,7 +271,7 @@ def asked(clock):
     assert errors == []
 
 
-def test_a_question_is_answered_before_anything_else_is_read(asked):
+def test_io_request_is_performed_before_more_data_is_read(asked):
     session, client, io_requests, answer = asked
     session.answers = [Send(b"wait "), QUESTION]
     session.after = [[Send(b"done")]]
@@ -283,7 +290,7 @@ def test_a_question_is_answered_before_anything_else_is_read(asked):
     assert session.resumed == ["yes"]
 
 
-def test_one_question_may_follow_the_other(asked):
+def test_io_request_may_follow_another_one(asked):
     session, client, _, answer = asked
     session.answers = [QUESTION]
     session.after = [[QUESTION], [Send(b"done")]]
@@ -295,7 +302,7 @@ def test_one_question_may_follow_the_other(asked):
     assert session.resumed == ["yes", "yes"]
 
 
-def test_who_closes_meanwhile_is_not_answered(asked):
+def test_session_that_closes_during_an_io_request_is_not_resumed(asked):
     session, client, io_requests, answer = asked
     session.answers = [QUESTION]
     session.after = [[QUESTION]]
@@ -311,7 +318,7 @@ def test_who_closes_meanwhile_is_not_answered(asked):
     assert io_requests == [QUESTION]
 
 
-def test_compression_begins_behind_what_was_said_before(pair):
+def test_compression_starts_after_the_data_sent_before_it(pair):
     session, client, errors, _ = pair
     session.answers = [Send(b"plain"), StartCompression(Deflate())]
     session.after = [[Send(b"compressed")]]
@@ -325,7 +332,7 @@ def test_compression_begins_behind_what_was_said_before(pair):
     assert (session.resumed, errors) == ([None], [])
 
 
-def test_what_is_said_while_a_layer_is_put_on_goes_through_it(pair):
+def test_data_sent_while_compression_starts_is_compressed(pair):
     session, client, _, _ = pair
     session.answers = [Send(b"x" * 10_000_000), StartCompression(Deflate())]
     session.after = [[Send(b"done")]]
@@ -346,7 +353,7 @@ def test_what_is_said_while_a_layer_is_put_on_goes_through_it(pair):
     assert data in (b"news done", b"donenews ")
 
 
-def test_a_client_that_goes_while_a_layer_is_put_on(pair):
+def test_client_that_disconnects_while_compression_starts_is_no_error(pair):
     session, client, errors, greenlet = pair
     session.answers = [Send(b"x" * 10_000_000), StartCompression(Deflate())]
     client.sendall(b"x")
@@ -358,7 +365,7 @@ def test_a_client_that_goes_while_a_layer_is_put_on(pair):
     assert (session.resumed, errors) == ([], [])
 
 
-def test_what_cannot_be_decompressed_is_the_end(pair):
+def test_data_that_cannot_be_decompressed_ends_the_input(pair):
     session, client, errors, _ = pair
     session.answers = [StartCompression(Deflate())]
     session.after = [[Send(b"go")]]
@@ -375,7 +382,7 @@ def test_what_cannot_be_decompressed_is_the_end(pair):
 # --- what faults ask for, and states ----------------------------------------------------------------------------------
 
 
-def test_a_wait_is_a_question_that_time_answers(pair, clock):
+def test_wait_resumes_the_session_after_the_time(pair, clock):
     session, client, _, _ = pair
     session.answers = [Wait(5.0)]
     session.after = [[Send(b"done")]]
@@ -392,7 +399,7 @@ def test_a_wait_is_a_question_that_time_answers(pair, clock):
     assert client.recv(100) == b"done"
 
 
-def test_a_reset_comes_behind_what_is_queued(clock):
+def test_reset_sends_queued_data_first(clock):
     ours, theirs = socket.socketpair()
     resets = []
     stack = TransportStack(TcpTransport(ours, "client"), clock, reset=lambda: resets.append(True))
@@ -409,7 +416,7 @@ def test_a_reset_comes_behind_what_is_queued(clock):
     theirs.close()
 
 
-def test_without_a_way_to_reset_it_is_a_close(clock):
+def test_reset_without_a_reset_function_closes_the_connection(clock):
     ours, theirs = socket.socketpair()
     connection = Connection(TransportStack(TcpTransport(ours, "client"), clock), clock, Script, print)
     greenlet = gevent.spawn(connection.run)
@@ -422,7 +429,7 @@ def test_without_a_way_to_reset_it_is_a_close(clock):
     theirs.close()
 
 
-def test_slowness_is_before_the_session(clock):
+def test_processing_delay_is_before_the_session(clock):
     ours, theirs = socket.socketpair()
     state = DaemonState(processing_delay=5.0)
     connection = Connection(TransportStack(TcpTransport(ours, "client"), clock), clock, Script, print, None, state)
@@ -438,7 +445,7 @@ def test_slowness_is_before_the_session(clock):
     theirs.close()
 
 
-def test_who_does_not_read_is_waited_for_by_the_clock(clock):
+def test_close_waits_for_a_client_that_does_not_read_for_five_seconds(clock):
     ours, theirs = socket.socketpair()
     connection = Connection(TransportStack(TcpTransport(ours, "client"), clock), clock, Script, print)
     greenlet = gevent.spawn(connection.run)
@@ -452,3 +459,176 @@ def test_who_does_not_read_is_waited_for_by_the_clock(clock):
     greenlet.join(timeout=10)
     assert greenlet.ready()
     theirs.close()
+
+
+# --- transport stack --------------------------------------------------------------------------------------------------
+
+
+def exchange(one, other):
+    one.sendall(b"hello")
+    assert other.recv(100) == b"hello"
+    other.sendall(b"back")
+    assert one.recv(100) == b"back"
+
+
+@pytest.fixture
+def secured(ends, server_context, client_context):
+    """TransportStack with TLS on, and the client's end inside TLS."""
+    stack = TransportStack(ends[0], RealClock(), context=server_context)
+    starting = gevent.spawn(stack.start, StartTLS())
+    client = TlsTransport(ends[1], client_context, server_hostname="localhost")
+    client.handshake()
+    assert isinstance(starting.get(timeout=10), TlsEstablished)
+    return stack, client
+
+
+def test_stack_carries_data_inside_tls(secured):
+    stack, client = secured
+
+    exchange(stack.top, client)
+
+
+def test_stack_compresses_on_tcp(ends):
+    stack = TransportStack(ends[0], RealClock())
+
+    assert stack.start(StartCompression(Snappy())) is None
+
+    exchange(stack.top, CompressedTransport(ends[1], Snappy()))
+
+
+def test_stack_compresses_inside_tls(secured):
+    stack, client = secured
+
+    stack.start(StartCompression(Deflate()))
+
+    exchange(stack.top, CompressedTransport(client, Deflate()))
+
+
+def test_second_compression_replaces_the_first(secured):
+    stack, client = secured
+    stack.start(StartCompression(Snappy()))
+
+    stack.start(StartCompression(Deflate()))
+
+    exchange(stack.top, CompressedTransport(client, Deflate()))
+
+
+def test_stack_stays_in_clear_after_a_failed_handshake(ends, server_context):
+    stack = TransportStack(ends[0], RealClock(), context=server_context)
+    ends[1].sendall(b"NOP\nNOP\n")
+
+    assert stack.start(StartTLS()) == TlsFailed("tls: first record does not look like a TLS handshake")
+
+    stack.top.sendall(b"in clear")
+    assert ends[1].recv(100) == b"in clear"
+
+
+def test_handshake_times_out_after_five_seconds(ends, server_context):
+    clock = ManualClock()
+    stack = TransportStack(ends[0], clock, addresses=("127.0.0.1:4150", "127.0.0.1:1000"), context=server_context)
+    starting = gevent.spawn(stack.start, StartTLS())
+    gevent.sleep(0)
+    gevent.sleep(0)
+
+    clock.advance(4.9)
+    assert not starting.ready()
+    clock.advance(0.1)
+
+    assert starting.get(timeout=10) == TlsFailed("read tcp 127.0.0.1:4150->127.0.0.1:1000: i/o timeout")
+    stack.top.sendall(b"in clear")
+    assert ends[1].recv(100) == b"in clear"
+
+
+def test_close_of_the_stack_closes_tcp(secured):
+    stack, client = secured
+
+    stack.close()
+
+    assert client.recv(100) == b""
+    with pytest.raises(NSQConnectionClosed):
+        stack.top.recv(100)
+
+
+# --- half-closed clients ----------------------------------------------------------------------------------------------
+
+
+OK = (RESPONSE, b"OK")
+PUB = commands.publish("t", b"body")
+
+
+@pytest.fixture
+def nsqd(clock):
+    with FakeNsqd(clock=clock, record=True) as nsqd:
+        yield nsqd
+    assert nsqd.errors == []
+
+
+def frames(client, count):
+    """Read in the background; so many frames, then the end."""
+    return gevent.spawn(lambda: ([client.frame() for _ in range(count)], client.ended()))
+
+
+LATE = [
+    pytest.param(on.reply("PUB"), [delay(3.0)], [OK], id="a reply"),
+    pytest.param(on.reply("PUB"), [delay(3.0, alone=True)], [OK], id="a reply, alone"),
+    pytest.param(on.reply("PUB"), [delay(3.0), disconnect(after=True)], [OK], id="a reply and the end"),
+    pytest.param(on.command("PUB"), [delay(3.0)], [OK], id="a command"),
+]
+
+
+@pytest.mark.parametrize(("match", "actions", "expected"), LATE)
+def test_delayed_reply_reaches_a_half_closed_client(nsqd, clock, match, actions, expected):
+    nsqd.add(match, *actions)
+    client = Client(nsqd.tcp_address)
+
+    client.send(PUB)
+    client.socket.shutdown(socket.SHUT_WR)
+    reader = frames(client, len(expected))
+    wait_until(lambda: nsqd.transcript.fired())
+    clock.advance(2.9)
+    assert not reader.ready()
+    clock.advance(0.2)
+
+    assert reader.get(timeout=10) == (expected, True)
+
+
+def test_delayed_error_reaches_a_half_closed_client(nsqd, clock):
+    nsqd.add(on.command("PUB"), delay(3.0))
+    client = Client(nsqd.tcp_address)
+
+    client.send(b"PUB t\n\0\0")
+    client.socket.shutdown(socket.SHUT_WR)
+    reader = frames(client, 1)
+    wait_until(lambda: nsqd.transcript.fired())
+    clock.advance(3.0)
+
+    answer = (ERROR, b"E_BAD_MESSAGE PUB failed to read message body size")
+    assert reader.get(timeout=10) == ([answer], True)
+
+
+def test_disconnected_client_with_a_delayed_reply_gets_no_message(nsqd, clock):
+    nsqd.add(on.reply("PUB", topic="other"), delay(3.0))
+    gone = consumer(nsqd.tcp_address)
+    gone.send(commands.publish("other", b"x"))
+    gone.socket.close()
+    wait_until(lambda: not nsqd.broker.topics["t"].channels["c"].subscribers)
+
+    reader = consumer(nsqd.tcp_address)
+    nsqd.broker.topics["t"].publish([b"x"], nsqd.now())
+
+    assert reader.frame()[0] == MESSAGE
+    clock.advance(3.0)
+    wait_until(lambda: len(nsqd.transcript.connected()) == 1)
+
+
+def test_stop_does_not_wait_for_delayed_replies(nsqd):
+    nsqd.add(on.reply("PUB"), delay(3.0))
+    client = Client(nsqd.tcp_address)
+    client.send(PUB)
+    client.socket.shutdown(socket.SHUT_WR)
+    wait_until(lambda: nsqd.transcript.fired())
+
+    with gevent.Timeout(5.0):
+        nsqd.stop()
+
+    assert client.ended()

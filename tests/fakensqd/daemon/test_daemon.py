@@ -13,7 +13,7 @@ from tests.fakensqd.wire import Client, consumer, request
 from tests.helpers import wait_until
 
 
-def test_ports_are_known_once_it_runs():
+def test_ports_are_known_after_the_start():
     nsqd = FakeNsqd()
     assert (nsqd.tcp_port, nsqd.running) == (0, False)
 
@@ -26,7 +26,7 @@ def test_ports_are_known_once_it_runs():
     assert not nsqd.running
 
 
-def test_start_and_stop_twice_do_no_harm():
+def test_second_start_or_stop_does_nothing():
     nsqd = FakeNsqd()
     nsqd.start()
     address = nsqd.tcp_address
@@ -36,7 +36,7 @@ def test_start_and_stop_twice_do_no_harm():
     nsqd.stop()
 
 
-def test_it_takes_the_same_ports_again():
+def test_start_after_a_stop_takes_the_same_ports():
     nsqd = FakeNsqd()
     with nsqd:
         addresses = (nsqd.tcp_address, nsqd.http_address)
@@ -49,7 +49,7 @@ def test_it_takes_the_same_ports_again():
 
 
 @pytest.mark.parametrize("taken", ["tcp_address", "http_address", "https_address"])
-def test_a_port_that_is_taken(taken, tls_options):
+def test_port_in_use_raises_and_leaves_no_listener(taken, tls_options):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -64,12 +64,12 @@ def test_a_port_that_is_taken(taken, tls_options):
         pass
 
 
-def test_without_a_certificate_there_is_no_https():
+def test_server_without_a_certificate_has_no_https_port():
     with FakeNsqd() as nsqd:
         assert (nsqd.https_address, nsqd.https_port) == ("", 0)
 
 
-def test_https_has_a_port_of_its_own_and_takes_it_again(tls_options, client_context):
+def test_https_port_is_the_same_after_a_stop(tls_options, client_context):
     nsqd = FakeNsqd(**tls_options)
     with nsqd:
         address = nsqd.https_address
@@ -82,7 +82,7 @@ def test_https_has_a_port_of_its_own_and_takes_it_again(tls_options, client_cont
         assert nsqd.broker.topics["t"].depth == 1
 
 
-def test_stop_hangs_up_on_everybody_at_once():
+def test_stop_closes_all_connections():
     with FakeNsqd() as nsqd:
         clients = [Client(nsqd.tcp_address) for _ in range(50)]
         clients += [consumer(nsqd.tcp_address) for _ in range(50)]
@@ -92,7 +92,7 @@ def test_stop_hangs_up_on_everybody_at_once():
     assert nsqd.sessions == []
 
 
-def test_a_connection_that_ends_is_forgotten():
+def test_connection_that_ends_is_removed():
     with FakeNsqd() as nsqd:
         client = consumer(nsqd.tcp_address)
         assert len(nsqd.sessions) == 1
@@ -103,7 +103,7 @@ def test_a_connection_that_ends_is_forgotten():
         assert not nsqd.broker.topics["t"].channels["c"].subscribers
 
 
-def test_a_greenlet_that_fails_is_recorded():
+def test_exception_of_a_greenlet_is_recorded():
     def fail():
         raise RuntimeError("broken")
 
@@ -113,7 +113,7 @@ def test_a_greenlet_that_fails_is_recorded():
     assert [str(error) for error in nsqd.errors] == ["broken"]
 
 
-def test_http_clients_that_break_off_are_no_errors(capfd):
+def test_http_clients_that_disconnect_early_are_no_errors(capfd):
     with FakeNsqd() as nsqd:
         for junk in (
             b"  V2SUB t c\n",
@@ -135,7 +135,7 @@ LAST_WORDS = [pytest.param(b"", id="in silence"), pytest.param(commands.ready(1)
 
 
 @pytest.mark.parametrize("last_words", LAST_WORDS)
-def test_who_hung_up_gets_no_message_of_one_that_connects_later(last_words):
+def test_disconnected_client_gets_no_message_of_a_client_that_connects_later(last_words):
     with FakeNsqd() as nsqd, contextlib.ExitStack() as stack:
 
         def connected(data):

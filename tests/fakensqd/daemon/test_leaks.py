@@ -54,20 +54,20 @@ def nothing_left():
     assert len(new) < 10
 
 
-def test_in_the_hub_of_the_caller(nothing_left):
+def test_servers_in_the_callers_hub_leave_nothing(nothing_left):
     for _ in range(ROUNDS):
         with FakeNsqd() as nsqd:
             pass
     assert nsqd.errors == []
 
 
-def test_on_threads(nothing_left):
+def test_servers_on_threads_leave_nothing(nothing_left):
     for _ in range(ROUNDS):
         with FakeNsqd(threaded=True):
             pass
 
 
-def test_with_clients_that_stay(nothing_left):
+def test_servers_with_connected_clients_leave_nothing(nothing_left):
     for _ in range(100):
         with FakeNsqd() as nsqd:
             client = Client(nsqd.tcp_address)
@@ -77,7 +77,7 @@ def test_with_clients_that_stay(nothing_left):
         Client.opened.clear()
 
 
-def test_with_clients_that_leave(nothing_left):
+def test_servers_with_disconnected_clients_leave_nothing(nothing_left):
     for _ in range(50):
         with FakeNsqd() as nsqd:
             client = consumer(nsqd.tcp_address)
@@ -87,7 +87,7 @@ def test_with_clients_that_leave(nothing_left):
     Client.opened.clear()
 
 
-def test_with_clients_that_stay_on_threads(nothing_left):
+def test_servers_on_threads_with_connected_clients_leave_nothing(nothing_left):
     for _ in range(100):
         with (
             FakeNsqd(threaded=True) as nsqd,
@@ -97,7 +97,7 @@ def test_with_clients_that_stay_on_threads(nothing_left):
             assert sock.recv(100)
 
 
-def test_with_toxics_and_states(nothing_left):
+def test_servers_with_toxics_and_states_leave_nothing(nothing_left):
     for _ in range(50):
         with FakeNsqd() as nsqd, Relay(nsqd.tcp_address) as relay:
             nsqd.link.add(slice_bytes(3))
@@ -113,7 +113,7 @@ def test_with_toxics_and_states(nothing_left):
         Client.opened.clear()
 
 
-def test_while_it_is_down_and_steered_over_http(nothing_left):
+def test_servers_that_are_down_by_http_leave_nothing(nothing_left):
     for _ in range(50):
         with FakeNsqd(threaded=True, faults_over_http=True) as nsqd:
             request(nsqd.faults_http_address, "POST", "/faults/restart")
@@ -121,19 +121,19 @@ def test_while_it_is_down_and_steered_over_http(nothing_left):
 
 
 @pytest.mark.parametrize("threaded", [False, True], ids=["in the hub", "on a thread"])
-def test_clusters(nothing_left, threaded):
+def test_clusters_leave_nothing(nothing_left, threaded):
     for _ in range(25):
         with FakeCluster(threaded=threaded) as cluster:
             assert len(cluster.nsqd_tcp_addresses) == 2
 
 
-def test_lookupds(nothing_left):
+def test_nsqlookupds_leave_nothing(nothing_left):
     for _ in range(50):
         with FakeLookupd(threaded=True) as lookupd:
             assert lookupd.running
 
 
-def test_a_thousand_connections(many_descriptors, nothing_left):
+def test_thousand_connections_leave_nothing(many_descriptors, nothing_left):
     with FakeNsqd() as nsqd:
         clients = [Client(nsqd.tcp_address) for _ in range(1000)]
         for client in clients:
@@ -172,7 +172,7 @@ def ping(address):
     return time.monotonic() - begun
 
 
-def test_a_flood_of_connections_starves_no_ping_and_is_stopped_without_a_complaint(descriptors_for_4000):
+def test_server_with_4000_connections_answers_pings_and_stops_without_an_error(descriptors_for_4000):
     """So many take longer to end than the half second that stop() gives a hub in which nothing ends any more."""
     nsqd = FakeNsqd(threaded=True)
     nsqd.start()

@@ -32,7 +32,7 @@ def refuses(port):
 
 
 @pytest.mark.parametrize("daemon_class", [FakeNsqd, FakeLookupd])
-def test_down_cuts_and_refuses_until_up(daemon_class):
+def test_down_aborts_and_refuses_connections_until_up(daemon_class):
     with daemon_class() as daemon:
         addresses = (daemon.tcp_address, daemon.http_address)
         client = Client(daemon.tcp_address)
@@ -51,14 +51,14 @@ def test_down_cuts_and_refuses_until_up(daemon_class):
         assert request(daemon.http_address, "GET", "/ping") == "OK"
 
 
-def test_nobody_gets_its_ports_while_it_is_down():
+def test_ports_are_reserved_while_the_server_is_down():
     with FakeNsqd() as nsqd:
         nsqd.down()
         with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
             other.bind(("127.0.0.1", nsqd.tcp_port))
 
 
-def test_a_port_that_somebody_else_has_got_meanwhile():
+def test_port_that_another_process_has_cannot_be_reserved():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -66,7 +66,7 @@ def test_a_port_that_somebody_else_has_got_meanwhile():
             _reserve_port(f"127.0.0.1:{other.getsockname()[1]}")
 
 
-def test_stop_while_down_lets_go_of_the_ports():
+def test_stop_while_down_frees_the_ports():
     nsqd = FakeNsqd()
     nsqd.start()
     nsqd.down()
@@ -77,7 +77,7 @@ def test_stop_while_down_lets_go_of_the_ports():
         other.bind(("127.0.0.1", nsqd.tcp_port))
 
 
-def test_with_all_its_ports(tls_options, client_context):
+def test_down_and_up_are_also_about_https(tls_options, client_context):
     with FakeNsqd(**tls_options) as nsqd:
         nsqd.down()
         assert refuses(nsqd.https_port)
@@ -85,7 +85,7 @@ def test_with_all_its_ports(tls_options, client_context):
         assert request(nsqd.https_address, "GET", "/ping", context=client_context) == "OK"
 
 
-def test_unix_sockets_are_gone_while_it_is_down(tmp_path):
+def test_unix_socket_is_removed_while_the_server_is_down(tmp_path):
     with FakeNsqd(tcp_address=str(tmp_path / "nsqd.sock")) as nsqd:
         nsqd.down()
         assert not (tmp_path / "nsqd.sock").exists()
@@ -93,7 +93,7 @@ def test_unix_sockets_are_gone_while_it_is_down(tmp_path):
         assert (tmp_path / "nsqd.sock").exists()
 
 
-def test_our_producer_survives_an_nsqd_that_was_down(nsqd, clock):
+def test_producer_publishes_after_an_nsqd_was_down(nsqd, clock):
     with Producer(nsqd.tcp_address, clock=clock) as producer:
         producer.publish("t", b"one")
         nsqd.down()
@@ -117,7 +117,7 @@ def messages(reader, count):
     return [(decode_message(data)[3], decode_message(data)[1]) for kind, data in frames if kind == MESSAGE]
 
 
-def test_restart_keeps_what_nsqd_writes_down(nsqd, clock):
+def test_restart_keeps_topics_channels_and_messages(nsqd, clock):
     reader = consumer(nsqd.tcp_address)
     topic = nsqd.broker.topics["t"]
     topic.publish([b"in flight", b"queued"], 0.0)
@@ -143,7 +143,7 @@ def test_restart_keeps_what_nsqd_writes_down(nsqd, clock):
     assert messages(reader, 3) == [(b"queued", 1), (b"in flight", 2), (b"deferred", 1)]
 
 
-def test_restart_without_messages_keeps_the_names(nsqd):
+def test_restart_without_messages_keeps_topics_and_channels(nsqd):
     topic = nsqd.broker.ensure_topic("t")
     topic.ensure_channel("c", 0.0)
     topic.publish([b"x"], 0.0)
@@ -155,7 +155,7 @@ def test_restart_without_messages_keeps_the_names(nsqd):
     assert nsqd.broker.topics["u"].depth == 0
 
 
-def test_ids_are_not_given_out_twice(nsqd):
+def test_message_ids_are_unique_after_a_restart(nsqd):
     topic = nsqd.broker.ensure_topic("t")
     topic.ensure_channel("c", 0.0)
     topic.publish([b"x"], 0.0)
@@ -167,7 +167,7 @@ def test_ids_are_not_given_out_twice(nsqd):
     assert one.id != other.id
 
 
-def test_a_restart_is_a_new_process_for_statistics(nsqd, clock):
+def test_restart_resets_the_start_time(nsqd, clock):
     before = nsqd.start_time
     clock.advance(10.0)
 
@@ -177,7 +177,7 @@ def test_a_restart_is_a_new_process_for_statistics(nsqd, clock):
     assert request(nsqd.http_address, "GET", "/info")["start_time"] == nsqd.start_time
 
 
-def test_a_restarted_nsqlookupd_knows_what_nsqds_say_again(clock):
+def test_restarted_nsqlookupd_learns_topics_from_nsqds_again(clock):
     with FakeCluster(nsqds=1, clock=clock) as cluster:
         (lookupd,), (nsqd,) = cluster.lookupds, cluster.nsqds
         nsqd.broker.ensure_topic("t")
@@ -266,7 +266,7 @@ def test_publish_times_out_at_an_nsqd_that_does_not_read(nsqd, clock):
 # --- heartbeats -------------------------------------------------------------------------------------------------------
 
 
-def test_without_heartbeats_our_client_gives_up_and_comes_back(nsqd, clock):
+def test_consumer_reconnects_after_paused_heartbeats(nsqd, clock):
     got = []
     with Consumer(
         "t", "c", nsqd.tcp_address, message_handler=lambda _, message: got.append(message.body), clock=clock
@@ -286,7 +286,7 @@ def test_without_heartbeats_our_client_gives_up_and_comes_back(nsqd, clock):
         wait_until(lambda: got == [b"x"])
 
 
-def test_paused_heartbeats_end_nobody_who_is_silent(nsqd, clock):
+def test_silent_clients_stay_connected_while_heartbeats_are_paused(nsqd, clock):
     old = consumer(nsqd.tcp_address)
     nsqd.pause_heartbeats()
     new = consumer(nsqd.tcp_address)
@@ -298,7 +298,7 @@ def test_paused_heartbeats_end_nobody_who_is_silent(nsqd, clock):
     assert (old.frame(), new.frame()) == (HEARTBEAT, HEARTBEAT)
 
 
-def test_who_was_silent_for_too_long_is_hung_up_on_in_the_end(nsqd, clock):
+def test_client_that_was_silent_for_too_long_is_disconnected_after_the_pause(nsqd, clock):
     client = consumer(nsqd.tcp_address)
     nsqd.pause_heartbeats()
     clock.advance(500.0)
@@ -341,7 +341,7 @@ def test_processing_delay_adds_to_the_delay_of_the_link(nsqd, clock):
     assert client.frame() == OK
 
 
-def test_the_seed_of_the_server_is_its_links():
+def test_link_has_the_seed_of_the_server():
     assert FakeNsqd(seed=7).link.seed == FakeLookupd(seed=7).link.seed == 7
 
 
@@ -350,7 +350,7 @@ def test_negative_processing_delay_is_refused(nsqd):
         nsqd.set_processing_delay(-1)
 
 
-def test_our_close_waits_no_longer_than_its_timeout(nsqd, clock):
+def test_close_of_a_consumer_ends_by_its_timeout_at_an_nsqd_that_does_not_read(nsqd, clock):
     client = Consumer(
         "t", "c", nsqd.tcp_address, message_handler=lambda _, message: None, clock=clock, close_timeout=30.0
     )
@@ -367,7 +367,7 @@ def test_our_close_waits_no_longer_than_its_timeout(nsqd, clock):
     assert client.stats().state == "closed"
 
 
-def test_on_a_thread_states_are_the_same():
+def test_server_on_a_thread_goes_down_and_up():
     with FakeNsqd(threaded=True) as nsqd, socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10) as sock:
         nsqd.down()
         assert sock.recv(100) == b""
@@ -377,7 +377,7 @@ def test_on_a_thread_states_are_the_same():
         socket.create_connection(("127.0.0.1", nsqd.tcp_port), timeout=10).close()
 
 
-def test_lost_while_down_is_said_so(nsqd, clock):
+def test_publish_that_is_lost_when_nsqd_goes_down_raises(nsqd, clock):
     with Producer(nsqd.tcp_address, clock=clock) as producer:
         nsqd.stop_reading()
         publishing = gevent.spawn(producer.publish, "t", b"x")

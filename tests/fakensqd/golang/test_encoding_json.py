@@ -33,7 +33,7 @@ FIELDS = {
         pytest.param(b'{"parts": [{"SIZE": 1, "x": 2}, null]}', {"parts": [{"size": 1}, {}]}, id="objects"),
     ],
 )
-def test_decode(body, values):
+def test_body_is_decoded_by_gos_rules(body, values):
     assert decode(body, FIELDS) == values
 
 
@@ -65,7 +65,7 @@ def test_decode(body, values):
         pytest.param(b"[" * 100_000, id="deep"),
     ],
 )
-def test_decode_refuses(body):
+def test_body_that_go_refuses_is_refused(body):
     with pytest.raises(ValueError, match=r"."):
         decode(body, FIELDS)
 

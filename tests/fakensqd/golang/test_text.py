@@ -18,7 +18,7 @@ from fakensqd.golang.text import base10, duration, int64, quote
         pytest.param("\U000e0001".encode(), rb'"\U000e0001"', id="not printable, long"),
     ],
 )
-def test_quote(data, quoted):
+def test_bytes_are_quoted_like_go(data, quoted):
     assert quote(data) == quoted
 
 
@@ -33,7 +33,7 @@ def test_base10_is_modulo_2_to_the_64(word, value):
 
 
 @pytest.mark.parametrize("word", [b"-1", b"+1", b"1.5", b"0x1", b" 1", "\uff11".encode()])
-def test_base10_takes_nothing_but_digits(word):
+def test_base10_refuses_other_characters_than_digits(word):
     with pytest.raises(ValueError, match="is not a number"):
         base10(word)
 
@@ -62,5 +62,5 @@ def test_int64_overflows():
         (360000.0, "100h0m0s"),
     ],
 )
-def test_duration(seconds, text):
+def test_duration_is_formatted_like_go(seconds, text):
     assert duration(seconds) == text

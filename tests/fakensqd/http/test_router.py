@@ -39,30 +39,30 @@ JSON = {"content-type": "application/json; charset=utf-8"}
 NSQ = {"x-nsq-content-type": "nsq; version=1.0"}
 
 
-def test_an_error_of_a_handler_is_recorded(router, errors):
+def test_exception_of_a_handler_is_recorded_and_answered_by_500(router, errors):
     assert call(router, "GET", "/broken") == (500, JSON | NSQ, b'{"message":"INTERNAL_ERROR"}')
     assert [str(error) for error in errors] == ["broken"]
 
 
 @pytest.mark.parametrize("path", ["/ping/", "//ping", "/PING", "/x/../ping"])
-def test_a_path_that_is_almost_right_is_redirected(router, path):
+def test_almost_correct_path_is_redirected(router, path):
     status, headers, body = call(router, "GET", path, "a=<&>")
 
     assert (status, headers["location"]) == (301, "/ping?a=<&>")
     assert body == b'<a href="/ping?a=&lt;&amp;&gt;">Moved Permanently</a>.\n\n'
 
 
-def test_a_redirected_post_keeps_its_method(router):
+def test_redirected_post_keeps_its_method(router):
     assert call(router, "POST", "/none/") == (307, {"location": "/none"}, b"")
 
 
 @pytest.mark.parametrize("query", ["topic=%zz", "topic=%2", "a;b"])
-def test_a_query_that_does_not_parse(query):
+def test_malformed_query_is_refused(query):
     with pytest.raises(HttpError, match="INVALID_REQUEST"):
         Request(environ("GET", "/", query)).required("topic")
 
 
-def test_a_body_is_read_up_to_a_limit():
+def test_body_is_read_up_to_a_limit():
     request = Request(environ("POST", "/", body=b"hello"))
 
     assert (request.content_length, request.read(3)) == (5, b"hel")
@@ -76,7 +76,7 @@ class Torn:
         raise OSError("unexpected end of file")
 
 
-def test_a_body_that_breaks_off():
+def test_body_of_a_client_that_disconnects_is_an_error():
     request = Request(environ("POST", "/") | {"wsgi.input": Torn()})
 
     with pytest.raises(HttpError, match="INTERNAL_ERROR"):
@@ -92,13 +92,13 @@ def test_a_body_that_breaks_off():
         ("GET", "/config/\xe9/", "/config/%E9"),
     ],
 )
-def test_a_path_with_an_argument_is_redirected_too(router, method, path, location):
+def test_path_with_an_argument_is_redirected(router, method, path, location):
     status, headers, _ = call(router, method, path)
 
     assert (status, headers["location"]) == (301 if method == "GET" else 307, location)
 
 
-def test_what_is_asked_of_the_server():
+def test_request_for_an_asterisk_is_about_all_paths():
     router = Router({"/a": {"GET": Route(refuse)}, "/b": {"POST": Route(refuse)}}, None)
 
     assert call(router, "OPTIONS", "*") == (200, {}, b"")
@@ -106,7 +106,7 @@ def test_what_is_asked_of_the_server():
     assert (status, headers["allow"]) == (405, "GET, OPTIONS, POST")
 
 
-def test_there_are_no_profiles():
+def test_profiling_paths_are_answered():
     router = Router(profiling_routes("/debug/pprof/"), None)
 
     assert call(router, "GET", "/debug/pprof/")[0] == 200
