@@ -1,4 +1,4 @@
-"""Clients of one nsqd: over TCP by hand, over HTTP, and the connection that Consumer and Producer use."""
+"""Clients of one nsqd, and the connections that Consumer and Producer use."""
 
 import socket
 
@@ -7,7 +7,7 @@ from gnsq.nsqd.tcp import NsqdTCPClient
 
 __all__ = ["HOSTNAME", "NsqdHTTPClient", "NsqdTCPClient", "SHORTNAME"]
 
-# What a client is called by default.
+# Default names of a client.
 HOSTNAME = socket.gethostname()
 SHORTNAME = HOSTNAME.split(".")[0]
 

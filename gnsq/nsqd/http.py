@@ -1,6 +1,6 @@
-"""NsqdHTTPClient: nsqd's HTTP API, one method for each endpoint. No policy.
+"""nsqd's HTTP API: one method for each endpoint, which checks its arguments and sends one request.
 
-Checks what can be checked before anything is sent. Source: nsqd http.go.
+Source: nsqd http.go.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _OPTION_NAME = re.compile(r"[a-z0-9_]+")
 
 
 class NewlineInMessage(NSQException, ValueError):
-    """A message holds the newline that would cut it in two. Nothing was sent."""
+    """A message contains a newline, which would split it. Nothing was sent."""
 
 
 class NsqdHTTPClient(HTTPClient):
-    """nsqd over HTTP. All methods raise NSQHttpError as HTTPClient.request() does, and ValueError for bad names.
+    """Client of nsqd's HTTP API.
 
-    Servers before 1.0 are asked by the names that endpoints had then, once they answer that they don't know the new
-    ones.
+    All methods raise NSQHttpError as HTTPClient.request(), and ValueError for invalid names. If a server before 1.0
+    does not know an endpoint, the request is repeated with the endpoint's old name.
 
     Args:
-        host, port: Where nsqd's HTTP listens.
-        kwargs: Of HTTPClient.
+        host, port: Where nsqd listens for HTTP.
+        kwargs: As for HTTPClient.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class NsqdHTTPClient(HTTPClient):
     ) -> None:
         super().__init__(host, port, *args, **kwargs)
 
-    # --- publishing ---------------------------------------------------------------------------------------------------
+    # --- publishing
 
     def publish(
         self, topic: str, data: bytes | str, defer: int | None = None, *, timeout: float | None = None
@@ -56,9 +56,9 @@ class NsqdHTTPClient(HTTPClient):
 
         Args:
             data: A str is sent as UTF-8.
-            defer: Milliseconds that nsqd holds it back, up to its --max-req-timeout. Servers before 0.3.6 ignore it;
-                those that don't even know /pub are not asked.
-            timeout: Seconds for this call, in place of the client's.
+            defer: Milliseconds before nsqd delivers it, at most its --max-req-timeout. Servers before 0.3.6 ignore it.
+                A server that does not know /pub raises an error.
+            timeout: Seconds for this call, instead of the client's timeout.
 
         Raises:
             ValueError: If the message is empty or defer negative.
@@ -81,13 +81,13 @@ class NsqdHTTPClient(HTTPClient):
         """Publish messages, all or none. Returns b"OK".
 
         Args:
-            messages: Each as publish() takes it; by lines, so without newlines, unless binary.
-            binary: Send them with their sizes; they may hold anything then. Servers before 0.2.22 refuse that, and
-                0.2.22 itself takes what it gets for lines.
+            messages: Each as for publish(), but without newlines unless binary.
+            binary: Send messages with their sizes, so that they may contain newlines. Servers before 0.2.22 refuse it;
+                0.2.22 itself splits the bytes at newlines.
             timeout: As in publish().
 
         Raises:
-            NewlineInMessage: If a message holds a newline and binary is off; a ValueError and an NSQException.
+            NewlineInMessage: If a message contains a newline and binary is off; a ValueError and an NSQException.
             ValueError: If there are none, or one is empty.
             TypeError: If they are no iterable, or one is neither bytes nor str.
         """
@@ -112,22 +112,22 @@ class NsqdHTTPClient(HTTPClient):
         answer: bytes = self.request("POST", path, params, body, old_path=old_path, timeout=timeout)
         return answer
 
-    # --- topics and channels ------------------------------------------------------------------------------------------
+    # --- topics and channels
 
     def create_topic(self, topic: str) -> bytes:
-        """Create a topic; no-op if it exists."""
+        """Create a topic, if it does not exist."""
         return self._topic("create", topic)
 
     def delete_topic(self, topic: str) -> bytes:
-        """Delete a topic with its channels and messages; its consumers are disconnected."""
+        """Delete a topic with its channels and messages, and disconnect its consumers."""
         return self._topic("delete", topic)
 
     def empty_topic(self, topic: str) -> bytes:
-        """Drop what is queued in a topic, not in its channels."""
+        """Delete the messages that are queued in a topic, but not those of its channels."""
         return self._topic("empty", topic)
 
     def pause_topic(self, topic: str) -> bytes:
-        """Keep messages from moving on to the channels."""
+        """Stop moving messages from a topic to its channels."""
         return self._topic("pause", topic)
 
     def unpause_topic(self, topic: str) -> bytes:
@@ -135,15 +135,15 @@ class NsqdHTTPClient(HTTPClient):
         return self._topic("unpause", topic)
 
     def create_channel(self, topic: str, channel: str) -> bytes:
-        """Create a channel; no-op if it exists. nsqd wants the topic to exist."""
+        """Create a channel, if it does not exist. The topic must exist."""
         return self._channel("create", topic, channel)
 
     def delete_channel(self, topic: str, channel: str) -> bytes:
-        """Delete a channel with its messages; its consumers are disconnected."""
+        """Delete a channel with its messages, and disconnect its consumers."""
         return self._channel("delete", topic, channel)
 
     def empty_channel(self, topic: str, channel: str) -> bytes:
-        """Drop all messages of a channel, those in flight too."""
+        """Delete all messages of a channel, also those in flight."""
         return self._channel("empty", topic, channel)
 
     def pause_channel(self, topic: str, channel: str) -> bytes:
@@ -166,7 +166,7 @@ class NsqdHTTPClient(HTTPClient):
         answer: bytes = self.request("POST", f"channel/{verb}", params, old_path=f"{verb}_channel")
         return answer
 
-    # --- facts and settings -------------------------------------------------------------------------------------------
+    # --- information and settings
 
     @overload
     def stats(
@@ -210,12 +210,12 @@ class NsqdHTTPClient(HTTPClient):
         include_clients: bool | None = None,
         include_mem: bool | None = None,
     ) -> NsqdStats | bytes:
-        """Ask for statistics, as a dict or as text (bytes).
+        """Return statistics, as a dict or as text (bytes).
 
         Args:
-            topic, channel: Leave all others out; nsqd leaves out a topic that has no such channel, too.
-            include_clients: False spares the lists of clients; default: nsqd's, which is True.
-            include_mem: False spares the figures about memory, for which nsqd stops for a moment; default as before.
+            topic, channel: Return this topic or channel only. nsqd also leaves out a topic without the channel.
+            include_clients: False leaves out the lists of clients; default: nsqd's, which is True.
+            include_mem: False leaves out memory statistics, for which nsqd stops shortly; default as before.
         """
         if topic:
             assert_valid_topic_name(topic)
@@ -232,10 +232,10 @@ class NsqdHTTPClient(HTTPClient):
         return answer
 
     def config(self, option: str) -> Any:
-        """Ask for one of nsqd's options, by its flag with ``_`` for ``-``.
+        """Return one of nsqd's options, named by its flag with ``_`` for ``-``.
 
         Returns:
-            Text as bytes; numbers and lists as Python objects; durations are nanoseconds.
+            Text as bytes; numbers and lists as Python objects; durations in nanoseconds.
         """
         return self.request("GET", f"config/{_option(option)}")
 
@@ -243,10 +243,10 @@ class NsqdHTTPClient(HTTPClient):
         """Change one of nsqd's options: log_level (a name), nsqlookupd_tcp_addresses (a list of ``host:port``).
 
         Args:
-            value: Bytes and str go as they are, anything else as JSON.
+            value: Bytes and str are sent unchanged, other values as JSON.
 
         Returns:
-            The new value, as config() does.
+            The new value, as config().
 
         Raises:
             ValueError: If the value is empty, or the option has no valid name.
@@ -256,16 +256,16 @@ class NsqdHTTPClient(HTTPClient):
         return self.request("PUT", f"config/{name}", None, body)
 
     def ping(self) -> bytes:
-        """Ask whether nsqd is healthy. Returns b"OK".
+        """Check whether nsqd is healthy. Returns b"OK".
 
         Raises:
-            NSQHttpError: With status 500 and the reason if it is not, after a failed write to disk.
+            NSQHttpError: With status 500 and the reason if it is not, as after a failed write to disk.
         """
         answer: bytes = self.request("GET", "ping")
         return answer
 
     def info(self) -> dict[str, Any]:
-        """Ask for version, ports and limits."""
+        """Return version, ports and limits."""
         answer: dict[str, Any] = self.request("GET", "info")
         return answer
 
@@ -282,7 +282,7 @@ def _body(subject: str, data: object) -> bytes:
 
 @contextlib.contextmanager
 def _too_old(what: str) -> Iterator[None]:
-    """Say why a server is not asked by an old name: it would take the messages, but not do this with them."""
+    """Explain the error of an old server. Its old endpoint would accept the messages, but ignore the feature."""
     try:
         yield
     except NSQHttpError as error:

@@ -1,7 +1,7 @@
-"""Compression of a connection: codecs that turn a stream of bytes into another, and back.
+"""Codecs that compress and decompress the stream of a connection. Pure; client and server use the same.
 
-Pure: bytes in, bytes out; both sides use the same two. Frames have no relation to chunks or blocks. Source: nsqd
-client_v2.go UpgradeDeflate, UpgradeSnappy; RFC 1951; snappy's framing format.
+Frames have no relation to chunks or blocks. Source: nsqd client_v2.go UpgradeDeflate, UpgradeSnappy; RFC 1951; snappy's
+framing format.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _RAW: Final = -zlib.MAX_WBITS
 _STREAM_IDENTIFIER: Final = b"\xff\x06\x00\x00sNaPpY"
 _CHUNK_HEADER: Final = 4
 _CHECKSUM: Final = 4
-# Bytes that a chunk can hold.
+# Bytes of a chunk's content at most.
 _MAX_CONTENT: Final = 65536
-# Of a chunk's body: checksum and content, or what snappy makes of it at its worst.
+# Bytes of a chunk's body at most: checksum and content, which snappy may make longer.
 _MAX_CHUNK: Final = _CHECKSUM + 32 + _MAX_CONTENT + _MAX_CONTENT // 6
 _COMPRESSED, _UNCOMPRESSED = 0x00, 0x01
 _FIRST_SKIPPABLE, _LAST_SKIPPABLE = 0x80, 0xFE
 
 
 class Codec(Protocol):
-    """One connection's compression, both directions."""
+    """The compression of one connection, in both directions."""
 
     name: str
 
     def compress(self, data: bytes) -> bytes:
-        """Compress, flushed: the peer can read all of it at once."""
+        """Compress and flush, so that the peer can read all of it at once."""
 
     def decompress(self, data: bytes, limit: int) -> bytes:
-        """Take what was received and give back what can be read of it, about limit bytes at most.
+        """Decompress received bytes. Returns: about limit bytes at most.
 
-        To be called with b"" until it gives b"", before it takes more: so what it holds stays bounded, whatever a
-        peer packs into few bytes.
+        Call it again with b"" until it returns b"", before the next received bytes. So its memory is bounded, even if
+        few bytes decompress to many.
 
         Raises:
-            NSQProtocolError: If it is not what the codec's peer sends.
+            NSQProtocolError: If the bytes are not compressed by this codec.
         """
 
 
@@ -98,7 +98,7 @@ class Snappy:
         self._decompressor = snappy.StreamDecompressor()
         self._buffer = bytearray()
         self._identified = False
-        # What is left to drop of a chunk that means nothing.
+        # Bytes to skip: the rest of a chunk without content.
         self._skip = 0
 
     def compress(self, data: bytes) -> bytes:
@@ -112,15 +112,14 @@ class Snappy:
             return b""
         try:
             result: bytes = self._decompressor.decompress(chunks)
-        except Exception as error:  # the library's own differ from version to version; OSError is one of them
+        except Exception as error:  # the errors of the library differ between versions, and one is OSError
             raise NSQProtocolError(f"what came is no snappy stream: {error}") from error
         return result
 
     def _whole_chunks(self, limit: int) -> bytes:
-        """Take whole chunks off the buffer that hold limit bytes together, or one that holds more.
+        """Remove complete chunks from the buffer, with limit bytes of content together, or one larger chunk.
 
-        The library would do it, but it waits for up to 16 MiB of a chunk that is not legal or means nothing, and gives
-        all content at once.
+        The library itself would wait for up to 16 MiB of an invalid or skippable chunk, and return all content at once.
         """
         buffer = self._buffer
         taken = bytearray()
@@ -146,12 +145,12 @@ class Snappy:
             if kind == _UNCOMPRESSED:
                 size = stop - content
             elif kind == _COMPRESSED and content + 1 < stop:
-                # Two bytes at most, mostly: written out, this is half of what small chunks cost.
+                # Mostly two bytes at most. Without a call for those, small chunks take half the time.
                 size, more = buffer[content], buffer[content + 1]
                 if size >= 0x80:
                     size = size - 0x80 + (more << 7) if more < 0x80 else _announced_size(buffer[content : content + 5])
                 if size > _MAX_CONTENT:
-                    # The library may reserve them before it sees that they do not come.
+                    # The library may allocate this size before the bytes arrive.
                     raise NSQProtocolError(
                         f"what came is no snappy stream: a chunk announces {size} bytes, the most is {_MAX_CONTENT}"
                     )
@@ -166,7 +165,7 @@ class Snappy:
 
 
 def _announced_size(head: bytearray) -> int:
-    """Read how many bytes a compressed chunk says it holds: seven bits a byte, the lowest first, the last below 128."""
+    """Decode the announced size of a chunk's content: seven bits per byte, lowest first, the last byte below 128."""
     size = 0
     for index, byte in enumerate(head):
         size |= (byte & 0x7F) << 7 * index
@@ -176,7 +175,7 @@ def _announced_size(head: bytearray) -> int:
 
 
 def require_snappy() -> snappy:
-    """Import python-snappy, which is slow to load: only who uses it pays for it.
+    """Import python-snappy. It is slow to load, so only connections that use it import it.
 
     Raises:
         ImportError: If that fails; the text says what to do.

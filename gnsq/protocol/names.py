@@ -1,7 +1,6 @@
-"""What a topic or channel may be called. Decides only.
+"""Check names of topics and channels. Pure.
 
-Source: nsq internal/protocol/names.go; 1 to 64 bytes with ``#ephemeral`` counted in. The specification of nsqd 0.2.21
-says 32.
+Source: nsq internal/protocol/names.go; 1 to 64 bytes, including ``#ephemeral``. The limit of nsqd 0.2.21 was 32.
 """
 
 from __future__ import annotations
@@ -19,34 +18,34 @@ __all__ = [
 ]
 
 MAX_NAME_LENGTH = 64
-# \Z and not $: $ lets a trailing newline through, which would end the command's line early.
+# \Z and not $, which accepts a newline at the end: that would end the line of a command.
 VALID_NAME_RE = re.compile(r"\A[.a-zA-Z0-9_-]+(#ephemeral)?\Z")
 
 
 def valid_topic_name(name: str, max_length: int = MAX_NAME_LENGTH) -> bool:
-    """Whether nsqd takes this as the name of a topic; the oldest servers have a max_length of 32."""
+    """Whether this is a valid name of a topic. The oldest servers have a max_length of 32."""
     return isinstance(name, str) and 1 <= len(name) <= max_length and VALID_NAME_RE.match(name) is not None
 
 
 def valid_channel_name(name: str, max_length: int = MAX_NAME_LENGTH) -> bool:
-    """Whether nsqd takes this as the name of a channel; the rule is that of topics."""
+    """Whether this is a valid name of a channel. The rule is the same as for topics."""
     return valid_topic_name(name, max_length)
 
 
 def assert_valid_topic_name(name: str, max_length: int = MAX_NAME_LENGTH) -> None:
-    """Raise ValueError unless nsqd takes this as the name of a topic."""
+    """Raise ValueError if this is no valid name of a topic."""
     if not valid_topic_name(name, max_length):
         raise ValueError(_refusal("topic", name, max_length))
 
 
 def assert_valid_channel_name(name: str, max_length: int = MAX_NAME_LENGTH) -> None:
-    """Raise ValueError unless nsqd takes this as the name of a channel."""
+    """Raise ValueError if this is no valid name of a channel."""
     if not valid_channel_name(name, max_length):
         raise ValueError(_refusal("channel", name, max_length))
 
 
 def is_ephemeral(name: str) -> bool:
-    """Whether the topic or channel goes away with its last user."""
+    """Whether nsqd deletes the topic or channel after its last consumer or channel is gone."""
     return name.endswith("#ephemeral")
 
 
