@@ -275,7 +275,7 @@ def test_given_context_is_used_as_it_is():
     ("given", "words"),
     [
         ({"ca_certs": "/no/such.pem"}, r"tls_options can't be used: ca_certs '/no/such.pem'.*No such file"),
-        ({"certfile": __file__}, r"certificate '.*test_layers.py' with key None can't be used"),
+        ({"certfile": __file__}, r"certificate '.*test_tls.py' with key None can't be used"),
         ({"cert_reqs": 17}, "17 is not a valid VerifyMode"),
         ({"ssl_version": 99}, "ssl_version 99 of tls_options is neither"),
         ({"ssl_version": "TLSv1_2"}, "ssl_version 'TLSv1_2'"),
