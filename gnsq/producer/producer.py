@@ -24,7 +24,7 @@ from gnsq.options import ConnectionOptions, parameters_of
 from gnsq.producer.http import check_no_tcp_options, make_http_clients
 from gnsq.producer.lifecycle import ProducerLifecycle, publish_async_from_thread, publish_from_thread
 from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
-from gnsq.producer.publish import DeferredPublish, MultiPublish, PendingPublish, PublishCounts, Unconfirmed
+from gnsq.producer.publish import EncodedPublish, MultiPublish, PendingPublish, PublishCounts, Unconfirmed
 from gnsq.producer.publish_many import Chunk, publish_chunks
 from gnsq.producer.result import PublishResult
 from gnsq.producer.routing import Key, make_strategy
@@ -144,6 +144,8 @@ class Producer:
         self._max_name_length = self.connection_options.max_name_length
         # Whether there are limits that the builders of commands do not check.
         self._has_limits = self._max_name_length < MAX_NAME_LENGTH or self.options.max_msg_size is not None
+        # Batches and HTTP need the body of a publish and not its command.
+        self._keeps_bodies = self.options.batch_messages is not None or self.http_clients is not None
         self._needs_key = self.options.strategy == "consistent"
         self._lifecycle = ProducerLifecycle(
             self._start_runtime,
@@ -536,15 +538,21 @@ class Producer:
             check_timeout(timeout)
         now = self._now()
         publish: PendingPublish
-        if defer is not None:
-            commands.deferpublish(topic, data, defer)
-            publish = DeferredPublish(topic, data, defer, now, now + timeout)
-        else:
+        if defer is None and self._keeps_bodies:
             # The checks of commands.publish(), without a call for nearly all publishes.
             if type(data) is not bytes or topic not in self._valid_topics or not 0 < len(data) < LARGE_BODY:
                 commands.publish(topic, data)
                 self._remember_topic(topic)
             publish = PendingPublish(topic, data, now, now + timeout)
+        else:
+            command = commands.publish(topic, data) if defer is None else commands.deferpublish(topic, data, defer)
+            if self.http_clients is None:
+                publish = EncodedPublish(topic, command, len(data), now, now + timeout)
+            else:
+                publish = PendingPublish(topic, data, now, now + timeout)
+                publish.is_batchable = False
+            if defer is not None:
+                publish.defer = defer
         if key is not None or self._needs_key:
             publish.key = self._checked_key(key)
         return publish
