@@ -1,6 +1,6 @@
-"""The writers that Spark calls: rows to MPUB and DPUB, each confirmed by nsqd. Stream and batch are the same.
+"""The writers that Spark calls, for streams and batches: they publish rows by MPUB and DPUB, and wait for each OK.
 
-At least once: a task that fails is run again by Spark, and publishes all its rows again.
+At least once: Spark runs a failed task again, which publishes all its rows again.
 """
 
 from __future__ import annotations
@@ -28,29 +28,32 @@ __all__ = ["COLUMNS", "NsqBatchWriter", "NsqStreamWriter", "RowOrigin", "Publish
 
 # Column -> Spark types it may have.
 COLUMNS = {"body": ("binary", "string"), "topic": ("string",), "defer_ms": ("int", "bigint", "smallint", "tinyint")}
-# Seconds that the producer's thread may be late with an answer, or with the end.
+# Seconds that the producer's thread may be late with a result.
 RESULT_GRACE = 5.0
-# Of an MPUB's body: the number of messages, and each one's length. Source: nsqd protocol_v2.go, readMPUB.
+# Bytes in the body of an MPUB: the number of messages, and the length of each. Source: nsqd protocol_v2.go, readMPUB.
 MPUB_COUNT_SIZE = MPUB_LENGTH_SIZE = 4
-# Bytes that wait for their batches, over all topics, and what a row costs beside its body.
+# Bytes that wait in batches of all topics, and what a row takes besides its body.
 MAX_BUFFERED_BYTES = 16 * 1024 * 1024
 ROW_OVERHEAD = 100
 
 
 @dataclass(frozen=True)
 class Published(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not typed here
-    """What one task has published."""
+    """Number of rows that one task has published."""
 
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class RowOrigin:
-    """Which rows these are: the same for a task that is run again."""
+    """Where the rows of a task come from: the same if the task runs again."""
 
     query: str = ""
     batch: str = ""
     partition: int = 0
+
+
+_NO_ORIGIN = RowOrigin()
 
 
 def check_columns(types: dict[str, str], options: WriteOptions) -> None:
@@ -63,7 +66,7 @@ def check_columns(types: dict[str, str], options: WriteOptions) -> None:
         if name not in COLUMNS:
             raise ValueError(f"column {name!r} is none of {', '.join(COLUMNS)}: select what to publish as body")
         if kind not in COLUMNS[name]:
-            raise ValueError(f"column {name!r} has type {kind}, {' or '.join(COLUMNS[name])} was due")
+            raise ValueError(f"column {name!r} has type {kind}, {' or '.join(COLUMNS[name])} is expected")
     if "body" not in types:
         raise ValueError("column 'body' is missing: it is what is published")
     if "topic" not in types and not options.topic:
@@ -72,7 +75,7 @@ def check_columns(types: dict[str, str], options: WriteOptions) -> None:
 
 @dataclass(slots=True)
 class _Batch:
-    """What is published together: to one topic, or one deferred row."""
+    """Rows of one topic that are published together."""
 
     topic: str
     bodies: list[bytes] = field(default_factory=list)
@@ -82,9 +85,13 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A batch without an answer; its bodies are the producer's alone."""
+    """A batch, or a deferred row, without a result.
 
-    answer: PublishResult
+    Attributes:
+        largest, size: Row number and bytes of the largest body.
+    """
+
+    result: PublishResult
     topic: str
     first: int
     last: int
@@ -93,7 +100,7 @@ class _Pending:
     size: int
 
     def name(self, partition: int) -> str:
-        """Say which rows these are."""
+        """Name the rows in an error text."""
         if self.count == 1:
             return f"row {self.first} of partition {partition}, topic {self.topic!r}, {counted(self.size, 'byte')}"
         rows = f"rows {self.first} to {self.last}"
@@ -106,27 +113,27 @@ class _Pending:
 
 
 class _Publisher:
-    """Collects rows and publishes them in bounded batches, from a plain thread; some of them are under way while Spark
-    computes the next."""
+    """Publishes rows in batches from a plain thread. Some batches are pending while Spark computes the next rows."""
 
-    def __init__(self, options: WriteOptions, origin: RowOrigin) -> None:
+    def __init__(self, options: WriteOptions, origin: RowOrigin, max_buffered_bytes: int) -> None:
         self.rows = 0
         self._options = options
         self._origin = origin
+        self._max_buffered_bytes = max_buffered_bytes
         self._producer: Producer | None = None
-        # In the order of their batches.
-        self._answers: deque[_Pending] = deque()
+        # In the order of publishing.
+        self._pending: deque[_Pending] = deque()
         self._batches: dict[str, _Batch] = {}
-        self._waiting = 0
-        self._limit = options.max_msg_size or float("inf")
+        self._buffered = 0
+        self._max_msg_size = options.max_msg_size or float("inf")
 
     def close(self) -> None:
-        """Disconnect; what has no answer by now is of a task that has failed, and is run again."""
+        """Disconnect. Rows that are still pending belong to a task that has failed, and that runs again."""
         if self._producer is not None:
             self._producer.close(timeout=0)
 
     def add(self, body: bytes | str | None, topic: str | None, defer_ms: int | None) -> None:
-        """Take a row in, and publish when a batch is full."""
+        """Add a row to the batch of its topic, and publish batches that are full."""
         topic = topic or self._options.topic
         batch = self._batches.get(topic)
         if batch is None:
@@ -139,14 +146,18 @@ class _Publisher:
             origin = self._origin
             data = rowkey.join(data, origin.query, origin.batch, origin.partition, row)
         size = len(data)
-        if size > self._limit:
+        if size > self._max_msg_size:
             raise ValueError(
                 f"{self._row()} for topic {topic!r} has {size} bytes, option maxMsgSize is "
                 f"{self._options.max_msg_size}: filter it out, or raise nsqd's max-msg-size and the option"
             )
+        if defer_ms is not None and defer_ms < 0:
+            raise ValueError(f"{self._row()} has defer_ms {defer_ms}: 0 or more is expected")
         self.rows = row + 1
         if defer_ms:
-            self._publish_deferred(topic, data, row, defer_ms)
+            # By itself: nsqd has no MPUB for deferred messages.
+            result = self._connect().publish_async(topic, data, defer=defer_ms)
+            self._add_pending(_Pending(result, topic, row, row, 1, row, size))
             return
         size += MPUB_LENGTH_SIZE
         if batch.bodies and batch.size + size > self._options.batch_bytes:
@@ -155,17 +166,17 @@ class _Publisher:
         batch.bodies.append(data)
         batch.rows.append(row)
         batch.size += size
-        self._waiting += size + ROW_OVERHEAD
+        self._buffered += size + ROW_OVERHEAD
         if len(batch.bodies) >= self._options.batch_rows:
             self._flush(batch)
-        elif self._waiting > MAX_BUFFERED_BYTES:
+        elif self._buffered > self._max_buffered_bytes:
             self._flush_all()
 
     def flush(self) -> None:
-        """Publish all that is left, and wait until nsqd has confirmed everything."""
+        """Publish all batches, and wait until nsqd has confirmed every row."""
         self._flush_all()
-        while self._answers:
-            self._wait_confirmed(self._answers.popleft())
+        while self._pending:
+            self._wait_confirmed(self._pending.popleft())
 
     def _flush_all(self) -> None:
         for batch in list(self._batches.values()):
@@ -186,39 +197,33 @@ class _Publisher:
 
     def _flush(self, batch: _Batch) -> None:
         bodies, rows = batch.bodies, batch.rows
-        self._waiting -= batch.size - MPUB_COUNT_SIZE + ROW_OVERHEAD * len(rows)
-        answer = self._connect().multipublish(batch.topic, bodies, raise_error=False)
+        self._buffered -= batch.size - MPUB_COUNT_SIZE + ROW_OVERHEAD * len(rows)
+        result = self._connect().multipublish(batch.topic, bodies, raise_error=False)
         sizes = list(map(len, bodies))
         size = max(sizes)
-        self._add_pending(_Pending(answer, batch.topic, rows[0], rows[-1], len(rows), rows[sizes.index(size)], size))
+        largest = rows[sizes.index(size)]
+        self._add_pending(_Pending(result, batch.topic, rows[0], rows[-1], len(rows), largest, size))
         self._batches[batch.topic] = _Batch(batch.topic)
 
-    def _publish_deferred(self, topic: str, data: bytes, row: int, delay: int) -> None:
-        """Publish by itself: there is no MPUB for that."""
-        if delay < 0:
-            raise ValueError(f"row {row} of partition {self._origin.partition} has defer_ms {delay}: 0 or more was due")
-        answer = self._connect().publish_async(topic, data, defer=delay)
-        self._add_pending(_Pending(answer, topic, row, row, 1, row, len(data)))
-
     def _add_pending(self, pending: _Pending) -> None:
-        self._answers.append(pending)
-        while self._answers and self._answers[0].answer.ready():
-            self._wait_confirmed(self._answers.popleft())
+        self._pending.append(pending)
+        while self._pending and self._pending[0].result.ready():
+            self._wait_confirmed(self._pending.popleft())
 
     def _wait_confirmed(self, pending: _Pending) -> None:
         try:
-            pending.answer.get(timeout=self._options.publish_timeout + RESULT_GRACE)
+            pending.result.get(timeout=self._options.publish_timeout + RESULT_GRACE)
         except (NSQException, gevent.Timeout) as error:
             is_late = isinstance(error, gevent.Timeout)
-            what = "no answer, and no timeout of the producer's" if is_late else str(error)
-            raise RowsNotPublished(f"{pending.name(self._origin.partition)}: {what}") from error
+            text = "no result, and no timeout of the producer" if is_late else str(error)
+            raise RowsNotPublished(f"{pending.name(self._origin.partition)}: {text}") from error
 
     def _connect(self) -> Producer:
-        """Connect when there is something to publish; many tasks have no rows."""
+        """Make the producer for the first row; many tasks have no rows."""
         if self._producer is None:
-            # A thread of its own: this one blocks natively while Spark computes the next rows. A task that is run
-            # again publishes all its rows again, so a lost answer need not fail it. Started by the first publish:
-            # start() would wait for every nsqd, one that is silent too.
+            # Threaded: this thread blocks natively while Spark computes the next rows. Duplicates are allowed: a task
+            # that runs again publishes all its rows again. The first publish starts it: start() would wait for every
+            # nsqd, also for one that does not answer.
             self._producer = Producer(
                 publish_timeout=self._options.publish_timeout,
                 reconnect_maximum=2.0,
@@ -229,30 +234,30 @@ class _Publisher:
         return self._producer
 
 
-def publish(batches: Iterator[Any], options: WriteOptions, origin: RowOrigin = RowOrigin()) -> Published:  # frozen
-    """Publish all rows of some record batches; returns when nsqd has confirmed each.
+def publish(
+    batches: Iterator[Any],
+    options: WriteOptions,
+    origin: RowOrigin = _NO_ORIGIN,
+    *,
+    max_buffered_bytes: int = MAX_BUFFERED_BYTES,
+) -> Published:
+    """Publish all rows of record batches; return after nsqd has confirmed each.
 
     Raises:
-        ValueError: If a row has no body or no topic, or what nsqd would refuse; if a file that an option names can't
-            be used.
-        RowsNotPublished: If nsqd has not confirmed some; its cause is what Producer raised.
+        ValueError: If a row has no body or no topic, or nsqd would refuse it; if a file that an option names can't be
+            used.
+        RowsNotPublished: If nsqd has not confirmed some rows; its cause is the error of Producer.
     """
-    publisher = _Publisher(options, origin)
+    publisher = _Publisher(options, origin, max_buffered_bytes)
     try:
         for batch in batches:
-            _add_all(publisher, batch)
+            columns = [batch.column(name).to_pylist() if name in batch.schema.names else None for name in COLUMNS]
+            for row in zip(*(column or [None] * batch.num_rows for column in columns), strict=True):
+                publisher.add(*row)
         publisher.flush()
     finally:
         publisher.close()
     return Published(publisher.rows)
-
-
-def _add_all(publisher: _Publisher, batch: Any) -> None:
-    names = batch.schema.names
-    nothing = [None] * batch.num_rows
-    body, topic, delay = (batch.column(name).to_pylist() if name in names else nothing for name in COLUMNS)
-    for row in zip(body, topic, delay, strict=True):
-        publisher.add(*row)
 
 
 class NsqBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is not typed here
@@ -260,8 +265,8 @@ class NsqBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        # Made on the driver, once for all tasks and their attempts. Not the query's id inside of foreachBatch: that may
-        # write twice, and rows of both would have the same keys.
+        # Made on the driver, once for all tasks and their attempts. Not the id of the query: its foreachBatch may write
+        # twice, and rows of both writes would have the same keys.
         self._id = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[Any]) -> Published:

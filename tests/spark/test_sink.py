@@ -279,13 +279,11 @@ def test_batches_keep_to_the_limit_with_all_that_is_in_their_mpub(options, publi
     assert len(published_sizes) == 12
 
 
-def test_what_waits_over_all_topics_is_bounded(options, published_sizes, monkeypatch):
-    monkeypatch.setattr("gnsq.spark.sink.MAX_BUFFERED_BYTES", 2000)
-
+def test_what_waits_over_all_topics_is_bounded(options, published_sizes):
     def first():
         yield batch(body=[b"x" * 300] * 6, topic=list("abcdef"))
         assert len(published_sizes) == 5  # of the row that went above it, and those before
 
-    publish(first(), options())
+    publish(first(), options(), max_buffered_bytes=2000)
 
     assert len(published_sizes) == 6
