@@ -1,4 +1,4 @@
-"""What options become where something connects: keywords of gnsq's clients. Reads the files that options name.
+"""Options as keyword arguments of gnsq's clients. Reads the files that options name.
 
 Errors name the option as users write it, and show no secret.
 """
@@ -18,11 +18,7 @@ __all__ = ["check_addresses", "connection_keywords", "http_keywords"]
 
 
 def check_addresses(options: ConnectOptions) -> None:
-    """Check what addresses look like; connects to none of them.
-
-    Raises:
-        ValueError: Naming option and address.
-    """
+    """Check the form of addresses, without connecting; ValueError names option and address."""
     makers: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         "nsqdTcpAddresses": (Producer, options.nsqd_tcp_addresses),
         "lookupdHttpAddresses": (LookupdClient.from_url, options.lookupd_http_addresses),
@@ -37,10 +33,10 @@ def check_addresses(options: ConnectOptions) -> None:
 
 
 def connection_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: each option has its own type
-    """Build the keywords of a Consumer or a Producer that say how to connect, and how to ask nsqlookupd.
+    """Build the keywords of a Consumer or a Producer for connections to nsqd and nsqlookupd.
 
     Raises:
-        ValueError: If a file can't be used; names its option.
+        ValueError: If a file can't be used.
     """
     keywords: dict[str, Any] = {
         "nsqd_tcp_addresses": list(options.nsqd_tcp_addresses),
@@ -61,11 +57,7 @@ def connection_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: each
 
 
 def http_keywords(options: ConnectOptions) -> dict[str, Any]:  # Any: as above
-    """Build the options of HttpOptions for nsqlookupds and nsqds.
-
-    Raises:
-        ValueError: As connection_keywords().
-    """
+    """Build the keywords of HTTP clients; raises as connection_keywords()."""
     keywords: dict[str, Any] = {"timeout": options.lookupd_timeout}
     if options.uses_https:
         keywords["ssl_context"] = _context(options)
@@ -89,8 +81,8 @@ def _auth_secret(options: ConnectOptions) -> bytes | None:
 
 
 def _context(options: ConnectOptions) -> ssl.SSLContext:
-    """Make a client's context: the system's CAs unless others are given, certificate and host name checked."""
-    import ssl  # 8 ms to load: only who uses TLS pays for it
+    """Make a context that checks certificate and host name, with the system's CAs unless others are given."""
+    import ssl  # takes 8 ms to load
 
     try:
         context = ssl.create_default_context(cafile=options.tls_ca_file or None)
@@ -101,7 +93,7 @@ def _context(options: ConnectOptions) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_NONE
     if options.tls_cert_file:
         try:
-            # Asked for a password that is not given, OpenSSL would wait at the terminal; a wrong one is an error.
+            # Without the password argument OpenSSL would ask for it at the terminal.
             context.load_cert_chain(options.tls_cert_file, options.tls_key_file or None, options.tls_key_password)
         except OSError as error:
             raise ValueError(

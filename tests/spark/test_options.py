@@ -94,7 +94,7 @@ def test_bad_read_option_is_named(changes, words):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        pytest.param({"topic": "clicks"}, "give the option nsqdTcpAddresses", id="no address"),
+        pytest.param({"topic": "clicks"}, "give option nsqdTcpAddresses", id="no address"),
         pytest.param({"topic": "a b", "nsqdTcpAddresses": "a:1"}, "option topic: ", id="bad topic"),
         pytest.param(
             {"batchBytes": "5242881", "nsqdTcpAddresses": "a:1"}, "batchBytes 5242881 must be within 1 to", id="body"

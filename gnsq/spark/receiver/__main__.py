@@ -1,6 +1,6 @@
-"""``python -m gnsq.spark.receiver``: a receiver as a process of its own, for the option receivers=external.
+"""``python -m gnsq.spark.receiver``: a receiver as its own process, for the option receivers=external.
 
-Its flags are ReadOptions' fields, those that a receiver has a use for.
+Its flags are the fields of ReadOptions that a receiver uses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import sys
 from typing import Any
 
 import gevent
-from gevent.event import AsyncResult, Event
+from gevent.event import Event
+from gevent.util import wrap_errors
 
 from gnsq.errors import NSQException
 from gnsq.spark.clients import check_addresses
@@ -34,9 +35,8 @@ __all__ = ["main"]
 
 logger = logging.getLogger("gnsq.spark.receiver")
 
+# Seconds between reports in the log.
 STATUS_INTERVAL = 10.0
-PREFIX = "GNSQ_RECEIVER_"
-# What the query alone does.
 _QUERY_ONLY_OPTIONS = {
     *["nsqd_http_addresses", "spool_owner", "receivers", "max_rows_per_batch", "max_bytes_per_batch"],
     *["num_partitions", "max_rows", "idle_timeout"],
@@ -44,60 +44,64 @@ _QUERY_ONLY_OPTIONS = {
 _FIELDS = [field for field in ordered_fields(ReadOptions) if field.name not in _QUERY_ONLY_OPTIONS]
 
 
-def _is_hidden(field: dataclasses.Field[Any]) -> bool:
-    """Whether it comes by environment alone: a command line can be read by everyone on the host."""
+# --- fields as flags
+
+Field = dataclasses.Field[Any]  # Any: each option has its own type
+
+
+def _is_secret(field: Field) -> bool:
+    """Whether the option has a variable and no flag: every user of the host can read a command line."""
     return not field.repr and field.type == "str"
 
 
-def _flag(field: dataclasses.Field[Any]) -> str:
+def _is_list(field: Field) -> bool:
+    return str(field.type).startswith("tuple")
+
+
+def _variable(field: Field) -> str:
+    return f"GNSQ_RECEIVER_{field.name.upper()}"
+
+
+def _flag(field: Field) -> str:
     name = field.name.replace("_", "-")
-    return "--" + (name.removesuffix("es") if str(field.type).startswith("tuple") else name)
-
-
-def _variable(field: dataclasses.Field[Any]) -> str:
-    return PREFIX + field.name.upper()
-
-
-def _user_name(field: dataclasses.Field[Any]) -> str:
-    """Name an option as users of the command line write it."""
-    return _variable(field) if _is_hidden(field) else _flag(field)
+    return "--" + (name.removesuffix("es") if _is_list(field) else name)
 
 
 def _with_flag_names(text: str) -> str:
-    """Put flags in the place of Spark's names of options."""
+    """Replace Spark's names of options in a text by flags and variables."""
     for field in _FIELDS:
         name = spark_name(field)
         before = r"options? " if name.islower() else r"(?:options? )?"
-        text = re.sub(rf"\b{before}{name}\b", _user_name(field), text)
+        text = re.sub(rf"\b{before}{name}\b", _variable(field) if _is_secret(field) else _flag(field), text)
     return text
 
 
-def _option(field: dataclasses.Field[Any]) -> click.Option:
-    flag, kind, many = _flag(field), str(field.type), str(field.type).startswith("tuple")
-    if kind == "bool":
-        flag = f"{flag}/--no-{flag.removeprefix('--')}"
-    meaning = _with_flag_names(field.metadata["meaning"]) + (" (may be given again)" if many else "")
-    default = f"  [default: {shown(field.default)}]" if shown(field.default) else ""
-    unit = field.metadata["unit"]
+def _click_option(field: Field) -> click.Option:
+    flag, is_bool, default = _flag(field), field.type == "bool", shown(field.default)
     return click.Option(
-        [flag, field.name],
-        multiple=many,
+        [f"{flag}/--no-{flag.removeprefix('--')}" if is_bool else flag, field.name],
+        multiple=_is_list(field),
         default=None,
-        type=None if kind == "bool" else str,
-        metavar=None if kind == "bool" else (unit or "TEXT").upper(),
+        type=None if is_bool else str,
+        metavar=None if is_bool else (field.metadata["unit"] or "TEXT").upper(),
         envvar=_variable(field),
-        help=meaning + default,
+        help=_with_flag_names(field.metadata["meaning"])
+        + (" (may be given again)" if _is_list(field) else "")
+        + (f"  [default: {default}]" if default else ""),
     )
 
 
-def _spark_options(values: dict[str, Any]) -> dict[str, str]:  # Any: as click gives them
-    """Write what was given as Spark's options."""
+def _spark_options(values: dict[str, Any]) -> dict[str, str]:  # Any: as click passes them
+    """Convert the given flags to Spark's options."""
     texts: dict[str, str] = {}
     for field in _FIELDS:
-        value = os.environ.get(_variable(field)) if _is_hidden(field) else values[field.name]
+        value = os.environ.get(_variable(field)) if _is_secret(field) else values[field.name]
         if value not in (None, ()):
             texts[spark_name(field)] = ",".join(value) if isinstance(value, tuple) else str(value)
     return texts
+
+
+# --- the program
 
 
 def _run(verbose: bool, **values: Any) -> None:  # Any: as above
@@ -120,19 +124,23 @@ def _run(verbose: bool, **values: Any) -> None:  # Any: as above
         check_addresses(options)
         spool = Spool(options.spool, options.spool_permissions)
         receiver = Receiver(options, spool)
-        if not _start_unless_stopped(receiver, stop):
+        # The file system may hang. Until it answers, no message is received, and a signal may end the process.
+        starting = gevent.spawn(wrap_errors(Exception, receiver.start))
+        gevent.wait([stop, starting], count=1)
+        if not starting.ready():
             click.echo("stopped before the spool could be written", err=True)
             sys.exit(0)
+        if starting.value is not None:
+            raise starting.value
     except (ValueError, TypeError) as error:
         raise click.UsageError(_with_flag_names(str(error))) from error
     except OSError as error:
-        raise click.ClickException(
-            f"spool {redact_uri(values['spool'])}: {error}: give a directory that can be written"
-        ) from error
+        location = redact_uri(values["spool"])
+        raise click.ClickException(f"spool {location}: {error}: give a directory that can be written") from error
     except NSQException as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"receiving {options.source} into {spool.location}/{receiver.id}", err=True)
-    _watch(receiver, stop)
+    _report(receiver, stop)
     receiver.close()
     for handler in signals:
         handler.cancel()
@@ -140,39 +148,20 @@ def _run(verbose: bool, **values: Any) -> None:  # Any: as above
     if receiver.error is not None:
         raise click.ClickException(
             f"nothing can be written any more: {receiver.error!r}; its traceback is in the log. {total} are in the "
-            "spool; what was received besides is given back to nsqd"
+            "spool; other received messages are requeued at nsqd"
         )
     click.echo(f"stopped in order: {total}", err=True)
     if receiver.is_stuck:
-        # pyarrow would wait for its last request, half a minute.
+        # pyarrow would wait half a minute for its last request.
         os._exit(0)
     sys.exit(0)
 
 
-def _start_unless_stopped(receiver: Receiver, stop: Event) -> bool:
-    """Start; False if told to stop first: a file system may take its time, and nothing is received before it has."""
-    started: AsyncResult[None] = AsyncResult()
-
-    def start() -> None:
-        try:
-            receiver.start()
-            started.set(None)
-        except Exception as error:  # noqa: BLE001  # raised below, whatever it is
-            started.set_exception(error)
-
-    gevent.spawn(start)
-    gevent.wait([stop, started], count=1)
-    if not started.ready():
-        return False
-    started.get()
-    return True
-
-
-def _watch(receiver: Receiver, stop: Event) -> None:
-    """Report until told to stop, or the writing ends for good."""
+def _report(receiver: Receiver, stop: Event, interval: float = STATUS_INTERVAL) -> None:
+    """Log rows and failures regularly, until stop is set or the receiver fails."""
     before = receiver.rows
     while not stop.is_set() and receiver.error is None:
-        gevent.wait([stop, receiver.finished], timeout=STATUS_INTERVAL, count=1)
+        gevent.wait([stop, receiver.finished], timeout=interval, count=1)
         nsqds, failures = receiver.subscriptions.nsqds, receiver.subscriptions.failures()
         logger.info(
             "%s in %s, %d of them since the last report; connected nsqds: %d",
@@ -194,8 +183,8 @@ main = click.Command(
     callback=_run,
     help=_run.__doc__,
     params=[
-        *map(_option, (field for field in _FIELDS if not _is_hidden(field))),
-        click.Option(["-v", "--verbose"], is_flag=True, help="Say what connections do."),
+        *(_click_option(field) for field in _FIELDS if not _is_secret(field)),
+        click.Option(["-v", "--verbose"], is_flag=True, help="Log what connections do."),
     ],
 )
 

@@ -1,11 +1,8 @@
-"""What a task of ExecutorReceivers does: one receiver in a worker of Spark's, until the lease file ends its run.
+"""The task of ExecutorReceivers: one receiver in a worker of Spark, until the control file ends its run.
 
-Runs on executors, where it is imported by its name: gnsq has to be installed there. Knows nothing of the driver.
-
-ReceiverLease: whose receivers may run: ``receivers.json`` in the spool names the run that may, all others end.
-
-Ending a task is not in Spark's hands: it kills the process, and what that had in flight waits for nsqd's timeout. A
-file reaches every executor that reaches the spool. Knows no Spark.
+Spark can end a task only by killing its process. Then messages in flight wait for nsqd's msg_timeout. So a file in the
+spool, which all executors see, tells receivers to end. Workers import this module by name: gnsq must be installed
+there. Knows no driver.
 """
 
 from __future__ import annotations
@@ -27,58 +24,46 @@ from gnsq.spark.spool.spool import Spool
 from gnsq.spark.spool.storage import open_store
 from gnsq.spark.uris import redact_uri
 
-__all__ = [
-    "ReceiverLease",
-    "receive",
-]
+__all__ = ["ReceiverLease", "receive"]
 
 logger = logging.getLogger(__name__)
 
-
+# Names the run whose receivers may go on.
 _FILE = "receivers.json"
+# Seconds between checks of the file.
+CHECK_INTERVAL = 1.0
 
 
 class ReceiverLease:
-    """The lease file of one spool, from the side of who starts receivers, and from theirs.
-
-    Args:
-        location: The spool's.
-        mode: As Spool's.
+    """The file ``receivers.json`` of one spool, for the driver and for tasks. Its methods raise OSError.
 
     Raises:
-        ValueError: If the location is empty or its scheme unknown.
+        ValueError: If the location is empty or its scheme is unknown.
     """
 
     def __init__(self, location: str, mode: int = PRIVATE) -> None:
         self._location = redact_uri(location)
         self._store = open_store(location, mode=mode)
-        self._unreadable = False
+        self._has_warned = False
 
     def grant(self, run: str) -> None:
-        """Let a run's receivers go on; those of any other end.
-
-        Raises:
-            OSError: If the spool can't be written.
-        """
+        """Let the receivers of a run go on, and those of all others end."""
         self._store.make_directory("")
-        self._store.put(_FILE, json.dumps({"run": run}).encode())
+        self._write(run)
 
     def revoke(self, run: str) -> None:
-        """Let a run's receivers end; no-op if another is named. The file stays: without it, an executor that does not
-        see the spool would look like one that is to end.
+        """Let the receivers of a run end. Does nothing if another run has the lease.
 
-        Raises:
-            OSError: If the spool can't be written.
+        The file stays: without it, an executor could not tell this from a spool that it does not see.
         """
         if self.current() == run:
-            self._store.put(_FILE, json.dumps({"run": None}).encode())
+            self._write(None)
+
+    def _write(self, run: str | None) -> None:
+        self._store.put(_FILE, json.dumps({"run": run}).encode())
 
     def current(self) -> str | None:
-        """Say whose receivers may run; None if nobody's are named, "" if the file is damaged.
-
-        Raises:
-            OSError: If the spool can't be read.
-        """
+        """Return the run whose receivers may go on; None if there is none, "" if the file is damaged."""
         try:
             with self._store.open(_FILE) as file:
                 run = json.loads(file.read())["run"]
@@ -89,11 +74,7 @@ class ReceiverLease:
             return ""
 
     def check_visible(self) -> None:
-        """Find out whether this machine sees the file at all.
-
-        Raises:
-            SpoolError: If not: receivers here would write where nobody reads.
-        """
+        """Check that this machine sees the file; SpoolError if not: the query would not see its segments either."""
         if not self._store.exists(_FILE):
             raise SpoolError(
                 f"spool {self._location} has no {_FILE} here: does this executor see the spool? Give a directory that "
@@ -101,49 +82,44 @@ class ReceiverLease:
             )
 
     def is_allowed(self, run: str) -> bool:
-        """Whether a run's receivers may go on. They may as long as the spool can't be read, which is logged once."""
+        """Whether the receivers of a run may go on. While the file can't be read, they may; that is logged once."""
         try:
             allowed = self.current() == run
         except OSError as error:
-            if not self._unreadable:
+            if not self._has_warned:
                 logger.warning("spool %s: %s can't be read: %s; going on", self._location, _FILE, error)
-            self._unreadable = True
+            self._has_warned = True
             return True
-        self._unreadable = False
+        self._has_warned = False
         return allowed
 
 
-# Seconds between looks at the lease file.
-POLL_INTERVAL = 1.0
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-
 def receive(options: ReadOptions, run: str, _: Iterable[int]) -> None:
-    """Receive for as long as a run may go on, then end in order. The body of a task.
+    """Receive while a run may go on, then shut down. The body of a task.
 
     Raises:
         SpoolError: If this executor does not see the spool.
         OSError: If the spool can't be written at the start.
-        RuntimeError: If the receiver has failed for good.
+        RuntimeError: If the receiver has failed.
     """
-    # Nobody else sets up logging in a worker; its stderr is the executor's.
-    logging.basicConfig(format=_FORMAT)
+    # A worker has no logging of its own. Its stderr is the executor's.
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     lease = ReceiverLease(options.spool)
     lease.check_visible()
     if not lease.is_allowed(run):
         return
     hung_up = threading.Event()
 
-    def hang_up(number: int, frame: FrameType | None) -> None:
+    def on_sighup(number: int, frame: FrameType | None) -> None:
         hung_up.set()
 
-    # What workers get when their executor goes, even if that was killed: time enough to give messages back.
-    previous = signal.signal(signal.SIGHUP, hang_up)
+    # Workers get it when their executor ends, even if that was killed. There is time to requeue messages.
+    previous = signal.signal(signal.SIGHUP, on_sighup)
     try:
         with HubThread("gnsq-receiver") as hub:
-            receiver = hub.call(_started, options)
+            receiver = hub.call(_start_receiver, options)
             try:
-                while receiver.error is None and lease.is_allowed(run) and not hung_up.wait(POLL_INTERVAL):
+                while receiver.error is None and lease.is_allowed(run) and not hung_up.wait(CHECK_INTERVAL):
                     pass
             finally:
                 hub.call(receiver.close)
@@ -155,7 +131,7 @@ def receive(options: ReadOptions, run: str, _: Iterable[int]) -> None:
         raise RuntimeError(f"receiver {receiver.id} has failed for good: {receiver.error!r}") from receiver.error
 
 
-def _started(options: ReadOptions) -> Receiver:
+def _start_receiver(options: ReadOptions) -> Receiver:
     receiver = Receiver(options, Spool(options.spool, options.spool_permissions))
     receiver.start()
     return receiver

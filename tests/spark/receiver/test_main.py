@@ -14,7 +14,7 @@ from gevent.event import Event
 from gnsq import NsqdHTTPClient
 from gnsq.spark.options import ReadOptions
 from gnsq.spark.receiver import Receiver
-from gnsq.spark.receiver.__main__ import _watch
+from gnsq.spark.receiver.__main__ import _report
 from tests.spark.helpers import bodies_of, channel_stats, is_empty, numbered, publish, running, wait_for
 
 pytestmark = pytest.mark.subprocess
@@ -172,9 +172,8 @@ def test_missing_package_is_named(tmp_path, missing):
 
 
 @pytest.fixture
-def watched(hub, spool, monkeypatch):
+def watched(hub, spool):
     """Start a receiver and the command's watching of it; returns a function that stops the watching."""
-    monkeypatch.setattr("gnsq.spark.receiver.__main__.STATUS_INTERVAL", 0.05)
     started = []
 
     def start(**options):
@@ -182,7 +181,7 @@ def watched(hub, spool, monkeypatch):
             receiver = Receiver(ReadOptions(**{"topic": "clicks", "channel": "archive", **options}), spool)
             receiver.start()
             stop = Event()
-            started.append((receiver, stop, gevent.spawn(_watch, receiver, stop)))
+            started.append((receiver, stop, gevent.spawn(_report, receiver, stop, 0.05)))
             return receiver
 
         return hub.call(make)
