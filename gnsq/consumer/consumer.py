@@ -398,8 +398,8 @@ class Consumer:
                 "only the thread that started the consumer can wait for its end, unless it has threaded=True; "
                 "others may close() it"
             )
-        here = gevent.getcurrent()
-        if here is gevent.get_hub() or here in self._tasks or self._pool.owns_greenlet(here):
+        current = gevent.getcurrent()
+        if current is gevent.get_hub() or current in self._tasks or self._pool.owns_greenlet(current):
             # A signal handler of Python runs in any greenlet. It must not wait for the one that it interrupts.
             return
         if self._workers.is_current and self._shutdown is not None:
@@ -746,8 +746,10 @@ class Consumer:
     def _unanswered_messages(self) -> list[Message]:
         """Return the messages that handlers have, and the async ones."""
         # list() of each set is one step for the interpreter: other threads may add to it.
-        held = [list(connection.in_flight_messages.async_messages) for connection in self._pool.connections.values()]
-        return list(itertools.chain(self._workers.handling, *held))
+        async_messages = [
+            list(connection.in_flight_messages.async_messages) for connection in self._pool.connections.values()
+        ]
+        return list(itertools.chain(self._workers.handling, *async_messages))
 
     def _set_finish_listener(self, connections: Collection[Connection]) -> None:
         """Listen for FINs only while that is needed: it costs a call for each."""

@@ -86,7 +86,7 @@ class RdyController:
         self._probe_due = 0.0
         # When to search for timed out messages; None while no message is in flight.
         self._timeout_check_due: float | None = None
-        # Until then, a share is reserved for each address that is being connected to.
+        # Until then, RDY is reserved for each address that is being connected to.
         self._expected_until: float | None = None
         # When to update RDY without an event, and until when run() sleeps.
         self._due: float | None = None
@@ -329,8 +329,8 @@ class RdyController:
             self._on_timed_out(timed_out)
         # Remove async messages that have timed out or were answered from another thread: nothing else removes them.
         for connection in self._connections.values():
-            held = connection.in_flight_messages.async_messages
-            held.difference_update([message for message in list(held) if message.timed_out or message.has_responded()])
+            messages = connection.in_flight_messages.async_messages
+            messages -= {message for message in list(messages) if message.timed_out or message.has_responded()}
 
     def _schedule_next(self, now: float) -> None:
         times = [self._policy.due(now), self._timeout_check_due]

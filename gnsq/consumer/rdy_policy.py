@@ -16,9 +16,9 @@ from typing import Generic, TypeVar
 
 __all__ = ["RdyPolicy"]
 
-# A connection is starved if it has this share of its RDY in flight. Source: the client guide, "is_starved".
-STARVED_SHARE = 0.85
-# A RDY that nsqd counts down is sent again below this share. Source: the client guide, "RDY State".
+# A connection is starved if it has this part of its RDY in flight. Source: the client guide, "is_starved".
+STARVED_AT = 0.85
+# A RDY that nsqd counts down is sent again below this part. Source: the client guide, "RDY State".
 RENEW_BELOW = 0.25
 # After a lower RDY to a silent nsqd, messages that it sent before arrive within so many times the measured delay.
 SILENT_GRACE_FACTOR = 4
@@ -27,7 +27,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(slots=True, eq=False)
-class _Share:
+class _ConnectionRdy:
     """State of one connection.
 
     Attributes:
@@ -76,7 +76,7 @@ class _Share:
         self.turn = self.turn_renewed = now
         self.had_turn = True
 
-    def held(self, in_flight: int, now: float) -> int:
+    def max_in_flight(self, in_flight: int, now: float) -> int:
         """Return how many messages are in flight, or may be without another RDY."""
         arriving = self.arriving if now < self.arriving_until else 0
         return max(self.rdy, in_flight + arriving)
@@ -85,8 +85,8 @@ class _Share:
 class RdyPolicy(Generic[Key]):
     """Distributes max_in_flight to connections. The sum of max(RDY, in flight) never exceeds it.
 
-    A connection begins with RDY 1 and gets its share with its first message. Shares are equal. A connection that had no
-    message for idle_timeout is reduced to RDY 1 while others are starved.
+    A connection begins with RDY 1 and is raised with its first message. All get equal RDY counts. A connection that had
+    no message for idle_timeout is reduced to RDY 1 while others are starved.
 
     If max_in_flight is lower than the number of connections, some have RDY 1 and the others RDY 0, by turns in random
     order. A connection without messages loses its turn after idle_timeout, or after grace if a waiting one is known to
@@ -103,12 +103,12 @@ class RdyPolicy(Generic[Key]):
         turn_timeout: Seconds of a turn.
         grace: Seconds until nsqd has read a lower RDY and the messages that it sent before have arrived. nsqd flushes
             its output buffer when a RDY allows no more messages.
-        rng: Randomness for the remainder of the shares and for the order of turns.
+        rng: Randomness for the remainder of the division and for the order of turns.
 
     Attributes:
         paused: All RDY counts are 0.
         backing_off: All RDY counts are 0, except that of the probe.
-        expected: Number of connections that may be added soon; their shares are reserved.
+        expected: Number of connections that may be added soon; their RDY counts are reserved.
         probe: Connection that has RDY 1 while the others have 0; None for none.
     """
 
@@ -130,7 +130,7 @@ class RdyPolicy(Generic[Key]):
         self.turn_timeout = turn_timeout
         self.grace = grace
         self._rng = rng if rng is not None else random.Random()
-        self._shares: dict[Key, _Share] = {}
+        self._states: dict[Key, _ConnectionRdy] = {}
         # Connections; the first ones have priority.
         self._order: list[Key] = []
         # Connections whose turn ends in this decide(), and whether by silence.
@@ -154,14 +154,14 @@ class RdyPolicy(Generic[Key]):
             max_rdy_count: Largest RDY that its nsqd allows.
             counts_down: Whether its nsqd subtracts 1 from RDY with each message.
         """
-        self._shares[key] = _Share(max_rdy_count, counts_down, now, now)
+        self._states[key] = _ConnectionRdy(max_rdy_count, counts_down, now, now)
         # After the connections that have a turn: they would lose it.
         first = min(len(self._order), self.max_in_flight) if len(self._order) >= self.max_in_flight else 0
         self._order.insert(self._rng.randint(first, len(self._order)), key)
 
     def remove(self, key: Key) -> None:
         """Remove a connection, if it is there."""
-        if self._shares.pop(key, None) is not None:
+        if self._states.pop(key, None) is not None:
             self._order.remove(key)
         if self.probe == key:
             self.probe = None
@@ -176,25 +176,25 @@ class RdyPolicy(Generic[Key]):
         Returns:
             Whether decide() should be called.
         """
-        share = self._shares.get(key)
-        if share is None:
+        state = self._states.get(key)
+        if state is None:
             return False
-        changed = share.is_new or self._is_idle(share, now)
-        share.is_new = False
-        share.last = now
-        share.idle_since = None
-        share.has_backlog = True
-        if share.raised_at is not None and now - share.raised_at < self.grace:
-            self._delay = max(now - share.raised_at, (self._delay + now - share.raised_at) / 2)
-        share.raised_at = None
-        share.arriving = max(share.arriving - count, 0)
-        if in_flight >= share.rdy * STARVED_SHARE:
-            changed = changed or not self._is_starved(share, now)
-            share.starved_at = now
-        if share.counts_down:
-            share.remaining = max(share.remaining - count, 0)
-            changed = changed or self._must_renew(share)
-        return changed or (share.turn is not None and now >= share.turn_renewed + self._turn_seconds)
+        changed = state.is_new or self._is_idle(state, now)
+        state.is_new = False
+        state.last = now
+        state.idle_since = None
+        state.has_backlog = True
+        if state.raised_at is not None and now - state.raised_at < self.grace:
+            self._delay = max(now - state.raised_at, (self._delay + now - state.raised_at) / 2)
+        state.raised_at = None
+        state.arriving = max(state.arriving - count, 0)
+        if in_flight >= state.rdy * STARVED_AT:
+            changed = changed or not self._is_starved(state, now)
+            state.starved_at = now
+        if state.counts_down:
+            state.remaining = max(state.remaining - count, 0)
+            changed = changed or self._must_renew(state)
+        return changed or (state.turn is not None and now >= state.turn_renewed + self._turn_seconds)
 
     def pick_probe(self, in_flight: Mapping[Key, int]) -> Key | None:
         """Choose the connection to probe with RDY 1; None if there is no connection.
@@ -207,7 +207,7 @@ class RdyPolicy(Generic[Key]):
         if not best:
             return None
         if self.probe is None:
-            return max(best, key=lambda key: (not self._shares[key].is_new, self._shares[key].last))
+            return max(best, key=lambda key: (not self._states[key].is_new, self._states[key].last))
         return self._rng.choice(best)
 
     def decide(self, in_flight: Mapping[Key, int], now: float) -> dict[Key, int]:
@@ -223,10 +223,10 @@ class RdyPolicy(Generic[Key]):
         targets = self._targets(in_flight, now)
         changed = self._reclaim(self._cap(targets, in_flight), in_flight, now)
         changed |= self._grant(targets, in_flight, now)
-        changed.update(key for key, share in self._shares.items() if self._must_renew(share))
+        changed.update(key for key, state in self._states.items() if self._must_renew(state))
         for key in changed:
-            self._shares[key].remaining = self._shares[key].rdy
-        return {key: self._shares[key].rdy for key in changed}
+            self._states[key].remaining = self._states[key].rdy
+        return {key: self._states[key].rdy for key in changed}
 
     def lower_probe(self, in_flight: int, now: float) -> int | None:
         """Compute the RDY to send to the probe before an answer, so that it delivers one message in total, and not one
@@ -238,36 +238,36 @@ class RdyPolicy(Generic[Key]):
         Returns:
             None if nothing must be sent.
         """
-        share = self._shares.get(self.probe) if self.probe is not None else None
-        if share is None or share.rdy <= in_flight + 1:
+        state = self._states.get(self.probe) if self.probe is not None else None
+        if state is None or state.rdy <= in_flight + 1:
             return None
-        share.lower(in_flight + 1, in_flight + 1, now, self.grace)
-        share.remaining = share.rdy
-        return share.rdy
+        state.lower(in_flight + 1, in_flight + 1, now, self.grace)
+        state.remaining = state.rdy
+        return state.rdy
 
     def due(self, now: float) -> float | None:
         """Return when decide() must be called without an event; None for never."""
-        shares = self._shares.values()
-        times = [share.arriving_until for share in shares if self._has_unassigned and share.arriving]
+        states = self._states.values()
+        times = [state.arriving_until for state in states if self._has_unassigned and state.arriving]
         if self._is_oversubscribed:
-            for share in shares:
-                if share.turn is not None and share.rdy:
-                    times += [self._silent_at(share, now), share.turn_renewed + self._turn_seconds]
-        times += [share.last + self.grace for share in shares if share.is_new]
+            for state in states:
+                if state.turn is not None and state.rdy:
+                    times += [self._silent_at(state, now), state.turn_renewed + self._turn_seconds]
+        times += [state.last + self.grace for state in states if state.is_new]
         if (
             not self._is_oversubscribed
-            and len(self._shares) > 1
-            and any(self._is_starved(share, now) for share in shares)
+            and len(self._states) > 1
+            and any(self._is_starved(state, now) for state in states)
         ):
-            times += [share.last + self.idle_timeout for share in shares]
-            times += [share.starved_at + self.idle_timeout for share in shares]
+            times += [state.last + self.idle_timeout for state in states]
+            times += [state.starved_at + self.idle_timeout for state in states]
         return min((time for time in times if time > now), default=None)
 
     # --- steps of decide()
 
     def _cap(self, targets: Mapping[Key, int], in_flight: Mapping[Key, int]) -> dict[Key, int]:
         """Reduce targets, but not below 1, if connections exceed theirs, as when max_in_flight was lowered."""
-        rdy = {key: min(target, self._shares[key].rdy) for key, target in targets.items()}
+        rdy = {key: min(target, self._states[key].rdy) for key, target in targets.items()}
         excess = sum(max(count, in_flight.get(key, 0)) for key, count in rdy.items()) - self.max_in_flight
         for key in reversed(self._order):
             spare = rdy[key] - max(in_flight.get(key, 0), 1)
@@ -277,50 +277,52 @@ class RdyPolicy(Generic[Key]):
         return rdy
 
     def _reclaim(self, targets: Mapping[Key, int], in_flight: Mapping[Key, int], now: float) -> set[Key]:
-        lowered = {key for key, target in targets.items() if target < self._shares[key].rdy}
+        lowered = {key for key, target in targets.items() if target < self._states[key].rdy}
         for key in lowered:
             grace = min(self.grace, SILENT_GRACE_FACTOR * self._delay) if self._ended.get(key) else self.grace
-            self._shares[key].lower(targets[key], in_flight.get(key, 0), now, grace)
+            self._states[key].lower(targets[key], in_flight.get(key, 0), now, grace)
         return lowered
 
     def _free(self, in_flight: Mapping[Key, int], now: float) -> int:
         """Return the unused part of max_in_flight. It is negative after max_in_flight was lowered."""
-        return self.max_in_flight - sum(share.held(in_flight.get(key, 0), now) for key, share in self._shares.items())
+        return self.max_in_flight - sum(
+            state.max_in_flight(in_flight.get(key, 0), now) for key, state in self._states.items()
+        )
 
     def _grant(self, targets: Mapping[Key, int], in_flight: Mapping[Key, int], now: float) -> set[Key]:
         free = self._free(in_flight, now)
         raised = set()
         self._has_unassigned = False
         for key, target in targets.items():
-            share = self._shares[key]
-            if target <= share.rdy:
+            state = self._states[key]
+            if target <= state.rdy:
                 continue
             if free < 0:
                 self._has_unassigned = True
                 continue
             # Messages in flight above its RDY are counted already.
-            held = share.held(in_flight.get(key, 0), now)
-            granted = min(target, held + free)
-            free -= max(granted - held, 0)
-            if granted > share.rdy:
-                if share.turn is not None and not share.rdy:
+            reserved = state.max_in_flight(in_flight.get(key, 0), now)
+            granted = min(target, reserved + free)
+            free -= max(granted - reserved, 0)
+            if granted > state.rdy:
+                if state.turn is not None and not state.rdy:
                     # Only now: it may have waited for answers of others.
-                    share.begin_turn(now)
-                    share.idle_since = now
-                if not share.rdy:
-                    share.raised_at = now
-                share.rdy = granted
+                    state.begin_turn(now)
+                    state.idle_since = now
+                if not state.rdy:
+                    state.raised_at = now
+                state.rdy = granted
                 raised.add(key)
             if granted < target:
                 self._has_unassigned = True
         return raised
 
-    def _must_renew(self, share: _Share) -> bool:
+    def _must_renew(self, state: _ConnectionRdy) -> bool:
         """Whether an nsqd that counts down must be sent the same RDY again.
 
         That is never too much: nsqd sends nothing while the last RDY is in flight.
         """
-        return share.counts_down and share.remaining < share.rdy * RENEW_BELOW
+        return state.counts_down and state.remaining < state.rdy * RENEW_BELOW
 
     # --- targets
 
@@ -333,55 +335,55 @@ class RdyPolicy(Generic[Key]):
             targets = dict.fromkeys(self._order, 0)
             if self.probe is not None and not self.paused:
                 # One more than it has in flight, since these may take long. See lower_probe().
-                targets[self.probe] = min(in_flight.get(self.probe, 0) + 1, self._shares[self.probe].limit)
+                targets[self.probe] = min(in_flight.get(self.probe, 0) + 1, self._states[self.probe].limit)
             return targets
         if self._is_oversubscribed:
             self._rotate(in_flight, now)
             return {
-                key: min(int(index < self.max_in_flight), self._shares[key].limit)
+                key: min(int(index < self.max_in_flight), self._states[key].limit)
                 for index, key in enumerate(self._order)
             }
-        for share in self._shares.values():
-            share.turn = None
-        starved = any(self._is_starved(share, now) for share in self._shares.values())
+        for state in self._states.values():
+            state.turn = None
+        starved = any(self._is_starved(state, now) for state in self._states.values())
         eligible = [
             key
-            for key, share in self._shares.items()
+            for key, state in self._states.items()
             # With messages in flight it is not idle: a lower RDY would allow no more before they are answered.
-            if not share.is_new and not (starved and self._is_idle(share, now) and not in_flight.get(key))
+            if not state.is_new and not (starved and self._is_idle(state, now) and not in_flight.get(key))
         ]
-        targets = {key: min(1, self._shares[key].limit) for key in self._order}
-        # The first connection with a message must not get shares that others will need a moment later.
-        recently_added = sum(share.is_new and now < share.last + self.grace for share in self._shares.values())
+        targets = {key: min(1, self._states[key].limit) for key in self._order}
+        # The first connection with a message must not get the RDY that others will need a moment later.
+        recently_added = sum(state.is_new and now < state.last + self.grace for state in self._states.values())
         count = self.max_in_flight - len(self._order) + len(eligible) + recently_added
         targets.update(self._distribute(count, set(eligible), recently_added + self.expected))
         return targets
 
     def _distribute(self, count: int, eligible: set[Key], reserved: int) -> dict[Key, int]:
-        """Divide count into equal shares and some reserved ones. The first in order get the remainder; the part of a
-        share above the limit of an nsqd goes to the others."""
+        """Divide count into equal RDY counts, some of them reserved. The first connections get the remainder. The part
+        above the limit of an nsqd goes to the others."""
         targets = {}
         # The lowest limits first: the others divide the rest.
-        waiting = sorted((key for key in self._order if key in eligible), key=lambda key: self._shares[key].limit)
+        waiting = sorted((key for key in self._order if key in eligible), key=lambda key: self._states[key].limit)
         while waiting:
-            share, remainder = divmod(count, len(waiting) + reserved)
+            each, remainder = divmod(count, len(waiting) + reserved)
             if reserved:
-                share, remainder = max(share, 1), 0
-            if self._shares[waiting[0]].limit > share:
+                each, remainder = max(each, 1), 0
+            if self._states[waiting[0]].limit > each:
                 rest = set(waiting)
                 first = set([key for key in self._order if key in rest][:remainder])
-                targets.update({key: share + (key in first) for key in waiting})
+                targets.update({key: each + (key in first) for key in waiting})
                 break
             key = waiting.pop(0)
-            targets[key] = self._shares[key].limit
+            targets[key] = self._states[key].limit
             count -= targets[key]
         return targets
 
-    def _is_starved(self, share: _Share, now: float) -> bool:
-        return now < share.starved_at + self.idle_timeout
+    def _is_starved(self, state: _ConnectionRdy, now: float) -> bool:
+        return now < state.starved_at + self.idle_timeout
 
-    def _is_idle(self, share: _Share, now: float) -> bool:
-        return now >= share.last + self.idle_timeout
+    def _is_idle(self, state: _ConnectionRdy, now: float) -> bool:
+        return now >= state.last + self.idle_timeout
 
     # --- turns: fewer in flight than connections
 
@@ -390,38 +392,38 @@ class RdyPolicy(Generic[Key]):
         """Seconds without a message until a turn ends."""
         return self.grace if self._waiting_with_backlog else self.idle_timeout
 
-    def _silent_at(self, share: _Share, now: float) -> float:
+    def _silent_at(self, state: _ConnectionRdy, now: float) -> float:
         """Return when a connection that has a turn is silent, or when to check that again."""
-        silent = max(share.last, share.turn or 0.0) + self._silence_timeout
-        if share.idle_since is not None:
-            return max(silent, share.idle_since + self.grace)
+        silent = max(state.last, state.turn or 0.0) + self._silence_timeout
+        if state.idle_since is not None:
+            return max(silent, state.idle_since + self.grace)
         return silent - self.grace if silent - self.grace > now else now + self.grace
 
     def _rotate(self, in_flight: Mapping[Key, int], now: float) -> None:
         """Exchange connections whose turn is over with waiting ones."""
         active, waiting = self._order[: self.max_in_flight], self._order[self.max_in_flight :]
-        self._waiting_with_backlog = sum(self._shares[key].has_backlog for key in waiting)
+        self._waiting_with_backlog = sum(self._states[key].has_backlog for key in waiting)
         for key in waiting:
-            self._shares[key].turn = None
+            self._states[key].turn = None
         for key in active:
-            share = self._shares[key]
-            if share.turn is None:
-                share.begin_turn(now)
+            state = self._states[key]
+            if state.turn is None:
+                state.begin_turn(now)
             if in_flight.get(key):
-                share.idle_since = None
-            elif share.idle_since is None:
-                share.idle_since = now
+                state.idle_since = None
+            elif state.idle_since is None:
+                state.idle_since = now
         # In random order: fewer may be waiting.
         for key in self._rng.sample(active, len(active)):
-            share = self._shares[key]
-            if not share.rdy or share.turn is None:
+            state = self._states[key]
+            if not state.rdy or state.turn is None:
                 continue
-            if share.idle_since is not None and now >= self._silent_at(share, now):
+            if state.idle_since is not None and now >= self._silent_at(state, now):
                 self._end_turn(key, now, is_silent=True)
-            elif now >= share.turn_renewed + self._turn_seconds:
+            elif now >= state.turn_renewed + self._turn_seconds:
                 if not self._is_wanted():
-                    share.turn_renewed = now
-                elif in_flight.get(key, 0) >= share.rdy:
+                    state.turn_renewed = now
+                elif in_flight.get(key, 0) >= state.rdy:
                     # With all its RDY in flight no message is on its way, so the next turn begins with the answer.
                     self._end_turn(key, now, is_silent=False)
         waiting = self._order[self.max_in_flight :]
@@ -430,28 +432,28 @@ class RdyPolicy(Generic[Key]):
 
     def _is_wanted(self) -> bool:
         """Whether a connection with messages must end its turn: not while one without messages will end its own."""
-        active = [self._shares[key] for key in self._order[: self.max_in_flight]]
-        searching = sum(not share.has_backlog for share in active)
+        active = [self._states[key] for key in self._order[: self.max_in_flight]]
+        searching = sum(not state.has_backlog for state in active)
         return not searching or self._waiting_with_backlog > searching
 
     def _end_turn(self, key: Key, now: float, *, is_silent: bool) -> None:
         """Give the turn of a connection to a waiting one. Each gets one turn per rotation, in random order; but a
         connection without messages is followed by one that is known to have messages."""
-        share = self._shares[key]
+        state = self._states[key]
         waiting = [other for other in self._order[self.max_in_flight :] if other not in self._ended]
         if not waiting:
-            share.begin_turn(now)
+            state.begin_turn(now)
             return
-        backlog = [other for other in waiting if self._shares[other].has_backlog and not share.has_backlog]
-        new = [other for other in backlog or waiting if not self._shares[other].had_turn]
+        backlog = [other for other in waiting if self._states[other].has_backlog and not state.has_backlog]
+        new = [other for other in backlog or waiting if not self._states[other].had_turn]
         if not new and not backlog:
             for other in waiting:
-                self._shares[other].had_turn = False
+                self._states[other].had_turn = False
         chosen = self._rng.choice(new or backlog or waiting)
         here, there = self._order.index(key), self._order.index(chosen)
         self._order[here], self._order[there] = chosen, key
-        share.turn = None
-        share.has_backlog = share.has_backlog and not is_silent
-        self._waiting_with_backlog += int(share.has_backlog) - int(self._shares[chosen].has_backlog)
+        state.turn = None
+        state.has_backlog = state.has_backlog and not is_silent
+        self._waiting_with_backlog += int(state.has_backlog) - int(self._states[chosen].has_backlog)
         self._ended[key] = is_silent
-        self._shares[chosen].begin_turn(now)
+        self._states[chosen].begin_turn(now)

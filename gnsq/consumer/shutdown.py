@@ -98,8 +98,9 @@ class Shutdown:
             self._waiting_handlers -= 1
 
     def _has_other_messages(self) -> bool:
-        held = sum(len(connection.in_flight_messages.async_messages) for connection in self._pool.connections.values())
-        return len(self._workers.inbox) + self._workers.busy + held > self._waiting_handlers
+        connections = self._pool.connections.values()
+        async_messages = sum(len(connection.in_flight_messages.async_messages) for connection in connections)
+        return len(self._workers.inbox) + self._workers.busy + async_messages > self._waiting_handlers
 
     def _requeue_unanswered(self) -> bool:
         """Requeue the messages that are not answered. Returns: whether there were any."""

@@ -322,7 +322,7 @@ def test_message_of_a_probe_may_take_its_msg_timeout(nsqds, clock, publish, star
     assert b"3" in [message.body for message in holder.seen]
 
 
-def test_all_addresses_get_their_share_from_the_first_moment(nsqds, clock, publish):
+def test_rdy_is_reserved_for_all_addresses_from_the_start(nsqds, clock, publish):
     for nsqd in nsqds:
         nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
         publish(nsqd, *[b"x"] * 100)

@@ -446,7 +446,7 @@ def test_unanswered_messages_are_not_kept_after_their_timeout(nsqd, clock, publi
     clock.advance(0.0)
 
 
-def test_connection_with_long_handlers_keeps_its_share(nsqds, clock, publish, started):
+def test_connection_with_long_handlers_keeps_its_rdy(nsqds, clock, publish, started):
     busy, other = nsqds[:2]
     handled = []
 

@@ -1,4 +1,4 @@
-"""RDY counts over real connections: shares, turns, pauses, and never more than max_in_flight in total."""
+"""RDY counts over real connections: division, turns, pauses, and never more than max_in_flight in total."""
 
 import contextlib
 from collections import Counter
@@ -70,7 +70,7 @@ def make(clock):
 
 @pytest.fixture
 def warm(clock, publish):
-    """Put a message into each nsqd, so that all get their shares."""
+    """Put a message into each nsqd, so that all get their RDY."""
 
     def warm(*nsqds):
         for nsqd in nsqds:
@@ -80,10 +80,10 @@ def warm(clock, publish):
     return warm
 
 
-# --- shares -----------------------------------------------------------------------------------------------------------
+# --- division ---------------------------------------------------------------------------------------------------------
 
 
-def test_each_nsqd_begins_with_one_and_gets_its_share_with_its_first_message(nsqds, clock, publish, started, handler):
+def test_each_nsqd_begins_with_one_and_is_raised_with_its_first_message(nsqds, clock, publish, started, handler):
     started(handler, *nsqds, max_in_flight=30)
     clock.advance(5.0)
     assert rdy(*nsqds) == [1, 1, 1]
@@ -104,7 +104,7 @@ def test_remainder_of_max_in_flight_is_distributed(nsqds, started, handler, warm
     assert sorted(rdy(*nsqds)) == [10, 11, 11]
 
 
-def test_share_above_the_max_rdy_count_of_an_nsqd_goes_to_the_others(make, clock, started, handler, warm):
+def test_rdy_above_the_max_rdy_count_of_an_nsqd_goes_to_the_others(make, clock, started, handler, warm):
     nsqds = make(1, max_rdy_count=5) + make(2)
     consumer = started(handler, *nsqds, max_in_flight=31)
     warm(*nsqds)
@@ -116,7 +116,7 @@ def test_share_above_the_max_rdy_count_of_an_nsqd_goes_to_the_others(make, clock
     assert sum(len(nsqd.errors) for nsqd in nsqds) == 0
 
 
-def test_share_of_a_lost_nsqd_goes_to_the_others(nsqds, clock, started, handler, warm):
+def test_rdy_of_a_lost_nsqd_goes_to_the_others(nsqds, clock, started, handler, warm):
     started(handler, *nsqds, max_in_flight=30)
     warm(*nsqds)
 
@@ -126,7 +126,7 @@ def test_share_of_a_lost_nsqd_goes_to_the_others(nsqds, clock, started, handler,
     assert rdy(*nsqds[1:]) == [15, 15]
 
 
-def test_nsqd_that_is_connected_later_gets_its_share(nsqds, clock, started, handler, warm):
+def test_nsqd_that_is_connected_later_gets_rdy(nsqds, clock, started, handler, warm):
     nsqds[2].down()
     started(handler, *nsqds, max_in_flight=30)
     warm(*nsqds[:2])
@@ -239,7 +239,7 @@ def test_time_of_a_turn_and_of_a_lower_rdy_are_options(make, clock, started):
 # --- idle and busy ----------------------------------------------------------------------------------------------------
 
 
-def test_idle_nsqds_lend_their_share_to_the_busy_one(nsqds, clock, publish, started, warm):
+def test_rdy_of_idle_nsqds_goes_to_the_busy_one_until_their_next_message(nsqds, clock, publish, started, warm):
     handler = Handler(clock, seconds=0.1)
     started(handler, *nsqds, max_in_flight=30, low_ready_idle_timeout=10)
     warm(*nsqds)
@@ -254,7 +254,7 @@ def test_idle_nsqds_lend_their_share_to_the_busy_one(nsqds, clock, publish, star
     assert rdy(*nsqds) == [15, 14, 1] or rdy(*nsqds) == [14, 15, 1]
 
 
-def test_nsqds_that_are_all_idle_keep_their_shares(nsqds, clock, started, handler, warm):
+def test_nsqds_that_are_all_idle_keep_their_rdy(nsqds, clock, started, handler, warm):
     for nsqd in nsqds:
         nsqd.record()
     started(handler, *nsqds, max_in_flight=30, low_ready_idle_timeout=10)
@@ -323,7 +323,7 @@ def test_messages_in_flight_when_max_in_flight_is_lowered_count_until_they_are_a
     assert handler.excess == []
 
 
-def test_pause_stops_all_nsqds_and_resume_gives_the_shares_back(nsqds, clock, started):
+def test_pause_stops_all_nsqds_and_resume_restores_rdy(nsqds, clock, started):
     handler = Handler(clock, seconds=0.1)
     for nsqd in nsqds:
         fill(nsqd, 1000)
@@ -401,7 +401,7 @@ def test_no_needless_rdy_is_sent(nsqds, clock, started, max_in_flight):
         clock.advance(1.0)
 
     assert sum(handler.by(*nsqds)) == 6000
-    # RDY 1 first, then the share, and changes until all nsqds have sent a message.
+    # RDY 1 first, then the full RDY, and changes until all nsqds have sent a message.
     counts = [len(nsqd.transcript.commands("RDY")) for nsqd in nsqds]
     assert max(counts) <= 5, counts
 

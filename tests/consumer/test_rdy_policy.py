@@ -1,4 +1,4 @@
-"""RdyPolicy: equal shares, turns, the probe, and never more than max_in_flight in total."""
+"""RdyPolicy: equal RDY counts, turns, the probe, and never more than max_in_flight in total."""
 
 import heapq
 import itertools
@@ -34,7 +34,7 @@ def test_connection_begins_with_rdy_1():
     assert policy(10, "ab", on_messages=False).decide({}, 0.0) == {"a": 1, "b": 1}
 
 
-def test_first_message_brings_the_share():
+def test_first_message_raises_rdy():
     made = policy(10, "a", on_messages=False)
     made.decide({}, 0.0)
 
@@ -43,25 +43,25 @@ def test_first_message_brings_the_share():
     assert not made.on_messages("a", 1, 1, 0.1)
 
 
-def test_shares_are_even_and_the_remainder_goes_to_some():
+def test_states_are_even_and_the_remainder_goes_to_some():
     made = policy(11, "abc")
     made.decide({}, 0.0)
 
-    assert sorted(share.rdy for share in made._shares.values()) == [3, 4, 4]
+    assert sorted(state.rdy for state in made._states.values()) == [3, 4, 4]
 
 
 def test_max_rdy_count_is_not_exceeded():
     assert policy(5000, "a", limit=100).decide({}, 0.0) == {"a": 100}
 
 
-def test_part_of_a_share_above_max_rdy_count_goes_to_others():
+def test_rdy_above_max_rdy_count_goes_to_others():
     made = policy(100, "a", limit=10)
     made.add("b", 2500, 0.0)
     made.decide({}, 0.0)
     made.on_messages("b", 1, 0, 0.0)
     made.decide({}, 0.0)
 
-    assert (made._shares["a"].rdy, made._shares["b"].rdy) == (10, 90)
+    assert (made._states["a"].rdy, made._states["b"].rdy) == (10, 90)
 
 
 def test_same_rdy_is_not_sent_twice():
@@ -76,7 +76,7 @@ def test_new_connection_waits_for_messages_in_flight_on_others():
     made.decide({}, 0.0)
     made.add("b", 2500, 0.0)
 
-    # The share of b is reserved for a moment, in case that it has messages.
+    # RDY of b is reserved for a moment, in case that it has messages.
     assert made.decide({"a": 10}, 0.0) == {"a": 5}
     assert made.has_unassigned
     # No other message is on its way from a: it had as many in flight as its RDY allowed.
@@ -97,7 +97,7 @@ def test_lowered_rdy_is_given_to_another_only_after_grace():
     assert made.decide({}, GRACE) == {"a": 9, "b": 1}
 
 
-def test_share_is_reserved_for_expected_connections():
+def test_rdy_is_reserved_for_expected_connections():
     made = policy(100, "a", on_messages=False)
     made.decide({}, 0.0)
     made.expected = 3
@@ -117,7 +117,7 @@ def test_new_connection_waits_for_a_turn():
         assert made.decide({}, 0.0) == {}
 
 
-def test_share_of_a_removed_connection_is_free():
+def test_rdy_of_a_removed_connection_goes_to_others():
     made = policy(10, "ab")
     made.decide({}, 0.0)
     made.remove("a")
@@ -133,7 +133,7 @@ def test_removing_twice_is_no_error():
     assert made.decide({}, 0.0) == {}
 
 
-def test_idle_connection_gives_its_share_to_one_that_is_starved():
+def test_rdy_of_an_idle_connection_goes_to_a_starved_one():
     made = policy(10, "ab")
     made.decide({}, 0.0)
     made.on_messages("a", 5, 5, IDLE)
@@ -142,7 +142,7 @@ def test_idle_connection_gives_its_share_to_one_that_is_starved():
     assert made.decide({"a": 5}, IDLE + GRACE) == {"a": 9}
 
 
-def test_idle_connection_keeps_its_share_while_none_is_starved():
+def test_idle_connection_keeps_its_rdy_while_none_is_starved():
     made = policy(10, "ab")
     made.decide({}, 0.0)
     made.on_messages("a", 1, 1, IDLE)
@@ -150,7 +150,7 @@ def test_idle_connection_keeps_its_share_while_none_is_starved():
     assert made.decide({"a": 1}, IDLE) == {}
 
 
-def test_idle_connection_gets_its_share_back_with_its_next_message():
+def test_idle_connection_gets_its_rdy_back_with_its_next_message():
     made = policy(10, "ab")
     made.decide({}, 0.0)
     made.on_messages("a", 5, 5, IDLE)
@@ -202,7 +202,7 @@ def test_connections_take_turns_with_max_in_flight_below_their_number():
 
 def test_busy_connection_keeps_its_turn_for_turn_timeout():
     made = policy(1, "ab")
-    (busy,) = made.decide({}, 0.0) or [key for key, share in made._shares.items() if share.rdy]
+    (busy,) = made.decide({}, 0.0) or [key for key, state in made._states.items() if state.rdy]
     changes, now = {}, 0.0
 
     while not changes:
@@ -295,7 +295,7 @@ def test_rdy_that_is_counted_down_is_sent_again_when_less_than_a_quarter_is_left
 
 
 @pytest.mark.parametrize("in_flight", [0, 1, 2])
-def test_rdy_that_is_counted_down_is_the_share_whatever_is_in_flight(in_flight):
+def test_rdy_that_is_counted_down_is_sent_whatever_is_in_flight(in_flight):
     made = policy(2, "a", counts_down=True)
     made.decide({}, 0.0)
     made.on_messages("a", 2, 2, 0.0)
@@ -314,17 +314,17 @@ def test_rdy_that_is_counted_down_is_not_sent_again_while_paused():
     assert made.decide({"a": 2}, 0.0) == {}
 
 
-def test_lowered_max_in_flight_reduces_all_while_one_exceeds_its_share():
+def test_lowered_max_in_flight_reduces_all_while_one_exceeds_its_rdy():
     made = policy(30, "abc")
     made.decide({}, 0.0)
     made.max_in_flight = 12
 
     made.decide({"a": 10}, 0.0)
 
-    rdy = {key: share.rdy for key, share in made._shares.items()}
+    rdy = {key: state.rdy for key, state in made._states.items()}
     assert rdy["b"] + rdy["c"] == 2
     made.decide({"a": 2}, GRACE)
-    assert {key: share.rdy for key, share in made._shares.items()} == {"a": 4, "b": 4, "c": 4}
+    assert {key: state.rdy for key, state in made._states.items()} == {"a": 4, "b": 4, "c": 4}
 
 
 class Nsqd:
