@@ -29,7 +29,7 @@ from fakensqd.addresses import (
 from fakensqd.clock import Clock, RealClock
 from fakensqd.daemon.connection import Connection, ConnectionSession, DaemonState, TransportStack
 from fakensqd.effects import AskAuth, IoResult
-from fakensqd.faults.control import AddedRules, FaultControl
+from fakensqd.faults.control import AddedRules, FaultControl, make_rules
 from fakensqd.faults.http import FaultsEndpoint, FaultyApplication
 from fakensqd.faults.link import ActiveToxic, Link, reset_socket
 from fakensqd.faults.rules import NSQD, Action, ActionFunction, Match, Scenario, ServerProtocol
@@ -254,7 +254,9 @@ class Daemon(Server):
             TypeError: If the arguments are in another order.
             ValueError: If the action is not for such events, or this server does not have them.
         """
-        return self.faults.add(match, *actions, optional=optional, name=name)
+        rules = make_rules(match, actions, optional=optional, name=name)
+        self.faults.add_rules(rules)
+        return AddedRules(rules, self.faults.injector.remove)
 
     def unfired(self) -> list[str]:
         """For each required rule that never fired, describe the closest event."""

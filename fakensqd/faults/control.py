@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from fakensqd.clock import Clock
 from fakensqd.effects import Close, Open, Reset, Wait
 from fakensqd.faults.injector import Client, ConnectionInjector, FaultInjector
-from fakensqd.faults.link import reset_socket
+from fakensqd.faults.link import reset_socket, wait_for_end
 from fakensqd.faults.rules import NSQD, Action, ActionFunction, Match, Point, Rule, Scenario, ServerProtocol
 from fakensqd.transcript import Entry, Transcript
 
@@ -42,9 +41,7 @@ class AddedRules:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.remove()
 
 
@@ -85,14 +82,6 @@ class FaultControl:
         self._sessions: dict[InjectableSession, int] = {}
 
     # --- rules and transcript -----------------------------------------------------------------------------------------
-
-    def add(
-        self, match: Match | Scenario, *actions: Action | ActionFunction, optional: bool = False, name: str = ""
-    ) -> AddedRules:
-        """Add a rule or a scenario, as Daemon.add() does."""
-        rules = make_rules(match, actions, optional=optional, name=name)
-        self.add_rules(rules)
-        return AddedRules(rules, self.injector.remove)
 
     def add_rules(self, rules: Sequence[Rule]) -> int:
         """Add a sequence of rules; return its number.
@@ -166,11 +155,7 @@ class FaultControl:
                         reset_socket(sock)
                     self.end_connection(number)
                     return None
-        try:
-            while sock.recv(65536):  # the client gets no answer and closes the connection in the end
-                pass
-        except OSError:
-            pass
+        wait_for_end(sock)
         self.end_connection(number)
         return None
 

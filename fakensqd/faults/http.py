@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import errno
 import json
-import socket
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -21,13 +19,12 @@ from gevent.lock import BoundedSemaphore
 from fakensqd.clock import Clock
 from fakensqd.effects import Close, Execute, FaultStep, HttpResponse, Reset, Wait
 from fakensqd.faults.control import FaultControl
-from fakensqd.faults.injector import FaultInjector
-from fakensqd.faults.link import Link
+from fakensqd.faults.injector import FaultInjector, multipublish_bodies
+from fakensqd.faults.link import Link, set_reset_on_close, wait_for_end
 from fakensqd.faults.rules import Event, Point
 from fakensqd.http.router import JSON_TYPE, HttpError, Request
 from fakensqd.http.server import SOCKET_KEY, Application
 from fakensqd.transcript import Entry
-from gnsq.protocol.commands import split_multipublish_body
 
 __all__ = ["STATE_METHODS", "FaultsEndpoint", "FaultyApplication"]
 
@@ -93,13 +90,12 @@ class FaultyApplication:
                     response = step
                 case Close() | Reset():
                     if isinstance(step, Reset):
-                        # The connection ends with a RST.
-                        environ[SOCKET_KEY].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                        set_reset_on_close(environ[SOCKET_KEY])
                     if response is None:
                         raise _connection_ended()
                     return HttpResponse(response.status, response.body, (*response.headers, _CLOSE), response.size)
         if response is None:
-            _wait_for_end(environ[SOCKET_KEY])
+            wait_for_end(environ[SOCKET_KEY])
             raise _connection_ended()
         return response
 
@@ -137,10 +133,7 @@ def _bodies(event: Event, data: bytes) -> tuple[bytes, ...]:
         return (data,) if data else ()
     if event.query.get("binary", "false") in ("false", "0"):
         return tuple(line for line in data.split(b"\n") if line)
-    try:
-        return tuple(split_multipublish_body(data))
-    except ValueError:
-        return (data,)
+    return multipublish_bodies(data)
 
 
 def _respond(response: HttpResponse, environ: _Environ, start_response: _StartResponse) -> Iterable[bytes]:
@@ -153,14 +146,6 @@ def _respond(response: HttpResponse, environ: _Environ, start_response: _StartRe
     headers.append(("Content-Length", str(length)))
     start_response(f"{response.status} {responses.get(response.status, 'Status')}", headers)
     return [response.body] if response.body else []
-
-
-def _wait_for_end(sock: Any) -> None:
-    try:
-        while sock.recv(4096):
-            pass
-    except OSError:
-        pass
 
 
 def _connection_ended() -> ConnectionResetError:

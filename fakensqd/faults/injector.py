@@ -18,7 +18,7 @@ from fakensqd.transcript import Entry, Transcript
 from gnsq.protocol.commands import Command, split_multipublish_body
 from gnsq.protocol.frames import ERROR, HEARTBEAT
 
-__all__ = ["Client", "ConnectionInjector", "FaultInjector"]
+__all__ = ["Client", "ConnectionInjector", "FaultInjector", "multipublish_bodies"]
 
 _EXECUTE: tuple[FaultStep, ...] = (Execute(),)
 # The frame type of an error, as it stands in the frame.
@@ -263,12 +263,15 @@ def _text(data: bytes) -> str:
 def _bodies(command: Command) -> tuple[bytes, ...]:
     if command.body is None:
         return ()
-    if command.name == b"MPUB":
-        try:
-            return tuple(split_multipublish_body(command.body))
-        except ValueError:
-            pass
-    return (command.body,)
+    return multipublish_bodies(command.body) if command.name == b"MPUB" else (command.body,)
+
+
+def multipublish_bodies(body: bytes) -> tuple[bytes, ...]:
+    """Return the bodies of the messages in an MPUB body; the body itself if it is invalid."""
+    try:
+        return tuple(split_multipublish_body(body))
+    except ValueError:
+        return (body,)
 
 
 def _details(command: Command) -> str:

@@ -11,7 +11,6 @@ import math
 import random
 import struct
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 import gevent
@@ -23,7 +22,7 @@ from fakensqd.faults.toxics import ConnectionReset, Deliver, StreamEnd, Toxic, T
 from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.transport import READ_SIZE, Transport
 
-__all__ = ["ActiveToxic", "Link", "LinkedTransport", "reset_socket"]
+__all__ = ["ActiveToxic", "Link", "LinkedTransport", "reset_socket", "set_reset_on_close", "wait_for_end"]
 
 # Bytes in one direction of a connection above which the sender waits: about the size of the buffers of two sockets.
 _MAX_HELD_BYTES = 1024 * 1024
@@ -53,9 +52,7 @@ class ActiveToxic:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.remove()
 
     def __repr__(self) -> str:
@@ -372,7 +369,24 @@ def _closed_by_us() -> NSQConnectionClosed:
     return NSQConnectionClosed("connection was closed")
 
 
-def reset_socket(sock: Any) -> None:  # Any: gevent has no types
-    """Close a connection with a TCP RST."""
+# --- sockets ----------------------------------------------------------------------------------------------------------
+
+
+def set_reset_on_close(sock: Any) -> None:  # Any: gevent has no types, as below
+    """Make close() of a socket end the connection with a TCP RST."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def reset_socket(sock: Any) -> None:
+    """Close a connection with a TCP RST."""
+    set_reset_on_close(sock)
     sock.close()
+
+
+def wait_for_end(sock: Any) -> None:
+    """Read and ignore what the client sends, until it closes the connection."""
+    try:
+        while sock.recv(READ_SIZE):
+            pass
+    except OSError:
+        pass
