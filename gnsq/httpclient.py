@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from urllib.parse import unquote, urljoin, urlsplit
 
 import gevent
-from gevent.threadpool import ThreadPool
 
 from gnsq.addresses import format_address
-from gnsq.concurrency.threads import local
+from gnsq.concurrency.threads import call_in_thread, local
 from gnsq.errors import NSQHttpError
 from gnsq.http.options import (
     PORTS,
@@ -67,6 +66,11 @@ class HTTPClient:
         path: Prefix of the path of each endpoint, for servers behind a proxy.
         options: Options of HttpOptions.
 
+    Attributes:
+        host: Host of the server; an IPv6 address without brackets.
+        port: Port of the server.
+        scheme: ``http`` or ``https``.
+
     Raises:
         TypeError: If a keyword is not an option (the text lists the options), or a value has the wrong type.
         ValueError: If a value is out of bounds, or a certificate can't be used.
@@ -88,16 +92,16 @@ class HTTPClient:
                 "connection_class is not supported: gnsq uses requests; for HTTPS pass an https:// URL to from_url(), "
                 "or scheme='https'"
             )
-        self._host = check_host(host)
-        self._port = check_port(port)
-        self._scheme = check_scheme(scheme)
+        self.host = check_host(host)
+        self.port = check_port(port)
+        self.scheme = check_scheme(scheme)
         self._path = check_path(path)
         self.useragent = useragent
         self.options = HttpOptions.from_keywords(
             type(self).__name__, options, parameters=parameters_of(HTTPClient.__init__)
         )
         self._headers = _headers(useragent, self.options)
-        self._context = _context(self.options) if self._scheme == "https" else None
+        self._context = _context(self.options) if self.scheme == "https" else None
         # Has the connections of the calling thread, and keeps them alive.
         self._local = local()
         # Connections of all threads.
@@ -144,25 +148,10 @@ class HTTPClient:
         return cls(scheme=parts.scheme, **kwargs)
 
     @property
-    def scheme(self) -> str:
-        """``http`` or ``https``."""
-        return self._scheme
-
-    @property
-    def host(self) -> str:
-        """Host of the server; an IPv6 address without brackets."""
-        return self._host
-
-    @property
-    def port(self) -> int:
-        """Port of the server."""
-        return self._port
-
-    @property
     def address(self) -> str:
         """``http://host:port/``, with the prefix of paths."""
         path = f"{self._path}/" if self._path else ""
-        return f"{self._scheme}://{format_address(self._host, self._port)}/{path}"
+        return f"{self.scheme}://{format_address(self.host, self.port)}/{path}"
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.address}>"
@@ -273,7 +262,7 @@ class HTTPClient:
         try:
             target = urlsplit(urljoin(url, response.location))
             port = target.port or PORTS.get(target.scheme)
-            here = (target.scheme, target.hostname, port) == (self._scheme, self._host.lower(), self._port)
+            here = (target.scheme, target.hostname, port) == (self.scheme, self.host.lower(), self.port)
         except ValueError:
             target, here = urlsplit(""), False
         if not here:
@@ -284,7 +273,7 @@ class HTTPClient:
                 response.status,
                 response.body,
             )
-        return target._replace(netloc=format_address(self._host, self._port), fragment="").geturl()
+        return target._replace(netloc=format_address(self.host, self.port), fragment="").geturl()
 
 
 # --- helpers
@@ -293,18 +282,13 @@ class HTTPClient:
 @functools.cache
 def _connections_class() -> type[Connections]:
     """Load the class, and with it requests, in another thread, since that takes 0.1 s and would block the hub."""
-    pool = ThreadPool(1)
-    try:
-        loaded: type[Connections] = pool.apply(_load_connections)
-    finally:
-        pool.kill()
-    return loaded
 
+    def load() -> type[Connections]:
+        from gnsq.http.connections import Connections
 
-def _load_connections() -> type[Connections]:
-    from gnsq.http.connections import Connections
+        return Connections
 
-    return Connections
+    return call_in_thread(load)
 
 
 def _headers(useragent: str, options: HttpOptions) -> dict[str, str]:

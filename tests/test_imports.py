@@ -63,7 +63,7 @@ CLIENT = {*NSQD, "discovery", "lookupd", "nsqd"}
 FOLDERS = {
     "protocol": {"errors", "options", "texts"},
     "concurrency": {"clock", "errors"},
-    "http": {"concurrency", "errors", "options", "protocol", "texts", "tls", "transport"},
+    "http": {"addresses", "concurrency", "errors", "options", "protocol", "texts", "tls", "transport"},
     "nsqd": NSQD,
     "consumer": CLIENT,
     "producer": CLIENT,

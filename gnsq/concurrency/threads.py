@@ -33,6 +33,7 @@ __all__ = [
     "ThreadEvent",
     "ThreadToken",
     "allocate_lock",
+    "call_in_thread",
     "current_thread",
     "get_hub_if_exists",
     "get_ident",
@@ -277,6 +278,14 @@ class CrossThreadFuture(Generic[T]):
         if not self.is_done:
             # The timer also keeps the loop alive, which a HubCallQueue does not.
             event.wait(min(timeout, NO_TIMEOUT))
+
+
+def call_in_thread(function: Callable[[], T]) -> T:
+    """Call a function that blocks in a new native thread, and wait for its result. Other greenlets run meanwhile."""
+    future: CrossThreadFuture[T] = CrossThreadFuture()
+    start_thread(future.set_from, function)
+    future.wait(NO_TIMEOUT)
+    return future.result()
 
 
 class ThreadEvent:

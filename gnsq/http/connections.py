@@ -24,7 +24,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.util.ssltransport import SSLTransport
 
 from gnsq.concurrency.forks import register_after_fork
-from gnsq.concurrency.threads import hub_call_queue
+from gnsq.concurrency.threads import call_in_thread, hub_call_queue
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable
 from gnsq.http.options import HttpOptions
 from gnsq.http.responses import Response, shown
@@ -312,7 +312,7 @@ def _on_gevent(connection_class: Any) -> Any:  # Any: urllib3's classes with and
         def _new_conn(self) -> Any:
             if hasattr(self, "_socks_options"):
                 # PySocks has blocking sockets of its own.
-                connected = _in_thread(super()._new_conn)
+                connected = call_in_thread(super()._new_conn)
                 self.gevent_socket = socket.socket(fileno=connected.detach())
             else:
                 self.gevent_socket = socket.create_connection((self._dns_host, self.port), self.timeout)
@@ -385,22 +385,6 @@ class _TLSSocket(SSLTransport):
 def _close_descriptor(sock: Any) -> None:  # Any: gevent has no types
     """Close a gevent socket without its hub."""
     sock._sock.close()
-
-
-def _in_thread(function: Callable[[], Any]) -> Any:  # Any: the function's own
-    """Call a function on a thread of the hub's pool, and wait for it."""
-
-    def run() -> tuple[Any, Exception | None]:
-        # gevent's pool would print the traceback of an error.
-        try:
-            return function(), None
-        except Exception as error:  # noqa: BLE001  # raised below
-            return None, error
-
-    value, error = gevent.get_hub().threadpool.apply(run)
-    if error is not None:
-        raise error
-    return value
 
 
 # --- responses and errors ---

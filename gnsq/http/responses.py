@@ -11,14 +11,12 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any
 
+from gnsq.addresses import is_port
 from gnsq.errors import NSQHttpError
 from gnsq.texts import MAX_SHOWN, printable
 
-__all__ = ["Response", "ErrorText", "error_text", "is_unknown_path", "parse_result", "shown"]
+__all__ = ["Response", "error_text", "is_unknown_path", "parse_result", "shown"]
 
-# Digits of a number. nsqd's have 20 at most; to convert one takes time with the square of its digits.
-_MAX_DIGITS = 100
-_ANY_DIGIT, _TOO_MANY_DIGITS = bytes.maketrans(b"123456789", b"0" * 9), b"0" * (_MAX_DIGITS + 1)
 _REDIRECTS = {"GET": {301, 302, 303, 307, 308}}
 # With other statuses, clients may send a GET in place of a POST.
 _REDIRECTS_OF_OTHERS = {307, 308}
@@ -44,14 +42,6 @@ class Response:
         return self.content_type.partition(";")[0].strip().lower() == "application/json"
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorText:
-    """A server's error: its text, and the port for HTTPS if it names one."""
-
-    text: str = ""
-    https_port: int | None = None
-
-
 def parse_result(call: str, response: Response) -> Any:  # Any: any JSON
     """Take the result out of a response: JSON as Python objects, without an old server's envelope; else the bytes.
 
@@ -62,9 +52,8 @@ def parse_result(call: str, response: Response) -> Any:  # Any: any JSON
         NSQHttpError: If the status is not 200, in HTTP or in the envelope, or a body declared as JSON is not JSON.
     """
     if response.status != 200:
-        found = error_text(response.body)
-        text = found.text or _plain_text(response) or printable(response.reason)
-        raise _refusal(call, response, response.status, text, found.https_port)
+        text = error_text(response.body) or _plain_text(response) or printable(response.reason)
+        raise _refusal(call, response, response.status, text)
     if not response.is_json:
         return response.body
     try:
@@ -76,24 +65,25 @@ def parse_result(call: str, response: Response) -> Any:  # Any: any JSON
     if not _is_envelope(data):
         return data
     if data["status_code"] != 200:
-        raise _refusal(call, response, data["status_code"], _text(data.get("status_txt", "")), None)
+        raise _refusal(call, response, data["status_code"], _text(data.get("status_txt", "")))
     inner = data.get("data")
     # New servers send text, or nothing, in these places.
     return inner.encode() if isinstance(inner, str) else b"" if inner is None else inner
 
 
-def error_text(body: bytes) -> ErrorText:
-    """Find nsqd's own text in the body of an error: ``message``, or an old server's ``status_txt``."""
+def error_text(body: bytes) -> str:
+    """Return nsqd's text in the body of an error: ``message``, or an old server's ``status_txt``; else nothing."""
+    data = _error(body)
+    return _text(data.get("message") or data.get("status_txt") or "")
+
+
+def _error(body: bytes) -> dict[str, object]:
+    """Return the JSON object in the body of an error, or an empty one."""
     try:
         data = _parsed(body)
     except ValueError:
-        return ErrorText()
-    if not isinstance(data, dict):
-        return ErrorText()
-    text = data.get("message") or data.get("status_txt") or ""
-    port = data.get("https_port")
-    is_number = isinstance(port, int) and not isinstance(port, bool) and 1 <= port <= 65535
-    return ErrorText(_text(text), port if is_number else None)
+        return {}
+    return data if isinstance(data, dict) else {}
 
 
 def is_unknown_path(error: NSQHttpError) -> bool:
@@ -101,7 +91,7 @@ def is_unknown_path(error: NSQHttpError) -> bool:
 
     A missing topic or channel is 404 as well, with a text of its own.
     """
-    return error.status == 405 or (error.status == 404 and not error_text(error.body).text.endswith("_NOT_FOUND"))
+    return error.status == 405 or (error.status == 404 and not error_text(error.body).endswith("_NOT_FOUND"))
 
 
 def shown(value: object) -> str:
@@ -110,49 +100,27 @@ def shown(value: object) -> str:
 
 
 _SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 2, 80, 80, _MAX_DIGITS
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 2, 80, 80, 80
 
 
 def _parsed(body: bytes) -> Any:  # Any: any JSON
     """Parse JSON in UTF-8.
 
     Raises:
-        ValueError: If it is not JSON, or holds a value that would fail later or take long: half of a surrogate pair,
-            which cannot be encoded; a number of more than _MAX_DIGITS digits; more levels than Python can follow.
+        ValueError: If it is not JSON, or has half of a surrogate pair, which can't be encoded, or more levels or digits
+            of a number than Python accepts.
     """
     # json.loads() would guess the encoding of bytes, and accept surrogates.
     text = body.decode()
     try:
-        if not _may_be_refused(body):
-            return json.loads(text)
-        data = json.loads(text, parse_int=_short_int, parse_float=_short_float)
-        json.dumps(data, ensure_ascii=False).encode()
+        data = json.loads(text)
+        if b"\\ud" in body or b"\\uD" in body:
+            json.dumps(data, ensure_ascii=False).encode()
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     except UnicodeEncodeError as error:
         raise ValueError("half of a surrogate pair") from error
     return data
-
-
-def _may_be_refused(body: bytes) -> bool:
-    """Whether JSON may hold a long number or half of a surrogate pair."""
-    # 2 to 3 ms for 1 MB, which takes 7 to 15 ms to parse.
-    return b"\\ud" in body or b"\\uD" in body or _TOO_MANY_DIGITS in body.translate(_ANY_DIGIT)
-
-
-def _short_int(digits: str) -> int:
-    _check_digits(digits)
-    return int(digits)
-
-
-def _short_float(digits: str) -> float:
-    _check_digits(digits)
-    return float(digits)
-
-
-def _check_digits(digits: str) -> None:
-    if len(digits) > _MAX_DIGITS:
-        raise ValueError(f"number of {len(digits)} digits, at most {_MAX_DIGITS} are taken")
 
 
 def _is_envelope(data: object) -> bool:
@@ -161,20 +129,21 @@ def _is_envelope(data: object) -> bool:
     return type(data.get("status_code")) is int
 
 
-def _refusal(call: str, response: Response, status: int, text: str, https_port: int | None) -> NSQHttpError:
-    hint = _hint(status, text, https_port)
+def _refusal(call: str, response: Response, status: int, text: str) -> NSQHttpError:
+    hint = _hint(status, text, response.body)
     parts = f"{call}: http error <{status}> {text}".rstrip()
     return NSQHttpError(f"{parts} ({hint})" if hint else parts, status, response.body)
 
 
-def _hint(status: int, text: str, https_port: int | None) -> str:
+def _hint(status: int, text: str, body: bytes) -> str:
     """Return what to do about an error, if that is known. Source: nsqd http.go, options.go."""
     if status == 413 and text == "BODY_TOO_BIG":
         return "more than nsqd's --max-body-size in one request: publish fewer messages in one call, or raise it"
     if status == 413 and text != "INVALID_VALUE":
         return "a message is longer than nsqd's --max-msg-size, or all together than --max-body-size"
     if status == 403 and text == "TLS_REQUIRED":
-        return f"use https{f' and port {https_port}' if https_port else ' and its port'}"
+        port = _error(body).get("https_port")
+        return f"use https and {f'port {port}' if is_port(port) else 'its port'}"
     if status == 400 and "HTTP request to an HTTPS server" in text:
         return "use https"
     return _HINTS.get(text, "")

@@ -93,7 +93,7 @@ def refused_error(error: NSQHttpError, *, multi: bool = False, deferred: bool = 
     Args:
         multi, deferred: Kind of the publish, which decides the name of the error over TCP.
     """
-    code = error_text(error.body).text
+    code = error_text(error.body)
     refused: NSQErrorCode
     if code == _EXITING:
         refused = (NSQMPubFailed if multi else NSQDPubFailed if deferred else NSQPubFailed)(str(error))
@@ -110,7 +110,7 @@ def refused_error(error: NSQHttpError, *, multi: bool = False, deferred: bool = 
 
 def is_rejected_before_nsqd(error: NSQHttpError) -> bool:
     """Whether a server in front of nsqd has rejected the request: the address is wrong, and not the publish."""
-    code, status = error_text(error.body).text, error.status
+    code, status = error_text(error.body), error.status
     if code == _EXITING or code in _CODES:
         return False
     return status is not None and (300 <= status < 400 or status in _REJECTED)

@@ -112,16 +112,14 @@ def test_whole_surrogate_pairs_are_characters():
     assert result(200, JSON, rb'["\ud83d\ude00", "\ud7ff"]') == ["\U0001f600", "\ud7ff"]
 
 
-@pytest.mark.parametrize(
-    "number", ["9" * 101, "-" + "1" * 100_000, "0." + "1" * 5000], ids=["101", "100000", "fraction"]
-)
 @pytest.mark.parametrize("status", [200, 500])
-def test_long_numbers_are_refused(number, status):
+def test_long_numbers_are_refused(status):
+    """Python itself limits the digits: to convert them takes time with the square of their number."""
     with pytest.raises(NSQHttpError) as caught:
-        result(status, JSON, b'{"message":%s,"https_port":1}' % number.encode())
+        result(status, JSON, b'{"message":-%s,"https_port":1}' % (b"1" * 100_000))
 
-    assert len(str(caught.value)) < 400
-    assert ("digits, at most 100 are taken" in str(caught.value)) is (status == 200)
+    assert len(str(caught.value)) < 500
+    assert ("body is not JSON" in str(caught.value)) is (status == 200)
 
 
 def test_numbers_and_texts_of_many_digits_are_taken():
