@@ -5,7 +5,7 @@ from fakensqd.message import MessageIdGenerator
 NOW = 1_795_243_560 * 10**9
 
 
-def test_an_id_holds_time_node_and_sequence():
+def test_message_id_has_time_node_and_sequence():
     (message_id,) = MessageIdGenerator(node_id=513).next(1, NOW)
 
     value = int(message_id, 16)
@@ -24,7 +24,7 @@ def test_ids_rise_within_a_tick_and_across_ticks():
     assert len(set(ids)) == 6
 
 
-def test_more_ids_than_a_tick_has_borrow_the_next():
+def test_ids_beyond_those_of_a_tick_use_the_next_tick():
     source = MessageIdGenerator(7)
 
     ids = source.next(10_000, NOW) + source.next(10, NOW)
@@ -34,7 +34,7 @@ def test_more_ids_than_a_tick_has_borrow_the_next():
     assert {int(message_id, 16) >> 12 & 1023 for message_id in ids} == {7}
 
 
-def test_a_clock_that_goes_back_does_not_matter():
+def test_ids_rise_when_the_clock_goes_back():
     source = MessageIdGenerator(0)
 
     ids = source.next(1, NOW) + source.next(1, NOW - 10**9)
@@ -42,5 +42,5 @@ def test_a_clock_that_goes_back_does_not_matter():
     assert ids[0] < ids[1]
 
 
-def test_two_topics_give_the_same_id_at_the_same_time():
+def test_two_topics_make_the_same_id_at_the_same_time():
     assert MessageIdGenerator(1).next(1, NOW) == MessageIdGenerator(1).next(1, NOW)

@@ -26,7 +26,7 @@ def test_tls_is_off_by_default():
         ({"tls_client_auth_policy": "require", "tls_required": "tcp-https"}, TlsRequired.TCP),
     ],
 )
-def test_who_must_use_tls(given, policy):
+def test_tls_policy_follows_tls_required_and_client_auth_policy(given, policy):
     assert NsqdOptions(**TLS, **given).tls_policy is policy
 
 
@@ -43,16 +43,16 @@ def test_who_must_use_tls(given, policy):
         ({"max_deflate_level": 10}, "max_deflate_level 10 must be within 1 to 9"),
     ],
 )
-def test_what_does_not_fit(given, text):
+def test_option_out_of_bounds_is_refused(given, text):
     with pytest.raises(ValueError, match=text):
         NsqdOptions(**given)
 
 
-def test_switches_are_bools():
+def test_switch_is_a_bool():
     with pytest.raises(TypeError, match="snappy must be bool, not 'false'"):
         NsqdOptions(snappy="false")
 
 
 @pytest.mark.parametrize("addresses", ["a:1", ["a:1"], ("a:1",)])
-def test_one_auth_server_or_several(addresses):
+def test_auth_http_addresses_may_be_one_string(addresses):
     assert NsqdOptions(auth_http_addresses=addresses).auth_http_addresses == ("a:1",)

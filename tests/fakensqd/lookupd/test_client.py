@@ -36,7 +36,7 @@ def post(server, target):
     return request(server.http_address, "POST", target)
 
 
-def test_it_says_who_it_is(nsqd, lookupd):
+def test_nsqd_identifies_itself_to_nsqlookupd(nsqd, lookupd):
     (node,) = nodes(lookupd)
 
     assert node["tcp_port"] == nsqd.tcp_port
@@ -44,7 +44,7 @@ def test_it_says_who_it_is(nsqd, lookupd):
     assert (node["broadcast_address"], node["version"]) == ("127.0.0.1", "1.3.0")
 
 
-def test_other_ports_can_be_given_out(lookupd):
+def test_broadcast_ports_are_registered(lookupd):
     options = {"broadcast_tcp_port": 1, "broadcast_http_port": 2}
     with FakeNsqd(lookupd_tcp_addresses=[lookupd.tcp_address], **options):
         wait_until(lambda: nodes(lookupd))
@@ -53,7 +53,7 @@ def test_other_ports_can_be_given_out(lookupd):
     assert (node["tcp_port"], node["http_port"]) == (1, 2)
 
 
-def test_each_change_is_said(nsqd, lookupd):
+def test_each_new_and_deleted_name_is_registered(nsqd, lookupd):
     post(nsqd, "/topic/create?topic=t")
     wait_until(lambda: lookup(lookupd) == ([], 1))
 
@@ -64,7 +64,7 @@ def test_each_change_is_said(nsqd, lookupd):
     wait_until(lambda: lookup(lookupd) == (["c"], 0))
 
 
-def test_a_new_connection_begins_with_everything(lookupd):
+def test_new_connection_registers_everything(lookupd):
     nsqd = FakeNsqd(lookupd_tcp_addresses=[lookupd.tcp_address])
     nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
     nsqd.broker.ensure_topic("u")
@@ -74,13 +74,13 @@ def test_a_new_connection_begins_with_everything(lookupd):
         wait_until(lambda: set(request(lookupd.http_address, "GET", "/topics")["topics"]) == {"t", "u"})
 
 
-def test_it_is_forgotten_when_it_stops(nsqd, lookupd):
+def test_stopped_nsqd_is_unregistered(nsqd, lookupd):
     nsqd.stop()
 
     wait_until(lambda: nodes(lookupd) == [])
 
 
-def test_it_pings_and_reconnects(nsqd, lookupd, clock):
+def test_nsqd_pings_and_reconnects_to_nsqlookupd(nsqd, lookupd, clock):
     post(nsqd, "/topic/create?topic=t")
     wait_until(lambda: lookup(lookupd) == ([], 1))
     lookupd.stop()
@@ -95,7 +95,7 @@ def test_it_pings_and_reconnects(nsqd, lookupd, clock):
     wait_until(back)
 
 
-def test_a_change_reconnects_too(nsqd, lookupd):
+def test_registration_reconnects_to_nsqlookupd(nsqd, lookupd):
     lookupd.stop()
     lookupd.start()
 
@@ -105,7 +105,7 @@ def test_a_change_reconnects_too(nsqd, lookupd):
     wait_until(lambda: len(nodes(lookupd)) == 1)
 
 
-def test_a_nsqlookupd_that_is_not_there_does_no_harm():
+def test_missing_nsqlookupd_is_logged():
     with FakeNsqd(lookupd_tcp_addresses=[f"127.0.0.1:{refused_port()}"]) as nsqd:
         post(nsqd, "/topic/create?topic=t")
 
@@ -113,12 +113,12 @@ def test_a_nsqlookupd_that_is_not_there_does_no_harm():
     assert nsqd.errors == []
 
 
-def test_one_address_may_stand_alone(lookupd):
+def test_lookupd_tcp_addresses_may_be_one_string(lookupd):
     with FakeNsqd(lookupd_tcp_addresses=lookupd.tcp_address):
         wait_until(lambda: nodes(lookupd))
 
 
-def test_what_is_no_address_does_no_harm(nsqd):
+def test_malformed_lookupd_address_is_logged(nsqd):
     with FakeNsqd(lookupd_tcp_addresses=["nowhere"]) as other:
         assert request(other.http_address, "POST", "/pub?topic=t", b"x") == "OK"
     assert other.errors == []
@@ -127,7 +127,7 @@ def test_what_is_no_address_does_no_harm(nsqd):
     assert request(nsqd.http_address, "POST", "/pub?topic=t", b"x") == "OK"
 
 
-def test_addresses_can_be_changed_while_it_runs(nsqd, lookupd):
+def test_lookupd_addresses_can_be_changed_while_nsqd_runs(nsqd, lookupd):
     request(nsqd.http_address, "PUT", "/config/nsqlookupd_tcp_addresses", b"[]")
     wait_until(lambda: nodes(lookupd) == [])
 
@@ -136,7 +136,7 @@ def test_addresses_can_be_changed_while_it_runs(nsqd, lookupd):
     wait_until(lambda: len(nodes(lookupd)) == 1)
 
 
-def test_a_new_topic_gets_the_channels_that_others_have(nsqd, lookupd):
+def test_new_topic_gets_the_channels_that_nsqlookupd_knows(nsqd, lookupd):
     post(lookupd, "/channel/create?topic=t&channel=known")
     post(lookupd, "/channel/create?topic=t&channel=gone%23ephemeral")
 
@@ -147,7 +147,7 @@ def test_a_new_topic_gets_the_channels_that_others_have(nsqd, lookupd):
     assert list(nsqd.broker.topics["t"].channels) == ["known"]
 
 
-def test_so_does_a_topic_that_is_older_than_the_connection(lookupd):
+def test_topic_older_than_the_connection_gets_channels_of_nsqlookupd(lookupd):
     post(lookupd, "/channel/create?topic=t&channel=known")
 
     with FakeNsqd(lookupd_tcp_addresses=[lookupd.tcp_address]) as nsqd:
@@ -158,7 +158,7 @@ def test_so_does_a_topic_that_is_older_than_the_connection(lookupd):
         assert topic.channels["known"].depth == 1
 
 
-def test_a_topic_that_is_deleted_meanwhile_gets_none(nsqd, lookupd):
+def test_topic_deleted_during_the_query_gets_no_channels(nsqd, lookupd):
     post(lookupd, "/channel/create?topic=t&channel=known")
 
     nsqd.broker.ensure_topic("t")
@@ -170,7 +170,7 @@ def test_a_topic_that_is_deleted_meanwhile_gets_none(nsqd, lookupd):
 
 
 @pytest.mark.parametrize("answer", [b"OK", b'{"broadcast_address": "127.0.0.1", "http_port": 1}'])
-def test_a_nsqlookupd_that_cannot_be_asked_holds_nothing_up(answer):
+def test_nsqlookupd_that_does_not_answer_queries_delays_no_message(answer):
     asked = []
 
     def talk(sock):
@@ -187,7 +187,7 @@ def test_a_nsqlookupd_that_cannot_be_asked_holds_nothing_up(answer):
     assert nsqd.errors == []
 
 
-def test_a_nsqlookupd_that_hangs_up(nsqd):
+def test_nsqlookupd_that_closes_the_connection_is_logged(nsqd):
     met = []
 
     def hang_up(sock):

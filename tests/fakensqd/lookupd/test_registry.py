@@ -22,7 +22,7 @@ def producers(registry, topic):
     return [producer.peer.id for producer in registry.producers(Key("topic", topic))]
 
 
-def test_a_channel_is_registered_with_its_topic(registry):
+def test_channel_is_registered_with_its_topic(registry):
     one = peer()
     registry.register(one, "t", "c")
 
@@ -32,7 +32,7 @@ def test_a_channel_is_registered_with_its_topic(registry):
     assert [name for name, _ in registry.topics_of(one)] == ["t"]
 
 
-def test_unregister_a_channel_leaves_the_topic(registry):
+def test_unregistered_channel_leaves_its_topic(registry):
     one = peer()
     registry.register(one, "t", "c")
 
@@ -43,7 +43,7 @@ def test_unregister_a_channel_leaves_the_topic(registry):
     assert registry.find(Key("channel", "t", "c"))
 
 
-def test_unregister_a_topic_takes_its_channels_along(registry):
+def test_unregistered_topic_unregisters_its_channels(registry):
     one, two = peer(1), peer(2)
     registry.register(one, "t", "c")
     registry.register(two, "t", "c")
@@ -54,7 +54,7 @@ def test_unregister_a_topic_takes_its_channels_along(registry):
     assert [producer.peer for producer in registry.producers(Key("channel", "t", "c"))] == [two]
 
 
-def test_unregister_what_is_unknown(registry):
+def test_unregistering_an_unknown_name_does_nothing(registry):
     registry.unregister(peer(), "t", "c")
     registry.unregister(peer(), "t", "")
 
@@ -62,7 +62,7 @@ def test_unregister_what_is_unknown(registry):
 
 
 @pytest.mark.parametrize(("topic", "channel"), [("t#ephemeral", ""), ("t", "c#ephemeral")])
-def test_ephemeral_names_go_with_their_last_producer(registry, topic, channel):
+def test_ephemeral_names_are_deleted_with_their_last_producer(registry, topic, channel):
     one, two = peer(1), peer(2)
     category = "channel" if channel else "topic"
     for each in (one, two):
@@ -75,7 +75,7 @@ def test_ephemeral_names_go_with_their_last_producer(registry, topic, channel):
     assert not registry.find(Key(category, topic, channel))
 
 
-def test_a_lost_connection_leaves_even_ephemeral_names(registry):
+def test_lost_connection_leaves_even_ephemeral_names(registry):
     one = peer()
     registry.connect(one)
     registry.register(one, "t#ephemeral", "")
@@ -87,7 +87,7 @@ def test_a_lost_connection_leaves_even_ephemeral_names(registry):
     assert registry.producers(Key("client")) == []
 
 
-def test_names_can_be_made_and_forgotten(registry):
+def test_names_can_be_created_and_deleted(registry):
     registry.create("t", "c")
     registry.create("u")
     assert topics(registry) == ["t", "u"]
@@ -97,7 +97,7 @@ def test_names_can_be_made_and_forgotten(registry):
     assert topics(registry) == []
 
 
-def test_a_wildcard_finds_each_producer_once(registry):
+def test_wildcard_finds_each_producer_once(registry):
     one = peer()
     registry.register(one, "t", "")
     registry.register(one, "u", "")
@@ -105,7 +105,7 @@ def test_a_wildcard_finds_each_producer_once(registry):
     assert producers(registry, "*") == [one.id]
 
 
-def test_a_tombstone_hides_one_producer_of_one_topic_for_a_time(registry):
+def test_tombstone_hides_one_producer_of_one_topic_for_a_time(registry):
     one, two = peer(1), peer(2)
     for each in (one, two):
         registry.register(each, "t", "")
@@ -123,7 +123,7 @@ def test_a_tombstone_hides_one_producer_of_one_topic_for_a_time(registry):
     assert not first.tombstoned(55.0, 45.0)
 
 
-def test_only_unregistering_lifts_a_tombstone(registry):
+def test_tombstone_ends_only_by_unregistering(registry):
     one = peer()
     registry.register(one, "t", "")
     registry.tombstone("t", "host:5151", 10.0)
@@ -136,7 +136,7 @@ def test_only_unregistering_lifts_a_tombstone(registry):
     assert registry.producers(Key("topic", "t"))[0].tombstoned_at is None
 
 
-def test_debug_lists_what_has_producers(registry):
+def test_debug_lists_keys_that_have_producers(registry):
     one = peer()
     registry.connect(one)
     registry.register(one, "t", "c")

@@ -8,7 +8,7 @@ from fakensqd.clock import ManualClock
 from tests.fakensqd.wire import request
 
 
-def test_it_answers_both_protocols():
+def test_fake_lookupd_answers_tcp_and_http():
     with FakeLookupd(clock=ManualClock(start_ns=10**18), broadcast_address="b.example") as lookupd:
         sock = socket.create_connection(("127.0.0.1", lookupd.tcp_port), timeout=10)
         body = b'{"broadcast_address":"n.example","tcp_port":1,"http_port":2,"version":"1.3.0"}'

@@ -58,16 +58,6 @@ def nsqd(registry):
     return nsqd
 
 
-def test_byte_by_byte(registry):
-    nsqd = Nsqd(registry)
-    data = b"  V1" + identify() + b" REGISTER t c \r\nPING\n"
-
-    answers = [answer for byte in data for answer in nsqd.send(bytes([byte]))]
-
-    assert answers == [b'{"version":"x"}', b"OK", b"OK"]
-    assert registry.find(Key("channel", "t", "c"))
-
-
 @pytest.mark.parametrize(
     ("data", "answers"),
     [
@@ -77,7 +67,7 @@ def test_byte_by_byte(registry):
         (b"IDENTIFY\n\0\0\0\4no", [b"E_BAD_BODY IDENTIFY failed to read body"]),
     ],
 )
-def test_input_that_ends(nsqd, data, answers):
+def test_input_of_an_nsqd_that_ends_in_a_command(nsqd, data, answers):
     nsqd.send(data)
 
     assert nsqd.end() == answers
@@ -89,20 +79,12 @@ def test_register_before_identify_is_refused(nsqd):
     assert nsqd.closed
 
 
-def test_input_that_ends_inside_the_magic(registry):
-    nsqd = Nsqd(registry)
-    nsqd.send(b"  V")
-
-    assert nsqd.end() == []
-    assert nsqd.closed
-
-
-def test_a_negative_size_only_closes(nsqd):
+def test_negative_size_closes_the_connection_without_an_error(nsqd):
     assert nsqd.send(b"IDENTIFY\n\xff\xff\xff\xff") == []
     assert nsqd.closed
 
 
-def test_ping_renews_and_a_lost_connection_removes(nsqd, registry):
+def test_ping_updates_the_nsqd_until_it_disconnects(nsqd, registry):
     nsqd.send(b"PING\n" + identify())
     (producer,) = registry.producers(Key("client"))
     nsqd.now = 5.0
@@ -116,7 +98,7 @@ def test_ping_renews_and_a_lost_connection_removes(nsqd, registry):
     assert registry.producers(Key("client")) == []
 
 
-def test_nothing_comes_by_itself(nsqd):
+def test_session_of_nsqlookupd_sends_only_responses(nsqd):
     assert nsqd.session.due == math.inf
     assert (nsqd.session.pump(1.0), nsqd.session.tick(1.0)) == ([], [])
     nsqd.session.disconnected()

@@ -13,25 +13,25 @@ def decoded(**document):
     return decode_authorization(json.dumps(document).encode())
 
 
-def test_an_answer_is_read():
+def test_response_of_an_auth_server_is_decoded():
     assert decoded(ttl=5, identity="me", identity_url="u", authorizations=[GRANT], more=1) == Authorization(
         ttl=5.0, identity="me", identity_url="u", grants=(Grant("t", ("c",), ("publish",)),)
     )
 
 
 @pytest.mark.parametrize("authorizations", [{}, {"authorizations": None}, {"authorizations": []}])
-def test_no_grants_are_an_answer(authorizations):
+def test_response_without_grants_is_valid(authorizations):
     assert decoded(ttl=5, **authorizations) == Authorization(ttl=5.0)
 
 
-def test_what_is_null_is_empty():
+def test_null_in_a_grant_is_empty():
     assert decoded(ttl=1, authorizations=[None, {"topic": None, "channels": [None]}]).grants == (
         Grant("", (), ()),
         Grant("", ("",), ()),
     )
 
 
-def test_a_ttl_beyond_gos_clock_has_run_out_already():
+def test_ttl_beyond_gos_clock_has_expired_already():
     assert decoded(ttl=10**10).ttl < 0
 
 
@@ -52,7 +52,7 @@ def test_a_ttl_beyond_gos_clock_has_run_out_already():
         pytest.param({"ttl": 1, "authorizations": [GRANT | {"channels": "c"}]}, id="channels no list"),
     ],
 )
-def test_what_is_no_answer(document):
+def test_malformed_response_is_refused(document):
     with pytest.raises(ValueError, match=r"."):
         decoded(**document)
 
@@ -71,7 +71,7 @@ def test_what_is_no_answer(document):
         pytest.param(Grant(channels=()), "t", "", False, id="no channels"),
     ],
 )
-def test_what_a_grant_allows(grant, topic, channel, allowed):
+def test_grant_allows_its_topics_channels_and_permissions(grant, topic, channel, allowed):
     assert grant.allows(topic, channel) is allowed
 
 
@@ -79,7 +79,7 @@ def test_what_a_grant_allows(grant, topic, channel, allowed):
     ("pattern", "topic"),
     [("", "t"), ("a|b", "b"), ("^a$", "a"), ("(?i)ABC", "abc"), (r"\\?\.", "."), (r"^[\w-]+$", "a-b"), ("a{2}", "aa")],
 )
-def test_patterns_that_go_and_python_read_alike(pattern, topic):
+def test_pattern_with_the_same_meaning_in_go_matches(pattern, topic):
     grant = Grant(topic=pattern)
     grant.check()
 
@@ -108,12 +108,12 @@ def test_patterns_that_go_and_python_read_alike(pattern, topic):
         *["(?>a)", "(a)(?(1)b)", "[[:alpha:]]", "(" * 2000 + ")" * 2000],
     ],
 )
-def test_patterns_that_are_refused(pattern):
+def test_pattern_that_go_refuses_is_refused(pattern):
     with pytest.raises(ValueError, match=r"^pattern "):
         Grant(topic=pattern).check()
 
 
-def test_one_grant_must_fit_as_a_whole():
+def test_one_grant_must_allow_topic_and_channel_together():
     halves = (Grant(topic="^a$", permissions=("publish",)), Grant(topic="^b$", permissions=("subscribe",)))
     authorization = Authorization(ttl=1.0, grants=halves)
 
@@ -133,5 +133,5 @@ QUERY = "common_name=&secret=a+b%26%FF&tls=false"
         ("https://auth.example/x", f"https://auth.example/x?{QUERY}"),
     ],
 )
-def test_urls(address, url):
+def test_url_of_a_query(address, url):
     assert query_url(address, PARAMETERS) == url

@@ -43,7 +43,7 @@ def serving(status, body=b"", context=None, **headers):
         port.stop()
 
 
-def test_a_good_answer():
+def test_auth_client_returns_a_valid_response():
     with FakeAuthServer({"s": [Grant()]}) as server:
         assert ask(server.http_address).grants == (Grant(),)
 
@@ -57,18 +57,18 @@ def test_a_good_answer():
 
 
 @pytest.mark.parametrize("body", [b"nope", b"[]", b"{}"])
-def test_a_bad_answer(body):
+def test_auth_client_ignores_a_malformed_response(body):
     with serving("200 OK", body) as (port, _):
         assert ask(port.address) is None
 
 
 @pytest.mark.parametrize("status", ["201 Created", "304 Not Modified", "404 Not Found", "500 Internal Server Error"])
-def test_another_status(status):
+def test_auth_client_ignores_another_status(status):
     with serving(status) as (port, _):
         assert ask(port.address) is None
 
 
-def test_any_address_that_answers_will_do():
+def test_auth_client_tries_all_addresses():
     with FakeAuthServer({"s": [Grant()]}) as server:
         addresses = (f"127.0.0.1:{refused_port()}", server.http_address, f"127.0.0.1:{refused_port()}")
         for _ in range(10):
@@ -76,28 +76,28 @@ def test_any_address_that_answers_will_do():
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:x", "ftp://127.0.0.1/x", "http://"])
-def test_what_is_no_address(address):
+def test_auth_client_skips_a_malformed_address(address):
     assert ask(address) is None
 
 
-def test_what_speaks_no_http():
+def test_auth_client_skips_a_server_that_speaks_no_http():
     with peer(lambda sock: sock.sendall(b"  V2\n")) as address:
         assert ask(address) is None
 
 
-def test_redirects_are_followed():
+def test_auth_client_follows_redirects():
     with serving("200 OK", GOOD) as (port, _), serving("302 Found", location=f"http://{port.address}/x") as (first, _):
         assert ask(first.address).ttl == 1.0
 
 
-def test_redirects_without_end_are_not():
+def test_auth_client_limits_the_number_of_redirects():
     with serving("307 Temporary Redirect", location="/again") as (port, paths):
         assert ask(port.address) is None
 
     assert paths == ["/auth"] + ["/again"] * 9
 
 
-def test_a_refusal_may_name_the_port_of_https(certificates, server_context):
+def test_auth_client_uses_the_https_port_of_a_403(certificates, server_context):
     with (
         serving("200 OK", GOOD, server_context) as (port, paths),
         serving("403 Forbidden", b'{"https_port": %d}' % port.port) as (plain, _),
@@ -108,12 +108,12 @@ def test_a_refusal_may_name_the_port_of_https(certificates, server_context):
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"https_port": 0}'])
-def test_a_refusal_that_names_none(body):
+def test_auth_client_ignores_a_403_without_a_port(body):
     with serving("403 Forbidden", body) as (port, _):
         assert ask(port.address) is None
 
 
-def test_https(certificates, server_context):
+def test_auth_client_asks_over_https(certificates, server_context):
     with serving("200 OK", GOOD, server_context) as (port, paths):
         address = f"https://{port.address}/x"
         options = NsqdOptions(auth_http_addresses=address, tls_root_ca_file=certificates.ca)
@@ -126,14 +126,14 @@ def test_https(certificates, server_context):
         assert ask(address) is None
 
 
-def test_https_that_is_refused_is_not_asked_for_another_port(server_context, certificates):
+def test_auth_client_ignores_the_port_of_a_403_over_https(server_context, certificates):
     with serving("403 Forbidden", b'{"https_port": 1}', server_context) as (port, paths):
         assert ask(f"https://{port.address}/", tls_root_ca_file=certificates.ca) is None
 
     assert paths == ["/"]
 
 
-def test_an_expired_certificate(tmp_path):
+def test_auth_client_refuses_an_expired_certificate(tmp_path):
     certificates = Certificates(tmp_path)
     files = certificates.server(expired=True)
     context = server_context(NsqdOptions(tls_cert=files.certificate, tls_key=files.key))
@@ -141,7 +141,7 @@ def test_an_expired_certificate(tmp_path):
         assert ask(f"https://{port.address}/", tls_root_ca_file=certificates.ca) is None
 
 
-def test_a_server_that_takes_too_long_is_given_up():
+def test_auth_client_stops_after_the_request_timeout():
     clock = ManualClock()
     with FakeAuthServer(answer=lambda query: gevent.sleep(3600)) as server:
         client = AuthClient(NsqdOptions(auth_http_addresses=(server.http_address,)), clock)

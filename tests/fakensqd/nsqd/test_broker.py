@@ -34,7 +34,7 @@ def bodies(channel, now=0.0):
     return [message.body for message in channel.deliver(Reader(), 1000, now, 60.0)]
 
 
-def test_the_first_channel_gets_what_the_topic_held(topic):
+def test_first_channel_gets_the_messages_of_the_topic(topic):
     topic.publish([b"a", b"b"], 0.0)
     assert topic.depth == 2
 
@@ -59,7 +59,7 @@ def test_channels_get_copies_with_the_same_id_and_timestamp(topic):
     assert (first.attempts, second.attempts) == (1, 1)
 
 
-def test_timestamps_are_wall_clock():
+def test_timestamps_of_messages_are_wall_clock():
     broker = Broker(epoch_ns=10**18)
     topic = broker.ensure_topic("t")
     channel = topic.ensure_channel("c", 0.0)
@@ -71,13 +71,13 @@ def test_timestamps_are_wall_clock():
     assert int(message.id, 16) >> 22 == (message.timestamp >> 20) - 1288834974288
 
 
-def test_counts(topic):
+def test_topic_counts_messages_and_bytes(topic):
     topic.publish([b"a", b"bcd"], 0.0)
 
     assert (topic.message_count, topic.message_bytes) == (2, 4)
 
 
-def test_a_delay_begins_when_the_channel_gets_the_message(topic):
+def test_delay_begins_when_the_channel_gets_the_message(topic):
     topic.publish([b"late"], 0.0, delay=5.0)
     topic.publish([b"now"], 0.0)
 
@@ -90,7 +90,7 @@ def test_a_delay_begins_when_the_channel_gets_the_message(topic):
     assert bodies(channel) == [b"late"]
 
 
-def test_a_delay_counts_in_every_channel(topic):
+def test_delay_applies_in_every_channel(topic):
     channels = [topic.ensure_channel(name, 0.0) for name in ("one", "two")]
 
     topic.publish([b"late"], 0.0, delay=5.0)
@@ -98,7 +98,7 @@ def test_a_delay_counts_in_every_channel(topic):
     assert [channel.deferred_count for channel in channels] == [1, 1]
 
 
-def test_a_paused_topic_holds_messages_and_channels_go_on(topic):
+def test_paused_topic_keeps_messages_and_its_channels_still_deliver(topic):
     channel = topic.ensure_channel("c", 0.0)
     topic.publish([b"a"], 0.0)
 
@@ -110,7 +110,7 @@ def test_a_paused_topic_holds_messages_and_channels_go_on(topic):
     assert bodies(channel) == [b"a", b"b"]
 
 
-def test_a_topic_that_is_not_started_holds_messages(topic):
+def test_topic_that_is_not_started_keeps_messages(topic):
     channel = topic.ensure_channel("c", 0.0)
     topic.set_started(False, 0.0)
     topic.publish([b"a"], 0.0)
@@ -121,7 +121,7 @@ def test_a_topic_that_is_not_started_holds_messages(topic):
     assert (topic.depth, channel.depth) == (0, 1)
 
 
-def test_emptying_a_topic_leaves_its_channels(topic):
+def test_emptied_topic_leaves_the_messages_of_its_channels(topic):
     channel = topic.ensure_channel("c", 0.0)
     topic.publish([b"a"], 0.0)
     topic.set_paused(True, 0.0)
@@ -132,7 +132,7 @@ def test_emptying_a_topic_leaves_its_channels(topic):
     assert (topic.depth, channel.depth) == (0, 1)
 
 
-def test_what_is_over_the_memory_queue():
+def test_messages_beyond_mem_queue_size_are_on_disk_or_dropped():
     broker = Broker(NsqdOptions(mem_queue_size=2))
     durable, ephemeral = broker.ensure_topic("t"), broker.ensure_topic("t#ephemeral")
 
@@ -146,7 +146,7 @@ def test_what_is_over_the_memory_queue():
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-def test_listeners_hear_of_names(broker, told):
+def test_broker_events_name_new_and_deleted_topics_and_channels(broker, told):
     topic = broker.ensure_topic("t")
     topic.ensure_channel("c", 0.0)
     topic.ensure_channel("c", 0.0)
@@ -165,7 +165,7 @@ def test_listeners_hear_of_names(broker, told):
     assert broker.topics == {}
 
 
-def test_deleting_hangs_up_on_consumers(broker, topic):
+def test_deleted_topic_closes_the_connections_of_subscribers(broker, topic):
     readers = [Reader(), Reader()]
     for name, reader in zip(("one", "two"), readers, strict=True):
         topic.ensure_channel(name, 0.0).add(reader)
@@ -177,14 +177,14 @@ def test_deleting_hangs_up_on_consumers(broker, topic):
     assert readers[1].told[-1] == "hang up"
 
 
-def test_deleting_what_is_not_there(broker, topic):
+def test_deleting_an_unknown_name_raises(broker, topic):
     with pytest.raises(KeyError):
         broker.delete_topic("other")
     with pytest.raises(KeyError):
         topic.delete_channel("other")
 
 
-def test_an_ephemeral_channel_goes_with_its_last_consumer(topic):
+def test_ephemeral_channel_is_deleted_with_its_last_subscriber(topic):
     channel = topic.ensure_channel("c#ephemeral", 0.0)
     readers = [Reader(), Reader()]
     for reader in readers:
@@ -197,7 +197,7 @@ def test_an_ephemeral_channel_goes_with_its_last_consumer(topic):
     assert topic.channels == {}
 
 
-def test_a_durable_channel_stays(topic):
+def test_durable_channel_remains_without_subscribers(topic):
     channel = topic.ensure_channel("c", 0.0)
     reader = Reader()
     channel.add(reader)
@@ -207,7 +207,7 @@ def test_a_durable_channel_stays(topic):
     assert topic.channels == {"c": channel}
 
 
-def test_an_ephemeral_topic_goes_with_its_last_channel(broker):
+def test_ephemeral_topic_is_deleted_with_its_last_channel(broker):
     topic = broker.ensure_topic("t#ephemeral")
     topic.publish([b"a"], 0.0)
     topic.ensure_channel("one", 0.0)
@@ -223,7 +223,7 @@ def test_an_ephemeral_topic_goes_with_its_last_channel(broker):
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_broker_says_when_it_is_worth_asking(broker, topic, told):
+def test_broker_event_names_the_time_of_the_next_expiry(broker, topic, told):
     channel = topic.ensure_channel("c", 0.0)
     topic.publish([b"a", b"b"], 0.0)
     assert broker.due == math.inf

@@ -68,7 +68,7 @@ def reader(channel):
     return consumer
 
 
-def test_messages_come_in_order_and_count_attempts(channel, reader):
+def test_messages_are_delivered_in_order_and_count_attempts(channel, reader):
     put(channel, 1, 2, 3)
 
     first = channel.deliver(reader, 2, 0.0, 60.0)
@@ -78,7 +78,7 @@ def test_messages_come_in_order_and_count_attempts(channel, reader):
     assert (channel.depth, channel.in_flight_count, channel.message_count) == (1, 2, 3)
 
 
-def test_finish_forgets_and_a_second_time_fails(channel, reader):
+def test_finish_twice_raises(channel, reader):
     put(channel, 1)
     (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
 
@@ -91,7 +91,7 @@ def test_finish_forgets_and_a_second_time_fails(channel, reader):
 
 
 @pytest.mark.parametrize("answer", ["finish", "requeue", "touch"])
-def test_only_the_owner_may_answer(channel, reader, answer):
+def test_finish_by_another_subscriber_raises(channel, reader, answer):
     put(channel, 1)
     (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
     arguments = {"finish": (1.0,), "requeue": (0.0, 1.0), "touch": (60.0, 1.0)}[answer]
@@ -100,7 +100,7 @@ def test_only_the_owner_may_answer(channel, reader, answer):
         getattr(channel, answer)(Reader(), delivered.id, *arguments)
 
 
-def test_requeue_at_once_goes_to_the_tail(channel, reader):
+def test_requeued_message_goes_to_the_end_of_the_queue(channel, reader):
     put(channel, 1, 2)
     (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
 
@@ -112,7 +112,7 @@ def test_requeue_at_once_goes_to_the_tail(channel, reader):
     assert channel.requeue_count == 1
 
 
-def test_requeue_with_a_delay_waits_for_it(channel, reader):
+def test_requeued_message_with_a_delay_is_deferred(channel, reader):
     put(channel, 1)
     (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
 
@@ -126,7 +126,7 @@ def test_requeue_with_a_delay_waits_for_it(channel, reader):
     assert (channel.depth, channel.deferred_count) == (1, 0)
 
 
-def test_deferred_messages_come_in_the_order_of_their_time(channel, reader):
+def test_deferred_messages_are_queued_in_the_order_of_their_times(channel, reader):
     channel.defer([message(1)], 5.0, 0.0)
     channel.defer([message(2)], 1.0, 0.0)
     channel.defer([message(3)], 1.0, 0.0)
@@ -137,7 +137,7 @@ def test_deferred_messages_come_in_the_order_of_their_time(channel, reader):
     assert channel.message_count == 3
 
 
-def test_a_timeout_takes_the_message_back_and_tells_its_owner(channel, reader):
+def test_timed_out_message_is_queued_and_its_owner_notified(channel, reader):
     put(channel, 1)
     channel.deliver(reader, 1, 0.0, 60.0)
 
@@ -149,7 +149,7 @@ def test_a_timeout_takes_the_message_back_and_tells_its_owner(channel, reader):
     assert ids(channel.deliver(reader, 1, 60.0, 60.0)) == [1]
 
 
-def test_an_owner_that_has_left_is_not_told(channel, reader):
+def test_owner_that_has_left_is_not_notified_of_a_timeout(channel, reader):
     put(channel, 1)
     channel.deliver(reader, 1, 0.0, 60.0)
     channel.remove(reader)
@@ -159,7 +159,7 @@ def test_an_owner_that_has_left_is_not_told(channel, reader):
     assert reader.told == []
 
 
-def test_different_timeouts_run_out_each_at_their_time(channel, reader):
+def test_messages_with_different_timeouts_expire_at_their_own_times(channel, reader):
     other = Reader()
     channel.add(other)
     put(channel, 1, 2, 3)
@@ -173,7 +173,7 @@ def test_different_timeouts_run_out_each_at_their_time(channel, reader):
     assert ids(channel.expire(62.0)) == [3]
 
 
-def test_touch_begins_the_timeout_anew_up_to_the_limit():
+def test_touch_restarts_the_timeout_up_to_max_msg_timeout():
     channel = make_channel(max_msg_timeout=100.0)
     reader = Reader()
     channel.add(reader)
@@ -189,7 +189,7 @@ def test_touch_begins_the_timeout_anew_up_to_the_limit():
     assert channel.expire(1000.0) == []
 
 
-def test_what_is_not_kept_is_dropped(channel, reader):
+def test_message_that_is_not_sampled_is_dropped(channel, reader):
     put(channel, 1, 2, 3)
     chances = iter([False, True, False])
 
@@ -202,7 +202,7 @@ def test_what_is_not_kept_is_dropped(channel, reader):
 # --- waking -----------------------------------------------------------------------------------------------------------
 
 
-def test_as_many_are_woken_as_there_are_messages_each_in_turn(channel):
+def test_as_many_subscribers_are_woken_as_there_are_messages(channel):
     readers = [Reader() for _ in range(3)]
     for consumer in readers:
         channel.add(consumer)
@@ -216,7 +216,7 @@ def test_as_many_are_woken_as_there_are_messages_each_in_turn(channel):
     assert [consumer.told for consumer in readers] == [["wake"], ["wake"], []]
 
 
-def test_those_that_are_woken_share(channel):
+def test_woken_subscribers_share_the_queue(channel):
     readers = [Reader() for _ in range(3)]
     for consumer in readers:
         channel.add_ready(consumer)
@@ -227,7 +227,7 @@ def test_those_that_are_woken_share(channel):
     assert shares == [4, 3, 3]
 
 
-def test_one_that_never_comes_does_not_keep_its_share(channel):
+def test_woken_subscriber_that_leaves_frees_its_share(channel):
     reader, stuck = Reader(), Reader()
     for consumer in (reader, stuck):
         channel.add_ready(consumer)
@@ -241,7 +241,7 @@ def test_one_that_never_comes_does_not_keep_its_share(channel):
     assert shares == [5, 0, 3, 0, 1, 0, 1]
 
 
-def test_the_first_messages_are_for_those_who_have_waited(channel):
+def test_first_messages_go_to_the_longest_waiting_subscribers(channel):
     waiting, publisher = Reader(), Reader()
     channel.add_ready(waiting)
     put(channel, 1, 2, 3)
@@ -254,7 +254,7 @@ def test_the_first_messages_are_for_those_who_have_waited(channel):
     assert ids(channel.deliver(publisher, 100, 0.0, 60.0)) == [3]
 
 
-def test_one_that_leaves_a_message_to_others_keeps_its_place(channel):
+def test_subscriber_that_gets_nothing_keeps_its_place(channel):
     first, second = Reader(), Reader()
     channel.add_ready(first)
     channel.add_ready(second)
@@ -272,7 +272,7 @@ def test_one_that_leaves_a_message_to_others_keeps_its_place(channel):
     assert (first.told, second.told) == ([], ["wake"])
 
 
-def test_one_that_cannot_come_at_once_keeps_no_share(channel):
+def test_busy_subscriber_gets_no_share(channel):
     waiting, busy = Reader(), Reader(at_once=False)
     channel.add_ready(waiting)
     put(channel, 1, 2)
@@ -283,7 +283,7 @@ def test_one_that_cannot_come_at_once_keeps_no_share(channel):
     assert len(channel.deliver(waiting, 100, 0.0, 60.0)) == 2
 
 
-def test_one_that_gives_its_only_message_back_leaves_it_to_who_waits(channel, reader):
+def test_requeued_message_goes_to_a_waiting_subscriber(channel, reader):
     other = Reader()
     put(channel, 1)
     (owned,) = channel.deliver(reader, 1, 0.0, 60.0)
@@ -295,7 +295,7 @@ def test_one_that_gives_its_only_message_back_leaves_it_to_who_waits(channel, re
     assert ids(channel.deliver(other, 1, 1.0, 60.0)) == [1]
 
 
-def test_one_that_waits_while_there_is_something_is_woken_at_once(channel, reader):
+def test_subscriber_added_while_messages_are_queued_is_woken_at_once(channel, reader):
     put(channel, 1)
 
     channel.add_ready(reader)
@@ -303,7 +303,7 @@ def test_one_that_waits_while_there_is_something_is_woken_at_once(channel, reade
     assert reader.told == ["wake"]
 
 
-def test_those_that_an_unpaused_channel_wakes_share(channel):
+def test_subscribers_share_the_queue_of_an_unpaused_channel(channel):
     readers = [Reader(), Reader()]
     for consumer in readers:
         channel.add(consumer)
@@ -315,7 +315,7 @@ def test_those_that_an_unpaused_channel_wakes_share(channel):
     assert [len(channel.deliver(consumer, 100, 0.0, 60.0)) for consumer in readers] == [2, 2]
 
 
-def test_one_that_leaves_leaves_its_share(channel):
+def test_subscriber_that_leaves_frees_its_share(channel):
     reader, other = Reader(), Reader()
     for consumer in (reader, other):
         channel.add_ready(consumer)
@@ -326,7 +326,7 @@ def test_one_that_leaves_leaves_its_share(channel):
     assert len(channel.deliver(reader, 100, 0.0, 60.0)) == 4
 
 
-def test_a_consumer_is_woken_once(channel, reader):
+def test_subscriber_is_woken_once(channel, reader):
     channel.add_ready(reader)
 
     put(channel, 1)
@@ -335,7 +335,7 @@ def test_a_consumer_is_woken_once(channel, reader):
     assert reader.told == ["wake"]
 
 
-def test_one_that_cannot_come_at_once_does_not_keep_others_from_it(channel):
+def test_busy_subscriber_does_not_keep_messages_from_others(channel):
     busy, free = Reader(at_once=False), Reader()
     channel.add_ready(busy)
     channel.add_ready(free)
@@ -345,7 +345,7 @@ def test_one_that_cannot_come_at_once_does_not_keep_others_from_it(channel):
     assert (busy.told, free.told) == (["wake"], ["wake"])
 
 
-def test_one_that_leaves_passes_its_turn_on(channel, reader):
+def test_subscriber_that_leaves_after_wake_up_wakes_another(channel, reader):
     other = Reader()
     channel.add_ready(reader)
     channel.add_ready(other)
@@ -357,7 +357,7 @@ def test_one_that_leaves_passes_its_turn_on(channel, reader):
     assert other.told == ["wake"]
 
 
-def test_a_paused_channel_wakes_nobody_until_it_goes_on(channel, reader):
+def test_paused_channel_wakes_no_subscriber_until_it_is_unpaused(channel, reader):
     channel.add_ready(reader)
     channel.set_paused(True)
     reader.told.clear()
@@ -373,7 +373,7 @@ def test_a_paused_channel_wakes_nobody_until_it_goes_on(channel, reader):
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
 
-def test_max_channel_consumers():
+def test_subscriber_beyond_max_channel_consumers_is_refused():
     channel = make_channel(max_channel_consumers=1)
     channel.add(Reader())
 
@@ -381,7 +381,7 @@ def test_max_channel_consumers():
         channel.add(Reader())
 
 
-def test_an_ephemeral_channel_drops_what_is_over_its_memory():
+def test_ephemeral_channel_drops_messages_beyond_mem_queue_size():
     channel = make_channel("c#ephemeral", mem_queue_size=2)
 
     put(channel, 1, 2, 3)
@@ -390,7 +390,7 @@ def test_an_ephemeral_channel_drops_what_is_over_its_memory():
     assert ids(channel.deliver(Reader(), 3, 0.0, 60.0)) == [1, 2]
 
 
-def test_another_channel_counts_it_as_on_disk():
+def test_durable_channel_counts_messages_beyond_mem_queue_size_as_on_disk():
     channel = make_channel(mem_queue_size=2)
 
     put(channel, 1, 2, 3)
@@ -398,7 +398,7 @@ def test_another_channel_counts_it_as_on_disk():
     assert (channel.depth, channel.backend_depth) == (3, 1)
 
 
-def test_empty_drops_all(channel, reader):
+def test_emptied_channel_drops_all_messages(channel, reader):
     put(channel, 1, 2)
     channel.defer([message(3)], 5.0, 0.0)
     (delivered,) = channel.deliver(reader, 1, 0.0, 60.0)
@@ -412,7 +412,7 @@ def test_empty_drops_all(channel, reader):
         channel.finish(reader, delivered.id, 0.0)
 
 
-def test_close_hangs_up(channel, reader):
+def test_closed_channel_closes_the_connections_of_subscribers(channel, reader):
     channel.close()
 
     assert reader.told == ["emptied", "hang up"]
@@ -426,11 +426,11 @@ def values(latencies, now=0.0):
     return [each["value"] for each in summary([latencies], now)["percentiles"]]
 
 
-def test_nobody_measures():
+def test_summary_without_percentiles_is_empty():
     assert summary([], 0.0) == {"count": 0, "percentiles": None}
 
 
-def test_nothing_was_finished():
+def test_summary_without_finished_messages_has_zeros():
     latencies = Latencies((0.95, 1.0), 600.0, 0.0)
 
     assert summary([latencies], 0.0) == {
@@ -439,7 +439,7 @@ def test_nothing_was_finished():
     }
 
 
-def test_quantiles_of_several_channels_are_of_all_of_them():
+def test_summary_of_several_channels_has_the_latencies_of_all():
     channels = [Latencies((1.0, 0.5, 0.01), 600.0, 0.0) for _ in range(2)]
     for number in range(1, 11):
         channels[number % 2].add(number * 100, 0.0)
@@ -450,7 +450,7 @@ def test_quantiles_of_several_channels_are_of_all_of_them():
     assert [each["value"] for each in found["percentiles"]] == [1000, 600, 200]
 
 
-def test_the_window_forgets_by_halves():
+def test_window_of_latencies_moves_by_halves():
     latencies = Latencies((1.0,), 10.0, 0.0)
     latencies.add(2, 1.0)
     latencies.add(1, 6.0)
@@ -460,7 +460,7 @@ def test_the_window_forgets_by_halves():
     assert values(latencies, 99.0) == [0]
 
 
-def test_a_half_keeps_so_many():
+def test_half_of_the_window_keeps_a_limited_number():
     latencies = Latencies((1.0,), 10.0, 0.0, max_kept=2)
     for number in range(5):
         latencies.add(number, 0.0)
@@ -472,5 +472,5 @@ def test_a_half_keeps_so_many():
     ("nanoseconds", "text"),
     [(0, "0.0ns"), (1000, "1000.0ns"), (1001, "1.0us"), (405_377_052, "405.4ms"), (2_000_000_000, "2.0s")],
 )
-def test_how_it_is_written(nanoseconds, text):
+def test_latency_is_formatted_as_nsqd_does(nanoseconds, text):
     assert format_latency(nanoseconds) == text

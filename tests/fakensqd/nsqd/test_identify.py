@@ -82,74 +82,9 @@ def test_unknown_fields_of_a_body_are_ignored():
     }
 
 
-def test_identify_without_fields_leaves_the_defaults():
-    assert identified() == DEFAULT
-    assert (
-        Settings(
-            heartbeat_interval=30.0,
-            output_buffer_size=16384,
-            output_buffer_timeout=0.25,
-            sample_rate=0,
-            msg_timeout=60.0,
-        )
-        == DEFAULT
-    )
-
-
-@pytest.mark.parametrize(
-    ("field", "asked", "setting"),
-    [
-        ("heartbeat_interval", -1, 0.0),
-        ("heartbeat_interval", 1000, 1.0),
-        ("heartbeat_interval", 60000, 60.0),
-        ("output_buffer_timeout", -1, 0.0),
-        ("output_buffer_timeout", 25, 0.025),
-        ("output_buffer_timeout", 30000, 30.0),
-        ("output_buffer_size", -1, 1),
-        ("output_buffer_size", 64, 64),
-        ("output_buffer_size", 65536, 65536),
-        ("sample_rate", 99, 99),
-        ("msg_timeout", 1000, 1.0),
-        ("msg_timeout", 900000, 900.0),
-    ],
-)
-def test_value_within_bounds_becomes_the_setting(field, asked, setting):
-    assert getattr(identified(**{field: asked}), field) == setting
-
-
-def test_output_buffer_that_is_off_has_no_timeout():
-    settings = identified(output_buffer_size=-1, output_buffer_timeout=1000)
-
-    assert (settings.output_buffer_size, settings.output_buffer_timeout) == (1, 0.0)
-
-
 def test_msg_timeout_of_minus_one_is_refused():
     with pytest.raises(ValueError, match=r"^msg timeout \(-1\) is invalid$"):
         identified(msg_timeout=-1)
-
-
-def test_fields_are_checked_in_the_order_of_nsqd():
-    bad = {
-        "heartbeat_interval": 1,
-        "output_buffer_timeout": 1,
-        "output_buffer_size": 1,
-        "sample_rate": 100,
-        "msg_timeout": 1,
-    }
-    texts = []
-    for field in list(bad):
-        with pytest.raises(ValueError, match="is invalid") as caught:
-            identified(**bad)
-        texts.append(str(caught.value).partition(" (")[0])
-        del bad[field]
-
-    assert texts == [
-        "heartbeat interval",
-        "output buffer timeout",
-        "output buffer size",
-        "sample rate",
-        "msg timeout",
-    ]
 
 
 def test_second_identify_keeps_settings_that_it_does_not_name():
@@ -159,33 +94,6 @@ def test_second_identify_keeps_settings_that_it_does_not_name():
 
 
 # --- TLS and compression ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("asked", "offered", "negotiated"),
-    [
-        pytest.param({}, TLS, {}, id="nothing"),
-        pytest.param({"tls_v1": True}, TLS, {"tls_v1": True}, id="TLS"),
-        pytest.param({"tls_v1": True}, {}, {}, id="TLS is not offered"),
-        pytest.param({"snappy": True}, {}, {"snappy": True}, id="snappy"),
-        pytest.param({"snappy": True}, {"snappy": False}, {}, id="snappy is not offered"),
-        pytest.param({"deflate": True}, {}, {"deflate": True, "deflate_level": 6}, id="deflate"),
-        pytest.param({"deflate": True}, {"deflate": False}, {}, id="deflate is not offered"),
-        pytest.param({"deflate": True, "snappy": True}, {"deflate": False}, {"snappy": True}, id="one of two"),
-        pytest.param({"deflate": True, "deflate_level": 2}, {}, {"deflate": True, "deflate_level": 2}, id="level"),
-        pytest.param({"deflate": True, "deflate_level": 9}, {}, {"deflate": True}, id="level too high"),
-        pytest.param({"deflate": True, "deflate_level": -1}, {}, {"deflate": True}, id="level too low"),
-        pytest.param({"deflate_level": 2}, {}, {}, id="level without deflate"),
-        pytest.param({}, {"max_deflate_level": 3}, {"deflate_level": 3}, id="highest level"),
-    ],
-)
-def test_features_asked_for_and_offered_are_negotiated(asked, offered, negotiated):
-    nothing = {"tls_v1": False, "snappy": False, "deflate": False, "deflate_level": 6}
-
-    effects = Client(**offered).session.receive(identify(**asked), 0.0)
-
-    ((_, response),) = FrameDecoder().feed(effects[0].data)
-    assert {name: json.loads(response)[name] for name in nothing} == nothing | negotiated
 
 
 def test_tls_starts_after_the_response_and_is_confirmed_inside_tls():

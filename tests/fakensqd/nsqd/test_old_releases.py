@@ -30,7 +30,7 @@ def test_rdy_is_counted_down():
         assert session.ready_count == 0
 
 
-def test_rdy_that_is_counted_down_is_a_ceiling_on_what_is_in_flight_too():
+def test_rdy_that_is_counted_down_also_limits_messages_in_flight():
     with FakeNsqd(rdy_counts_down=True) as nsqd:
         reader = consumer(nsqd.tcp_address, ready=3)
         nsqd.broker.topics["t"].publish([b"%d" % number for number in range(9)], nsqd.now())
@@ -47,7 +47,7 @@ def test_rdy_that_is_counted_down_is_a_ceiling_on_what_is_in_flight_too():
         assert (session.ready_count, session.in_flight_count) == (1, 2)
 
 
-def test_an_nsqd_that_does_not_negotiate_says_ok(tls_options):
+def test_nsqd_that_does_not_negotiate_answers_ok(tls_options):
     with FakeNsqd(negotiates=False, **tls_options) as nsqd:
         client = Client(nsqd.tcp_address)
         client.send(commands.identify({"feature_negotiation": True, "snappy": True, "tls_v1": True}))
@@ -56,7 +56,7 @@ def test_an_nsqd_that_does_not_negotiate_says_ok(tls_options):
         assert client.frame() == OK
 
 
-def test_our_client_gets_along_with_one_that_does_not_negotiate():
+def test_client_works_with_an_nsqd_that_does_not_negotiate():
     got = []
     with FakeNsqd(negotiates=False) as nsqd:
         with Producer(nsqd.tcp_address) as producer:
@@ -78,7 +78,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("command", "text"), REFUSED)
-def test_old_release_refuses_what_it_does_not_know(command, text):
+def test_old_release_refuses_newer_commands(command, text):
     with FakeNsqd(release="0.2.21") as nsqd:
         client = Client(nsqd.tcp_address)
         client.send(command)
@@ -98,7 +98,7 @@ def test_old_release_refuses_a_delay_that_is_too_long():
         assert reader.frame() == (ERROR, b"E_INVALID REQ timeout 3600001000000 out of range 0-3600000000000")
 
 
-def test_old_release_goes_by_the_short_id_and_long_id():
+def test_old_release_reads_short_id_and_long_id():
     with FakeNsqd(release="0.2.21") as nsqd:
         client = Client(nsqd.tcp_address)
         answer = client.identify(short_id="short", long_id="long", client_id="new", hostname="new")
@@ -108,7 +108,7 @@ def test_old_release_goes_by_the_short_id_and_long_id():
         assert answer == {"max_rdy_count": 2500, "version": "0.2.21", "max_msg_timeout": 900000, "msg_timeout": 60000}
 
 
-def test_ids_of_today_come_first_once_they_are_known():
+def test_client_id_comes_before_short_id_in_releases_that_read_both():
     with FakeNsqd(release="0.3.8") as nsqd:
         client = Client(nsqd.tcp_address)
         client.identify(short_id="short", long_id="long", client_id="new")
@@ -150,7 +150,7 @@ HTTP_NAMES = [
 
 
 @pytest.mark.parametrize(("release", "target", "answer"), HTTP_NAMES)
-def test_release_knows_the_http_names_of_its_time(release, target, answer):
+def test_release_has_the_http_paths_of_its_time(release, target, answer):
     with FakeNsqd(release=release) as nsqd:
         assert request(nsqd.http_address, "POST", target, b"x") == answer
 
@@ -172,7 +172,7 @@ RELEASES = [
 
 
 @pytest.mark.parametrize(("release", "expected"), RELEASES)
-def test_release_sets_what_servers_of_its_time_do(release, expected):
+def test_release_sets_the_options_of_old_servers(release, expected):
     options = FakeNsqd(release=release).options
 
     assert (options.rdy_counts_down, options.negotiates, options.wrapped_answers) == expected
@@ -215,22 +215,22 @@ WRAPPED = [
 
 
 @pytest.mark.parametrize(("method", "target", "answer"), WRAPPED)
-def test_answers_are_wrapped(nsqd, method, target, answer):
+def test_responses_of_an_old_server_are_wrapped(nsqd, method, target, answer):
     assert request(nsqd.http_address, method, target) == answer
 
 
-def test_messages_are_put(nsqd):
+def test_old_path_put_publishes(nsqd):
     assert request(nsqd.http_address, "POST", "/put?topic=t", b"x") == "OK"
     assert request(nsqd.http_address, "POST", "/mput?topic=t", b"y\nz") == "OK"
 
     assert nsqd.broker.topics["t"].depth == 3
 
 
-def test_names_of_today_are_not_known(nsqd):
+def test_old_server_does_not_have_the_paths_of_today(nsqd):
     assert request(nsqd.http_address, "POST", "/pub?topic=t", b"x") == {"message": "NOT_FOUND"}
 
 
-def test_our_http_client_gets_along_with_an_old_nsqd(nsqd):
+def test_http_client_works_with_an_old_nsqd(nsqd):
     client = NsqdHTTPClient.from_url(nsqd.http_address)
 
     client.create_topic("t")
@@ -247,7 +247,7 @@ def test_our_http_client_gets_along_with_an_old_nsqd(nsqd):
     assert nsqd.broker.topics == {}
 
 
-def test_our_client_finds_an_old_nsqd_by_an_old_nsqlookupd(lookupd):
+def test_consumer_finds_an_old_nsqd_by_an_old_nsqlookupd(lookupd):
     got = []
     with FakeNsqd(lookupd_tcp_addresses=lookupd.tcp_address) as nsqd:
         nsqd.wait_registered()
@@ -270,7 +270,7 @@ def test_our_client_finds_an_old_nsqd_by_an_old_nsqlookupd(lookupd):
         assert client.lookup("t")["producers"] == []
 
 
-def test_an_envelope_of_lookup(lookupd):
+def test_lookup_of_an_old_server_is_wrapped(lookupd):
     assert request(lookupd.http_address, "GET", "/lookup?topic=t") == {
         "status_code": 404,
         "status_txt": "TOPIC_NOT_FOUND",
@@ -283,7 +283,7 @@ def test_an_envelope_of_lookup(lookupd):
     }
 
 
-def test_who_counts_rdy_down_says_so_by_its_version():
+def test_server_that_counts_rdy_down_has_the_version_of_such_a_release():
     with FakeNsqd(rdy_counts_down=True) as nsqd:
         assert Client(nsqd.tcp_address).identify()["version"] == "0.2.31"
         assert request(nsqd.http_address, "GET", "/info")["version"] == "0.2.31"

@@ -109,7 +109,7 @@ def test_publish_refuses_names_that_an_old_release_refuses(topic, text):
 # --- messages()
 
 
-def test_messages_of_a_topic_are_all_that_was_published_to_it(server):
+def test_messages_of_a_topic_are_all_published_bodies(server):
     with Producer(server.tcp_address) as producer:
         producer.publish("orders", b"1")
         producer.multipublish("orders", [b"2", b"3"])
@@ -233,7 +233,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("arguments", "options", "text"), FAILURES)
-def test_assert_published_tells_what_was_published_instead(arguments, options, text):
+def test_assert_published_shows_the_published_bodies(arguments, options, text):
     nsqd = FakeNsqd()
     nsqd.publish("orders", b"order 42", b"?", b"?")
     nsqd.publish("many", *[b"%d" % number for number in range(13)])
@@ -244,7 +244,7 @@ def test_assert_published_tells_what_was_published_instead(arguments, options, t
     assert str(caught.value) == text
 
 
-def test_assert_published_tells_of_a_server_without_messages():
+def test_assert_published_describes_a_server_without_messages():
     with pytest.raises(AssertionError, match="nothing was published to topic 'orders', nor to any other"):
         FakeNsqd().assert_published("orders", b"42")
 

@@ -20,7 +20,7 @@ def body_and_attempts(frame):
     return body, attempts
 
 
-def test_a_message_all_the_way(nsqd):
+def test_message_is_published_delivered_and_finished(nsqd):
     reader, writer = consumer(nsqd.tcp_address), Client(nsqd.tcp_address)
 
     writer.send(commands.publish("t", b"hello"))
@@ -32,7 +32,7 @@ def test_a_message_all_the_way(nsqd):
     wait_until(lambda: nsqd.broker.topics["t"].channels["c"].in_flight_count == 0)
 
 
-def test_a_message_over_http(nsqd):
+def test_message_published_over_http_is_delivered(nsqd):
     reader = consumer(nsqd.tcp_address)
 
     assert request(nsqd.http_address, "POST", "/pub?topic=t", b"hello") == "OK"
@@ -40,7 +40,7 @@ def test_a_message_over_http(nsqd):
     assert body_and_attempts(reader.frame()) == (b"hello", 1)
 
 
-def test_many_messages_to_two_consumers(nsqd):
+def test_many_messages_are_delivered_to_two_consumers(nsqd):
     readers = [consumer(nsqd.tcp_address, ready=2500) for _ in range(2)]
     writer = Client(nsqd.tcp_address)
     for start in range(0, 5000, 500):
@@ -60,7 +60,7 @@ def port(client):
     return f":{client.socket.getsockname()[1]}"
 
 
-def test_a_minute_passes_in_no_time(nsqd, clock):
+def test_message_times_out_after_a_minute_of_the_manual_clock(nsqd, clock):
     reader = consumer(nsqd.tcp_address)
     request(nsqd.http_address, "POST", "/pub?topic=t", b"x")
     assert body_and_attempts(reader.frame()) == (b"x", 1)
@@ -76,7 +76,7 @@ def test_a_minute_passes_in_no_time(nsqd, clock):
     assert body_and_attempts(max(frames)) == (b"x", 2)
 
 
-def test_an_hour_of_delay(nsqd, clock):
+def test_message_is_delivered_after_an_hour_of_delay(nsqd, clock):
     channel = nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
     request(nsqd.http_address, "POST", "/pub?topic=t&defer=3600000", b"x")
 
@@ -86,7 +86,7 @@ def test_an_hour_of_delay(nsqd, clock):
     assert (channel.depth, channel.deferred_count) == (1, 0)
 
 
-def test_a_silent_client_is_closed(nsqd, clock):
+def test_silent_client_is_disconnected(nsqd, clock):
     reader = consumer(nsqd.tcp_address)
 
     clock.advance(30.0)
@@ -96,7 +96,7 @@ def test_a_silent_client_is_closed(nsqd, clock):
     assert reader.ended()
 
 
-def test_time_goes_on_while_it_is_stopped(nsqd, clock):
+def test_message_times_out_while_the_server_is_stopped(nsqd, clock):
     reader = consumer(nsqd.tcp_address)
     request(nsqd.http_address, "POST", "/pub?topic=t", b"x")
     reader.frame()
@@ -110,7 +110,7 @@ def test_time_goes_on_while_it_is_stopped(nsqd, clock):
     assert (channel.in_flight_count, channel.depth) == (0, 1)
 
 
-def test_what_falls_due_is_looked_for_at_the_start(clock):
+def test_messages_are_expired_at_the_start(clock):
     nsqd = FakeNsqd(clock=clock)
     channel = nsqd.broker.ensure_topic("t").ensure_channel("c", 0.0)
     nsqd.broker.topics["t"].publish([b"x"], 0.0, delay=5.0)
@@ -121,7 +121,7 @@ def test_what_falls_due_is_looked_for_at_the_start(clock):
         assert channel.depth == 1
 
 
-def test_statistics_show_who_is_connected(nsqd):
+def test_statistics_show_connected_clients(nsqd):
     reader = consumer(nsqd.tcp_address)
 
     stats = request(nsqd.http_address, "GET", "/stats?format=json&include_mem=false")
@@ -141,7 +141,7 @@ def test_options_are_those_of_nsqd():
         FakeNsqd(node_id=1024)
 
 
-def test_two_servers_do_not_meet():
+def test_two_servers_share_nothing():
     with FakeNsqd() as one, FakeNsqd() as two:
         request(one.http_address, "POST", "/pub?topic=t", b"x")
 
@@ -153,7 +153,7 @@ CODECS = [pytest.param(None, id="plain"), pytest.param(Snappy, id="snappy"), pyt
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
-def test_every_layer_carries_messages_both_ways(tls_options, client_context, tls, codec):
+def test_tls_and_compression_carry_messages_both_ways(tls_options, client_context, tls, codec):
     with FakeNsqd(**tls_options) as nsqd:
         client = Client(nsqd.tcp_address)
         client.identify(tls_v1=tls, **({codec.name: True} if codec else {}))
@@ -179,7 +179,7 @@ def test_every_layer_carries_messages_both_ways(tls_options, client_context, tls
     assert nsqd.errors == []
 
 
-def test_a_handshake_that_does_not_come_is_given_up(tls_options, clock):
+def test_missing_tls_handshake_times_out(tls_options, clock):
     with FakeNsqd(clock=clock, **tls_options) as nsqd:
         client = Client(nsqd.tcp_address)
         client.identify(tls_v1=True)
@@ -193,7 +193,7 @@ def test_a_handshake_that_does_not_come_is_given_up(tls_options, clock):
         assert client.ended()
 
 
-def test_stop_ends_a_handshake(tls_options):
+def test_stop_ends_a_tls_handshake(tls_options):
     with FakeNsqd(**tls_options) as nsqd:
         client = Client(nsqd.tcp_address)
         client.identify(tls_v1=True)
@@ -202,7 +202,7 @@ def test_stop_ends_a_handshake(tls_options):
     assert nsqd.errors == []
 
 
-def test_https_and_http_where_tls_is_required(tls_options, client_context):
+def test_https_answers_and_http_refuses_if_tls_is_required(tls_options, client_context):
     with FakeNsqd(**tls_options, tls_required=True) as nsqd:
         assert request(nsqd.http_address, "GET", "/ping") == {"message": "TLS_REQUIRED", "https_port": nsqd.https_port}
         assert request(nsqd.https_address, "GET", "/ping", context=client_context) == "OK"
@@ -211,7 +211,7 @@ def test_https_and_http_where_tls_is_required(tls_options, client_context):
         assert request(nsqd.http_address, "GET", "/ping") == "OK"
 
 
-def test_an_auth_server_is_asked_over_the_wire(certificates, tls_options, client_context):
+def test_auth_server_is_queried_over_http(certificates, tls_options, client_context):
     with (
         FakeAuthServer({"s": [Grant(topic="^t$")]}) as auth_server,
         FakeNsqd(**tls_options, auth_http_addresses=auth_server.http_address) as nsqd,
@@ -232,7 +232,7 @@ def test_an_auth_server_is_asked_over_the_wire(certificates, tls_options, client
         assert [(query.secret, query.tls) for query in auth_server.queries] == [("s", True)]
 
 
-def test_stop_does_not_wait_for_an_auth_server():
+def test_stop_does_not_wait_for_the_auth_server():
     with FakeAuthServer(answer=lambda query: gevent.sleep(3600)) as auth_server:
         with FakeNsqd(auth_http_addresses=auth_server.http_address) as nsqd:
             client = Client(nsqd.tcp_address)
@@ -243,7 +243,7 @@ def test_stop_does_not_wait_for_an_auth_server():
         assert nsqd.errors == []
 
 
-def test_a_message_that_is_given_back_goes_to_the_one_that_waits(nsqd):
+def test_requeued_message_is_delivered_to_the_waiting_consumer(nsqd):
     readers = [consumer(nsqd.tcp_address) for _ in range(2)]
     channel = nsqd.broker.topics["t"].channels["c"]
     # Both have said RDY.
@@ -260,7 +260,7 @@ def test_a_message_that_is_given_back_goes_to_the_one_that_waits(nsqd):
     assert channel.requeue_count >= 5
 
 
-def test_a_consumer_that_publishes_leaves_the_message_to_the_one_that_has_waited(nsqd):
+def test_message_of_a_consumer_is_delivered_to_the_one_that_has_waited(nsqd):
     first, second = (consumer(nsqd.tcp_address) for _ in range(2))
     for reader in (first, second):
         reader.send(b"PUB other\n\x00\x00\x00\x01x")

@@ -1,7 +1,6 @@
 """One client: bytes in, effects out. What servers were recorded doing is in behaviour/test_recorded."""
 
 import math
-import random
 import struct
 
 import pytest
@@ -98,28 +97,12 @@ def ids(frames):
 # --- magic, lines, input that ends ------------------------------------------------------------------------------------
 
 
-def test_another_magic_ends_the_connection(broker):
-    client = Client(broker)
-
-    assert client.send(b"GET ") == [(ERROR, b"E_BAD_PROTOCOL")]
-    assert client.closed
-
-
 def test_input_that_ends_inside_the_magic_ends_the_connection_silently(broker):
     client = Client(broker)
     client.send(b"  V")
 
     assert client.end() == []
     assert client.closed
-
-
-def test_byte_by_byte_is_as_good_as_whole(client):
-    data = commands.publish("t", b"hello") + b"NOP\r\n" + commands.publish("t", b"again")
-
-    frames = [frame for byte in data for frame in client.send(bytes([byte]))]
-
-    assert frames == OK + OK
-    assert client.broker.topics["t"].message_count == 2
 
 
 def test_pipelined_commands_are_answered_in_order_in_one_send(client):
@@ -131,7 +114,7 @@ def test_pipelined_commands_are_answered_in_order_in_one_send(client):
     assert client.broker.topics["t"].message_count == 1
 
 
-def test_nothing_is_done_once_it_is_closed(client):
+def test_closed_session_executes_no_commands(client):
     client.send(b"FOO\n")
 
     assert client.send(commands.publish("t", b"a")) == []
@@ -139,22 +122,10 @@ def test_nothing_is_done_once_it_is_closed(client):
     assert client.broker.topics == {}
 
 
-def test_a_line_that_is_too_long_closes_without_a_word(client):
-    assert client.send(b"x" * 16384) == []
-    assert client.closed
-
-
-def test_the_end_of_input_after_a_command_or_in_a_line_is_silent(client):
+def test_input_that_ends_after_a_command_or_in_a_line_causes_no_error(client):
     client.send(b"NOP\nPU")
 
     assert client.end() == []
-    assert client.closed
-
-
-def test_the_end_of_input_inside_a_body_is_complained_about(client):
-    client.send(b"PUB t\n\0\0\0\x05abc")
-
-    assert client.end() == [(ERROR, b"E_BAD_MESSAGE PUB failed to read message body")]
     assert client.closed
 
 
@@ -166,13 +137,13 @@ def test_the_end_of_input_inside_a_body_is_complained_about(client):
     ],
     ids=["MPUB", "IDENTIFY"],
 )
-def test_the_end_of_input_inside_other_bodies_has_its_own_words(client, data, text):
+def test_input_that_ends_in_a_body_causes_the_error_of_nsqd(client, data, text):
     client.send(data)
 
     assert client.end() == [(ERROR, text)]
 
 
-def test_numbers_overflow_as_gos_do(client):
+def test_numbers_overflow_as_in_go(client):
     """No recorded session has these: what is more than 64 bits wraps, and a wrapped delay below zero is none."""
     *_, (_, message) = client.send(b"SUB t c\nRDY 1\nDPUB t 18446744073709551616\n\0\0\0\1x")
     message_id = decode_message(message)[2]
@@ -193,7 +164,7 @@ COMMANDS = st.one_of(
 
 
 @given(st.lists(COMMANDS, max_size=12), st.data())
-def test_how_the_bytes_are_cut_makes_no_difference(parts, data):
+def test_responses_do_not_depend_on_how_bytes_are_split(parts, data):
     stream = b"  V2" + b"".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
     whole, cut = Client(Broker()), Client(Broker())
@@ -239,7 +210,7 @@ LEGAL = {
 
 @pytest.mark.parametrize("name", list(LINES))
 @pytest.mark.parametrize("state", list(State))
-def test_what_is_legal_in_which_state(broker, state, name):
+def test_command_is_legal_in_the_states_of_the_table(broker, state, name):
     client = Client(broker)
     client.send(WAYS[state])
     assert client.session.state == state
@@ -251,11 +222,7 @@ def test_what_is_legal_in_which_state(broker, state, name):
     assert client.closed == (name not in LEGAL[state] or name == "AUTH")
 
 
-def test_auth_is_disabled(client):
-    assert client.send(LINES["AUTH"]) == [(ERROR, b"E_AUTH_DISABLED AUTH disabled")]
-
-
-def test_rdy_is_not_even_parsed_when_closing(broker):
+def test_rdy_is_not_parsed_after_cls(broker):
     client = consumer(broker)
     client.send(b"CLS\n")
 
@@ -265,30 +232,7 @@ def test_rdy_is_not_even_parsed_when_closing(broker):
 # --- consuming --------------------------------------------------------------------------------------------------------
 
 
-def test_rdy_is_a_ceiling(broker):
-    client = consumer(broker, ready=2)
-    publish(broker, b"a", b"b", b"c", b"d")
-
-    first = client.pump()
-    assert len(ids(first)) == 2
-    assert client.pump() == []
-
-    frames = client.send(commands.finish(ids(first)[0]))
-    assert [decode_message(data)[3] for _, data in frames] == [b"c"]
-
-
-def test_lowering_rdy_takes_nothing_back(broker):
-    client = consumer(broker, ready=2)
-    publish(broker, b"a", b"b", b"c")
-    first = client.pump()
-
-    client.send(commands.ready(1))
-
-    assert client.send(commands.finish(ids(first)[0])) == []
-    assert len(client.send(commands.finish(ids(first)[1]))) == 1
-
-
-def test_a_publish_wakes_the_consumer(broker):
+def test_publish_wakes_the_subscriber(broker):
     client = consumer(broker)
     woken = client.woken
 
@@ -307,7 +251,7 @@ def test_messages_of_one_wake_up_are_one_send(broker):
     assert client.sends == sends + 1
 
 
-def test_a_long_queue_is_delivered_in_turns(broker):
+def test_long_queue_is_delivered_in_batches(broker):
     client = consumer(broker, ready=2500)
     publish(broker, *[b"x"] * 300)
     woken = client.woken
@@ -317,52 +261,7 @@ def test_a_long_queue_is_delivered_in_turns(broker):
     assert len(client.bodies()) == 44
 
 
-def test_two_consumers_share_a_batch(broker):
-    clients = [consumer(broker, ready=100) for _ in range(2)]
-    publish(broker, *[b"x"] * 10)
-
-    assert [len(client.bodies()) for client in clients] == [5, 5]
-
-
-def test_a_failed_answer_is_not_fatal(broker):
-    client = consumer(broker)
-
-    frames = client.send(LINES["FIN"] + LINES["REQ"] + LINES["TOUCH"])
-
-    assert frames == [
-        (ERROR, b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"),
-        (ERROR, b"E_REQ_FAILED REQ 0123456789abcdef failed ID not in flight"),
-        (ERROR, b"E_TOUCH_FAILED TOUCH 0123456789abcdef failed ID not in flight"),
-    ]
-    assert not client.closed
-
-
-def test_requeue_counts_attempts(broker):
-    client = consumer(broker)
-    publish(broker, b"a")
-    frames = client.pump()
-
-    for attempts in (2, 3):
-        frames = client.send(commands.requeue(ids(frames)[0], 0))
-        assert [decode_message(data)[1] for _, data in frames] == [attempts]
-
-
-def test_a_timeout_gives_the_message_back(broker):
-    client = consumer(broker, identify={"msg_timeout": 5000})
-    publish(broker, b"a")
-    (message_id,) = ids(client.pump())
-
-    client.now = 3.0
-    client.send(commands.touch(message_id))
-    assert broker.expire(7.9) == []
-    assert len(broker.expire(8.0)) == 1
-
-    client.now = 8.0
-    assert client.session.in_flight_count == 0
-    assert client.bodies() == [b"a"]
-
-
-def test_counters_for_statistics(broker):
+def test_session_counts_for_statistics(broker):
     client = consumer(broker, ready=3)
     publish(broker, b"a", b"b", b"c")
     first, second, _ = ids(client.pump())
@@ -374,19 +273,7 @@ def test_counters_for_statistics(broker):
     assert (session.ready_count, session.in_flight_count) == (3, 1)
 
 
-def test_a_paused_channel_delivers_nothing(broker):
-    client = consumer(broker)
-    channel = broker.topics["t"].channels["c"]
-    channel.set_paused(True)
-    publish(broker, b"a")
-    assert client.bodies() == []
-
-    channel.set_paused(False)
-
-    assert client.bodies() == [b"a"]
-
-
-def test_an_emptied_channel_sets_the_client_free(broker):
+def test_emptied_channel_frees_the_rdy_of_the_client(broker):
     client = consumer(broker, ready=1)
     publish(broker, b"a")
     client.pump()
@@ -397,7 +284,7 @@ def test_an_emptied_channel_sets_the_client_free(broker):
     assert client.bodies() == [b"b"]
 
 
-def test_a_deleted_channel_hangs_up(broker):
+def test_deleted_channel_closes_the_connection(broker):
     client = consumer(broker)
 
     broker.delete_topic("t")
@@ -407,7 +294,7 @@ def test_a_deleted_channel_hangs_up(broker):
     client.session.disconnected()
 
 
-def test_a_deleted_channel_takes_no_more_commands(broker):
+def test_session_of_a_deleted_channel_executes_no_commands(broker):
     client = consumer(broker)
     broker.delete_topic("t")
 
@@ -416,7 +303,7 @@ def test_a_deleted_channel_takes_no_more_commands(broker):
     assert broker.topics == {}
 
 
-def test_after_cls_nothing_is_delivered_and_answers_are_taken(broker):
+def test_cls_ends_deliveries_and_fin_still_works(broker):
     client = consumer(broker, ready=2)
     publish(broker, b"a")
     (message_id,) = ids(client.pump())
@@ -428,7 +315,7 @@ def test_after_cls_nothing_is_delivered_and_answers_are_taken(broker):
     assert client.send(commands.finish(message_id)) == []
 
 
-def test_a_lost_connection_keeps_its_messages_until_their_timeout(broker):
+def test_messages_of_a_lost_connection_are_in_flight_until_their_timeout(broker):
     client = consumer(broker, ready=1)
     publish(broker, b"a", b"b")
     client.pump()
@@ -441,26 +328,7 @@ def test_a_lost_connection_keeps_its_messages_until_their_timeout(broker):
     assert other.bodies() == [b"a"]
 
 
-def test_an_ephemeral_channel_goes_with_its_consumer(broker):
-    client = Client(broker)
-    client.send(b"  V2SUB t c#ephemeral\n")
-
-    client.session.disconnected()
-
-    assert broker.topics["t"].channels == {}
-
-
-def test_sample_rate_drops_the_rest(broker):
-    client = consumer(broker, ready=2500, identify={"sample_rate": 50}, rng=random.Random(1))
-    publish(broker, *[b"x"] * 1000)
-
-    count = sum(len(client.bodies()) for _ in range(10))
-
-    assert 400 < count < 600
-    assert broker.topics["t"].channels["c"].depth == 0
-
-
-def test_too_many_consumers_are_refused():
+def test_sub_beyond_max_channel_consumers_is_refused():
     broker = Broker(NsqdOptions(max_channel_consumers=1))
     consumer(broker)
     client = Client(broker)
@@ -474,27 +342,7 @@ def test_too_many_consumers_are_refused():
 # --- output buffer ----------------------------------------------------------------------------------------------------
 
 
-def test_without_a_buffer_timeout_messages_wait_for_another_frame(broker):
-    client = consumer(broker, ready=5, identify={"output_buffer_timeout": -1})
-    publish(broker, b"a")
-    assert client.pump() == []
-
-    frames = client.send(LINES["FIN"])
-
-    assert [kind for kind, _ in frames] == [MESSAGE, ERROR]
-
-
-def test_without_a_buffer_timeout_messages_go_when_rdy_is_reached(broker):
-    client = consumer(broker, ready=2, identify={"output_buffer_timeout": -1})
-    publish(broker, b"a")
-    assert client.pump() == []
-
-    publish(broker, b"b")
-
-    assert client.bodies() == [b"a", b"b"]
-
-
-def test_without_a_buffer_timeout_whole_buffers_leave(broker):
+def test_full_output_buffer_is_sent_without_a_timeout(broker):
     client = consumer(broker, ready=100, identify={"output_buffer_timeout": -1, "output_buffer_size": 64})
     publish(broker, b"a" * 20)
     assert client.pump() == []
@@ -514,23 +362,16 @@ def test_with_a_buffer_timeout_messages_are_sent_at_once(broker, asked):
     assert client.bodies() == [b"a"]
 
 
-def test_without_a_buffer_messages_go_at_once(broker):
-    client = consumer(broker, ready=5, identify={"output_buffer_size": -1})
-    publish(broker, b"a")
-
-    assert client.bodies() == [b"a"]
-
-
 # --- time -------------------------------------------------------------------------------------------------------------
 
 BEAT = [(RESPONSE, b"_heartbeat_")]
 
 
-def test_there_is_no_deadline_for_the_magic(broker):
+def test_magic_has_no_deadline(broker):
     assert Client(broker).session.due == math.inf
 
 
-def test_heartbeats_come_in_the_rhythm_of_identify(client):
+def test_heartbeats_come_in_the_interval_of_identify(client):
     client.now = 10.0
     client.send(commands.identify({"heartbeat_interval": 1000}))
     assert client.session.due == 11.0
@@ -540,25 +381,7 @@ def test_heartbeats_come_in_the_rhythm_of_identify(client):
     assert client.session.due == 12.0
 
 
-def test_a_silent_client_is_closed_after_two_intervals(client):
-    client.send(commands.identify({"heartbeat_interval": 1000}))
-    assert client.tick(1.0) == BEAT
-
-    assert client.tick(2.0) == []
-    assert client.closed
-
-
-def test_any_whole_command_moves_the_deadline(client):
-    client.send(commands.identify({"heartbeat_interval": 1000}))
-    client.tick(1.0)
-    client.now = 1.5
-    client.send(b"NOP\n")
-
-    assert client.tick(2.0) == BEAT
-    assert not client.closed
-
-
-def test_half_a_command_does_not(client):
+def test_incomplete_command_does_not_move_the_read_deadline(client):
     client.send(commands.identify({"heartbeat_interval": 1000}))
     client.now = 1.5
     client.send(b"PUB t\n\0\0\0\5ab")
@@ -567,14 +390,14 @@ def test_half_a_command_does_not(client):
     assert client.closed
 
 
-def test_heartbeats_off_means_no_deadline_and_no_sub(client):
+def test_client_without_heartbeats_has_no_deadline_and_cannot_subscribe(client):
     client.send(commands.identify({"heartbeat_interval": -1}))
     assert client.session.due == math.inf
 
     assert client.send(b"SUB t c\n") == [(ERROR, b"E_INVALID cannot SUB with heartbeats disabled")]
 
 
-def test_a_second_identify_leaves_the_rhythm_and_the_delivery_timeout(broker):
+def test_second_identify_keeps_heartbeats_and_msg_timeout_of_deliveries(broker):
     client = Client(broker)
     client.send(b"  V2" + commands.identify({"heartbeat_interval": 5000, "msg_timeout": 5000}))
     client.send(commands.identify({"heartbeat_interval": 1000, "msg_timeout": 1000}))

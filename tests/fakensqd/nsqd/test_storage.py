@@ -45,7 +45,7 @@ METADATA = [
 
 
 @pytest.mark.parametrize(("data", "topics"), METADATA)
-def test_metadata_there_and_back(data, topics):
+def test_metadata_is_encoded_and_decoded(data, topics):
     broker = Broker()
     for name, paused, channels in topics:
         topic = broker.ensure_topic(name)
@@ -57,14 +57,14 @@ def test_metadata_there_and_back(data, topics):
     assert decode_metadata(data) == topics
 
 
-def test_names_that_are_none_are_skipped():
+def test_invalid_names_in_metadata_are_skipped():
     data = b'{"topics":[{"name":"a b"},{"name":"t","channels":[{"name":"#"},{"name":"c"}]}]}'
 
     assert decode_metadata(data) == [("t", False, [("c", False)])]
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"topics":[{}]}', b'{"topics":[1]}', b'{"topics":1}'])
-def test_what_is_no_metadata(data):
+def test_malformed_metadata_is_refused(data):
     with pytest.raises(FileFormatError, match="no metadata of nsqd"):
         decode_metadata(data)
 
@@ -82,7 +82,7 @@ def facts(queues):
     ]
 
 
-def test_messages_there_and_back():
+def test_messages_are_encoded_and_decoded():
     queues = [
         StoredQueue("t", None, [message(1)]),
         StoredQueue("t", "c", [message(2, attempts=3), message(3)]),
@@ -98,11 +98,11 @@ def test_messages_there_and_back():
     ]
 
 
-def test_no_messages():
+def test_file_without_messages_is_decoded():
     assert decode_messages(encode_messages([])) == ([], 0)
 
 
-def test_what_is_appended():
+def test_appended_records_are_decoded():
     data = encode_messages([StoredQueue("t", "c", [message(1), message(2)])])
     data += encode_stored(StoredQueue("t", None, [message(2)])) + encode_removed("t", "c", [b"%016d" % 2, b"%016d" % 9])
 
@@ -112,7 +112,7 @@ def test_what_is_appended():
     assert (ids, torn) == ([("c", [b"%016d" % 1]), (None, [b"%016d" % 2])], 0)
 
 
-def test_a_last_record_that_is_not_whole_is_left_out():
+def test_incomplete_last_record_is_skipped():
     whole = encode_messages([StoredQueue("t", "c", [message(1)])])
     record = encode_stored(StoredQueue("t", "c", [message(2)]))
 
@@ -121,7 +121,7 @@ def test_a_last_record_that_is_not_whole_is_left_out():
         assert ([len(queue.messages) for queue in queues], torn) == ([1], size)
 
 
-def test_every_damage_is_noticed():
+def test_damaged_file_of_messages_is_refused():
     data = encode_messages([StoredQueue("t", "c", [message(1)])])
 
     for place in range(len(data)):
@@ -165,7 +165,7 @@ def post(nsqd, target, body=b""):
     assert request(nsqd.http_address, "POST", target, body) in ("", "OK")
 
 
-def test_what_exists_is_written_at_once(started, tmp_path):
+def test_topics_and_channels_are_written_at_once(started, tmp_path):
     nsqd = started()
     assert metadata(tmp_path) == {}
 
@@ -185,7 +185,7 @@ def test_what_exists_is_written_at_once(started, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["nsqd.dat"]
 
 
-def test_what_is_ephemeral_is_not(started, tmp_path):
+def test_ephemeral_names_are_not_written(started, tmp_path):
     nsqd = started()
     consumer(nsqd.tcp_address, channel="c#ephemeral")
     post(nsqd, "/pub?topic=u%23ephemeral", b"x")
@@ -196,7 +196,7 @@ def test_what_is_ephemeral_is_not(started, tmp_path):
     assert set(started().broker.topics) == {"t"}
 
 
-def test_messages_come_back(started):
+def test_messages_are_restored_after_a_stop(started):
     nsqd = started()
     reader = consumer(nsqd.tcp_address, ready=0)
     for target, body in [("/pub?topic=t", b"in flight"), ("/pub?topic=t&defer=60000", b"late"), ("/pub?topic=u", b"u")]:
@@ -218,7 +218,7 @@ def test_messages_come_back(started):
     assert got[1][2] == in_flight[2]
 
 
-def test_a_paused_topic_keeps_its_messages(started):
+def test_messages_of_a_paused_topic_are_restored(started):
     nsqd = started()
     consumer(nsqd.tcp_address)
     post(nsqd, "/topic/pause?topic=t")
@@ -233,7 +233,7 @@ def test_a_paused_topic_keeps_its_messages(started):
     assert consumer(again.tcp_address).frame()[1].endswith(b"x")
 
 
-def test_what_was_finished_does_not_come_back_to_one_that_starts_again(started):
+def test_finished_messages_are_not_restored_at_a_second_start(started):
     nsqd = started()
     post(nsqd, "/pub?topic=t", b"x")
     nsqd.stop()
@@ -246,7 +246,7 @@ def test_what_was_finished_does_not_come_back_to_one_that_starts_again(started):
     assert started().broker.topics["t"].channels["c"].depth == 0
 
 
-def test_one_directory_has_one_nsqd(started, tmp_path):
+def test_data_path_is_locked_by_one_nsqd(started, tmp_path):
     nsqd = started()
     with pytest.raises(DataPathError, match=f"cannot flock directory {tmp_path} - .*in use by another instance"):
         started()
@@ -255,7 +255,7 @@ def test_one_directory_has_one_nsqd(started, tmp_path):
     started()
 
 
-def test_unlock_twice(tmp_path):
+def test_data_path_may_be_unlocked_twice(tmp_path):
     path = DataPath(str(tmp_path))
     path.lock()
     path.unlock()
@@ -265,12 +265,12 @@ def test_unlock_twice(tmp_path):
     path.unlock()
 
 
-def test_a_directory_that_does_not_exist(tmp_path):
+def test_data_path_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(DataPathError, match=r"failed to lock data-path: open .*/none: no such file or directory"):
         FakeNsqd(data_path=str(tmp_path / "none")).start()
 
 
-def test_a_port_that_is_taken_leaves_the_directory_to_others(started, tmp_path):
+def test_failed_start_unlocks_the_data_path(started, tmp_path):
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
@@ -280,7 +280,7 @@ def test_a_port_that_is_taken_leaves_the_directory_to_others(started, tmp_path):
     started()
 
 
-def test_metadata_that_is_none(tmp_path):
+def test_start_with_unreadable_metadata_is_refused(tmp_path):
     (tmp_path / "nsqd.dat").write_bytes(b"{")
 
     with pytest.raises(DataPathError, match="failed to load metadata - failed to parse metadata in"):
@@ -292,7 +292,7 @@ def test_metadata_that_is_none(tmp_path):
         FakeNsqd(data_path=str(tmp_path)).start()
 
 
-def test_damaged_messages_are_set_aside(started, tmp_path, caplog):
+def test_damaged_file_of_messages_is_renamed(started, tmp_path, caplog):
     nsqd = started()
     post(nsqd, "/pub?topic=t", b"x")
     nsqd.stop()
@@ -304,7 +304,7 @@ def test_damaged_messages_are_set_aside(started, tmp_path, caplog):
     assert (tmp_path / "fakensqd.messages.damaged").read_bytes() == b"no"
 
 
-def test_a_directory_that_is_gone_does_not_stop_it(tmp_path, caplog):
+def test_deleted_data_path_is_logged(tmp_path, caplog):
     path = tmp_path / "data"
     path.mkdir()
     nsqd = FakeNsqd(data_path=str(path))
@@ -325,7 +325,7 @@ def test_without_a_data_path_nothing_is_written(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_clients_of_a_unix_socket(tmp_path):
+def test_client_connects_by_a_unix_socket(tmp_path):
     path = str(tmp_path / "tcp.sock")
     with FakeNsqd(tcp_address=path) as nsqd:
         with socket.socket(socket.AF_UNIX) as sock:
@@ -343,7 +343,7 @@ def test_clients_of_a_unix_socket(tmp_path):
 
 
 @pytest.mark.parametrize(("keep_messages", "depth"), [(True, 1), (False, 0)])
-def test_a_restart_of_its_own(started, tmp_path, keep_messages, depth):
+def test_restart_keeps_messages_only_if_told_so(started, tmp_path, keep_messages, depth):
     nsqd = started()
     post(nsqd, "/pub?topic=t", b"x")
 
@@ -401,7 +401,7 @@ def nsqd(tmp_path):
     assert nsqd.errors == []
 
 
-def test_what_has_no_room_in_memory_survives(nsqd, killed):
+def test_messages_beyond_mem_queue_size_survive_a_kill(nsqd, killed):
     publish(nsqd.tcp_address, b"1", b"2", b"3", b"4")
 
     assert depths(nsqd) == (4, 2)
@@ -411,7 +411,7 @@ def test_what_has_no_room_in_memory_survives(nsqd, killed):
     assert [body(reader.frame()), body(reader.frame())] == [b"3", b"4"]
 
 
-def test_it_stays_on_disk_when_there_is_room_again(nsqd, killed):
+def test_message_stays_on_disk_when_memory_is_free_again(nsqd, killed):
     publish(nsqd.tcp_address, b"1", b"2", b"3")
     reader = consumer(nsqd.tcp_address, ready=2)
     assert [body(reader.frame()), body(reader.frame())] == [b"1", b"2"]
@@ -421,7 +421,7 @@ def test_it_stays_on_disk_when_there_is_room_again(nsqd, killed):
     assert depths(killed(nsqd)) == (1, 1)
 
 
-def test_what_is_in_flight_is_lost(nsqd, killed, tmp_path):
+def test_messages_in_flight_are_lost_by_a_kill(nsqd, killed, tmp_path):
     publish(nsqd.tcp_address, b"1", b"2", b"3", b"4")
     reader = consumer(nsqd.tcp_address, ready=3)
     assert [body(reader.frame()) for _ in range(3)] == [b"1", b"2", b"3"]
@@ -433,7 +433,7 @@ def test_what_is_in_flight_is_lost(nsqd, killed, tmp_path):
     assert depths(killed(nsqd)) == (0, 0)
 
 
-def test_what_a_topic_holds_is_on_disk_too(nsqd, killed):
+def test_messages_of_a_topic_without_channels_are_on_disk(nsqd, killed):
     publish(nsqd.tcp_address, b"1", b"2", b"3", topic="u")
     copy = killed(nsqd)
 
@@ -443,7 +443,7 @@ def test_what_a_topic_holds_is_on_disk_too(nsqd, killed):
     assert killed(copy).broker.topics["u"].depth == 0
 
 
-def test_what_came_back_from_an_orderly_stop_is_on_disk_until_it_leaves(nsqd, killed):
+def test_restored_messages_are_on_disk_until_they_are_delivered(nsqd, killed):
     publish(nsqd.tcp_address, b"1", b"2")
     nsqd.stop()
     copy = killed(nsqd)
@@ -453,7 +453,7 @@ def test_what_came_back_from_an_orderly_stop_is_on_disk_until_it_leaves(nsqd, ki
     assert depths(killed(copy)) == (1, 1)
 
 
-def test_what_was_emptied_or_deleted_is_gone(nsqd, killed):
+def test_emptied_and_deleted_messages_are_not_on_disk(nsqd, killed):
     publish(nsqd.tcp_address, b"1", b"2", b"3", topic="u")
     publish(nsqd.tcp_address, b"1", b"2", b"3")
     request(nsqd.http_address, "POST", "/topic/empty?topic=u")
@@ -464,7 +464,7 @@ def test_what_was_emptied_or_deleted_is_gone(nsqd, killed):
     assert [topic.depth for topic in copy.broker.topics.values()] == [0, 0]
 
 
-def test_what_is_ephemeral_is_not_on_disk(nsqd, tmp_path):
+def test_ephemeral_messages_are_not_on_disk(nsqd, tmp_path):
     nsqd.broker.ensure_topic("e#ephemeral").ensure_channel("c", 0.0)
     nsqd.broker.ensure_topic("t").ensure_channel("e#ephemeral", 0.0)
     publish(nsqd.tcp_address, b"1", b"2", b"3", b"4", topic="e#ephemeral")
@@ -476,7 +476,7 @@ def test_what_is_ephemeral_is_not_on_disk(nsqd, tmp_path):
     assert not (tmp_path / "data" / "fakensqd.messages").exists()
 
 
-def test_a_restart_that_loses_messages_keeps_those_on_disk(nsqd):
+def test_restart_without_messages_keeps_those_on_disk(nsqd):
     publish(nsqd.tcp_address, b"1", b"2", b"3")
 
     nsqd.restart(keep_messages=False)
@@ -484,7 +484,7 @@ def test_a_restart_that_loses_messages_keeps_those_on_disk(nsqd):
     assert depths(nsqd) == (1, 1)
 
 
-def test_the_file_does_not_grow_for_ever(tmp_path):
+def test_file_of_messages_is_rewritten_when_it_grows(tmp_path):
     with FakeNsqd(data_path=str(tmp_path), mem_queue_size=0) as nsqd:
         topic = nsqd.broker.ensure_topic("t")
         channel = topic.ensure_channel("c", 0.0)
@@ -497,7 +497,7 @@ def test_the_file_does_not_grow_for_ever(tmp_path):
         assert channel.backend_depth == 1
 
 
-def test_a_disk_that_is_gone_does_not_stop_it(tmp_path, caplog):
+def test_deleted_data_path_does_not_stop_publishing(tmp_path, caplog):
     path = tmp_path / "data"
     path.mkdir()
     with FakeNsqd(data_path=str(path), mem_queue_size=0) as nsqd:
@@ -509,7 +509,7 @@ def test_a_disk_that_is_gone_does_not_stop_it(tmp_path, caplog):
     assert nsqd.errors == []
 
 
-def test_what_is_stored_while_it_is_stopped_is_written_with_the_start(nsqd, killed):
+def test_messages_published_while_stopped_are_written_at_the_start(nsqd, killed):
     nsqd.stop()
     nsqd.broker.topics["t"].publish([b"1", b"2", b"3"], 0.0)
     nsqd.start()
@@ -517,7 +517,7 @@ def test_what_is_stored_while_it_is_stopped_is_written_with_the_start(nsqd, kill
     assert depths(killed(nsqd)) == (1, 1)
 
 
-def test_a_file_whose_end_is_missing_gives_what_is_whole(nsqd, tmp_path, caplog):
+def test_truncated_file_of_messages_is_read_up_to_its_last_record(nsqd, tmp_path, caplog):
     publish(nsqd.tcp_address, b"1", b"2", b"3", b"4")
     file = tmp_path / "data" / "fakensqd.messages"
     data = file.read_bytes()
@@ -529,7 +529,7 @@ def test_a_file_whose_end_is_missing_gives_what_is_whole(nsqd, tmp_path, caplog)
     assert "the last record is incomplete, and not read: " in caplog.text
 
 
-def test_a_directory_that_is_not_ours_is_left_alone(tmp_path):
+def test_data_path_that_is_not_locked_is_not_written(tmp_path):
     path = DataPath(str(tmp_path))
     path.store("t", None, [])
     path.remove("t", None, [])
@@ -537,7 +537,7 @@ def test_a_directory_that_is_not_ours_is_left_alone(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_deferred_message_loses_its_delay_on_disk():
+def test_deferred_message_loses_its_delay_on_disk():
     with FakeNsqd(mem_queue_size=1) as nsqd:
         client = Client(nsqd.tcp_address)
         for _ in range(2):
@@ -550,7 +550,7 @@ def test_a_deferred_message_loses_its_delay_on_disk():
 
 
 @pytest.mark.parametrize("limit", [0, -1])
-def test_without_memory_an_ephemeral_topic_drops_all(limit):
+def test_ephemeral_topic_without_memory_drops_all_messages(limit):
     with FakeNsqd(mem_queue_size=limit) as nsqd:
         publish(nsqd.tcp_address, b"x", topic="t#ephemeral")
 
