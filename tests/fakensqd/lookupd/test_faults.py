@@ -1,4 +1,4 @@
-"""What nsqds say to nsqlookupd is recorded, and faults act on it."""
+"""Transcript and faults of connections from nsqds to FakeLookupd."""
 
 import gevent
 import pytest
@@ -54,7 +54,7 @@ def registered(lookupd):
     return len(lookupd.registry.find(Key("topic", "t")))
 
 
-def test_commands_and_answers_are_recorded(lookupd, nsqd):
+def test_commands_and_responses_of_nsqlookupd_are_recorded(lookupd, nsqd):
     nsqd.send(b"REGISTER t c\nUNREGISTER t c\nPING\nREGISTER a@b\n")
     answers = [nsqd.answer() for _ in range(5)]
 
@@ -90,7 +90,7 @@ REPLIES = [
 
 
 @pytest.mark.parametrize(("point", "action", "answers", "ended", "count"), REPLIES)
-def test_a_registration_goes_wrong(lookupd, nsqd, point, action, answers, ended, count):
+def test_fault_acts_on_a_registration(lookupd, nsqd, point, action, answers, ended, count):
     held = []
 
     def look(steps, event):
@@ -108,7 +108,7 @@ def test_a_registration_goes_wrong(lookupd, nsqd, point, action, answers, ended,
     assert lookupd.unfired() == []
 
 
-def test_a_body_is_spoiled_before_it_is_read(lookupd):
+def test_body_is_corrupted_before_nsqlookupd_reads_it(lookupd):
     lookupd.add(on.command("IDENTIFY"), corrupt("body", b"nope"))
     nsqd = Nsqd(lookupd)
 
@@ -116,7 +116,7 @@ def test_a_body_is_spoiled_before_it_is_read(lookupd):
     assert nsqd.answer() == b""
 
 
-def test_a_size_is_spoiled(lookupd, nsqd):
+def test_size_of_a_response_is_corrupted(lookupd, nsqd):
     lookupd.add(on.reply("PING"), corrupt("size", 1))
 
     nsqd.send(b"PING\n")
@@ -124,7 +124,7 @@ def test_a_size_is_spoiled(lookupd, nsqd):
     assert nsqd.answer() == b"O"
 
 
-def test_an_answer_is_late_and_those_behind_it_wait(lookupd, nsqd, clock):
+def test_delayed_response_delays_those_after_it(lookupd, nsqd, clock):
     lookupd.add(on.reply("REGISTER"), delay(0.5))
     lookupd.add(on.command("PING"), delay(0.5))
 
@@ -137,7 +137,7 @@ def test_an_answer_is_late_and_those_behind_it_wait(lookupd, nsqd, clock):
     assert [nsqd.answer(), nsqd.answer()] == [OK, OK]
 
 
-def test_a_rule_holds_for_connections_that_are_open(clock):
+def test_rule_applies_to_open_connections(clock):
     with FakeLookupd(clock=clock) as lookupd:
         nsqd = Nsqd(lookupd)
         nsqd.answer()
@@ -170,7 +170,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("match", "action", "words"), OTHERS)
-def test_what_nsqlookupd_does_not_have_is_refused(match, action, words):
+def test_rule_for_events_that_nsqlookupd_does_not_have_is_refused(match, action, words):
     with pytest.raises(ValueError, match=words):
         FakeLookupd().add(match, action)
 
@@ -180,7 +180,7 @@ def test_nsqd_has_no_commands_of_nsqlookupd():
         FakeNsqd().add(on.command("REGISTER"), drop())
 
 
-def test_rules_over_http_know_its_commands():
+def test_rule_over_http_may_name_commands_of_nsqlookupd():
     (rule,) = decode_rules({"on": "command", "kind": "UNREGISTER", "actions": [{"action": "drop"}]})
 
     assert rule.match.kind == "UNREGISTER"
@@ -212,7 +212,7 @@ SAID = [
 
 
 @pytest.mark.parametrize("said", SAID)
-def test_a_tap_changes_nothing(said):
+def test_intercepted_session_behaves_as_without_faults(said):
     def conversation(pieces, tap):
         session = LookupdSession(Registry(), remote_address="h:1", identity=dict)
         if tap is not None:
@@ -227,7 +227,7 @@ def test_a_tap_changes_nothing(said):
     assert conversation([said[index : index + 1] for index in range(len(said))], Silent()) == whole
 
 
-def test_who_only_shut_down_its_writing_side_reads_what_was_late(lookupd, clock):
+def test_half_closed_client_reads_delayed_responses(lookupd, clock):
     lookupd.add(on.reply("PING"), delay(2.0))
     lookupd.add(on.reply("IDENTIFY"), lambda steps, event: [SendLater(b"\0\0\0\1x", 5.0)])
     nsqd = Nsqd(lookupd)
@@ -243,7 +243,7 @@ def test_who_only_shut_down_its_writing_side_reads_what_was_late(lookupd, clock)
     assert reader.get(timeout=10) == [OK, b"x", b""]
 
 
-def test_the_last_rule_takes_its_cost_with_it():
+def test_session_is_not_intercepted_after_the_last_rule():
     with FakeLookupd() as lookupd:
         nsqd = Nsqd(lookupd)
         nsqd.answer()

@@ -10,17 +10,17 @@ from tests.fakensqd.nsqd.test_channel import Reader
 
 
 @pytest.fixture
-def told():
+def events_seen():
     """Events of the broker."""
     return []
 
 
 @pytest.fixture
-def broker(told):
+def broker(events_seen):
     events = BrokerEvents(
-        on_register=lambda topic, channel: told.append(("+", topic, channel)),
-        on_unregister=lambda topic, channel: told.append(("-", topic, channel)),
-        on_due=lambda when: told.append(("due", when)),
+        on_register=lambda topic, channel: events_seen.append(("+", topic, channel)),
+        on_unregister=lambda topic, channel: events_seen.append(("-", topic, channel)),
+        on_due=lambda when: events_seen.append(("due", when)),
     )
     return Broker(events=events)
 
@@ -146,7 +146,7 @@ def test_messages_beyond_mem_queue_size_are_on_disk_or_dropped():
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-def test_broker_events_name_new_and_deleted_topics_and_channels(broker, told):
+def test_broker_events_name_new_and_deleted_topics_and_channels(broker, events_seen):
     topic = broker.ensure_topic("t")
     topic.ensure_channel("c", 0.0)
     topic.ensure_channel("c", 0.0)
@@ -154,7 +154,7 @@ def test_broker_events_name_new_and_deleted_topics_and_channels(broker, told):
     topic.delete_channel("c")
     broker.delete_topic("t")
 
-    assert told == [
+    assert events_seen == [
         ("+", "t", None),
         ("+", "t", "c"),
         ("+", "t", "d"),
@@ -171,10 +171,10 @@ def test_deleted_topic_closes_the_connections_of_subscribers(broker, topic):
         topic.ensure_channel(name, 0.0).add(reader)
 
     topic.delete_channel("one")
-    assert [reader.told[-1:] for reader in readers] == [["hang up"], []]
+    assert [reader.calls[-1:] for reader in readers] == [["closed"], []]
 
     broker.delete_topic("t")
-    assert readers[1].told[-1] == "hang up"
+    assert readers[1].calls[-1] == "closed"
 
 
 def test_deleting_an_unknown_name_raises(broker, topic):
@@ -223,7 +223,7 @@ def test_ephemeral_topic_is_deleted_with_its_last_channel(broker):
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-def test_broker_event_names_the_time_of_the_next_expiry(broker, topic, told):
+def test_broker_event_names_the_time_of_the_next_expiry(broker, topic, events_seen):
     channel = topic.ensure_channel("c", 0.0)
     topic.publish([b"a", b"b"], 0.0)
     assert broker.due == math.inf
@@ -232,7 +232,7 @@ def test_broker_event_names_the_time_of_the_next_expiry(broker, topic, told):
     channel.deliver(Reader(), 1, 1.0, 60.0)
     topic.publish([b"late"], 1.0, delay=5.0)
 
-    assert [event for event in told if event[0] == "due"] == [("due", 60.0), ("due", 6.0)]
+    assert [event for event in events_seen if event[0] == "due"] == [("due", 60.0), ("due", 6.0)]
     broker.expire(6.0)
     assert broker.due == 60.0
     assert [message.body for message in broker.expire(60.0)] == [b"a"]

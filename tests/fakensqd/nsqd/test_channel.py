@@ -7,8 +7,8 @@ from fakensqd.nsqd.channel import BrokerError, BrokerEvents, Channel, Latencies,
 from fakensqd.options import NsqdOptions
 
 
-class Timers:
-    """Stands for the broker: keeps what was said to fall due."""
+class FakeBroker:
+    """A broker that records the times of expiry."""
 
     def __init__(self, **options):
         self.options = NsqdOptions(**options)
@@ -20,28 +20,28 @@ class Timers:
 
 
 class Reader:
-    """A consumer that notes what it is told."""
+    """A subscriber that records the calls of the channel."""
 
     def __init__(self, *, at_once=True):
         self.at_once = at_once
-        self.told = []
+        self.calls = []
 
     def wake(self):
-        self.told.append("wake")
+        self.calls.append("wake")
         return self.at_once
 
     def message_timed_out(self):
-        self.told.append("timed out")
+        self.calls.append("timed out")
 
     def channel_emptied(self):
-        self.told.append("emptied")
+        self.calls.append("emptied")
 
     def channel_closed(self):
-        self.told.append("hang up")
+        self.calls.append("closed")
 
 
 def make_channel(name="c", **options):
-    return Channel(Timers(**options), "t", name)
+    return Channel(FakeBroker(**options), "t", name)
 
 
 def message(number):
@@ -63,9 +63,9 @@ def channel():
 
 @pytest.fixture
 def reader(channel):
-    consumer = Reader()
-    channel.add(consumer)
-    return consumer
+    subscriber = Reader()
+    channel.add(subscriber)
+    return subscriber
 
 
 def test_messages_are_delivered_in_order_and_count_attempts(channel, reader):
@@ -145,7 +145,7 @@ def test_timed_out_message_is_queued_and_its_owner_notified(channel, reader):
     assert ids(channel.expire(60.0)) == [1]
 
     assert channel.timeout_count == 1
-    assert reader.told == ["timed out"]
+    assert reader.calls == ["timed out"]
     assert ids(channel.deliver(reader, 1, 60.0, 60.0)) == [1]
 
 
@@ -156,7 +156,7 @@ def test_owner_that_has_left_is_not_notified_of_a_timeout(channel, reader):
 
     assert channel.in_flight_count == 1
     assert ids(channel.expire(60.0)) == [1]
-    assert reader.told == []
+    assert reader.calls == []
 
 
 def test_messages_with_different_timeouts_expire_at_their_own_times(channel, reader):
@@ -204,33 +204,33 @@ def test_message_that_is_not_sampled_is_dropped(channel, reader):
 
 def test_as_many_subscribers_are_woken_as_there_are_messages(channel):
     readers = [Reader() for _ in range(3)]
-    for consumer in readers:
-        channel.add(consumer)
-        channel.add_ready(consumer)
+    for subscriber in readers:
+        channel.add(subscriber)
+        channel.add_ready(subscriber)
 
     put(channel, 1)
     channel.deliver(readers[0], 1, 0.0, 60.0)
     channel.add_ready(readers[0])
     put(channel, 2)
 
-    assert [consumer.told for consumer in readers] == [["wake"], ["wake"], []]
+    assert [subscriber.calls for subscriber in readers] == [["wake"], ["wake"], []]
 
 
 def test_woken_subscribers_share_the_queue(channel):
     readers = [Reader() for _ in range(3)]
-    for consumer in readers:
-        channel.add_ready(consumer)
+    for subscriber in readers:
+        channel.add_ready(subscriber)
     put(channel, *range(1, 11))
 
-    shares = [len(channel.deliver(consumer, 100, 0.0, 60.0)) for consumer in readers]
+    shares = [len(channel.deliver(subscriber, 100, 0.0, 60.0)) for subscriber in readers]
 
     assert shares == [4, 3, 3]
 
 
-def test_woken_subscriber_that_leaves_frees_its_share(channel):
+def test_woken_subscriber_that_never_delivers_keeps_no_messages_from_others(channel):
     reader, stuck = Reader(), Reader()
-    for consumer in (reader, stuck):
-        channel.add_ready(consumer)
+    for subscriber in (reader, stuck):
+        channel.add_ready(subscriber)
     put(channel, *range(1, 11))
 
     shares = []
@@ -250,7 +250,7 @@ def test_first_messages_go_to_the_longest_waiting_subscribers(channel):
     channel.add_ready(publisher)
 
     assert ids(channel.deliver(waiting, 100, 0.0, 60.0)) == [1, 2]
-    assert publisher.told == ["wake"]
+    assert publisher.calls == ["wake"]
     assert ids(channel.deliver(publisher, 100, 0.0, 60.0)) == [3]
 
 
@@ -259,17 +259,17 @@ def test_subscriber_that_gets_nothing_keeps_its_place(channel):
     channel.add_ready(first)
     channel.add_ready(second)
     put(channel, 1)
-    # As if the second had published it: it asks, and comes in vain.
+    # As if the second one had published it: it calls deliver() and gets nothing.
     channel.deliver(second, 100, 0.0, 60.0)
     channel.add_ready(second)
     channel.deliver(first, 100, 0.0, 60.0)
-    for consumer in (first, second):
-        channel.add_ready(consumer)
-        consumer.told.clear()
+    for subscriber in (first, second):
+        channel.add_ready(subscriber)
+        subscriber.calls.clear()
 
     put(channel, 2)
 
-    assert (first.told, second.told) == ([], ["wake"])
+    assert (first.calls, second.calls) == ([], ["wake"])
 
 
 def test_busy_subscriber_gets_no_share(channel):
@@ -300,25 +300,25 @@ def test_subscriber_added_while_messages_are_queued_is_woken_at_once(channel, re
 
     channel.add_ready(reader)
 
-    assert reader.told == ["wake"]
+    assert reader.calls == ["wake"]
 
 
 def test_subscribers_share_the_queue_of_an_unpaused_channel(channel):
     readers = [Reader(), Reader()]
-    for consumer in readers:
-        channel.add(consumer)
+    for subscriber in readers:
+        channel.add(subscriber)
     channel.set_paused(True)
     put(channel, 1, 2, 3, 4)
 
     channel.set_paused(False)
 
-    assert [len(channel.deliver(consumer, 100, 0.0, 60.0)) for consumer in readers] == [2, 2]
+    assert [len(channel.deliver(subscriber, 100, 0.0, 60.0)) for subscriber in readers] == [2, 2]
 
 
 def test_subscriber_that_leaves_frees_its_share(channel):
     reader, other = Reader(), Reader()
-    for consumer in (reader, other):
-        channel.add_ready(consumer)
+    for subscriber in (reader, other):
+        channel.add_ready(subscriber)
     put(channel, 1, 2, 3, 4)
 
     channel.remove_ready(other)
@@ -332,7 +332,7 @@ def test_subscriber_is_woken_once(channel, reader):
     put(channel, 1)
     put(channel, 2)
 
-    assert reader.told == ["wake"]
+    assert reader.calls == ["wake"]
 
 
 def test_busy_subscriber_does_not_keep_messages_from_others(channel):
@@ -342,7 +342,7 @@ def test_busy_subscriber_does_not_keep_messages_from_others(channel):
 
     put(channel, 1)
 
-    assert (busy.told, free.told) == (["wake"], ["wake"])
+    assert (busy.calls, free.calls) == (["wake"], ["wake"])
 
 
 def test_subscriber_that_leaves_after_wake_up_wakes_another(channel, reader):
@@ -350,24 +350,24 @@ def test_subscriber_that_leaves_after_wake_up_wakes_another(channel, reader):
     channel.add_ready(reader)
     channel.add_ready(other)
     put(channel, 1)
-    assert (reader.told, other.told) == (["wake"], [])
+    assert (reader.calls, other.calls) == (["wake"], [])
 
     channel.remove(reader)
 
-    assert other.told == ["wake"]
+    assert other.calls == ["wake"]
 
 
 def test_paused_channel_wakes_no_subscriber_until_it_is_unpaused(channel, reader):
     channel.add_ready(reader)
     channel.set_paused(True)
-    reader.told.clear()
+    reader.calls.clear()
 
     channel.add_ready(reader)
     put(channel, 1)
-    assert reader.told == []
+    assert reader.calls == []
 
     channel.set_paused(False)
-    assert reader.told == ["wake"]
+    assert reader.calls == ["wake"]
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ def test_emptied_channel_drops_all_messages(channel, reader):
     channel.empty()
 
     assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 0)
-    assert reader.told == ["emptied"]
+    assert reader.calls == ["emptied"]
     assert channel.expire(1000.0) == []
     with pytest.raises(BrokerError, match="ID not in flight"):
         channel.finish(reader, delivered.id, 0.0)
@@ -415,7 +415,7 @@ def test_emptied_channel_drops_all_messages(channel, reader):
 def test_closed_channel_closes_the_connections_of_subscribers(channel, reader):
     channel.close()
 
-    assert reader.told == ["emptied", "hang up"]
+    assert reader.calls == ["emptied", "closed"]
     assert channel.subscribers == {}
 
 

@@ -106,10 +106,10 @@ def test_appended_records_are_decoded():
     data = encode_messages([StoredQueue("t", "c", [message(1), message(2)])])
     data += encode_stored(StoredQueue("t", None, [message(2)])) + encode_removed("t", "c", [b"%016d" % 2, b"%016d" % 9])
 
-    queues, torn = decode_messages(data)
+    queues, incomplete = decode_messages(data)
 
     ids = [(queue.channel, [message.id for message in queue.messages]) for queue in queues]
-    assert (ids, torn) == ([("c", [b"%016d" % 1]), (None, [b"%016d" % 2])], 0)
+    assert (ids, incomplete) == ([("c", [b"%016d" % 1]), (None, [b"%016d" % 2])], 0)
 
 
 def test_incomplete_last_record_is_skipped():
@@ -117,8 +117,8 @@ def test_incomplete_last_record_is_skipped():
     record = encode_stored(StoredQueue("t", "c", [message(2)]))
 
     for size in range(len(record)):
-        queues, torn = decode_messages(whole + record[:size])
-        assert ([len(queue.messages) for queue in queues], torn) == ([1], size)
+        queues, incomplete = decode_messages(whole + record[:size])
+        assert ([len(queue.messages) for queue in queues], incomplete) == ([1], size)
 
 
 def test_damaged_file_of_messages_is_refused():
@@ -127,10 +127,10 @@ def test_damaged_file_of_messages_is_refused():
     for place in range(len(data)):
         damaged = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
         try:
-            queues, torn = decode_messages(damaged)
+            queues, incomplete = decode_messages(damaged)
         except FileFormatError:
             continue
-        assert (queues, torn > 0) == ([], True)
+        assert (queues, incomplete > 0) == ([], True)
 
 
 # --- a data path that outlives its nsqd -------------------------------------------------------------------------------
