@@ -307,7 +307,7 @@ def test_touch_gives_no_more_than_the_longest_timeout(message, responder):
     assert message.time_left == 20.0
 
 
-def test_without_a_longest_timeout_touch_gives_the_whole(message, responder):
+def test_touch_without_max_msg_timeout_restores_the_whole_timeout(message, responder):
     responder.max_msg_timeout = None
     responder.time += 880
     message.touch()
@@ -363,7 +363,7 @@ def test_touching_ends_with_a_block_that_raises(message, responder):
     assert responder.calls[-1] == ("stop", message)
 
 
-def test_touching_a_message_whose_connection_is_gone_runs_the_block(message, responder):
+def test_touching_a_message_of_a_closed_connection_runs_the_block(message, responder):
     def refuse(message, interval):
         raise NSQConnectionClosed("gone")
 
@@ -411,7 +411,7 @@ def test_many_are_finished_by_one_call_of_each_responder(responder):
     assert all(message.has_responded() for message in (first, second, third, alien))
 
 
-def test_what_was_answered_or_lost_its_connection_is_given_back(responder):
+def test_finish_all_returns_answered_messages_and_those_of_lost_connections(responder):
     def refuse(message_ids):
         raise NSQConnectionClosed("gone")
 
@@ -437,7 +437,7 @@ def test_signals_of_those_that_are_finished_are_sent(responder):
     assert heard == [message]
 
 
-def test_answers_of_many_are_left_for_later_where_there_are_none(responder):
+def test_enable_async_all_makes_unanswered_messages_async(responder):
     open_one, answered, asynchronous = messages_of(responder, b"1", b"2", b"3")
     answered.finish()
     asynchronous.enable_async()
@@ -478,7 +478,7 @@ def test_message_of_a_frame_is_as_one_made_by_hand(responder):
     ],
     ids=["nothing", "part of a message", "part of its header", "too large", "too short", "response", "negative size"],
 )
-def test_messages_are_read_up_to_what_is_none(responder, rest):
+def test_messages_are_read_up_to_a_frame_of_another_type(responder, rest):
     messages = []
     front = framed(b"") + framed(b"2")
 

@@ -7,12 +7,10 @@ import pytest
 from gevent import socket
 
 from fakensqd.certificates import Certificates
-from gnsq.errors import NSQConnectionClosed, NSQProtocolError, NSQSocketError
+from gnsq.errors import NSQConnectionClosed, NSQSocketError
 from gnsq.options import ConnectionOptions
-from gnsq.protocol.compression import Deflate, Snappy
 from gnsq.tls import TlsTransport, client_context
-from gnsq.transport import CompressedTransport, TcpTransport
-from tests.helpers import MemoryTransport
+from gnsq.transport import TcpTransport
 
 LIMIT = 10.0
 VERSIONS = [ssl.PROTOCOL_TLSv1_2, None]
@@ -158,7 +156,7 @@ def failing(pair, certificates, server_context, name="nsqd.example", **tls):
     return str(caught.value)
 
 
-def test_unknown_ca_is_refused_and_says_what_to_do(pair, certificates, server_context):
+def test_unknown_ca_is_refused_with_a_remedy(pair, certificates, server_context):
     text = failing(pair, certificates, server_context, ca_certs=None)
 
     assert text.startswith("nsqd:4150: TLS failed: nsqd's certificate was not accepted: unable to get local issuer")
@@ -181,7 +179,7 @@ def test_expired_certificate_is_refused(pair, certificates):
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=["1.2", "newest"])
-def test_missing_client_certificate_says_what_to_do(pair, certificates, version):
+def test_error_of_a_missing_client_certificate_has_a_remedy(pair, certificates, version):
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates.ca)
     context.load_cert_chain(*certificates.server(["nsqd.example"]))
     context.verify_mode = ssl.CERT_REQUIRED
@@ -234,7 +232,7 @@ def test_default_checks_certificate_and_host_name():
         ({"check_hostname": False}, (ssl.CERT_REQUIRED, False)),
     ],
 )
-def test_dictionary_of_1_0_says_what_is_checked(given, expected):
+def test_tls_options_of_1_0_choose_the_checks(given, expected):
     context = client_context(ConnectionOptions(tls_v1=True, tls_options=given))
 
     assert (context.verify_mode, context.check_hostname) == expected
@@ -293,66 +291,3 @@ def test_unknown_key_lists_those_there_are():
         match=r"tls_options has no xyz; it takes keyfile, certfile, cert_reqs, ca_certs",
     ):
         client_context(ConnectionOptions(tls_v1=True, tls_options={"xyz": "x"}))
-
-
-# --- compression
-
-CODECS = pytest.mark.parametrize("codec", [Deflate, Snappy])
-
-
-@CODECS
-def test_bytes_that_came_early_are_read_first(codec):
-    sender = codec()
-    first, then = sender.compress(b"OK"), sender.compress(b"more")
-    transport = CompressedTransport(MemoryTransport(then, b""), codec(), first)
-
-    assert [transport.recv(100), transport.recv(100), transport.recv(100)] == [b"OK", b"more", b""]
-
-
-@CODECS
-def test_what_is_sent_is_compressed(codec):
-    inner = MemoryTransport()
-    transport = CompressedTransport(inner, codec())
-
-    transport.sendall(b"NOP\n")
-    transport.shutdown_write()
-
-    assert codec().decompress(inner.sent, 100) == b"NOP\n"
-    assert inner.ended
-    transport.close()
-    assert inner.closed
-
-
-@CODECS
-def test_clear_text_where_compression_was_due_breaks_the_protocol(codec):
-    with pytest.raises(NSQProtocolError):
-        CompressedTransport(MemoryTransport(b"\xff\xff\xff\xffOK!!!!!"), codec()).recv(100)
-
-
-@pytest.mark.parametrize(
-    ("codec", "nothing"),
-    [(Deflate, b"\x00\x00\x00\xff\xff"), (Snappy, b"\xfe\x00\x00\x00")],
-    ids=["deflate", "snappy"],
-)
-def test_flood_of_what_holds_nothing_leaves_timers_their_turn(codec, nothing):
-    class Flood(MemoryTransport):
-        def recv(self, size):
-            return nothing * 10_000
-
-    sender = codec()
-    transport = CompressedTransport(Flood(), codec(), sender.compress(b"OK"))
-    assert transport.recv(100) == b"OK"
-
-    with pytest.raises(gevent.Timeout), gevent.Timeout(0.05):
-        transport.recv(100)
-
-
-def test_bomb_is_read_in_pieces():
-    transport = CompressedTransport(MemoryTransport(Deflate(9).compress(b"\x00" * 10_000_000), b""), Deflate())
-
-    sizes = []
-    while data := transport.recv(65536):
-        sizes.append(len(data))
-
-    assert max(sizes) == 65536
-    assert sum(sizes) == 10_000_000

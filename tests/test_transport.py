@@ -1,4 +1,4 @@
-"""A TCP transport: what is read past, what ends a wait, what can be sent at once."""
+"""Transports over TCP, and with compression on top."""
 
 import socket as stdlib_socket
 
@@ -6,9 +6,10 @@ import gevent
 import pytest
 from gevent import socket
 
-from gnsq.errors import NSQConnectionClosed, NSQSocketError
-from gnsq.transport import TcpTransport
-from tests.helpers import wait_until
+from gnsq.errors import NSQConnectionClosed, NSQProtocolError, NSQSocketError
+from gnsq.protocol.compression import Deflate, Snappy
+from gnsq.transport import CompressedTransport, TcpTransport
+from tests.helpers import MemoryTransport, wait_until
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def pair():
     theirs.close()
 
 
-def test_what_is_taken_is_read_past(pair):
+def test_handled_bytes_are_not_returned(pair):
     transport, peer = pair
     taken = []
 
@@ -58,7 +59,7 @@ def test_close_ends_the_wait(pair):
         transport.recv_unless_handled(100, lambda data: True)
 
 
-def test_reader_that_is_killed_leaves_nothing_behind(pair):
+def test_killed_reader_leaves_no_watcher(pair):
     transport, peer = pair
     reading = gevent.spawn(transport.recv_unless_handled, 100, lambda data: True)
     gevent.sleep(0)
@@ -69,7 +70,7 @@ def test_reader_that_is_killed_leaves_nothing_behind(pair):
     assert transport.recv(100) == b"later"
 
 
-def test_what_taking_raises_is_raised_by_the_reader(pair):
+def test_exception_of_the_handler_is_raised_in_the_reader(pair):
     transport, peer = pair
 
     def take(data):
@@ -95,7 +96,7 @@ def test_reset_is_an_error_of_the_reader():
     listener.close()
 
 
-def test_sending_at_once_takes_what_there_is_room_for(pair):
+def test_send_nowait_sends_as_much_as_the_socket_accepts(pair):
     transport, _ = pair
 
     assert transport.send_nowait(b"few") == 3
@@ -110,3 +111,66 @@ def test_peer_that_has_closed_is_seen_before_anything_is_read(pair):
     peer.close()
 
     assert transport.peer_has_closed()
+
+
+# --- compression
+
+CODECS = pytest.mark.parametrize("codec", [Deflate, Snappy])
+
+
+@CODECS
+def test_bytes_that_came_early_are_read_first(codec):
+    sender = codec()
+    first, then = sender.compress(b"OK"), sender.compress(b"more")
+    transport = CompressedTransport(MemoryTransport(then, b""), codec(), first)
+
+    assert [transport.recv(100), transport.recv(100), transport.recv(100)] == [b"OK", b"more", b""]
+
+
+@CODECS
+def test_sent_bytes_are_compressed(codec):
+    inner = MemoryTransport()
+    transport = CompressedTransport(inner, codec())
+
+    transport.sendall(b"NOP\n")
+    transport.shutdown_write()
+
+    assert codec().decompress(inner.sent, 100) == b"NOP\n"
+    assert inner.ended
+    transport.close()
+    assert inner.closed
+
+
+@CODECS
+def test_clear_text_instead_of_compressed_bytes_is_a_protocol_error(codec):
+    with pytest.raises(NSQProtocolError):
+        CompressedTransport(MemoryTransport(b"\xff\xff\xff\xffOK!!!!!"), codec()).recv(100)
+
+
+@pytest.mark.parametrize(
+    ("codec", "nothing"),
+    [(Deflate, b"\x00\x00\x00\xff\xff"), (Snappy, b"\xfe\x00\x00\x00")],
+    ids=["deflate", "snappy"],
+)
+def test_flood_of_empty_chunks_lets_timers_run(codec, nothing):
+    class Flood(MemoryTransport):
+        def recv(self, size):
+            return nothing * 10_000
+
+    sender = codec()
+    transport = CompressedTransport(Flood(), codec(), sender.compress(b"OK"))
+    assert transport.recv(100) == b"OK"
+
+    with pytest.raises(gevent.Timeout), gevent.Timeout(0.05):
+        transport.recv(100)
+
+
+def test_bomb_is_read_in_pieces():
+    transport = CompressedTransport(MemoryTransport(Deflate(9).compress(b"\x00" * 10_000_000), b""), Deflate())
+
+    sizes = []
+    while data := transport.recv(65536):
+        sizes.append(len(data))
+
+    assert max(sizes) == 65536
+    assert sum(sizes) == 10_000_000

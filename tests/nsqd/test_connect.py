@@ -62,7 +62,7 @@ def test_negotiation_byte_by_byte(name):
     assert layers.read_frame() == (MESSAGE, MESSAGE_FRAME[8:])
 
 
-def test_what_is_written_behind_the_negotiation_is_compressed():
+def test_bytes_after_the_handshake_are_compressed():
     sender, transport = Deflate(), MemoryTransport(answer(deflate=True, deflate_level=3))
     transport.feed(sender.compress(encode_frame(RESPONSE, HEARTBEAT) + encode_frame(RESPONSE, OK)))
     options = ConnectionOptions(deflate=True)
@@ -75,7 +75,7 @@ def test_what_is_written_behind_the_negotiation_is_compressed():
     assert Deflate().decompress(b"".join(transport.sends[2:]), 100) == b"NOP\n"
 
 
-def test_clear_text_behind_the_answer_is_no_beginning_of_tls():
+def test_clear_text_after_the_response_does_not_start_tls():
     options = ConnectionOptions(tls_v1=True)
     transport = MemoryTransport(answer(tls_v1=True) + encode_frame(RESPONSE, OK))
     layers = TransportStack("nsqd", 4150, options, transport)
@@ -84,7 +84,7 @@ def test_clear_text_behind_the_answer_is_no_beginning_of_tls():
         layers.run_handshake(handshake(options))
 
 
-def test_frame_larger_than_the_bound_is_refused_behind_compression_too():
+def test_frame_above_the_limit_is_refused_inside_compression_too():
     codec = Deflate()
     transport = MemoryTransport(answer(deflate=True), codec.compress(b"\x7f\xff\xff\xff\x00\x00\x00\x00"))
     options = ConnectionOptions(deflate=True)
@@ -193,7 +193,7 @@ def test_host_name_that_tls_can_not_check_is_an_error_of_ours(host, name):
         pytest.param(lambda **options: NsqdTCPClient("nsqd", **options), id="client"),
     ],
 )
-def test_constructors_refuse_what_can_not_work(make, monkeypatch):
+def test_constructors_refuse_unusable_options(make, monkeypatch):
     with pytest.raises(ValueError, match=r"ca_certs '/no/such.pem'"):
         make(tls_v1=True, tls_options={"ca_certs": "/no/such.pem"})
     with pytest.raises(ValueError, match="snappy and deflate are both asked for"):
@@ -224,7 +224,7 @@ def test_tls_options_without_tls_are_not_used():
     assert "going on in clear text" in identity.warnings[0]
 
 
-def test_error_in_clear_text_where_tls_was_to_begin_is_nsqds():
+def test_error_in_clear_text_instead_of_tls_is_raised():
     options = load_certificates(ConnectionOptions(tls_v1=True))
     words = b"E_IDENTIFY_FAILED IDENTIFY failed tls: no cipher suite"
     layers = TransportStack("nsqd", 4150, options, MemoryTransport(encode_frame(ERROR, words)))

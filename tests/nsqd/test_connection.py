@@ -20,7 +20,7 @@ from gnsq.errors import (
     NSQSocketError,
     NSQTimeout,
 )
-from gnsq.nsqd.connection import Connection, ConnectionState
+from gnsq.nsqd.connection import Connection, ConnectionState, LivenessMonitor
 from gnsq.options import ConnectionOptions
 from gnsq.protocol import commands
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
@@ -77,7 +77,7 @@ def test_replies_resolve_in_order(connection, transport):
     assert [first.get(timeout=1), second.get(timeout=1)] == [b"OK", b"SECOND"]
 
 
-def test_what_is_queued_together_is_sent_at_once(connection, transport):
+def test_queued_commands_are_sent_at_once(connection, transport):
     for _ in range(100):
         connection.send(commands.NOP)
     wait_until(lambda: transport.sends)
@@ -130,7 +130,7 @@ def test_messages_come_by_chunk_and_count_as_in_flight(connection, transport):
     assert connection.in_flight == 3
 
 
-def test_answers_go_out_and_are_told(connection, transport):
+def test_finish_and_requeue_are_sent_and_call_back(connection, transport):
     told, held = [], []
     connection.on_messages = lambda _, messages: held.extend(messages)
     connection.in_flight_messages.on_finish = lambda message_id: told.append(("finish", message_id))
@@ -173,7 +173,7 @@ def test_fatal_error_fails_the_oldest_with_it_and_the_others_with_the_loss(conne
         second.get(timeout=1)
 
 
-def test_lost_connection_fails_all_that_wait(connection, transport):
+def test_lost_connection_fails_all_pending_requests(connection, transport):
     replies = [connection.request(commands.publish("t", b"1")) for _ in range(3)]
 
     transport.feed(b"")
@@ -240,7 +240,7 @@ def test_ready_is_remembered(connection, transport):
     assert (connection.ready_count, transport.sent) == (7, b"RDY 7\n")
 
 
-def test_close_waits_for_what_is_in_flight(connection, transport, held):
+def test_close_waits_for_messages_in_flight(connection, transport, held):
     closing = gevent.spawn(connection.close, 5)
     wait_until(lambda: transport.sent.endswith(b"CLS\n"))
     transport.feed(encode_frame(RESPONSE, b"CLOSE_WAIT"))
@@ -266,7 +266,7 @@ def test_close_waits_for_pending_replies(connection, transport):
     assert reply.get(timeout=0) == b"OK"
 
 
-def test_close_cuts_what_its_timeout_leaves(connection, transport):
+def test_close_aborts_after_its_timeout(connection, transport):
     held = []
     connection.on_messages = lambda _, messages: held.extend(messages)
     transport.feed(message_frame())
@@ -298,7 +298,7 @@ def test_second_close_and_abort_do_nothing(connection):
     assert connection.error is None
 
 
-def test_bug_in_a_callback_closes_the_connection_and_is_told(connection, transport):
+def test_bug_in_a_callback_closes_the_connection_and_is_logged(connection, transport):
     connection.on_messages = lambda _, messages: 1 / 0
 
     transport.feed(message_frame())
@@ -345,7 +345,7 @@ def test_silent_peer_is_dead_after_two_intervals(transport):
     assert clock.now == pytest.approx(60.0, abs=0.1)
 
 
-def test_own_stall_is_not_the_peers_silence(transport):
+def test_blocked_process_does_not_count_as_silence_of_nsqd(transport):
     clock = StepClock()
     clock.step = 500.0
     connection = Connection("nsqd", 4150, ConnectionOptions(heartbeat_interval=30), clock)
@@ -371,7 +371,7 @@ def test_unknown_host():
         Connection("nsqd.invalid", 4150, ConnectionOptions(timeout=5)).open()
 
 
-def test_http_server_is_told_apart():
+def test_http_server_is_named_in_the_error():
     def answer(sock):
         sock.recv(1000)
         sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -660,7 +660,7 @@ def test_connection_is_opened_once(connection):
     assert connection.is_open
 
 
-def test_close_of_what_was_never_opened_is_over_at_once():
+def test_close_of_an_unopened_connection_returns_at_once():
     connection = Connection("nsqd", 4150)
 
     with gevent.Timeout(1):
@@ -669,7 +669,7 @@ def test_close_of_what_was_never_opened_is_over_at_once():
     assert connection.state is ConnectionState.CLOSED
 
 
-def test_what_waits_in_the_socket_is_read_before_nsqd_is_called_dead():
+def test_bytes_in_the_socket_are_read_before_nsqd_counts_as_dead():
     transport = MemoryTransport(encode_frame(RESPONSE, b'{"version": "1.3.0"}'))
 
     class LateOnce(StepClock):
@@ -696,3 +696,73 @@ def test_what_waits_in_the_socket_is_read_before_nsqd_is_called_dead():
 
     assert connection.is_open
     connection.abort()
+
+
+# --- liveness
+
+TIMEOUT = 60.0
+
+
+def checked(times, *, last_read=0.0, sending_since=None, heartbeat_interval=30.0, timeout=TIMEOUT):
+    """Check at each of these times; return the last result."""
+    monitor = LivenessMonitor(timeout, heartbeat_interval)
+    monitor.start(0.0)
+    before, error = 0.0, None
+    for now in times:
+        monitor.next_check(before, last_read)
+        before, error = now, monitor.check(now, last_read, sending_since)
+    return error
+
+
+def regular(end, pause=15.0):
+    return [pause * step for step in range(1, round(end / pause) + 1)]
+
+
+def test_two_silent_heartbeat_intervals_end_the_connection():
+    assert checked(regular(45)) is None
+
+    error = checked(regular(60))
+    assert isinstance(error, NSQConnectionClosed)
+    assert str(error) == "no word from nsqd for 60 s, 2 heartbeat intervals"
+
+
+def test_received_bytes_reset_the_liveness_timer():
+    assert checked(regular(75), last_read=20.0) is None
+
+
+def test_check_is_due_when_the_silence_becomes_too_long():
+    monitor = LivenessMonitor(TIMEOUT, 30.0)
+    monitor.start(0.0)
+
+    assert monitor.next_check(0.0, 0.0) == 15.0
+    assert monitor.next_check(52.0, 0.0) == 8.0
+    assert monitor.next_check(59.999, 0.0) == pytest.approx(0.01)
+    assert monitor.next_check(52.0, 50.0) == 15.0
+
+
+def test_silence_without_heartbeats_is_allowed():
+    assert checked(regular(9000, 30.0), heartbeat_interval=0) is None
+
+
+def test_delay_of_the_check_itself_does_not_count_against_nsqd():
+    stalled = [15.0, 30.0, 130.0]
+
+    assert checked(stalled) is None
+    assert checked([*stalled, 145.0, 160.0, 175.0]) is None
+    assert checked([*stalled, 145.0, 160.0, 175.0, 190.0]) is not None
+
+
+@pytest.mark.parametrize("interval", [30.0, 0.0])
+def test_send_that_does_not_end_is_a_timeout(interval):
+    options = {"heartbeat_interval": interval, "timeout": 10.0}
+
+    assert checked(regular(15, 5.0), sending_since=5.0, last_read=15.0, **options) is None
+    error = checked(regular(20, 5.0), sending_since=5.0, last_read=20.0, **options)
+    assert isinstance(error, NSQTimeout)
+    assert str(error) == "nsqd has not read what was sent for 15 s, timeout is 10.0 s"
+
+
+def test_checks_are_frequent_enough_for_timeout_and_heartbeats():
+    assert LivenessMonitor(TIMEOUT, 30.0).next_check(0.0, 0.0) == 15.0
+    assert LivenessMonitor(2.0, 30.0).next_check(0.0, 0.0) == 1.0
+    assert LivenessMonitor(TIMEOUT, 0.0).next_check(0.0, 0.0) == 30.0

@@ -112,7 +112,7 @@ VERBS = ("create", "delete", "empty", "pause", "unpause")
 OLD_PATHS = [f"/{verb}_{kind}" for kind in ("topic", "channel") for verb in VERBS]
 
 
-def test_old_server_is_asked_by_old_names():
+def test_old_server_gets_requests_by_old_names():
     with http_peer(old_server(["/put", "/mput", *OLD_PATHS])) as served:
         client = NsqdHTTPClient.from_url(served.address)
         assert client.publish("t", b"x") == b"OK"
@@ -124,7 +124,7 @@ def test_old_server_is_asked_by_old_names():
     assert [asked.path for asked in served.requests] == ["/pub", "/put", "/mput", *OLD_PATHS]
 
 
-def test_old_servers_refusal_has_its_words():
+def test_refusal_of_an_old_server_has_its_text():
     refusal = reply(b'{"status_code":500,"status_txt":"INVALID_TOPIC","data":null}', "500 Oops", JSON)
     with http_peer(lambda asked, sock: refusal) as served, NsqdHTTPClient.from_url(served.address) as client:
         with pytest.raises(NSQHttpError, match="http error <500> INVALID_TOPIC") as caught:
@@ -140,7 +140,7 @@ def test_old_servers_refusal_has_its_words():
         pytest.param(lambda c: c.multipublish("t", [b"a\nb"], binary=True), "binary", id="binary"),
     ],
 )
-def test_old_server_does_not_get_what_it_would_do_otherwise(call, what):
+def test_old_server_gets_no_request_that_it_would_misunderstand(call, what):
     """/put would publish at once, and /mput might cut at newlines."""
     with http_peer(old_server(["/put", "/mput"])) as served, NsqdHTTPClient.from_url(served.address) as client:
         client.publish("t", b"before")
@@ -188,7 +188,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("call", "error", "words"), REFUSALS)
-def test_what_nsqd_would_refuse_is_not_sent(call, error, words):
+def test_request_that_nsqd_would_refuse_is_not_sent(call, error, words):
     with http_peer(lambda asked, sock: reply()) as served, NsqdHTTPClient.from_url(served.address) as client:
         with pytest.raises(error, match=words):
             call(client)
@@ -204,7 +204,7 @@ def test_newline_is_misuse_and_gnsq_1_0s_exception():
     assert isinstance(caught.value, ValueError)
 
 
-def test_oversized_message_says_what_to_raise(fakensqd):
+def test_error_of_an_oversized_message_names_the_flag(fakensqd):
     with NsqdHTTPClient.from_url(fakensqd.http_address) as client:
         with pytest.raises(NSQHttpError, match=r"<413> MSG_TOO_BIG .*--max-msg-size"):
             client.publish("t", b"x" * 1_048_577)

@@ -1,33 +1,35 @@
-"""InFlightMessages from other OS threads reach the connection's hub."""
+"""Messages in flight: in_flight from other OS threads are sent by the connection's hub; periodic TOUCH."""
 
+import logging
 import threading
 
 import gevent
 import pytest
+from gevent.event import Event
 
 from gnsq import Consumer, NsqdTCPClient, Producer
 from gnsq.clock import RealClock
 from gnsq.errors import NSQConnectionClosed, NSQException
 from gnsq.message import Message, finish_all
-from gnsq.nsqd.in_flight import InFlightMessages
+from gnsq.nsqd.in_flight import InFlightMessages, PeriodicTouch
 from tests.helpers import channel_stats, wait_until
 
 ID = b"0123456789abcdef"
 
 
 def in_thread(function):
-    """Call a function in an OS thread of its own; gives what it returned, or raises what it raised."""
+    """Call a function in another OS thread; return its result or raise its exception."""
     return gevent.get_hub().threadpool.apply(function)
 
 
 @pytest.fixture
 def sent():
-    """What was queued, and in which thread."""
+    """Queued commands, each with its thread."""
     return []
 
 
 @pytest.fixture
-def answers(sent):
+def in_flight(sent):
     made = InFlightMessages(
         "nsqd:4150", lambda data: sent.append((data, threading.get_ident())), lambda: None, RealClock()
     )
@@ -35,11 +37,11 @@ def answers(sent):
     return made
 
 
-def test_answers_from_a_thread_are_sent_by_the_hub(answers, sent):
+def test_answers_from_a_thread_are_sent_by_the_hub(in_flight, sent):
     def answer():
-        answers.touch(ID)
-        answers.finish(ID)
-        answers.requeue(ID, 5, True)
+        in_flight.touch(ID)
+        in_flight.finish(ID)
+        in_flight.requeue(ID, 5, True)
 
     in_thread(answer)
     wait_until(lambda: len(sent) == 3)
@@ -50,45 +52,50 @@ def test_answers_from_a_thread_are_sent_by_the_hub(answers, sent):
         (b"FIN %s\n" % ID, here),
         (b"REQ %s 5\n" % ID, here),
     ]
-    assert answers.in_flight == 0
-    assert answers.drained.is_set()
+    assert in_flight.in_flight == 0
+    assert in_flight.drained.is_set()
 
 
-def held(answers, number, received):
-    message = Message(1, 1, b"%016d" % number, b"x", answers, received)
+def held(in_flight, number, received):
+    message = Message(1, 1, b"%016d" % number, b"x", in_flight, received)
     message.enable_async()
     return message
 
 
 @pytest.mark.parametrize("call", [lambda function: function(), in_thread], ids=["here", "in a thread"])
-def test_many_answers_are_one_command_and_counted_as_many(answers, sent, call):
-    now = answers.now()
-    messages = [held(answers, 1, now - 3), held(answers, 2, now - 3), held(answers, 3, now), held(answers, 4, now)]
+def test_many_answers_are_one_command_and_counted_as_many(in_flight, sent, call):
+    now = in_flight.now()
+    messages = [
+        held(in_flight, 1, now - 3),
+        held(in_flight, 2, now - 3),
+        held(in_flight, 3, now),
+        held(in_flight, 4, now),
+    ]
     messages[3].mark_timed_out()
-    answers.in_flight = 3
+    in_flight.in_flight = 3
     finished = []
-    answers.on_finish = finished.append
+    in_flight.on_finish = finished.append
 
     assert call(lambda: finish_all(messages)) == []
     wait_until(lambda: sent)
 
     assert [data for data, _ in sent] == [b"".join(b"FIN %016d\n" % number for number in (1, 2, 3, 4))]
     assert finished == [message.id for message in messages]
-    assert answers.totals.finished == 4
-    assert answers.totals.timed_out == 0
-    assert (answers.in_flight, answers.async_messages, answers.drained.is_set()) == (0, set(), True)
-    assert sum(answers.latency.counts) == 4
-    assert answers.latency.total >= 6
+    assert in_flight.totals.finished == 4
+    assert in_flight.totals.timed_out == 0
+    assert (in_flight.in_flight, in_flight.async_messages, in_flight.drained.is_set()) == (0, set(), True)
+    assert sum(in_flight.latency.counts) == 4
+    assert in_flight.latency.total >= 6
 
 
-def test_closed_connection_is_told_in_the_thread():
+def test_answer_of_a_closed_connection_raises_in_the_calling_thread():
     def check():
         raise NSQConnectionClosed("nsqd:4150: closed")
 
-    answers = InFlightMessages("nsqd:4150", lambda data: None, check, RealClock())
+    in_flight = InFlightMessages("nsqd:4150", lambda data: None, check, RealClock())
 
     with pytest.raises(NSQConnectionClosed, match="closed"):
-        in_thread(lambda: answers.finish(ID))
+        in_thread(lambda: in_flight.finish(ID))
 
 
 def test_connection_that_closes_on_the_way_is_logged(sent, caplog):
@@ -98,8 +105,8 @@ def test_connection_that_closes_on_the_way_is_logged(sent, caplog):
         sent.append(data)
         raise NSQConnectionClosed("nsqd:4150: gone meanwhile")
 
-    answers = InFlightMessages("nsqd:4150", send, lambda: None, RealClock())
-    in_thread(lambda: answers.finish(ID))
+    in_flight = InFlightMessages("nsqd:4150", send, lambda: None, RealClock())
+    in_thread(lambda: in_flight.finish(ID))
     wait_until(lambda: sent)
 
     assert "an answer from another thread was not sent: nsqd:4150: gone meanwhile" in caplog.text
@@ -170,7 +177,7 @@ def test_pulled_message_may_be_finished_in_a_thread(fakensqd, publish):
     client.close_stream()
 
 
-def test_lapsed_message_that_is_answered_elsewhere_is_counted_once(fakensqd):
+def test_timed_out_message_that_another_thread_answers_is_counted_once(fakensqd):
     held = []
 
     def handle(consumer, message):
@@ -192,15 +199,262 @@ def test_lapsed_message_that_is_answered_elsewhere_is_counted_once(fakensqd):
         assert (consumer.stats().counts.timed_out, consumer.stats().latency.count) == (0, 5)
 
 
-def test_delay_above_what_nsqd_takes_is_cut_and_told_once(answers, sent, caplog):
+def test_delay_above_max_req_timeout_is_cut_and_logged_once(in_flight, sent, caplog):
     asked = []
-    answers.on_requeue = lambda message_id, timeout, backoff: asked.append(timeout)
-    answers.max_req_timeout = 3_600_000
+    in_flight.on_requeue = lambda message_id, timeout, backoff: asked.append(timeout)
+    in_flight.max_req_timeout = 3_600_000
 
     for delay in (3_600_000, 3_600_001, 7_200_000):
-        answers.requeue(ID, delay, False)
+        in_flight.requeue(ID, delay, False)
 
     assert [data for data, _ in sent] == [b"REQ %s 3600000\n" % ID] * 3
     assert asked == [3_600_000] * 3
     (text,) = caplog.messages
     assert text.startswith("nsqd:4150: requeued with a delay of 3600000 ms in place of 3600001 ms: nsqd before 1.1.0")
+
+
+# --- periodic touch
+
+ID = b"0123456789abcdef"
+
+
+class TouchResponder:
+    """Records TOUCH and FIN, by a clock that the test turns."""
+
+    nsqd = "host:4150"
+
+    def __init__(self, clock):
+        self.now = clock.monotonic
+        self.msg_timeout = 60.0
+        self.max_msg_timeout = 300.0
+        self.touched = []
+        self.answers = []
+
+    def touch(self, message_id):
+        self.touched.append(self.now())
+
+    def finish(self, message_id):
+        self.answers.append(message_id)
+
+
+@pytest.fixture
+def responder(clock):
+    return TouchResponder(clock)
+
+
+@pytest.fixture
+def message(responder):
+    return Message(1, 1, ID, b"job", responder, responder.now())
+
+
+@pytest.fixture
+def start(message, clock):
+    """Start a PeriodicTouch of the message; it is stopped after the test."""
+    touchs = []
+
+    def started(interval=20.0):
+        touch = PeriodicTouch(message, interval, clock, "host:4150: topic/channel")
+        touchs.append(touch)
+        touch.start()
+        gevent.sleep(0)
+        return touch
+
+    yield started
+    for touch in touchs:
+        touch.stop()
+
+
+def test_touches_at_every_interval(start, clock, responder):
+    start(20.0)
+
+    clock.advance(65)
+
+    assert responder.touched == [20.0, 40.0, 60.0]
+
+
+def test_first_touch_comes_earlier_when_the_message_has_waited(start, clock, responder):
+    clock.advance(50)
+    start(20.0)
+
+    clock.advance(30)
+
+    # Half of the 10 s that were left, then by the interval.
+    assert responder.touched == [55.0, 75.0]
+
+
+def test_interval_longer_than_the_timeout_keeps_the_message_all_the_same(start, clock, responder):
+    start(100.0)
+
+    clock.advance(70)
+
+    assert responder.touched == [30.0, 60.0]
+
+
+def test_message_without_time_left_is_touched_at_the_minimum_interval(start, clock, responder):
+    clock.advance(70)
+    start(20.0)
+
+    clock.advance(20.1)
+
+    assert responder.touched == [70.1, 90.1]
+
+
+def test_timeout_of_0_is_no_busy_loop(start, clock, responder):
+    responder.msg_timeout = 0.0
+    start(20.0)
+
+    clock.advance(1)
+
+    assert 9 <= len(responder.touched) <= 10
+
+
+def test_without_known_timeouts_only_the_interval_counts(start, clock, responder, caplog):
+    responder.msg_timeout = responder.max_msg_timeout = None
+    start(20.0)
+
+    clock.advance(2000)
+
+    assert len(responder.touched) == 100
+    assert caplog.records == []
+
+
+def test_answer_ends_it_quietly(start, clock, responder, message, caplog):
+    touch = start()
+    clock.advance(20)
+
+    message.finish()
+    clock.advance(20)
+
+    assert touch.ended
+    assert responder.touched == [20.0]
+    assert caplog.records == []
+
+
+def test_lost_connection_stops_the_touches_without_a_warning(start, clock, responder, caplog):
+    def refuse(message_id):
+        raise NSQConnectionClosed("gone")
+
+    touch = start()
+    responder.touch = refuse
+    clock.advance(20)
+
+    assert touch.ended
+    assert caplog.records == []
+
+
+def test_answer_in_the_moment_of_the_touch_ends_it_quietly(start, clock, responder, message, caplog):
+    def answered_first(message_id):
+        message.finish()
+        message.touch()
+
+    touch = start()
+    responder.touch = answered_first
+    clock.advance(20)
+
+    assert touch.ended
+    assert caplog.records == []
+
+
+def test_at_the_longest_timeout_it_warns_once_and_stops(start, clock, responder, caplog):
+    touch = start(100.0)
+    responder.msg_timeout = 200.0
+
+    clock.advance(299)
+    assert caplog.records == []
+    clock.advance(1000)
+
+    assert touch.ended
+    assert responder.touched == [30.0, 130.0, 230.0]
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("gnsq.nsqd.in_flight", logging.WARNING)
+    assert "nsqd takes it back and delivers it again" in record.message
+    assert record.message.startswith("host:4150: topic/channel: message ")
+
+
+def test_block_that_ends_before_the_longest_timeout_is_not_warned_of(start, clock, caplog):
+    touch = start()
+    clock.advance(299)
+
+    touch.stop()
+    clock.advance(1000)
+
+    assert touch.ended
+    assert caplog.records == []
+
+
+def test_stop_ends_it_at_once_and_may_be_repeated(start, clock, responder):
+    touch = start()
+
+    touch.stop()
+    touch.stop()
+    gevent.spawn(touch.stop).get(timeout=1)
+    wait_until(lambda: touch.ended)
+    clock.advance(100)
+
+    assert responder.touched == []
+
+
+def test_no_touch_is_sent_after_stop_even_if_the_sleep_has_ended(message, clock, responder):
+    woken = Event()
+    clock.sleep = lambda seconds: woken.wait()
+    touch = PeriodicTouch(message, 20.0, clock, "host:4150: topic/channel")
+    touch.start()
+    gevent.sleep(0)
+
+    woken.set()
+    touch.stop()
+    wait_until(lambda: touch.ended)
+
+    assert responder.touched == []
+
+
+def test_stop_before_start_starts_nothing(message, clock, responder):
+    touch = PeriodicTouch(message, 20.0, clock, "host:4150: topic/channel")
+
+    touch.stop()
+    touch.start()
+    clock.advance(100)
+
+    assert not touch.ended
+    assert responder.touched == []
+
+
+def test_stop_does_not_cut_a_send_short(start, clock, responder):
+    go, sent = Event(), []
+
+    def slow(message_id):
+        go.wait()
+        sent.append(message_id)
+
+    touch = start()
+    responder.touch = slow
+    clock.advance(20)
+
+    touch.stop()
+    gevent.sleep(0)
+    go.set()
+    wait_until(lambda: touch.ended)
+
+    assert sent == [ID]
+
+
+def test_receiver_of_on_touch_that_raises_is_logged_and_ends_it(start, clock, message, caplog):
+    def broken(sender):
+        raise KeyError("bug")
+
+    message.on_touch.connect(broken)
+    touch = start()
+    clock.advance(20)
+
+    assert touch.ended
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert "not touched any more" in record.message
+
+
+def test_second_start_does_nothing(start, clock, responder):
+    start().start()
+
+    clock.advance(20)
+
+    assert responder.touched == [20.0]

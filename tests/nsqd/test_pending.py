@@ -1,16 +1,18 @@
-"""Which requests are sent when, and who gets which answer: by values, nothing is sent."""
+"""Pending requests: which ones are sent when, and which gets which response. Nothing is sent."""
+
+from dataclasses import dataclass
 
 import pytest
 
 from gnsq.errors import NSQConnectionClosed, NSQMPubFailed, NSQSocketError, make_error
-from gnsq.nsqd.pending import PendingCall, PendingRequests, connection_lost_error
+from gnsq.nsqd.pending import ConfirmedLimits, PendingCall, PendingRequests, connection_lost_error
 from gnsq.protocol.frames import ERROR, OK, RESPONSE, encode_frame
 
 OK_FRAME = encode_frame(RESPONSE, OK)
 
 
-class Asked:
-    """A request that writes down what it is told."""
+class FakeRequest:
+    """A request that records how it ended."""
 
     def __init__(self, command, largest_message=0, mpub_body_size=0, defer=0, topic=""):
         self.command = command
@@ -19,29 +21,29 @@ class Asked:
         self.mpub_body_size = mpub_body_size
         self.defer = defer
         self.topic = topic
-        self.told = []
+        self.outcomes = []
 
     def on_response(self, data):
-        self.told.append(data)
+        self.outcomes.append(data)
 
     def on_error(self, error):
-        self.told.append(("refused", error))
+        self.outcomes.append(("refused", error))
 
     def on_connection_lost(self, error):
-        self.told.append(("lost", str(error)))
+        self.outcomes.append(("lost", str(error)))
 
     def on_not_sent(self, error):
-        self.told.append(("not executed", str(error)))
+        self.outcomes.append(("not executed", str(error)))
 
 
 @pytest.fixture
-def kicks():
+def unblocked():
     return []
 
 
 @pytest.fixture
-def requests(kicks):
-    return PendingRequests(lambda: kicks.append(True))
+def requests(unblocked):
+    return PendingRequests(lambda: unblocked.append(True))
 
 
 def put(requests, *all_of_them):
@@ -67,12 +69,12 @@ def put(requests, *all_of_them):
 @pytest.mark.parametrize("doubtful", [False, True], ids=["nothing doubtful", "after something doubtful"])
 def test_take_hands_over_about_so_many_bytes(requests, sizes, limit, taken, doubtful):
     if doubtful:
-        put(requests, Asked(b"x", largest_message=1))
+        put(requests, FakeRequest(b"x", largest_message=1))
         requests.next_batch(1)
         requests.resolve(OK)
-        put(requests, *[Asked(b"x" * size, largest_message=1, defer=0) for size in sizes])
+        put(requests, *[FakeRequest(b"x" * size, largest_message=1, defer=0) for size in sizes])
     else:
-        put(requests, *[Asked(b"x" * size) for size in sizes])
+        put(requests, *[FakeRequest(b"x" * size) for size in sizes])
 
     data = requests.next_batch(limit)
 
@@ -91,30 +93,33 @@ DOUBTFUL = [
 
 
 @pytest.mark.parametrize("claim", DOUBTFUL)
-def test_what_nsqd_may_refuse_goes_alone(requests, kicks, claim):
-    put(requests, Asked(b"0", largest_message=10))
+def test_request_that_may_be_refused_is_sent_alone(requests, unblocked, claim):
+    put(requests, FakeRequest(b"0", largest_message=10))
     requests.next_batch(100)
     requests.resolve(OK)
     assert requests.next_batch(100) == b""
-    del kicks[:]
-    put(requests, Asked(b"1"), Asked(b"2", **claim), Asked(b"3"))
+    del unblocked[:]
+    put(requests, FakeRequest(b"1"), FakeRequest(b"2", **claim), FakeRequest(b"3"))
 
     assert requests.next_batch(100) == b"13"
     assert requests.next_batch(100) == b""
     assert requests.blocked
-    put(requests, Asked(b"4"))
+    put(requests, FakeRequest(b"4"))
     requests.resolve(OK)
     requests.resolve(OK)
-    assert (requests.blocked, kicks) == (False, [True])
+    assert (requests.blocked, unblocked) == (False, [True])
     assert requests.next_batch(100) == b"2"
     assert requests.next_batch(100) == b""
     requests.resolve(OK)
     assert requests.next_batch(100) == b"4"
 
 
-def test_where_nothing_is_known_the_least_goes_first(requests):
+def test_smallest_request_is_sent_first_without_confirmed_limits(requests):
     put(
-        requests, Asked(b"1", largest_message=2_000_000), Asked(b"2", largest_message=1), Asked(b"3", largest_message=1)
+        requests,
+        FakeRequest(b"1", largest_message=2_000_000),
+        FakeRequest(b"2", largest_message=1),
+        FakeRequest(b"3", largest_message=1),
     )
 
     assert requests.next_batch(100) == b"2"
@@ -122,43 +127,43 @@ def test_where_nothing_is_known_the_least_goes_first(requests):
     assert requests.next_batch(100) == b"3"
 
 
-def test_what_all_have_waited_for_is_not_put_off_again(requests):
-    put(requests, Asked(b"0", largest_message=10))
+def test_request_that_others_have_waited_for_keeps_its_place(requests):
+    put(requests, FakeRequest(b"0", largest_message=10))
     requests.next_batch(100)
     requests.resolve(OK)
-    put(requests, Asked(b"1", largest_message=20), Asked(b"2", largest_message=1))
+    put(requests, FakeRequest(b"1", largest_message=20), FakeRequest(b"2", largest_message=1))
     assert requests.next_batch(100) == b"2"
     assert requests.next_batch(100) == b""
 
-    put(requests, Asked(b"3", largest_message=15), Asked(b"4", largest_message=1))
+    put(requests, FakeRequest(b"3", largest_message=15), FakeRequest(b"4", largest_message=1))
     requests.resolve(OK)
 
     assert requests.next_batch(100) == b"1"
 
 
 @pytest.mark.parametrize("claim", DOUBTFUL)
-def test_what_nsqd_has_taken_goes_with_others(requests, claim):
-    put(requests, Asked(b"0", **claim))
+def test_confirmed_request_is_sent_with_others(requests, claim):
+    put(requests, FakeRequest(b"0", **claim))
     requests.next_batch(100)
     requests.resolve(OK)
-    put(requests, Asked(b"1"), Asked(b"2", **claim), Asked(b"3"))
+    put(requests, FakeRequest(b"1"), FakeRequest(b"2", **claim), FakeRequest(b"3"))
 
     assert requests.next_batch(100) == b"123"
 
 
-def test_what_was_not_sent_alone_proves_nothing(requests):
-    put(requests, Asked(b"1"), Asked(b"2", largest_message=1))
+def test_request_that_was_not_sent_alone_confirms_no_limit(requests):
+    put(requests, FakeRequest(b"1"), FakeRequest(b"2", largest_message=1))
     requests.next_batch(100)
 
     requests.resolve(OK)
-    put(requests, Asked(b"3"))
+    put(requests, FakeRequest(b"3"))
 
     assert requests.next_batch(100) == b"2"
 
 
 def test_first_publish_to_each_topic_goes_alone_where_they_need_leave(requests):
     requests.check_topics()
-    put(requests, Asked(b"1", topic="t"), Asked(b"2", topic="t"), Asked(b"3", topic="u"))
+    put(requests, FakeRequest(b"1", topic="t"), FakeRequest(b"2", topic="t"), FakeRequest(b"3", topic="u"))
 
     assert requests.next_batch(100) == b"1"
     requests.resolve(OK)
@@ -167,11 +172,11 @@ def test_first_publish_to_each_topic_goes_alone_where_they_need_leave(requests):
     assert requests.next_batch(100) == b"3"
 
 
-def test_behind_doubts_as_much_is_sent_as_before(requests):
-    put(requests, Asked(b"0", largest_message=1))
+def test_batches_are_as_large_as_before_after_a_request_was_sent_alone(requests):
+    put(requests, FakeRequest(b"0", largest_message=1))
     requests.next_batch(100)
     requests.resolve(OK)
-    put(requests, *[Asked(b"xxx") for _ in range(3)])
+    put(requests, *[FakeRequest(b"xxx") for _ in range(3)])
 
     assert requests.next_batch(7) == b"xxxxxx"
 
@@ -180,22 +185,22 @@ def test_behind_doubts_as_much_is_sent_as_before(requests):
 
 
 def test_withdrawn_requests_are_never_sent(requests):
-    first, second, third = put(requests, Asked(b"1"), Asked(b"22"), Asked(b"333"))
+    first, second, third = put(requests, FakeRequest(b"1"), FakeRequest(b"22"), FakeRequest(b"333"))
 
     assert requests.cancel_unsent([third, first]) == [third, first]
 
     assert requests.unsent == [second]
     assert requests.unsent_bytes == 2
     assert requests.next_batch(100) == b"22"
-    assert (first.told, third.told) == ([], [])
+    assert (first.outcomes, third.outcomes) == ([], [])
 
 
-def test_what_was_sent_or_is_anothers_is_not_withdrawn(requests):
-    (sent,) = put(requests, Asked(b"1"))
+def test_sent_request_is_not_cancelled(requests):
+    (sent,) = put(requests, FakeRequest(b"1"))
     requests.next_batch(100)
-    (unsent,) = put(requests, Asked(b"2"))
+    (unsent,) = put(requests, FakeRequest(b"2"))
 
-    assert requests.cancel_unsent([sent, Asked(b"3")]) == []
+    assert requests.cancel_unsent([sent, FakeRequest(b"3")]) == []
     assert requests.cancel_unsent([]) == []
 
     assert (list(requests.sent), requests.unsent, requests.unsent_bytes) == ([sent], [unsent], 1)
@@ -204,22 +209,22 @@ def test_what_was_sent_or_is_anothers_is_not_withdrawn(requests):
 # --- answers
 
 
-def test_answers_go_to_the_oldest_that_was_sent(requests):
-    first, second = put(requests, Asked(b"1"), Asked(b"2"))
+def test_responses_resolve_the_oldest_sent_request(requests):
+    first, second = put(requests, FakeRequest(b"1"), FakeRequest(b"2"))
     requests.next_batch(100)
 
     requests.resolve(b"one")
 
-    assert (first.told, second.told) == ([b"one"], [])
+    assert (first.outcomes, second.outcomes) == ([b"one"], [])
 
 
-def test_oks_that_come_together_are_given_out_together(requests):
-    asked = put(requests, Asked(b"1"), Asked(b"2"), Asked(b"3"))
+def test_several_ok_frames_resolve_several_requests(requests):
+    asked = put(requests, FakeRequest(b"1"), FakeRequest(b"2"), FakeRequest(b"3"))
     requests.next_batch(100)
 
     assert requests.resolve_oks(OK_FRAME * 2)
 
-    assert [request.told for request in asked] == [[OK], [OK], []]
+    assert [request.outcomes for request in asked] == [[OK], [OK], []]
 
 
 @pytest.mark.parametrize(
@@ -232,57 +237,57 @@ def test_oks_that_come_together_are_given_out_together(requests):
         pytest.param(OK_FRAME + encode_frame(ERROR, b"E_"), id="an error behind one"),
     ],
 )
-def test_what_is_not_only_whole_oks_is_left_to_others(requests, data):
-    asked = put(requests, Asked(b"1"), Asked(b"2"), Asked(b"unsent"))
+def test_data_that_is_not_only_whole_ok_frames_resolves_nothing(requests, data):
+    asked = put(requests, FakeRequest(b"1"), FakeRequest(b"2"), FakeRequest(b"unsent"))
     requests.next_batch(2)
 
     assert not requests.resolve_oks(data)
 
-    assert [request.told for request in asked] == [[], [], []]
+    assert [request.outcomes for request in asked] == [[], [], []]
     assert len(requests.sent) == 2
 
 
 def test_refusal_goes_to_the_oldest(requests):
-    first, second = put(requests, Asked(b"1"), Asked(b"2"))
+    first, second = put(requests, FakeRequest(b"1"), FakeRequest(b"2"))
     requests.next_batch(100)
     error = NSQMPubFailed("MPUB failed exiting")
 
     requests.refuse(error)
 
-    assert (first.told, second.told) == ([("refused", error)], [])
+    assert (first.outcomes, second.outcomes) == ([("refused", error)], [])
 
 
-def test_refusal_of_nothing_that_was_sent_is_nobodys(requests):
-    (unsent,) = put(requests, Asked(b"1"))
+def test_error_without_a_sent_request_fails_nothing(requests):
+    (unsent,) = put(requests, FakeRequest(b"1"))
 
     requests.refuse(NSQMPubFailed("MPUB failed exiting"))
 
-    assert unsent.told == []
+    assert unsent.outcomes == []
 
 
 # --- the end
 
 
-def test_what_was_sent_is_lost_with_the_connection_and_what_was_not_is_not_executed(requests):
-    (sent,) = put(requests, Asked(b"1"))
+def test_lost_connection_makes_sent_requests_unknown_and_others_not_executed(requests):
+    (sent,) = put(requests, FakeRequest(b"1"))
     requests.next_batch(100)
-    (unsent,) = put(requests, Asked(b"2"))
+    (unsent,) = put(requests, FakeRequest(b"2"))
 
     requests.fail("nsqd:4150", NSQConnectionClosed("gone"))
 
-    assert sent.told == [("lost", "nsqd:4150: gone")]
-    assert unsent.told == [("not executed", "nsqd:4150: gone")]
+    assert sent.outcomes == [("lost", "nsqd:4150: gone")]
+    assert unsent.outcomes == [("not executed", "nsqd:4150: gone")]
     assert (len(requests), requests.unsent_bytes) == (0, 0)
 
 
-def test_nothing_behind_a_refusal_is_executed(requests):
-    asked = put(requests, Asked(b"1"), Asked(b"2"))
+def test_requests_after_a_refused_one_are_not_executed(requests):
+    asked = put(requests, FakeRequest(b"1"), FakeRequest(b"2"))
     requests.next_batch(1)
 
     requests.fail("nsqd:4150", make_error(b"E_BAD_MESSAGE too big"))
 
-    assert [told for request in asked for told, _ in request.told] == ["not executed", "not executed"]
-    assert "this one was not executed" in asked[0].told[0][1]
+    assert [told for request in asked for told, _ in request.outcomes] == ["not executed", "not executed"]
+    assert "this one was not executed" in asked[0].outcomes[0][1]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +303,7 @@ def test_reset_names_the_limits_that_a_long_body_may_have_hit(error, longest, su
     assert ("compare with its --max-msg-size" in str(connection_lost_error("nsqd:4150", error, longest))) is suspected
 
 
-def test_call_holds_its_answer(requests):
+def test_pending_call_has_the_data_of_its_response(requests):
     answered, refused = put(requests, PendingCall(b"1"), PendingCall(b"2"))
     requests.next_batch(100)
 
@@ -307,3 +312,65 @@ def test_call_holds_its_answer(requests):
 
     assert answered.get(block=False) == b"one"
     assert isinstance(refused.exception, NSQMPubFailed)
+
+
+# --- confirmed limits
+
+
+@dataclass(frozen=True)
+class Size:
+    largest_message: int = 0
+    mpub_body_size: int = 0
+    defer: int = 0
+    topic: str = "t"
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "request_size", "may_be_refused"),
+    [
+        pytest.param(Size(10), Size(10), False, id="as large"),
+        pytest.param(Size(10), Size(11), True, id="larger"),
+        pytest.param(Size(10, 50), Size(10, 50), False, id="same MPUB"),
+        pytest.param(Size(10, 50), Size(1, 51), True, id="larger MPUB"),
+        pytest.param(Size(10), Size(10, 18), True, id="first multipublish"),
+        pytest.param(Size(10, defer=100), Size(10, defer=100), False, id="as late"),
+        pytest.param(Size(10, defer=100), Size(10, defer=101), True, id="later"),
+        pytest.param(Size(10), Size(10, topic="u"), False, id="another topic, without auth"),
+    ],
+)
+def test_request_above_a_confirmed_limit_may_be_refused(confirmed, request_size, may_be_refused):
+    limits = ConfirmedLimits()
+
+    limits.record_confirmed(confirmed)
+
+    assert limits.may_be_refused(request_size) is may_be_refused
+
+
+def test_first_publish_may_be_refused():
+    assert ConfirmedLimits().may_be_refused(Size(1))
+
+
+def test_larger_confirmed_size_is_kept_when_a_smaller_one_is_confirmed():
+    limits = ConfirmedLimits()
+    limits.record_confirmed(Size(10, mpub_body_size=50, defer=100))
+
+    limits.record_confirmed(Size(1))
+
+    assert not limits.may_be_refused(Size(10, mpub_body_size=50, defer=100))
+
+
+def test_each_topic_may_be_refused_once_with_auth():
+    limits = ConfirmedLimits()
+    limits.check_topics()
+    limits.record_confirmed(Size(10, topic="t"))
+
+    assert not limits.may_be_refused(Size(10, topic="t"))
+    assert limits.may_be_refused(Size(1, topic="u"))
+
+
+def test_command_without_a_topic_is_not_refused_for_one():
+    limits = ConfirmedLimits()
+
+    limits.check_topics()
+
+    assert not limits.may_be_refused(Size(topic=""))

@@ -80,7 +80,7 @@ def test_passing_address_is_forgotten_when_it_fails(made):
     assert log.events == ["prepare"]
 
 
-def test_failure_of_a_passing_address_is_told_until_it_is_connected_or_of_no_more_interest(made, fakensqd):
+def test_failure_of_a_temporary_address_is_kept_until_it_is_connected_or_not_retained(made, fakensqd):
     log = made()
     address = fakensqd.tcp_address
 
@@ -116,7 +116,7 @@ def test_passing_address_is_forgotten_when_it_is_lost(made, fakensqd):
     assert log.events == ["prepare", "setup", "lost"]
 
 
-def test_lost_connection_is_opened_again(made, fakensqd):
+def test_lost_connection_is_reopened(made, fakensqd):
     log = made()
     log.pool.add(fakensqd.tcp_address, permanent=True)
     log.pool.wait_attempted()
@@ -262,7 +262,7 @@ def lose(nsqd, clock):
 # --- release ----------------------------------------------------------------------------------------------------------
 
 
-def test_released_connection_stays_until_it_is_lost_and_is_opened_no_more(kept, nsqd, clock):
+def test_released_connection_is_not_reopened_after_it_is_lost(kept, nsqd, clock):
     log = kept()
     log.pool.release(nsqd.tcp_address)
     clock.advance(1000.0)
@@ -408,7 +408,7 @@ def test_loss_without_fault_is_not_counted_as_a_failure(kept, nsqd, clock):
     assert tries(nsqd) == [0.0, 0.0, 8.0]
 
 
-def test_nobody_is_asked_about_what_was_never_set_up(kept, nsqd, clock):
+def test_fault_is_not_checked_for_a_connection_that_was_not_set_up(kept, nsqd, clock):
     asked = []
     refuse_all(nsqd)
     kept(closed_without_fault=lambda connection: asked.append(connection) or True)

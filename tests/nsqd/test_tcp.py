@@ -66,7 +66,7 @@ def test_deferred_publish_is_confirmed(client):
     client.check_ok()
 
 
-def test_signals_tell_what_happens(client):
+def test_signals_are_sent_for_frames_and_commands(client):
     got = []
     for name in ("on_response", "on_message", "on_finish", "on_requeue", "on_error", "on_close"):
         signal = getattr(client, name)
@@ -101,7 +101,7 @@ def test_fatal_error_is_returned_and_closes(client):
     assert not client.is_connected
 
 
-def test_check_ok_raises_what_nsqd_said(client):
+def test_check_ok_raises_the_error_of_nsqd(client):
     client.send(b"NONSENSE\n")
 
     with pytest.raises(NSQInvalid, match="E_INVALID invalid command NONSENSE"):
@@ -260,7 +260,7 @@ def test_message_id_that_no_nsqd_gives_is_the_peers_fault(opened, act):
             getattr(message, act)()
 
 
-def test_silence_is_a_timeout_and_leaves_the_connection(opened):
+def test_read_timeout_leaves_the_connection_open(opened):
     with scripted() as address:
         # The same time as for the handshake, which must not fail.
         client = opened(address, timeout=0.5)
@@ -271,7 +271,7 @@ def test_silence_is_a_timeout_and_leaves_the_connection(opened):
         assert client.is_connected
 
 
-def test_silence_in_the_handshake_closes(opened):
+def test_timeout_in_the_handshake_closes_the_connection(opened):
     with peer(lambda sock: gevent.sleep(60)) as address:
         client = opened(address, timeout=0.2)
 
@@ -414,7 +414,7 @@ def test_clients_are_compared_by_their_address():
     assert one != "a:1"
 
 
-def test_subclass_may_handle_what_comes(opened):
+def test_subclass_may_override_the_handlers_of_frames(opened):
     class Client(NsqdTCPClient):
         def handle_response(self, data):
             return b"mine: " + super().handle_response(data)
@@ -507,7 +507,7 @@ IN_CLEAR = [
 
 
 @pytest.mark.parametrize("act", IN_CLEAR)
-def test_nothing_but_identify_is_sent_in_clear_where_tls_was_asked_for(nsqd_without_tls, opened, act):
+def test_only_identify_is_sent_in_clear_text_if_tls_is_wanted(nsqd_without_tls, opened, act):
     address, received = nsqd_without_tls
     client = opened(address, tls_v1=True, auth_secret=b"secret")
 
@@ -532,7 +532,7 @@ def test_close_before_tls_is_on_closes_the_socket_and_sends_nothing(nsqd_without
     assert not client.is_connected
 
 
-def test_heartbeat_in_clear_is_not_answered_where_tls_was_asked_for(opened):
+def test_heartbeat_in_clear_text_is_not_answered_if_tls_is_wanted(opened):
     with peer(lambda sock: (sock.recv(4), sock.sendall(encode_frame(RESPONSE, HEARTBEAT)))) as address:
         client = opened(address, tls_v1=True)
 

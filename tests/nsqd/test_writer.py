@@ -29,7 +29,7 @@ def outbox():
     made.close()
 
 
-def test_what_was_queued_before_it_runs_is_sent_at_once(outbox, transport):
+def test_commands_queued_before_run_are_sent_at_once(outbox, transport):
     for number in range(3):
         outbox.put(b"%d" % number)
     gevent.spawn(outbox.run, transport)
@@ -38,7 +38,7 @@ def test_what_was_queued_before_it_runs_is_sent_at_once(outbox, transport):
     assert transport.sends == [b"012"]
 
 
-def test_what_comes_while_it_waits_is_sent_at_once(outbox, transport):
+def test_command_is_sent_at_once_while_the_writer_sleeps(outbox, transport):
     gevent.spawn(outbox.run, transport)
     outbox.wait_flushed()
     outbox.put(b"a")
@@ -62,7 +62,7 @@ def test_finishes_are_one_run_and_stay_in_their_place(outbox, transport):
     assert transport.sends == [b"RDY 1\nFIN a\nFIN b\nRDY 2\nFIN c\n", b"FIN d\n"]
 
 
-def test_closed_outbox_takes_no_finish(outbox):
+def test_closed_writer_refuses_finish(outbox):
     outbox.finish(b"a")
     outbox.close()
 
@@ -71,7 +71,7 @@ def test_closed_outbox_takes_no_finish(outbox):
             outbox.finish(b"b")
 
 
-def test_waiting_for_an_empty_outbox_is_over_at_once(outbox, transport):
+def test_wait_flushed_of_an_empty_writer_returns_at_once(outbox, transport):
     gevent.spawn(outbox.run, transport)
     gevent.sleep(0)
 
@@ -80,7 +80,7 @@ def test_waiting_for_an_empty_outbox_is_over_at_once(outbox, transport):
     assert transport.sends == []
 
 
-def test_close_ends_the_writer_and_those_who_wait(outbox, transport):
+def test_close_makes_run_and_wait_flushed_return(outbox, transport):
     writer = gevent.spawn(outbox.run, transport)
     gevent.sleep(0)
     outbox.put(b"never sent")

@@ -45,7 +45,7 @@ def test_builder_writes_the_wire_form(built, wire, command):
 
 
 @pytest.mark.parametrize(("built", "wire", "command"), VECTORS)
-def test_decoder_reads_it_whole_and_keeps_a_tail(built, wire, command):
+def test_decoder_reads_a_command_and_keeps_the_rest(built, wire, command):
     decoder = CommandDecoder()
 
     decoder.feed(wire + b"NO")
@@ -88,7 +88,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("build", "error", "words"), REFUSED)
-def test_builder_refuses_what_nsqd_would(build, error, words):
+def test_builder_refuses_invalid_arguments(build, error, words):
     with pytest.raises(error, match=words):
         build()
 
@@ -97,7 +97,7 @@ def test_multipublish_takes_any_iterable():
     assert commands.multipublish("t", iter([b"a"])) == commands.multipublish("t", [b"a"])
 
 
-def test_body_beyond_the_size_field_is_refused(monkeypatch):
+def test_body_above_the_maximum_of_the_size_field_is_refused(monkeypatch):
     monkeypatch.setattr(commands, "_MAX_SIZE", 3)
 
     with pytest.raises(ValueError, match="message body of 4 bytes exceeds 3"):

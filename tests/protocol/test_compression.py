@@ -64,7 +64,7 @@ def test_deflate_is_raw_and_sync_flushed(level):
     assert zlib.decompressobj(wbits=-15).decompress(stream) == b"hello"
 
 
-def test_empty_deflate_blocks_hold_nothing():
+def test_empty_deflate_blocks_decompress_to_nothing():
     receiver = Deflate()
 
     assert read(receiver, b"\x00\x00\x00\xff\xff") == b""
@@ -125,12 +125,12 @@ def test_small_snappy_chunks_are_read_together():
         pytest.param(Snappy, IDENTIFIER + b"\x01\x02\x00\x00ab", "no snappy stream", id="snappy, short and as it is"),
     ],
 )
-def test_what_no_peer_sends_breaks_the_protocol(codec, data, words):
+def test_invalid_compressed_bytes_are_a_protocol_error(codec, data, words):
     with pytest.raises(NSQProtocolError, match=words):
         codec().decompress(data, LIMIT)
 
 
-def test_bytes_behind_the_end_of_a_deflate_stream_break_the_protocol():
+def test_bytes_after_the_end_of_a_deflate_stream_are_a_protocol_error():
     sender = zlib.compressobj(6, zlib.DEFLATED, -15)
     receiver = Deflate()
 
@@ -159,7 +159,7 @@ def test_snappy_stream_may_name_itself_again():
     assert read(receiver, sender.compress(b"a") + IDENTIFIER + sender.compress(b"b")) == b"ab"
 
 
-def test_missing_python_snappy_says_what_to_do(monkeypatch):
+def test_error_of_missing_python_snappy_has_a_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "snappy", None)
 
     with pytest.raises(ImportError, match=r"snappy was asked for, but python-snappy.*pip install python-snappy"):

@@ -67,7 +67,7 @@ def test_tail_is_kept_for_the_next_chunk(data, frames):
 
 
 @pytest.mark.parametrize(("data", "frames"), VECTORS)
-def test_next_frame_leaves_what_follows_for_the_next_layer(data, frames):
+def test_next_frame_leaves_the_bytes_after_the_frame(data, frames):
     decoder = FrameDecoder()
 
     first = decoder.next_frame(data + b"rest")
@@ -155,7 +155,7 @@ def feed_whole(decoder):
 
 
 @pytest.mark.parametrize("read", [pytest.param(take_whole, id="next_frame"), pytest.param(feed_whole, id="feed")])
-def test_large_frame_is_held_once(read):
+def test_large_frame_is_not_copied(read):
     tracemalloc.start()
     try:
         data = read(FrameDecoder())
@@ -171,7 +171,7 @@ def test_large_frame_is_held_once(read):
 MESSAGE_DATA = encode_message(1, 2, b"0123456789abcdef", b"x" * 100)
 
 
-def test_large_frame_that_next_frame_has_begun_is_read_by_feed():
+def test_large_frame_that_next_frame_has_started_is_read_by_feed():
     decoder, messages = FrameDecoder(large_frame_size=50), []
     frame = encode_frame(MESSAGE, MESSAGE_DATA)
 

@@ -246,7 +246,7 @@ steps = st.one_of(
 
 
 @given(st.lists(steps, max_size=20))
-def test_single_steps_take_what_lies_in_front(program):
+def test_single_steps_return_the_first_bytes(program):
     decoder, held = CommandDecoder(), b""
     for name, argument in program:
         if name == "feed":
@@ -357,7 +357,7 @@ def test_compressed_garbage_is_a_protocol_error(codec, garbage, data):
 @pytest.mark.parametrize("codec", CODECS)
 @given(size=st.integers(1, 3_000_000), limit=st.sampled_from([100, 4096, 65536]))
 @settings(max_examples=10)
-def test_what_is_packed_tight_comes_out_in_bounded_pieces(codec, size, limit):
+def test_highly_compressed_bytes_are_decompressed_in_bounded_pieces(codec, size, limit):
     packed, receiver = codec().compress(bytes(size)), codec()
 
     sizes = [len(drained(receiver, packed[start : start + READ], limit)) for start in range(0, len(packed), READ)]

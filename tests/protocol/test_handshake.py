@@ -80,7 +80,7 @@ def test_magic_then_identify():
     }
 
 
-def test_answer_settles_the_identity():
+def test_response_to_identify_sets_the_identity():
     _, identity = run([(RESPONSE, ANSWER)])
 
     assert identity == Identity(
@@ -103,13 +103,13 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize(("options", "expected"), UNKNOWN)
-def test_server_without_negotiation_may_not_do_what_it_was_asked_for(options, expected):
+def test_server_without_negotiation_may_ignore_the_wanted_values(options, expected):
     _, identity = run([(RESPONSE, b"OK")], **options)
 
     assert (identity.msg_timeout, identity.heartbeat_interval) == expected
 
 
-def test_server_that_negotiates_keeps_the_heartbeat_interval_that_was_asked_for():
+def test_server_that_negotiates_uses_the_wanted_heartbeat_interval():
     _, identity = run([(RESPONSE, ANSWER)], heartbeat_interval=5)
 
     assert identity.heartbeat_interval == 5
@@ -189,7 +189,7 @@ def test_compression_that_is_not_offered_is_a_warning(name, frame):
         ({"snappy": True}, {"snappy": True, "deflate": True}),
     ],
 )
-def test_layer_that_nobody_asked_for_breaks_the_protocol(asked, offered):
+def test_unwanted_tls_or_compression_is_a_protocol_error(asked, offered):
     with pytest.raises(NSQProtocolError, match="which was not asked for"):
         run([answer(**offered)], **asked)
 
@@ -227,7 +227,7 @@ def test_layer_that_does_not_begin_with_ok_breaks_the_protocol():
         ({"output_buffer_size": -1, "deflate": True}, {"deflate": True}, "output_buffer_size -1 with deflate"),
     ],
 )
-def test_what_works_badly_is_a_warning(options, offered, words):
+def test_unfavourable_options_are_a_warning(options, offered, words):
     _, identity = run([answer(**offered), OK], **options)
 
     assert [words in warning for warning in identity.warnings] == [True]
@@ -245,7 +245,7 @@ def test_snappy_that_can_not_be_imported_is_said_before_anything_is_sent(monkeyp
         next(handshake(ConnectionOptions(snappy=True)))
 
 
-def test_refusal_without_tls_says_what_to_do():
+def test_error_of_a_server_that_requires_tls_has_a_remedy():
     error = with_hint(NSQInvalid("cannot SUB in current state (TLS required)"))
 
     assert str(error) == (
@@ -257,7 +257,7 @@ def test_refusal_without_tls_says_what_to_do():
 REQ_REFUSED = "REQ timeout 3600001000000 out of range 0-3600000000000"
 
 
-def test_refused_requeue_tells_the_limit_and_what_to_do():
+def test_error_of_a_refused_requeue_has_limit_and_remedy():
     error = with_hint(NSQInvalid(REQ_REFUSED))
 
     assert max_req_timeout(error) == 3_600_000
@@ -301,7 +301,7 @@ def test_deeply_nested_answer_breaks_the_protocol():
         ),
     ],
 )
-def test_other_answers_break_the_protocol(frame, words):
+def test_unexpected_response_is_a_protocol_error(frame, words):
     with pytest.raises(NSQProtocolError, match=words):
         run([frame])
 

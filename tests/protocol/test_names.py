@@ -52,5 +52,5 @@ def test_bytes_are_no_name():
         assert_valid_topic_name(b"topic")
 
 
-def test_ephemeral_is_told_by_the_suffix():
+def test_suffix_makes_a_name_ephemeral():
     assert [is_ephemeral(name) for name in ("t#ephemeral", "t")] == [True, False]
