@@ -15,10 +15,10 @@ def main() -> None:
     from fakensqd.cli.program import PROGRAMS, exit_on_signals, run
 
     exit_on_signals()
-    words = sys.argv[1:]
-    if words and words[0] in PROGRAMS:
+    arguments = sys.argv[1:]
+    if arguments and arguments[0] in PROGRAMS:
         # They have Go's flags, and listen before click could be imported.
-        sys.exit(run(words[0], words[1:]))
+        sys.exit(run(arguments[0], arguments[1:]))
     try:
         from fakensqd.cli.main import command_line
     except ImportError as error:

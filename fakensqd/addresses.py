@@ -22,6 +22,7 @@ __all__ = [
     "listen",
     "listen_address",
     "listen_before_start",
+    "open_socket",
     "peer_address",
     "split_address",
 ]
@@ -84,7 +85,7 @@ def listen(address: tuple[str, int]) -> Any:  # Any: gevent has no types
     """
     from gevent import socket as cooperative  # slow to load
 
-    listener = _listening.pop(address, None) or _open_listener(address)
+    listener = _listening.pop(address, None) or open_socket(address)
     return cooperative.socket(listener.family, listener.type, fileno=listener.detach())
 
 
@@ -98,35 +99,38 @@ def listen_before_start(address: str) -> str:
         ValueError: If the address is not valid.
         OSError: If the address cannot be listened on.
     """
-    listener = _open_listener(listen_address(address))
+    listener = open_socket(listen_address(address))
     bound = bound_address(listener)
     _listening[bound] = listener
     return join_address(*bound)
 
 
-def _open_listener(address: tuple[str, int]) -> socket.socket:
+def open_socket(address: tuple[str, int], *, listening: bool = True) -> socket.socket:
+    """Bind a socket and listen. Not listening, it keeps the port from other processes, and connections are refused.
+
+    Raises:
+        OSError: If the address cannot be bound; its filename is the address.
+    """
     host, port = address
-    if port == UNIX_PORT:
-        return _bind(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), _remove_dead_socket(host))
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    # So that a restart can take the port while old connections are in TIME_WAIT.
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return _bind(listener, address)
-
-
-def _bind(listener: socket.socket, address: tuple[str, int] | str) -> socket.socket:
+    family = socket.AF_UNIX if port == UNIX_PORT else socket.AF_INET6 if ":" in host else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.bind(address)
-        listener.listen(1024)
+        if port == UNIX_PORT:
+            _remove_dead_socket(host)
+        else:
+            # So that a restart can take the port while old connections are in TIME_WAIT.
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind(host if port == UNIX_PORT else address)
+        if listening:
+            opened.listen(1024)
     except OSError as error:
-        listener.close()
-        # Python's error has no address.
-        error.filename = address if isinstance(address, str) else join_address(*address)
+        opened.close()
+        error.filename = join_address(*address)
         raise
-    return listener
+    return opened
 
 
-def _remove_dead_socket(path: str) -> str:
+def _remove_dead_socket(path: str) -> None:
     """Remove the socket file of a server that was killed. nsqd would refuse to start."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         try:
@@ -135,7 +139,6 @@ def _remove_dead_socket(path: str) -> str:
             remove_socket_file((path, UNIX_PORT))
         except OSError:
             pass
-    return path
 
 
 def remove_socket_file(address: tuple[str, int]) -> None:

@@ -192,7 +192,7 @@ class FakeCluster(MessageAssertions, Server):
         return list(dict.fromkeys(found))
 
     def report(self) -> str:
-        """Tell the seed and the ends of the transcripts, for the report of a failed test."""
+        """Describe the seed and the ends of the transcripts, for the report of a failed test."""
         return "\n\n".join(daemon.report() for daemon in (*self.nsqds, *self.lookupds))
 
     @property

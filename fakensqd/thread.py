@@ -97,14 +97,6 @@ class ThreadProxy:
         else:
             self._call(setattr, self._target, name, self._unwrapped(value))
 
-    def __enter__(self) -> Any:  # Any: as __getattr__()
-        """Enter the target on its thread."""
-        return self.__getattr__("__enter__")()
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Leave the target on its thread."""
-        self.__getattr__("__exit__")(*exc_info)
-
     def _wrapped(self, value: Any) -> Any:  # Any: as __getattr__()
         if type(value) in (list, tuple):
             return type(value)(self._wrapped(item) for item in value)
@@ -149,6 +141,8 @@ for _name, _operator in {
     "__hash__": hash,
     "__eq__": operator.eq,
     "__iter__": iter,
+    "__enter__": lambda target: target.__enter__(),
+    "__exit__": lambda target, *exc_info: target.__exit__(*exc_info),
 }.items():
     setattr(ThreadProxy, _name, _forwarded(cast(Callable[..., Any], _operator)))
 

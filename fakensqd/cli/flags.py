@@ -1,7 +1,7 @@
 """Flags of nsqd and nsqlookupd 1.3.0: their tables, made from the options, and how they are read.
 
-Pure: words in, options out. Uses neither click, which is optional, nor argparse, which does not read ``-snappy=false``.
-Source: nsqd --help, nsqlookupd --help; apps/nsqd/options.go; Go's flag package; go-options Resolve.
+Pure: arguments in, options out. click is an optional dependency, and argparse does not read ``-snappy=false``. Source:
+nsqd --help, nsqlookupd --help; apps/nsqd/options.go; Go's flag package; go-options Resolve.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Flag:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it may stand without a value; the next word is never its value."""
+        """Whether it may stand without a value; the next argument is never its value."""
         return self.read in (_boolean, _tls_required)
 
 
@@ -130,7 +130,7 @@ _IGNORED = (
 
 
 def flags_of(program: str) -> tuple[Flag, ...]:
-    """Give the flags of nsqd or nsqlookupd, and those for faults over HTTP, which the real programs do not have."""
+    """Return the flags of nsqd or nsqlookupd, and those for faults over HTTP, which the real programs do not have."""
     is_nsqd = program == "nsqd"
     port = 4150 if is_nsqd else 4160
     # Of the real programs; those that are made of the name of the host are set by options_of().
@@ -176,8 +176,8 @@ def _option_flags(options: type[Options], defaults: Mapping[str, Value]) -> Iter
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def parse(flags: Iterable[Flag], words: Sequence[str]) -> dict[str, Value]:
-    """Read flags up to the first word that is no flag.
+def parse(flags: Iterable[Flag], arguments: Sequence[str]) -> dict[str, Value]:
+    """Read flags up to the first argument that is no flag.
 
     Returns:
         Values by the name of the flag; "help" for -h and --help.
@@ -188,7 +188,7 @@ def parse(flags: Iterable[Flag], words: Sequence[str]) -> dict[str, Value]:
     asks_for_help = Flag("help", _boolean)
     known = {flag.name: flag for flag in flags} | {"h": asks_for_help, "help": asks_for_help}
     values: dict[str, Value] = {}
-    rest = list(words)
+    rest = list(arguments)
     while rest and len(rest[0]) > 1 and rest[0].startswith("-"):
         word = rest.pop(0)
         if word == "--":

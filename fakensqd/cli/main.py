@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fakensqd.cli.program import run
+from fakensqd.cli.program import PROGRAMS, run
 from fakensqd.options import NSQ_VERSION
 from gnsq.options import VERSION
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from fakensqd.daemon.daemon import Daemon
 
 __all__ = ["command_line"]
-
-_PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -38,18 +36,15 @@ def command_line() -> None:
     """
 
 
-@command_line.command("nsqd", context_settings=_PASSED_ON, short_help=f"Be nsqd {NSQ_VERSION}, with its flags.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED)
-def _nsqd(words: tuple[str, ...]) -> None:
-    raise SystemExit(run("nsqd", words))
+@click.pass_context
+def _run_daemon(context: click.Context) -> None:
+    raise SystemExit(run(str(context.info_name), context.args))
 
 
-@command_line.command(
-    "nsqlookupd", context_settings=_PASSED_ON, short_help=f"Be nsqlookupd {NSQ_VERSION}, with its flags."
-)
-@click.argument("words", nargs=-1, type=click.UNPROCESSED)
-def _nsqlookupd(words: tuple[str, ...]) -> None:
-    raise SystemExit(run("nsqlookupd", words))
+_RAW = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
+for _name in PROGRAMS:
+    _help = f"Be {_name} {NSQ_VERSION}, with its flags."
+    command_line.command(_name, context_settings={**_RAW, "help_option_names": []}, short_help=_help)(_run_daemon)
 
 
 @command_line.command("cluster", short_help="Be nsqds that are registered with nsqlookupds.")
@@ -125,6 +120,6 @@ def _addresses(daemon: Daemon) -> dict[str, str]:
 
 def _nsqadmin(cluster: FakeCluster) -> str:
     """Build the command that shows the cluster; without nsqlookupds, nsqadmin asks the nsqds."""
-    asked = cluster.lookupds or cluster.nsqds
+    daemons = cluster.lookupds or cluster.nsqds
     flag = "--lookupd-http-address" if cluster.lookupds else "--nsqd-http-address"
-    return " ".join(["nsqadmin", *(f"{flag}={daemon.http_address}" for daemon in asked)])
+    return " ".join(["nsqadmin", *(f"{flag}={daemon.http_address}" for daemon in daemons)])

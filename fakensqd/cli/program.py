@@ -43,11 +43,11 @@ class _FatalError(Exception):
     """The program cannot run; the text is for the log."""
 
 
-def run(program: str, words: Sequence[str]) -> int:
+def run(program: str, arguments: Sequence[str]) -> int:
     """Run nsqd or nsqlookupd until SIGINT or SIGTERM; return the exit status."""
     flags, hostname = flags_of(program), os.uname().nodename
     try:
-        given = parse(flags, words)
+        given = parse(flags, arguments)
     except FlagError as error:
         sys.stderr.write(f"{error}\n{usage(program, flags, hostname=hostname)}")
         return _BAD_FLAGS

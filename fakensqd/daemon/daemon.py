@@ -22,6 +22,7 @@ from fakensqd.addresses import (
     join_address,
     listen,
     listen_address,
+    open_socket,
     peer_address,
     remove_socket_file,
     split_address,
@@ -310,7 +311,11 @@ class Daemon(Server):
             return
         self._close()
         addresses = [self.tcp_address, *(port.address for port in self._http_ports)]
-        self._reserved = [_reserve_port(address) for address in addresses if address and "/" not in address]
+        self._reserved = [
+            open_socket(split_address(address), listening=False)
+            for address in addresses
+            if address and "/" not in address
+        ]
 
     def up(self) -> None:
         """Listen on the same ports again. Does nothing if the server is up."""
@@ -408,16 +413,3 @@ class Daemon(Server):
             self._connections.pop(connection, None)
             transport.abort()
             self.faults.end_connection(number, connection.session)
-
-
-def _reserve_port(address: str) -> socket.socket:
-    """Bind a port without listening, so that no other process takes it and connections are refused."""
-    host, port = split_address(address)
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-    except OSError:
-        sock.close()
-        raise
-    return sock

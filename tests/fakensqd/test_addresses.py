@@ -15,6 +15,7 @@ from fakensqd.addresses import (
     listen,
     listen_address,
     listen_before_start,
+    open_socket,
     peer_address,
     remove_socket_file,
     split_address,
@@ -55,10 +56,12 @@ def test_address_of_a_client_is_formatted(address, text):
     assert peer_address(address) == text
 
 
-def test_listen_on_a_port_in_use_raises():
+@pytest.mark.parametrize("listening", [True, False])
+def test_port_in_use_cannot_be_opened(listening):
     listener = listen(("127.0.0.1", 0))
-    with contextlib.closing(listener), pytest.raises(OSError, match="in use"):
-        listen(bound_address(listener))
+    address = bound_address(listener)
+    with contextlib.closing(listener), pytest.raises(OSError, match=f"in use: '{join_address(*address)}'"):
+        open_socket(address, listening=listening)
 
 
 def test_socket_file_of_a_dead_server_is_replaced(tmp_path):

@@ -7,7 +7,6 @@ import gevent.socket
 import pytest
 
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
-from fakensqd.daemon.daemon import _reserve_port
 from fakensqd.faults.toxics import latency
 from gnsq import Consumer, LookupdClient, Producer
 from gnsq.errors import NSQConnectionClosed, NSQTimeout
@@ -56,14 +55,6 @@ def test_ports_are_reserved_while_the_server_is_down():
         nsqd.down()
         with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
             other.bind(("127.0.0.1", nsqd.tcp_port))
-
-
-def test_port_that_another_process_has_cannot_be_reserved():
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        with pytest.raises(OSError, match="Address already in use"):
-            _reserve_port(f"127.0.0.1:{other.getsockname()[1]}")
 
 
 def test_stop_while_down_frees_the_ports():
