@@ -25,7 +25,7 @@ def run_until_killed(point, nsqd, spool):
 def drain(nsqd, spool, hub, limit=30.0):
     """Receive until the channel is empty, what a killed receiver had included."""
     options = ReadOptions(topic=TOPIC, channel=CHANNEL, nsqd_tcp_addresses=(nsqd.tcp_address,))
-    receiver = Receiver(options, spool)
+    receiver = hub.call(Receiver, options, spool)
     hub.call(receiver.start)
     wait_for(lambda: is_empty(nsqd, TOPIC, CHANNEL), limit)
     hub.call(receiver.close)

@@ -97,7 +97,7 @@ def tune_gc() -> None:
 
 
 class Receiver:
-    """One run of receiving, into a new directory of the spool.
+    """One run of receiving, into a new directory of the spool. Make it in the hub that runs it.
 
     Args:
         on_segment: Called in the receiver's hub after each durable segment; must not block.
