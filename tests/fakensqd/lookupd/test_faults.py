@@ -5,11 +5,13 @@ import pytest
 from gevent import socket
 
 from fakensqd import FakeLookupd, FakeNsqd, on
-from fakensqd.effects import Close, Execute, Send, SendLater
+from fakensqd.effects import Close, Send, SendLater
 from fakensqd.faults import corrupt, delay, disconnect, drop, duplicate, error, expire_message, inject, reorder, reset
+from fakensqd.faults.injector import ConnectionInjector, FaultInjector
 from fakensqd.faults.json_rules import decode_rules
 from fakensqd.lookupd.registry import Key, Registry
 from fakensqd.lookupd.session import LookupdSession
+from fakensqd.transcript import Transcript
 from tests.fakensqd.lookupd.test_session import identify
 from tests.fakensqd.wire import Client, request
 from tests.helpers import wait_until
@@ -186,22 +188,7 @@ def test_rule_over_http_may_name_commands_of_nsqlookupd():
     assert rule.match.kind == "UNREGISTER"
 
 
-class Silent:
-    """A tap that changes nothing."""
-
-    is_active = True
-
-    def command(self, command, now):
-        return [Execute()]
-
-    def executed(self):
-        pass
-
-    def reply(self, steps, now):
-        return steps
-
-
-SAID = [
+RECEIVED = [
     pytest.param(b"  V1" + identify() + b"REGISTER t c\nPING\nFOO\n", id="unknown"),
     pytest.param(b"  V1" + identify() + identify(), id="IDENTIFY again"),
     pytest.param(b"  V1IDENTIFY\n\0\0\0\0", id="an empty body"),
@@ -211,20 +198,20 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize("said", SAID)
-def test_intercepted_session_behaves_as_without_faults(said):
-    def conversation(pieces, tap):
+@pytest.mark.parametrize("received", RECEIVED)
+def test_intercepted_session_behaves_as_without_faults(received):
+    def output(pieces, *, intercepted):
         session = LookupdSession(Registry(), remote_address="h:1", identity=dict)
-        if tap is not None:
-            session.attach(tap)
+        if intercepted:
+            session.attach(ConnectionInjector(FaultInjector(0, Transcript()), 1, session, 4))
         effects = [effect for piece in pieces for effect in session.receive(piece, 0.0)]
         effects += [*session.pump(0.0), *session.end_of_input(0.0)]
         return b"".join(effect.data for effect in effects if isinstance(effect, Send)), Close() in effects
 
-    whole = conversation([said], None)
+    expected = output([received], intercepted=False)
 
-    assert conversation([said], Silent()) == whole
-    assert conversation([said[index : index + 1] for index in range(len(said))], Silent()) == whole
+    assert output([received], intercepted=True) == expected
+    assert output([received[index : index + 1] for index in range(len(received))], intercepted=True) == expected
 
 
 def test_half_closed_client_reads_delayed_responses(lookupd, clock):
