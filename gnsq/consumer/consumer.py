@@ -244,7 +244,9 @@ class Consumer:
         self._workers = WorkerPool(
             f"gnsq-worker-{topic}",
             lambda: self.concurrency,
-            self._handle,
+            functools.partial(self._runner.handle_with_override, self._handle_one)
+            if self._overridden("handle_message")
+            else self._runner.handle,
             functools.partial(self._runner.handle_batch_with_override, self.handle_messages)
             if self._overridden("handle_messages")
             else None,
@@ -301,21 +303,15 @@ class Consumer:
         if not self._starting.acquire():
             self.logger.warning("%s: consumer is running already", self.log_owner.label)
         else:
-            self._warn_of_collected_receivers()
+            if self.on_giving_up.collected is not None and not list(self.on_giving_up.receivers_for(self)):
+                text = "%s: messages that are given up are finished and lost%s"
+                self.logger.warning(text, self.log_owner.label, self.on_giving_up.collected_hint())
             if self.threaded:
                 self._start_on_thread()
             else:
                 self._start_in_thread()
         if block:
             self.join()
-
-    def _warn_of_collected_receivers(self) -> None:
-        if self.on_giving_up.collected is not None and not list(self.on_giving_up.receivers_for(self)):
-            self.logger.warning(
-                "%s: messages that are given up are finished and lost%s",
-                self.log_owner.label,
-                self.on_giving_up.collected_hint(),
-            )
 
     def _start_in_thread(self) -> None:
         self._owner_thread = OwnerThread()
@@ -390,8 +386,10 @@ class Consumer:
         Raises:
             RuntimeError: If a thread calls it that did not start the consumer, unless the consumer is threaded.
         """
-        if self.threaded and (self._owner_thread is None or not self._owner_thread.is_current):
-            self._join_thread(timeout)
+        limit = NO_TIMEOUT if timeout is None else timeout
+        if self.threaded and (self._owner_thread is None or self._is_other_thread):
+            if not is_hub_greenlet() and self._closed.wait(limit) and self._hub_thread:
+                self._hub_thread.stop()
             return
         if self._is_other_thread:
             raise RuntimeError(
@@ -405,11 +403,7 @@ class Consumer:
         if self._workers.is_current and self._shutdown is not None:
             self._shutdown.wait_for_others(timeout)
         else:
-            self._closed.wait(NO_TIMEOUT if timeout is None else timeout)
-
-    def _join_thread(self, timeout: float | None) -> None:
-        if not is_hub_greenlet() and self._closed.wait(NO_TIMEOUT if timeout is None else timeout) and self._hub_thread:
-            self._hub_thread.stop()
+            self._closed.wait(limit)
 
     def __enter__(self) -> Self:
         self.start(block=False)
@@ -561,7 +555,7 @@ class Consumer:
         """
         self._runner.note_failure(message, error)
 
-    # --- methods that subclasses may override; an exception of handle_response() and the following is only logged
+    # --- methods that subclasses may override; exceptions of handle_response() and the next four are only logged
 
     def handle_message(self, conn: Connection | None, message: Message) -> None:
         """Call the handlers, and answer the message by their outcome. Runs in a worker; conn is None if it is lost."""
@@ -699,12 +693,11 @@ class Consumer:
         connection.on_messages = self._on_messages
         connection.on_response = functools.partial(self._call_hook, self.handle_response)
         connection.on_error = functools.partial(self._call_hook, self.handle_error)
-        connection.in_flight_messages.latency = self._workers.latency
-        connection.in_flight_messages.requeue_after = lambda attempts: self.options.requeue_after(
-            attempts
-        )  # options may be replaced
-        connection.in_flight_messages.max_req_timeout = self._max_req_timeouts.get(connection.address)
-        connection.in_flight_messages.on_requeue = functools.partial(self._on_requeue, connection)
+        in_flight = connection.in_flight_messages
+        in_flight.latency = self._workers.latency
+        in_flight.requeue_after = lambda attempts: self.options.requeue_after(attempts)  # options may be replaced
+        in_flight.max_req_timeout = self._max_req_timeouts.get(connection.address)
+        in_flight.on_requeue = functools.partial(self._on_requeue, connection)
         self._set_finish_listener([connection])
 
     def _setup_connection(self, connection: Connection) -> None:
@@ -737,18 +730,11 @@ class Consumer:
         if connection.in_flight_messages.in_flight > connection.in_flight_limit:
             self._rdy.check_in_flight(connection)
 
-    @functools.cached_property
-    def _handle(self) -> Callable[[Message], bool]:
-        if self._overridden("handle_message"):
-            return functools.partial(self._runner.handle_with_override, self._handle_one)
-        return self._runner.handle
-
     def _unanswered_messages(self) -> list[Message]:
         """Return the messages that handlers have, and the async ones."""
         # list() of each set is one step for the interpreter: other threads may add to it.
-        async_messages = [
-            list(connection.in_flight_messages.async_messages) for connection in self._pool.connections.values()
-        ]
+        connections = self._pool.connections.values()
+        async_messages = [list(connection.in_flight_messages.async_messages) for connection in connections]
         return list(itertools.chain(self._workers.handling, *async_messages))
 
     def _set_finish_listener(self, connections: Collection[Connection]) -> None:

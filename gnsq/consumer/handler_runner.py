@@ -130,14 +130,8 @@ class HandlerRunner:
                 self._give_up(message)
                 return True
             if not self.receivers:
-                self._rate_limited.log(
-                    logging.ERROR,
-                    "unhandled",
-                    "%s: message %s: no handler is connected to on_message any more; requeued%s",
-                    self._label,
-                    message.id,
-                    self._consumer.on_message.collected_hint(),
-                )
+                text = "no handler is connected to on_message any more; requeued%s"
+                self._log(logging.ERROR, "unhandled", message, text, self._consumer.on_message.collected_hint())
                 message.requeue(UNHANDLED_DELAY_MS, backoff=False)
                 return True
             try:
@@ -184,8 +178,7 @@ class HandlerRunner:
         due = messages
         if options.max_tries > 0:
             due = [message for message in messages if message.attempts <= options.max_tries]
-        if len(due) < len(messages):
-            for message in messages:
+            for message in messages if len(due) < len(messages) else ():
                 if message.attempts > options.max_tries:
                     with self._log_answer_errors(message):
                         self._give_up(message)
@@ -238,8 +231,7 @@ class HandlerRunner:
         try:
             yield
         except NSQConnectionClosed as error:
-            text = "%s: message %s: no answer sent, its connection is gone: %s"
-            self._rate_limited.log(logging.INFO, "gone", text, self._label, message.id, error)
+            self._log(logging.INFO, "gone", message, "no answer sent, its connection is gone: %s", error)
         except Exception:  # a receiver of the message's own signals may raise anything
             self._logger.exception("%s: message %s: a receiver of its signals raised", self._label, message.id)
 
@@ -292,16 +284,10 @@ class HandlerRunner:
     def on_dropped(self, message: Message) -> None:
         """Log that a message timed out in the inbox."""
         self._note(message, "timed out while it waited for a handler")
-        self._rate_limited.log(
-            logging.WARNING,
-            "dropped",
-            "%s: message %s: not handled, it waited for a handler until its timeout was over and nsqd delivers it "
-            "again: %s",
-            self._label,
-            message.id,
-            # Only for a line that is logged: to search all handlers for each of many messages would take seconds.
-            self._wait_hint() if self._rate_limited.is_due("dropped") else _QUEUE_HINT,
-        )
+        text = "not handled, it waited for a handler until its timeout was over and nsqd delivers it again: %s"
+        # Only for a line that is logged: to search all handlers for each of many messages would take seconds.
+        hint = self._wait_hint() if self._rate_limited.is_due("dropped") else _QUEUE_HINT
+        self._log(logging.WARNING, "dropped", message, text, hint)
 
     def _wait_hint(self) -> str:
         """Explain why no handler was free, and what to do."""
@@ -317,6 +303,13 @@ class HandlerRunner:
 
     def _subject(self, message: Message) -> tuple[str, bytes, str | None]:
         return self._label, message.id, message.nsqd
+
+    def _log(
+        self, level: int, kind: str, message: Message, text: str, *arguments: object, exc_info: bool = False
+    ) -> None:
+        """Log a rate-limited line that begins with the consumer and the message."""
+        text = f"%s: message %s: {text}"
+        self._rate_limited.log(level, kind, text, self._label, message.id, *arguments, exc_info=exc_info)
 
     # --- calls of handlers
 
@@ -395,14 +388,8 @@ class HandlerRunner:
 
     def log_given_up_summary(self, *, at_once: bool = False) -> None:
         """Log how many messages were given up without a line of their own, once in each INTERVAL, or at once."""
-        self._rate_limited.log_rest(
-            logging.WARNING,
-            "given up",
-            "more message",
-            "%s: %s given up",
-            self._label,
-            at_once=at_once,
-        )
+        text = "%s: %s given up"
+        self._rate_limited.log_rest(logging.WARNING, "given up", "more message", text, self._label, at_once=at_once)
 
     def note_failure(self, message: Message, error: BaseException) -> None:
         """Remember why a message failed."""
@@ -418,17 +405,9 @@ class HandlerRunner:
             what: Name of the handler in the log line.
         """
         self.failed += 1
-        self._rate_limited.log(
-            logging.ERROR,
-            f"{what} {type(error).__qualname__}",
-            "%s: message %s: %s raised on attempt %d, message is %s",
-            self._label,
-            message.id,
-            what,
-            message.attempts,
-            "answered already" if message.has_responded() else "requeued",
-            exc_info=True,
-        )
+        kind, text = f"{what} {type(error).__qualname__}", "%s raised on attempt %d, message is %s"
+        result = "answered already" if message.has_responded() else "requeued"
+        self._log(logging.ERROR, kind, message, text, what, message.attempts, result, exc_info=True)
         try:
             notify(self._consumer.on_exception, self._consumer, message=message, error=error)
         finally:

@@ -123,7 +123,7 @@ class RdyController:
         self._policy.turn_timeout, self._policy.grace = options.low_ready_timeout, options.ready_grace
         self.backoff.maximum = options.max_backoff_duration
         if not options.max_backoff_duration and self.backoff.reset():
-            self._end_backoff()
+            self._change_phase("end")
         self.schedule_update()
 
     @property
@@ -180,50 +180,42 @@ class RdyController:
 
     def record_failure(self) -> None:
         """Count a failure; the pause may begin."""
-        started = self.backoff.phase is BackoffPhase.OFF
+        phase = "start" if self.backoff.phase is BackoffPhase.OFF else "continue"
         try:
             paused = not self._stopped and self.backoff.record_failure(self._clock.monotonic())
         except Exception:  # a user's backoff_strategy may raise anything
             logger.exception("%s: %s; not paused for this failure", self._label, _BAD_STRATEGY)
             paused = False
         if paused:
-            self._begin_pause("start" if started else "continue")
+            self._change_phase(phase)
         elif self.backoff.phase is BackoffPhase.PROBING:
-            self._probed = None
-            self.schedule_update()
+            self._end_probe()
 
     def record_success(self) -> None:
         """Count a success. The call may be left out while backoff.phase is OFF."""
         try:
             changed = not self._stopped and self.backoff.record_success(self._clock.monotonic())
         except Exception:  # as in record_failure()
-            logger.exception(
-                "%s: backoff_strategy raised, or gave no number of seconds; no more pauses for these failures",
-                self._label,
-            )
+            logger.exception("%s: %s; no more pauses for these failures", self._label, _BAD_STRATEGY)
             changed = self.backoff.reset()
-        if changed and self.backoff.phase is BackoffPhase.WAITING:
-            self._begin_pause("continue")
-        elif changed:
-            self._end_backoff()
-
-    def _end_backoff(self) -> None:
-        self._policy.backing_off = False
-        self._policy.probe = self._probed = None
-        self._update_rdy()
-        self._on_phase("end", 0, 0.0)
+        if changed:
+            self._change_phase("end" if self.backoff.phase is BackoffPhase.OFF else "continue")
 
     def record_neutral(self, connection: Connection) -> None:
         """Record an answer that is neither a success nor a failure of a handler."""
         if connection is self._probed:
-            self._probed = None
-            self.schedule_update()
+            self._end_probe()
 
-    def _begin_pause(self, phase: str) -> None:
-        self._policy.backing_off = True
+    def _end_probe(self) -> None:
+        self._probed = None
+        self.schedule_update()
+
+    def _change_phase(self, phase: str) -> None:
+        is_over = phase == "end"
+        self._policy.backing_off = not is_over
         self._policy.probe = self._probed = None
         self._update_rdy()
-        self._on_phase(phase, self.backoff.failures, self.backoff.duration)
+        self._on_phase(phase, self.backoff.failures, 0.0 if is_over else self.backoff.duration)
 
     # --- RDY
 

@@ -450,8 +450,8 @@ class RdyPolicy(Generic[Key]):
             for other in waiting:
                 self._states[other].had_turn = False
         chosen = self._rng.choice(new or backlog or waiting)
-        here, there = self._order.index(key), self._order.index(chosen)
-        self._order[here], self._order[there] = chosen, key
+        first, second = self._order.index(key), self._order.index(chosen)
+        self._order[first], self._order[second] = chosen, key
         state.turn = None
         state.has_backlog = state.has_backlog and not is_silent
         self._waiting_with_backlog += int(state.has_backlog) - int(self._states[chosen].has_backlog)
