@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gnsq.errors import NSQException, NSQNotSentClosed
 from gnsq.producer.options import ProducerOptions
+from gnsq.producer.result import PublishResult
 from gnsq.texts import counted
 
-__all__ = ["Chunk", "NSQManyFailed", "PublishHandle", "publish_chunks"]
+__all__ = ["Chunk", "NSQManyFailed", "publish_chunks"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,30 +62,8 @@ class NSQManyFailed(NSQException):
         self.chunks = chunks
 
 
-class PublishHandle(Protocol):
-    """A chunk that was submitted."""
-
-    def ready(self) -> bool:
-        """Whether it has ended."""
-
-    def get(self) -> object:
-        """Wait until it has ended; raise its error."""
-
-
-class _Piece(NamedTuple):
-    """Bodies of the next chunk.
-
-    Attributes:
-        error: Why one message can't be published; or the error that the iterable raised, if is_end.
-    """
-
-    bodies: list[bytes]
-    error: Exception | None = None
-    is_end: bool = False
-
-
 def publish_chunks(
-    submit: Callable[[list[bytes]], PublishHandle],
+    submit: Callable[[list[bytes]], PublishResult],
     messages: Iterable[bytes],
     options: ProducerOptions,
     *,
@@ -104,128 +83,112 @@ def publish_chunks(
     """
     if isinstance(messages, (bytes, bytearray, str)):
         raise TypeError(f"messages must be an iterable of bytes, not {type(messages).__name__}")
-    many = _ChunkedPublish(submit)
+    many = _ChunkedPublish()
     cause: Exception | None = None
+    is_closed = False
     try:
-        for piece in _split(messages, options):
-            if piece.error is None:
-                many.submit(piece.bodies)
+        for bodies, error in _split(messages, options):
+            if error is None:
+                try:
+                    many.add(len(bodies), submit(bodies))
+                except NSQException as failure:
+                    many.add(len(bodies), failure)
+                    is_closed = isinstance(failure, NSQNotSentClosed)
+            elif isinstance(error, _IterableRaised):
+                cause = error.error
+                many.add(0, cause)
             else:
-                many.add(0 if piece.is_end else 1, _FailedHandle(piece.error))
-                cause = piece.error if piece.is_end else None
-            if many.is_closed or (many.has_failed and raise_error):
+                many.add(1, error)
+            if is_closed or (many.has_failed and raise_error):
                 break
         many.wait()
     except BaseException:
         # Killed, or a gevent.Timeout.
-        if many.unreported:
+        if many.pending:
             text = "%s: publish_many was interrupted with %s pending: their outcomes are not reported"
-            logger.warning(text, label, counted(many.unreported, "message"))
+            logger.warning(text, label, counted(sum(messages for _, messages, _ in many.pending), "message"))
         raise
-    if cause is not None or many.is_closed or (many.has_failed and raise_error):
+    if cause is not None or is_closed or (many.has_failed and raise_error):
         raise NSQManyFailed(many.chunks) from cause
     return many.chunks
 
 
-class _FailedHandle:
-    """A chunk that could not be submitted."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def ready(self) -> bool:
-        return True
-
-    def get(self) -> object:
-        raise self._error
-
-
 class _ChunkedPublish:
-    """Submitted chunks, and the outcomes of those before.
+    """Outcomes of chunks, and the chunks that have not ended.
 
     Attributes:
-        chunks: These outcomes, in order.
-        has_failed: Whether a chunk was not confirmed.
-        is_closed: Whether the producer was closed.
+        chunks: The outcomes, in order.
+        pending: First message, number of messages, and result of each other chunk, or the error that ended it at once.
+        has_failed: Whether a chunk was not confirmed, as far as is known.
     """
 
-    def __init__(self, submit: Callable[[list[bytes]], PublishHandle]) -> None:
+    def __init__(self) -> None:
         self.chunks: list[Chunk] = []
+        self.pending: deque[tuple[int, int, PublishResult | Exception]] = deque()
         self.has_failed = False
-        self.is_closed = False
-        self._submit = submit
         self._number = 0
-        self._pending: deque[tuple[int, int, PublishHandle]] = deque()
 
-    def submit(self, bodies: list[bytes]) -> None:
-        """Submit a chunk."""
-        handle: PublishHandle
-        try:
-            handle = self._submit(bodies)
-        except NSQException as error:
-            handle = _FailedHandle(error)
-            self.is_closed = isinstance(error, NSQNotSentClosed)
-        self.add(len(bodies), handle)
-
-    def add(self, messages: int, handle: PublishHandle) -> None:
+    def add(self, messages: int, result: PublishResult | Exception) -> None:
         """Add a chunk of so many messages, and wait until fewer than MAX_CONCURRENT_CHUNKS are pending."""
-        # Known before the chunks in front of it have ended.
-        self.has_failed = self.has_failed or isinstance(handle, _FailedHandle)
-        self._pending.append((self._number, messages, handle))
+        self.has_failed = self.has_failed or isinstance(result, Exception)
+        self.pending.append((self._number, messages, result))
         self._number += messages
-        while len(self._pending) >= MAX_CONCURRENT_CHUNKS or (self._pending and self._pending[0][2].ready()):
+        while len(self.pending) >= MAX_CONCURRENT_CHUNKS or (self.pending and _has_ended(self.pending[0][2])):
             self._wait_first()
 
     def wait(self) -> None:
         """Wait for all chunks."""
-        while self._pending:
+        while self.pending:
             self._wait_first()
 
-    @property
-    def unreported(self) -> int:
-        """Messages of chunks whose outcome is not in `chunks`."""
-        return sum(messages for _, messages, _ in self._pending)
-
     def _wait_first(self) -> None:
-        first, messages, handle = self._pending[0]
-        error: Exception | None = None
-        try:
-            handle.get()
-        except Exception as raised:  # noqa: BLE001  # reported in the chunk
-            error = raised
-            self.has_failed = True
-        self._pending.popleft()
+        first, messages, result = self.pending[0]
+        error = result if isinstance(result, Exception) else None
+        if not isinstance(result, Exception):
+            try:
+                result.get()
+            except Exception as raised:  # noqa: BLE001  # reported in the chunk
+                error = raised
+        self.has_failed = self.has_failed or error is not None
+        self.pending.popleft()
         self.chunks.append(Chunk(first, messages, error))
 
 
-def _split(messages: Iterable[bytes], options: ProducerOptions) -> Iterator[_Piece]:
-    """Split messages into chunks."""
+def _has_ended(result: PublishResult | Exception) -> bool:
+    return isinstance(result, Exception) or result.ready()
+
+
+class _IterableRaised(Exception):
+    """Holds the error that the caller's iterable raised."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _split(messages: Iterable[bytes], options: ProducerOptions) -> Iterator[tuple[list[bytes], Exception | None]]:
+    """Split messages into chunks: the bodies of each, or the error of one message that can't be published."""
     limit = MAX_CHUNK_BYTES if options.max_body_size is None else min(MAX_CHUNK_BYTES, options.max_body_size - 4)
     bodies: list[bytes] = []
-    size = number = 0
-    iterator = iter(messages)
-    while True:
-        try:
-            body = next(iterator)
-        except StopIteration:
-            break
-        except Exception as error:  # noqa: BLE001  # of the caller's iterable; it is the cause of NSQManyFailed
-            if bodies:
-                yield _Piece(bodies)
-            yield _Piece([], error, is_end=True)
-            return
-        refusal = _refusal(body, number, options)
-        if bodies and (refusal or len(bodies) == MAX_CHUNK_MESSAGES or size + len(body) + 4 > limit):
-            yield _Piece(bodies)
-            bodies, size = [], 0
-        if refusal is not None:
-            yield _Piece([], refusal)
-        else:
-            bodies.append(body)
-            size += len(body) + 4
-        number += 1
+    size = 0
+    raised: Exception | None = None
+    try:
+        for number, body in enumerate(messages):
+            refusal = _refusal(body, number, options)
+            if bodies and (refusal or len(bodies) == MAX_CHUNK_MESSAGES or size + len(body) + 4 > limit):
+                yield bodies, None
+                bodies, size = [], 0
+            if refusal is not None:
+                yield [], refusal
+            else:
+                bodies.append(body)
+                size += len(body) + 4
+    except Exception as error:  # noqa: BLE001  # of the caller's iterable
+        raised = _IterableRaised(error)
     if bodies:
-        yield _Piece(bodies)
+        yield bodies, None
+    if raised is not None:
+        yield [], raised
 
 
 def _refusal(body: object, number: int, options: ProducerOptions) -> Exception | None:
