@@ -213,27 +213,27 @@ class Deadlines:
 def expired_error(
     publish: PendingPublish,
     waiting_for: WaitingFor,
-    address: str,
     no_connection_error: Callable[[str], NSQException],
     used_capacity: str,
 ) -> NSQException:
     """Make the error of a publish whose deadline has passed.
 
     Args:
-        address: The nsqd that it was submitted to.
         no_connection_error: Makes the error that says why there is no connection; its argument says how long the
             publish waited.
         used_capacity: Says how much of max_pending_bytes is in use.
     """
     limit = f"within {publish.timeout:g} s"
     if waiting_for is WaitingFor.RESPONSE:
-        return NSQUnknownTimeout(f"{address}: publish not answered {limit}; nsqd may have it")
+        return NSQUnknownTimeout(f"{publish.address}: publish not answered {limit}; nsqd may have it")
     if publish.refused_error is not None:
         return publish.refused_error
     if waiting_for is WaitingFor.CAPACITY:
         return NSQNotSentTimeout(f"publish to {publish.topic}: no capacity {limit}: {used_capacity}")
     if waiting_for is WaitingFor.SEND:
-        return NSQNotSentTimeout(f"{address}: publish not sent {limit}: nsqd has not read the commands before it")
+        return NSQNotSentTimeout(
+            f"{publish.address}: publish not sent {limit}: nsqd has not read the commands before it"
+        )
     if waiting_for is WaitingFor.BATCH:
         return NSQNotSentTimeout(f"publish to {publish.topic}: batch not sent {limit}; batch_linger is longer")
     return no_connection_error(limit)

@@ -55,6 +55,7 @@ from gnsq.errors import (
     NSQNotSentClosed,
     NSQNotSentTimeout,
     NSQTimeout,
+    NSQUnauthorized,
     NSQUnknown,
     NSQUnknownClosed,
     NSQUnknownTimeout,
@@ -75,7 +76,6 @@ from gnsq.producer.publish import (
     copy_error,
     decide,
     is_topic_error,
-    is_topic_forbidden,
 )
 from gnsq.producer.routing import Strategy
 from gnsq.stats import LatencyRecorder
@@ -367,7 +367,7 @@ class Dispatcher:
             if decision is Decision.RETRY_ALONE:
                 publish.is_batchable = False
             elif isinstance(error, NSQErrorCode) and failure is Failure.REFUSED:
-                publish.refused_by |= {self._address(publish)}
+                publish.refused_by |= {publish.address}
                 publish.refusals += 1
                 publish.refused_error = error
             if decision is Decision.RETRY_POSSIBLY_DUPLICATED:
@@ -394,12 +394,14 @@ class Dispatcher:
     def _refuse_topic(self, publish: PendingPublish, error: NSQException) -> None:
         """End a publish whose topic nsqd refused, and all others to this topic that its link has.
 
-        If nsqd closes the connection, it executes nothing after the refused command, and would refuse these publishes
-        as well, at the cost of one connection each.
+        If the topic is not allowed, nsqd closes the connection and executes nothing after the refused command. It would
+        refuse the other publishes as well, at the cost of one connection each. HTTP has no such error.
+
+        Source: nsqd protocol_v2.go, CheckAuth.
         """
         link = publish.link
         refused = [publish]
-        if link is not None and is_topic_forbidden(error):
+        if link is not None and isinstance(error, NSQUnauthorized):
             unsent = [other for other in _publishes(link.unsent) if other.topic == publish.topic]
             refused += [other for other in _publishes(link.sent) if other.topic == publish.topic]
             refused += link.withdraw(unsent)
@@ -445,8 +447,7 @@ class Dispatcher:
         publish.done = publish.done or not was_sent or all(each.done for each in members)
 
     def _expired_error(self, publish: PendingPublish, waiting_for: WaitingFor) -> NSQException:
-        address = self._address(publish)
-        return expired_error(publish, waiting_for, address, self._no_connection_error, self._used_capacity)
+        return expired_error(publish, waiting_for, self._no_connection_error, self._used_capacity)
 
     def _expire_overdue(self, now: float) -> None:
         for waiting_for, publishes in self._own_publishes():
@@ -556,9 +557,6 @@ class Dispatcher:
                     text += f": {self._no_connection_error('until then')}"
                 self._fail_all(publish, NSQNotSentClosed(text))
         return self._unconfirmed
-
-    def _address(self, publish: PendingPublish) -> str:
-        return publish.link.address if publish.link is not None else "nsqd"
 
 
 def _publishes(requests: Iterable[PendingRequest]) -> list[PendingPublish]:

@@ -12,7 +12,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any
 
 import gevent
 from gevent.event import Event
@@ -53,7 +53,6 @@ __all__ = [
     "HttpClients",
     "HttpLink",
     "HttpPool",
-    "LinkListener",
     "check_no_tcp_options",
     "is_nsqd_response",
     "is_rejected_before_nsqd",
@@ -242,25 +241,13 @@ def _address(client: NsqdHTTPClient) -> str:
 # --- links
 
 
-class LinkListener(Protocol):
-    """Takes the events of a link."""
-
-    def on_response(self, data: bytes) -> None:
-        """Take nsqd's response to a publish."""
-
-    def on_error(self, error: NSQErrorCode) -> None:
-        """Take nsqd's error."""
-
-    def on_failure(self, link: HttpLink, error: NSQException) -> None:
-        """Stop to use a link: its nsqd may not run, or refuses everything. Not called again until link.is_up is set."""
-
-
 class HttpLink:
     """Sends publishes to one nsqd over HTTP.
 
     Args:
         max_requests: Concurrent requests.
         max_seconds: Longest time of a request.
+        pool: Takes responses, errors, and the failure that ends the use of this link.
         subject: Start of log lines: the address and the producer.
 
     Attributes:
@@ -277,7 +264,7 @@ class HttpLink:
         max_seconds: float,
         clock: Clock,
         *,
-        listener: LinkListener,
+        pool: HttpPool,
         subject: str,
     ) -> None:
         self.address = address
@@ -291,7 +278,7 @@ class HttpLink:
         self._max_requests = max_requests
         self._max_seconds = max_seconds
         self._clock = clock
-        self._listener = listener
+        self._pool = pool
         self._unsent: OrderedDict[PendingPublish, None] = OrderedDict()
         self._sent: dict[PendingPublish, None] = {}
         # A request that was sent before the last failure says nothing about the nsqd now.
@@ -376,7 +363,7 @@ class HttpLink:
             publish.on_not_sent(error)
         except NSQInvalid as error:
             # Too old: a retry on this nsqd would end in the same way.
-            self._listener.on_error(error)
+            self._pool.on_error(error)
             publish.on_error(error)
         except NSQHttpError as error:
             self._on_http_error(publish, error, failures, expires=limit < self._max_seconds)
@@ -386,7 +373,7 @@ class HttpLink:
             publish.on_connection_lost(NSQException(f"{self.address}: internal error: {error!r}"))
         else:
             self.has_published = True
-            self._listener.on_response(OK)
+            self._pool.on_response(OK)
             publish.on_response(OK)
 
     def _request(self, publish: PendingPublish, limit: float) -> None:
@@ -444,7 +431,7 @@ class HttpLink:
         if refused is not None:
             if is_node_error(refused):
                 self._fail(failures, refused)
-            self._listener.on_error(refused)
+            self._pool.on_error(refused)
             publish.on_error(refused)
             return
         self._fail(failures, error)
@@ -458,7 +445,7 @@ class HttpLink:
             self.is_up = False
             self._version = None
             self._failures += 1
-            self._listener.on_failure(self, error)
+            self._pool.on_failure(self, error)
 
 
 def _deadline(publish: PendingPublish) -> float:
@@ -556,7 +543,7 @@ class HttpPool:
             self._max_requests,
             self._clients.max_seconds,
             self._clock,
-            listener=self,
+            pool=self,
             subject=self._owner.at(address),
         )
         self._links.add(link)
@@ -613,7 +600,7 @@ class HttpPool:
             link.abort_requests(NSQConnectionClosed(f"{link.address}: not used in a child of process {parent}"))
 
     def on_failure(self, link: HttpLink, error: NSQException) -> None:
-        """Stop to use a link, until its nsqd answers a ping."""
+        """Stop to use a link whose nsqd does not answer, or refuses everything, until it answers a ping."""
         self._dispatcher.remove(link)
         link.return_unsent(error)
         entry = self._entries.get(link.address)

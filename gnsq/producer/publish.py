@@ -44,7 +44,6 @@ __all__ = [
     "decide",
     "is_node_error",
     "is_topic_error",
-    "is_topic_forbidden",
     "may_be_partially_stored",
 ]
 
@@ -110,14 +109,6 @@ def is_node_error(error: object) -> bool:
 def is_topic_error(error: object) -> bool:
     """Whether a refusal concerns the topic, and thus all publishes to it."""
     return isinstance(error, (NSQUnauthorized, NSQBadTopic))
-
-
-def is_topic_forbidden(error: object) -> bool:
-    """Whether nsqd also closes the connection, and would refuse all other publishes to this topic on it.
-
-    Source: nsqd protocol_v2.go, CheckAuth. HTTP has no such error.
-    """
-    return isinstance(error, NSQUnauthorized)
 
 
 def may_be_partially_stored(error: NSQException) -> bool:
@@ -306,6 +297,11 @@ class PendingPublish:
     def bodies(self) -> Sequence[bytes]:
         """The messages."""
         return [self.body]
+
+    @property
+    def address(self) -> str:
+        """The nsqd that it was submitted to last."""
+        return self.link.address if self.link is not None else "nsqd"
 
     @property
     def timeout(self) -> float:

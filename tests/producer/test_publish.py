@@ -20,7 +20,6 @@ from gnsq.producer.publish import (
     copy_error,
     decide,
     is_topic_error,
-    is_topic_forbidden,
     may_be_partially_stored,
 )
 from gnsq.protocol import commands
@@ -85,16 +84,16 @@ def test_refused_multipublish_may_be_partially_stored(error, partially):
 
 
 @pytest.mark.parametrize(
-    ("error", "concerns_topic", "forbidden"),
+    ("error", "concerns_topic"),
     [
-        pytest.param(NSQUnauthorized("AUTH failed for PUB"), True, True, id="not allowed"),
-        pytest.param(NSQBadTopic("PUB topic name is not valid"), True, False, id="a bad name, over HTTP, too"),
-        pytest.param(TOO_BIG, False, False, id="a bad message"),
-        pytest.param(EXITING, False, False, id="an nsqd that exits"),
+        pytest.param(NSQUnauthorized("AUTH failed for PUB"), True, id="not allowed"),
+        pytest.param(NSQBadTopic("PUB topic name is not valid"), True, id="a bad name"),
+        pytest.param(TOO_BIG, False, id="a bad message"),
+        pytest.param(EXITING, False, id="an nsqd that exits"),
     ],
 )
-def test_errors_of_topics_differ_from_errors_of_messages(error, concerns_topic, forbidden):
-    assert (is_topic_error(error), is_topic_forbidden(error)) == (concerns_topic, forbidden)
+def test_errors_of_topics_differ_from_errors_of_messages(error, concerns_topic):
+    assert is_topic_error(error) is concerns_topic
 
 
 def test_copy_of_an_error_has_its_text_and_cause_and_no_traceback():
