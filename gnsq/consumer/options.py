@@ -41,59 +41,77 @@ class ConsumerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
 class ConsumerOptions(Options):
     """Options of a Consumer. requeue_delay is in milliseconds, as in gnsq 1.0."""
 
-    max_tries: int = option(5, "more attempts than this: given up; 0: never", unit="attempts", minimum=0)
-    max_in_flight: int = option(1, "messages delivered and not yet answered", unit="messages", minimum=1)
+    max_tries: int = option(
+        5, "largest number of attempts; after it a message is given up; 0: no limit", unit="attempts", minimum=0
+    )
+    max_in_flight: int = option(
+        1, "limit of the messages in flight, for all nsqds together", unit="messages", minimum=1
+    )
     requeue_delay: float | None = option(
-        None, "until a failed message comes again; default: grows with its attempts", unit="ms", minimum=0
+        None, "delay of a failed message; default: grows with its attempts", unit="ms", minimum=0
     )
     lookupd_poll_interval: float = option(
         60,
-        "between rounds of asking all nsqlookupds; 25 at most while an nsqd that was connected is lost",
+        "interval of the lookups at all nsqlookupds; at most 25 while the connection to an nsqd is lost",
         unit="s",
         minimum=0.001,
     )
-    lookupd_poll_jitter: float = option(0.3, "share of the interval that is random", minimum=0, maximum=1)
+    lookupd_poll_jitter: float = option(0.3, "random part of the interval, 0 to 1", minimum=0, maximum=1)
     max_nsqds: int = option(
-        MAX_NSQDS, "that nsqlookupds may name for the topic; more are left out, with a warning", unit="nsqds", minimum=1
+        MAX_NSQDS,
+        "limit of the nsqds that nsqlookupds name; further ones are left out, with a warning",
+        unit="nsqds",
+        minimum=1,
     )
     low_ready_idle_timeout: float = option(
         10,
-        "without a message until an nsqd must give RDY to others: all but 1 to those that have more, all of it where "
-        "there are fewer messages in flight than nsqds",
+        "time without a message after which an nsqd is reduced to RDY 1 if others have more messages, "
+        "or to RDY 0 if max_in_flight is below the number of nsqds",
         unit="s",
         minimum=0.001,
     )
     low_ready_timeout: float = option(
         30,
-        "with fewer messages in flight than nsqds: until an nsqd that has messages must let others have a turn; "
+        "with max_in_flight below the number of nsqds: length of the turn of an nsqd that has messages; "
         "shorter while many wait",
         unit="s",
         minimum=0.001,
     )
     ready_grace: float = option(
         1.0,
-        "after a lower RDY, which nsqd does not acknowledge, until no message that it sent before can still arrive",
+        "time after a lower RDY, which nsqd does not acknowledge, in which messages that it sent before may arrive",
         unit="s",
         minimum=0.001,
     )
-    max_backoff_duration: float = option(
-        128, "longest pause of all messages after failures; 0: never pause", unit="s", minimum=0
+    max_backoff_duration: float = option(128, "longest pause after failures; 0: no backoff", unit="s", minimum=0)
+    backoff_on_requeue: bool = option(
+        True, "whether NSQRequeueMessage counts as a failure if it does not say so itself"
     )
-    backoff_on_requeue: bool = option(True, "NSQRequeueMessage that does not say is a failure to pause for")
-    concurrency: int | None = option(None, "handlers at once; default: max_in_flight", unit="greenlets", minimum=1)
+    concurrency: int | None = option(
+        None, "handlers that may run at once; default: max_in_flight", unit="greenlets", minimum=1
+    )
     handler_timeout: float | None = option(
-        None, "until a handler is broken off, which is a failure; default: none", unit="s", minimum=0.001
+        None,
+        "time after which a handler is interrupted, which is a failure; default: no limit",
+        unit="s",
+        minimum=0.001,
     )
     close_timeout: float = option(
-        30.0, "for what is in flight when close() is called; the rest is requeued then", unit="s", minimum=0
+        30.0, "time that close() waits for messages in flight; then they are requeued", unit="s", minimum=0
     )
-    requeue_initial: float = option(1.0, "first delay of requeue_delay's default", unit="s", minimum=0)
-    requeue_growth: float = option(4.0, "its factor with each further attempt", minimum=1)
-    requeue_maximum: float = option(900.0, "its limit; nsqd's own is 1 h", unit="s", minimum=0)
-    backoff_initial: float = option(1.0, "first pause; doubled with each failure, halved back", unit="s", minimum=0)
-    backoff_jitter: float = option(0.3, "share of each pause that is random", minimum=0, maximum=1)
+    requeue_initial: float = option(1.0, "default of requeue_delay: delay after the first attempt", unit="s", minimum=0)
+    requeue_growth: float = option(4.0, "default of requeue_delay: factor for each further attempt", minimum=1)
+    requeue_maximum: float = option(
+        900.0, "default of requeue_delay: longest delay; nsqd's own limit is 1 h", unit="s", minimum=0
+    )
+    backoff_initial: float = option(
+        1.0, "first pause; doubled by each failure, halved by each success", unit="s", minimum=0
+    )
+    backoff_jitter: float = option(0.3, "random part of each pause, 0 to 1", minimum=0, maximum=1)
     backoff_strategy: Callable[[int], float] | None = option(
-        None, "called with the failures in a row, gives the pause in seconds, in place of the two before"
+        None,
+        "function that returns the pause in seconds for the failures in a row; "
+        "replaces backoff_initial and backoff_jitter",
     )
 
     def __post_init__(self) -> None:
