@@ -7,10 +7,10 @@ topic.go and channel.go, put; go-diskqueue; dummy_backend_queue.go; guid.go.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-__all__ = ["Backend", "MessageIdGenerator", "MessageOwner", "MessageQueue", "QueuedMessage"]
+__all__ = ["MessageIdGenerator", "MessageOwner", "MessageQueue", "QueuedMessage"]
 
 
 class MessageOwner(Protocol):
@@ -45,31 +45,28 @@ class QueuedMessage:
 _NO_BUCKET: dict[bytes, QueuedMessage] = {}
 
 
-class Backend(Protocol):
-    """Writes messages to disk, or ignores the calls. The channel is None for a topic's own queue."""
-
-    def on_stored(self, topic: str, channel: str | None, messages: Sequence[QueuedMessage], /) -> None:
-        """Store messages that exceed the limit of the memory."""
-
-    def on_removed(self, topic: str, channel: str | None, ids: Sequence[bytes], /) -> None:
-        """Note that stored messages have left their queue."""
-
-
 class MessageQueue:
     """Messages of a topic or channel, in order.
 
     Args:
-        topic, channel: Names for the backend.
         limit: Messages that memory holds.
         ephemeral: True: there is no disk, and beyond the limit the newest messages are dropped.
+        on_stored: Called with messages that exceed the limit and go to disk.
+        on_removed: Called with ids of messages that were on disk and have left the queue.
     """
 
-    def __init__(self, backend: Backend, topic: str, channel: str | None, limit: int, *, ephemeral: bool) -> None:
-        self._backend = backend
-        self._topic = topic
-        self._channel = channel
+    def __init__(
+        self,
+        limit: int,
+        *,
+        ephemeral: bool,
+        on_stored: Callable[[Sequence[QueuedMessage]], None],
+        on_removed: Callable[[Sequence[bytes]], None],
+    ) -> None:
         self._limit = max(0, limit)
         self._ephemeral = ephemeral
+        self._on_stored = on_stored
+        self._on_removed = on_removed
         self._messages: deque[QueuedMessage] = deque()
         self._stored: set[bytes] = set()
 
@@ -110,7 +107,7 @@ class MessageQueue:
         taken = [popleft() for _ in range(count)]
         if self._stored and (removed := [message.id for message in taken if message.id in self._stored]):
             self._stored.difference_update(removed)
-            self._backend.on_removed(self._topic, self._channel, removed)
+            self._on_removed(removed)
         return taken
 
     def clear(self) -> None:
@@ -123,7 +120,7 @@ class MessageQueue:
                 # nsqd's files do not store the delay.
                 message.delay = 0.0
             self._stored.update(message.id for message in messages)
-            self._backend.on_stored(self._topic, self._channel, messages)
+            self._on_stored(messages)
 
 
 _EPOCH = 1288834974288

@@ -249,7 +249,7 @@ def _percentiles(values: tuple[float, ...] | float) -> tuple[float, ...]:
 class LookupdOptions(Options):
     """Flags of nsqlookupd 1.3.0 that have an effect here. Source: nsqlookupd --help."""
 
-    tcp_address: str = option("127.0.0.1:0", "where to listen for nsqds; port 0 takes a free one")
+    tcp_address: str = option("127.0.0.1:0", "address for nsqds; port 0 takes a free port")
     http_address: str = option("127.0.0.1:0", "address for HTTP; port 0 takes a free port")
     broadcast_address: str = option("127.0.0.1", "address that IDENTIFY gives to nsqds")
     inactive_producer_timeout: float = option(

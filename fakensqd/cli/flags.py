@@ -117,7 +117,7 @@ _READERS: dict[str, Callable[[str], Value]] = {
 # Options of the emulator that are no flags of nsqd, or that nsqd's flag of this name does not set.
 _NO_FLAGS = frozenset(
     {
-        *("lookupd_ping_interval", "scan_lateness", "queue_scan_selection_count"),
+        *("lookupd_ping_interval",),
         *("release", "rdy_counts_down", "negotiates", "wrapped_answers"),
     }
 )

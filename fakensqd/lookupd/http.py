@@ -43,8 +43,8 @@ def lookupd_application(server: LookupdFacts) -> Router:
     get = {
         "/info": lambda request: {"version": NSQ_VERSION},
         "/lookup": api.lookup,
-        "/topics": api.topics,
-        "/channels": api.channels,
+        "/topics": lambda request: {"topics": [key.topic for key in server.registry.find(Key("topic", "*"))]},
+        "/channels": lambda request: {"channels": api.channel_names(request.required("topic"))},
         "/nodes": api.nodes,
         "/debug": lambda request: server.registry.debug(server.wall_ns),
     }
@@ -75,21 +75,13 @@ class _Api:
             raise HttpError(404, "TOPIC_NOT_FOUND")
         now, lifetime = self._server.now(), self._options.tombstone_lifetime
         return {
-            "channels": self._channel_names(topic),
+            "channels": self.channel_names(topic),
             "producers": [
                 _node(producer.peer)
                 for producer in self._registry.producers(Key("topic", topic))
                 if self._is_active(producer) and not producer.tombstoned(now, lifetime)
             ],
         }
-
-    def topics(self, request: Request) -> object:
-        """Handle GET /topics."""
-        return {"topics": [key.topic for key in self._registry.find(Key("topic", "*"))]}
-
-    def channels(self, request: Request) -> object:
-        """Handle GET /channels."""
-        return {"channels": self._channel_names(request.required("topic"))}
 
     def nodes(self, request: Request) -> object:
         """Handle GET /nodes. The list also has nodes with a tombstone."""
@@ -129,7 +121,8 @@ class _Api:
         if not self._registry.forget(Key("channel", *topic_and_channel_names(request))):
             raise HttpError(404, "CHANNEL_NOT_FOUND")
 
-    def _channel_names(self, topic: str) -> list[str]:
+    def channel_names(self, topic: str) -> list[str]:
+        """List the channels of a topic."""
         return [key.channel for key in self._registry.find(Key("channel", topic, "*"))]
 
     def _is_active(self, producer: Producer) -> bool:

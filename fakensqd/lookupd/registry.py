@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import NamedTuple
 
 from gnsq.protocol.names import is_ephemeral
 
 __all__ = ["Key", "Peer", "Producer", "Registry"]
 
 _ANY = "*"
+# Go's zero time, in nanoseconds since 1970.
+_NEVER = -6795364578871345152
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """Key of a registration: a client, a topic, or a channel of a topic."""
 
     category: str
@@ -161,14 +164,6 @@ class Registry:
                 }
                 for producer in producers.values()
             ]
-            for key, producers in sorted(self.producers_by_key.items(), key=lambda item: _order(item[0]))
+            for key, producers in sorted(self.producers_by_key.items(), key=itemgetter(0))
             if producers
         }
-
-
-# Go's zero time, in nanoseconds since 1970.
-_NEVER = -6795364578871345152
-
-
-def _order(key: Key) -> tuple[str, str, str]:
-    return key.category, key.topic, key.channel

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from fakensqd.message import MessageIdGenerator, MessageQueue, QueuedMessage
 from fakensqd.nsqd.channel import BrokerError, BrokerEvents, Channel, Subscriber
@@ -125,7 +126,12 @@ class Topic:
         self._started = True
         self._broker = broker
         self._ids = MessageIdGenerator(broker.options.node_id)
-        self._queue = MessageQueue(broker.events, name, None, broker.options.mem_queue_size, ephemeral=self.ephemeral)
+        self._queue = MessageQueue(
+            broker.options.mem_queue_size,
+            ephemeral=self.ephemeral,
+            on_stored=partial(broker.events.on_stored, name, None),
+            on_removed=partial(broker.events.on_removed, name, None),
+        )
 
     @property
     def depth(self) -> int:

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from fakensqd.message import MessageQueue, QueuedMessage
@@ -110,7 +111,12 @@ class Channel:
         # Dicts without values are ordered sets.
         self.subscribers: dict[Subscriber, None] = {}
         self._broker = broker
-        self._queue = MessageQueue(broker.events, topic_name, name, options.mem_queue_size, ephemeral=self.ephemeral)
+        self._queue = MessageQueue(
+            options.mem_queue_size,
+            ephemeral=self.ephemeral,
+            on_stored=partial(broker.events.on_stored, topic_name, name),
+            on_removed=partial(broker.events.on_removed, topic_name, name),
+        )
         self._ready: dict[Subscriber, None] = {}
         # Subscribers that were woken and have not called deliver() yet: they share the queued messages.
         self._woken: dict[Subscriber, None] = {}
@@ -438,7 +444,7 @@ class Latencies:
 
 
 def summary(latencies: Sequence[Latencies], now: float) -> Summary:
-    """Make what /stats says of the channels of a topic, or of one; of none if no percentiles are wanted."""
+    """Make the part of /stats about latencies: of one channel, of those of a topic, or of none."""
     if not latencies:
         return {"count": 0, "percentiles": None}
     kept = sorted(value for each in latencies for value in each.kept(now))

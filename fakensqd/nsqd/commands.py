@@ -24,7 +24,6 @@ __all__ = [
     "topic_name",
     "read_auth",
     "read_defer",
-    "read_identify",
     "read_multipublish",
     "read_publish",
     "ready_count",
@@ -42,7 +41,7 @@ def topic_name(words: list[bytes], release: Release = LATEST) -> str:
     topic = _topic_name(words[1], release)
     if topic is None:
         name = words[0]
-        # MPUB really says its code twice.
+        # nsqd repeats the code in errors of MPUB.
         code = b"E_BAD_TOPIC E_BAD_TOPIC" if name == b"MPUB" else b"E_BAD_TOPIC"
         raise CommandError(b"%s %s topic name %s is not valid" % (code, name, _quoted(words[1], release)))
     return topic
@@ -87,7 +86,7 @@ def requeue_delay(words: list[bytes], limit: float, release: Release = LATEST) -
         raise CommandError(b"E_INVALID REQ could not parse timeout %s" % words[2]) from None
     delay_ns, limit_ns = int64(delay_ms * 10**6), round(limit * 1000) * 10**6
     if not release.cuts_requeue_delay and not 0 <= delay_ns <= limit_ns:
-        # nsqd really says nanoseconds.
+        # The text of nsqd has nanoseconds here.
         raise CommandError(b"E_INVALID REQ timeout %d out of range 0-%d" % (delay_ns, limit_ns))
     return min(max(delay_ns / 1e9, 0.0), limit)
 
@@ -123,11 +122,6 @@ def _topic_name(word: bytes, release: Release) -> str | None:
 
 
 # --- bodies -----------------------------------------------------------------------------------------------------------
-
-
-def read_identify(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[bytes]:
-    """Read the body of IDENTIFY."""
-    return source.read_body(b"IDENTIFY", options.max_body_size)
 
 
 def read_auth(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[bytes]:
@@ -193,7 +187,7 @@ class CommandRow:
 
 
 NSQD_ROWS = {
-    b"IDENTIFY": CommandRow(read=read_identify),
+    b"IDENTIFY": CommandRow(read=lambda words, options, source: source.read_body(b"IDENTIFY", options.max_body_size)),
     b"AUTH": CommandRow(read=read_auth),
     b"SUB": CommandRow(words=3, has_topic=True, has_channel=True),
     b"PUB": CommandRow(words=2, has_topic=True, publishes=True, read=read_publish),

@@ -179,15 +179,11 @@ def _describe(topic: str, published: Sequence[bytes], counts: Mapping[str, int])
 
 def _nearest(body: bytes, published: Sequence[bytes]) -> str:
     """Name the body that is most similar to one, and the first byte that differs."""
-    matcher = difflib.SequenceMatcher(autojunk=False)
-    matcher.set_seq2(body[:_COMPARED_BYTES].decode("latin-1"))
-    best, found = 0.0, None
-    for other in dict.fromkeys(published[-_COMPARED_MESSAGES:]):
-        matcher.set_seq1(other[:_COMPARED_BYTES].decode("latin-1"))
-        if matcher.real_quick_ratio() > best and matcher.quick_ratio() > best and matcher.ratio() > best:
-            best, found = matcher.ratio(), other
-    if found is None:
+    others = {other[:_COMPARED_BYTES].decode("latin-1"): other for other in reversed(published[-_COMPARED_MESSAGES:])}
+    similar = difflib.get_close_matches(body[:_COMPARED_BYTES].decode("latin-1"), others, n=1, cutoff=1e-9)
+    if not similar:
         return ""
+    found = others[similar[0]]
     shorter = min(len(body), len(found))
     differs = next((index for index in range(shorter) if body[index] != found[index]), shorter)
     return f"\nnearest is {_shown(found, differs)}, which differs from byte {differs} on"
