@@ -14,19 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fakensqd.cli.flags import (
-    Flag,
-    FlagError,
-    Value,
-    flags_of,
-    from_config_file,
-    ignored_flags,
-    options_of,
-    parse,
-    usage,
-)
-
 if TYPE_CHECKING:
+    from fakensqd.cli.flags import Flag, Value
     from fakensqd.daemon.daemon import Daemon
 
 __all__ = ["PROGRAMS", "exit_on_signals", "run"]
@@ -45,6 +34,8 @@ class _FatalError(Exception):
 
 def run(program: str, arguments: Sequence[str]) -> int:
     """Run nsqd or nsqlookupd until SIGINT or SIGTERM; return the exit status."""
+    from fakensqd.cli.flags import FlagError, flags_of, ignored_flags, options_of, parse, usage
+
     flags, hostname = flags_of(program), os.uname().nodename
     try:
         given = parse(flags, arguments)
@@ -95,6 +86,8 @@ def _read_config_file(flags: tuple[Flag, ...], path: str) -> dict[str, Value]:
     if not path:
         return {}
     import tomllib
+
+    from fakensqd.cli.flags import from_config_file
 
     try:
         with open(path, "rb") as file:

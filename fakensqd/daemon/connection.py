@@ -29,7 +29,7 @@ from fakensqd.effects import (
     TlsFailed,
     Wait,
 )
-from fakensqd.faults.injector import ConnectionInjector
+from fakensqd.faults.control import InjectableSession
 from gnsq.errors import NSQProtocolError
 from gnsq.transport import Transport
 
@@ -64,7 +64,7 @@ class DaemonState:
     processing_delay: float = 0.0
 
 
-class ConnectionSession(Protocol):
+class ConnectionSession(InjectableSession, Protocol):
     """The protocol on a connection: takes bytes and the time, returns effects."""
 
     @property
@@ -88,13 +88,6 @@ class ConnectionSession(Protocol):
 
     def disconnected(self) -> None:
         """Release what the session holds; the connection has ended."""
-
-    def attach(self, injector: ConnectionInjector) -> None:
-        """Ask an injector about each event from now on, unless the session asks one already."""
-
-    @property
-    def names(self) -> tuple[str, str, str]:
-        """The client id, and the topic and channel of the subscription."""
 
 
 class Connection:

@@ -1,4 +1,4 @@
-"""What all tests of the emulator have: nothing is left open, and certificates made once."""
+"""Fixtures of all tests of the emulator: clients that are closed, certificates that are made once."""
 
 import ssl
 
@@ -56,7 +56,7 @@ def server_context(tls_options):
 
 @pytest.fixture(scope="session")
 def client_context(certificates):
-    """A context that trusts what the certificates' CA has signed."""
+    """A context that trusts the CA of the certificates."""
     context = SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(certificates.ca)
     return context

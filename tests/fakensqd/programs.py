@@ -1,6 +1,6 @@
 """Start the emulator's programs as child processes, and read their output.
 
-Children have default signal dispositions, whatever this process ignores; none runs longer than its limit or its block.
+Children have default signal dispositions, also if this process ignores signals. No child runs longer than its limit.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LISTENING = re.compile(
 FREE_PORTS = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0")
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "fakensqd", *words]
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "fakensqd", *arguments]
 
 
 def run_command(*command: str, limit: float = LIMIT, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -34,9 +34,9 @@ def run_command(*command: str, limit: float = LIMIT, **options: Any) -> subproce
         return subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, **options)
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program of the emulator that ends by itself."""
-    return run_command(*command(*words))
+    return run_command(*command(*arguments))
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ class Program:
                     self.addresses[match[1].decode()] = match[2].decode()
 
     def stop(self, number: int) -> int:
-        """Send a signal and wait for the end; give back the exit status."""
+        """Send a signal and wait for the end; return the exit status."""
         self.process.send_signal(number)
         status: int = self.process.wait(LIMIT)
         self.lines += self.process.stderr.readlines()
@@ -81,7 +81,7 @@ class Program:
 
 
 @contextlib.contextmanager
-def program(*words: str, listeners: int = 2, **options: Any) -> Iterator[Program]:  # Any: Popen's
+def program(*arguments: str, listeners: int = 2, **options: Any) -> Iterator[Program]:  # Any: Popen's
     """Start a daemon; kill it at the end if it still runs."""
-    with child(*command(*words), limit=100.0, stderr=PIPE, **options) as process:
+    with child(*command(*arguments), limit=100.0, stderr=PIPE, **options) as process:
         yield Program(process, listeners)

@@ -148,15 +148,15 @@ def test_connection_to_an_nsqlookupd_times_out(clock, full):
 
 
 def test_nsqlookupd_that_does_not_answer_times_out(clock):
-    asked = []
+    commands = []
 
     def listen(sock):
-        while said := sock.recv(65536):
-            asked.append(said)
+        while data := sock.recv(65536):
+            commands.append(data)
 
     with peer(listen) as address, FakeNsqd(clock=clock, lookupd_tcp_addresses=address) as nsqd:
         waiting = gevent.spawn(nsqd.wait_registered)
-        wait_until(lambda: asked)
+        wait_until(lambda: commands)
         clock.advance(0.9)
         assert not waiting.ready()
         clock.advance(0.2)

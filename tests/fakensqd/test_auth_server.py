@@ -1,4 +1,4 @@
-"""FakeAuthServer: what it can be made to say, and that it says what it was asked."""
+"""FakeAuthServer: its answers, and the queries that it records."""
 
 import pytest
 

@@ -13,7 +13,7 @@ def trusted(certificates, files, name):
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(*files)
     client = ssl.create_default_context(cafile=certificates.ca)
-    # What Python 3.13 does by itself.
+    # The default of Python 3.13.
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     seeing = client.wrap_bio(to_client, to_server, server_hostname=name)

@@ -1,4 +1,4 @@
-"""Lines of the log, and a pipe that nobody reads."""
+"""Log of the programs: format of its lines, and pipes without a reader."""
 
 import logging
 import os

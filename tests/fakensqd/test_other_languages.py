@@ -52,7 +52,7 @@ def command(request, tmp_path_factory):
 
 
 class Running:
-    """A client that consumes from fakensqd, and what the test does to them."""
+    """A consumer in another language, and the fakensqd program that it is connected to."""
 
     def __init__(self, addresses, client):
         self.addresses = addresses
@@ -73,7 +73,7 @@ class Running:
         return answer
 
     def channel(self):
-        """What nsqd says of the channel; None before there is one."""
+        """Statistics of the channel; None before the channel exists."""
         topics = request(self.addresses["HTTP"], "GET", "/stats?format=json&topic=t")["topics"] or []
         return next((channel for topic in topics for channel in topic["channels"]), None)
 
@@ -88,9 +88,9 @@ class Running:
 
 @pytest.fixture
 def running(command, tmp_path):
-    # What was in flight on a connection that ended is delivered again after msg-timeout.
-    words = [*FREE_PORTS, "--faults-http-address=127.0.0.1:0", f"--data-path={tmp_path}", "--msg-timeout=1s"]
-    with program("nsqd", *words, listeners=3) as server:
+    # Messages in flight on a connection that ended are delivered again after msg-timeout.
+    arguments = [*FREE_PORTS, "--faults-http-address=127.0.0.1:0", f"--data-path={tmp_path}", "--msg-timeout=1s"]
+    with program("nsqd", *arguments, listeners=3) as server:
         arguments = (*command, server.addresses["TCP"], "t", "c")
         with child(*arguments, limit=100.0, stdout=PIPE, stderr=DEVNULL) as client:
             running = Running(server.addresses, client)

@@ -1,4 +1,4 @@
-"""The public names of fakensqd and fakensqd.faults, loaded when asked for."""
+"""The public names of fakensqd and fakensqd.faults, loaded at their first use."""
 
 import pytest
 

@@ -35,7 +35,7 @@ def start_plain_thread(function):
 
 
 def in_plain_thread(function):
-    """Run a function on a thread without a hub; give back what it returns, or raise."""
+    """Run a function on a thread without a hub; return its result or raise its exception."""
     outcome = start_plain_thread(function)
     assert outcome.wait(30)
     return outcome.result()
@@ -76,7 +76,7 @@ def test_caller_in_a_hub_does_not_block_the_hub():
     ticker = gevent.spawn(tick)
     with FakeNsqd(threaded=True) as nsqd:
         before = len(ticks)
-        # Asked on the thread of the server, while this hub waits for it.
+        # The function runs on the thread of the server, while this hub waits for the result.
         assert nsqd.wait_until(lambda _: len(ticks) - before > 5)
     ticker.kill()
 
@@ -135,7 +135,7 @@ def test_second_stop_does_nothing():
 
 
 class Leaking(Server):
-    """A server that leaves a greenlet behind."""
+    """A server that leaves a greenlet after its stop."""
 
     def start(self):
         gevent.spawn(gevent.sleep, 3600)
@@ -286,12 +286,12 @@ def test_call_is_killed_with_its_caller():
 def test_stop_ends_running_calls_with_an_error(in_hub):
     threaded = ServerThread(FakeNsqd())
     begun = threading.Event()
-    told = []
+    errors = []
 
     def ask():
         with pytest.raises(RuntimeError, match="server was stopped during the call") as caught:
             threaded.call(lambda: (begun.set(), gevent.sleep(3600)))
-        told.append(caught.value)
+        errors.append(caught.value)
 
     def ask_in_hub():
         gevent.get_hub()
@@ -303,7 +303,7 @@ def test_stop_ends_running_calls_with_an_error(in_hub):
         assert begun.wait(10)
     assert ended.wait(10)
 
-    assert len(told) == 1
+    assert len(errors) == 1
 
 
 def test_server_that_does_not_start_in_time_raises_and_is_stopped():

@@ -1,4 +1,4 @@
-"""TLS as nsqd's: contexts, handshakes with good and bad clients, the words about them."""
+"""TLS as nsqd's: contexts, handshakes with good and bad clients, the texts about them."""
 
 import ssl
 from pathlib import Path
@@ -128,7 +128,7 @@ def test_client_without_a_required_certificate_is_refused(ends, verifying):
     outcome, client = shaken(ends, verifying, client_context())
 
     assert outcome == TlsFailed("tls: client didn't provide a certificate")
-    # TLS 1.3 tells the client only now.
+    # In TLS 1.3 the client gets the alert after its handshake.
     with pytest.raises(NSQSocketError, match="CERTIFICATE_REQUIRED"):
         client.recv(100)
 
@@ -152,7 +152,7 @@ def test_unknown_policy_requires_no_certificate(ends, tls_options):
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "text"),
     [
         (b"", "EOF"),
         (b"\x16\x03\x01", "unexpected EOF"),
@@ -162,11 +162,11 @@ def test_unknown_policy_requires_no_certificate(ends, tls_options):
         (b"\x16\x10\x03\0\x05hello", "tls: first record does not look like a TLS handshake"),
     ],
 )
-def test_client_that_does_not_speak_tls_gets_no_alert(ends, server_context, data, words):
+def test_client_that_does_not_speak_tls_gets_no_alert(ends, server_context, data, text):
     ends[1].sendall(data)
     ends[1].shutdown_write()
 
-    assert handshake(ends[0], server_context) == TlsFailed(words)
+    assert handshake(ends[0], server_context) == TlsFailed(text)
     ends[0].close()
     assert ends[1].recv(100) == b""
 

@@ -41,9 +41,9 @@ class Client:
     def send(self, data: bytes) -> None:
         self.transport.sendall(data)
 
-    def identify(self, **asked: object) -> dict[str, Any]:
-        """Say IDENTIFY with feature_negotiation; give back the answer, frames behind it unread."""
-        self.send(commands.identify({"feature_negotiation": True, **asked}))
+    def identify(self, **fields: object) -> dict[str, Any]:
+        """Send IDENTIFY with feature_negotiation; return the response. Frames after it stay unread."""
+        self.send(commands.identify({"feature_negotiation": True, **fields}))
         answer = None
         while answer is None:
             answer = self._decoder.next_frame(self.transport.recv(65536))
@@ -96,7 +96,7 @@ def consumer(address: str, *, ready: int = 1, channel: str = "c") -> Client:
 def request(
     address: str, method: str, target: str, body: bytes | None = None, *, context: ssl.SSLContext | None = None
 ) -> Any:
-    """Do an HTTP request, with a context of gevent's inside TLS; give back the JSON, or text, of its answer."""
+    """Do an HTTP request, with a context of gevent's inside TLS; return the JSON, or text, of its answer."""
     host, port = address.rsplit(":", 1)
     connection = http.client.HTTPConnection(host, int(port))
     connection.sock = socket.create_connection((host, int(port)), timeout=LIMIT)
@@ -124,7 +124,7 @@ def environ(method: str, path: str, query: str = "", body: bytes = b"") -> dict[
 def call(
     application: Application, method: str, path: str, query: str = "", body: bytes = b""
 ) -> tuple[int, dict[str, str], bytes]:
-    """Call a WSGI function without a socket; give back status, headers and body."""
+    """Call a WSGI function without a socket; return status, headers and body."""
     started: list[tuple[str, list[tuple[str, str]]]] = []
     data = b"".join(application(environ(method, path, query, body), lambda *start: started.append(start)))
     ((status, headers),) = started

@@ -1,4 +1,4 @@
-"""Flags of the two programs: their tables, and what is read and refused."""
+"""Flags of the two programs: their tables, and the values that are read and refused."""
 
 import dataclasses
 
@@ -40,8 +40,8 @@ def test_defaults_of_the_flags_make_options(flags, options, count):
     assert made.tcp_address == ("0.0.0.0:4160" if options is LookupdOptions else "0.0.0.0:4150")
 
 
-def nsqd_options(*words, hostname="h"):
-    return options_of(NSQD_FLAGS, parse(NSQD_FLAGS, words), hostname=hostname)
+def nsqd_options(*arguments, hostname="h"):
+    return options_of(NSQD_FLAGS, parse(NSQD_FLAGS, arguments), hostname=hostname)
 
 
 def test_values_of_flags_make_options():
@@ -63,7 +63,7 @@ def test_values_of_flags_make_options():
 
 
 @pytest.mark.parametrize(
-    ("words", "on", "address"),
+    ("arguments", "on", "address"),
     [
         ([], None, "127.0.0.1:4153"),
         (["--faults-over-http"], True, "127.0.0.1:4153"),
@@ -73,8 +73,8 @@ def test_values_of_flags_make_options():
     ],
     ids=str,
 )
-def test_address_for_faults_implies_faults_over_http(words, on, address):
-    options = nsqd_options(*words)
+def test_address_for_faults_implies_faults_over_http(arguments, on, address):
+    options = nsqd_options(*arguments)
 
     assert (options.get("faults_over_http"), options["faults_http_address"]) == (on, address)
 
@@ -95,21 +95,21 @@ def test_ignored_flags_are_listed():
 
 
 @pytest.mark.parametrize(
-    "word",
+    "argument",
     [
         *["--mem-queue-size=-1", "--max-msg-size=0", "--max-body-size=-1", "--max-heartbeat-interval=0s"],
         *["--broadcast-tcp-port=70000", "--max-rdy-count=-1", "--lookupd-tcp-address=foo"],
     ],
 )
-def test_value_that_nsqd_starts_with_is_accepted(word):
-    FakeNsqd(**nsqd_options(word))
+def test_value_that_nsqd_starts_with_is_accepted(argument):
+    FakeNsqd(**nsqd_options(argument))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("words", "values"),
+    ("arguments", "values"),
     [
         ([], {}),
         (["-log-prefix=a"], {"log-prefix": "a"}),
@@ -143,12 +143,12 @@ def test_value_that_nsqd_starts_with_is_accepted(word):
     ],
     ids=str,
 )
-def test_words_are_read_as_flags(words, values):
-    assert parse(NSQD_FLAGS, words) == values
+def test_arguments_are_read_as_flags(arguments, values):
+    assert parse(NSQD_FLAGS, arguments) == values
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("arguments", "text"),
     [
         (["--foo=1"], "flag provided but not defined: -foo"),
         (["---node-id"], "flag provided but not defined: --node-id"),
@@ -161,9 +161,9 @@ def test_words_are_read_as_flags(words, values):
     ],
     ids=str,
 )
-def test_bad_flags_are_refused(words, text):
+def test_bad_flags_are_refused(arguments, text):
     with pytest.raises(FlagError) as caught:
-        parse(NSQD_FLAGS, words)
+        parse(NSQD_FLAGS, arguments)
 
     assert str(caught.value).startswith(text)
 

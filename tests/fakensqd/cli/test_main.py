@@ -1,4 +1,4 @@
-"""The command line for people."""
+"""The ``fakensqd`` command: help, version, and a cluster that runs."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from gevent.subprocess import PIPE
 
 import gnsq
 from fakensqd.cli.main import command_line
-from tests.fakensqd.programs import LIMIT, child, command, run, run_command
+from tests.fakensqd.programs import FREE_PORTS, LIMIT, child, command, run, run_command
 from tests.fakensqd.wire import request
 
 pytestmark = pytest.mark.subprocess
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.subprocess
 def run_here(capsys):
     """Run the command line in this process; returns its exit code, stdout and stderr."""
 
-    def run_here(*words):
+    def run_here(*arguments):
         with pytest.raises(SystemExit) as ended:
-            command_line(words, prog_name="fakensqd")
+            command_line(arguments, prog_name="fakensqd")
         return ended.value.code, *capsys.readouterr()
 
     return run_here
@@ -57,8 +57,8 @@ def test_daemon_after_two_dashes_gets_its_own_flags():
     assert (result.returncode, result.stdout) == (0, "nsqd v1.3.0 (built w/go1.27.3)\n")
 
 
-def cluster(*words):
-    return child(*command("cluster", *words), stdout=PIPE, stderr=PIPE, universal_newlines=True)
+def cluster(*arguments):
+    return child(*command("cluster", *arguments), stdout=PIPE, stderr=PIPE, universal_newlines=True)
 
 
 def free_base_port(*offsets):
@@ -87,26 +87,33 @@ def test_cluster_prints_addresses_and_ends_by_sigterm():
         assert process.stderr.read() == ""
 
 
-STRUCK_WHILE_IT_IMPORTS = """
+INTERRUPTED_DURING_IMPORT = """
 import os, signal, sys
 from fakensqd.__main__ import main
 
 
-class Striking:
+class Interrupter:
     def find_spec(self, name, *rest):
         if name == module:
             os.kill(os.getpid(), signal.SIGINT)
 
-module = sys.argv[1]
-sys.meta_path.insert(0, Striking())
-sys.argv[1:] = ["cluster", "--nsqds=1", "--lookupds=0"]
+module = sys.argv.pop(1)
+sys.meta_path.insert(0, Interrupter())
 main()
 """
 
 
-@pytest.mark.parametrize("module", ["click", "fakensqd.cluster"])
-def test_cluster_that_is_interrupted_during_imports_exits_without_a_traceback(module):
-    result = run_command(sys.executable, "-c", STRUCK_WHILE_IT_IMPORTS, module)
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("click", ["cluster", "--nsqds=1", "--lookupds=0"]),
+        ("fakensqd.cluster", ["cluster", "--nsqds=1", "--lookupds=0"]),
+        ("fakensqd.cli.flags", ["nsqlookupd", *FREE_PORTS]),
+        ("gevent", ["nsqlookupd", *FREE_PORTS]),
+    ],
+)
+def test_program_that_is_interrupted_during_imports_exits_without_a_traceback(module, arguments):
+    result = run_command(sys.executable, "-c", INTERRUPTED_DURING_IMPORT, module, *arguments)
 
     assert (result.returncode, "Traceback" in result.stderr) == (0, False)
 

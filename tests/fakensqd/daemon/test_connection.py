@@ -21,7 +21,7 @@ from tests.helpers import wait_until
 
 
 class Script:
-    """A session that does as it is told."""
+    """A session whose effects the test sets."""
 
     def __init__(self, wake):
         self.wake = wake
@@ -202,7 +202,7 @@ def test_late_timer_is_set_once_more_before_tick():
     clock.time = 5.0
     clock.timers[-1][1]()
     seen_late = list(times)
-    # In between, what the client has sent meanwhile is read; which leads to the old deadline being looked at again.
+    # Data that was received before the retry sets the timer for the old deadline again.
     connection.session.due = 1.0
     connection._perform([])
     clock.time = 5.01
@@ -247,14 +247,14 @@ def test_killed_reader_ends_the_writer(pair):
     assert errors == []
 
 
-# --- questions --------------------------------------------------------------------------------------------------------
+# --- requests for I/O -------------------------------------------------------------------------------------------------
 
-QUESTION = AskAuth(b"secret", "127.0.0.1", "", False)
+REQUEST = AskAuth(b"secret", "127.0.0.1", "", False)
 
 
 @pytest.fixture
-def asked(clock):
-    """A connection whose questions the test answers: session, client, what was asked, the answer, errors."""
+def requesting(clock):
+    """A connection whose requests for AUTH the test answers: session, client, requests, answer."""
     ours, theirs = socket.socketpair()
     errors, io_requests, answer = [], [], AsyncResult()
 
@@ -271,9 +271,9 @@ def asked(clock):
     assert errors == []
 
 
-def test_io_request_is_performed_before_more_data_is_read(asked):
-    session, client, io_requests, answer = asked
-    session.answers = [Send(b"wait "), QUESTION]
+def test_io_request_is_performed_before_more_data_is_read(requesting):
+    session, client, io_requests, answer = requesting
+    session.answers = [Send(b"wait "), REQUEST]
     session.after = [[Send(b"done")]]
 
     client.sendall(b"first")
@@ -282,7 +282,7 @@ def test_io_request_is_performed_before_more_data_is_read(asked):
     session.pumped = [Send(b"news ")]
     session.wake()
     assert client.recv(100) == b"news "
-    assert (io_requests, session.received) == ([QUESTION], b"first")
+    assert (io_requests, session.received) == ([REQUEST], b"first")
 
     answer.set("yes")
     assert client.recv(100) == b"done"
@@ -290,10 +290,10 @@ def test_io_request_is_performed_before_more_data_is_read(asked):
     assert session.resumed == ["yes"]
 
 
-def test_io_request_may_follow_another_one(asked):
-    session, client, _, answer = asked
-    session.answers = [QUESTION]
-    session.after = [[QUESTION], [Send(b"done")]]
+def test_io_request_may_follow_another_one(requesting):
+    session, client, _, answer = requesting
+    session.answers = [REQUEST]
+    session.after = [[REQUEST], [Send(b"done")]]
     answer.set("yes")
 
     client.sendall(b"x")
@@ -302,10 +302,10 @@ def test_io_request_may_follow_another_one(asked):
     assert session.resumed == ["yes", "yes"]
 
 
-def test_session_that_closes_during_an_io_request_is_not_resumed(asked):
-    session, client, io_requests, answer = asked
-    session.answers = [QUESTION]
-    session.after = [[QUESTION]]
+def test_session_that_closes_during_an_io_request_is_not_resumed(requesting):
+    session, client, io_requests, answer = requesting
+    session.answers = [REQUEST]
+    session.after = [[REQUEST]]
     client.sendall(b"x")
     wait_until(lambda: io_requests)
     session.pumped = [Close()]
@@ -315,7 +315,7 @@ def test_session_that_closes_during_an_io_request_is_not_resumed(asked):
     answer.set("yes")
 
     wait_until(lambda: session.gone)
-    assert io_requests == [QUESTION]
+    assert io_requests == [REQUEST]
 
 
 def test_compression_starts_after_the_data_sent_before_it(pair):
@@ -379,7 +379,7 @@ def test_data_that_cannot_be_decompressed_ends_the_input(pair):
     assert errors == []
 
 
-# --- what faults ask for, and states ----------------------------------------------------------------------------------
+# --- effects of faults, states ----------------------------------------------------------------------------------------
 
 
 def test_wait_resumes_the_session_after_the_time(pair, clock):

@@ -131,11 +131,11 @@ def test_http_clients_that_disconnect_early_are_no_errors(capfd):
     assert capfd.readouterr().err == ""
 
 
-LAST_WORDS = [pytest.param(b"", id="in silence"), pytest.param(commands.ready(1), id="with RDY")]
+LAST_DATA = [pytest.param(b"", id="in silence"), pytest.param(commands.ready(1), id="with RDY")]
 
 
-@pytest.mark.parametrize("last_words", LAST_WORDS)
-def test_disconnected_client_gets_no_message_of_a_client_that_connects_later(last_words):
+@pytest.mark.parametrize("last_data", LAST_DATA)
+def test_disconnected_client_gets_no_message_of_a_client_that_connects_later(last_data):
     with FakeNsqd() as nsqd, contextlib.ExitStack() as stack:
 
         def connected(data):
@@ -143,25 +143,25 @@ def test_disconnected_client_gets_no_message_of_a_client_that_connects_later(las
             sock.sendall(commands.MAGIC_V2 + data)
             return sock
 
-        gone = connected(
-            commands.subscribe("t", "c") + commands.ready(0 if last_words else 1) + commands.publish("u", b"x")
+        disconnected = connected(
+            commands.subscribe("t", "c") + commands.ready(0 if last_data else 1) + commands.publish("u", b"x")
         )
-        gevent.socket.wait_read(gone.fileno(), timeout=10)
-        # What is not read makes a close a reset.
-        assert gone.recv(100).count(b"OK") == 2
+        gevent.socket.wait_read(disconnected.fileno(), timeout=10)
+        # Unread data would turn the close into a reset.
+        assert disconnected.recv(100).count(b"OK") == 2
 
         def all_at_once():
-            """Run inside of the event loop, in front of accept(): what is done here is accepted before it is seen."""
-            bell.stop()
-            gone.sendall(last_words)
-            gone.close()
+            """Run in the loop before accept(): the new connection is accepted before the end of the old one is seen."""
+            watcher.stop()
+            disconnected.sendall(last_data)
+            disconnected.close()
             connected(commands.publish("t", b"x"))
 
         loop = gevent.get_hub().loop
-        bell = loop.io(connected(b"").fileno(), 2, priority=loop.MAXPRI)
-        bell.start(all_at_once)
+        watcher = loop.io(connected(b"").fileno(), 2, priority=loop.MAXPRI)
+        watcher.start(all_at_once)
 
         channel = nsqd.broker.topics["t"].channels["c"]
         wait_until(lambda: channel.message_count and not channel.subscribers)
-        bell.close()
+        watcher.close()
         assert (channel.depth, channel.in_flight_count) == (1, 0)

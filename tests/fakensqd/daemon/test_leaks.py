@@ -24,14 +24,14 @@ ROUNDS = 200
 
 
 def resources():
-    """Count descriptors, threads, and what keeps the hub's loop alive."""
+    """Count descriptors, threads, and active watchers of the hub."""
     return len(os.listdir("/proc/self/fd")), threading.active_count(), gevent.get_hub().loop.activecnt
 
 
 @pytest.fixture
 def nothing_left():
-    """Compare what there is before and after the test."""
-    # What is made once, the hub's own, is there before.
+    """Compare resources before and after the test."""
+    # Makes the resources that each hub has once.
     with FakeNsqd(threaded=True), FakeNsqd() as nsqd:
         request(nsqd.http_address, "GET", "/ping")
     gc.collect()

@@ -184,7 +184,7 @@ def lookupd_topics(lookupd):
     return request(lookupd.http_address, "GET", "/topics")["topics"]
 
 
-# --- stop_reading() -------------------------------------------------------------------------------------------------
+# --- stop_reading() ---------------------------------------------------------------------------------------------------
 
 
 def test_stop_reading_accepts_connections_and_answers_none(nsqd, clock):
@@ -198,15 +198,15 @@ def test_stop_reading_accepts_connections_and_answers_none(nsqd, clock):
     after = Client(nsqd.tcp_address)
     for client in (before, after):
         client.send(commands.publish("t", b"x"))
-    asked = gevent.spawn(request, nsqd.http_address, "GET", "/ping")
+    pinging = gevent.spawn(request, nsqd.http_address, "GET", "/ping")
     clock.advance(50.0)
     assert nsqd.broker.topics == {}
-    assert not asked.ready()
+    assert not pinging.ready()
 
     nsqd.resume_reading()
     nsqd.resume_reading()
     assert after.frame() == OK
-    assert asked.get(timeout=10) == "OK"
+    assert pinging.get(timeout=10) == "OK"
     assert [before.frame(), before.frame()] == [HEARTBEAT, OK]
 
 
@@ -221,7 +221,7 @@ def test_clearing_the_link_does_not_resume_reading(nsqd, clock):
 
 def test_nsqlookupd_that_does_not_read_makes_our_client_time_out():
     with FakeLookupd() as lookupd:
-        # Loads what it needs, which is not to count.
+        # Imports modules, which is not part of the timeout below.
         assert LookupdClient.from_url(lookupd.http_address).topics() == {"topics": []}
         lookupd.stop_reading()
         with pytest.raises(NSQTimeout):
@@ -233,11 +233,11 @@ def test_nsqlookupd_that_does_not_read_makes_our_client_time_out():
 def test_stop_while_reading_is_stopped():
     with FakeNsqd() as nsqd:
         nsqd.stop_reading()
-        asked = gevent.spawn(request, nsqd.http_address, "GET", "/ping")
+        pinging = gevent.spawn(request, nsqd.http_address, "GET", "/ping")
         wait_until(lambda: nsqd._resumed.linkcount())
 
     with pytest.raises(OSError, match=r"closed|reset"):
-        asked.get(timeout=10)
+        pinging.get(timeout=10)
 
 
 def test_publish_times_out_at_an_nsqd_that_does_not_read(nsqd, clock):
@@ -300,20 +300,20 @@ def test_client_that_was_silent_for_too_long_is_disconnected_after_the_pause(nsq
     assert client.ended()
 
 
-# --- set_processing_delay() -----------------------------------------------------------------------------------------
+# --- set_processing_delay() -------------------------------------------------------------------------------------------
 
 
 def test_processing_delay_delays_commands_and_requests(nsqd, clock):
     client = Client(nsqd.tcp_address)
     nsqd.set_processing_delay(3.0)
     client.send(commands.publish("t", b"x"))
-    asked = gevent.spawn(request, nsqd.http_address, "GET", "/ping")
+    pinging = gevent.spawn(request, nsqd.http_address, "GET", "/ping")
 
     clock.advance(2.9)
-    assert (nsqd.broker.topics, asked.ready()) == ({}, False)
+    assert (nsqd.broker.topics, pinging.ready()) == ({}, False)
     clock.advance(0.1)
     assert client.frame() == OK
-    assert asked.get(timeout=10) == "OK"
+    assert pinging.get(timeout=10) == "OK"
 
     nsqd.set_processing_delay(0)
     client.send(commands.publish("t", b"x"))
