@@ -1,4 +1,4 @@
-"""How random tests run: reproducible where CI is set, new cases each time elsewhere; and what many tests need."""
+"""Settings of random tests (reproducible if CI is set, else new cases in each run), and common fixtures."""
 
 import gc
 import logging
@@ -25,14 +25,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_finish():
-    """Let the garbage collector leave out the test modules: tests that collect, or look at all objects, are quicker."""
+    """Exclude the test modules from garbage collection: tests that collect, or search all objects, are faster."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def clock():
-    """A clock that the test turns."""
+    """A clock that the test sets."""
     return ManualClock()
 
 
@@ -55,19 +55,19 @@ def consume(fakensqd):
 
 @pytest.fixture
 def lines(caplog):
-    """Give what gnsq has logged, from some level on."""
+    """Return the log lines of gnsq, from a level on."""
     caplog.set_level(logging.INFO, "gnsq")
 
-    def told(level=logging.INFO):
+    def logged(level=logging.INFO):
         records = [record for record in caplog.records if record.levelno >= level and record.name.startswith("gnsq")]
         return [record.getMessage() for record in records]
 
-    return told
+    return logged
 
 
 @pytest.fixture
 def many_descriptors():
-    """Room for some thousand connections, both ends of which are in this process."""
+    """Allow some thousand connections with both ends in this process."""
     wanted = 4096
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], wanted), max(before[1], wanted)))

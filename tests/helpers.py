@@ -1,4 +1,4 @@
-"""Helpers of several tests: wait for a condition, child processes, a transport made of lists, a scripted peer."""
+"""Helpers of tests: wait for a condition, run child processes, a transport of lists, and a scripted peer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT = 10.0
 
 
 def wait_until(condition: Callable[[], object], limit: float = LIMIT) -> None:
-    """Wait, letting others run, until the condition holds; fail after limit seconds."""
+    """Wait until a condition is true, while other greenlets run. Fail after limit seconds."""
     with gevent.Timeout(limit, AssertionError(f"not so within {limit} s: {condition}")):
         while not condition():
             gevent.sleep(0.001)
@@ -46,12 +46,12 @@ def default_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def child(*command: str, limit: float = 60.0, **options: Any) -> Iterator[subprocess.Popen[str]]:  # Any: Popen's
-    """Run a program in a session of its own; at the end of the block kill all its processes that still run.
+    """Run a program in its own session, and kill all processes of the session at the end of the block.
 
     To be called by the main thread.
 
     Args:
-        limit: Seconds after which its processes are killed: who reads from it comes to the end then.
+        limit: Seconds after which its processes are killed, so that reads from its pipes end.
         options: For Popen; default: no input, and text through pipes.
     """
     options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
@@ -78,7 +78,7 @@ def child(*command: str, limit: float = 60.0, **options: Any) -> Iterator[subpro
 
 
 def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:  # Any: Popen's
-    """Run a program to its end.
+    """Run a program, and wait until it ends.
 
     Args:
         options: For child().
@@ -91,7 +91,7 @@ def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:  # A
 def run_program(
     code: str, *arguments: str, flags: tuple[str, ...] = ("-W", "error"), **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python code in an interpreter of its own, to its end.
+    """Run Python code in a new interpreter, and wait until it ends.
 
     Args:
         arguments: Its sys.argv[1:].
@@ -119,12 +119,12 @@ class MemoryTransport:
         return b"".join(self.sends)
 
     def feed(self, chunk: bytes) -> None:
-        """Let the client receive this; b"" is the end."""
+        """Let the client receive a chunk; b"" is the end."""
         self._chunks.append(chunk)
         self._filled.set()
 
     def answer(self, chunk: bytes) -> None:
-        """Let the client receive this behind the next it sends."""
+        """Let the client receive a chunk after its next send."""
         self._answers.append(chunk)
 
     def recv(self, size: int) -> bytes:
@@ -138,7 +138,7 @@ class MemoryTransport:
     def sendall(self, data: bytes) -> None:
         if self.closed:
             raise NSQConnectionClosed("closed")
-        assert not self.ended, "sent behind the end"
+        assert not self.ended, "sent after the end"
         self.sends.append(data)
         if self._answers:
             self.feed(self._answers.pop(0))
@@ -154,7 +154,7 @@ class MemoryTransport:
 
 @contextlib.contextmanager
 def peer(answer: Callable[[socket.socket], None]) -> Iterator[str]:
-    """Listen on loopback and let a function talk to each client; gives the address."""
+    """Listen on 127.0.0.1, and call a function with the socket of each client; returns the address."""
 
     def handle(sock: socket.socket, address: object) -> None:
         with contextlib.suppress(OSError):
@@ -169,7 +169,7 @@ def peer(answer: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 def silent_nsqd() -> contextlib.AbstractContextManager[str]:
-    """Answer IDENTIFY and nothing else; gives the address."""
+    """Respond to IDENTIFY and to no other command; returns the address."""
 
     def answer(sock: socket.socket) -> None:
         sock.recv(4096)
@@ -181,7 +181,7 @@ def silent_nsqd() -> contextlib.AbstractContextManager[str]:
 
 
 def refused_port() -> int:
-    """A loopback port where nothing listens."""
+    """Return a port of 127.0.0.1 on which no server listens."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
@@ -189,14 +189,14 @@ def refused_port() -> int:
 
 
 class Nsqd(Protocol):
-    """What tests need to know of an nsqd, fake or real."""
+    """The addresses of an nsqd, fake or real."""
 
     tcp_address: str
     http_address: str
 
 
 def channel_stats(nsqd: Nsqd, topic: str, channel: str) -> dict[str, Any]:
-    """Ask nsqd's statistics about one channel."""
+    """Return nsqd's statistics of one channel."""
     stats = NsqdHTTPClient.from_url(nsqd.http_address).stats(topic, channel)
     (found,) = stats["topics"]
     (result,) = found["channels"]
@@ -204,7 +204,7 @@ def channel_stats(nsqd: Nsqd, topic: str, channel: str) -> dict[str, Any]:
 
 
 def bodies(nsqd: Nsqd, topic: str, channel: str = "bodies") -> list[bytes]:
-    """Read and finish all messages of a topic that no channel has taken yet, in order of arrival."""
+    """Read and finish all messages of a topic through a new channel; returns the bodies in their order."""
     host, port = nsqd.tcp_address.split(":")
     client = NsqdTCPClient(host, int(port), timeout=LIMIT)
     client.connect()

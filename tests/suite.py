@@ -1,4 +1,4 @@
-"""Pytest plugin of ``make test``: how two workers share the test files, and a line of progress that names the parts.
+"""Pytest plugin of ``make test``: share the test files between two workers, and print the progress by parts.
 
 The tests of Spark wait for JVMs most of the time, so one worker begins with them and the other with all other files.
 A worker that has finished its own files takes the other's. All tests of a file run in one worker, since they share
@@ -62,7 +62,7 @@ def _refuse_processes(event, arguments):
 
 
 class Progress:
-    """Writes the parts that are running, with their numbers of tests, in place of a dot for each test."""
+    """Prints the running parts with their numbers of tests, in place of a dot for each test."""
 
     def __init__(self, config):
         self._terminal = config.pluginmanager.getplugin("terminalreporter")
@@ -104,6 +104,6 @@ class Progress:
 
 
 def _part(nodeid):
-    """The folder of a test below tests/; "client" for the files directly in it."""
+    """Return the folder of a test in tests/; "client" for files directly in tests/."""
     folders = nodeid.partition("::")[0].split("/")[:-1]
     return "/".join(folders[1:]) or ("client" if folders == ["tests"] else "/".join(folders))

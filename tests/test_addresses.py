@@ -1,4 +1,4 @@
-"""Addresses as users write them."""
+"""Parsing and formatting of addresses."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which real servers ``make integration`` takes, decided from values alone; and what it says with none."""
+"""The choice of real servers for ``make integration``, and its advice without any."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What the hot paths cost, in sends and switches: counts, which no noisy machine can blur."""
+"""Costs of the hot paths, as numbers of sends and switches, which do not depend on the machine."""
 
 import functools
 import gc
@@ -74,7 +74,7 @@ def connection(transport):
 
 
 def consumed(connection, transport, handler=None, kind=Consumer):
-    """Let a consumer handle CHUNKS chunks. Gives what was sent, and how many switches it took."""
+    """Let a consumer handle CHUNKS chunks; returns the sent bytes and the number of switches."""
     consumer = kind("t", "c", "nsqd", message_handler=handler, max_in_flight=1000)
     consumer._prepare_connection(connection)
     gevent.sleep(0)
@@ -109,7 +109,7 @@ def test_chunk_that_is_handled_together_costs_one_command_and_one_send(connectio
     sends, switches = consumed(connection, transport, kind=Together)
 
     assert len(sends) == CHUNKS
-    # The reader, the worker, the writer and who waits here, and back.
+    # The reader, the worker, the writer and the waiting greenlet, and back.
     assert switches <= 12 * CHUNKS
 
 
@@ -146,7 +146,7 @@ def test_signals_without_receivers_are_not_sent(connection, transport):
 
 @pytest.fixture
 def make_dispatcher(connection, transport):
-    """Make a producer's, on the connection; a publish of one byte has been confirmed."""
+    """Make the dispatcher of a producer, on the connection; a publish of one byte has been confirmed."""
     return functools.partial(made_dispatcher, connection, transport)
 
 

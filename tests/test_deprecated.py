@@ -1,4 +1,4 @@
-"""Reader, Nsqd and Lookupd: they work, and warn at the line that uses them."""
+"""Reader, Nsqd and Lookupd work, and warn at the line that uses them."""
 
 import os
 import warnings

@@ -1,4 +1,4 @@
-"""The design as it is told, in the numbered walks at the top of four modules, names what the code has."""
+"""docs/design.md, and the numbered walks at the top of four modules, agree with the code."""
 
 import ast
 import re

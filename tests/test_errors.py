@@ -1,4 +1,4 @@
-"""One class for each E_ code, and what it knows."""
+"""Error classes by E_ code, and their texts."""
 
 import copy
 import pickle

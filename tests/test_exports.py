@@ -1,4 +1,4 @@
-"""What can be imported from where."""
+"""Names that can be imported, by module."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""Helpers of the tests: child processes start with default signal actions, and none of them outlives its block."""
+"""Child processes of tests start with default signal actions, and end with their block."""
 
 import contextlib
 import os

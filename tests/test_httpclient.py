@@ -1,4 +1,4 @@
-"""One client of one address: URLs, what is sent, which path is asked, and no secret in any text."""
+"""HTTPClient: URLs, requests, results, limits, and no secrets in texts."""
 
 import base64
 import inspect
@@ -14,7 +14,7 @@ from tests.http.peer import http_peer, reply
 
 
 def answering(*lines, body=b"", ending=b"\r\n\r\n"):
-    """A peer that answers each request, when it has come to its ending, with this."""
+    """A peer that sends a response after each complete request."""
     head = [b"HTTP/1.1 " + lines[0], *lines[1:], b"Content-Length: %d" % len(body), b"Connection: close"]
 
     def answer(sock):

@@ -1,4 +1,4 @@
-"""Imports: no circles, which folder may use which, and what importing must not load or start."""
+"""Imports: no circles, allowed folders, and no effects of importing."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ MODULES = {
 
 
 def imported(path):
-    """All that a file imports: below TYPE_CHECKING, in functions, and by import_module("...") too."""
+    """Return all imports of a file, also under TYPE_CHECKING, in functions, and by import_module("...")."""
     text = path.read_text()
     used = set(re.findall(r'import_module\("([\w.]+)"\)', text))
     for node in ast.walk(ast.parse(text)):

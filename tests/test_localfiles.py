@@ -1,4 +1,4 @@
-"""Files on local disks: durable, with the permissions that were asked for, and never through somebody's symlink."""
+"""Local files: their permissions, and no symlink is followed."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""Rate limits of log lines are the owner's."""
+"""Rate limits of log lines, by owner."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Options are checked where they are made."""
+"""Options check types and bounds when they are made."""
 
 import ssl
 

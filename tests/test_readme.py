@@ -1,4 +1,4 @@
-"""The README's examples run, and its tables say what the code says."""
+"""The README's examples run, and its tables agree with the code."""
 
 import ast
 import importlib
@@ -27,7 +27,7 @@ TABLES = re.findall(r"<!-- options ([\w.]+) -->\n(.*?)(?=\n\n[^|]|\n\n\Z)", TEXT
 
 
 def example(heading):
-    """The first Python block under a heading."""
+    """Return the first Python block of a section."""
     section = TEXT.split(f"\n## {heading}\n")[1]
     return re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
 
@@ -170,7 +170,7 @@ FAULTS = TEXT.split("### Faults for tests in other languages\n")[1].split("\n## 
 
 
 def curl(line, address):
-    """What such a command of the README sends: its method and its path, and the answer."""
+    """Send the request of a curl command; returns its method, its path and the response."""
     words = shlex.split(line, comments=True)[1:]
     options = {words.pop(index): words.pop(index) for index in (words.index(o) for o in ("-X", "-d") if o in words)}
     (url,) = words
@@ -196,7 +196,7 @@ def test_each_fault_over_http_has_an_example_that_works():
 
 
 def documented(heading):
-    """Names in the first column of a table, with the arguments in the second; those in brackets with a star."""
+    """Return the arguments in a table by name; optional ones, which are in brackets, end with a star."""
     rows = re.search(rf"^\| {heading} \|.*\n\|---\|---\|\n((?:\|.*\n)+)", FAULTS, re.MULTILINE)[1]
     found = {}
     for row in rows.splitlines():
@@ -233,7 +233,7 @@ def test_emulator_example_runs(capsys):
 
 
 def table(path):
-    """What the README's table of an options class must be."""
+    """Return the README's table of an options class, from the code."""
     module, name = path.rsplit(".", 1)
     found = importlib.import_module(module)
     rows = getattr(found, "option_rows", options.option_rows)(getattr(found, name))

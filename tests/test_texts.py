@@ -1,4 +1,4 @@
-"""What log lines and errors have in common."""
+"""Parts of log lines and error texts."""
 
 import pytest
 

@@ -71,7 +71,7 @@ def test_typed_tls_options_are_those_that_are_taken():
 
 
 def keys_of(kind):
-    """The keys of a TypedDict, and of those in it by name: all of them, and those that each server has."""
+    """Return the keys of a TypedDict, and of those in it by name: all keys, and the required ones."""
     hints = get_type_hints(kind, include_extras=True)
     required = {name for name, hint in hints.items() if get_origin(hint) is not NotRequired}
     found = {kind.__name__: (set(hints), required)}
@@ -131,7 +131,7 @@ CLASSES = {"Consumer": "gnsq/consumer/*.py", "Producer": "gnsq/producer/*.py", "
 
 
 def typed_and_sent(name):
-    """The arguments of each signal of a class: by the types of its receivers, and by each place that sends it."""
+    """Return the arguments of each signal of a class: by its receivers and by the calls that send it."""
     typed, sent = {}, []
     for node in [node for path in ROOT.glob(CLASSES[name]) for node in ast.walk(ast.parse(path.read_text()))]:
         match node:
@@ -297,7 +297,7 @@ WRONG = [
 
 @pytest.fixture(scope="module")
 def mypy(tmp_path_factory, pytestconfig):
-    """What one run of mypy --strict says of the uses, and of each Python block of the README: lines by file."""
+    """Run mypy --strict once over the uses and all Python blocks of the README; returns its lines by file."""
     pytest.importorskip("mypy")
     path = tmp_path_factory.mktemp("mypy")
     uses = {kind: [use.format(name) for name in names for use in USES] for kind, names in HANDLERS.items()}

@@ -1,4 +1,4 @@
-"""The nsqd that these tests talk to: fakensqd, or with ``-p integration.servers`` a real one."""
+"""The nsqd of these tests: fakensqd, or a real one with ``-p integration.servers``."""
 
 import contextlib
 import re
@@ -47,7 +47,7 @@ def http(nsqd):
 
 @pytest.fixture
 def topic():
-    """A name that no other test has."""
+    """A topic name that no other test uses."""
     return f"t-{uuid.uuid4().hex[:12]}"
 
 
@@ -59,7 +59,7 @@ def lookupd(request):
 
 @pytest.fixture
 def start_nsqd(request):
-    """Starts an nsqd with flags of its own, underscores for dashes."""
+    """Starts an nsqd with flags, written with underscores."""
     real = request.config.pluginmanager.hasplugin("integration.servers")
     with contextlib.ExitStack() as stack:
 

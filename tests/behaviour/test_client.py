@@ -1,4 +1,4 @@
-"""Client and nsqd together: any nsqd."""
+"""The client with any nsqd."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Policies of a consumer, with any nsqd."""
+"""A consumer with any nsqd."""
 
 import itertools
 import logging
@@ -117,12 +117,12 @@ def test_topic_that_no_nsqlookupd_knows_leaves_the_consumer_healthy_and_not_read
     }
 
     with Consumer(topic, "c", **options) as consumer:
-        wait_until(lambda: "WARNING" in told(caplog, f"topic {topic}: the nsqlookupd knows no nsqd with it yet"))
+        wait_until(lambda: "WARNING" in levels(caplog, f"topic {topic}: the nsqlookupd knows no nsqd with it yet"))
 
         assert (consumer.is_healthy, consumer.is_ready) == (True, False)
         assert consumer.stats().not_ready == f"http://{lookupd.http_address}/: no nsqd with topic {topic} there"
 
-    assert told(caplog, f"topic {topic}: the nsqlookupd knows no nsqd with it yet") == ["INFO", "WARNING"]
+    assert levels(caplog, f"topic {topic}: the nsqlookupd knows no nsqd with it yet") == ["INFO", "WARNING"]
 
 
 def test_nsqds_http_port_in_place_of_nsqlookupds_is_logged(nsqd, topic, caplog):
@@ -134,7 +134,7 @@ def test_nsqds_http_port_in_place_of_nsqlookupds_is_logged(nsqd, topic, caplog):
         assert (consumer.is_healthy, consumer.is_ready) == (False, False)
         assert hint in consumer.stats().lookupd_failures[f"http://{nsqd.http_address}/"]
 
-    assert told(caplog, hint) == ["WARNING"]
+    assert levels(caplog, hint) == ["WARNING"]
 
 
 def test_consumer_is_ready_once_nsqlookupd_has_named_an_nsqd(start_nsqd, lookupd, topic):
@@ -153,8 +153,8 @@ def test_consumer_is_ready_once_nsqlookupd_has_named_an_nsqd(start_nsqd, lookupd
         assert (before, consumer.is_healthy, consumer.stats().not_ready) == (False, True, "")
 
 
-def told(caplog, text):
-    """Levels of the log lines that hold a text."""
+def levels(caplog, text):
+    """Return the levels of the log lines that have a text."""
     return [record.levelname for record in caplog.records if text in record.getMessage()]
 
 
@@ -231,8 +231,8 @@ def test_log_lines_name_their_consumer_or_producer_from_connecting_to_the_end(ns
         consumer.close()
         consumer.join(LIMIT)
 
-    told = lines()
+    logged = lines()
     for owner in (f"{topic}/c", "orders"):
-        assert any(line.startswith(f"{nsqd.tcp_address}: {owner}: connected, nsqd ") for line in told)
-        assert any(line.startswith(f"{owner}: closing, with up to 30 s for ") for line in told)
-        assert f"{owner}: closed; nothing was left" in told
+        assert any(line.startswith(f"{nsqd.tcp_address}: {owner}: connected, nsqd ") for line in logged)
+        assert any(line.startswith(f"{owner}: closing, with up to 30 s for ") for line in logged)
+        assert f"{owner}: closed; nothing was left" in logged

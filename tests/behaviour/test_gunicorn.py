@@ -1,4 +1,4 @@
-"""Consumers and producers in gunicorn's workers: reloads and ends lose nothing."""
+"""Consumers and producers in gunicorn's workers: reloads and ends lose no message."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @contextlib.contextmanager
 def gunicorn(nsqd, topic, folder, *options, app="gunicorn_app"):
-    """Run it with two workers; gives the process and where it listens. What it prints is in folder/out."""
+    """Run gunicorn with two workers; returns the process and its address. Its output is in folder/out."""
     command = [sys.executable, "-m", "gunicorn", "-c", "integration/gunicorn_conf.py", "--workers", "2"]
     command += ["--bind", f"unix:{folder}/web.sock", f"integration.{app}:app", *options]
     # HOME: recent versions put a socket there.
@@ -42,7 +42,7 @@ def handled(folder):
 
 
 def listening(folder):
-    """Wait until it listens; give back its host and port."""
+    """Wait until gunicorn listens; returns its host and port."""
     wait_until(lambda: re.search(LISTENING, (folder / "out").read_text()), 30)
     return re.search(LISTENING, (folder / "out").read_text())[0].removeprefix("http://").split(":")
 
@@ -55,7 +55,7 @@ def test_reload_and_end_under_load_lose_nothing_and_repeat_nothing(nsqd, topic, 
     options = (*options, "--bind", "127.0.0.1:0")
     with Producer(nsqd.tcp_address) as producer, gunicorn(nsqd, topic, tmp_path, *options) as process:
         host, port = listening(tmp_path)
-        # A worker that is told to end while it boots has gunicorn wait for it in vain.
+        # gunicorn waits without end for a worker that gets the signal while it starts.
         wait_until(lambda: len(channel_stats(nsqd, topic, "web")["clients"]) == 2, 30)
         # It is healthy while it consumes.
         assert requests.get(f"http://{host}:{port}/", timeout=10).status_code == 200
@@ -77,7 +77,7 @@ def test_reload_and_end_under_load_lose_nothing_and_repeat_nothing(nsqd, topic, 
 
 
 class Load:
-    """Clients that send requests, each behind the other's answer, until nobody listens any more.
+    """Clients that send one request after another, until gunicorn has ended.
 
     Attributes:
         answers: Status and body of each answer, by the request's name; None if there was none.
@@ -113,13 +113,13 @@ class Load:
 
 
 def begun(folder):
-    """Requests that a worker has begun with, and which: their process ids, by the requests' names."""
+    """Return the process ids of workers, by the names of the requests that they have begun."""
     lines = (folder / "out").read_text().splitlines()
     return {name: pid for _, name, pid in (line.split() for line in lines if line.startswith("begun"))}
 
 
 def workers(folder):
-    """How many have had a request."""
+    """Return the number of workers that had a request."""
     return len(set(begun(folder).values()))
 
 
@@ -132,7 +132,7 @@ def test_bodies_answered_with_200_are_held_by_nsqd_across_reload_and_end(nsqd, t
         load = Load(*listening(tmp_path), clients=20)
         wait_until(lambda: len(load.answered) > 100 and workers(tmp_path) == 2, 30)
         process.send_signal(signal.SIGHUP)
-        # A worker that is told to end while it boots has gunicorn wait for it in vain.
+        # gunicorn waits without end for a worker that gets the signal while it starts.
         wait_until(lambda: workers(tmp_path) == 4, 30)
         process.send_signal(signal.SIGTERM)
 

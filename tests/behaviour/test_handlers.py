@@ -1,4 +1,4 @@
-"""What becomes of messages whose handlers fail, hang or do not run, with any nsqd."""
+"""Messages whose handlers fail, hang or do not run, with any nsqd."""
 
 import logging
 
@@ -11,7 +11,7 @@ from tests.helpers import channel_stats, wait_until
 
 @pytest.fixture
 def consume(nsqd, topic):
-    """Start consumers of the topic, which are closed at the end."""
+    """Start consumers of the topic that are closed at the end."""
     made = []
 
     def start(handler, **options):

@@ -1,4 +1,4 @@
-"""All endpoints of nsqd and nsqlookupd over HTTP: what they answer, and what they refuse."""
+"""All HTTP endpoints of nsqd and nsqlookupd: results and refusals."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def lookup(lookupd):
 
 
 def refusal(client, method, path, params=None, body=None):
-    """What a server says to a request that no method would make."""
+    """Return status and text of the response to a request that no method would send."""
     with pytest.raises(NSQHttpError) as caught:
         client.request(method, path, params, body)
     error = caught.value

@@ -1,4 +1,4 @@
-"""TLS, compression and AUTH: what our client and any nsqd do together."""
+"""TLS, compression and AUTH with any nsqd."""
 
 import itertools
 import logging
@@ -48,7 +48,7 @@ def tls(certificates):
 
 @pytest.fixture
 def opened():
-    """Connects clients and says IDENTIFY; closes them at the end."""
+    """Connects clients, sends IDENTIFY, and closes them at the end."""
     clients = []
 
     def connect(nsqd, **options):

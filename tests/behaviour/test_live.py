@@ -1,4 +1,4 @@
-"""What happens to live consumers when somebody pauses, empties or deletes what they read, and what goes with them."""
+"""Consumers whose topic or channel is paused, emptied or deleted, with any nsqd."""
 
 import pytest
 from gevent.event import Event
@@ -14,7 +14,7 @@ EAGER = {"reconnect_initial": 0.05, "reconnect_maximum": 0.2}
 
 @pytest.fixture
 def consume(nsqd, topic):
-    """Starts a consumer; gives the list that its messages' bodies go to."""
+    """Starts a consumer; returns the list of the bodies that it receives."""
     consumers = []
 
     def consume(channel="c", name=topic, **options):

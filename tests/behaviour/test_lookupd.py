@@ -1,4 +1,4 @@
-"""What our client and any nsqlookupd say to each other."""
+"""LookupdClient with any nsqlookupd."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a producer's ways to publish come to with any nsqd."""
+"""A producer with any nsqd."""
 
 import gevent
 import pytest
@@ -10,7 +10,7 @@ from tests.helpers import wait_until
 
 @pytest.fixture
 def held(topic):
-    """Tells what an nsqd holds of the topic, by consuming it; the channel must have been there before."""
+    """Returns the messages that an nsqd has of the topic, by consuming a channel that was made before."""
 
     def held(nsqd, count):
         got = []
@@ -79,13 +79,13 @@ def test_refused_publish_has_nsqds_text_and_affects_no_other_publish(nsqd, topic
     with Producer(nsqd.tcp_address) as producer:
         before = [producer.publish_async(topic, b"a") for _ in range(100)]
         refused = publish(producer, topic)
-        behind = [producer.publish_async(topic, b"b") for _ in range(100)]
+        after = [producer.publish_async(topic, b"b") for _ in range(100)]
 
-        assert [result.get(timeout=10) for result in before + behind] == [b"OK"] * 200
+        assert [result.get(timeout=10) for result in before + after] == [b"OK"] * 200
         with pytest.raises(NSQException) as caught:
             refused.get(timeout=10)
 
-    # Behind so many unread bytes nsqd's reason may be lost with the reset; then the text names what to compare.
+    # After many unread bytes the reset may drop nsqd's error; then the text has a hint.
     assert isinstance(caught.value, refusal) or "--max-msg-size" in str(caught.value)
     assert held(nsqd, 200) == [b"a"] * 100 + [b"b"] * 100
 

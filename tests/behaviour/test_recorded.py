@@ -1,4 +1,4 @@
-"""What real servers were seen to do, any server does: recorded sessions, played against it.
+"""Any server responds to recorded sessions as real servers did.
 
 All sessions of all files are played once; each test asks how its session went. Those that look at the time are played
 after the others, which keep the machine busy; against the emulator they are played on a manual clock.
@@ -26,7 +26,7 @@ DURATIONS = {"ms": 0.001, "s": 1.0}
 
 
 def value(text):
-    """Read the value of a flag: a number, a duration in seconds, a yes or no, or a word."""
+    """Parse the value of a flag: a number, a duration in seconds, a bool, or text."""
     if found := re.fullmatch(r"(\d+)(ms|s)?", text):
         number, unit = found.groups()
         return int(number) * DURATIONS[unit] if unit else int(number)
@@ -34,7 +34,7 @@ def value(text):
 
 
 def flags(name, certificate, auth_server):
-    """The flags that a file was recorded with; files and addresses are ours."""
+    """Return the flags of a recording, with the files and addresses of this test."""
     found = dict(re.findall(r"--([a-z-]+)=(\S+)", TRANSCRIPTS[name].header["flags"]))
     ours = {
         "tls-cert": certificate.certificate,
@@ -74,7 +74,7 @@ def played(name, phases, server, clock):
 
 
 def finish(greenlets, clock):
-    """Wait for greenlets, and turn a manual clock until they have ended."""
+    """Wait for greenlets, and advance a manual clock until they have ended."""
     while isinstance(clock, ManualClock) and not all(greenlet.dead for greenlet in greenlets):
         clock.advance(0.1)
     gevent.joinall(greenlets, raise_error=True)
@@ -82,7 +82,7 @@ def finish(greenlets, clock):
 
 @pytest.fixture(scope="module")
 def differences(request, tmp_path_factory):
-    """What was different, by file and session; empty if all is well."""
+    """Return the differences, by file and session."""
     certificate = Certificates(tmp_path_factory.mktemp("certificates")).server()
     make = real if request.config.pluginmanager.hasplugin("integration.servers") else emulated
     clock = RealClock() if make is real else ManualClock()

@@ -1,4 +1,4 @@
-"""Child processes leave the connections of their parents alone."""
+"""Child processes do not use the connections of their parents."""
 
 from collections import Counter
 
@@ -26,10 +26,10 @@ client.connect()
 child = gevent.os.fork()
 if not child:
     try:
-        # Lets whatever was inherited run.
+        # Lets inherited greenlets run.
         gevent.sleep(0.05)
         assert not client.is_connected
-        # It connects anew, and leaves its parent's connection alone.
+        # It makes a new connection, and does not use that of its parent.
         print("child:", producer.publish("t", b"child", timeout=10).decode())
         print("child:", producer.close())
         sys.stdout.flush()
@@ -89,7 +89,7 @@ def in_child(function):
 
 
 def say(*words):
-    # In one piece, whoever else writes.
+    # In one write, since other processes write, too.
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 
 
@@ -101,7 +101,7 @@ FORKS = [pytest.param("gevent.os.fork", id="gevent.os.fork"), pytest.param("os.f
 
 
 def run_script(script, *words, fork, reinit=False):
-    """Give back the lines that a script said."""
+    """Run a script; returns the lines that it printed."""
     done = run_program(f"{FORKING.format(fork=fork, reinit=reinit)}\n{script}", *words)
     assert (done.stderr, done.returncode) == ("", 0)
     return done.stdout.splitlines()
@@ -127,7 +127,7 @@ def publish(producer, name, count):
 
 @pytest.fixture
 def produce(fakensqd):
-    """Run a script; give back the lines that it said."""
+    """Run a script; returns the lines that it printed."""
 
     def run(script, fork, *, reinit=True):
         return run_script(f"{PRODUCING}\n{script}", fakensqd.tcp_address, fork=fork, reinit=reinit)
@@ -296,7 +296,7 @@ def wait_until(condition):
 
 @pytest.fixture
 def run(fakensqd):
-    """Run a script on an nsqd with a hundred messages; give back the lines that it said."""
+    """Run a script with an nsqd that has a hundred messages; returns the lines that it printed."""
 
     def run(script, fork="gevent.os.fork"):
         with Producer(fakensqd.tcp_address) as producer:
@@ -384,7 +384,7 @@ def child():
         consumer.close(timeout=3)
         consumer.start()
     release.set()
-    # Whatever was inherited has its turn, and lookups and reconnects are long due.
+    # Time for inherited greenlets, lookups and reconnects.
     gevent.sleep(0.1)
     living = [task for task in consumer._tasks if not task.dead]
     say("child", consumer.is_running, consumer.is_healthy, consumer.total_in_flight, len(done), len(before), living)
@@ -486,7 +486,7 @@ say("parent", len(done))
 
 
 def test_child_of_a_handler_may_go_on_as_a_program(fakensqd, run):
-    """start() returns in the child, whose handler ends without an answer to nsqd."""
+    """start() returns in the child, whose handler ends without FIN or REQ."""
     said = run(
         """
 import logging

@@ -1,4 +1,4 @@
-"""HubMonitor: a warning for each block, none for a hub that runs, and an end that leaves nothing."""
+"""HubMonitor: a warning for each block, none for a hub that runs, and an end without leftovers."""
 
 import logging
 import textwrap
@@ -37,20 +37,20 @@ def monitor():
 
 
 def held(caplog):
-    """Lines about the block of hold_the_hub(): that it is there, and its end. The machine may cause other blocks."""
+    """Return both lines about the block of hold_the_hub(). A busy machine may cause other blocks."""
     began = [number for number, record in enumerate(caplog.records) if "in hold_the_hub" in record.message]
     return caplog.records[began[0] : began[0] + 2] if began else []
 
 
 def hold_the_hub(caplog):
-    """Block natively until that is logged, 1 s at most."""
+    """Block natively until the block is logged, 1 s at most."""
     end = time.monotonic() + 1.0
     while not held(caplog) and time.monotonic() < end:
         time.sleep(0.01)
 
 
 def block(caplog, hold):
-    """Block the hub, again if another block hid it, until the end of a block is logged; give the two lines."""
+    """Block the hub until the block and its end are logged; returns both lines. Try again if another block hid it."""
     for _ in range(10):
         gevent.sleep(BLOCKED_AFTER / 2)
         hold()
@@ -91,7 +91,7 @@ def test_heartbeat_of_a_busy_hub_is_seen(monitor):
 
 
 class Script:
-    """The thread's lock and clock: each wait moves the time, by what was asked for unless the test says more."""
+    """The thread's lock and clock: each wait moves the time by its timeout, and by more if the test says so."""
 
     def __init__(self):
         self.time = 1000.0
@@ -286,7 +286,7 @@ PREAMBLE = """
 
 
 def run(code, before=""):
-    """Run a program to its end; gives what it wrote."""
+    """Run a program; returns its output."""
     text = textwrap.dedent(before) + textwrap.dedent(PREAMBLE) + textwrap.dedent(code)
     done = run_program(text, flags=())
     assert done.returncode == 0, done.stderr

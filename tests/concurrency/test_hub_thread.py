@@ -23,7 +23,7 @@ def hub():
 
 
 def start(function):
-    """Run a function in a plain thread; give back how to wait for what it returns or raises."""
+    """Run a function in a plain thread; returns a function that waits for its result or exception."""
     outcomes = []
 
     def run():
@@ -43,7 +43,7 @@ def start(function):
 
 
 def start_call(hub, function=lambda: gevent.sleep(LIMIT)):
-    """Call a function from a plain thread; return when it runs, as start() does."""
+    """Call a function from a plain thread, and wait until it runs; returns as start() does."""
     running = threading.Event()
 
     def run():
@@ -192,7 +192,7 @@ def test_stopped_thread_refuses_calls(name):
 def test_call_that_races_with_the_end_of_the_thread_is_refused():
     hub = HubThread("test")
     hub.stop()
-    # As a caller saw it who looked just before.
+    # As if the caller had read the flag just before.
     hub._stopped = False
 
     with pytest.raises(RuntimeError, match="thread test was stopped"):
@@ -293,7 +293,7 @@ def left_over():
 def test_stopped_threads_leave_no_objects_and_descriptors():
     def live():
         with HubThread("test") as hub:
-            # Greenlets that have not begun, that wait, and one that nobody ever starts.
+            # Greenlets that have not begun, that wait, and one that is never started.
             hub.call(lambda: (gevent.spawn(gevent.sleep, LIMIT), gevent.sleep(0)))
             hub.call(lambda: (gevent.Greenlet(int), gevent.spawn(gevent.sleep, LIMIT), hub_call_queue()))
 

@@ -1,4 +1,4 @@
-"""Threads: futures, calls into another thread's hub, and which thread owns a hub."""
+"""Futures, calls into another thread's hub, and the owner thread of a hub."""
 
 import contextlib
 import sys
@@ -20,7 +20,7 @@ KINDS = [pytest.param(False, id="plain thread"), pytest.param(True, id="thread w
 
 
 def in_thread(function, *, with_hub=False):
-    """Run a function in a thread of its own; give back how to wait for what it gives."""
+    """Run a function in a new thread; returns a function that waits for its result."""
     outcome = CrossThreadFuture()
 
     def run():
@@ -313,7 +313,7 @@ def test_thread_event_ends_waits_before_and_after_it_is_set():
 
 
 def outcome_in_thread(function):
-    """Call a function in a plain thread, while this hub runs; give back what it returns or raises."""
+    """Call a function in a plain thread, while this hub runs; returns its result or exception."""
     outcomes = []
 
     def run():
@@ -329,7 +329,7 @@ def outcome_in_thread(function):
 
 
 def owner_thread_that_has_ended():
-    """That of a thread that has ended, and whose number another one may have."""
+    """An owner thread that has ended; a new thread may have its ident."""
     return outcome_in_thread(OwnerThread)
 
 
@@ -452,10 +452,10 @@ def test_call_and_wait_ends_when_the_owner_thread_ends():
 
 
 def test_is_hub_greenlet_is_true_in_callbacks_of_the_hub_only():
-    told = []
-    gevent.get_hub().loop.run_callback(lambda: told.append(is_hub_greenlet()))
-    wait_until(lambda: told)
+    results = []
+    gevent.get_hub().loop.run_callback(lambda: results.append(is_hub_greenlet()))
+    wait_until(lambda: results)
 
-    assert told == [True]
+    assert results == [True]
     assert not is_hub_greenlet()
     assert outcome_in_thread(is_hub_greenlet) is False

@@ -1,4 +1,4 @@
-"""An HTTP server of a few lines that answers whatever a test says, byte for byte."""
+"""A small HTTP server that sends the bytes of a test as its responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXT = "text/plain; charset=utf-8"
 
 @dataclass
 class Asked:
-    """A request, as it came."""
+    """A received request."""
 
     method: str
     path: str
@@ -32,7 +32,7 @@ class Asked:
 
 @dataclass
 class Peer:
-    """What a test sees of the server."""
+    """The address of the server, and the requests that it got."""
 
     address: str = ""
     requests: list[Asked] = field(default_factory=list)
@@ -47,14 +47,14 @@ Answer = Callable[[Asked, socket.socket], bytes | None]
 
 
 def reply(body: bytes = b"OK", status: str = "200 OK", content_type: str = TEXT, *headers: str) -> bytes:
-    """Build an answer."""
+    """Build a response."""
     lines = [f"HTTP/1.1 {status}", f"Content-Type: {content_type}", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 @contextlib.contextmanager
 def http_peer(answer: Answer, **server: Any) -> Iterator[Peer]:
-    """Serve requests over connections kept alive; a function answers each, or with None closes the connection.
+    """Serve requests over persistent connections. A function returns each response, or None to close the connection.
 
     Args:
         server: Of StreamServer, such as ssl_context.

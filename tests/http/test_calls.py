@@ -1,4 +1,4 @@
-"""Calls: one deadline for all of a call, retries only if they are safe, connections kept, other greenlets run."""
+"""Calls over HTTP: the deadline, safe retries, persistent connections, and other greenlets that run meanwhile."""
 
 import logging
 import socket
@@ -24,14 +24,14 @@ SHORT = 0.5
 
 @pytest.fixture
 def release():
-    """Set to let peers end that hold an answer back."""
+    """An event that ends peers that delay a response."""
     event = Event()
     yield event
     event.set()
 
 
 def holding(release, head=b""):
-    """A peer that sends the beginning of an answer and then no more."""
+    """A peer that sends only the beginning of a response."""
 
     def answer(asked, sock):
         sock.sendall(head)
@@ -41,7 +41,7 @@ def holding(release, head=b""):
 
 
 def trickling(release, head, dribble):
-    """A peer that sends the beginning of an answer and then one piece after the other, for ever."""
+    """A peer that sends a response slowly, without an end."""
 
     def answer(asked, sock):
         sock.sendall(head)
@@ -53,7 +53,7 @@ def trickling(release, head, dribble):
 
 @pytest.fixture
 def client_of():
-    """Make clients that are closed in the end."""
+    """Make clients that are closed at the end."""
     made = []
 
     def make(peer, **options):
@@ -141,7 +141,7 @@ def test_retries_are_within_the_deadline(client_of):
 
 
 def holding_x(release):
-    """A peer that holds back the response to /x, and no other."""
+    """A peer that delays the response to /x only."""
     return lambda asked, sock: release.wait() and None if asked.path == "/x" else reply()
 
 
@@ -185,7 +185,7 @@ TICKS = """
 
     def answer(asked, sock):
         gevent.spawn(tick)
-        # The answer comes only when the others have gone on.
+        # The response is sent only after the other greenlets have run.
         assert enough.wait(30)
         return reply(b"OK")
 
@@ -207,7 +207,7 @@ def test_other_greenlets_run_while_a_response_is_delayed(patch):
 
 
 def test_other_greenlets_run_while_a_long_response_is_read(client_of):
-    """Reading waits for nothing while the server is faster."""
+    """Reading never waits if the server is faster."""
     size, ticks = 8 * 1024 * 1024, []
 
     def serve():
@@ -298,7 +298,7 @@ def test_many_greenlets_share_a_client(client_of):
 
 @pytest.mark.parametrize("destroyed", [True, False], ids=["destroyed", "left"])
 def test_threads_share_a_client(client_of, fakensqd, destroyed):
-    """Each has a hub of its own, and connections of its own."""
+    """Each thread has its own hub and its own connections."""
     client = client_of(fakensqd.http_address)
     results = []
 
@@ -333,7 +333,7 @@ def test_thread_with_a_second_hub_makes_new_connections(client_of, fakensqd):
 
 
 def closing_second(how):
-    """A peer that answers the first request of each connection, and breaks off at the second."""
+    """A peer that responds to the first request of each connection, and closes it at the second."""
 
     def answer(asked, sock):
         if asked.connection not in seen:

@@ -1,4 +1,4 @@
-"""close() ends waiting calls, from any thread; a child of a fork makes connections of its own."""
+"""close() ends waiting calls, in any thread; a forked child makes its own connections."""
 
 import logging
 import subprocess

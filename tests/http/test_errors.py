@@ -1,4 +1,4 @@
-"""Errors of requests, urllib3 and ssl: the text and the facts that an exchange without a response has."""
+"""Errors of requests, urllib3 and ssl become NoResponse, with a text, and whether a retry is safe."""
 
 import http.client
 import socket
@@ -12,7 +12,7 @@ from gnsq.http.connections import NoResponse
 
 
 class Progress:
-    """A call that has sent a request, or not yet; over a connection that it made itself, or not."""
+    """Stands for a call: whether it has sent bytes, and made the connection itself."""
 
     def __init__(self, *, sent=False, connected=True):
         self.sent, self.connected = sent, connected
@@ -25,7 +25,7 @@ def certificate_error():
 
 
 def wrapped(error):
-    """As requests and urllib3 wrap it."""
+    """Wrap an error as requests and urllib3 do."""
     reason = urllib3.exceptions.SSLError(error)
     return requests.exceptions.SSLError(urllib3.exceptions.MaxRetryError(None, "/x", reason))
 

@@ -1,4 +1,4 @@
-"""HTTPS: certificates and host names are checked, and what fails says what to do."""
+"""HTTPS: certificates and host names are checked, and errors have hints."""
 
 import datetime
 import ipaddress
@@ -42,7 +42,7 @@ class Authority:
         self.path = self._write(f"{name}.pem", self._signed(certificate))
 
     def issue(self, name, host="127.0.0.1", password=None):
-        """Write a certificate and its key; gives both paths."""
+        """Write a certificate and its key; returns both paths."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])

@@ -1,4 +1,4 @@
-"""Which path a client asks: where a redirect leads, and what old servers call their endpoints."""
+"""Paths of requests: redirects, and the old names of endpoints."""
 
 import pytest
 
@@ -60,7 +60,7 @@ OLD_404 = reply(b'{"status_code":404,"status_txt":"NOT_FOUND","data":null}', "40
 
 
 def knowing(*paths, unknown=OLD_404, answer=None):
-    """A server that knows these paths only."""
+    """A server that knows only these paths."""
     return lambda asked, sock: (answer or reply()) if asked.path in paths else unknown
 
 

@@ -45,7 +45,7 @@ def splice(sock, upstream):
 
 @contextlib.contextmanager
 def serving(handle, **options):
-    """Serve with a function, over TLS if options have an ssl_context; gives the address."""
+    """Serve with a function, over TLS if options have an ssl_context; returns the address."""
     server = StreamServer(("127.0.0.1", 0), handle, **options)
     server.start()
     try:
@@ -55,7 +55,7 @@ def serving(handle, **options):
 
 
 def http_proxy(seen):
-    """A proxy that makes tunnels, and answers any other request itself."""
+    """A proxy that opens tunnels, and responds to other requests itself."""
 
     def handle(sock, address):
         with sock:
@@ -76,7 +76,7 @@ def http_proxy(seen):
 
 
 def ticking(answer):
-    """An answer that waits until another greenlet has run ten times."""
+    """A response that is sent after another greenlet has run ten times."""
 
     def wait_and_answer(asked, sock):
         ticked = Event()

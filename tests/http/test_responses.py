@@ -1,4 +1,4 @@
-"""What answers mean: tables of what servers send."""
+"""Results and errors from the responses of servers."""
 
 import pytest
 
