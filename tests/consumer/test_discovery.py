@@ -80,7 +80,7 @@ def started(clock, rounds):
     """Start consumers that are closed at the end."""
     made = []
 
-    def start(nsqds=(), lookupds=(), handler=lambda consumer, message: None, **options):
+    def start(nsqds=(), lookupds=(), handler=lambda consumer, message: None, wait=True, **options):
         consumer = RecordedConsumer(
             "t",
             "c",
@@ -93,7 +93,8 @@ def started(clock, rounds):
         consumer.rounds = rounds
         made.append((consumer, gevent.spawn(consumer.start)))
         clock.advance(0.0)
-        rounds.end()
+        if wait:
+            rounds.end()
         return consumer
 
     yield start
@@ -262,11 +263,20 @@ def test_producer_without_an_address_does_not_hide_the_others_of_the_answer(look
     assert "answer is not nsqlookupd's" in caplog.text
 
 
-def test_silent_nsqlookupd_delays_neither_the_others_nor_the_next_round(lookupd, other_lookupd, nsqd, rounds, started):
+def test_silent_nsqlookupd_does_not_delay_the_others(lookupd, other_lookupd, nsqd, rounds, started, clock):
     registered(nsqd, other_lookupd)
     lookupd.stop_reading()
-    started(lookupds=[lookupd, other_lookupd], lookupd_options={"timeout": 0.1})
-    assert connected(nsqd) == [1]
+
+    started(lookupds=[lookupd, other_lookupd], wait=False)
+
+    wait_until(lambda: clock.advance(0.0) or connected(nsqd) == [1])
+    assert rounds.running == 1
+    lookupd.resume_reading()
+
+
+def test_silent_nsqlookupd_does_not_delay_the_next_round(lookupd, rounds, started):
+    lookupd.stop_reading()
+    started(lookupds=[lookupd], lookupd_options={"timeout": 0.1})
 
     rounds.turn(2 * LATEST)
 
