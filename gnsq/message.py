@@ -44,60 +44,28 @@ def _do_nothing() -> None:
 
 
 class Responder(Protocol):
-    """Sends the answers of messages to nsqd. All methods may be called from any OS thread.
+    """Sends the answers of messages to nsqd; see nsqd.in_flight. All methods may be called from any OS thread.
 
     If it has a method ``requeue_after(attempts)``, that returns the delay in milliseconds of a message that is requeued
     without a delay.
     """
 
     @property
-    def nsqd(self) -> str:
-        """Address of the nsqd, ``host:port``."""
-
+    def nsqd(self) -> str: ...
     @property
-    def msg_timeout(self) -> float | None:
-        """Seconds after which nsqd takes an unanswered message back; None if unknown."""
-
+    def msg_timeout(self) -> float | None: ...
     @property
-    def max_msg_timeout(self) -> float | None:
-        """Seconds after the delivery for which TOUCH can keep a message in flight; None if unknown."""
-
-    def now(self) -> float:
-        """Return the connection's monotonic time, seconds."""
-
-    def finish(self, message_id: bytes) -> None:
-        """Send FIN."""
-
-    def finish_all(self, message_ids: Sequence[bytes]) -> None:
-        """Send FIN for each message."""
-
-    def requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None:
-        """Send REQ; timeout in milliseconds."""
-
-    def touch(self, message_id: bytes) -> None:
-        """Send TOUCH."""
-
-    def track_async(self, *messages: Message) -> None:
-        """Keep async messages until they are answered."""
-
-    def untrack_async(self, message: Message, /) -> None:
-        """Forget an async or timed out message, which is being answered."""
-
-    def untrack_async_all(self, messages: Sequence[Message], /) -> None:
-        """As untrack_async(), for several messages."""
-
-    def mark_timed_out(self, message: Message, /) -> None:
-        """Count a message as timed out; its answer may still follow."""
-
-    def start_periodic_touch(self, message: Message, interval: float) -> Callable[[], None]:
-        """Touch a message every interval seconds, in the connection's hub.
-
-        Returns:
-            A function that stops it, and never raises.
-
-        Raises:
-            NSQException: If the connection is closed.
-        """
+    def max_msg_timeout(self) -> float | None: ...
+    def now(self) -> float: ...
+    def finish(self, message_id: bytes) -> None: ...
+    def finish_all(self, message_ids: Sequence[bytes]) -> None: ...
+    def requeue(self, message_id: bytes, timeout: int, backoff: bool) -> None: ...
+    def touch(self, message_id: bytes) -> None: ...
+    def track_async(self, *messages: Message) -> None: ...
+    def untrack_async(self, message: Message) -> None: ...
+    def untrack_async_all(self, messages: Sequence[Message]) -> None: ...
+    def mark_timed_out(self, message: Message) -> None: ...
+    def start_periodic_touch(self, message: Message, interval: float) -> Callable[[], None]: ...
 
 
 class Message:

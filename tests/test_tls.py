@@ -1,4 +1,4 @@
-"""TLS and compression over a transport: between two of ours, in memory, and with the TLS of the standard library."""
+"""TLS over a transport: between two of its own, in memory, and with the TLS of the standard library."""
 
 import ssl
 
@@ -214,7 +214,7 @@ def test_peer_that_closes_in_the_handshake_is_a_closed_connection(pair, certific
         client.handshake()
 
 
-# --- what a client is told of TLS
+# --- contexts of clients
 
 
 def test_default_checks_certificate_and_host_name():

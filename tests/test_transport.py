@@ -15,11 +15,11 @@ from tests.helpers import MemoryTransport, wait_until
 @pytest.fixture
 def pair():
     """A transport, and the socket of its peer."""
-    ours, theirs = socket.socketpair()
-    transport = TcpTransport(ours, "peer:1")
-    yield transport, theirs
+    local, remote = socket.socketpair()
+    transport = TcpTransport(local, "peer:1")
+    yield transport, remote
     transport.close()
-    theirs.close()
+    remote.close()
 
 
 def test_handled_bytes_are_not_returned(pair):

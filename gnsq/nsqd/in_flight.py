@@ -290,21 +290,16 @@ class PeriodicTouch:
         self._interval = interval
         self._clock = clock
         self._greenlet: gevent.Greenlet | None = None
-        self._stopped = False
-        self._asleep = False
+        self._stopped = Event()
 
     def start(self) -> None:
-        """Start a greenlet in the caller's hub, unless it was started or stopped before."""
-        if self._greenlet is None and not self._stopped:
-            self._greenlet = gevent.spawn(self._run)
-            self._greenlet.name = f"gnsq-touch-{self._message.id!r}"
+        """Start a greenlet in the caller's hub."""
+        self._greenlet = gevent.spawn(self._run)
+        self._greenlet.name = f"gnsq-touch-{self._message.id!r}"
 
     def stop(self) -> None:
         """Send no more TOUCH. Does not wait, and may be called again."""
-        self._stopped = True
-        # Only while it sleeps: a send must not be interrupted.
-        if self._greenlet is not None and self._asleep:
-            self._greenlet.kill(block=False)
+        self._stopped.set()
 
     @property
     def ended(self) -> bool:
@@ -322,12 +317,7 @@ class PeriodicTouch:
 
     def _touch_until_stopped(self) -> None:
         message = self._message
-        while not self._stopped:
-            self._asleep = True
-            self._clock.sleep(self._seconds_to_next())
-            self._asleep = False
-            if self._stopped or message.has_responded():
-                return
+        while not self._clock.wait(self._stopped, self._seconds_to_next()) and not message.has_responded():
             if message.max_time_left == 0:
                 logger.warning(
                     "%s: message %s: TOUCH can't keep it any longer, max_msg_timeout has passed since its delivery: "

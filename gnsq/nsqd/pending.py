@@ -18,34 +18,50 @@ from gnsq.errors import NSQConnectionClosed, NSQErrorCode, NSQException, NSQSock
 from gnsq.protocol.frames import OK, RESPONSE, encode_frame
 from gnsq.texts import without_address
 
-__all__ = [
-    "PendingCall",
-    "RequestSize",
-    "ConfirmedLimits",
-    "PendingRequest",
-    "PendingRequests",
-    "connection_lost_error",
-]
+__all__ = ["ConfirmedLimits", "PendingCall", "PendingRequest", "PendingRequests", "connection_lost_error"]
 
 
-class RequestSize(Protocol):
-    """The properties of a request that nsqd's limits apply to."""
+# Bytes. A reset of the connection may come from a refused body only if a pending request is larger.
+RISKY_SIZE = 1024
+_OK_FRAME = encode_frame(RESPONSE, OK)
 
-    @property
-    def largest_message(self) -> int:
-        """Bytes of its largest message."""
 
-    @property
-    def mpub_body_size(self) -> int:
-        """Bytes of an MPUB's body; 0: it is no MPUB."""
+class PendingRequest(Protocol):
+    """A command that has a response. Exactly one of its four ``on_`` methods is called, once.
 
-    @property
-    def defer(self) -> int:
-        """Milliseconds of a DPUB; 0: it is no DPUB."""
+    Attributes:
+        command: The bytes to send.
+        size: Their number.
+        largest_message: Bytes of its largest message.
+        mpub_body_size: Bytes of an MPUB's body; 0: it is no MPUB.
+        defer: Milliseconds of a DPUB; 0: it is no DPUB.
+        topic: Topic that it publishes to; empty: it does not publish.
+    """
 
     @property
-    def topic(self) -> str:
-        """Topic that it publishes to; empty: it does not publish."""
+    def command(self) -> bytes: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def largest_message(self) -> int: ...
+    @property
+    def mpub_body_size(self) -> int: ...
+    @property
+    def defer(self) -> int: ...
+    @property
+    def topic(self) -> str: ...
+
+    def on_response(self, data: bytes) -> None:
+        """Handle nsqd's response."""
+
+    def on_error(self, error: NSQErrorCode) -> None:
+        """Handle nsqd's error."""
+
+    def on_connection_lost(self, error: NSQException) -> None:
+        """It was sent, and the connection was lost before its response."""
+
+    def on_not_sent(self, error: NSQException) -> None:
+        """It was not sent, or nsqd has closed the connection before it executed it."""
 
 
 class ConfirmedLimits:
@@ -68,7 +84,7 @@ class ConfirmedLimits:
         """From now on, nsqd may refuse a topic until a publish to it was confirmed."""
         self.topics = {""}
 
-    def may_be_refused(self, request: RequestSize) -> bool:
+    def may_be_refused(self, request: PendingRequest) -> bool:
         """Whether nsqd may refuse a request."""
         return (
             request.largest_message > self.largest_message
@@ -77,42 +93,13 @@ class ConfirmedLimits:
             or (self.topics is not None and request.topic not in self.topics)
         )
 
-    def record_confirmed(self, request: RequestSize) -> None:
+    def record_confirmed(self, request: PendingRequest) -> None:
         """Record that nsqd has confirmed a request."""
         self.largest_message = max(self.largest_message, request.largest_message)
         self._mpub_body_size = max(self._mpub_body_size, request.mpub_body_size)
         self._defer = max(self._defer, request.defer)
         if self.topics is not None:
             self.topics.add(request.topic)
-
-
-# Bytes. A reset of the connection may come from a refused body only if a pending request is larger.
-RISKY_SIZE = 1024
-_OK_FRAME = encode_frame(RESPONSE, OK)
-
-
-class PendingRequest(RequestSize, Protocol):
-    """A command that has a response. Exactly one of its four ``on_`` methods is called, once."""
-
-    @property
-    def command(self) -> bytes:
-        """The bytes to send."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the command."""
-
-    def on_response(self, data: bytes) -> None:
-        """Handle nsqd's response."""
-
-    def on_error(self, error: NSQErrorCode) -> None:
-        """Handle nsqd's error."""
-
-    def on_connection_lost(self, error: NSQException) -> None:
-        """It was sent, and the connection was lost before its response."""
-
-    def on_not_sent(self, error: NSQException) -> None:
-        """It was not sent, or nsqd has closed the connection before it executed it."""
 
 
 class PendingCall(AsyncResult):  # type: ignore[misc]  # gevent has no types

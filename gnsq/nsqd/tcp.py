@@ -100,24 +100,9 @@ class NsqdTCPClient:
         user_agent: str = USER_AGENT,
         **options: Unpack[MoreConnectionOptionsDict],
     ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "address", "port", "options")}
         # Checks both. gnsq 1.0 also accepted a port as text.
         self.address, self.port = parse_address(format_address(address, int(port)))
-        given: dict[str, object] = {
-            "timeout": timeout,
-            "client_id": client_id,
-            "hostname": hostname,
-            "heartbeat_interval": heartbeat_interval,
-            "output_buffer_size": output_buffer_size,
-            "output_buffer_timeout": output_buffer_timeout,
-            "tls_v1": tls_v1,
-            "tls_options": tls_options,
-            "snappy": snappy,
-            "deflate": deflate,
-            "deflate_level": deflate_level,
-            "sample_rate": sample_rate,
-            "auth_secret": auth_secret,
-            "user_agent": user_agent,
-        }
         self.options = load_certificates(ConnectionOptions.from_keywords("NsqdTCPClient", {**given, **options}))
         identify_body = handshake.identify_body(self.options)
         for name in given:

@@ -1,4 +1,4 @@
-"""From an address to a negotiated connection: resolvers, unix sockets, and the border between two layers."""
+"""From an address to a negotiated connection: resolvers, unix sockets, and the border between two transports."""
 
 import json
 import ssl
@@ -44,10 +44,10 @@ def test_negotiation_may_be_cut_anywhere(name):
 
     for cut in range(1, len(stream)):
         transport = MemoryTransport(*filter(None, [stream[:cut], stream[cut:]]))
-        layers = TransportStack("nsqd", 4150, ConnectionOptions(**{name: True}), transport)
-        identity = layers.run_handshake(handshake(ConnectionOptions(**{name: True})))
+        stack = TransportStack("nsqd", 4150, ConnectionOptions(**{name: True}), transport)
+        identity = stack.run_handshake(handshake(ConnectionOptions(**{name: True})))
         assert identity.compression.name == name
-        assert [layers.read_frame() for _ in range(2)] == [(MESSAGE, MESSAGE_FRAME[8:])] * 2
+        assert [stack.read_frame() for _ in range(2)] == [(MESSAGE, MESSAGE_FRAME[8:])] * 2
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))
@@ -55,11 +55,11 @@ def test_negotiation_byte_by_byte(name):
     codec = CODECS[name]()
     stream = answer(**{name: True}) + codec.compress(encode_frame(RESPONSE, OK)) + codec.compress(MESSAGE_FRAME)
     transport = MemoryTransport(*[bytes([byte]) for byte in stream])
-    layers = TransportStack("nsqd", 4150, ConnectionOptions(**{name: True}), transport)
+    stack = TransportStack("nsqd", 4150, ConnectionOptions(**{name: True}), transport)
 
-    layers.run_handshake(handshake(ConnectionOptions(**{name: True})))
+    stack.run_handshake(handshake(ConnectionOptions(**{name: True})))
 
-    assert layers.read_frame() == (MESSAGE, MESSAGE_FRAME[8:])
+    assert stack.read_frame() == (MESSAGE, MESSAGE_FRAME[8:])
 
 
 def test_bytes_after_the_handshake_are_compressed():
@@ -78,10 +78,10 @@ def test_bytes_after_the_handshake_are_compressed():
 def test_clear_text_after_the_response_does_not_start_tls():
     options = ConnectionOptions(tls_v1=True)
     transport = MemoryTransport(answer(tls_v1=True) + encode_frame(RESPONSE, OK))
-    layers = TransportStack("nsqd", 4150, options, transport)
+    stack = TransportStack("nsqd", 4150, options, transport)
 
     with pytest.raises(NSQProtocolError, match="10 bytes came in clear text where TLS was to begin"):
-        layers.run_handshake(handshake(options))
+        stack.run_handshake(handshake(options))
 
 
 def test_frame_above_the_limit_is_refused_inside_compression_too():
@@ -167,22 +167,22 @@ def test_unix_socket_that_is_not_there(tmp_path):
 
 def test_tls_over_a_unix_socket_needs_the_name_to_check():
     options = load_certificates(ConnectionOptions(tls_v1=True))
-    layers = TransportStack("/run/nsqd.sock", 0, options, MemoryTransport())
+    stack = TransportStack("/run/nsqd.sock", 0, options, MemoryTransport())
 
     with pytest.raises(NSQException, match=r"/run/nsqd.sock: TLS over a unix socket needs server_hostname"):
-        layers.run_handshake(upgrade_steps(StartTLS()))
+        stack.run_handshake(upgrade_steps(StartTLS()))
 
 
 @pytest.mark.parametrize(("host", "name"), [("." * 3, None), ("nsqd", "a\0b")])
 def test_host_name_that_tls_can_not_check_is_an_error_of_ours(host, name):
     options = load_certificates(ConnectionOptions(tls_v1=True, server_hostname=name))
-    layers = TransportStack(host, 4150, options, MemoryTransport())
+    stack = TransportStack(host, 4150, options, MemoryTransport())
 
     with pytest.raises(NSQException, match="TLS can't begin"):
-        layers.run_handshake(upgrade_steps(StartTLS()))
+        stack.run_handshake(upgrade_steps(StartTLS()))
 
 
-# --- what is checked before connecting
+# --- checks before connecting
 
 
 @pytest.mark.parametrize(
@@ -227,10 +227,10 @@ def test_tls_options_without_tls_are_not_used():
 def test_error_in_clear_text_instead_of_tls_is_raised():
     options = load_certificates(ConnectionOptions(tls_v1=True))
     words = b"E_IDENTIFY_FAILED IDENTIFY failed tls: no cipher suite"
-    layers = TransportStack("nsqd", 4150, options, MemoryTransport(encode_frame(ERROR, words)))
+    stack = TransportStack("nsqd", 4150, options, MemoryTransport(encode_frame(ERROR, words)))
 
     with pytest.raises(NSQIdentifyFailed, match="no cipher suite"):
-        layers.run_handshake(upgrade_steps(StartTLS()))
+        stack.run_handshake(upgrade_steps(StartTLS()))
 
 
 def test_second_address_of_a_name_is_tried(monkeypatch):
@@ -250,7 +250,7 @@ def test_first_address_that_swallows_packets_leaves_time_for_the_second(monkeypa
     full = socket.socket()
     full.bind(("127.0.0.1", 0))
     full.listen(0)
-    # Fill the queue of those that nobody accepts: further ones get no answer.
+    # Fill the queue of connections that are not accepted: further ones get no answer.
     waiting = [gevent.spawn(socket.create_connection, full.getsockname()) for _ in range(4)]
     gevent.sleep(0)
     with peer(serve(encode_frame(RESPONSE, OK))) as address:

@@ -50,7 +50,7 @@ def connection(transport):
 
 
 @pytest.fixture
-def held(connection, transport):
+def messages(connection, transport):
     """Subscribe and receive one message; this list has it and those that follow."""
     messages = []
     connection.on_messages = lambda _, chunk: messages.extend(chunk)
@@ -131,21 +131,21 @@ def test_messages_come_by_chunk_and_count_as_in_flight(connection, transport):
 
 
 def test_finish_and_requeue_are_sent_and_call_back(connection, transport):
-    told, held = [], []
-    connection.on_messages = lambda _, messages: held.extend(messages)
-    connection.in_flight_messages.on_finish = lambda message_id: told.append(("finish", message_id))
-    connection.in_flight_messages.on_requeue = lambda *args: told.append(("requeue", *args))
-    connection.in_flight_messages.before_answer = lambda: told.append(("answered", connection.in_flight))
+    calls, messages = [], []
+    connection.on_messages = lambda _, chunk: messages.extend(chunk)
+    connection.in_flight_messages.on_finish = lambda message_id: calls.append(("finish", message_id))
+    connection.in_flight_messages.on_requeue = lambda *args: calls.append(("requeue", *args))
+    connection.in_flight_messages.before_answer = lambda: calls.append(("answered", connection.in_flight))
     transport.feed(message_frame() + message_frame())
-    wait_until(lambda: len(held) == 2)
+    wait_until(lambda: len(messages) == 2)
 
-    held[0].touch()
-    held[0].finish()
-    held[1].requeue(100)
+    messages[0].touch()
+    messages[0].finish()
+    messages[1].requeue(100)
     wait_until(lambda: transport.sends)
 
     assert transport.sent == b"TOUCH %s\nFIN %s\nREQ %s 100\n" % (ID, ID, ID)
-    assert told == [("answered", 1), ("finish", ID), ("answered", 0), ("requeue", ID, 100, True)]
+    assert calls == [("answered", 1), ("finish", ID), ("answered", 0), ("requeue", ID, 100, True)]
 
 
 @pytest.mark.parametrize("code", [b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED"])
@@ -240,13 +240,13 @@ def test_ready_is_remembered(connection, transport):
     assert (connection.ready_count, transport.sent) == (7, b"RDY 7\n")
 
 
-def test_close_waits_for_messages_in_flight(connection, transport, held):
+def test_close_waits_for_messages_in_flight(connection, transport, messages):
     closing = gevent.spawn(connection.close, 5)
     wait_until(lambda: transport.sent.endswith(b"CLS\n"))
     transport.feed(encode_frame(RESPONSE, b"CLOSE_WAIT"))
     gevent.sleep(0)
     assert not transport.ended
-    held[0].finish()
+    messages[0].finish()
     closing.join(2)
 
     assert transport.sent.endswith(b"FIN %s\n" % ID)
@@ -267,16 +267,16 @@ def test_close_waits_for_pending_replies(connection, transport):
 
 
 def test_close_aborts_after_its_timeout(connection, transport):
-    held = []
-    connection.on_messages = lambda _, messages: held.extend(messages)
+    messages = []
+    connection.on_messages = lambda _, chunk: messages.extend(chunk)
     transport.feed(message_frame())
-    wait_until(lambda: held)
+    wait_until(lambda: messages)
 
     connection.close(0.02)
 
     assert connection.state is ConnectionState.CLOSED
     with pytest.raises(NSQConnectionClosed):
-        held[0].finish()
+        messages[0].finish()
 
 
 def test_close_of_a_connection_that_breaks_ends(connection, transport):
@@ -443,7 +443,7 @@ def test_close_while_subscribing_does_not_leave_it_subscribed(connection, transp
     assert connection.state is ConnectionState.CLOSED
 
 
-def test_close_ends_when_the_connection_is_lost_while_draining(connection, transport, held):
+def test_close_ends_when_the_connection_is_lost_while_draining(connection, transport, messages):
     closing = gevent.spawn(connection.close, 60)
     wait_until(lambda: transport.sent.endswith(b"CLS\n"))
     transport.feed(encode_frame(RESPONSE, b"CLOSE_WAIT"))
@@ -454,16 +454,16 @@ def test_close_ends_when_the_connection_is_lost_while_draining(connection, trans
     closing.get(timeout=2)
 
 
-def test_message_that_comes_with_close_wait_is_waited_for(connection, transport, held):
+def test_message_that_comes_with_close_wait_is_waited_for(connection, transport, messages):
     closing = gevent.spawn(connection.close, 60)
     wait_until(lambda: transport.sent.endswith(b"CLS\n"))
-    held[0].finish()
+    messages[0].finish()
 
     transport.feed(message_frame() + encode_frame(RESPONSE, b"CLOSE_WAIT"))
-    wait_until(lambda: len(held) == 2)
+    wait_until(lambda: len(messages) == 2)
     gevent.sleep(0)
     assert not transport.ended
-    held[1].finish()
+    messages[1].finish()
     closing.get(timeout=2)
 
     assert transport.sent.count(b"FIN ") == 2
@@ -585,12 +585,12 @@ def test_long_answer_is_refused_before_sub(connection, transport):
         reply.get(timeout=1)
 
 
-def test_long_frames_are_read_after_sub(connection, transport, held):
+def test_long_frames_are_read_after_sub(connection, transport, messages):
     for start in range(0, len(LONG), 50_000):
         transport.feed(LONG[start : start + 50_000])
 
-    wait_until(lambda: len(held) == 3)
-    assert [(len(message.body), message.id, message.attempts) for message in held] == [
+    wait_until(lambda: len(messages) == 3)
+    assert [(len(message.body), message.id, message.attempts) for message in messages] == [
         (4, ID, 1),
         (1_000_000, ID, 1),
         (4, ID, 1),
@@ -673,7 +673,7 @@ def test_bytes_in_the_socket_are_read_before_nsqd_counts_as_dead():
     transport = MemoryTransport(encode_frame(RESPONSE, b'{"version": "1.3.0"}'))
 
     class LateOnce(StepClock):
-        """Comes 0.3 s late to the end of a silence, with a heartbeat that nobody has read yet."""
+        """Wakes 0.3 s after the end of a silence, with a heartbeat in the socket."""
 
         def sleep(self, seconds):
             self.slept.append(seconds)

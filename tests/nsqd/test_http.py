@@ -9,7 +9,7 @@ from tests.http.peer import JSON, http_peer, reply
 
 T, TC = "topic=t", "topic=t&channel=c"
 
-# Call, what is asked for: method, path, query, body.
+# Call, request: method, path, query, body.
 CALLS = [
     pytest.param(lambda c: c.publish("t", b"x"), ("POST", "/pub", T, b"x"), id="publish"),
     pytest.param(lambda c: c.publish("t", "ü"), ("POST", "/pub", T, "ü".encode()), id="publish text"),

@@ -52,7 +52,7 @@ def put(requests, *all_of_them):
     return list(all_of_them)
 
 
-# --- what is sent
+# --- sending
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def put(requests, *all_of_them):
         pytest.param([3, 3, 3], 8, 2, id="those that fit"),
         pytest.param([3, 3, 3], 6, 2, id="up to the limit"),
         pytest.param([9, 1], 3, 1, id="one that is longer, alone"),
-        pytest.param([1, 9], 3, 1, id="what is before one that is longer"),
+        pytest.param([1, 9], 3, 1, id="requests before a larger one"),
         pytest.param([], 3, 0, id="nothing"),
     ],
 )
-@pytest.mark.parametrize("doubtful", [False, True], ids=["nothing doubtful", "after something doubtful"])
-def test_take_hands_over_about_so_many_bytes(requests, sizes, limit, taken, doubtful):
-    if doubtful:
+@pytest.mark.parametrize("risky", [False, True], ids=["no risky request", "after a risky request"])
+def test_next_batch_has_up_to_limit_bytes(requests, sizes, limit, taken, risky):
+    if risky:
         put(requests, FakeRequest(b"x", largest_message=1))
         requests.next_batch(1)
         requests.resolve(OK)
@@ -181,7 +181,7 @@ def test_batches_are_as_large_as_before_after_a_request_was_sent_alone(requests)
     assert requests.next_batch(7) == b"xxxxxx"
 
 
-# --- what is taken back
+# --- cancelling
 
 
 def test_withdrawn_requests_are_never_sent(requests):
@@ -231,10 +231,10 @@ def test_several_ok_frames_resolve_several_requests(requests):
     "data",
     [
         pytest.param(OK_FRAME[:-1], id="cut"),
-        pytest.param(OK_FRAME + OK_FRAME[:3], id="cut behind one"),
+        pytest.param(OK_FRAME + OK_FRAME[:3], id="cut after one"),
         pytest.param(OK_FRAME * 3, id="more than were sent"),
         pytest.param(encode_frame(RESPONSE, b"NO"), id="another response as long"),
-        pytest.param(OK_FRAME + encode_frame(ERROR, b"E_"), id="an error behind one"),
+        pytest.param(OK_FRAME + encode_frame(ERROR, b"E_"), id="an error after one"),
     ],
 )
 def test_data_that_is_not_only_whole_ok_frames_resolves_nothing(requests, data):
@@ -286,7 +286,7 @@ def test_requests_after_a_refused_one_are_not_executed(requests):
 
     requests.fail("nsqd:4150", make_error(b"E_BAD_MESSAGE too big"))
 
-    assert [told for request in asked for told, _ in request.outcomes] == ["not executed", "not executed"]
+    assert [outcome for request in asked for outcome, _ in request.outcomes] == ["not executed", "not executed"]
     assert "this one was not executed" in asked[0].outcomes[0][1]
 
 

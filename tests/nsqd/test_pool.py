@@ -364,7 +364,7 @@ def test_permanent_address_that_is_added_as_passing_stays_permanent(kept, nsqd, 
     assert tries(nsqd) == [0.0, 8.0]
 
 
-# --- losses that are nobody's fault -----------------------------------------------------------------------------------
+# --- losses without fault of the nsqd
 
 
 def test_loss_without_fault_is_reopened_at_once(kept, nsqd, clock):
@@ -399,8 +399,8 @@ def test_losses_without_fault_at_long_intervals_never_wait(kept, nsqd, clock):
 
 
 def test_loss_without_fault_is_not_counted_as_a_failure(kept, nsqd, clock):
-    verdicts = iter([True, False])
-    kept(closed_without_fault=lambda connection: next(verdicts))
+    results = iter([True, False])
+    kept(closed_without_fault=lambda connection: next(results))
     lose(nsqd, clock)
     lose(nsqd, clock)
     clock.advance(8.0)

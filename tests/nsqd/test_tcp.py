@@ -291,7 +291,7 @@ def test_error_in_the_handshake_closes(opened):
 
 def test_listen_returns_when_nsqd_closes(opened):
     got = []
-    # The magic is read: what is left unread at a close resets the connection.
+    # The magic is read: unread bytes at a close reset the connection.
     with peer(lambda sock: (sock.recv(4), sock.sendall(encode_frame(RESPONSE, b"one")))) as address:
         client = opened(address)
         client.on_response.connect(lambda sender, response: got.append(response), weak=False)
@@ -501,7 +501,7 @@ IN_CLEAR = [
     pytest.param(lambda client: client.nop(), id="nop"),
     pytest.param(lambda client: client.send(b"CLS\n"), id="CLS"),
     pytest.param(lambda client: client.send(b"PUB t\n\0\0\0\6secret"), id="bytes"),
-    pytest.param(lambda client: client.send(b"IDENTIFY\n\0\0\0\2{}PUB t\n\0\0\0\6secret"), id="bytes behind IDENTIFY"),
+    pytest.param(lambda client: client.send(b"IDENTIFY\n\0\0\0\2{}PUB t\n\0\0\0\6secret"), id="bytes after IDENTIFY"),
     pytest.param(lambda client: client.send(b"IDENTIFY"), id="bytes like IDENTIFY"),
 ]
 

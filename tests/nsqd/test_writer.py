@@ -23,116 +23,116 @@ def transport():
 
 
 @pytest.fixture
-def outbox():
+def writer():
     made = Writer(time.monotonic, refuse)
     yield made
     made.close()
 
 
-def test_commands_queued_before_run_are_sent_at_once(outbox, transport):
+def test_commands_queued_before_run_are_sent_at_once(writer, transport):
     for number in range(3):
-        outbox.put(b"%d" % number)
-    gevent.spawn(outbox.run, transport)
-    outbox.wait_flushed()
+        writer.put(b"%d" % number)
+    gevent.spawn(writer.run, transport)
+    writer.wait_flushed()
 
     assert transport.sends == [b"012"]
 
 
-def test_command_is_sent_at_once_while_the_writer_sleeps(outbox, transport):
-    gevent.spawn(outbox.run, transport)
-    outbox.wait_flushed()
-    outbox.put(b"a")
-    outbox.put(b"b")
-    outbox.wait_flushed()
+def test_command_is_sent_at_once_while_the_writer_sleeps(writer, transport):
+    gevent.spawn(writer.run, transport)
+    writer.wait_flushed()
+    writer.put(b"a")
+    writer.put(b"b")
+    writer.wait_flushed()
 
     assert transport.sends == [b"ab"]
 
 
-def test_finishes_are_one_run_and_stay_in_their_place(outbox, transport):
-    outbox.put(b"RDY 1\n")
-    outbox.finish(b"a")
-    outbox.finish(b"b")
-    outbox.put(b"RDY 2\n")
-    outbox.finish(b"c")
-    gevent.spawn(outbox.run, transport)
-    outbox.wait_flushed()
-    outbox.finish(b"d")
-    outbox.wait_flushed()
+def test_finishes_are_one_run_and_stay_in_their_place(writer, transport):
+    writer.put(b"RDY 1\n")
+    writer.finish(b"a")
+    writer.finish(b"b")
+    writer.put(b"RDY 2\n")
+    writer.finish(b"c")
+    gevent.spawn(writer.run, transport)
+    writer.wait_flushed()
+    writer.finish(b"d")
+    writer.wait_flushed()
 
     assert transport.sends == [b"RDY 1\nFIN a\nFIN b\nRDY 2\nFIN c\n", b"FIN d\n"]
 
 
-def test_closed_writer_refuses_finish(outbox):
-    outbox.finish(b"a")
-    outbox.close()
+def test_closed_writer_refuses_finish(writer):
+    writer.finish(b"a")
+    writer.close()
 
     for _ in range(2):
         with pytest.raises(NSQConnectionClosed):
-            outbox.finish(b"b")
+            writer.finish(b"b")
 
 
-def test_wait_flushed_of_an_empty_writer_returns_at_once(outbox, transport):
-    gevent.spawn(outbox.run, transport)
+def test_wait_flushed_of_an_empty_writer_returns_at_once(writer, transport):
+    gevent.spawn(writer.run, transport)
     gevent.sleep(0)
 
-    outbox.wait_flushed()
+    writer.wait_flushed()
 
     assert transport.sends == []
 
 
-def test_close_makes_run_and_wait_flushed_return(outbox, transport):
-    writer = gevent.spawn(outbox.run, transport)
+def test_close_makes_run_and_wait_flushed_return(writer, transport):
+    running = gevent.spawn(writer.run, transport)
     gevent.sleep(0)
-    outbox.put(b"never sent")
-    waiting = gevent.spawn(outbox.wait_flushed)
-    outbox.close()
+    writer.put(b"never sent")
+    waiting = gevent.spawn(writer.wait_flushed)
+    writer.close()
 
-    gevent.joinall([writer, waiting], timeout=2, raise_error=True)
+    gevent.joinall([running, waiting], timeout=2, raise_error=True)
 
     assert transport.sends == []
 
 
-def test_broken_send_is_raised_by_run(outbox, transport):
+def test_broken_send_is_raised_by_run(writer, transport):
     transport.close()
-    writer = gevent.spawn(outbox.run, transport)
-    outbox.put(b"x")
-    wait_until(writer.ready)
+    running = gevent.spawn(writer.run, transport)
+    writer.put(b"x")
+    wait_until(running.ready)
 
-    assert isinstance(writer.exception, NSQConnectionClosed)
+    assert isinstance(running.exception, NSQConnectionClosed)
 
 
 def test_long_commands_go_out_in_pieces_each_with_its_own_deadline(transport):
     times = iter(range(100))
-    outbox = Writer(lambda: next(times), refuse)
-    outbox.put(b"x" * 600_000)
+    writer = Writer(lambda: next(times), refuse)
+    writer.put(b"x" * 600_000)
     sent = []
-    transport.sendall = lambda data: sent.append((len(data), outbox.sending_since))
-    gevent.spawn(outbox.run, transport)
-    outbox.wait_flushed()
+    transport.sendall = lambda data: sent.append((len(data), writer.sending_since))
+    gevent.spawn(writer.run, transport)
+    writer.wait_flushed()
 
     assert sent == [(262_144, 0), (262_144, 1), (75_712, 2)]
-    assert outbox.sending_since is None
-    outbox.close()
+    assert writer.sending_since is None
+    writer.close()
 
 
 @pytest.mark.parametrize("number", [1, 2], ids=["alone", "one of two"])
 def test_request_is_not_sent_to_a_peer_that_closed_while_nothing_was_sent(number):
-    ours, theirs = socket.socketpair()
-    transport = TcpTransport(ours, "peer:1")
-    outbox = Writer(lambda: now[0], refuse)
+    local, remote = socket.socketpair()
+    transport = TcpTransport(local, "peer:1")
+    writer = Writer(lambda: now[0], refuse)
     now = [10.0]
-    writer = gevent.spawn(outbox.run, transport)
-    outbox.wait_flushed()
-    outbox.submit(PendingCall(b"first"))
-    outbox.pending.resolve(b"OK")
+    running = gevent.spawn(writer.run, transport)
+    writer.wait_flushed()
+    writer.submit(PendingCall(b"first"))
+    writer.pending.resolve(b"OK")
 
-    theirs.close()
+    remote.close()
     now[0] += 1.1
     for _ in range(number):
-        outbox.submit(PendingCall(b"x"))
-    outbox.wait_flushed()
+        writer.submit(PendingCall(b"x"))
+    writer.wait_flushed()
 
-    assert len(outbox.pending.unsent) == number
-    outbox.close()
-    writer.join()
+    assert len(writer.pending.unsent) == number
+    writer.close()
+    running.join()
     transport.close()

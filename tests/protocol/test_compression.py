@@ -10,14 +10,14 @@ from gnsq.protocol.compression import Deflate, Snappy
 
 LIMIT = 65536
 IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
-# Recorded from nsqd 1.3.0: the OK behind the start of each codec.
+# Recorded from nsqd 1.3.0: the OK after the start of each codec.
 SNAPPY_OK = IDENTIFIER + bytes.fromhex("010e0000") + bytes.fromhex("00000000")
 
 CODECS = [pytest.param(Deflate, id="deflate"), pytest.param(Snappy, id="snappy")]
 
 
 def read(codec, data):
-    """All that can be read of what was received."""
+    """Decompress all received bytes."""
     result = b""
     while piece := codec.decompress(data, LIMIT):
         result, data = result + piece, b""

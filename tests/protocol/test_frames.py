@@ -1,4 +1,4 @@
-"""Frames from chunks of every size, and what is not a frame."""
+"""Frames from chunks of every size, and malformed frames."""
 
 import functools
 import tracemalloc
@@ -159,13 +159,13 @@ def test_large_frame_is_not_copied(read):
     tracemalloc.start()
     try:
         data = read(FrameDecoder())
-        held, most = tracemalloc.get_traced_memory()
+        current, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
 
-    assert LARGE <= len(data) <= held
+    assert LARGE <= len(data) <= current
     # What a growing buffer has too much, and the chunk that came.
-    assert most < 1.3 * LARGE
+    assert peak < 1.3 * LARGE
 
 
 MESSAGE_DATA = encode_message(1, 2, b"0123456789abcdef", b"x" * 100)

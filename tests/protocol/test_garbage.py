@@ -1,4 +1,4 @@
-"""Random bytes and random cuts: nothing but the documented errors, no hang, and no more held than was to be held."""
+"""Random bytes in random pieces: only the documented errors, no hang, and bounded memory."""
 
 import contextlib
 import functools
@@ -97,7 +97,7 @@ def test_frames_taken_one_by_one_are_those_of_the_stream(stream, singly, decoder
     whole, _ = outcome(FrameDecoder(MAX_FRAME_SIZE), [data])
     got = []
 
-    # Whichever way a piece goes in, no whole frame stays behind.
+    # No complete frame is left in the decoder.
     with contextlib.suppress(NSQFrameError):
         for piece, one in zip(pieces, singly, strict=False):
             if one:
@@ -247,24 +247,24 @@ steps = st.one_of(
 
 @given(st.lists(steps, max_size=20))
 def test_single_steps_return_the_first_bytes(program):
-    decoder, held = CommandDecoder(), b""
+    decoder, kept = CommandDecoder(), b""
     for name, argument in program:
         if name == "feed":
             decoder.feed(argument)
-            held += argument
+            kept += argument
         elif name == "take":
-            wanted = held[:argument] if len(held) >= argument else None
+            wanted = kept[:argument] if len(kept) >= argument else None
             assert decoder.take(argument) == wanted
-            held = held[len(wanted or b"") :]
+            kept = kept[len(wanted or b"") :]
         elif name == "line":
-            line, newline, rest = held.partition(b"\n")
+            line, newline, rest = kept.partition(b"\n")
             assert decoder.take_line() == (line.removesuffix(b"\r") if newline else None)
-            held = rest if newline else held
+            kept = rest if newline else kept
         else:
-            assert decoder.take_size() == (int.from_bytes(held[:4], "big", signed=True) if len(held) >= 4 else None)
-            held = held[4:] if len(held) >= 4 else held
-        assert decoder.buffered == len(held)
-    assert decoder.take_remaining() == held
+            assert decoder.take_size() == (int.from_bytes(kept[:4], "big", signed=True) if len(kept) >= 4 else None)
+            kept = kept[4:] if len(kept) >= 4 else kept
+        assert decoder.buffered == len(kept)
+    assert decoder.take_remaining() == kept
 
 
 @given(joined(st.binary(max_size=12) | sizes.map(struct.Struct(">i").pack), max_size=8))
@@ -294,7 +294,7 @@ texts = st.binary(max_size=200) | st.builds(
 
 
 def drained(codec, data, limit):
-    """Read all of what was received, checking that it comes in bounded pieces and to an end, and what is kept."""
+    """Decompress all received bytes, and check that pieces and memory are bounded."""
     pieces = []
     while piece := codec.decompress(data, limit):
         assert len(piece) <= BOUND[codec.name](limit)
@@ -329,7 +329,7 @@ IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
 
 @st.composite
 def snappy_garbage(draw):
-    """Chunks of every kind, with sizes and contents that mostly mean nothing, often behind a right beginning."""
+    """Chunks of every kind, with sizes and contents that are mostly invalid, often after a valid beginning."""
     parts = [draw(st.sampled_from([IDENTIFIER, IDENTIFIER, IDENTIFIER[:7], b""]))]
     for _ in range(draw(st.integers(0, 4))):
         kind = draw(st.sampled_from([0, 1, 2, 0x7F, 0x80, 0xFD, 0xFE, 0xFF]) | st.integers(0, 255))
@@ -426,7 +426,7 @@ def test_handshake_ends_with_an_identity_or_with_our_error(options, frames):
                 break
             answer = left.pop(0)
 
-    # Whatever was made of it can be told: it goes to a log.
+    # The result can be printed, since it is logged.
     assert isinstance(str(ended), str)
     assert not isinstance(ended, Identity) or sane(ended)
     # Each frame is answered by two steps at most, and no layer begins twice.

@@ -38,7 +38,7 @@ def answer(**fields):
 
 
 def drive(steps, frames, done=None):
-    """Answer each ReadFrame from the list. Gives back what was written and begun, in order, and the result."""
+    """Answer each ReadFrame from the list. Returns the written bytes and started upgrades, in order, and the result."""
     answers, done = iter(frames), [] if done is None else done
     reply = None
     while True:
@@ -131,15 +131,15 @@ def test_refusal_is_raised():
 @pytest.mark.parametrize(
     ("tls", "compression", "auth"), list(itertools.product([False, True], [None, "snappy", "deflate"], [False, True]))
 )
-def test_layers_begin_in_nsqds_order_and_auth_is_last(tls, compression, auth, level):
+def test_tls_compression_and_auth_start_in_nsqds_order(tls, compression, auth, level):
     asked = {"tls_v1": tls, "auth_secret": b"secret", **({compression: True} if compression else {})}
     offered = {"tls_v1": tls, "auth_required": auth, **({compression: True} if compression else {})}
-    layers = [*(["tls"] if tls else []), *([compression] if compression else [])]
+    upgrades = [*(["tls"] if tls else []), *([compression] if compression else [])]
     auth_answer = [(RESPONSE, b'{"identity":"me","identity_url":"","permission_count":1}')] if auth else []
 
-    done, identity = run([answer(deflate_level=level, **offered), *[OK for _ in layers], *auth_answer], **asked)
+    done, identity = run([answer(deflate_level=level, **offered), *[OK for _ in upgrades], *auth_answer], **asked)
 
-    assert done[2:] == [*layers, *([b"AUTH\n\x00\x00\x00\x06secret"] if auth else [])]
+    assert done[2:] == [*upgrades, *([b"AUTH\n\x00\x00\x00\x06secret"] if auth else [])]
     assert (identity.tls, identity.compression and identity.compression.name) == (tls, compression)
     assert dict(identity.auth) == ({"identity": "me", "identity_url": "", "permission_count": 1} if auth else {})
     assert identity.warnings == ()

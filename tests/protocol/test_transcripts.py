@@ -1,5 +1,5 @@
 """What was recorded from real servers, as this side sees it: every error frame has its class and its fatality, and
-what was said to nsqd is what our builders build."""
+the recorded commands are what the builders build."""
 
 import json
 import re
@@ -90,7 +90,7 @@ WORDS = {b"SUB": 2, b"DPUB": 2, b"REQ": 2, b"AUTH": 0, b"CLS": 0, b"NOP": 0}
 
 
 def read_commands(data):
-    """The whole commands in some bytes, up to what is malformed."""
+    """Return the complete commands in some bytes, up to a malformed one."""
     decoder = CommandDecoder()
     decoder.feed(data)
     try:
@@ -110,7 +110,7 @@ def normal(command):
 
 
 def rebuilt(command):
-    """Build a command again; None where our builder refuses it, as it should much of what was recorded."""
+    """Build a command again. Returns: None if the builder refuses it, as many recorded ones."""
     try:
         return BUILDERS[command.name](
             [word.decode() for word in command.args[: WORDS.get(command.name, 1)]], command.body
@@ -125,10 +125,10 @@ def test_commands_are_built_as_they_were_sent():
         for step in session["steps"]:
             sent = expand(step["hex"]).removeprefix(commands.MAGIC_V2) if step["do"] == "send" else b""
             for command in read_commands(sent):
-                ours = rebuilt(command)
-                if ours is not None:
+                again = rebuilt(command)
+                if again is not None:
                     built[command.name] += 1
-                    assert list(read_commands(ours)) == [normal(command)], session["id"]
+                    assert list(read_commands(again)) == [normal(command)], session["id"]
 
     assert {name for name in BUILDERS if built[name] >= 5} == set(BUILDERS)
 
