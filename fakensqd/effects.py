@@ -1,4 +1,4 @@
-"""What a session asks its connection to do, and what fault actions are made of. Values only.
+"""Effects that a session asks its connection for, and steps of fault actions. Values only.
 
 After an IoRequest, the session reads and sends nothing until its resume() gets the IoResult.
 """
@@ -131,7 +131,7 @@ class SendAfterNext:
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Execute the command or request; if there is a body here, with this one in place of its own."""
+    """Execute the command or request. A body replaces the received one."""
 
     body: bytes | None = None
 

@@ -66,7 +66,7 @@ class Daemon(Server):
         seed: Of the random numbers of faults.
     """
 
-    # What rules can act on; nsqlookupd has another protocol.
+    # Events that rules can act on; nsqlookupd has others.
     fault_protocol: ServerProtocol = NSQD
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Fault rules and transcript of one server, and what both do to its connections.
+"""Fault rules and transcript of one server, and their use on its connections.
 
 A shell: sleeps by the clock and resets sockets. FaultInjector decides which rule acts, and records events.
 """
@@ -56,10 +56,10 @@ class FaultControl:
     """Fault rules and transcript of one server.
 
     Args:
-        server: Name of the server's class, for texts.
+        server: Name of the server's class, for error texts and the report.
         seed: Of the random numbers; None: a random one.
         record: Record a transcript from the beginning.
-        protocol: Facts about the server: what rules can act on.
+        protocol: Events of the server.
 
     Attributes:
         injector: Asked about each event of the server.

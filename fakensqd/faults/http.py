@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from http.client import responses
@@ -47,7 +48,7 @@ STATE_METHODS = (
 # These close the connections of the daemon's own HTTP port.
 _CLOSING_METHODS = ("down", "restart")
 
-_Environ = dict[str, Any]  # Any: WSGI, as in what follows
+_Environ = dict[str, Any]  # Any: WSGI, as below
 _StartResponse = Callable[..., Any]
 
 
@@ -93,7 +94,7 @@ class FaultyApplication:
                         set_reset_on_close(environ[SOCKET_KEY])
                     if response is None:
                         raise _connection_ended()
-                    return HttpResponse(response.status, response.body, (*response.headers, _CLOSE), response.size)
+                    return replace(response, headers=(*response.headers, _CLOSE))
         if response is None:
             wait_for_end(environ[SOCKET_KEY])
             raise _connection_ended()

@@ -1,4 +1,4 @@
-"""Decides which rule acts on an event of one server, and records the event in the transcript.
+"""Decides which rule acts on an event of one server, and records events in the transcript.
 
 Pure: events carry the time. The first armed rule that fires takes the event; the rules after it do not see it.
 """
@@ -77,7 +77,7 @@ class FaultInjector:
         return [rule.explain() for rule in self._added if not rule.fired and not rule.optional]
 
     def apply_rules(self, event: Event, steps: Sequence[FaultStep]) -> Sequence[FaultStep]:
-        """Return the steps to take for an event: those given, or what a rule makes of them. Record the rule."""
+        """Let the first rule that fires on an event change its steps; record the rule. Return the steps to take."""
         if event.point not in self._points:
             return steps
         for sequence in self.sequences.values():

@@ -1,9 +1,9 @@
-"""The session of one connection under rules: commands, replies and pushed frames pass a ConnectionInjector.
+"""The session of one connection with rules or a transcript: a ConnectionInjector gets its commands, replies and frames.
 
-Pure, and the same for sessions of nsqd and nsqlookupd. A session without rules or transcript asks once per command and
-batch, and does nothing else of this. Otherwise, it gets its steps from an InterceptedSession: that reads a command's
-body before the command is executed, unless the server would refuse the command without reading it, and puts all
-output through an OutputScheduler.
+Pure, and the same for sessions of nsqd and nsqlookupd. A session without rules and transcript has no
+InterceptedSession, and checks that once per command and batch. An InterceptedSession reads the body of a command before
+it executes the command, unless the server would refuse the command without reading the body. All output goes through an
+OutputScheduler.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["InterceptedSession", "OutputScheduler"]
 
 
 class InterceptedSession:
-    """Does the steps that a ConnectionInjector wants for the events of one session.
+    """Does the steps that a ConnectionInjector returns for the events of one session.
 
     Args:
         source: Input of the session.
@@ -62,7 +62,7 @@ class InterceptedSession:
         self._body_reader = body_reader
         self._expire_message = expire_message
         self._scheduler = OutputScheduler()
-        # Whether something is to be sent before the session's buffer is full.
+        # Whether output must be sent before the session's buffer is full.
         self._flush = bool(output)
         self._schedule_output(0.0)
 
@@ -88,7 +88,7 @@ class InterceptedSession:
         self._do(self._injector.heartbeat(frame, now), now)
 
     def take(self, now: float, *, flush: bool, closed: bool) -> list[Effect]:
-        """Return what is to be sent now; without a flush, messages stay buffered."""
+        """Return the effects of now. Without a flush, messages stay buffered."""
         self._schedule_output(now)
         if closed:
             self._scheduler.close()
@@ -122,7 +122,7 @@ class InterceptedSession:
         *,
         legal: bool,
     ) -> Read[bool]:
-        """Do the steps that are wanted for a command; return whether they end the connection.
+        """Do the steps for a command; return whether they end the connection.
 
         Args:
             begin: Begins to execute the command.

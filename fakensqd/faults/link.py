@@ -11,6 +11,7 @@ import math
 import random
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self
 
 import gevent
@@ -28,18 +29,16 @@ __all__ = ["ActiveToxic", "Link", "LinkedTransport", "reset_socket", "set_reset_
 _MAX_HELD_BYTES = 1024 * 1024
 
 
+@dataclass(eq=False, repr=False)
 class ActiveToxic:
     """A toxic on a link. remove() removes it, and so does the end of a ``with`` block."""
 
-    def __init__(
-        self, link: Link, toxic: Toxic, number: int, *, upstream: bool | None, connection: int | None, kept: bool
-    ) -> None:
-        self.toxic = toxic
-        self.number = number
-        self.kept = kept
-        self.upstream = upstream
-        self.connection = connection
-        self._link = link
+    toxic: Toxic
+    number: int
+    upstream: bool | None
+    connection: int | None
+    kept: bool
+    _link: Link
 
     def applies_to(self, connection: int, *, upstream: bool) -> bool:
         """Return whether it is for this direction of a connection."""
@@ -93,7 +92,7 @@ class Link:
             kept: Whether clear() leaves it.
         """
         self._added += 1
-        active = ActiveToxic(self, toxic, self._added, upstream=upstream, connection=connection, kept=kept)
+        active = ActiveToxic(toxic, self._added, upstream, connection, kept, self)
         self._active.append(active)
         for transport in self._transports:
             self._attach(active, transport)

@@ -33,8 +33,7 @@ class Relay(Server):
         address: Where to listen; port 0 takes a free one, which later starts take again.
         clock: Of the toxics; default: the machine's.
         seed: Of the random numbers of toxics; default: a random one.
-        threaded: Run on a thread of its own. What the constructor gives stands for the relay then: its methods run on
-            that thread, see fakensqd.thread.
+        threaded: Run on a thread with its own hub, see fakensqd.thread.
 
     Attributes:
         link: For adding toxics; upstream are the bytes that clients send.

@@ -256,7 +256,7 @@ class Matchers(TypedDict, total=False):
     where: Callable[[Event], bool] | None
 
 
-class on:  # lower case: read as a word, ``on.command(...)``; never instantiated
+class on:  # lower case, since rules read as sentences: ``on.command(...)``; never instantiated
     """Makes a Match: ``on.command("PUB", topic="orders")``. Unless a method of Match says more, a rule fires once."""
 
     @staticmethod
@@ -409,7 +409,7 @@ class Rule:
         return True
 
     def apply(self, steps: Sequence[FaultStep], event: Event) -> list[FaultStep]:
-        """Return what the actions make of the steps for an event."""
+        """Let the actions change the steps for an event, one after another; return the result."""
         changed = list(steps)
         for action in self.actions:
             changed = list(action(changed, event))

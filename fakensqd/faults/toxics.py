@@ -1,4 +1,4 @@
-"""Toxics: what a bad network does to one direction of a connection: delay, limit, cut, stall, end, reset or corrupt it.
+"""Toxics imitate a bad network: they delay, limit, cut, stall, end, reset or corrupt one direction of a connection.
 
 Pure: takes ``now`` and a random generator; knows no socket and no clock. A toxic is a frozen setting. Its start() makes
 the state for one direction of one connection, and a ToxicChain lets bytes pass through several states.
