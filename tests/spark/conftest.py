@@ -1,4 +1,4 @@
-"""What tests of gnsq.spark share: a hub on a thread, a spool, and one Spark session for all that need a JVM."""
+"""Fixtures of gnsq.spark's tests: a hub on a thread, a spool, and one Spark session for all tests that need a JVM."""
 
 import contextlib
 import gc
@@ -14,13 +14,13 @@ from gnsq.concurrency.hub_thread import HubThread
 from gnsq.spark.spool.spool import Spool
 from tests.spark.s3server import s3_server
 
-# Without the second compiler Java starts a fifth faster, without a look at each class of Spark's another fifth.
+# Without the second compiler Java starts a fifth faster, without verification of classes another fifth.
 JAVA_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 
 
 @pytest.fixture(autouse=True, scope="session")
 def short_lived_java(tmp_path_factory):
-    """Spark of tests ends in seconds, so all that it starts has to start fast: Java, its launcher, and Python."""
+    """Let Java, its launcher and Python start fast: the Spark of a test ends after seconds."""
     with pytest.MonkeyPatch.context() as patch:
         for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
             patch.setenv(variable, JAVA_FLAGS)
@@ -30,8 +30,9 @@ def short_lived_java(tmp_path_factory):
 
 
 def home_without_python(home):
-    """The installed Spark less the zip of pyspark, from which each Python process that Spark starts would compile it
-    anew, for 0.6 s; so they take the installed one. Eight of them start for one query.
+    """The installed Spark without the zip of pyspark, so that Spark's Python processes use the installed pyspark.
+
+    From the zip each would compile it, for 0.6 s, and one query starts eight.
     """
     package = Path(importlib.util.find_spec("pyspark").origin).parent
     for name in ("bin", "jars"):
@@ -41,7 +42,7 @@ def home_without_python(home):
 
 @pytest.fixture(autouse=True)
 def search_for_cycles_as_before():
-    """Whatever a test's source has changed for a process that it takes for its own."""
+    """Reset the thresholds that tune_gc() sets, since it expects a process of its own."""
     before = gc.get_threshold()
     yield
     gc.set_threshold(*before)
@@ -69,7 +70,7 @@ def spark(tmp_path_factory):
 
 @pytest.fixture
 def shared_session(spark):
-    """Does what open_session() does, but with the session of all tests: at the end it stops the queries alone."""
+    """open_session() with the session of all tests: at the end it only stops the queries."""
 
     @contextlib.contextmanager
     def open_shared(name, **options):
@@ -96,7 +97,7 @@ def s3():
 
 @pytest.fixture
 def silent_address():
-    """What takes connections and answers nothing, as a host that hangs."""
+    """A server that accepts connections and never answers, as a host that hangs."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield "{}:{}".format(*server.getsockname())
 
@@ -106,7 +107,7 @@ SECRET = "open sesame"
 
 @pytest.fixture
 def secured_nsqd(fakensqd_certificates, tmp_path):
-    """An nsqd that wants TLS with a client's certificate and AUTH; and the options, by Python's names, that suit it."""
+    """An nsqd that requires TLS with a client's certificate and AUTH; and the options for it, by Python's names."""
     from fakensqd import FakeAuthServer, FakeNsqd, Grant
 
     (tmp_path / "secret").write_text(SECRET + "\n")

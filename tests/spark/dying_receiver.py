@@ -37,7 +37,7 @@ def arm(point):
     def watched_finish(answers, ids):
         if point == "fins":
             finish(answers, ids[: rows[0] // 2])
-            gevent.sleep(0.2)  # what was answered goes out
+            gevent.sleep(0.2)  # lets the FINs be sent
             die()
         finish(answers, ids)
 

@@ -1,4 +1,4 @@
-"""Waiting in plain threads, and messages that nobody sent."""
+"""Wait in plain threads, make messages without an nsqd, publish, and read spools and statistics."""
 
 import contextlib
 import os
@@ -21,13 +21,13 @@ def wait_for(condition, limit=LIMIT):
     while not (found := condition()):
         waited = time.monotonic() - began
         assert waited < limit, f"not so within {limit} s"
-        # Looking takes time of the processor from what is waited for: seldom, where that takes long anyway.
+        # Checks take processor time from the awaited program: fewer of them if that takes long.
         time.sleep(min(max(0.005, waited / 20), 0.05))
     return found
 
 
 class FakeConnection:
-    """Notes the answers of its message; a lost one raises, too."""
+    """Records the answers of its message; a lost connection raises, too."""
 
     nsqd = "127.0.0.1:4150"
 
@@ -48,7 +48,7 @@ class FakeConnection:
 
 
 class FakeMessage(Message):
-    """A message that nobody sent."""
+    """A message that no nsqd has sent."""
 
     def __init__(self, number, body=None, lost=False):
         connection = FakeConnection(lost)
@@ -77,12 +77,12 @@ def publish(nsqd, topic, bodies):
 
 
 def numbered(count, first=0):
-    """Bodies that can be told apart."""
+    """Different bodies."""
     return [b"%08d" % number for number in range(first, first + count)]
 
 
 def channel_stats(nsqd, topic, channel):
-    """What /stats says of a channel; None if it does not exist."""
+    """A channel in /stats; None if it does not exist."""
     client = NsqdHTTPClient.from_url(nsqd.http_address)
     topics = client.stats(topic, channel)["topics"]
     client.close()
@@ -98,7 +98,7 @@ def is_empty(nsqd, topic, channel):
 
 @contextlib.contextmanager
 def running(arguments, **environment):
-    """Run a command in a process group of its own; whatever happens, nothing of it is left behind.
+    """Run a command in its own process group, all of which is killed at the end.
 
     Yields the process; its output is one text, stdout and stderr.
     """

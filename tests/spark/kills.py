@@ -1,4 +1,4 @@
-"""A receiver as a process that kills itself or is killed, and the one that comes after it."""
+"""A receiver as a process that is killed, and the next receiver after it."""
 
 import signal
 import sys
@@ -11,7 +11,7 @@ TOPIC, CHANNEL = "clicks", "archive"
 
 
 def receiver_process(nsqd, spool, point="never"):
-    """Run dying_receiver.py; a context manager that gives the process."""
+    """Run dying_receiver.py; a context manager that yields the process."""
     module = "tests.spark.dying_receiver"
     return running([sys.executable, "-m", module, point, spool.location, TOPIC, CHANNEL, nsqd.tcp_address])
 
@@ -23,7 +23,7 @@ def run_until_killed(point, nsqd, spool):
 
 
 def drain(nsqd, spool, hub, limit=30.0):
-    """Receive until the channel is empty, what a killed receiver had included."""
+    """Receive until the channel is empty, also of messages that a killed receiver had in flight."""
     options = ReadOptions(topic=TOPIC, channel=CHANNEL, nsqd_tcp_addresses=(nsqd.tcp_address,))
     receiver = hub.call(Receiver, options, spool)
     hub.call(receiver.start)

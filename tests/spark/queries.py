@@ -1,4 +1,4 @@
-"""Queries as processes of their own that tests kill parts of: running them, publishing meanwhile, and what came out."""
+"""Queries as processes that tests kill parts of: run them, publish meanwhile, and read their output."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ from tests.spark.helpers import numbered
 
 @contextlib.contextmanager
 def running_query(arguments, log):
-    """Run a program that ends with its standard input, in a process group of its own; nothing of it is left behind."""
+    """Run a program that ends with its standard input, in its own process group, all of which is killed at the end."""
     with open(log, "ab") as output, default_signals():
         process = subprocess.Popen(
             arguments, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -58,7 +58,7 @@ class Publisher:
         self._thread.start()
 
     def stop(self):
-        """End; gives all that was published."""
+        """End; return all published bodies."""
         self._stop.set()
         self._thread.join(60)
         return self.bodies
@@ -109,7 +109,7 @@ def named(pid, text):
 
 
 def owner_of(remote_address):
-    """Process id of whoever has a connection from this local address, as nsqd sees it."""
+    """Process id of the owner of a connection, by the local address that nsqd sees."""
     port = f":{int(remote_address.rpartition(':')[2]):04X}"
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     sockets = {f"socket:[{fields[9]}]" for fields in lines if fields[1].endswith(port)}

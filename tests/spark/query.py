@@ -1,8 +1,8 @@
 """Program: one query from NSQ into Parquet, until its standard input ends, for tests that kill parts of it.
 
-``python -m tests.spark.query MASTER FOLDER RECEIVERS NSQD_TCP NSQD_HTTP``. Says "running" when all is well, else what
-is wrong with receivers on executors, and "stopped". Batches are directories FOLDER/out/batch=ID, whole when _SUCCESS is
-in them.
+``python -m tests.spark.query MASTER FOLDER RECEIVERS NSQD_TCP NSQD_HTTP``. Prints "running" when all is well,
+else the problem of receivers on executors, and at the end "stopped". Batches are directories FOLDER/out/batch=ID, which
+are complete if they have _SUCCESS.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ SETTINGS = {
 
 @contextlib.contextmanager
 def receiving(spark, given):
-    """Run the receivers, if they are on executors; gives what to ask for what is wrong."""
+    """Run the receivers, if they are on executors; yield the function that describes problems."""
     options = ReadOptions.parse(given)
     if not options.receiver_count:
         yield lambda: ""

@@ -11,7 +11,7 @@ def options(**changes):
     return ReadOptions(**{"topic": "t", "channel": "c", "nsqd_tcp_addresses": ("a:1",), **changes})
 
 
-def test_defaults_connect_in_plain():
+def test_default_options_use_no_tls_and_no_auth():
     keywords = connection_keywords(options())
 
     assert "tls_context" not in keywords
@@ -21,7 +21,7 @@ def test_defaults_connect_in_plain():
 
 
 @pytest.mark.parametrize("kind", [Consumer, Producer])
-def test_clients_take_them(kind, fakensqd_certificates):
+def test_clients_accept_the_keywords(kind, fakensqd_certificates):
     given = options(
         tls=True, tls_ca_file=fakensqd_certificates.ca, compression="deflate", deflate_level=1, auth_secret="s",
         lookupd_http_addresses=("https://x",),
@@ -85,7 +85,7 @@ def test_file_that_cannot_be_used_is_named(changes, words):
         connection_keywords(options(**changes))
 
 
-def test_key_without_its_password_is_told(tmp_path, fakensqd_certificates):
+def test_encrypted_key_without_its_password_is_an_error(tmp_path, fakensqd_certificates):
     from cryptography.hazmat.primitives import serialization as form
 
     client = fakensqd_certificates.client()
@@ -117,5 +117,5 @@ def test_bad_address_is_named(changes, words):
         check_addresses(options(**changes))
 
 
-def test_good_addresses():
+def test_valid_addresses_are_accepted():
     check_addresses(WriteOptions(nsqd_tcp_addresses=("a:1", "b"), lookupd_http_addresses=("https://x/y", "z:1")))

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
 @pytest.fixture
 def fakensqd_options():
-    # What a killed receiver had in flight comes again soon.
+    # Messages that a killed receiver had in flight come again soon.
     return {"msg_timeout": 2.0}
 
 
@@ -193,7 +193,7 @@ def test_checkpoint_of_another_topic_is_refused_with_what_to_do(fakensqd, source
     )
 
 
-def test_running_query_takes_what_comes_and_stops_in_order(fakensqd, source, run, tmp_path):
+def test_running_query_reads_new_messages_and_shuts_down(fakensqd, source, run, tmp_path):
     query = run(source())
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive"), limit=60)
     for first in range(0, 300, 100):

@@ -52,7 +52,7 @@ CAUSE = "\n\nCaused by: java.io.IOException: disk\n\tat x"
         pytest.param("", "", id="nothing"),
     ],
 )
-def test_failure_comes_down_to_one_line(text, line):
+def test_root_cause_is_one_line(text, line):
     assert root_cause(text) == line
 
 
@@ -73,5 +73,5 @@ def test_failure_comes_down_to_one_line(text, line):
         pytest.param("NOTE: none\n\n", "", id="nothing"),
     ],
 )
-def test_java_that_has_not_begun_says_why(text, words):
+def test_startup_error_is_found_in_the_output_of_java(text, words):
     assert startup_error(text) == words

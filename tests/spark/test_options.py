@@ -107,7 +107,7 @@ def test_bad_write_option_is_named(given, words):
         WriteOptions.parse(given)
 
 
-def test_secrets_are_shown_nowhere():
+def test_secrets_are_not_in_texts_of_options():
     options = ReadOptions.parse(
         {**READ, "authSecret": "hush", "tls": "TRUE", "tlsCertFile": "c", "tlsKeyPassword": "hush"}
     )
@@ -158,7 +158,7 @@ def test_https_needs_no_tls_to_nsqd():
         ),
     ],
 )
-def test_source_tells_what_is_read(changes, topics, source):
+def test_source_names_topics_and_channel(changes, topics, source):
     options = ReadOptions.parse({**READ, **changes})
 
     assert options.topics == topics
@@ -169,7 +169,7 @@ def test_source_tells_what_is_read(changes, topics, source):
     ("receivers", "here", "count"),
     [("driver", True, 0), ("Driver", True, 0), ("external", False, 0), ("Executors:12", False, 12)],
 )
-def test_receivers(receivers, here, count):
+def test_option_receivers_is_parsed(receivers, here, count):
     options = ReadOptions.parse({**READ, "receivers": receivers})
 
     assert options.receives_here is here

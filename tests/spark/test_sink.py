@@ -57,7 +57,7 @@ def test_every_row_is_published(fakensqd, options):
     assert depths(fakensqd) == {"out": 2500}
 
 
-def test_text_is_utf8(fakensqd, options, hub):
+def test_string_bodies_are_published_as_utf8(fakensqd, options, hub):
     from gnsq import Consumer
 
     publish(iter([batch(body=["grüße"])]), options())
@@ -193,7 +193,7 @@ def test_encrypted_authorized_and_compressed(secured_nsqd, compression):
     assert depths(nsqd) == {"out": 10}
 
 
-def test_refused_secret_is_told_and_not_shown(secured_nsqd):
+def test_refused_secret_is_an_error_without_the_secret(secured_nsqd):
     _, secured = secured_nsqd
     options = WriteOptions(**{**secured, "auth_secret_file": "", "auth_secret": "wrong secret"}, publish_timeout=0.5)
 
@@ -224,7 +224,7 @@ def test_task_that_runs_again_gives_its_rows_the_same_keys(fakensqd, options, tm
     assert found == sorted(expected * 2)
 
 
-def test_key_counts_for_the_size(options):
+def test_row_key_counts_in_the_size_of_a_body(options):
     with pytest.raises(ValueError, match="has 9 bytes, option maxMsgSize is 8"):
         publish(iter([batch(body=[b"x"])]), options(row_key=True, max_msg_size=8), RowOrigin("q", "7", 3))
 
@@ -245,11 +245,11 @@ def test_bad_columns_are_named(options, types, topic, words):
         check_columns(types, options(topic=topic))
 
 
-def test_good_columns(options):
+def test_valid_columns_are_accepted(options):
     check_columns({"body": "string", "topic": "string", "defer_ms": "bigint"}, options(topic=""))
 
 
-def test_silent_nsqd_holds_up_nobody(fakensqd, silent_address, options):
+def test_silent_nsqd_delays_no_other(fakensqd, silent_address, options):
     began = time.monotonic()
 
     publish(iter([batch(body=numbered(10))]), options(nsqd_tcp_addresses=(fakensqd.tcp_address, silent_address)))
@@ -279,7 +279,7 @@ def test_batches_keep_to_the_limit_with_all_that_is_in_their_mpub(options, publi
     assert len(published_sizes) == 12
 
 
-def test_what_waits_over_all_topics_is_bounded(options, published_sizes):
+def test_buffered_bytes_of_all_topics_are_bounded(options, published_sizes):
     def first():
         yield batch(body=[b"x" * 300] * 6, topic=list("abcdef"))
         assert len(published_sizes) == 5  # of the row that went above it, and those before

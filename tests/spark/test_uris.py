@@ -18,7 +18,7 @@ from gnsq.spark.uris import join_uri, redact_uri
         pytest.param("hdfs://host:8020/dir", "hdfs://host:8020/dir", id="port"),
     ],
 )
-def test_location_for_people(location, shown):
+def test_uri_is_redacted(location, shown):
     assert redact_uri(location) == shown
 
 
@@ -30,5 +30,5 @@ def test_location_for_people(location, shown):
         pytest.param("s3://bucket/dir?region=x&y=/z", "s3://bucket/dir/a/b?region=x&y=/z", id="query"),
     ],
 )
-def test_below_a_location(location, found):
+def test_path_is_joined_to_a_uri(location, found):
     assert join_uri(location, "a/b") == found

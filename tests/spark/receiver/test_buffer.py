@@ -24,17 +24,17 @@ def collector(*bodies, rows=10, size=1000, age=0.1, in_flight_limit=100):
         pytest.param(collector(b"x", in_flight_limit=0), True, id="nothing more may come"),
     ],
 )
-def test_full(filled, full):
+def test_buffer_is_full_at_its_limits(filled, full):
     assert filled.is_full is full
 
 
-def test_adding_tells_when_it_is_full():
+def test_add_returns_whether_the_buffer_is_full():
     filled = collector(in_flight_limit=4)
 
     assert [filled.add([FakeMessage(number)]) for number in range(4)] == [False, False, True, True]
 
 
-def test_due_by_age():
+def test_segment_is_due_by_age():
     filled = collector(b"x", age=0.1)
 
     assert filled.seconds_to_flush(100.0) == pytest.approx(0.1)
@@ -42,7 +42,7 @@ def test_due_by_age():
     assert filled.seconds_to_flush(101.0) == 0
 
 
-def test_take_hands_over_all_and_begins_anew():
+def test_take_empties_the_buffer():
     filled = collector(b"a", b"b" * 999)
 
     taken = filled.take()
@@ -105,7 +105,7 @@ def test_messages_are_taken_with_their_topics(filled, taken):
     assert found == taken
 
 
-def test_run_that_was_cut_goes_on():
+def test_divided_run_continues_with_the_same_topic():
     filled = of_topics("a", "b", "b", rows=2)
     filled.take()
 
@@ -115,14 +115,14 @@ def test_run_that_was_cut_goes_on():
     assert filled.take().topics == [("b", 2)]
 
 
-def test_nothing_is_taken_of_nothing():
+def test_take_of_an_empty_buffer_has_no_topics():
     assert SegmentBuffer(SegmentLimits(1, 1, 1)).take().topics == []
 
 
 @pytest.mark.parametrize(
     ("time_left", "due"), [(None, 10.0), (60.0, 10.0), (5.0, 2.5)], ids=["unknown", "long enough", "short"]
 )
-def test_waits_for_no_more_than_half_of_what_nsqd_leaves(time_left, due):
+def test_segment_waits_for_half_of_the_time_that_nsqd_leaves(time_left, due):
     filled = SegmentBuffer(SegmentLimits(10, 1000, 10.0))
 
     filled.begin(100.0, "clicks", 100, time_left)

@@ -12,7 +12,7 @@ def lease(tmp_path):
     return ReceiverLease(str(tmp_path / "spool"))
 
 
-def test_named_run_may_go_on_and_any_other_ends(lease):
+def test_granted_run_is_allowed_and_no_other(lease):
     lease.grant("one")
     assert lease.is_allowed("one")
 
@@ -21,12 +21,12 @@ def test_named_run_may_go_on_and_any_other_ends(lease):
     assert lease.current() == "two"
 
 
-def test_without_file_nobody_may_run(lease):
+def test_missing_file_allows_no_run(lease):
     assert lease.current() is None
     assert not lease.is_allowed("one")
 
 
-def test_cleared_run_ends_and_its_file_is_still_seen(lease):
+def test_revoked_run_is_not_allowed_and_its_file_stays(lease):
     lease.grant("one")
 
     lease.revoke("one")
@@ -36,12 +36,12 @@ def test_cleared_run_ends_and_its_file_is_still_seen(lease):
     lease.check_visible()
 
 
-def test_file_that_this_machine_does_not_see_is_told(lease):
+def test_missing_file_is_an_error_of_check_visible(lease):
     with pytest.raises(SpoolError, match=r"spool .* has no receivers\.json here: does this executor see the spool\?"):
         lease.check_visible()
 
 
-def test_clear_leaves_the_run_of_another(lease):
+def test_revoke_keeps_the_lease_of_another_run(lease):
     lease.grant("two")
 
     lease.revoke("one")
@@ -50,7 +50,7 @@ def test_clear_leaves_the_run_of_another(lease):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}"], ids=["empty", "cut short", "no object", "no run"])
-def test_file_that_names_nobody_lets_nobody_run(lease, tmp_path, content):
+def test_damaged_file_allows_no_run(lease, tmp_path, content):
     lease.grant("one")
     (tmp_path / "spool" / "receivers.json").write_bytes(content)
 
@@ -80,14 +80,14 @@ def options(tmp_path):
     )
 
 
-def test_executor_that_does_not_see_the_spool_is_told(options, tmp_path):
+def test_executor_that_does_not_see_the_spool_is_an_error(options, tmp_path):
     with pytest.raises(SpoolError, match="does this executor see the spool"):
         receive(options, "run", ())
 
     assert not (tmp_path / "spool").exists()
 
 
-def test_task_of_a_run_that_was_told_to_end_does_nothing(options, tmp_path):
+def test_task_of_a_revoked_run_does_nothing(options, tmp_path):
     lease = ReceiverLease(options.spool)
     lease.grant("run")
     lease.revoke("run")

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
 @pytest.fixture
 def fakensqd_options():
-    # What a killed receiver had in flight comes again soon.
+    # Messages that a killed receiver had in flight come again soon.
     return {"msg_timeout": 2.0}
 
 
@@ -51,7 +51,7 @@ def clients(fakensqd):
 
 def test_package_knows_no_other_names():
     with pytest.raises(AttributeError, match="Executors"):
-        gnsq.spark.Executors  # noqa: B018  # asked for, which is what is tested
+        gnsq.spark.Executors  # noqa: B018  # the access is tested
 
 
 def test_receivers_elsewhere_are_refused(receivers):
@@ -105,7 +105,7 @@ def test_receiver_in_a_task_fills_the_spool_and_ends_in_order(receivers, fakensq
 
 
 def test_killed_worker_is_replaced(receivers, fakensqd, spool, caplog):
-    """A local master gives a job up at its first failure, so that this is the path of a job that is run again."""
+    """A local master fails a job at its first failed task, so this tests a job that runs again."""
     receiver = receivers()
     receiver.start()
     [client] = wait_for(lambda: clients(fakensqd))

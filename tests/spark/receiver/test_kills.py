@@ -1,4 +1,4 @@
-"""Receivers killed at each point between nsqd and spool: nothing is lost, and what is twice is what has to be."""
+"""Receivers killed at each step between nsqd and spool: only unfinished messages come twice."""
 
 import pytest
 
@@ -13,7 +13,7 @@ COUNT = 2000
 
 @pytest.fixture
 def fakensqd_options():
-    # What a killed receiver had in flight comes again soon.
+    # Messages that a killed receiver had in flight come again soon.
     return {"msg_timeout": 1.0}
 
 
@@ -42,7 +42,7 @@ def test_killed_between_segment_and_fin(fakensqd, spool, hub):
     assert duplicates(spool) == twice > 0
 
 
-def test_killed_amid_its_fins(fakensqd, spool, hub):
+def test_killed_between_its_fins(fakensqd, spool, hub):
     publish(fakensqd, "clicks", numbered(COUNT))
 
     run_until_killed("fins", fakensqd, spool)
@@ -53,7 +53,7 @@ def test_killed_amid_its_fins(fakensqd, spool, hub):
     assert duplicates(spool) == in_segment - in_segment // 2
 
 
-def test_killed_behind_its_fins(fakensqd, spool, hub):
+def test_killed_after_its_fins(fakensqd, spool, hub):
     publish(fakensqd, "clicks", numbered(COUNT))
 
     with receiver_process(fakensqd, spool) as process:

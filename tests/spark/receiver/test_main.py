@@ -80,7 +80,7 @@ def test_killed_receiver_loses_nothing(fakensqd, spool, tmp_path):
 
 @pytest.fixture
 def fakensqd_options(request):
-    # What a killed receiver had in flight comes again soon.
+    # Messages that a killed receiver had in flight come again soon.
     return {"msg_timeout": 1.0} if request.function is test_killed_receiver_loses_nothing else {}
 
 
@@ -115,7 +115,7 @@ def test_options_come_from_the_environment_too(fakensqd, spool, tmp_path):
         assert process.wait(20) == 0
 
 
-def test_secured_nsqd(secured_nsqd, spool, tmp_path):
+def test_receiver_program_connects_with_tls_and_auth(secured_nsqd, spool, tmp_path):
     nsqd, options = secured_nsqd
     with NsqdHTTPClient.from_url(nsqd.http_address) as client:
         client.multipublish("clicks", numbered(10))
@@ -168,7 +168,7 @@ def test_missing_package_is_named(tmp_path, missing):
     assert "Traceback" not in done.stderr
 
 
-# --- what is said while it runs
+# --- reports
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_refused_secret_is_reported(secured_nsqd, watched, caplog):
     wait_for(lambda: caplog.text.count("E_AUTH") > 3)
 
 
-def test_topic_that_nobody_has_is_reported(fakelookupd, watched, caplog):
+def test_topic_without_an_nsqd_is_reported(fakelookupd, watched, caplog):
     watched(lookupd_http_addresses=(fakelookupd.http_address,))
 
     wait_for(lambda: "nothing to connect to: no nsqlookupd names an nsqd for clicks" in caplog.text)
@@ -240,7 +240,7 @@ def test_end_of_the_writing_ends_the_process_with_its_reason(fakensqd, tmp_path)
     assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 1
 
 
-def test_silent_nsqd_holds_up_no_end(fakensqd, silent_address, tmp_path):
+def test_silent_nsqd_does_not_delay_the_end(fakensqd, silent_address, tmp_path):
     publish(fakensqd, "clicks", numbered(10))
     arguments = [*HERE, "--spool", str(tmp_path / "spool"), "--segment-time", "20"]
     arguments += ["--nsqd-tcp-address", silent_address, "--nsqd-tcp-address", fakensqd.tcp_address]
@@ -253,7 +253,7 @@ def test_silent_nsqd_holds_up_no_end(fakensqd, silent_address, tmp_path):
     assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 10
 
 
-def test_file_system_that_hangs_at_the_start_holds_up_no_end(fakensqd, tmp_path):
+def test_signal_ends_a_receiver_whose_file_system_hangs_at_the_start(fakensqd, tmp_path):
     code = (
         "import os, threading\n"
         "from gnsq.spark.spool.storage import LocalStore\n"

@@ -49,21 +49,21 @@ def test_messages_are_in_the_spool_and_finished(fakensqd, spool, receive):
     assert set(batch.column("topic").to_pylist()) == {"clicks"}
 
 
-def test_lone_message_waits_for_its_segment_no_longer_than_told(fakensqd, receive):
+def test_lone_message_is_written_after_segment_time(fakensqd, receive):
     receiver = receive(segment_time=0.05)
     publish(fakensqd, "clicks", [b"one"])
 
     wait_for(lambda: receiver.segments == 1, limit=5)
 
 
-def test_segment_is_cut_by_bytes(fakensqd, receive):
+def test_segment_is_written_at_its_limit_of_bytes(fakensqd, receive):
     receiver = receive(segment_bytes=1000, segment_time=30)
     publish(fakensqd, "clicks", [b"x" * 400] * 3)
 
     wait_for(lambda: receiver.rows == 2, limit=5)
 
 
-def test_segment_is_cut_below_what_may_be_in_flight(fakensqd, receive):
+def test_segment_is_written_before_max_in_flight_is_reached(fakensqd, receive):
     receiver = receive(max_in_flight=10, segment_time=30)
     publish(fakensqd, "clicks", numbered(10))
 
@@ -117,7 +117,7 @@ def test_large_messages_wait_at_nsqd_and_not_in_memory(fakensqd, receive, monkey
     assert is_empty(fakensqd, "clicks", "archive")
 
 
-def test_close_gives_back_what_is_not_durable(fakensqd, spool, hub, receive):
+def test_close_requeues_messages_that_are_not_durable(fakensqd, spool, hub, receive):
     receiver = receive(segment_time=30)
     publish(fakensqd, "clicks", numbered(20))
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive"))
@@ -131,7 +131,7 @@ def test_close_gives_back_what_is_not_durable(fakensqd, spool, hub, receive):
     assert spool.listing().receivers == set()
 
 
-def test_close_says_that_nothing_more_will_come(fakensqd, tmp_path, hub, receive):
+def test_close_writes_closed_json(fakensqd, tmp_path, hub, receive):
     receiver = receive()
     publish(fakensqd, "clicks", [b"one"])
     wait_for(lambda: receiver.rows == 1)
@@ -168,7 +168,7 @@ def test_failing_disk_stops_finishing_and_loses_nothing(fakensqd, spool, receive
     assert "free space or repair" in errors[0].message
 
 
-def test_close_with_a_failing_disk_gives_everything_back(fakensqd, hub, receive, monkeypatch):
+def test_close_with_a_failing_disk_requeues_all_messages(fakensqd, hub, receive, monkeypatch):
     put = LocalStore.put
 
     def full(store, path, data):
@@ -206,7 +206,7 @@ def stuck_put(monkeypatch):
     go_on.set()
 
 
-def test_close_gives_back_at_once_what_waits_behind_a_slow_write(fakensqd, hub, receive, stuck_put):
+def test_close_requeues_buffered_messages_before_a_slow_write_ends(fakensqd, hub, receive, stuck_put):
     reached = stuck_put(".arrow")
     receiver = receive(write_timeout=30.0, segment_rows=10, segment_time=30, max_in_flight=50)
     publish(fakensqd, "clicks", numbered(50))
@@ -218,7 +218,7 @@ def test_close_gives_back_at_once_what_waits_behind_a_slow_write(fakensqd, hub, 
     wait_for(lambda: channel_stats(fakensqd, "clicks", "archive")["depth"] == 40, limit=5)
 
 
-def test_close_waits_for_a_write_that_hangs_no_longer_than_told(fakensqd, hub, receive, stuck_put):
+def test_close_waits_for_a_stuck_write_until_the_timeout(fakensqd, hub, receive, stuck_put):
     reached = stuck_put(".arrow")
     receiver = receive(write_timeout=0.2, segment_rows=10, max_in_flight=50)
     publish(fakensqd, "clicks", numbered(50))
@@ -233,7 +233,7 @@ def test_close_waits_for_a_write_that_hangs_no_longer_than_told(fakensqd, hub, r
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (50, 0, 50)
 
 
-def test_closed_json_that_hangs_holds_up_nobody(fakensqd, hub, receive, stuck_put, caplog):
+def test_close_does_not_wait_for_a_stuck_closed_json(fakensqd, hub, receive, stuck_put, caplog):
     stuck_put("closed.json")
     receiver = receive(write_timeout=0.2)
     publish(fakensqd, "clicks", [b"one"])
@@ -254,7 +254,7 @@ def test_segment_does_not_wait_until_nsqd_takes_its_messages_back(fakensqd, spoo
     assert sorted(bodies_of(spool)) == numbered(10)
 
 
-def test_spool_that_others_have_filled_is_left_alone(fakensqd, spool, hub, receive):
+def test_receiver_waits_while_other_receivers_have_filled_the_spool(fakensqd, spool, hub, receive):
     spool.prepare()
     filled = spool.writer("before")
     filled.write(1, columns(*range(100)))
@@ -283,7 +283,7 @@ def test_full_spool_pauses_and_a_pruned_one_resumes(fakensqd, spool, receive):
     wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
 
 
-def test_what_much_comes_to_has_more_consumers(fakensqd, receive, hub):
+def test_busy_topic_gets_more_consumers(fakensqd, receive, hub):
     receiver = receive(segment_time=30)
 
     def more():
@@ -318,7 +318,7 @@ def test_messages_whose_connection_is_gone_are_counted(spool, hub):
     assert [message.answers for message in messages] == [["FIN"], ["FIN"]]
 
 
-def test_one_lost_connection_keeps_no_other_message_from_being_given_back(spool, hub):
+def test_messages_are_requeued_after_one_with_a_lost_connection(spool, hub):
     receiver = hub.call(
         lambda: Receiver(ReadOptions(topic="t", channel="c", nsqd_tcp_addresses=("127.0.0.1:1",)), spool)
     )
@@ -329,7 +329,7 @@ def test_one_lost_connection_keeps_no_other_message_from_being_given_back(spool,
     assert [message.answers for message in messages] == [["REQ 0"], ["REQ 0"]]
 
 
-def test_bug_in_the_writing_is_told(fakensqd, receive, monkeypatch, caplog):
+def test_unexpected_error_of_a_write_is_logged_and_ends_the_receiver(fakensqd, receive, monkeypatch, caplog):
     def bug(store, path, data):
         raise RuntimeError("bug")
 
@@ -369,7 +369,7 @@ def test_segments_hold_several_topics(fakensqd, spool, receive):
     wait_for(lambda: is_empty(fakensqd, "a", "archive") and is_empty(fakensqd, "b", "archive"))
 
 
-def test_segment_is_cut_when_one_of_many_topics_has_all_it_may_have(fakensqd, receive):
+def test_segment_is_written_when_one_of_two_topics_is_starved(fakensqd, receive):
     receiver = receive(topic="busy,idle", max_in_flight=40, segment_time=30)
     publish(fakensqd, "busy", numbered(100))
 
@@ -400,7 +400,7 @@ def test_encrypted_authorized_and_compressed(secured_nsqd, spool, receive, compr
         pytest.param({"tls_ca_file": ""}, "certificate", id="unknown CA"),
     ],
 )
-def test_refusal_is_told(secured_nsqd, receive, caplog, changes, words):
+def test_refused_connection_is_logged_with_its_reason(secured_nsqd, receive, caplog, changes, words):
     _, options = secured_nsqd
 
     receiver = receive(**{**options, **changes})
@@ -441,11 +441,11 @@ def gauge():
     return gauge
 
 
-def test_what_others_have_left_is_listed_first():
+def test_first_listing_is_due_at_once():
     assert SpoolSizeEstimator(100).is_due(0)
 
 
-def test_nobody_lists_for_little(gauge):
+def test_little_data_needs_no_listing(gauge):
     gauge.add(24)
 
     assert not gauge.is_due(9.9)
@@ -461,7 +461,7 @@ def test_each_quarter_of_the_limit_is_followed_by_a_listing(gauge):
     assert not gauge.is_due(15)
 
 
-def test_what_others_write_is_found_in_time(gauge):
+def test_listing_is_due_after_the_longest_interval(gauge):
     assert not gauge.is_due(9.9)
     assert gauge.is_due(10)
 
@@ -494,7 +494,7 @@ def io_thread(hub):
     hub.call(io_thread.close)
 
 
-def test_hub_goes_on_meanwhile(hub, io_thread):
+def test_hub_runs_during_a_blocking_call(hub, io_thread):
     go_on = threading.Event()
 
     def call():
@@ -504,7 +504,7 @@ def test_hub_goes_on_meanwhile(hub, io_thread):
     assert hub.call(call)
 
 
-def test_what_is_raised_comes_back_and_nothing_is_printed(hub, io_thread, capfd):
+def test_exception_of_a_blocking_call_is_raised_and_not_printed(hub, io_thread, capfd):
     with pytest.raises(ZeroDivisionError):
         hub.call(io_thread.call, divmod, 1, 0)
 
@@ -512,7 +512,7 @@ def test_what_is_raised_comes_back_and_nothing_is_printed(hub, io_thread, capfd)
     assert capfd.readouterr().err == ""
 
 
-def test_calls_run_one_after_the_other(hub, io_thread):
+def test_blocking_calls_run_one_after_the_other(hub, io_thread):
     def call():
         numbers = []
         gevent.joinall([gevent.spawn(io_thread.call, numbers.append, number) for number in range(20)])

@@ -11,8 +11,8 @@ from tests.spark.helpers import channel_stats, numbered, publish, wait_for
 
 @pytest.fixture
 def subscribe(hub):
-    """Make and start Subscriptions whose methods run on the hub; topics of messages are noted. They are finished, or
-    held."""
+    """Make and start Subscriptions whose methods run on the hub; topics of messages are recorded. They are finished,
+    or added to held."""
     made = []
 
     def start(received, held=None, rebalance_interval=0.1, max_connections=8, **options):
@@ -52,7 +52,7 @@ def ready_counts(nsqd, *topics):
     return [stats["clients"][0]["ready_count"] if stats and stats["clients"] else None for stats in found]
 
 
-def test_topics_share_what_may_be_in_flight(fakensqd, subscribe):
+def test_topics_share_max_in_flight(fakensqd, subscribe):
     subscribe([], topic="a,b,c", nsqd_tcp_addresses=(fakensqd.tcp_address,), max_in_flight=11)
     for topic in ("a", "b", "c"):
         publish(fakensqd, topic, [b"x"])
@@ -60,7 +60,7 @@ def test_topics_share_what_may_be_in_flight(fakensqd, subscribe):
     wait_for(lambda: ready_counts(fakensqd, "a", "b", "c") == [4, 4, 3])
 
 
-def test_topic_that_comes_later_joins_and_gets_its_share(fakecluster, subscribe, pattern):
+def test_new_topic_is_added_and_gets_its_share(fakecluster, subscribe, pattern):
     nsqd = fakecluster.nsqds[0]
     publish(nsqd, "click-a", [b"x"])
     publish(nsqd, "other", [b"x"])
@@ -75,7 +75,7 @@ def test_topic_that_comes_later_joins_and_gets_its_share(fakecluster, subscribe,
     assert subscriptions.topics == ["click-a", "click-b"]
 
 
-def test_topic_that_joins_a_paused_receiver_is_paused(fakecluster, subscribe, pattern, hub):
+def test_new_topic_of_a_paused_receiver_is_paused(fakecluster, subscribe, pattern, hub):
     nsqd = fakecluster.nsqds[0]
     received = []
     subscriptions = subscribe(received, **pattern)
@@ -89,7 +89,7 @@ def test_topic_that_joins_a_paused_receiver_is_paused(fakecluster, subscribe, pa
     wait_for(lambda: received == ["click-a"])
 
 
-def test_topic_that_vanishes_is_left_when_its_connections_are_gone(fakecluster, subscribe, pattern):
+def test_deleted_topic_is_unsubscribed_after_its_connections_are_closed(fakecluster, subscribe, pattern):
     nsqd = fakecluster.nsqds[0]
     publish(nsqd, "click-a", [b"x"])
     publish(nsqd, "click-b", [b"x"])
@@ -123,7 +123,7 @@ def test_topic_that_nsqlookupd_forgets_is_read_on(fakecluster, subscribe, patter
     wait_for(lambda: received == ["click-a", "click-a"])
 
 
-def test_nsqlookupd_that_is_down_leaves_topics_alone(hub, subscribe, fakecluster, caplog):
+def test_nsqlookupd_that_is_down_keeps_the_topics_of_another(hub, subscribe, fakecluster, caplog):
     lookupds = (*fakecluster.lookupd_http_addresses, "127.0.0.1:1")
     publish(fakecluster.nsqds[0], "click-a", [b"x"])
 
@@ -133,13 +133,13 @@ def test_nsqlookupd_that_is_down_leaves_topics_alone(hub, subscribe, fakecluster
     assert "topics of /click-.*//archive" in caplog.text
 
 
-def test_pattern_that_nothing_matches_is_told(subscribe, pattern, caplog):
+def test_pattern_without_a_match_is_logged(subscribe, pattern, caplog):
     subscribe([], **pattern)
 
     wait_for(lambda: "no topic matches topicPattern 'click-.*' yet" in caplog.text)
 
 
-def test_bug_in_a_round_is_told_and_the_next_does_better(subscribe, pattern, caplog, monkeypatch, fakecluster):
+def test_unexpected_error_of_a_lookup_is_logged_and_retried(subscribe, pattern, caplog, monkeypatch, fakecluster):
     received = []
     topics = LookupdClient.topics
     failed = []
@@ -157,14 +157,14 @@ def test_bug_in_a_round_is_told_and_the_next_does_better(subscribe, pattern, cap
     wait_for(lambda: subscriptions.topics == ["click-a"])
 
 
-def test_failures_say_why_nothing_comes(subscribe):
+def test_failures_name_the_reason_of_each_nsqd(subscribe):
     subscriptions = subscribe([], topic="a", nsqd_tcp_addresses=("127.0.0.1:1",))
 
     wait_for(lambda: "refused" in subscriptions.failures().get("127.0.0.1:1", ""))
     assert subscriptions.nsqds == 0
 
 
-def test_silent_nsqd_holds_up_nobody(fakensqd, silent_address, subscribe, hub):
+def test_silent_nsqd_delays_no_other(fakensqd, silent_address, subscribe, hub):
     publish(fakensqd, "a", [b"x"])
     received = []
     began = time.monotonic()
@@ -177,7 +177,7 @@ def test_silent_nsqd_holds_up_nobody(fakensqd, silent_address, subscribe, hub):
     assert time.monotonic() - began < 20
 
 
-def test_silent_nsqlookupd_holds_up_nobody(silent_address, subscribe):
+def test_silent_nsqlookupd_does_not_delay_the_start(silent_address, subscribe):
     began = time.monotonic()
 
     subscribe([], topic_pattern="a", lookupd_http_addresses=(silent_address,), lookupd_timeout=30)
@@ -188,7 +188,7 @@ def test_silent_nsqlookupd_holds_up_nobody(silent_address, subscribe):
 # --- topics that want more
 
 
-def test_topic_that_has_all_it_may_have_borrows_from_one_that_does_not(fakensqd, subscribe, hub):
+def test_starved_topic_borrows_from_another(fakensqd, subscribe, hub):
     held = []
     publish(fakensqd, "busy", numbered(200))
     publish(fakensqd, "idle", [b"x"])
@@ -202,7 +202,7 @@ def test_topic_that_has_all_it_may_have_borrows_from_one_that_does_not(fakensqd,
     wait_for(lambda: len(held) == 96)
 
 
-def test_what_was_borrowed_comes_back_when_it_is_answered(fakensqd, subscribe, hub):
+def test_borrowed_share_is_returned_after_its_messages_are_answered(fakensqd, subscribe, hub):
     held = []
     subscriptions = subscribe([], held, 0.0, topic="a,b", nsqd_tcp_addresses=(fakensqd.tcp_address,), max_in_flight=100)
     publish(fakensqd, "a", numbered(200))
@@ -242,7 +242,7 @@ def widened(hub, subscriptions, nsqd, count):
         assert clients() == count
 
 
-def test_consumers_join_while_nsqd_lets_each_have_less_than_may_be_in_flight(limited_nsqd, subscribe, hub):
+def test_consumers_are_added_while_nsqd_limits_them_below_max_in_flight(limited_nsqd, subscribe, hub):
     held = []
     subscriptions = subscribe(
         [], held, 0.0, topic="a", nsqd_tcp_addresses=(limited_nsqd.tcp_address,), max_in_flight=40
@@ -261,7 +261,7 @@ def test_consumers_join_while_nsqd_lets_each_have_less_than_may_be_in_flight(lim
     ("max_in_flight", "consumers"),
     [pytest.param(10, 1, id="one gets all it may have"), pytest.param(100, 3, id="there are as many as there may be")],
 )
-def test_no_consumer_joins_where(limited_nsqd, subscribe, hub, max_in_flight, consumers):
+def test_no_consumer_is_added_beyond_the_limits(limited_nsqd, subscribe, hub, max_in_flight, consumers):
     held, address = [], limited_nsqd.tcp_address
     subscriptions = subscribe([], held, 0.0, 3, topic="a", nsqd_tcp_addresses=(address,), max_in_flight=max_in_flight)
     wait_for(lambda: len(held) == 10)
@@ -269,7 +269,7 @@ def test_no_consumer_joins_where(limited_nsqd, subscribe, hub, max_in_flight, co
     widened(hub, subscriptions, limited_nsqd, consumers)
 
 
-def test_consumer_that_nsqd_refuses_is_given_up(subscribe, hub):
+def test_consumer_that_nsqd_refuses_is_removed(subscribe, hub):
     held = []
     with FakeNsqd(max_rdy_count=10, max_channel_consumers=1, threaded=True) as nsqd:
         publish(nsqd, "a", numbered(200))
@@ -285,7 +285,7 @@ def test_consumer_that_nsqd_refuses_is_given_up(subscribe, hub):
         assert (len(subscription.consumers), subscription.max_in_flight) == (1, 40)
 
 
-def test_no_consumer_joins_for_few_messages_in_flight(limited_nsqd, subscribe, hub):
+def test_no_consumer_is_added_to_a_topic_with_few_messages(limited_nsqd, subscribe, hub):
     publish(limited_nsqd, "few", [b"x"])
     held, address = [], limited_nsqd.tcp_address
     subscriptions = subscribe([], held, 0.0, topic="a,few", nsqd_tcp_addresses=(address,), max_in_flight=100)
@@ -300,7 +300,7 @@ def test_no_consumer_joins_for_few_messages_in_flight(limited_nsqd, subscribe, h
     assert channel_stats(limited_nsqd, "few", "archive")["client_count"] == 1
 
 
-def test_consumer_that_joins_is_closed_with_the_others(limited_nsqd, subscribe, hub):
+def test_added_consumer_is_closed_with_the_others(limited_nsqd, subscribe, hub):
     held = []
     subscriptions = subscribe(
         [], held, 0.0, topic="a", nsqd_tcp_addresses=(limited_nsqd.tcp_address,), max_in_flight=20
@@ -328,7 +328,7 @@ def test_consumer_that_joins_is_closed_with_the_others(limited_nsqd, subscribe, 
         pytest.param(5, [], {}, id="none"),
     ],
 )
-def test_shares(total, topics, expected):
+def test_max_in_flight_is_split_evenly(total, topics, expected):
     assert split_max_in_flight(total, topics) == expected
 
 
@@ -342,7 +342,7 @@ def test_shares(total, topics, expected):
         pytest.param(300, {"gone"}, {"a": 100, "b": 100, "c": 100}, id="one that is no more"),
     ],
 )
-def test_hungry_topics_borrow(total, starved, expected):
+def test_starved_topics_borrow(total, starved, expected):
     assert split_max_in_flight(total, ["a", "b", "c"], starved) == expected
 
 
@@ -359,5 +359,5 @@ def options(**changes):
         pytest.param({"topic_pattern": "b"}, ["b"], id="whole names only"),
     ],
 )
-def test_matching(given, expected):
+def test_topics_match_list_or_pattern(given, expected):
     assert matching_topics(options(**given), ["b", "a", "ab", "ab#ephemeral", "a"]) == expected

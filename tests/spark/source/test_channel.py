@@ -31,7 +31,7 @@ def test_named_nsqds_get_topic_and_channel(fakensqd, hub, ask):
     assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 0
 
 
-def test_channels_made_together_both_get_what_waits_in_the_topic(fakensqd, hub, ask):
+def test_channels_created_together_both_get_the_waiting_messages(fakensqd, hub, ask):
     publish(fakensqd, "clicks", numbered(7))
 
     hub.call(ask((fakensqd.http_address,)).create, "metrics")
@@ -39,7 +39,7 @@ def test_channels_made_together_both_get_what_waits_in_the_topic(fakensqd, hub, 
     wait_for(lambda: [channel_stats(fakensqd, "clicks", name)["depth"] for name in ("archive", "metrics")] == [7, 7])
 
 
-def test_topic_that_has_channels_is_not_held_for_another(fakensqd, hub, ask):
+def test_topic_that_has_channels_is_not_paused(fakensqd, hub, ask):
     hub.call(ask((fakensqd.http_address,)).create)
     publish(fakensqd, "clicks", numbered(3))
 
@@ -60,7 +60,7 @@ def test_nsqds_with_the_topic_are_found_and_get_the_channel(fakecluster, hub, as
     assert channel_stats(other, "clicks", "archive") is None
 
 
-def test_depth_of_a_topic_that_nobody_has_is_unknown(fakelookupd, hub, ask):
+def test_depth_of_an_unknown_topic_is_an_error(fakelookupd, hub, ask):
     client = ask((), (fakelookupd.http_address,))
 
     hub.call(client.create)
@@ -78,7 +78,7 @@ def test_depth_without_one_nsqd_is_not_exact(fakensqd, hub, ask):
         hub.call(client.depth)
 
 
-def test_nsqds_behind_one_that_is_down_get_the_channel(fakensqd, hub, ask):
+def test_nsqds_after_one_that_is_down_get_the_channel(fakensqd, hub, ask):
     with pytest.raises(NSQHttpError):
         hub.call(ask(("127.0.0.1:1", fakensqd.http_address)).create)
 
@@ -190,5 +190,5 @@ def test_lookupd_that_is_down_is_an_error_when_it_is_the_only_one(fakelookupd, f
     assert hub.call(ask((fakensqd.http_address,), both).depth) == Depth(0, 0, 0)
 
 
-def test_without_addresses_nobody_can_be_asked(ask):
+def test_client_without_addresses_has_no_http(ask):
     assert not ask().has_http

@@ -9,18 +9,18 @@ PART = Depth(5, 5, 0, exact=False)
 
 
 def drain(rows=10, looks=2, idle_timeout=60, **changes):
-    """A drain that knows what was there at the start."""
+    """A drain that knows the depth at the start."""
     made = Drain(idle_timeout, 0, **changes)
     for _ in range(looks):
         made.record(0, Depth(rows, 0, 0))
     return made
 
 
-def test_depth_counts_what_can_come_soon():
+def test_total_depth_excludes_deferred_messages():
     assert Depth(waiting=3, in_flight=2, deferred=7).total == 5
 
 
-def test_done_when_what_was_there_has_come():
+def test_drain_ends_after_the_initial_messages_have_come():
     some = drain(10)
 
     assert not some.update(DepthSample(9, BUSY), 1)
@@ -29,17 +29,17 @@ def test_done_when_what_was_there_has_come():
     assert "at the start" in end.reason
 
 
-def test_one_look_at_nothing_proves_nothing():
+def test_one_empty_sample_does_not_end_a_drain():
     some = drain(0, looks=1)
 
     assert not some.update(DepthSample(0), 0)
-    # What was between topic and channel.
+    # It was between topic and channel.
     assert not some.update(DepthSample(0, BUSY), 0.2)
     assert not some.update(DepthSample(9, BUSY), 0.4)
     assert some.update(DepthSample(10, BUSY), 0.4)
 
 
-def test_nothing_at_the_start_is_done_after_two_looks():
+def test_empty_drain_ends_after_two_samples():
     some = drain(0, looks=1)
 
     assert some.update(DepthSample(0, EMPTY), 0.2).outcome is Outcome.DRAINED
@@ -52,7 +52,7 @@ def test_empty_channel_has_to_be_seen_twice():
     assert "empty" in some.update(DepthSample(4, EMPTY), 1.2).reason
 
 
-def test_message_between_two_looks_begins_anew():
+def test_message_between_two_samples_restarts_the_count_of_empty_ones():
     some = drain()
     some.update(DepthSample(4), 0)
 
@@ -63,7 +63,7 @@ def test_message_between_two_looks_begins_anew():
     assert some.update(DepthSample(5, EMPTY), 1.6)
 
 
-def test_busy_channel_between_two_looks_begins_anew():
+def test_busy_sample_restarts_the_count_of_empty_ones():
     some = drain()
 
     assert not some.update(DepthSample(4, EMPTY), 1)
@@ -71,7 +71,7 @@ def test_busy_channel_between_two_looks_begins_anew():
     assert not some.update(DepthSample(4, EMPTY), 1.4)
 
 
-def test_looks_that_were_not_taken_prove_nothing():
+def test_samples_without_a_depth_are_not_counted():
     some = drain()
 
     some.update(DepthSample(4, EMPTY), 1)
@@ -128,7 +128,7 @@ def test_part_of_the_depth_ends_under_constant_publishing():
     assert ends[-1].outcome is Outcome.LEFT
 
 
-def test_messages_that_never_come_are_left_and_told_of():
+def test_idle_drain_reports_the_messages_that_are_left():
     some = drain()
 
     some.update(DepthSample(4, BUSY), 1)
@@ -145,7 +145,7 @@ def test_statistics_that_fail_are_waited_for():
     assert "not known to be empty" in some.update(DepthSample(0), 60).reason
 
 
-def test_first_answers_say_what_was_there():
+def test_target_is_the_largest_of_the_first_depths():
     some = Drain(60, 0)
 
     assert not some.update(DepthSample(4, BUSY), 1)
@@ -181,7 +181,7 @@ def test_pause_that_does_not_end_is_an_error():
     assert "spool is full" in end.reason
 
 
-# --- nudges
+# --- empty batches
 
 
 @pytest.mark.parametrize(
@@ -191,56 +191,56 @@ def test_pause_that_does_not_end_is_an_error():
         pytest.param({"waiting": 0, "idle": 99, "is_paused": True}, False, id="paused, and nothing waits"),
         pytest.param({"waiting": 7, "idle": 0.4}, False, id="messages wait, for a moment"),
         pytest.param({"waiting": 7, "idle": 0.5}, True, id="messages wait"),
-        pytest.param({"waiting": None, "idle": 4.9}, False, id="nobody knows, for a moment"),
-        pytest.param({"waiting": None, "idle": 5}, True, id="nobody knows"),
+        pytest.param({"waiting": None, "idle": 4.9}, False, id="depth unknown, for a moment"),
+        pytest.param({"waiting": None, "idle": 5}, True, id="depth unknown"),
         pytest.param({"waiting": 0, "idle": 99}, False, id="nothing waits"),
     ],
 )
-def test_nudge(facts, due):
+def test_trigger_is_due_for_facts(facts, due):
     assert EmptyBatchTrigger().is_due(100, now=0, **{"is_paused": False, **facts}) is due
 
 
-def test_nothing_to_delete_is_no_reason_for_a_nudge():
+def test_trigger_is_not_due_without_read_segments():
     assert not EmptyBatchTrigger().is_due(0, None, 99, 0, is_paused=True)
 
 
-def test_nudges_in_vain_become_rare():
-    nudge = EmptyBatchTrigger()
+def test_ineffective_triggers_become_rare():
+    trigger = EmptyBatchTrigger()
 
-    nudges = [second for second in range(200) if nudge.is_due(100, None, 0, second, is_paused=True)]
+    due = [second for second in range(200) if trigger.is_due(100, None, 0, second, is_paused=True)]
 
-    assert nudges == [0, 1, 3, 7, 15, 31, 63, 123, 183]
-    assert nudge.is_ineffective
+    assert due == [0, 1, 3, 7, 15, 31, 63, 123, 183]
+    assert trigger.is_ineffective
 
 
 @pytest.mark.parametrize("left", [0, 99])
-def test_nudge_that_helped_is_followed_by_the_next_at_once(left):
-    nudge = EmptyBatchTrigger()
-    nudge.is_due(100, None, 0, 0, is_paused=True)
+def test_trigger_is_due_again_at_once_after_an_effect(left):
+    trigger = EmptyBatchTrigger()
+    trigger.is_due(100, None, 0, 0, is_paused=True)
 
-    nudge.is_due(left, 0, 0, 0, is_paused=True)
+    trigger.is_due(left, 0, 0, 0, is_paused=True)
 
-    assert nudge.is_due(100, None, 0, 0, is_paused=True)
-    assert not nudge.is_ineffective
-
-
-# --- nobody receives
+    assert trigger.is_due(100, None, 0, 0, is_paused=True)
+    assert not trigger.is_ineffective
 
 
-def test_unattended_channel_is_told_of_now_and_then():
+# --- no receiver
+
+
+def test_warning_of_a_channel_without_receiver_is_repeated():
     waiting = Depth(1, 0, 0, subscribers=0)
-    unattended = NoReceiverWarning(now=0)
+    warning = NoReceiverWarning(now=0)
 
-    told = [second for second in range(150) if unattended.is_due(waiting, second)]
+    due = [second for second in range(150) if warning.is_due(waiting, second)]
 
-    assert told == [10, 70, 130]
+    assert due == [10, 70, 130]
 
 
-def test_channel_is_not_unattended_while_somebody_receives_or_nothing_waits():
-    unattended = NoReceiverWarning(now=0)
+def test_no_warning_while_a_receiver_is_connected_or_no_message_waits():
+    warning = NoReceiverWarning(now=0)
     fine = [Depth(1, 0, 0, subscribers=1), Depth(0, 9, 9), None]
 
-    assert not any(unattended.is_due(depth, 20) for depth in fine)
-    # From here on it begins anew.
-    assert not unattended.is_due(Depth(1, 0, 0), 29)
-    assert unattended.is_due(Depth(1, 0, 0), 30)
+    assert not any(warning.is_due(depth, 20) for depth in fine)
+    # The time starts again.
+    assert not warning.is_due(Depth(1, 0, 0), 29)
+    assert warning.is_due(Depth(1, 0, 0), 30)

@@ -56,7 +56,7 @@ def read(planner, start, end):
 
 
 def run_out(planner, start=None, max_rows=None):
-    """Read as Spark does until there is nothing new; returns bodies, sizes of the batches, and where it ended."""
+    """Read as Spark does until there is nothing new; returns bodies, sizes of the batches, and the last offset."""
     start, bodies, sizes = start or {}, [], []
     while (end := planner.latest(start, max_rows, None)) != start:
         planner.commit(start)
@@ -73,7 +73,7 @@ def test_start_creates_a_missing_channel(fakensqd, planner):
     assert channel_stats(fakensqd, "clicks", "archive")["depth"] == 0
 
 
-def test_stream_reads_what_is_published(fakensqd, planner):
+def test_stream_reads_published_messages(fakensqd, planner):
     stream = planner()
     publish(fakensqd, "clicks", numbered(3000))
 
@@ -116,7 +116,7 @@ def test_spool_that_is_full_of_what_was_read_does_not_stop_the_query(fakensqd, p
     while len(bodies) < 1000:
         end = stream.latest(start, None, None)
         if end != start:
-            # Spark says what was read only behind the next batch, be that empty.
+            # Spark commits a batch only after the next one, even if that is empty.
             stream.commit(start)
             bodies += read(stream, start, end)
             start = end
@@ -148,7 +148,7 @@ def test_everything_ends_where_the_spool_is_full(fakensqd, planner):
     assert 0 < len(read(stream, {}, stream.all_available({}))) < 1000
 
 
-def test_drain_reads_what_was_there_and_ends(fakensqd, planner):
+def test_drain_reads_the_initial_messages_and_ends(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(5000))
 
     bodies, _, _ = run_out(planner(drain=True))
@@ -157,7 +157,7 @@ def test_drain_reads_what_was_there_and_ends(fakensqd, planner):
     wait_for(lambda: is_empty(fakensqd, "clicks", "archive"))
 
 
-def test_drain_gathers_what_comes_into_one_batch(fakensqd, planner):
+def test_drain_gathers_messages_into_one_batch(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(5000))
 
     _, sizes, _ = run_out(planner(drain=True, segment_rows=100))
@@ -243,7 +243,7 @@ def test_pruned_batch_is_an_error(fakensqd, planner):
         stream.partitions({}, end)
 
 
-def test_segment_set_aside_is_left_out(planner, spool, tmp_path):
+def test_quarantined_segment_is_left_out(planner, spool, tmp_path):
     writer = spool.writer("r1")
     for number in (1, 2):
         writer.write(number, columns(number))
@@ -253,7 +253,7 @@ def test_segment_set_aside_is_left_out(planner, spool, tmp_path):
     end = stream.latest({}, None, None)
 
     assert read(stream, {}, end) == [b"body 2"]
-    # Again, and in the account.
+    # It is counted, and left out again.
     assert read(stream, {}, end) == [b"body 2"]
     stream.latest(end, None, None)
     assert stream.progress()[1]["quarantined"] == 1
@@ -353,7 +353,7 @@ def test_backlog_counts_what_is_in_no_batch_yet(planner, spool):
     assert (backlog["spool_rows"], backlog["spool_bytes"], backlog["quarantined"]) == (5, sum(sizes[1:]), 0)
 
 
-def test_nsqd_that_goes_and_comes_back_loses_nothing(fakensqd, planner):
+def test_restarted_nsqd_loses_no_message(fakensqd, planner):
     stream = planner()
     publish(fakensqd, "clicks", numbered(100))
     bodies, start = [], {}
@@ -416,10 +416,10 @@ def test_external_receivers_segments_are_read(planner, spool):
     assert read(stream, {}, end) == [b"body 1", b"body 2"]
 
 
-# --- who waits for room
+# --- receivers that wait for space
 
 
-def test_receivers_that_may_wait_for_room_get_it(fakensqd, planner, spool):
+def test_empty_batch_lets_paused_receivers_go_on(fakensqd, planner, spool):
     spool.writer("r1").write(1, columns(1))
     stream = planner(receivers="external")
     end = stream.latest({}, None, None)
@@ -431,7 +431,7 @@ def test_receivers_that_may_wait_for_room_get_it(fakensqd, planner, spool):
     assert stream.partitions(end, renewed) == []
     stream.commit(end)
     assert spool.size() == 0
-    # There is no more that could be done for them.
+    # No second empty batch.
     assert stream.latest(renewed, None, None) == renewed
 
 
@@ -454,14 +454,14 @@ def test_full_spool_that_can_not_be_pruned_makes_no_batch_after_batch(planner, s
 
     monkeypatch.setattr(stream.spool._store, "remove", fail)
     start = stream.latest({}, None, None)
-    nudges = idle = 0
+    empty_batches = idle = 0
     while "can't be deleted, receivers may be waiting" not in caplog.text:
         end = stream.latest(start, None, None)
-        nudges, idle = nudges + (end != start), idle + (end == start)
+        empty_batches, idle = empty_batches + (end != start), idle + (end == start)
         stream.commit(start)
         start = end
 
-    assert nudges == 2
+    assert empty_batches == 2
 
 
 @pytest.mark.parametrize("limit", [1, 1_000_000])
@@ -482,7 +482,7 @@ def test_once_goes_on_where_a_full_spool_ended_the_last_run(fakensqd, planner, c
         found = read(stream, start, end)
         assert found
         bodies += found
-        # Spark says of no batch that it is done before the next run.
+        # Spark commits no batch before the next run.
         stream.stop()
         start = end
 
@@ -503,11 +503,11 @@ def test_drain_that_can_not_go_on_is_an_error(planner, spool, monkeypatch):
         stream.latest({"r1": 1}, None, None)
 
 
-# --- what a drain may believe
+# --- drains without a depth
 
 
 @pytest.mark.parametrize("http", [True, False], ids=["with statistics", "without"])
-def test_drain_that_reaches_nobody_is_an_error(planner, http):
+def test_drain_that_reaches_no_nsqd_is_an_error(planner, http):
     nobody = ("127.0.0.1:1",)
     stream = planner(
         drain=True, nsqd_tcp_addresses=nobody, nsqd_http_addresses=nobody if http else (), idle_timeout=0.3
@@ -551,7 +551,7 @@ def test_drain_without_the_whole_depth_ends_under_constant_publishing(fakensqd, 
     assert "may have messages left, for the next run: messages have come for" in caplog.text
 
 
-def test_what_comes_after_the_drain_stays_at_nsqd(fakensqd, planner):
+def test_messages_after_the_drain_stay_at_nsqd(fakensqd, planner):
     publish(fakensqd, "clicks", numbered(100))
     stream = planner(drain=True)
     run_out(stream)
@@ -570,7 +570,7 @@ def test_segment_that_one_listing_lacks_is_read(planner, spool, monkeypatch):
     listings = []
 
     def racing():
-        # The first was written behind the listing's back, the second before it.
+        # The first segment is written during the listing, the second before it.
         listings.append(whole())
         return [found for found in listings[-1] if len(listings) > 1 or "000001-" not in found[0]]
 
@@ -649,7 +649,7 @@ def test_copies_of_earlier_batches_do_not_fill_the_spool(fakensqd, options):
     assert [sum(segment.rows for share in shares for segment in share) for shares in (first, second)] == [1000, 1000]
 
 
-def test_what_keeps_messages_out_is_told(fakensqd, planner, spool):
+def test_progress_names_the_error_of_the_receiver(fakensqd, planner, spool):
     publish(fakensqd, "clicks", numbered(10))
     stream = planner(nsqd_tcp_addresses=("127.0.0.1:1",), drain=True, idle_timeout=0.2)
 

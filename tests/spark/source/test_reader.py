@@ -74,7 +74,7 @@ def read(reader, start, end):
     ]
 
 
-def test_stream(fakensqd, reader):
+def test_stream_reader_reads_every_message(fakensqd, reader):
     publish(fakensqd, "clicks", numbered(100))
     stream = reader()
     start = stream.initialOffset()
@@ -91,7 +91,7 @@ def test_stream(fakensqd, reader):
     assert list(rows[0]) == list(COLUMNS)
 
 
-def test_available_now(fakensqd, reader):
+def test_available_now_reads_every_message(fakensqd, reader):
     publish(fakensqd, "clicks", numbered(100))
     stream = reader()
     stream.prepareForTriggerAvailableNow()
@@ -124,7 +124,7 @@ def test_columns_are_those_of_the_schema(reader, spool):
         pytest.param({"maxRowsPerBatch": "5", "maxBytesPerBatch": "6"}, ReadMaxRows(5), id="both"),
     ],
 )
-def test_default_limit(reader, given, limit):
+def test_default_limit_of_the_options(reader, given, limit):
     assert reader(**given).getDefaultReadLimit() == limit
 
 
@@ -138,7 +138,7 @@ def test_default_limit(reader, given, limit):
         pytest.param({"maxBytesPerBatch": "1"}, ReadAllAvailable(), 3, id="all, whatever the options say"),
     ],
 )
-def test_limits_are_kept(reader, spool, given, limit, segments):
+def test_latest_offset_keeps_to_the_limits(reader, spool, given, limit, segments):
     writer = spool.writer("r1")
     for number in (1, 2, 3):
         writer.write(number, columns(number))
@@ -236,7 +236,7 @@ sys.exit("still here")
 
 @pytest.mark.parametrize("when", ["starting", "stopping"])
 @pytest.mark.subprocess
-def test_sigterm_gives_back_what_is_not_in_the_spool(fakensqd, tmp_path, when):
+def test_sigterm_requeues_messages_that_are_not_in_the_spool(fakensqd, tmp_path, when):
     publish(fakensqd, "clicks", numbered(100))
     arguments = [when, fakensqd.tcp_address, fakensqd.http_address, str(tmp_path / "spool")]
 
@@ -267,7 +267,7 @@ def test_cycles_are_searched_for_rarely_where_the_process_receives(reader, recei
     assert gc.get_threshold()[0] == first
 
 
-def test_reader_pickles_as_options(fakensqd, reader, spool):
+def test_stream_reader_pickles_without_its_planner(fakensqd, reader, spool):
     stream = reader(receivers="external")
     stream.latestOffset(stream.initialOffset(), NO_LIMIT)
     spool.writer("r1").write(1, columns(1))
@@ -278,7 +278,7 @@ def test_reader_pickles_as_options(fakensqd, reader, spool):
     assert [batch.num_rows for batch in copy.read(partition)] == [1]
 
 
-def test_segment_that_breaks_after_planning_is_set_aside(reader, spool, tmp_path, caplog):
+def test_segment_that_is_damaged_after_planning_is_quarantined(reader, spool, tmp_path, caplog):
     writer = spool.writer("r1")
     for number in (1, 2):
         writer.write(number, columns(number))
@@ -365,7 +365,7 @@ def test_foreign_schema_is_refused(options, field):
 # --- batch
 
 
-def test_batch(fakensqd, options):
+def test_batch_reader_reads_up_to_max_rows(fakensqd, options):
     publish(fakensqd, "clicks", numbered(100))
     reader = NsqDataSource({**options, "maxRows": "60"}).reader(schema("body"))
 

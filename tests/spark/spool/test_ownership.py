@@ -51,7 +51,7 @@ def test_spool_of_another_query_is_refused_though_it_does_not_run(spool, claim, 
     spool.lock("checkpoint-1", "clicks/archive", timeout=0).release()
 
 
-def test_owner_is_told_by_the_file(spool, root):
+def test_owner_file_names_owner_source_and_process(spool, root):
     spool.lock("s3://KEY:SECRET@bucket/checkpoint", "clicks/archive").release()
 
     owner = json.loads((root / "owner.json").read_text())

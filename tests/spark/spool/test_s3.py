@@ -59,7 +59,7 @@ def test_nothing_is_left_of_a_receiver_that_ended(remote, location):
     assert everything_below(location) == []
 
 
-def test_damaged_segment_is_set_aside(remote, location, caplog):
+def test_damaged_segment_is_quarantined(remote, location, caplog):
     remote.writer("r1").write(1, columns(1, 2))
     [segment] = remote.listing().segments
     open_store(location).put(segment.path, b"broken")
@@ -87,7 +87,7 @@ def test_missing_bucket_is_an_error(s3, monkeypatch, fakensqd):
     assert "SECRET" not in str(caught.value)
 
 
-def test_endpoint_that_fails_is_no_damage(remote):
+def test_unreachable_endpoint_does_not_quarantine_a_segment(remote):
     remote.writer("r1").write(1, columns(1))
     [segment] = remote.listing().segments
     unreachable = Spool("s3://bucket/spool?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1")
@@ -96,7 +96,7 @@ def test_endpoint_that_fails_is_no_damage(remote):
         unreachable.read(segment)
 
 
-def test_last_run_wins(remote):
+def test_last_run_on_s3_takes_the_lock(remote):
     first = remote.lock("checkpoint", "clicks/archive")
     second = remote.lock("checkpoint", "clicks/archive")
 
@@ -105,7 +105,7 @@ def test_last_run_wins(remote):
         first.check()
 
 
-def test_whole_way_from_nsq_to_rows(fakensqd, s3, location, caplog, tmp_path):
+def test_query_with_a_spool_on_s3_reads_every_message(fakensqd, s3, location, caplog, tmp_path):
     caplog.set_level(logging.DEBUG)
     publish(fakensqd, "clicks", numbered(3000))
     schema = StructType().add("body", "binary")
@@ -134,7 +134,7 @@ def test_whole_way_from_nsq_to_rows(fakensqd, s3, location, caplog, tmp_path):
     assert Spool(location).listing().segments == []
 
 
-def test_receivers_are_told_to_end(location):
+def test_lease_on_s3_allows_one_run(location):
     lease = ReceiverLease(location)
     assert lease.current() is None
     lease.grant("one")

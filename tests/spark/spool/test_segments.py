@@ -18,7 +18,7 @@ def test_columns_fit_the_schema():
     assert row["received_at"].microsecond == 5
 
 
-def test_no_messages():
+def test_no_messages_are_empty_columns():
     assert [len(column) for column in segment_columns([], [], 0)] == [0] * len(SCHEMA)
 
 
@@ -64,7 +64,7 @@ def test_segment_is_decoded_as_it_was_encoded():
 
 
 @given(st.data())
-def test_whatever_happens_to_a_segment_it_is_whole_or_refused(data):
+def test_damaged_segment_is_whole_or_refused(data):
     segment = encode_segment(columns(*range(20))).to_pybytes()
     position = data.draw(st.integers(0, len(segment) - 1))
     damaged = data.draw(
@@ -130,7 +130,7 @@ def test_segment_without_a_crc_is_read():
     assert batch.column("body").to_pylist() == [b"body 1", b"body 2"]
 
 
-def test_changed_body_is_told_with_both_crcs():
+def test_error_of_a_changed_body_has_both_crcs():
     segment = encode_segment(columns(1, 2)).to_pybytes()
     written = pa.ipc.open_file(segment).schema.metadata[b"gnsq.crc32"].decode()
 

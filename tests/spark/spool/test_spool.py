@@ -36,7 +36,7 @@ def test_segment_is_read_as_it_was_written(spool):
     assert spool.listing().segments == [Segment("r1", 1, size, 2)]
 
 
-def test_contents_of_nothing(spool):
+def test_listing_of_an_empty_spool(spool):
     contents = spool.listing()
 
     assert contents.segments == []
@@ -94,7 +94,7 @@ def test_spool_of_an_earlier_version_is_used_as_it_is(tmp_path, caplog):
     assert caplog.records == []
 
 
-def test_spool_that_others_may_write_is_told_once(tmp_path, caplog):
+def test_spool_that_others_may_write_is_one_warning(tmp_path, caplog):
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool").chmod(0o777)
     spool = Spool(str(tmp_path / "spool"))
@@ -107,7 +107,7 @@ def test_spool_that_others_may_write_is_told_once(tmp_path, caplog):
     assert re.search(r"spool .*/spool has the permissions drwxrwxrwx: others may delete and replace", record.message)
 
 
-def test_spool_that_others_are_meant_to_write_is_not_told(tmp_path, caplog):
+def test_spool_of_a_group_is_no_warning(tmp_path, caplog):
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool").chmod(0o2770)
 
@@ -117,7 +117,7 @@ def test_spool_that_others_are_meant_to_write_is_not_told(tmp_path, caplog):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
-def test_spool_of_another_user_is_told(tmp_path, caplog):
+def test_spool_of_another_user_is_a_warning(tmp_path, caplog):
     (tmp_path / "spool").mkdir()
     os.chown(tmp_path / "spool", 54321, -1)
 
@@ -140,7 +140,7 @@ def unprivileged(tmp_path):
     os.seteuid(0)
 
 
-def test_directory_that_may_not_be_read_tells_what_lets_users_share_a_spool(tmp_path, request):
+def test_permission_error_names_the_option_for_shared_spools(tmp_path, request):
     (tmp_path / "spool" / "r1").mkdir(parents=True)
     (tmp_path / "spool" / "r1" / "000000000001-1.arrow").touch()
     (tmp_path / "spool").chmod(0o755)
@@ -210,7 +210,7 @@ def test_symlink_in_the_place_of_the_owner_is_not_followed(spool, root):
     assert (root / "victim").read_bytes() == b"mine"
 
 
-def test_leftovers_behind_a_symlink_are_kept(spool, root, tmp_path):
+def test_leftovers_in_the_target_of_a_symlink_are_kept(spool, root, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / ".tmp-mine").touch()
     (root / "r1").symlink_to(tmp_path / "elsewhere")
@@ -241,7 +241,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_segment_is_set_aside_and_its_messages_are_counted(spool, root, caplog, damage):
+def test_damaged_segment_is_quarantined_and_its_messages_are_counted(spool, root, caplog, damage):
     writer = spool.writer("r1")
     for number in (1, 2, 3):
         writer.write(number, columns(*range(number)))
@@ -261,7 +261,7 @@ def test_damaged_segment_is_set_aside_and_its_messages_are_counted(spool, root, 
     assert "renamed to r1/000000000002-2.arrow.corrupt. Its 2 messages" in record.message
 
 
-def test_wrong_crc_is_told_with_the_file_and_what_to_do(spool, root, caplog):
+def test_error_of_a_wrong_crc_names_the_file_and_the_remedy(spool, root, caplog):
     spool.writer("r1").write(1, columns(1))
     path = root / "r1" / "000000000001-1.arrow"
     path.write_bytes(path.read_bytes().replace(b"body 1", b"body 3"))
@@ -275,7 +275,7 @@ def test_wrong_crc_is_told_with_the_file_and_what_to_do(spool, root, caplog):
     )
 
 
-def test_damaged_segment_is_left_out_by_all_who_read_it(spool, root, caplog):
+def test_damaged_segment_is_left_out_by_all_readers(spool, root, caplog):
     spool.writer("r1").write(1, columns(1))
     [segment] = spool.listing().segments
     (root / segment.path).write_bytes(b"no arrow at all")
@@ -343,7 +343,7 @@ def test_prune_deletes_up_to_end(spool):
     assert set(spool.listing().present()) == {("r1", 3), ("r2", 1), ("r2", 2), ("r2", 3)}
 
 
-def test_prune_removes_the_directory_of_a_closed_receiver_behind_its_last_segment(spool, root):
+def test_prune_removes_the_directory_of_a_closed_receiver_after_its_last_segment(spool, root):
     writer = spool.writer("r1")
     writer.write(1, columns(1))
     writer.write(2, columns(2))
@@ -365,7 +365,7 @@ def test_prune_keeps_the_directory_of_a_receiver_that_may_go_on(spool, root):
     assert bodies_of(spool) == [b"body 2"]
 
 
-def test_prune_keeps_what_was_set_aside(spool, root):
+def test_prune_keeps_quarantined_segments(spool, root):
     spool.writer("r1").close(1)
     (root / "r1" / "000000000001-1.arrow.corrupt").write_bytes(b"x")
 
@@ -407,7 +407,7 @@ def test_spool_works_on_other_file_systems():
     assert bodies_of(spool) == [b"body 2"]
 
 
-def test_credentials_are_shown_nowhere():
+def test_credentials_are_not_in_texts_of_a_spool():
     spool = Spool("s3://KEY:SECRET@bucket/dir?region=us-east-1&endpoint_override=127.0.0.1:1")
 
     assert spool.location == "s3://***@bucket/dir"

@@ -21,7 +21,7 @@ def read(store, path):
         return file.read()
 
 
-def test_what_is_put_is_listed_and_read(store):
+def test_put_file_is_listed_and_read(store):
     store.make_directory("a")
     store.put("a/one", b"1")
     store.put("a/two", pa.py_buffer(b"22"))
@@ -30,7 +30,7 @@ def test_what_is_put_is_listed_and_read(store):
     assert read(store, "a/two") == b"22"
 
 
-def test_put_replaces(store):
+def test_put_replaces_a_file(store):
     store.make_directory("")
     store.put("one", b"before")
     store.put("one", b"after")
@@ -39,18 +39,18 @@ def test_put_replaces(store):
     assert read(store, "one") == b"after"
 
 
-def test_empty_file(store):
+def test_empty_file_is_listed(store):
     store.make_directory("")
     store.put("empty", b"")
 
     assert store.list() == [("empty", 0)]
 
 
-def test_listing_nothing(store):
+def test_missing_directory_is_listed_as_empty(store):
     assert store.list() == []
 
 
-def test_remove_and_rename_of_what_is_not_there_do_nothing(store):
+def test_remove_and_rename_of_missing_files_do_nothing(store):
     store.make_directory("a")
 
     store.remove("a/one", "a/two")
@@ -62,7 +62,7 @@ def test_remove_and_rename_of_what_is_not_there_do_nothing(store):
     assert store.list() == []
 
 
-def test_rename(store):
+def test_renamed_file_has_its_new_name_only(store):
     store.make_directory("a")
     store.put("a/one", b"1")
 
@@ -81,7 +81,7 @@ def test_rename_that_fails_raises(store):
         store.rename("a/one", "a/one/gone")
 
 
-def test_remove_directory_keeps_what_is_not_empty(store, tmp_path):
+def test_remove_directory_keeps_a_directory_with_files(store, tmp_path):
     for name in ("a", "b"):
         store.make_directory(name)
     store.put("a/one", b"1")
@@ -148,7 +148,7 @@ def test_failed_put_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("prefix", ["", "file:", "file://"])
-def test_local_locations(tmp_path, prefix):
+def test_paths_and_file_uris_are_local(tmp_path, prefix):
     store = open_store(f"{prefix}{tmp_path}")
 
     assert isinstance(store, LocalStore)
@@ -166,7 +166,7 @@ def test_other_file_systems_are_pyarrows():
     ("location", "words"),
     [pytest.param(" ", "is empty", id="empty"), pytest.param("ftp://host/x", "can't be opened", id="scheme")],
 )
-def test_bad_location(location, words):
+def test_bad_location_is_an_error(location, words):
     with pytest.raises(ValueError, match=words):
         open_store(location)
 
