@@ -94,6 +94,7 @@ class Dispatcher:
         no_connection_error: Makes the error that says why there is no connection; its argument says how long the
             publish waited.
         owner: Producer that log lines name.
+        busy_poller: Polls for the response to a lone publish; None: the hub sleeps until it comes.
 
     Attributes:
         links: Links that take publishes.
@@ -126,6 +127,7 @@ class Dispatcher:
         nsqd_count: Callable[[], int],
         no_connection_error: Callable[[str], NSQException],
         owner: LogOwner | None = None,
+        busy_poller: BusyPoller | None = None,
     ) -> None:
         self.links: list[Link] = []
         self.stalled_links: list[Link] = []
@@ -156,7 +158,7 @@ class Dispatcher:
         self.batcher = Batcher(self.send, options, clock) if options.batch_messages else None
         self._send_or_batch: Callable[[PendingPublish], None] = self.batcher.add if self.batcher else self.send
         self._stall_detector = StallDetector(options.stalled_after)
-        self._busy_poller = BusyPoller() if options.busy_poll else None
+        self._busy_poller = busy_poller
         self.deadlines = Deadlines(
             clock,
             options.stalled_after / 2,

@@ -26,7 +26,7 @@ from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions
 from gnsq.options import ConnectionOptions
 from gnsq.producer.completion import MAX_SLEEP
-from gnsq.producer.dispatcher import Dispatcher
+from gnsq.producer.dispatcher import BusyPoller, Dispatcher
 from gnsq.producer.http import HttpClients, HttpPool
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import PublishCounts, Unconfirmed, is_node_error
@@ -116,6 +116,7 @@ class ProducerRuntime:
             nsqd_count=lambda: len(self._addresses),
             no_connection_error=self._no_connection_error,
             owner=config.owner,
+            busy_poller=BusyPoller() if options.busy_poll else None,
         )
         self._addresses: set[str] = set()
         self._links: dict[Connection, TcpLink] = {}

@@ -137,14 +137,20 @@ def link():
 @pytest.fixture
 def dispatcher(clock, link):
     """A producer's, with that link."""
+    return dispatcher_with(clock, link)
+
+
+def dispatcher_with(clock, *links, busy_poller=None, **options):
     made = Dispatcher(
-        ProducerOptions(),
+        ProducerOptions(**options),
         clock,
         RoundRobin(),
         PublishCounts(),
         LatencyRecorder(),
         nsqd_count=lambda: 1,
         no_connection_error=lambda limit: NSQNoConnections(limit),
+        busy_poller=busy_poller,
     )
-    made.add(link)
+    for link in links:
+        made.add(link)
     return made

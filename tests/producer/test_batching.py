@@ -23,7 +23,7 @@ def test_full_batch_does_not_wait_for_more(nsqd, clock, producing, begin, size):
     assert job.outcome == "confirmed"
 
 
-def test_batch_with_room_waits_for_more(nsqd, clock, producing, begin):
+def test_batch_that_is_not_full_waits_for_more(nsqd, clock, producing, begin):
     producer = producing(nsqd, batch_messages=100, batch_bytes=100, batch_linger=50.0)
 
     job = begin(producer.publish, "t", b"x" * 91)
@@ -34,7 +34,7 @@ def test_batch_with_room_waits_for_more(nsqd, clock, producing, begin):
     assert job.outcome == "confirmed"
 
 
-def test_batch_that_has_no_room_for_the_next_is_sent_before_it(nsqd, clock, producing, begin):
+def test_batch_is_sent_before_a_publish_that_does_not_fit(nsqd, clock, producing, begin):
     producer = producing(nsqd, batch_messages=100, batch_bytes=100, batch_linger=50.0)
 
     jobs = [begin(producer.publish, "t", bytes([number]) * 40) for number in (1, 2, 3)]
@@ -114,7 +114,7 @@ def test_members_of_a_batch_that_was_sent_keep_their_own_deadlines(nsqd, clock, 
     assert [job.outcome for job in jobs] == ["unknown", "unknown", "unknown"]
 
 
-def test_members_given_up_behind_sending_hold_no_bytes(clock, dispatcher, link):
+def test_members_that_expire_after_sending_hold_no_bytes(clock, dispatcher, link):
     batcher = Batcher(link.submit, ProducerOptions(batch_messages=2), clock)
     hasty, patient = PendingPublish("t", b"hasty", 0.0, 1.0), PendingPublish("t", b"patient", 0.0, 9.0)
     for member in (hasty, patient):

@@ -19,7 +19,7 @@ def publish_until(deadline, started=0.0):
 # --- who waits
 
 
-def test_foreign_switch_is_no_confirmation(nsqd, clock, producing):
+def test_switch_by_another_greenlet_confirms_nothing(nsqd, clock, producing):
     producer = producing(nsqd)
     returned = []
     with nsqd.link.add(stall(), upstream=False):
@@ -35,7 +35,7 @@ def test_foreign_switch_is_no_confirmation(nsqd, clock, producing):
     assert producer.stats().pending == 0
 
 
-def test_error_that_is_raised_again_has_the_traceback_of_once(dispatcher, clock):
+def test_error_of_several_publishes_has_a_new_traceback_in_each(dispatcher, clock):
     shared = NSQUnauthorized("AUTH failed")
     depths = []
 
@@ -86,9 +86,7 @@ def test_publishes_to_a_topic_that_is_not_allowed_cost_one_connection(clock, pro
         assert len(nsqd.transcript.select("connect")) == 2
 
 
-def test_what_was_sent_behind_a_forbidden_topic_is_refused_with_it_and_others_are_sent_again(
-    nsqd, clock, producing, begin
-):
+def test_publishes_after_a_forbidden_topic_are_refused_if_they_have_it_and_else_retried(nsqd, clock, producing, begin):
     producer = producing(nsqd)
     for topic in ("t", "u"):
         begin(producer.publish, topic, b"first")
@@ -107,7 +105,7 @@ def test_what_was_sent_behind_a_forbidden_topic_is_refused_with_it_and_others_ar
 
 
 @pytest.mark.parametrize("sent", [True, False], ids=["sent", "not sent"])
-def test_publish_given_up_holds_no_bytes_where_its_answer_may_come(dispatcher, link, clock, sent):
+def test_expired_publish_that_was_sent_holds_no_bytes(dispatcher, link, clock, sent):
     running = gevent.spawn(dispatcher.deadlines.run)
     late, patient = publish_until(1.0), publish_until(50.0)
     for publish in (late, patient):
@@ -142,7 +140,7 @@ def test_each_publish_ends_by_its_own_deadline(dispatcher, link, clock, sent):
     running.kill()
 
 
-def test_all_that_is_overdue_is_taken_back_at_once(dispatcher, link, clock):
+def test_overdue_publishes_are_withdrawn_from_a_link_at_once(dispatcher, link, clock):
     running = gevent.spawn(dispatcher.deadlines.run)
     for _ in range(100):
         dispatcher.submit(publish_until(1.0), True)
@@ -156,7 +154,7 @@ def test_all_that_is_overdue_is_taken_back_at_once(dispatcher, link, clock):
     running.kill()
 
 
-def test_rhythm_begins_when_there_is_a_second_link(dispatcher, link, clock):
+def test_stalled_links_are_checked_from_the_second_link_on(dispatcher, link, clock):
     running = gevent.spawn(dispatcher.deadlines.run)
     dispatcher.submit(publish_until(60.0), True)
     link.send()
@@ -170,7 +168,7 @@ def test_rhythm_begins_when_there_is_a_second_link(dispatcher, link, clock):
     running.kill()
 
 
-def test_link_that_is_set_aside_gives_back_all_that_it_has_not_sent(dispatcher, link, clock, caplog):
+def test_stalled_link_returns_all_unsent_publishes(dispatcher, link, clock, caplog):
     running = gevent.spawn(dispatcher.deadlines.run)
     dispatcher.submit(publish_until(60.0), True)
     link.send()
@@ -188,7 +186,7 @@ def test_link_that_is_set_aside_gives_back_all_that_it_has_not_sent(dispatcher, 
     running.kill()
 
 
-def test_stall_of_a_link_that_was_gone_is_measured_anew():
+def test_stall_detector_starts_anew_for_a_link_that_was_forgotten():
     detector = StallDetector(5.0)
     link, other = ListLink("nsqd:4150"), ListLink("other:4150")
     link.sent.append(publish_until(60.0))

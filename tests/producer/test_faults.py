@@ -95,7 +95,7 @@ def test_lost_publish_that_is_refused_later_stays_unknown(nsqd, clock, producing
     assert isinstance(job.error, NSQUnknownClosed)
 
 
-def test_silent_nsqd_holds_nobody_past_the_deadline(nsqd, clock, producing, begin):
+def test_publish_to_a_silent_nsqd_ends_by_its_deadline(nsqd, clock, producing, begin):
     producer = producing(nsqd)
     nsqd.link.add(stall(), upstream=False)
 
@@ -112,7 +112,7 @@ def test_silent_nsqd_holds_nobody_past_the_deadline(nsqd, clock, producing, begi
     assert stored(nsqd) == [b"0"]
 
 
-def test_deaf_nsqd_goes_on_once_it_hears(nsqd, clock, producing, begin):
+def test_nsqd_that_resumes_reading_confirms_pending_publishes(nsqd, clock, producing, begin):
     producer = producing(nsqd)
     nsqd.stop_reading()
     jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(3)]
@@ -127,7 +127,7 @@ def test_deaf_nsqd_goes_on_once_it_hears(nsqd, clock, producing, begin):
 
 
 @pytest.mark.parametrize("batching", [{}, {"batch_messages": 2}], ids=["alone", "in batches"])
-def test_late_answer_is_nobody_elses(nsqd, clock, producing, begin, batching):
+def test_late_answer_confirms_no_other_publish(nsqd, clock, producing, begin, batching):
     producer = producing(nsqd, **batching)
     begin(producer.publish, "t", b"first")
     clock.advance(1.0)
@@ -143,7 +143,7 @@ def test_late_answer_is_nobody_elses(nsqd, clock, producing, begin, batching):
     assert producer.stats().pending == 0
 
 
-def test_batch_all_of_whose_members_were_given_up_counts_for_none(nsqd, clock, producing, begin):
+def test_confirmed_batch_without_unfinished_members_counts_no_message(nsqd, clock, producing, begin):
     producer = producing(nsqd, batch_messages=2)
     with nsqd.link.add(stall(), upstream=False):
         for number in range(2):
@@ -155,7 +155,7 @@ def test_batch_all_of_whose_members_were_given_up_counts_for_none(nsqd, clock, p
     assert (producer.stats().pending, producer.stats().pending_bytes, producer.stats().confirmed) == (0, 0, 0)
 
 
-def test_response_other_than_ok_ends_the_connection_and_nothing_is_taken_for_confirmed(nsqd, clock, producing, begin):
+def test_response_other_than_ok_ends_the_connection_and_confirms_nothing(nsqd, clock, producing, begin):
     producer = producing(nsqd)
     begin(producer.publish, "t", b"first")
     clock.advance(1.0)
@@ -172,7 +172,7 @@ def test_response_other_than_ok_ends_the_connection_and_nothing_is_taken_for_con
     assert producer.stats().pending == 0
 
 
-def test_response_other_than_ok_behind_the_deadline_is_not_counted_twice(nsqd, clock, producing, begin):
+def test_response_other_than_ok_after_the_deadline_is_not_counted_twice(nsqd, clock, producing, begin):
     producer = producing(nsqd)
     nsqd.add(on.reply("PUB"), inject(encode_frame(RESPONSE, b"WHAT")))
     with nsqd.link.add(stall(), upstream=False):
@@ -196,7 +196,7 @@ def test_response_other_than_ok_to_a_batch_is_unknown_to_all_of_it(nsqd, clock, 
     assert len(nsqd.transcript.select("connect")) == 2
 
 
-def test_heartbeats_between_answers_are_nobodys(nsqd, clock, producing, begin):
+def test_heartbeats_between_answers_are_no_answers(nsqd, clock, producing, begin):
     producer = producing(nsqd)
     nsqd.add(on.reply("PUB").always(), inject("heartbeat"))
 
@@ -212,7 +212,9 @@ def test_heartbeats_between_answers_are_nobodys(nsqd, clock, producing, begin):
 @pytest.mark.parametrize("toxic", [limit_bytes, lambda after: reset(after=after)], ids=["ended", "reset"])
 @pytest.mark.parametrize("after", [1, 9, 30, 77])
 @pytest.mark.parametrize("upstream", [True, False], ids=["of the command", "of the answer"])
-def test_cut_in_the_middle_never_confirms_what_is_not_stored(nsqd, clock, producing, begin, toxic, after, upstream):
+def test_connection_cut_in_a_frame_confirms_no_publish_that_is_not_stored(
+    nsqd, clock, producing, begin, toxic, after, upstream
+):
     producer = producing(nsqd)
     begin(producer.publish, "t", b"first")
     clock.advance(1.0)
@@ -227,7 +229,7 @@ def test_cut_in_the_middle_never_confirms_what_is_not_stored(nsqd, clock, produc
 
 
 @pytest.mark.parametrize("after", [3, 12, 20, 38])
-def test_multipublish_that_is_cut_is_stored_whole_or_not_at_all(nsqd, clock, producing, begin, after):
+def test_multipublish_whose_connection_is_cut_is_stored_whole_or_not_at_all(nsqd, clock, producing, begin, after):
     producer = producing(nsqd)
     begin(producer.publish, "t", b"first")
     clock.advance(1.0)
@@ -278,7 +280,7 @@ def test_refused_publish_that_is_not_sent_again_in_time_stays_refused(nsqd, cloc
 
 
 @pytest.mark.parametrize("batching", [{}, {"batch_messages": 2}], ids=["alone", "in batches"])
-def test_nsqd_that_always_fails_does_no_harm_beside_two_others(nsqds, clock, producing, begin, batching):
+def test_nsqd_that_always_fails_costs_no_publish_if_two_others_run(nsqds, clock, producing, begin, batching):
     producer = producing(*nsqds, strategy="primary", connections_per_nsqd=3, **batching)
     nsqds[0].add(on.command("PUB").always(), error("E_PUB_FAILED"), optional=True)
     nsqds[0].add(on.command("MPUB").always(), error("E_MPUB_FAILED"), optional=True)
@@ -315,7 +317,7 @@ def guarded(request, clock):
 
 
 @pytest.mark.parametrize("batching", [{}, {"batch_messages": 50}], ids=["alone", "in batches"])
-def test_oversized_body_harms_none_of_200_neighbours(guarded, clock, producing, begin, batching):
+def test_oversized_body_fails_none_of_200_other_publishes(guarded, clock, producing, begin, batching):
     nsqd, options = guarded
     producer = producing(nsqd, **options, **batching)
 
@@ -327,7 +329,7 @@ def test_oversized_body_harms_none_of_200_neighbours(guarded, clock, producing, 
     assert held_once(jobs, nsqd)
 
 
-def test_delay_beyond_nsqds_limit_harms_none_of_200_neighbours(guarded, clock, producing, begin):
+def test_delay_beyond_nsqds_limit_fails_none_of_200_other_publishes(guarded, clock, producing, begin):
     nsqd, options = guarded
     producer = producing(nsqd, **options)
 
@@ -339,7 +341,7 @@ def test_delay_beyond_nsqds_limit_harms_none_of_200_neighbours(guarded, clock, p
     assert held_once(jobs, nsqd)
 
 
-def test_topic_that_is_not_allowed_harms_none_that_are(clock, producing, begin):
+def test_topic_that_is_not_allowed_fails_no_publish_to_other_topics(clock, producing, begin):
     with (
         FakeAuthServer({"s": [Grant(topic="^t$")]}) as auth,
         FakeNsqd(clock=clock, record=True, auth_http_addresses=auth.http_address) as nsqd,
@@ -354,7 +356,7 @@ def test_topic_that_is_not_allowed_harms_none_that_are(clock, producing, begin):
         assert held_once(jobs, nsqd)
 
 
-def test_member_of_a_batch_is_not_refused_for_one_that_was_given_up(clock, producing, begin):
+def test_member_of_a_batch_is_not_refused_for_an_expired_one(clock, producing, begin):
     with FakeNsqd(clock=clock, record=True, max_msg_size=1000) as nsqd:
         producer = producing(nsqd, batch_messages=2)
         with nsqd.link.add(stall(), upstream=True):
@@ -407,7 +409,7 @@ def test_publishes_wait_for_an_nsqd_that_is_down(nsqd, clock, producing, begin):
     assert stored(nsqd) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_one_of_three_that_is_down_is_left_out(nsqds, clock, producing, begin):
+def test_one_of_three_nsqds_that_is_down_is_not_used(nsqds, clock, producing, begin):
     producer = producing(*nsqds)
     nsqds[1].down()
     clock.advance(0.1)
@@ -419,7 +421,7 @@ def test_one_of_three_that_is_down_is_left_out(nsqds, clock, producing, begin):
     assert [len(stored(nsqd)) for nsqd in nsqds] == [15, 0, 15]
 
 
-def test_slow_link_lets_publishers_wait_for_room_but_not_past_the_deadline(nsqd, clock, producing, begin):
+def test_publishers_wait_for_capacity_of_a_slow_link_until_their_deadline(nsqd, clock, producing, begin):
     producer = producing(nsqd, max_pending_bytes=2000)
     begin(producer.publish, "t", b"y" * 500)
     clock.advance(1.0)
@@ -450,7 +452,7 @@ def test_body_longer_than_the_bound_goes_alone(nsqd, clock, producing, begin):
     assert outcomes(jobs) == ["confirmed"] * 3
 
 
-def test_publish_that_finds_no_room_and_must_not_wait_is_not_sent(nsqd, clock, producing, begin):
+def test_publish_without_block_and_capacity_is_not_sent(nsqd, clock, producing, begin):
     producer = producing(nsqd, max_pending_bytes=1)
     nsqd.stop_reading()
     begin(producer.publish, "t", b"x")
@@ -461,7 +463,7 @@ def test_publish_that_finds_no_room_and_must_not_wait_is_not_sent(nsqd, clock, p
     assert "no capacity now" in str(job.error)
 
 
-def test_stalled_nsqd_is_used_where_no_other_is_left(nsqds, clock, producing, begin):
+def test_stalled_nsqd_is_used_if_there_is_no_other(nsqds, clock, producing, begin):
     producer = producing(*nsqds[:2], stalled_after=2.0, strategy="primary")
     with nsqds[0].link.add(stall(), upstream=False):
         jobs = [begin(producer.publish, "t", b"%d" % number) for number in range(2)]
@@ -476,7 +478,7 @@ def test_stalled_nsqd_is_used_where_no_other_is_left(nsqds, clock, producing, be
     assert [stored(nsqds[0]), stored(nsqds[1])] == [[b"0", b"2"], [b"1"]]
 
 
-def test_stalled_one_of_three_is_set_aside_and_taken_back(nsqds, clock, producing, begin):
+def test_stalled_nsqd_of_three_gets_no_publishes_until_it_answers(nsqds, clock, producing, begin):
     producer = producing(*nsqds, stalled_after=2.0)
     with nsqds[0].link.add(stall()):
         jobs = [begin(producer.publish, "t", b"a%d" % number) for number in range(9)]
@@ -527,7 +529,7 @@ def test_member_whose_deadline_comes_while_its_batch_fills_is_not_sent(nsqd, clo
     assert stored(nsqd) == [b"patient"]
 
 
-def test_batch_of_nobody_is_not_sent(nsqd, clock, producing, begin):
+def test_batch_whose_members_have_all_expired_is_not_sent(nsqd, clock, producing, begin):
     producer = producing(nsqd, batch_messages=100, batch_linger=5.0)
     begin(producer.publish, "t", b"hasty", timeout=1.0)
 
@@ -550,7 +552,7 @@ def test_batch_is_sent_while_another_publish_waits_for_its_capacity(nsqd, clock,
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def test_close_tells_what_was_not_confirmed_and_how(nsqd, clock, producing, begin):
+def test_close_returns_unconfirmed_publishes_with_their_errors(nsqd, clock, producing, begin):
     producer = producing(nsqd, max_pending_bytes=30)
     begin(producer.publish, "t", b"first")
     clock.advance(1.0)
@@ -570,7 +572,7 @@ def test_close_tells_what_was_not_confirmed_and_how(nsqd, clock, producing, begi
     assert outcomes([*jobs, multi]) == ["unknown", "unknown", "not sent", "not sent"]
 
 
-def test_close_tells_of_what_fails_while_it_waits(nsqd, clock, producing, begin):
+def test_close_returns_publishes_that_fail_while_it_waits(nsqd, clock, producing, begin):
     producer = producing(nsqd)
     nsqd.link.add(stall(), upstream=False)
     job = begin(producer.publish, "t", b"x", timeout=1.0)
@@ -598,7 +600,7 @@ def test_close_sends_batches_that_fill_and_those_that_must_be_sent_again(nsqd, c
     assert outcomes(jobs) == ["confirmed"] * 5
 
 
-def test_close_tells_of_batches_that_wait_for_a_connection(nsqd, clock, producing, begin):
+def test_close_returns_batches_that_wait_for_a_connection(nsqd, clock, producing, begin):
     producer = producing(nsqd, batch_messages=2)
     nsqd.down()
     clock.advance(0.1)
@@ -625,7 +627,7 @@ def test_flush_waits_for_batches_and_answers(nsqd, clock, producing, begin):
     assert outcomes(jobs) == ["confirmed"] * 5
 
 
-def test_flush_returns_when_all_is_told(nsqd, clock, producing, begin):
+def test_flush_returns_after_all_callers_were_woken(nsqd, clock, producing, begin):
     producer = producing(nsqd)
     results = []
 
@@ -672,7 +674,9 @@ def test_publish_of_a_greenlet_that_is_killed_arrives(nsqd, clock, producing, be
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["waiting for the answer", "waiting for room"])
-def test_publish_that_fails_behind_a_killed_greenlet_is_logged(nsqd, clock, producing, begin, caplog, asynchronous):
+def test_publish_that_fails_after_its_greenlet_was_killed_is_logged(
+    nsqd, clock, producing, begin, caplog, asynchronous
+):
     producer = producing(nsqd, max_pending_bytes=1)
     nsqd.stop_reading()
     begin(producer.publish, "t", b"before", timeout=10.0)
@@ -686,7 +690,9 @@ def test_publish_that_fails_behind_a_killed_greenlet_is_logged(nsqd, clock, prod
 
 
 @pytest.mark.parametrize("batching", [{}, {"batch_messages": 3}], ids=["alone", "in batches"])
-def test_who_raises_when_told_keeps_nobody_else_from_being_told(nsqd, clock, producing, begin, batching, capsys):
+def test_greenlet_that_raises_when_woken_does_not_stop_the_others_from_being_woken(
+    nsqd, clock, producing, begin, batching, capsys
+):
     producer = producing(nsqd, **batching)
 
     def raise_behind_it():
@@ -763,7 +769,7 @@ def layered(request, clock, certificates):
         yield nsqd, options
 
 
-def test_other_layers_have_the_same_outcomes(layered, clock, producing, begin):
+def test_tls_and_compression_have_the_same_outcomes(layered, clock, producing, begin):
     nsqd, options = layered
     producer = producing(nsqd, **options)
     nsqd.add(on.reply("PUB", body=b"lost"), disconnect())

@@ -62,7 +62,7 @@ def test_many_at_once_are_all_confirmed(producer, fakensqd):
     assert sorted(bodies(fakensqd, "t"), key=int) == [b"%d" % number for number in range(100)]
 
 
-def test_no_more_requests_than_the_option_says_are_under_way_at_once():
+def test_http_requests_at_once_limits_concurrent_requests():
     under_way, most, proceed = [], [], gevent.event.Event()
 
     def serve(request, sock):
@@ -92,7 +92,7 @@ def test_batch_goes_in_one_request(fakensqd):
     assert bodies(fakensqd, "t") == [b"%d" % number for number in range(10)]
 
 
-def test_bad_member_of_a_batch_harms_none_of_the_others(fakensqd):
+def test_bad_member_of_a_batch_is_refused_alone(fakensqd):
     options = {"batch_messages": 3, "batch_bytes": 2_000_000, "batch_linger": 60}
     with Producer(nsqd_http_addresses=fakensqd.http_address, **options) as producer:
         results = [producer.publish_async("t", body) for body in (b"1", b"x" * 1_100_000, b"2")]
@@ -139,7 +139,7 @@ def test_refused_publish_raises_at_once_and_the_next_one_goes(producer, fakensqd
     assert producer.stats().refused == 1
 
 
-def test_exiting_nsqds_publish_is_taken_by_another(fakecluster):
+def test_publish_that_an_exiting_nsqd_refuses_is_retried_on_another(fakecluster):
     exiting, other = fakecluster.nsqds
     exiting.add(on.http("/pub").always(), answer(503, EXITING))
     addresses = [exiting.http_address, other.http_address]
@@ -152,12 +152,12 @@ def test_exiting_nsqds_publish_is_taken_by_another(fakecluster):
     assert "EXITING" in stats.failures[exiting.http_address]
 
 
-def test_only_nsqd_that_exits_refuses_twice(producer, fakensqd):
+def test_only_nsqd_that_exits_refuses_a_publish_twice(producer, fakensqd):
     with fakensqd.add(on.http("/pub").first(2), answer(503, EXITING)), pytest.raises(NSQPubFailed, match="EXITING"):
         producer.publish("t", b"x", timeout=5)
 
 
-def test_signals_tell_responses_and_errors(producer):
+def test_signals_are_sent_for_responses_and_errors(producer):
     got = []
     producer.on_response.connect(lambda sender, response: got.append(response), weak=False)
     producer.on_error.connect(lambda sender, error: got.append(error.code), weak=False)
@@ -201,7 +201,7 @@ def test_proxys_error_is_unknown(producer, fakensqd, status):
         producer.publish("t", b"x", timeout=5)
 
 
-def test_address_that_is_not_nsqds_is_left_out(fakensqd):
+def test_address_with_a_wrong_path_is_not_used(fakensqd):
     wrong = f"{fakensqd.http_address}elsewhere" if fakensqd.http_address.endswith("/") else None
     wrong = wrong or f"{fakensqd.http_address}/elsewhere"
     with Producer(nsqd_http_addresses=[wrong, fakensqd.http_address]) as producer:
@@ -239,7 +239,7 @@ def test_other_answer_than_ok_is_unknown(body):
 # --- deadlines
 
 
-def test_deaf_nsqd_holds_nobody_past_the_deadline(producer, fakensqd):
+def test_publish_to_an_nsqd_that_does_not_read_ends_by_its_deadline(producer, fakensqd):
     producer.publish("t", b"1")
     fakensqd.stop_reading()
 
@@ -257,7 +257,7 @@ def test_publish_without_time_is_not_sent(producer, fakensqd):
     assert bodies(fakensqd, "t") == [b"y"]
 
 
-def test_publish_whose_turn_comes_too_late_is_not_sent(producer, fakensqd):
+def test_publish_that_is_submitted_after_its_deadline_is_not_sent(producer, fakensqd):
     """Where the hub was busy the turn may come before the look at deadlines."""
     dispatcher = producer._lifecycle.runtime.dispatcher
     (link,) = dispatcher.links
@@ -272,7 +272,7 @@ def test_publish_whose_turn_comes_too_late_is_not_sent(producer, fakensqd):
     assert fakensqd.depth("t") == 0
 
 
-def test_late_answer_harms_nobody(producer, fakensqd):
+def test_late_answer_over_http_confirms_no_other_publish(producer, fakensqd):
     fakensqd.set_processing_delay(0.3)
     with pytest.raises(NSQUnknownTimeout):
         producer.publish("t", b"1", timeout=0.05)
@@ -280,7 +280,7 @@ def test_late_answer_harms_nobody(producer, fakensqd):
     assert producer.publish("t", b"2", timeout=5) == b"OK"
 
 
-def test_publish_that_waits_for_others_is_not_sent_by_its_deadline(fakensqd):
+def test_publish_that_expires_before_its_request_is_not_sent(fakensqd):
     options = {"http_requests_at_once": 1, "close_timeout": 0.01}
     with Producer(nsqd_http_addresses=fakensqd.http_address, **options) as producer:
         fakensqd.stop_reading()
@@ -292,7 +292,7 @@ def test_publish_that_waits_for_others_is_not_sent_by_its_deadline(fakensqd):
         assert not first.ready()
 
 
-def test_publishes_leave_a_deaf_nsqd_for_another(fakecluster):
+def test_publishes_go_to_another_nsqd_if_one_does_not_read(fakecluster):
     silent, other = fakecluster.nsqds
     options = {"strategy": "primary", "stalled_after": 0.05, "http_requests_at_once": 1, "close_timeout": 0.01}
     with Producer(nsqd_http_addresses=[silent.http_address, other.http_address], **options) as producer:
@@ -303,7 +303,7 @@ def test_publishes_leave_a_deaf_nsqd_for_another(fakecluster):
         assert not results[0].ready()
 
 
-def test_request_under_way_is_waited_for_when_another_one_has_failed():
+def test_pending_request_goes_on_after_another_one_has_failed():
     waiting = gevent.event.Event()
 
     def serve(request, sock):
@@ -330,7 +330,7 @@ def test_request_under_way_is_waited_for_when_another_one_has_failed():
 # --- bugs
 
 
-def test_bug_while_publishing_leaves_nobody_waiting(producer, monkeypatch, caplog):
+def test_bug_while_publishing_ends_the_publish_as_unknown(producer, monkeypatch, caplog):
     producer.publish("t", b"1")
     monkeypatch.setattr(NsqdHTTPClient, "publish", None)
 
@@ -342,7 +342,7 @@ def test_bug_while_publishing_leaves_nobody_waiting(producer, monkeypatch, caplo
     assert producer.publish("t", b"3", timeout=5) == b"OK"
 
 
-def test_bug_while_pinging_does_not_end_the_trying(fakensqd, monkeypatch, caplog):
+def test_bug_while_pinging_does_not_end_the_pings(fakensqd, monkeypatch, caplog):
     monkeypatch.setattr(NsqdHTTPClient, "request", None)
     with Producer(nsqd_http_addresses=fakensqd.http_address, reconnect_initial=0.01) as producer:
         assert "internal error while pinging: TypeError" in producer.stats().failures[fakensqd.http_address]
@@ -477,7 +477,7 @@ def test_nsqd_that_does_not_tell_its_version_in_time_is_published_to():
         assert producer.stats().unknown == 0
 
 
-def test_version_is_asked_for_again_after_the_nsqd_was_doubted():
+def test_version_is_asked_for_again_after_the_nsqd_has_failed():
     version, exiting = ["0.2.21"], []
 
     def serve(request, sock):

@@ -31,7 +31,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("status", "words", "kind"), REFUSALS)
-def test_refusal_is_what_tcp_would_give(status, words, kind):
+def test_http_error_becomes_the_error_that_tcp_has(status, words, kind):
     error = NSQHttpError(f"http error <{status}> {words}", status, b'{"message":"%s"}' % words.encode())
 
     refused = refused_error(error)
@@ -41,7 +41,7 @@ def test_refusal_is_what_tcp_would_give(status, words, kind):
     assert words in str(refused)
 
 
-def test_exiting_is_called_by_what_was_published():
+def test_exiting_is_named_by_the_kind_of_the_publish():
     error = NSQHttpError("EXITING", 503, EXITING)
 
     assert type(refused_error(error, multi=True)) is NSQMPubFailed
@@ -49,7 +49,7 @@ def test_exiting_is_called_by_what_was_published():
 
 
 @pytest.mark.parametrize("status", [302, 401, 403, 404, 405, 407, 429])
-def test_what_stands_before_nsqd_and_lets_nothing_through_is_told_apart(status):
+def test_rejection_by_a_proxy_is_not_an_error_of_nsqd(status):
     error = NSQHttpError("http error", status, b"<html>no</html>")
 
     assert is_rejected_before_nsqd(error)
@@ -57,7 +57,7 @@ def test_what_stands_before_nsqd_and_lets_nothing_through_is_told_apart(status):
 
 
 @pytest.mark.parametrize("status", [400, 411, 413])
-def test_what_is_wrong_with_a_request_is_a_refusal_by_its_status(status):
+def test_http_error_without_nsqds_text_is_named_by_its_status(status):
     error = NSQHttpError("http error", status, b"<html>no</html>")
 
     assert not is_rejected_before_nsqd(error)
@@ -68,7 +68,7 @@ def test_what_is_wrong_with_a_request_is_a_refusal_by_its_status(status):
     ("status", "body", "up"),
     [(None, b"", False), (502, b"", False), (500, b"NOK - disk", True), (500, b"", False), (404, b"", False)],
 )
-def test_nsqd_that_is_unwell_answers_a_ping_and_others_do_not(status, body, up):
+def test_nok_of_nsqd_answers_a_ping_and_other_errors_do_not(status, body, up):
     assert is_nsqd_response(NSQHttpError("x", status, body)) is up
 
 
@@ -83,7 +83,7 @@ def test_nsqd_that_is_unwell_answers_a_ping_and_others_do_not(status, body, up):
         pytest.param((), True, True, "", id="unknown"),
     ],
 )
-def test_what_an_nsqd_is_too_old_for(version, multi, deferred, words):
+def test_too_old_names_the_version_that_a_publish_needs(version, multi, deferred, words):
     found = too_old(version, multi=multi, deferred=deferred)
 
     assert found.startswith(words)

@@ -62,7 +62,7 @@ def test_publish_waits_for_an_nsqd_that_comes_back(producer, fakensqd):
     assert producer.stats().failures == {}
 
 
-def test_nobody_listens_says_what_was_tried():
+def test_unreachable_nsqd_is_named_in_the_error():
     port = refused_port()
     with (
         Producer(nsqd_http_addresses=f"127.0.0.1:{port}") as producer,
@@ -101,7 +101,7 @@ def test_nsqd_that_answers_pings_only_is_tried_more_and_more_rarely(fakensqd, ca
     assert re.findall(r"trying again (.*)", caplog.text) == ["at once", "in 0.1 s", "in 0.2 s", "in 0.4 s"]
 
 
-def test_sick_nsqd_is_published_to(fakensqd):
+def test_nsqd_with_a_full_disk_is_published_to(fakensqd):
     """One whose disk was full gets well by a message that it can write."""
     with (
         fakensqd.add(on.http("/ping"), answer(500, b"NOK - no space left on device")),
@@ -123,7 +123,7 @@ def test_nsqds_that_nsqlookupd_knows_are_published_to(fakecluster):
     assert [len(bodies(nsqd, "t")) for nsqd in fakecluster.nsqds] == [2, 2]
 
 
-def test_nsqd_that_nsqlookupd_forgets_is_not_tried_again(fakecluster):
+def test_nsqd_that_nsqlookupd_drops_is_not_tried_again(fakecluster):
     gone, other = fakecluster.nsqds
     options = {"lookupd_poll_interval": 0.02, "reconnect_initial": 60}
     with Producer(lookupd_http_addresses=fakecluster.lookupd_http_addresses, http=True, **options) as producer:
@@ -184,7 +184,7 @@ def test_https_is_published_over(fakensqd_certificates):
 # --- the end
 
 
-def test_close_waits_for_what_has_no_answer(fakensqd):
+def test_close_waits_for_pending_publishes(fakensqd):
     producer = Producer(nsqd_http_addresses=fakensqd.http_address)
     results = [producer.publish_async("t", b"x") for _ in range(50)]
 
@@ -193,7 +193,7 @@ def test_close_waits_for_what_has_no_answer(fakensqd):
     assert [result.get(timeout=0) for result in results] == [b"OK"] * 50
 
 
-def test_close_returns_what_is_unconfirmed(fakensqd):
+def test_close_returns_unconfirmed_publishes(fakensqd):
     producer = Producer(nsqd_http_addresses=fakensqd.http_address, http_requests_at_once=1)
     producer.start()
     fakensqd.stop_reading()
@@ -246,7 +246,7 @@ def test_publish_after_close_is_not_sent(fakensqd):
         producer.publish("t", b"x")
 
 
-def test_nsqd_that_is_found_while_the_producer_closes_is_left_alone(fakensqd):
+def test_nsqd_that_is_added_to_a_closed_producer_is_not_used(fakensqd):
     producer = Producer(nsqd_http_addresses=fakensqd.http_address)
     producer.start()
     runtime = producer._lifecycle.runtime

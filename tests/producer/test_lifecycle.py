@@ -66,7 +66,7 @@ def test_start_returns_while_nsqd_is_down_and_connects_when_it_is_up(fakensqd):
     assert producer.close() == []
 
 
-def test_tries_again_soon_and_each_time_later_than_before(caplog):
+def test_reconnect_delay_starts_small_and_grows(caplog):
     with caplog.at_level(logging.DEBUG), Producer(f"127.0.0.1:{refused_port()}"):
         wait_until(lambda: caplog.text.count("trying again") >= 2)
 
@@ -87,7 +87,7 @@ def test_first_publishes_of_many_greenlets_start_one_producer(fakensqd):
     assert producer.close() == []
 
 
-def test_slow_lookupd_holds_neither_a_first_publish_past_its_deadline_nor_a_start_for_ever():
+def test_slow_lookupd_delays_a_first_publish_only_until_its_deadline():
     def say_nothing(sock):
         while sock.recv(4096):
             pass
@@ -153,7 +153,7 @@ class SlowThread:
         raise RuntimeError("can't start new thread")
 
 
-def test_start_of_another_thread_holds_no_publish_past_its_deadline_and_no_close_when_it_fails(fakensqd):
+def test_slow_start_of_another_thread_delays_publish_until_its_deadline_and_close_until_it_fails(fakensqd):
     slow = SlowThread()
     producer = with_lifecycle(Producer(fakensqd.tcp_address, threaded=True), make_thread=slow)
     raised = []
@@ -240,7 +240,7 @@ def test_flush_of_a_producer_that_does_not_run_has_nothing_to_wait_for():
 # --- close ------------------------------------------------------------------------------------------------------------
 
 
-def test_close_returns_what_was_not_confirmed():
+def test_close_returns_unconfirmed_publishes_of_each_kind():
     with silent_nsqd() as address:
         producer = Producer(address)
         producer.start()
@@ -283,7 +283,7 @@ def test_close_during_the_start_of_another_greenlet_closes_it(fakensqd):
         producer.publish("t", b"x")
 
 
-def test_close_whose_caller_is_interrupted_goes_on():
+def test_interrupted_close_goes_on():
     with silent_nsqd() as address:
         producer = Producer(address)
         producer.start()
@@ -340,7 +340,7 @@ def test_close_and_join_by_a_receiver_of_on_close_return(producer):
     assert told == [([], None)]
 
 
-def test_producer_that_never_started_tells_no_close():
+def test_producer_that_never_started_sends_no_on_close():
     told = []
     producer = Producer("host")
     producer.on_close.connect(told.append, weak=False)
@@ -375,7 +375,7 @@ def test_rounds_of_start_and_close_leave_no_file_open(fakensqd):
 
 
 @pytest.mark.parametrize("gone", [False, True], ids=["thread", "thread and loop"])
-def test_close_of_a_producer_whose_thread_has_ended_ends_what_it_had(gone):
+def test_close_of_a_producer_whose_thread_has_ended_ends_its_publishes(gone):
     begun, over = threading.Event(), threading.Event()
 
     def live(address):
@@ -416,7 +416,7 @@ BAD_TIMEOUTS = [float("inf"), float("nan"), -1, 1e9]
 
 @pytest.mark.parametrize("timeout", BAD_TIMEOUTS)
 @pytest.mark.parametrize("call", ["publish", "publish_async", "publish_many", "flush", "close", "join"])
-def test_timeout_that_no_clock_knows_is_refused(producer, call, timeout):
+def test_timeout_that_is_negative_infinite_or_no_number_is_refused(producer, call, timeout):
     arguments = {"publish_many": ("t", [b"x"])}.get(call, ("t", b"x") if call.startswith("publish") else ())
 
     with pytest.raises(ValueError, match=f"timeout {re.escape(str(timeout))} must be at least 0 and less than 1e"):
@@ -593,7 +593,7 @@ def test_close_by_a_signal_that_interrupts_publish_async_and_flush_in_any_line_e
     assert held(fakensqd) == outcomes.count(b"OK")
 
 
-def test_subclass_may_put_its_own_in_the_place_of_signals(fakensqd, caplog):
+def test_subclass_may_override_the_handle_methods(fakensqd, caplog):
     got = []
 
     class Own(Producer):
@@ -619,7 +619,7 @@ def test_subclass_may_put_its_own_in_the_place_of_signals(fakensqd, caplog):
     assert "handle_error of a subclass raised" in caplog.text
 
 
-def test_nsqd_that_is_back_is_found_within_the_deadline_of_who_waits():
+def test_reconnect_maximum_is_below_the_deadline_of_a_publish():
     assert Producer("host").reconnect.reconnect_maximum == 15.0
     assert Producer("host", max_backoff_duration=3).reconnect.reconnect_maximum == 3.0
     assert Producer("host", reconnect_maximum=100.0).reconnect.reconnect_maximum == 100.0

@@ -24,7 +24,7 @@ def test_lost_connections_of_a_producer_to_one_nsqd_are_one_line_that_names_it(n
     ]
 
 
-def test_connection_that_is_lost_for_what_was_published_is_one_line_that_warns_nobody(fakensqd, lines):
+def test_connection_that_is_lost_by_a_refused_publish_is_one_line_without_a_warning(fakensqd, lines):
     with (
         Producer(fakensqd.tcp_address, name="orders") as producer,
         fakensqd.add(on.command("PUB"), error("E_BAD_TOPIC")),
@@ -48,7 +48,7 @@ def test_nsqd_that_can_not_be_reached_has_its_address_in_the_line_once(lines):
     )
 
 
-def test_what_does_not_speak_nsqds_protocol_has_its_address_in_the_line_once(fakensqd, lines):
+def test_server_without_nsqds_protocol_has_its_address_in_the_line_once(fakensqd, lines):
     address = fakensqd.http_address
     with Producer(address, name="orders"):
         (line,) = lines(logging.WARNING)
@@ -67,7 +67,7 @@ def test_option_that_nsqd_does_not_offer_is_one_warning_for_all_connections_to_i
         ]
 
 
-def test_stalled_nsqd_is_told_with_its_producer_and_again_when_it_answers(clock, lines):
+def test_stalled_nsqd_is_logged_with_its_producer_and_again_when_it_answers(clock, lines):
     with FakeNsqd(clock=clock) as one, FakeNsqd(clock=clock) as two:
         addresses = [one.tcp_address, two.tcp_address]
         with Producer(addresses, clock=clock, name="orders", strategy="primary") as producer:
@@ -124,7 +124,7 @@ def test_repr_of_a_producer_says_how_it_is(fakensqd):
     assert repr(producer) == "<Producer orders closed, 0 connections, 0 publishes pending>"
 
 
-def test_producers_without_a_name_are_told_apart():
+def test_producers_without_a_name_get_different_names():
     one, two = Producer("a"), Producer("a")
 
     assert re.fullmatch(r"producer-\d+", one.name)

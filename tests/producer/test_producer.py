@@ -98,7 +98,7 @@ class TestWithASmallServer:
             assert producer.publish("t", b"fits") == b"OK"
 
 
-def test_nobody_listens_says_what_was_tried():
+def test_unreachable_nsqd_is_named_in_the_error():
     port = refused_port()
     with (
         Producer(f"127.0.0.1:{port}") as producer,
@@ -172,7 +172,7 @@ def _published(producer):
         return False
 
 
-def test_silent_nsqd_holds_nobody_past_the_deadline():
+def test_publish_to_a_silent_nsqd_ends_by_its_deadline():
     with (
         silent_nsqd() as address,
         Producer(address, close_timeout=0.01) as producer,
@@ -181,7 +181,7 @@ def test_silent_nsqd_holds_nobody_past_the_deadline():
         producer.publish("t", b"x", timeout=0.05)
 
 
-def test_close_fails_what_its_timeout_leaves():
+def test_close_fails_publishes_that_are_pending_after_its_timeout():
     with silent_nsqd() as address:
         producer = Producer(address, close_timeout=0.05)
         producer.start()
@@ -228,7 +228,7 @@ def test_signals_tell_responses_errors_and_the_end(fakensqd):
     assert got[1:] == [b"OK", "E_BAD_MESSAGE", "closed"]
 
 
-def test_server_that_is_not_nsqd_is_told_apart():
+def test_server_that_is_not_nsqd_is_named_in_the_error():
     def answer(sock):
         sock.recv(4096)
         sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")

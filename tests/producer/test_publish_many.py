@@ -46,7 +46,7 @@ def test_max_body_size_bounds_a_chunk(fakensqd):
     assert chunks == [Chunk(0, 4), Chunk(4, 4), Chunk(8, 2)]
 
 
-def test_generator_is_never_far_ahead_of_what_is_confirmed(producer):
+def test_publish_many_takes_few_messages_before_they_are_confirmed(producer):
     ahead = []
 
     def messages():
@@ -61,7 +61,7 @@ def test_generator_is_never_far_ahead_of_what_is_confirmed(producer):
     assert max(ahead) <= (MAX_CONCURRENT_CHUNKS + 1) * MAX_CHUNK_MESSAGES
 
 
-def test_others_go_on_while_a_generator_is_published(producer):
+def test_other_greenlets_run_while_a_generator_is_published(producer):
     rounds = []
     other = gevent.spawn(lambda: [rounds.append(gevent.sleep(0)) for _ in itertools.count()])
 
@@ -71,7 +71,7 @@ def test_others_go_on_while_a_generator_is_published(producer):
     assert len(rounds) >= 20
 
 
-def test_messages_under_way_are_told_of_in_the_log_when_their_caller_is_killed(caplog):
+def test_pending_messages_are_logged_when_the_caller_of_publish_many_is_killed(caplog):
     with Producer(f"127.0.0.1:{refused_port()}", close_timeout=0) as producer:
         job = gevent.spawn(producer.publish_many, "t", numbers(2500))
         wait_until(lambda: producer.stats().pending == 3)
@@ -110,7 +110,7 @@ def test_message_that_cannot_be_published_is_named_and_ends_it(fakensqd, body, k
 
 
 @pytest.mark.parametrize(("body", "kind", "words"), BAD)
-def test_without_raise_error_the_others_are_published(fakensqd, body, kind, words):
+def test_without_raise_error_messages_after_an_invalid_one_are_published(fakensqd, body, kind, words):
     messages = [*numbers(1500), body, *numbers(100)]
 
     with Producer(fakensqd.tcp_address, max_msg_size=10) as producer:
@@ -141,7 +141,7 @@ class Broken(Exception):
         pytest.param(2500, r"2500 confirmed; first failure, the iterable, after message 2499: Broken", id="later"),
     ],
 )
-def test_error_of_the_iterable_reaches_the_caller_behind_what_it_gave(producer, raise_error, count, words):
+def test_error_of_the_iterable_is_raised_after_its_messages_are_confirmed(producer, raise_error, count, words):
     def messages():
         yield from numbers(count)
         raise Broken("here")
@@ -155,7 +155,7 @@ def test_error_of_the_iterable_reaches_the_caller_behind_what_it_gave(producer, 
     assert got.value.chunks[-1] == Chunk(count, 0, got.value.__cause__)
 
 
-def test_refused_chunk_ends_it_and_says_what_was_confirmed(fakensqd):
+def test_refused_chunk_ends_publish_many_and_reports_the_confirmed_ones(fakensqd):
     messages = [*numbers(1000), b"x" * 2_000_000, *numbers(20_000)]
 
     with Producer(fakensqd.tcp_address) as producer, pytest.raises(NSQManyFailed, match="from message 1000:") as got:
@@ -167,7 +167,7 @@ def test_refused_chunk_ends_it_and_says_what_was_confirmed(fakensqd):
     assert len(bodies(fakensqd, "t")) == confirmed < 21_000
 
 
-def test_without_raise_error_refused_chunks_are_told_and_the_others_go_on(fakensqd):
+def test_without_raise_error_refused_chunks_are_reported_and_the_others_go_on(fakensqd):
     messages = [*numbers(1000), b"x" * 2_000_000, *numbers(5000)]
 
     with Producer(fakensqd.tcp_address) as producer:
@@ -177,7 +177,7 @@ def test_without_raise_error_refused_chunks_are_told_and_the_others_go_on(fakens
     assert producer.stats().confirmed == 6000
 
 
-def test_chunks_that_find_no_nsqd_in_time_are_told():
+def test_chunks_that_find_no_nsqd_in_time_are_reported():
     with Producer(f"127.0.0.1:{refused_port()}") as producer:
         chunks = producer.publish_many("t", numbers(2000), timeout=0.05, raise_error=False)
 

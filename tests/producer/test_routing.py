@@ -75,7 +75,7 @@ def test_least_pending_gives_equals_in_turn(pending):
 
 
 @given(count=st.integers(1, 9), publishes=st.integers(1, 60))
-def test_least_pending_levels_what_is_never_answered(count, publishes):
+def test_least_pending_levels_publishes_that_are_never_answered(count, publishes):
     links, strategy = links_to(*map(str, range(count))), LeastPending()
 
     for _ in range(publishes):
@@ -182,7 +182,7 @@ def test_consistent_takes_the_least_pending_of_one_nsqds_connections():
     assert Consistent().choose(links, b"key") is links[1]
 
 
-def test_empty_key_is_a_key():
+def test_consistent_takes_an_empty_key():
     assert homes(["a"], [b"", ""]) == ["a", "a"]
 
 
@@ -220,12 +220,12 @@ def test_function_is_asked_with_links_and_key():
     assert [strategy.choose(links, key) for key in (1, 0)] == [links[1], links[0]]
 
 
-def test_function_that_returns_no_link_is_told():
+def test_strategy_function_that_returns_no_link_raises():
     with pytest.raises(ValueError, match="returned None, which is none of its links"):
         make_strategy(lambda links, key: None).choose(links_to("a"), None)
 
 
 @pytest.mark.parametrize("strategy", ["round-robin", "", None, 5, []])
-def test_what_is_no_strategy_is_refused_with_the_names(strategy):
+def test_invalid_strategy_is_refused_with_the_valid_names(strategy):
     with pytest.raises(ValueError, match="one of round_robin, least_pending, primary, consistent"):
         make_strategy(strategy, ["a"])

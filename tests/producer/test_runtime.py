@@ -64,7 +64,7 @@ def in_hub(function):
 # --- nsqds that nsqlookupds name --------------------------------------------------------------------------------------
 
 
-def test_silent_nsqlookupd_holds_up_no_publish_to_what_another_has_named(fakensqd):
+def test_silent_nsqlookupd_delays_no_publish_to_nsqds_of_another(fakensqd):
     with lookupd(**named(fakensqd)) as good, silent_lookupd() as silent:
         producer = Producer(lookupd_http_addresses=[good.address, silent])
 
@@ -74,7 +74,7 @@ def test_silent_nsqlookupd_holds_up_no_publish_to_what_another_has_named(fakensq
         producer.close(timeout=0.1)
 
 
-def test_nsqd_that_nsqlookupd_learns_of_late_is_found_soon(fakensqd):
+def test_nsqd_that_registers_late_is_found_soon(fakensqd):
     known = []
 
     def answer(request, sock):
@@ -126,7 +126,7 @@ def test_producer_is_ready_once_an_nsqd_is_connected(fakensqd, http):
     assert not producer.is_ready
 
 
-def test_nsqds_http_port_in_place_of_nsqlookupds_is_told(fakensqd):
+def test_error_names_nsqds_http_port_given_in_place_of_nsqlookupds(fakensqd):
     with Producer(lookupd_http_addresses=fakensqd.http_address) as producer:
         hint = r"is it nsqd's HTTP port \(4151\) in place of nsqlookupd's \(4161\)\?"
         with pytest.raises(NSQNoConnections, match=hint):
@@ -149,7 +149,7 @@ def test_no_more_nsqds_are_published_to_than_the_option_says(caplog):
 
 
 @pytest.mark.parametrize("http", [True, False], ids=["http", "tcp"])
-def test_name_that_can_not_be_published_to_does_not_end_the_lookups(http, caplog):
+def test_invalid_address_from_nsqlookupd_does_not_end_the_lookups(http, caplog):
     nonsense = {"broadcast_address": "my host", "http_port": 4151, "tcp_port": 4150}
     with lookupd(**nonsense) as asked:
         producer = Producer(lookupd_http_addresses=asked.address, http=http, lookupd_poll_interval=0.01)
@@ -203,7 +203,7 @@ def test_close_with_an_unanswered_publish_does_not_log_that_it_connects_again(ca
     assert "trying again" not in caplog.text
 
 
-def test_connections_that_part_slowly_do_so_together():
+def test_slow_connections_are_closed_together():
     hold = Event()
 
     def answer(sock):
@@ -227,7 +227,7 @@ def test_connections_that_part_slowly_do_so_together():
 # --- where nothing can wait -------------------------------------------------------------------------------------------
 
 
-def test_publish_async_in_the_hub_without_room_publishes_nothing(fakensqd):
+def test_publish_async_in_the_hub_without_capacity_publishes_nothing(fakensqd):
     with Producer(fakensqd.tcp_address, max_pending_bytes=10) as producer:
 
         def publish():
@@ -258,7 +258,7 @@ def test_publish_async_in_the_hub_to_a_thread_returns_a_result(fakensqd):
         assert first.get() == b"OK"
 
 
-def test_publish_async_in_the_hub_to_a_thread_without_room_is_refused_in_the_result():
+def test_publish_async_in_the_hub_to_a_thread_without_capacity_is_refused_in_the_result():
     hold = Event()
 
     def answer(sock):
@@ -277,7 +277,7 @@ def test_publish_async_in_the_hub_to_a_thread_without_room_is_refused_in_the_res
 
 
 @pytest.mark.parametrize("threaded", [False, True], ids=["home", "threaded"])
-def test_what_must_wait_is_refused_in_the_hub_and_publishes_nothing(fakensqd, threaded):
+def test_publish_and_publish_many_are_refused_in_the_hub(fakensqd, threaded):
     with Producer(fakensqd.tcp_address, threaded=threaded) as producer:
         outcomes = [
             in_hub(lambda: producer.publish("t", b"x")),
@@ -317,7 +317,7 @@ def producer_clock(clock, nsqd):
 
 
 @pytest.mark.parametrize(("how", "refusal"), [("publish", RuntimeError), ("publish_async", NSQNotSentTimeout)])
-def test_receiver_that_would_wait_for_its_own_reader_is_refused(fakensqd, how, refusal):
+def test_publish_in_a_receiver_of_signals_is_refused(fakensqd, how, refusal):
     outcomes = []
 
     def receive(sender, error):

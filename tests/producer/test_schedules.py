@@ -279,7 +279,7 @@ def bodies_of(unconfirmed: list) -> set[bytes]:
 
 @settings(max_examples=100)
 @given(st.integers(1, 3), options, steps)
-def test_every_publish_ends_once_in_time_and_as_it_says(nsqds, options, schedule):
+def test_every_publish_ends_once_in_time_with_a_true_outcome(nsqds, options, schedule):
     with ExitStack() as stack:
         world = World(stack, nsqds, options)
         for step in schedule:
@@ -297,7 +297,7 @@ def test_every_publish_ends_once_in_time_and_as_it_says(nsqds, options, schedule
 
 @settings(max_examples=150)
 @given(st.integers(1, 3), options, steps, limits, steps)
-def test_close_in_the_middle_tells_what_was_not_confirmed(nsqds, options, schedule, limit, later):
+def test_close_in_the_middle_returns_the_unconfirmed_publishes(nsqds, options, schedule, limit, later):
     with ExitStack() as stack:
         world = World(stack, nsqds, options)
         for step in schedule:

@@ -77,7 +77,7 @@ def producer(fakensqd, request):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_publishes_of_several_threads_are_confirmed_and_held_once(producer, fakensqd, threads, kind):
+def test_publishes_of_several_threads_are_confirmed_and_stored_once(producer, fakensqd, threads, kind):
     def publish(number):
         return [producer.publish("t", b"%d-%d" % (number, index)) for index in range(COUNT)]
 
@@ -116,7 +116,7 @@ def test_errors_reach_the_thread_that_published(producer, threads):
     assert threads.wait() == [None]
 
 
-def test_publish_async_in_a_thread_waits_for_room(fakensqd, threads):
+def test_publish_async_in_a_thread_waits_for_capacity(fakensqd, threads):
     with Producer(fakensqd.tcp_address, max_pending_bytes=2000) as producer:
 
         def publish(number):
@@ -138,7 +138,7 @@ def test_publish_of_a_thread_without_block_raises_at_once(threads):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_everything_else_may_be_called_in_threads_at_once(producer, fakensqd, threads, kind):
+def test_other_methods_may_be_called_in_threads_at_once(producer, fakensqd, threads, kind):
     def use(number):
         producer.multipublish("t", [b"a", b"b"])
         chunks = producer.publish_many("t", (b"%d" % index for index in range(2500)))
@@ -208,7 +208,7 @@ def timed(function):
         return error, time.monotonic() - began
 
 
-def test_owner_thread_that_blocks_natively_holds_nobody_past_the_deadline(fakensqd):
+def test_calls_of_other_threads_end_by_the_deadline_if_the_owner_thread_blocks(fakensqd):
     producer = Producer(fakensqd.tcp_address)
     producer.start()
     outcomes = {}
@@ -249,7 +249,7 @@ def test_owner_thread_that_blocks_natively_holds_nobody_past_the_deadline(fakens
     assert fakensqd.transcript.commands("PUB") == []
 
 
-def test_owner_thread_that_blocks_when_it_has_taken_a_publish_over_leaves_it_unknown(fakensqd):
+def test_submitted_publish_is_unknown_if_the_owner_thread_blocks(fakensqd):
     producer = Producer(fakensqd.tcp_address)
     producer.start()
     producer.publish("t", b"x")
@@ -270,7 +270,7 @@ def test_owner_thread_that_blocks_when_it_has_taken_a_publish_over_leaves_it_unk
     producer.close(timeout=0)
 
 
-def test_owner_thread_that_has_ended_is_named(fakensqd):
+def test_error_names_the_owner_thread_that_has_ended(fakensqd):
     producer = Producer(fakensqd.tcp_address)
     thread = threading.Thread(target=lambda: producer.publish("t", b"x"))
     thread.start()
@@ -292,7 +292,7 @@ def test_owner_thread_that_has_ended_is_named(fakensqd):
 
 
 @pytest.mark.parametrize("threaded", [False, True], ids=["home", "threaded"])
-def test_failure_that_nobody_waits_for_any_more_is_logged(caplog, threaded):
+def test_failure_of_a_publish_whose_caller_was_killed_is_logged(caplog, threaded):
     producer = Producer(f"127.0.0.1:{refused_port()}", threaded=threaded)
     producer.start()
     jobs = [gevent.spawn(producer.publish, "t", b"x", timeout=0.3)]
@@ -305,7 +305,7 @@ def test_failure_that_nobody_waits_for_any_more_is_logged(caplog, threaded):
 
 
 @pytest.mark.slow
-def test_thread_that_is_left_by_a_timeout_while_it_waits_for_room_is_told_of_in_the_log(caplog):
+def test_publish_whose_caller_times_out_while_it_waits_for_capacity_is_logged(caplog):
     with Producer(f"127.0.0.1:{refused_port()}", threaded=True, max_pending_bytes=10, close_timeout=0) as producer:
         producer.publish_async("t", b"x" * 10)
 
@@ -373,7 +373,7 @@ def run(script, *arguments):
 
 @pytest.mark.parametrize("script", [PLAIN, PATCHED], ids=["plain", "patched"])
 @pytest.mark.subprocess
-def test_program_left_without_close_ends_when_all_is_confirmed(fakensqd, script):
+def test_program_without_close_ends_when_all_publishes_are_confirmed(fakensqd, script):
     assert run(script, fakensqd.tcp_address) == ["OK"]
 
     assert bodies(fakensqd, "t") == [b"first", *[b"%d" % number for number in range(1000)]]
@@ -404,7 +404,7 @@ if sys.argv[3] == "closed":
 
 @pytest.mark.parametrize(("threaded", "end"), [("", "closed"), ("", "left"), ("threaded", "left")])
 @pytest.mark.subprocess
-def test_program_that_patches_late_ends_without_a_word(fakensqd, threaded, end):
+def test_program_that_patches_late_ends_without_a_log_line(fakensqd, threaded, end):
     run(PATCHED_LATE, fakensqd.tcp_address, threaded, end)
 
     assert fakensqd.transcript.published("t") == [b"before", b"after"]
@@ -423,7 +423,7 @@ producer.publish_async("t", b"x")
 
 
 @pytest.mark.subprocess
-def test_program_whose_publishes_have_no_answer_ends_with_close_timeout_and_says_so():
+def test_program_with_unanswered_publishes_ends_with_close_timeout_and_logs_them():
     said = run(UNANSWERED, f"127.0.0.1:{refused_port()}", "threaded")
 
     assert " ".join(said).startswith("producer-1: closed with 1 publish not confirmed, the first of them to t: ")
@@ -431,7 +431,7 @@ def test_program_whose_publishes_have_no_answer_ends_with_close_timeout_and_says
 
 
 @pytest.mark.subprocess
-def test_program_that_leaves_publishes_in_its_own_hub_is_told():
+def test_program_that_ends_with_pending_publishes_logs_how_many():
     said = run(UNANSWERED, f"127.0.0.1:{refused_port()}", "")
 
     assert " ".join(said) == "producer-1: the program ends with 1 publish not confirmed: close() waits for them"
