@@ -228,16 +228,6 @@ class Consumer:
             on_lost=self._on_connection_lost,
             owner=self.log_owner,
         )
-        self._rdy = RdyController(
-            self.options,
-            self._pool.connections,
-            self._clock,
-            unanswered=self._unanswered_messages,
-            on_timed_out=lambda messages: self._runner.on_timed_out(messages),
-            not_attempted=lambda: self._pool.not_attempted,
-            on_phase=self._on_backoff_phase,
-            owner=self.log_owner,
-        )
         self._runner = HandlerRunner(
             self, self._clock, running=lambda: self._workers.running, unanswered=self._unanswered_messages
         )
@@ -252,6 +242,16 @@ class Consumer:
             else None,
             self._runner.on_dropped,
             self._clock,
+        )
+        self._rdy = RdyController(
+            self.options,
+            self._pool.connections,
+            self._clock,
+            unanswered=self._unanswered_messages,
+            on_timed_out=self._runner.on_timed_out,
+            not_attempted=lambda: self._pool.not_attempted,
+            on_phase=self._on_backoff_phase,
+            owner=self.log_owner,
         )
         # Counts of closed connections.
         self._closed_counts = MessageCounts()

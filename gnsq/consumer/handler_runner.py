@@ -231,7 +231,7 @@ class HandlerRunner:
         try:
             yield
         except NSQConnectionClosed as error:
-            self._log(logging.INFO, "gone", message, "no answer sent, its connection is gone: %s", error)
+            self._log(logging.INFO, "gone", message, "no answer sent, its connection is lost: %s", error)
         except Exception:  # a receiver of the message's own signals may raise anything
             self._logger.exception("%s: message %s: a receiver of its signals raised", self._label, message.id)
 
@@ -297,7 +297,7 @@ class HandlerRunner:
             return _QUEUE_HINT
         workers = {run.worker for run in self._running()}
         return (
-            f"{len(slow)} of the {len(workers)} handlers that run have outlived their messages, the longest has run "
+            f"{len(slow)} of the {len(workers)} running handlers are overdue, the longest has run "
             f"for {now - slow[0].began:.1f} s; {_OVERDUE_HINT}"
         )
 
@@ -343,7 +343,7 @@ class HandlerRunner:
         except gevent.Timeout as expired:
             if expired is not timeout:
                 raise
-            raise NSQTimeout(f"handler was broken off after handler_timeout {limit} s") from expired
+            raise NSQTimeout(f"handler was interrupted after handler_timeout {limit} s") from expired
 
     # --- failures
 

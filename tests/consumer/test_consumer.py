@@ -348,7 +348,7 @@ def test_finish_on_a_lost_connection_is_logged_not_raised(fakensqd, send, consum
     release.set()
     wait_until(lambda: handled)
 
-    wait_until(lambda: "its connection is gone" in caplog.text)
+    wait_until(lambda: "its connection is lost" in caplog.text)
 
 
 def test_handler_that_times_out_is_a_failure(nsqd, clock, publish, started):

@@ -10,6 +10,7 @@ from fakensqd import on
 from fakensqd.faults import error
 from gnsq import Consumer
 from gnsq.errors import NSQFinishFailed, NSQTimeout
+from tests.helpers import wait_until
 
 
 def channel(nsqd):
@@ -478,7 +479,7 @@ def test_failed_message_is_requeued_even_if_a_receiver_of_on_exception_raises(ns
 
     consumer.on_exception.connect(raise_timeout)
     publish(nsqd, b"x")
-    gevent.sleep(0.01)  # real time, for the Timeout
+    wait_until(lambda: clock.advance(0.0) or channel(nsqd).requeue_count)  # the Timeout takes real time
     clock.advance(0.5)
 
     assert (len(times), channel(nsqd).requeue_count) == (1, 1)

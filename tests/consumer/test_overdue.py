@@ -87,7 +87,7 @@ def test_log_line_of_a_dropped_message_names_the_overdue_handler(nsqd, publish, 
         clock.advance(10.0)
 
     (line, *_) = warnings(caplog, "not handled, it waited for a handler")
-    assert "1 of the 1 handlers that run have outlived their messages, the longest has run for" in line
+    assert "1 of the 1 running handlers are overdue, the longest has run for" in line
     assert "handler_timeout" in line
     assert "lower max_in_flight" not in line
 
@@ -100,7 +100,7 @@ def test_log_line_of_a_dropped_message_advises_to_shorten_a_long_queue(nsqd, pub
 
     (line, *_) = warnings(caplog, "not handled, it waited for a handler")
     assert "lower max_in_flight, raise concurrency, or ask for a longer msg_timeout" in line
-    assert "outlived" not in line
+    assert "overdue" not in line
 
 
 def test_log_line_of_an_overdue_handler_advises_to_shorten_a_long_queue(nsqd, publish, clock, started, caplog):

@@ -98,7 +98,7 @@ def test_aborted_workers_put_no_message_back(workers, handled):
     workers.put([message(number) for number in range(3)])
 
     workers.abort()
-    gevent.sleep(0.01)
+    wait_until_idle(workers)
 
     assert handled == []
     assert (len(workers), workers.busy) == (0, 0)
