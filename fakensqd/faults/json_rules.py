@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fakensqd.faults.actions import ACTIONS
-from fakensqd.faults.rules import Action, Match, Rule, on
+from fakensqd.faults.rules import EQUAL_FIELDS, Action, Match, Rule, on
 from fakensqd.faults.toxics import TOXICS, Toxic
 from fakensqd.transcript import decode_bytes, encode_bytes
 from gnsq.texts import nearest
@@ -234,9 +234,7 @@ def encode_rule(rule: Rule) -> dict[str, object]:
     """Encode a rule and its counts. A function of the user is encoded as its name, a predicate is left out."""
     match, times = rule.match, rule.match.times
     document: dict[str, object] = {"name": rule.name, "on": match.point.value.partition("_")[0]}
-    for name in ("kind", "topic", "channel", "connection", "client_id", "method"):
-        if getattr(match, name) is not None:
-            document[name] = getattr(match, name)
+    document |= {name: value for name in EQUAL_FIELDS if (value := getattr(match, name)) is not None}
     if match.body is not None:
         document["body"] = encode_bytes(match.body)
     if match.point.value.endswith("_answer"):

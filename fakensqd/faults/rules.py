@@ -18,6 +18,7 @@ from fakensqd.effects import FaultStep
 from fakensqd.nsqd.commands import LOOKUPD_ROWS, NSQD_ROWS, ROWS
 
 __all__ = [
+    "EQUAL_FIELDS",
     "LOOKUPD",
     "NSQD",
     "Action",
@@ -147,6 +148,10 @@ class Times:
         return f"{after}.first({self.last:g})"
 
 
+# Fields of Match that must be equal to those of the event.
+EQUAL_FIELDS = ("kind", "topic", "channel", "connection", "client_id", "method")
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """Condition on events, and on their number. A field that is None matches everything.
@@ -202,16 +207,9 @@ class Match:
         if event.point is not self.point:
             return [f"it is {event.point.value}, not {self.point.value}"]
         found = [
-            f"{name} is {is_!r}, not {wanted!r}"
-            for name, wanted, is_ in (
-                ("kind", self.kind, event.kind),
-                ("topic", self.topic, event.topic),
-                ("channel", self.channel, event.channel),
-                ("connection", self.connection, event.connection),
-                ("client_id", self.client_id, event.client_id),
-                ("method", self.method, event.method),
-            )
-            if wanted is not None and is_ != wanted
+            f"{name} is {getattr(event, name)!r}, not {wanted!r}"
+            for name in EQUAL_FIELDS
+            if (wanted := getattr(self, name)) is not None and wanted != getattr(event, name)
         ]
         if self.body is not None and self.body not in event.bodies:
             found.append(f"body is {_short(event.bodies)}, not {self.body!r}")
@@ -221,9 +219,8 @@ class Match:
 
     def __str__(self) -> str:
         arguments = [repr(self.kind)] if self.kind is not None else []
-        for name in ("topic", "channel", "connection", "client_id", "body", "method"):
-            value = getattr(self, name)
-            if value is not None:
+        for name in (*EQUAL_FIELDS[1:], "body"):
+            if (value := getattr(self, name)) is not None:
                 arguments.append(f"{name}={value!r}")
         if self.where is not None:
             arguments.append(f"where={getattr(self.where, '__name__', 'a predicate')}")
