@@ -1,6 +1,6 @@
 """Certificates for tests: a CA, and the certificates of servers and clients that it signs.
 
-Owns a directory of PEM files. Imports cryptography, an optional dependency, when a CA is made.
+Owns a directory of PEM files. Needs cryptography, an optional dependency.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ import ipaddress
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
+try:
     from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+except ImportError as error:
+    raise ImportError(f"certificates need cryptography: pip install 'gnsq[fakensqd]' ({error})") from error
 
 __all__ = ["CertificateFiles", "Certificates"]
 
@@ -38,9 +42,6 @@ class Certificates:
 
     Args:
         directory: Directory for the files; made if it does not exist.
-
-    Raises:
-        ImportError: If cryptography cannot be imported.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -49,7 +50,7 @@ class Certificates:
         self._count = 0
         self._key = _new_key()
         self._certificate = _sign(self._key, "fakensqd CA", (), None, expired=False)
-        self._ca = self._write("ca.pem", _certificate_pem(self._certificate))
+        self._ca = self._write("ca.pem", self._certificate.public_bytes(Encoding.PEM))
 
     @property
     def ca(self) -> str:
@@ -81,8 +82,9 @@ class Certificates:
         certificate = _sign(key, common_name, names, (self._key, self._certificate), expired=expired)
         self._count += 1
         stem = f"{kind}-{self._count}"
+        key_pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         return CertificateFiles(
-            self._write(f"{stem}.pem", _certificate_pem(certificate)), self._write(f"{stem}.key", _key_pem(key))
+            self._write(f"{stem}.pem", certificate.public_bytes(Encoding.PEM)), self._write(f"{stem}.key", key_pem)
         )
 
     def _write(self, name: str, data: bytes) -> str:
@@ -92,10 +94,6 @@ class Certificates:
 
 
 def _new_key() -> ec.EllipticCurvePrivateKey:
-    try:
-        from cryptography.hazmat.primitives.asymmetric import ec
-    except ImportError as error:
-        raise ImportError(f"certificates need cryptography: pip install 'gnsq[fakensqd]' ({error})") from error
     # Much faster than a key for RSA.
     return ec.generate_private_key(ec.SECP256R1())
 
@@ -109,9 +107,6 @@ def _sign(
     expired: bool,
 ) -> x509.Certificate:
     """Make and sign a certificate; without an issuer it is the CA's, signed by itself."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
     signer_key, signer = (key, subject) if issuer is None else (issuer[0], issuer[1].subject)
     now = datetime.now(UTC)
@@ -137,21 +132,7 @@ def _sign(
 
 
 def _general_name(name: str) -> x509.GeneralName:
-    from cryptography import x509
-
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
-
-
-def _certificate_pem(certificate: x509.Certificate) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return certificate.public_bytes(Encoding.PEM)
-
-
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -87,33 +87,30 @@ class FakeCluster(MessageAssertions, Server):
             OSError: If an address cannot be listened on; then no server runs.
         """
         try:
-            self._start()
+            for lookupd in self.lookupds:
+                lookupd.start()
+            addresses = tuple(lookupd.tcp_address for lookupd in self.lookupds)
+            if not self.nsqds:
+                self.nsqds = [
+                    FakeNsqd(
+                        lookupd_tcp_addresses=addresses,
+                        node_id=number,
+                        **self._common,
+                        **self._addresses(_NSQD_PORT, number),
+                        **self._options,
+                    )
+                    for number in range(self._nsqd_count)
+                ]
+                for rules in self._rules_before_start:
+                    self._add_to(self.nsqds, rules)
+            for nsqd in self.nsqds:
+                nsqd.start()
+            for nsqd in self.nsqds:
+                nsqd.wait_registered()
         except BaseException:
             self.stop()
             raise
         return self
-
-    def _start(self) -> None:
-        for lookupd in self.lookupds:
-            lookupd.start()
-        addresses = tuple(lookupd.tcp_address for lookupd in self.lookupds)
-        if not self.nsqds:
-            self.nsqds = [
-                FakeNsqd(
-                    lookupd_tcp_addresses=addresses,
-                    node_id=number,
-                    **self._common,
-                    **self._addresses(_NSQD_PORT, number),
-                    **self._options,
-                )
-                for number in range(self._nsqd_count)
-            ]
-            for rules in self._rules_before_start:
-                self._add_to(self.nsqds, rules)
-        for nsqd in self.nsqds:
-            nsqd.start()
-        for nsqd in self.nsqds:
-            nsqd.wait_registered()
 
     def _addresses(self, offset: int, number: int) -> dict[str, Any]:  # Any: as **options
         if not self._base_port:

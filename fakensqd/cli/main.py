@@ -80,19 +80,15 @@ def _cluster(nsqds: int, lookupds: int, base_port: int | None, faults_over_http:
     try:
         cluster.start()
     except OSError as error:
-        raise click.ClickException(_start_failure(error, base_port)) from None
+        where = f"cannot listen on {error.filename}: " if error.filename else ""
+        advice = "; give another --base-port" if base_port else ""
+        raise click.ClickException(f"{where}{error.strerror or error}{advice}") from None
     with cluster:
         if as_json:
             click.echo(json.dumps(_describe(cluster)))
         else:
             _print_addresses(cluster)
         stopping.wait()  # until a signal comes
-
-
-def _start_failure(error: OSError, base_port: int | None) -> str:
-    where = f"cannot listen on {error.filename}: " if error.filename else ""
-    advice = "; give another --base-port" if base_port else ""
-    return f"{where}{error.strerror or error}{advice}"
 
 
 def _print_addresses(cluster: FakeCluster) -> None:

@@ -1,11 +1,11 @@
 """Certificates: that TLS takes them, for the names they are made for."""
 
 import ssl
-import sys
 
 import pytest
 
 from fakensqd import Certificates
+from tests.helpers import run_program
 
 
 def trusted(certificates, files, name):
@@ -67,8 +67,8 @@ def test_each_certificate_has_its_own_files(certificates):
     assert len(files) == 6
 
 
-def test_missing_cryptography_names_the_package_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
+@pytest.mark.subprocess
+def test_missing_cryptography_names_the_package_to_install():
+    result = run_program("import sys; sys.modules['cryptography'] = None; from fakensqd import Certificates")
 
-    with pytest.raises(ImportError, match=r"pip install 'gnsq\[fakensqd\]'"):
-        Certificates(tmp_path)
+    assert "ImportError: certificates need cryptography: pip install 'gnsq[fakensqd]'" in result.stderr
