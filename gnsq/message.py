@@ -229,7 +229,7 @@ class Message:
 
         This ends with the block, the answer or the connection. It also ends at max_msg_timeout after the delivery: then
         a warning is logged, and nsqd delivers the message again while the block still runs. The block itself is never
-        interrupted. No TOUCH is sent while the block does not let the hub run, as a long computation.
+        interrupted. No TOUCH is sent while the block does not let the hub run, for example during a long computation.
 
             with message.touching():
                 transcode(message.body)

@@ -185,7 +185,7 @@ class TransportStack:
         rest = self.decoder.take_remaining()
         if rest:
             raise NSQProtocolError(
-                f"{counted(len(rest), 'byte')} came in clear text where TLS was to begin: {rest[:40]!r}"
+                f"received {counted(len(rest), 'byte')} in clear text before TLS began: {rest[:40]!r}"
             )
         from gnsq.tls import TlsTransport, client_context
 

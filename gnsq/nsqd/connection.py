@@ -548,7 +548,7 @@ class Connection:
 
 
 class LivenessMonitor:
-    """Decides whether nsqd is dead: it was silent for too long, or does not read. Pure: it is told the time.
+    """Decides whether nsqd is dead: it was silent for too long, or does not read. Pure: its caller passes the time.
 
     If this process was held up itself, that time does not count against nsqd.
 

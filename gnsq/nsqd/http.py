@@ -103,7 +103,7 @@ class NsqdHTTPClient(HTTPClient):
                 return self._publish("mpub", None, params, multipublish_body(bodies), timeout)
         for index, body in enumerate(bodies):
             if b"\n" in body:
-                raise NewlineInMessage(f"message {index} holds a newline, which separates messages; use binary=True")
+                raise NewlineInMessage(f"message {index} contains a newline, which separates messages; use binary=True")
         return self._publish("mpub", "mput", {"topic": topic}, b"\n".join(bodies), timeout)
 
     def _publish(

@@ -75,7 +75,7 @@ class Deflate:
         try:
             result = b"" if surplus else decompressor.decompress(self._tail + data, limit)
         except zlib.error as error:
-            raise NSQProtocolError(f"what came is no deflate stream: {error}") from error
+            raise NSQProtocolError(f"the received bytes are no deflate stream: {error}") from error
         surplus = surplus or decompressor.unused_data
         if surplus:
             raise NSQProtocolError(f"{counted(len(surplus), 'byte')} after the end of the deflate stream")
@@ -113,7 +113,7 @@ class Snappy:
         try:
             result: bytes = self._decompressor.decompress(chunks)
         except Exception as error:  # the errors of the library differ between versions, and one is OSError
-            raise NSQProtocolError(f"what came is no snappy stream: {error}") from error
+            raise NSQProtocolError(f"the received bytes are no snappy stream: {error}") from error
         return result
 
     def _whole_chunks(self, limit: int) -> bytes:
@@ -130,7 +130,9 @@ class Snappy:
             kind = buffer[position]
             stop = position + _CHUNK_HEADER + int.from_bytes(buffer[position + 1 : position + 4], "little")
             if not self._identified and not _STREAM_IDENTIFIER.startswith(buffer[position : position + 10]):
-                raise NSQProtocolError(f"what came is no snappy stream: it begins {bytes(buffer[position:][:10])!r}")
+                raise NSQProtocolError(
+                    f"the received bytes are no snappy stream: it begins {bytes(buffer[position:][:10])!r}"
+                )
             if _FIRST_SKIPPABLE <= kind <= _LAST_SKIPPABLE:
                 position = min(stop, len(buffer))
                 self._skip = stop - position
@@ -152,7 +154,8 @@ class Snappy:
                 if size > _MAX_CONTENT:
                     # The library may allocate this size before the bytes arrive.
                     raise NSQProtocolError(
-                        f"what came is no snappy stream: a chunk announces {size} bytes, the most is {_MAX_CONTENT}"
+                        "the received bytes are no snappy stream: "
+                        f"a chunk announces {size} bytes, the most is {_MAX_CONTENT}"
                     )
             if total and total + size > limit:
                 break

@@ -219,7 +219,7 @@ class FrameDecoder:
 
     @property
     def _missing_of_large(self) -> int:
-        assert self._large is not None  # asked by the caller
+        assert self._large is not None  # the caller has checked it
         return self._wanted - len(self._tail) - self._large.tell()
 
     def _begin_large(self, reads_messages: bool) -> None:
@@ -235,7 +235,7 @@ class FrameDecoder:
 
     def _end_large(self) -> tuple[bytes, bytes]:
         """Return a complete large frame: its headers, and the bytes after them."""
-        assert self._large is not None  # asked by the caller
+        assert self._large is not None  # the caller has checked it
         headers, rest = bytes(self._tail), self._large.getvalue()
         self._tail.clear()
         self._large = None

@@ -80,7 +80,7 @@ def test_clear_text_after_the_response_does_not_start_tls():
     transport = MemoryTransport(answer(tls_v1=True) + encode_frame(RESPONSE, OK))
     stack = TransportStack("nsqd", 4150, options, transport)
 
-    with pytest.raises(NSQProtocolError, match="10 bytes came in clear text where TLS was to begin"):
+    with pytest.raises(NSQProtocolError, match="received 10 bytes in clear text before TLS began"):
         stack.run_handshake(handshake(options))
 
 

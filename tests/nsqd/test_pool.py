@@ -18,14 +18,20 @@ from tests.helpers import peer, refused_port, wait_until
 
 
 class Log:
-    """A pool whose callbacks write down what happened."""
+    """A pool whose callbacks record events."""
 
-    def __init__(self, setup=lambda connection: None, clock=None, closed_without_fault=None, **reconnect):
+    def __init__(
+        self,
+        setup=lambda connection: None,
+        clock=None,
+        closed_without_fault=None,
+        options=ReconnectOptions,
+        **reconnect,
+    ):
         self.events = []
-        options = {"reconnect_initial": 0.001, "reconnect_maximum": 0.01, **reconnect}
         self.pool = ConnectionPool(
             ConnectionOptions(timeout=2),
-            ReconnectOptions(**options),
+            options(**{"reconnect_initial": 0.001, "reconnect_maximum": 0.01, **reconnect}),
             clock or RealClock(),
             prepare=lambda connection: self.events.append("prepare"),
             setup=lambda connection: (setup(connection), self.events.append("setup")),
@@ -176,8 +182,13 @@ def test_bug_in_a_callback_is_logged_and_tried_again(made, fakensqd, caplog):
     assert log.pool.connections == {}
 
 
-def test_connection_that_ends_at_once_counts_as_a_failure(made, monkeypatch):
+def test_connection_that_ends_at_once_counts_as_a_failure(made):
     failures = []
+
+    class CountedOptions(ReconnectOptions):
+        def delay(self, count):
+            failures.append(count)
+            return 0.001
 
     def answer_and_hang_up(sock):
         said = b""
@@ -186,8 +197,7 @@ def test_connection_that_ends_at_once_counts_as_a_failure(made, monkeypatch):
         sock.sendall(encode_frame(RESPONSE, b"OK"))
 
     with peer(answer_and_hang_up) as address:
-        log = made()
-        monkeypatch.setattr(ReconnectOptions, "delay", lambda options, count: failures.append(count) or 0.001)
+        log = made(options=CountedOptions)
         log.pool.add(address, permanent=True)
         wait_until(lambda: len(failures) >= 3)
 

@@ -97,11 +97,13 @@ def test_multipublish_takes_any_iterable():
     assert commands.multipublish("t", iter([b"a"])) == commands.multipublish("t", [b"a"])
 
 
-def test_body_above_the_maximum_of_the_size_field_is_refused(monkeypatch):
-    monkeypatch.setattr(commands, "_MAX_SIZE", 3)
+def test_body_above_the_maximum_of_the_size_field_is_refused():
+    class Huge(bytes):
+        def __len__(self):
+            return 2**31
 
-    with pytest.raises(ValueError, match="message body of 4 bytes exceeds 3"):
-        commands.publish("t", b"four")
+    with pytest.raises(ValueError, match="message body of 2147483648 bytes exceeds 2147483647"):
+        commands.publish("t", Huge(b"four"))
 
 
 def test_one_carriage_return_is_trimmed():
