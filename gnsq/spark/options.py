@@ -48,8 +48,8 @@ class ConnectOptions:
     tls: bool = option(False, "encrypt connections to nsqd; a server that does not offer TLS is refused")
     tls_ca_file: str = option("", "CAs to trust, as PEM, here and for https:// addresses; default: the system's")
     tls_cert_file: str = option("", "the client's certificate, as PEM, here and for https:// addresses")
-    tls_key_file: str = option("", "its key, unless tlsCertFile holds that, too")
-    tls_key_password: str = option("", "of an encrypted key", secret=True)
+    tls_key_file: str = option("", "the certificate's key, unless tlsCertFile has it")
+    tls_key_password: str = option("", "password of an encrypted key", secret=True)
     tls_server_hostname: str = option("", "name that nsqd's certificate must have; default: the host connected to")
     tls_verify: bool = option(True, "false trusts any certificate, for any host name")
     compression: str = option("none", "of connections to nsqd: none, snappy, or deflate, if the server offers it")
@@ -115,8 +115,7 @@ class ReadOptions(ConnectOptions):
     topic: str = option("", "topic to read, or several, separated by commas; this or topicPattern is required")
     topic_pattern: str = option(
         "",
-        "regular expression on the whole name of the topics to read, as nsqlookupd knows them; those that come later "
-        "join",
+        "regular expression on the whole name of the topics to read, as nsqlookupd knows them; new topics are added",
     )
     channel: str = option("", "channel to read, created if missing; required")
     nsqd_http_addresses: tuple[str, ...] = option(
@@ -124,11 +123,11 @@ class ReadOptions(ConnectOptions):
         "HTTP addresses of the nsqds, for the channel's depth; found through nsqlookupd if that is given",
     )
     spool: str = option("", "directory of the spool, a path or URI; required for readStream, one for each query")
-    spool_owner: str = option("", "what tells this query from others, such as its checkpoint's URI")
+    spool_owner: str = option("", "name of this query, such as its checkpoint's URI; a spool of another one is refused")
     spool_mode: str = option(
         "0700",
-        "octal permissions of the spool's directories, without x of its files, whatever the umask is; 2770, say, where "
-        "receivers, driver and executors are several users of one group; on local and mounted file systems",
+        "octal permissions of the spool's directories, and without x of its files, whatever the umask; such as "
+        "2770 if receivers, driver and executors are several users of one group; on local and mounted file systems",
     )
     receivers: str = option(
         "driver",
@@ -144,7 +143,7 @@ class ReadOptions(ConnectOptions):
     )
     segment_rows: int = option(10_000, "largest segment of the spool", unit="rows", minimum=1)
     segment_bytes: int = option(
-        8 * MIB, "the same; no more than eight of them wait in memory", unit="bytes", minimum=1, maximum=1024 * MIB
+        8 * MIB, "the same; at most eight such segments wait in memory", unit="bytes", minimum=1, maximum=1024 * MIB
     )
     segment_time: float = option(0.1, "longest that a message waits for its segment", unit="s", minimum=0.001)
     max_spool_bytes: int = option(
@@ -156,8 +155,9 @@ class ReadOptions(ConnectOptions):
     max_rows: int | None = option(None, "spark.read only: rows to take; default: until the channel is empty", minimum=1)
     idle_timeout: float = option(
         60.0,
-        "Once, AvailableNow and spark.read: without a new message for so long they end, with a warning if messages may "
-        "be left, with an error if no nsqd was ever reached; also their longest wait where not every nsqd can be asked",
+        "Once, AvailableNow and spark.read end after this time without a new message, with a warning if messages "
+        "may be left, with an error if no nsqd was ever reached; also their longest wait if not every nsqd tells "
+        "its depth",
         unit="s",
         minimum=1,
     )
@@ -249,8 +249,8 @@ class WriteOptions(ConnectOptions):
     topic: str = option("", "topic for rows that name none; else the column topic is required")
     row_key: bool = option(
         False,
-        "append to each body what is the same for its row when a task runs again, for consumers that deduplicate: a "
-        "zero byte and QUERY/BATCH/PARTITION/ROW; gnsq.spark.rowkey.split() takes it off",
+        "append a zero byte and QUERY/BATCH/PARTITION/ROW to each body, which are the same if the task runs again, "
+        "for consumers that deduplicate; gnsq.spark.rowkey.split() removes them",
     )
     batch_rows: int = option(1000, "most messages in one MPUB", unit="rows", minimum=1)
     batch_bytes: int = option(
@@ -268,7 +268,7 @@ class WriteOptions(ConnectOptions):
     )
     publish_timeout: float = option(60.0, "for nsqd to confirm an MPUB", unit="s", minimum=0.001, maximum=86400)
     checkpoint_location: str = option("", "Spark's own")
-    query_name: str = option("", "Spark's own, where queryName() is called")
+    query_name: str = option("", "Spark's own, if queryName() is called")
     path: str = option("", "Spark's own; not used")
 
     def __post_init__(self) -> None:

@@ -54,7 +54,7 @@ class ExecutorReceivers:
     spark.excludeOnFailure), all receivers are started again, with growing pauses, while the application lives. If
     executors are lost, fewer receivers run, so that one slot is left for the query. With dynamic allocation slots are
     not counted: Spark requests executors when tasks wait, up to spark.dynamicAllocation.maxExecutors. check() and the
-    log (as WARNING) tell problems.
+    log (as WARNING) describe problems.
 
     Raises:
         ValueError: If the option receivers is not executors:N.

@@ -30,7 +30,7 @@ is in the spool twice. A receiver lives in one gevent hub. It knows no Spark.
 #
 #     new -- start() --> receiving -- pause() --> paused     spool: it is full       memory: too many segments wait
 #                           |    <-- _resume() --   |        disk: a write failed    maxRows: all are received
-#                           |                       |        drained: the planner has what it wants
+#                           |                       |        drained: the planner needs no more
 #                           |-- internal error -----|--> failed (error is set)
 #                           |                       |      |
 #                           +------- close() -------+------+--> closed (is_stuck, if a write has not returned)
@@ -139,7 +139,7 @@ class Receiver:
         self._write_timeout = write_timeout
         limits = SegmentLimits(options.segment_rows, options.segment_bytes, max(options.segment_time, 0.001))
         self._buffer = SegmentBuffer(limits)
-        # The messages of the segment that is being written. Code that gives the write up must requeue them.
+        # The messages of the segment that is being written. If the write is abandoned, they must be requeued.
         self._writing: Sequence[Message] = ()
         self._writing_size = 0
         self._accepted = 0
@@ -412,7 +412,7 @@ class Receiver:
 
 
 class SpoolSizeEstimator:
-    """Size of a spool between two listings, and when the next listing is due. Pure: the caller tells sizes and times.
+    """Size of a spool between two listings, and when the next listing is due. Pure: reads no clock.
 
     It counts what its own receiver writes. Other receivers write, too, and the query deletes. So listings correct it:
     the more often, the more was written, and regularly while the spool is full.
