@@ -15,7 +15,6 @@ from fakensqd.nsqd.published import MessageAssertions
 from fakensqd.nsqd.server import FakeNsqd
 from fakensqd.options import ClusterOptionsDict, NsqdOptions
 from fakensqd.thread import Server
-from gnsq.options import parameters_of
 
 __all__ = ["FakeCluster"]
 
@@ -72,7 +71,7 @@ class FakeCluster(MessageAssertions, Server):
             FakeLookupd(**self._common, **self._addresses(_LOOKUPD_PORT, number)) for number in range(lookupds)
         ]
         # Refuses bad options now, not in start().
-        NsqdOptions.from_keywords("FakeCluster", options, parameters=parameters_of(FakeCluster.__init__))
+        NsqdOptions.from_keywords(FakeCluster, options)
         self._nsqd_count = nsqds
         self._options: dict[str, Any] = {**options}  # Any: of all types
         # Index of the nsqd for the next message of publish().

@@ -29,7 +29,7 @@ from gnsq.http.options import (
     check_scheme,
 )
 from gnsq.http.responses import Response, is_unknown_path, parse_result, shown
-from gnsq.options import USER_AGENT, parameters_of
+from gnsq.options import USER_AGENT
 
 if TYPE_CHECKING:
     import ssl
@@ -97,9 +97,7 @@ class HTTPClient:
         self.scheme = check_scheme(scheme)
         self._path = check_path(path)
         self.useragent = useragent
-        self.options = HttpOptions.from_keywords(
-            type(self).__name__, options, parameters=parameters_of(HTTPClient.__init__)
-        )
+        self.options = HttpOptions.from_keywords(type(self), options)
         self._headers = _headers(useragent, self.options)
         self._context = _context(self.options) if self.scheme == "https" else None
         # Has the connections of the calling thread, and keeps them alive.

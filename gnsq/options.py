@@ -6,10 +6,11 @@ The checks and the tables of the README come from the fields.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from gnsq.texts import nearest
 
@@ -26,7 +27,6 @@ __all__ = [
     "VERSION",
     "check_bounds",
     "option",
-    "option_rows",
     "parameters_of",
 ]
 
@@ -35,8 +35,6 @@ USER_AGENT = f"gnsq/{VERSION}"
 
 # Seconds. nsqd reads intervals as 32-bit numbers of milliseconds.
 MAX_INTERVAL = 2_147_483
-
-_Options = TypeVar("_Options", bound="Options")
 
 
 def option(
@@ -63,19 +61,13 @@ class Options:
             _check_field(field, getattr(self, field.name))
 
     @classmethod
-    def from_keywords(
-        cls: type[_Options],
-        owner: str,
-        values: Mapping[str, object],
-        *beside: type[Options],
-        parameters: Iterable[str] = (),
-    ) -> _Options:
+    def from_keywords(cls, owner: type | str, values: Mapping[str, Any], *beside: type[Options]) -> Self:
         """Make options from keyword arguments of a public constructor.
 
         Args:
-            owner: Name of the constructor's class, for error texts.
+            owner: The class of the constructor, or the name of a parameter that takes options, for error texts.
+            values: By the names of options. Any: each option has its own type.
             beside: Other options of the owner, which the error text lists, too.
-            parameters: Names of other parameters of the owner, which the error text lists, too.
 
         Raises:
             TypeError: If a name is not an option (the text names similar options and all options), or a value has the
@@ -85,13 +77,16 @@ class Options:
         names = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(values) - names)
         if unknown:
-            names.update(*({field.name for field in dataclasses.fields(other)} for other in beside), parameters)
+            names.update(*({field.name for field in dataclasses.fields(other)} for other in beside))
+            if isinstance(owner, type):
+                names.update(parameters_of(owner))
+                owner = owner.__name__
             text = f"{owner} has no option {', '.join(unknown)}{nearest(unknown, sorted(names), 'options are')}"
             raise TypeError(text)
         return cls(**values)  # __post_init__ checks the values
 
     @classmethod
-    def split_keywords(cls: type[_Options], values: dict[str, Any]) -> _Options:  # Any: each option has its own type
+    def split_keywords(cls, values: dict[str, Any]) -> Self:  # Any: each option has its own type
         """Make options from the keyword arguments that are options of this class, and remove these from values."""
         names = [field.name for field in dataclasses.fields(cls) if field.name in values]
         return cls(**{name: values.pop(name) for name in names})
@@ -138,19 +133,15 @@ def _check_type(field: dataclasses.Field[Any], value: object) -> None:
         raise TypeError(f"{field.name} must be {' or '.join(names)}, not {shown}")
 
 
-def parameters_of(function: Callable[..., object]) -> tuple[str, ...]:
-    """List the names of a constructor's parameters without self and ``**options``."""
-    code = getattr(function, "__code__", None)  # None if the constructor was replaced by an object
-    return () if code is None else code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
-
-
-def option_rows(options: type[Options]) -> list[tuple[str, str, str, str]]:
-    """List name, default, unit and meaning of each option, for the README's table."""
-    rows = []
-    for field in dataclasses.fields(options):
-        default = "" if field.default is dataclasses.MISSING else repr(field.default)
-        rows.append((field.name, default, field.metadata["unit"], field.metadata["meaning"]))
-    return rows
+def parameters_of(owner: type) -> set[str]:
+    """Return the names of a constructor's parameters without self and ``**options``; with ``*args`` also its base's."""
+    names: set[str] = set()
+    for code in (getattr(vars(base).get("__init__"), "__code__", None) for base in owner.__mro__):
+        if code is not None:
+            names.update(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])
+            if not code.co_flags & inspect.CO_VARARGS:
+                break
+    return names
 
 
 class TlsOptionsDict(TypedDict, total=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from gevent.server import StreamServer
 
 from gnsq import Message, NsqdHTTPClient, NsqdTCPClient
 from gnsq.errors import NSQConnectionClosed
+from gnsq.options import Options
 from gnsq.protocol.frames import RESPONSE, encode_frame
 
 LIMIT = 10.0
@@ -186,6 +188,12 @@ def refused_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
+
+
+def option_rows(options: type[Options]) -> list[tuple[str, str, str, str]]:
+    """List name, default, unit and meaning of each option, for the README's table."""
+    fields = dataclasses.fields(options)
+    return [(field.name, repr(field.default), field.metadata["unit"], field.metadata["meaning"]) for field in fields]
 
 
 class Nsqd(Protocol):

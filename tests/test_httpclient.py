@@ -8,8 +8,7 @@ import pytest
 from gnsq import LookupdClient, NsqdHTTPClient
 from gnsq.errors import NSQHttpError
 from gnsq.httpclient import HTTPClient, HttpOptions
-from gnsq.options import option_rows
-from tests.helpers import peer, refused_port
+from tests.helpers import option_rows, peer, refused_port
 from tests.http.peer import http_peer, reply
 
 

@@ -7,9 +7,10 @@ import pytest
 from fakensqd import FakeCluster, FakeLookupd, FakeNsqd
 from gnsq import Consumer, LookupdClient, NsqdHTTPClient, NsqdTCPClient, Producer
 from gnsq.consumer import ConsumerOptions
-from gnsq.options import ConnectionOptions, option_rows
+from gnsq.options import ConnectionOptions
 from gnsq.protocol.handshake import identify_body
 from gnsq.tls import client_context
+from tests.helpers import option_rows
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from fakensqd import Certificates, FakeAuthServer, FakeCluster, FakeNsqd, Grant
 from fakensqd.faults.actions import ACTIONS
 from fakensqd.faults.http import STATE_METHODS
 from fakensqd.faults.toxics import TOXICS
-from gnsq import NsqdHTTPClient, options
-from tests.helpers import bodies, channel_stats, child, wait_until
+from gnsq import NsqdHTTPClient
+from tests.helpers import bodies, channel_stats, child, option_rows, wait_until
 
 README = Path(__file__).parent.parent / "README.md"
 TEXT = README.read_text()
@@ -236,7 +236,7 @@ def table(path):
     """Return the README's table of an options class, from the code."""
     module, name = path.rsplit(".", 1)
     found = importlib.import_module(module)
-    rows = getattr(found, "option_rows", options.option_rows)(getattr(found, name))
+    rows = getattr(found, "option_rows", option_rows)(getattr(found, name))
     lines = ["| option | default | unit | meaning |", "|---|---|---|---|"]
     lines += [f"| `{option}` | {default} | {unit} | {meaning} |" for option, default, unit, meaning in rows]
     return "\n".join(lines)

@@ -42,7 +42,7 @@ WIDER = {"timeout", "retries", "cert_reqs", "ca_certs", "cert_file", "key_file"}
 @pytest.mark.parametrize(("keywords", "options", "owner"), OPTIONS)
 def test_typed_keywords_are_the_options_with_their_types(keywords, options, owner):
     wider = WIDER if keywords is HttpOptionsDict else set()
-    parameters = () if owner is None else parameters_of(owner.__init__)
+    parameters = () if owner is None else parameters_of(owner)
     fields = {field.name: field.type for kind in options for field in dataclasses.fields(kind)}
     expected = {name: kind for name, kind in fields.items() if name not in parameters}
     typed = {name: reference.__forward_arg__ for name, reference in keywords.__annotations__.items()}
@@ -58,7 +58,7 @@ def test_all_typed_keywords_may_be_left_out(keywords, options, owner):
 
 
 def test_typed_keywords_of_subclasses_of_http_client_are_those_of_its_constructor():
-    own = set(parameters_of(HTTPClient.__init__)) - {"host", "port", "connection_class"}
+    own = parameters_of(HTTPClient) - {"host", "port", "connection_class"}
 
     assert set(HttpClientOptionsDict.__annotations__) == {*HttpOptionsDict.__annotations__, *own}
 

@@ -18,7 +18,6 @@ from fakensqd.lookupd.http import lookupd_application
 from fakensqd.lookupd.registry import Registry
 from fakensqd.lookupd.session import LookupdSession
 from fakensqd.options import NSQ_VERSION, LookupdOptions, LookupdOptionsDict
-from gnsq.options import parameters_of
 
 __all__ = ["FakeLookupd"]
 
@@ -55,9 +54,7 @@ class FakeLookupd(Daemon):
         threaded: bool = False,
         **options: Unpack[LookupdOptionsDict],
     ) -> None:
-        self.options = LookupdOptions.from_keywords(
-            "FakeLookupd", options, parameters=parameters_of(FakeLookupd.__init__)
-        )
+        self.options = LookupdOptions.from_keywords(FakeLookupd, options)
         super().__init__(
             self.options.tcp_address,
             self.options.http_address,

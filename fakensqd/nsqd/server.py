@@ -23,7 +23,6 @@ from fakensqd.nsqd.session import Session
 from fakensqd.nsqd.storage import DataPath
 from fakensqd.options import NsqdOptions, NsqdOptionsDict, TlsRequired
 from fakensqd.transcript import Entry, Transcript
-from gnsq.options import parameters_of
 from gnsq.protocol.names import assert_valid_topic_name, is_ephemeral
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         threaded: bool = False,
         **options: Unpack[NsqdOptionsDict],
     ) -> None:
-        self.options = NsqdOptions.from_keywords("FakeNsqd", options, parameters=parameters_of(FakeNsqd.__init__))
+        self.options = NsqdOptions.from_keywords(FakeNsqd, options)
         super().__init__(
             self.options.tcp_address,
             self.options.http_address,

@@ -40,7 +40,7 @@ from gnsq.message import Message
 from gnsq.nsqd.connect import load_certificates
 from gnsq.nsqd.connection import Connection, ConnectionState
 from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions, State
-from gnsq.options import ConnectionOptions, parameters_of
+from gnsq.options import ConnectionOptions
 from gnsq.protocol.handshake import max_req_timeout
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.signals import (
@@ -188,9 +188,7 @@ class Consumer:
         reconnect = ReconnectOptions.split_keywords(options)
         self.conn_kwargs = options
         connection = load_certificates(
-            ConnectionOptions.from_keywords(
-                "Consumer", options, ConsumerOptions, ReconnectOptions, parameters=parameters_of(Consumer.__init__)
-            )
+            ConnectionOptions.from_keywords(Consumer, options, ConsumerOptions, ReconnectOptions)
         )
         assert_valid_topic_name(topic, connection.max_name_length)
         assert_valid_channel_name(channel, connection.max_name_length)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 from urllib.parse import urlsplit
@@ -101,13 +101,7 @@ class HttpOptions(Options):
     ssl_context: ssl.SSLContext | None = option(None, "an `ssl.SSLContext` in place of the five options above")
 
     @classmethod
-    def from_keywords(
-        cls,
-        owner: str,
-        values: Mapping[str, Any],  # Any: each has its own type
-        *beside: type[Options],
-        parameters: Iterable[str] = (),
-    ) -> Self:
+    def from_keywords(cls, owner: type | str, values: Mapping[str, Any], *beside: type[Options]) -> Self:
         """Make options as Options.from_keywords() does, also from the values of gnsq 1.0, which were urllib3's."""
         known = dict(values)
         if "timeout" in known:
@@ -119,7 +113,7 @@ class HttpOptions(Options):
         for name in ("ca_certs", "cert_file", "key_file"):
             if isinstance(known.get(name), os.PathLike):
                 known[name] = os.fspath(known[name])
-        return super().from_keywords(owner, known, *beside, parameters=parameters)
+        return super().from_keywords(owner, known, *beside)
 
     def __post_init__(self) -> None:
         super().__post_init__()

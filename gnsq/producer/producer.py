@@ -20,7 +20,7 @@ from gnsq.logs import LogOwner
 from gnsq.nsqd.connect import load_certificates
 from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.pool import ReconnectOptions, State
-from gnsq.options import ConnectionOptions, parameters_of
+from gnsq.options import ConnectionOptions
 from gnsq.producer.http import check_no_tcp_options, make_http_clients
 from gnsq.producer.lifecycle import ProducerLifecycle, publish_async_from_thread, publish_from_thread
 from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
@@ -122,9 +122,7 @@ class Producer:
         self.reconnect = ReconnectOptions.split_keywords(options)
         self.conn_kwargs = options
         self.connection_options = load_certificates(
-            ConnectionOptions.from_keywords(
-                "Producer", options, ProducerOptions, ReconnectOptions, parameters=parameters_of(Producer.__init__)
-            )
+            ConnectionOptions.from_keywords(Producer, options, ProducerOptions, ReconnectOptions)
         )
         self.on_response: TypedSignal[ResponseReceiver] = TypedSignal()
         self.on_error: TypedSignal[ErrorReceiver] = TypedSignal()
