@@ -216,13 +216,13 @@ class Channel:
 
     def _wake_ready(self) -> None:
         """Wake as many subscribers as there are messages, the longest waiting first."""
-        waiting = self._ready
-        if not waiting or self.paused:
+        ready = self._ready
+        if not ready or self.paused:
             return
         wanted = len(self._queue)
-        while wanted > 0 and waiting:
-            subscriber = next(iter(waiting))
-            del waiting[subscriber]
+        while wanted > 0 and ready:
+            subscriber = next(iter(ready))
+            del ready[subscriber]
             if subscriber.wake():
                 self._woken[subscriber] = None
                 wanted -= 1
@@ -240,14 +240,14 @@ class Channel:
             timeout: Seconds until the messages time out.
             keep: Called for each message; if it returns False, the message is dropped, as if finished.
         """
-        queue, coming = self._queue, self._woken
-        if subscriber not in coming and coming:
+        queue, woken = self._queue, self._woken
+        if subscriber not in woken and woken:
             # As in nsqd, a message that this client requeued or published goes to a subscriber that has waited longer.
-            coming[subscriber] = None
+            woken[subscriber] = None
             return []
-        coming.pop(subscriber, None)
+        woken.pop(subscriber, None)
         # The other woken subscribers get as many. Rounded up, so that the rest becomes smaller with each turn.
-        share = -(-len(queue) // (1 + len(coming)))
+        share = -(-len(queue) // (1 + len(woken)))
         taken = queue.take(min(limit, share))
         if keep is not None:
             taken = [message for message in taken if keep()]
