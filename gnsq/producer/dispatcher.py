@@ -249,7 +249,7 @@ class Dispatcher:
     @property
     def _used_capacity(self) -> str:
         used = counted(self.pending_bytes, "byte has", "bytes have")
-        return f"{used} no answer, max_pending_bytes is {self._max_pending_bytes}"
+        return f"{used} no response, max_pending_bytes is {self._max_pending_bytes}"
 
     def _has_capacity(self, publish: PendingPublish) -> bool:
         # A publish that is larger than the limit is sent when nothing else is pending.
@@ -476,7 +476,7 @@ class Dispatcher:
         return [publish for publish in unfinished if publish.deadline <= now]
 
     def _check_stalled(self, now: float) -> None:
-        """Stop to use stalled links while there are others; use those again that answer."""
+        """Stop to use stalled links while there are others; use links again after they respond."""
         before = self.stalled_links
         self.links, self.stalled_links = self._stall_detector.partition([*self.links, *before], now)
         for link in self.stalled_links:
@@ -608,7 +608,7 @@ MAX_SKIPPED = 1000
 class BusyPoller:
     """Polls the event loop briefly after a publish that follows another one at once.
 
-    To wake a sleeping processor takes longer, 30 to 60 us on a virtual machine, than a near nsqd takes to answer. So
+    To wake a sleeping processor takes longer, 30 to 60 us on a virtual machine, than a near nsqd takes to respond. So
     the loop asks for events without waiting, and serves everything else meanwhile. This costs up to the processor time
     that would have been slept. It does not happen if publishes come with pauses, or if responses take long.
 

@@ -1,4 +1,4 @@
-"""Publishing over HTTP: links to nsqds' HTTP ports, the pool that pings nsqds, and the meaning of their answers.
+"""Publishing over HTTP: links to nsqds' HTTP ports, the pool that pings nsqds, and the meaning of their responses.
 
 A link sends several requests concurrently, so the order of publishes is not kept.
 
@@ -64,7 +64,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-# --- the meaning of answers
+# --- the meaning of responses
 
 # Errors of nsqd over HTTP, and the error that TCP has for the same.
 _CODES: dict[str, type[NSQErrorCode]] = {
@@ -283,7 +283,7 @@ class HttpLink:
         self._sent: dict[PendingPublish, None] = {}
         # A request that was sent before the last failure says nothing about the nsqd now.
         self._failures = 0
-        # nsqd's version: None if not asked yet, empty if nsqd does not say. Another nsqd may answer after a failure.
+        # nsqd's version: None if not asked yet, empty if nsqd does not say. Another nsqd may respond after a failure.
         self._version: tuple[int, ...] | None = None
 
     @property
@@ -494,7 +494,7 @@ class _Entry:
 class HttpPool:
     """Links to nsqds' HTTP ports; the counterpart of gnsq.nsqd.pool.ConnectionPool.
 
-    One greenlet for each address pings the nsqd until it answers. Then the dispatcher uses the link until a request
+    One greenlet for each address pings the nsqd until it responds. Then the dispatcher uses the link until a request
     fails and the failure concerns the nsqd; then the nsqd is pinged again.
 
     Args:
@@ -530,7 +530,7 @@ class HttpPool:
         register_after_fork(self)
 
     def add(self, address: str, *, permanent: bool = True) -> None:
-        """Use an nsqd whenever it answers. No-op if it is used already."""
+        """Use an nsqd whenever it responds. No-op if it is used already."""
         if self._closing:
             return
         entry = self._entries.get(address)
@@ -600,7 +600,7 @@ class HttpPool:
             link.abort_requests(NSQConnectionClosed(f"{link.address}: not used in a child of process {parent}"))
 
     def on_failure(self, link: HttpLink, error: NSQException) -> None:
-        """Stop to use a link whose nsqd does not answer, or refuses everything, until it answers a ping."""
+        """Stop to use a link whose nsqd does not respond, or refuses everything, until it responds to a ping."""
         self._dispatcher.remove(link)
         link.return_unsent(error)
         entry = self._entries.get(link.address)
@@ -625,7 +625,7 @@ class HttpPool:
         self._links.discard(entry.link)
 
     def _ping(self, entry: _Entry) -> bool:
-        """Whether the nsqd answers."""
+        """Ping the nsqd. Returns: whether it responds."""
         failure: NSQException | None = None
         try:
             entry.link.client.request("GET", "ping", timeout=min(PING_TIMEOUT, self._clients.max_seconds))

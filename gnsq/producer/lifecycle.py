@@ -168,7 +168,7 @@ class ProducerLifecycle:
         In the hub itself, and in greenlets for which the close waits, it goes on in the background.
 
         Returns:
-            The publishes without an answer at the timeout (seconds); empty in the background, and if another call
+            The publishes without a response at the timeout (seconds); empty in the background, and if another call
             closes.
 
         Raises:

@@ -41,12 +41,12 @@ class ProducerOptions(Options):
 
     publish_timeout: float = option(
         60.0,
-        "for capacity, a connection, sending and nsqd's answer, unless publish() has another timeout",
+        "for capacity, a connection, sending and nsqd's response, unless publish() has another timeout",
         unit="s",
         minimum=0,
     )
     allow_duplicates: bool = option(
-        False, "publish again, within the deadline, messages whose connection was lost before the answer"
+        False, "publish again, within the deadline, messages whose connection was lost before the response"
     )
     strategy: str | Callable[..., Any] = option(  # Any: one of the links it was given
         "round_robin",
@@ -58,7 +58,7 @@ class ProducerOptions(Options):
         8, "to each nsqd that is published to over HTTP", unit="requests", minimum=1, maximum=1000
     )
     max_pending_bytes: int = option(
-        64 * 1024 * 1024, "of publishes without an answer; further publishes wait", unit="bytes", minimum=1
+        64 * 1024 * 1024, "of publishes without a response; further publishes wait", unit="bytes", minimum=1
     )
     max_msg_size: int | None = option(
         None, "longer bodies are refused before they are sent; default: nsqd decides", unit="bytes", minimum=1
@@ -67,21 +67,24 @@ class ProducerOptions(Options):
         None, "the same for a whole multipublish, sizes included", unit="bytes", minimum=1
     )
     batch_messages: int | None = option(
-        None, "publishes to one topic that are sent as one MPUB, each with its own answer; default: none", minimum=1
+        None, "publishes to one topic that are sent as one MPUB, each with its own outcome; default: none", minimum=1
     )
     batch_bytes: int = option(1024 * 1024, "the same, in bytes, sizes included", unit="bytes", minimum=1)
     batch_linger: float = option(0.002, "longest wait for a batch to fill", unit="s", minimum=0)
     busy_poll: bool = option(
         True,
-        "after a publish that follows another one at once, wait for the answer without sleeping, 0.1 ms at most: such "
-        "publishes are faster, and cost up to that much CPU time each",
+        "after a publish that follows another one at once, wait for the response without sleeping, 0.1 ms at most: "
+        "such publishes are faster, and cost up to that much CPU time each",
     )
     stalled_after: float = option(
-        5.0, "without a pending answer, after which an nsqd is not used while others answer", unit="s", minimum=0.01
+        5.0,
+        "without a response to a pending publish, after which an nsqd is not used while others respond",
+        unit="s",
+        minimum=0.01,
     )
     lookupd_poll_interval: float = option(60.0, "between rounds of asking all nsqlookupds", unit="s", minimum=0.01)
     lookupd_poll_jitter: float = option(0.3, "share of the interval that is random", minimum=0, maximum=1)
     max_nsqds: int = option(
         MAX_NSQDS, "that nsqlookupds may name; further ones are not used, with a warning", unit="nsqds", minimum=1
     )
-    close_timeout: float = option(30.0, "that close() waits for publishes without an answer", unit="s", minimum=0)
+    close_timeout: float = option(30.0, "that close() waits for publishes without a response", unit="s", minimum=0)

@@ -67,13 +67,13 @@ class Producer:
 
     Every publish ends, by its deadline, in exactly one way. It returns: nsqd has confirmed it. It raises NSQErrorCode:
     nsqd has refused it. It raises NSQNotSent: nsqd has not executed it, and will not; publishing it again is safe. It
-    raises NSQUnknown: it was sent, and there was no answer; nsqd may have it. A publish that nsqd has certainly not
+    raises NSQUnknown: it was sent, and there was no response; nsqd may have it. A publish that nsqd has certainly not
     executed is retried within the deadline, on another nsqd if there is one.
 
     Methods may be called from any thread. The thread that started the producer must run its hub, unless the producer is
     threaded. After a fork the child connects anew, and pending publishes stay with the parent.
 
-    Receivers of its signals are called where answers are read, so nothing can wait for an answer there: they use
+    Receivers of its signals are called where responses are read, so nothing can wait for a response there: they use
     publish_async(); publish() raises RuntimeError.
 
     Raises:
@@ -227,7 +227,7 @@ class Producer:
         the producer, nothing can wait: there the close goes on in the background.
 
         Args:
-            timeout: Seconds to wait, in place of close_timeout. A publish without an answer by then ends with
+            timeout: Seconds to wait, in place of close_timeout. A publish without a response by then ends with
                 NSQNotSent or NSQUnknown.
 
         Returns:
@@ -387,7 +387,7 @@ class Producer:
             defer: Milliseconds until nsqd delivers it (up to nsqd's max-req-timeout).
             block: Whether to wait for a connection and for capacity (max_pending_bytes) if there is none. Without it,
                 the first publish finds a connection only after start().
-            timeout: Seconds, for the whole publish: capacity, connection, sending, answer; default publish_timeout.
+            timeout: Seconds, for the whole publish: capacity, connection, sending, response; default publish_timeout.
             raise_error: If False, do as publish_async(), and return its PublishResult.
             key: For the strategy ``consistent``: messages with the same key go to the same nsqd.
 
@@ -398,7 +398,7 @@ class Producer:
             ValueError, TypeError: If nsqd would refuse the topic, body or delay; nothing was sent.
             NSQErrorCode: nsqd has answered with an error, and has not stored the message.
             NSQNotSent: nsqd has not executed it: NSQNoConnections, NSQNotSentTimeout, NSQNotSentClosed.
-            NSQUnknown: No answer came; nsqd may have it: NSQUnknownTimeout, NSQUnknownClosed.
+            NSQUnknown: No response came; nsqd may have it: NSQUnknownTimeout, NSQUnknownClosed.
         """
         if not raise_error:
             return self.publish_async(topic, data, defer, block, timeout, key=key)
@@ -414,7 +414,7 @@ class Producer:
         *,
         key: Key = None,
     ) -> PublishResult:
-        """Publish a message without waiting for its answer.
+        """Publish a message without waiting for its response.
 
         Waits for capacity (max_pending_bytes), and if it starts the producer up to a second for a connection, unless
         block is off. In the hub itself, as in callbacks, it waits for neither: without capacity it raises

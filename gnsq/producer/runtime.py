@@ -71,7 +71,7 @@ class RuntimeConfig:
 
 
 class ProducerEvents(Protocol):
-    """Methods of a producer that are called when an answer is read; subclasses may override them."""
+    """Methods of a producer that are called when a response is read; subclasses may override them."""
 
     @property
     def listeners(self) -> Sized:
@@ -84,7 +84,7 @@ class ProducerEvents(Protocol):
         """Handle an error of nsqd; conn is None over HTTP."""
 
     def handle_auth(self, conn: Connection, response: dict[str, object]) -> None:
-        """Handle the answer to AUTH."""
+        """Handle the response to AUTH."""
 
 
 class ProducerRuntime:
@@ -310,7 +310,7 @@ class ProducerRuntime:
 
     @property
     def lookup_failures(self) -> dict[str, str]:
-        """Why the last answers of nsqlookupds could not be used, by address."""
+        """Why the last responses of nsqlookupds could not be used, by address."""
         return dict(self._nodes.report.failures)
 
     def why_not_ready(self) -> str:
@@ -346,7 +346,7 @@ class ProducerRuntime:
             self._query_lookupds()
 
     def _query_lookupds(self) -> None:
-        # Use each nsqd at once: another nsqlookupd may not answer for long.
+        # Use each nsqd at once: another nsqlookupd may not respond for long.
         _, gone = self._nodes.refresh(self._add_named)
         for address in gone - set(self._config.addresses):
             logger.info("%s: no nsqlookupd names it any more", self._config.owner.at(address))
@@ -383,7 +383,7 @@ class ProducerRuntime:
             self.dispatcher.remove(link)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call a method of events. The calling greenlet reads answers, so it must not wait for one meanwhile."""
+        """Call a method of events. The calling greenlet reads responses, so it must not wait for one meanwhile."""
         greenlet, signal_greenlets = gevent.getcurrent(), self.dispatcher.signal_greenlets
         signal_greenlets.add(greenlet)
         try:
