@@ -191,7 +191,7 @@ def test_invalid_lookupd_options_are_refused(kind, options, words):
         kind(lookupd_http_addresses="host", lookupd_options=options, **given)
 
 
-# --- hostile answers --------------------------------------------------------------------------------------------------
+# --- invalid answers --------------------------------------------------------------------------------------------------
 
 
 @both

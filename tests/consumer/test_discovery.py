@@ -127,7 +127,7 @@ def gaps(times):
     return [round(after - before, 3) for before, after in itertools.pairwise(times)]
 
 
-# --- rounds -----------------------------------------------------------------------------------------------------------
+# --- rounds of lookups ------------------------------------------------------------------------------------------------
 
 
 def test_first_lookup_is_made_at_once(lookupd, nsqd, rounds, started):
@@ -284,7 +284,7 @@ def test_silent_nsqlookupd_does_not_delay_the_next_round(lookupd, rounds, starte
     lookupd.resume_reading()
 
 
-# --- probes -----------------------------------------------------------------------------------------------------------
+# --- readiness and health ---------------------------------------------------------------------------------------------
 
 
 def empty_lines(caplog):
@@ -369,7 +369,7 @@ def test_consumer_connects_to_no_more_nsqds_than_the_option_says(lookupd, nsqds,
     assert "left out 1 of 3 nsqds" in caplog.text
 
 
-# --- nsqds that come and go -------------------------------------------------------------------------------------------
+# --- nsqds found by lookups -------------------------------------------------------------------------------------------
 
 
 def test_same_nsqd_given_and_found_is_one_connection(lookupd, nsqds, rounds, started):
@@ -591,7 +591,7 @@ def test_tombstone_does_not_end_a_connection(lookupd, nsqd, rounds, started):
     assert connected(nsqd) == [1]
 
 
-# --- given nsqds ------------------------------------------------------------------------------------------------------
+# --- nsqds given by address -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backoff", [128, 0], ids=["as it is", "without backoff of messages"])

@@ -1,15 +1,20 @@
-"""Answers to messages by the outcome of their handlers, and messages that time out before."""
+"""HandlerRunner: answers by the outcome of handlers, overridden handle_messages(), given up and timed out messages."""
 
+import gc
 import logging
+import threading
 
 import gevent
 import pytest
 from gevent.event import Event
 
 from fakensqd import on
-from fakensqd.faults import error
-from gnsq import Consumer
-from gnsq.errors import NSQFinishFailed, NSQTimeout
+from fakensqd.faults import error, expire_message
+from gnsq import Consumer, Message, finish_all
+from gnsq.consumer.worker_pool import WorkerPool
+from gnsq.contrib.batch import BatchHandler
+from gnsq.contrib.queue import QueueHandler
+from gnsq.errors import NSQFinishFailed, NSQRequeueMessage, NSQTimeout
 from tests.helpers import wait_until
 
 
@@ -504,3 +509,751 @@ def test_delay_that_an_old_nsqd_has_refused_is_cut_from_then_on(nsqd, clock, pub
     assert f"{nsqd.tcp_address}: t/c: requeued with a delay of 3600000 ms in place of 7200000 ms" in caplog.text
     clock.advance(3600.0)
     assert attempts == [1, 2, 3]
+
+
+# --- subclasses that override handle_messages() -----------------------------------------------------------------------
+
+
+class Together(Consumer):
+    """Passes the messages of each call to a function, and records their bodies."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.function = finish_all
+        self.calls = []
+
+    def handle_messages(self, messages):
+        self.calls.append([message.body for message in messages])
+        self.function(messages)
+
+
+@pytest.fixture
+def together(nsqd, clock, publish, started):
+    """Start a consumer with RDY for all messages of the test; it is closed at the end."""
+
+    def start(function, **options):
+        consumer = started(None, nsqd, kind=Together, **{"max_in_flight": 10, **options})
+        publish(nsqd, b"warm")
+        clock.advance(0.1)
+        consumer.function = function
+        consumer.calls.clear()
+        return consumer
+
+    return start
+
+
+def test_messages_of_one_chunk_are_handled_with_one_call(nsqd, publish, together):
+    consumer = together(finish_all)
+
+    publish(nsqd, b"1", b"2", b"3")
+
+    assert consumer.calls == [[b"1", b"2", b"3"]]
+    assert consumer.total_in_flight == 0
+    counts = consumer.stats().counts
+    assert (counts.finished, counts.requeued) == (4, 0)
+
+
+def test_messages_that_arrive_while_the_handler_waits_are_handled_after_it(nsqd, clock, publish, together):
+    def wait(messages):
+        clock.sleep(1.0)
+        finish_all(messages)
+
+    consumer = together(wait, concurrency=1)
+    publish(nsqd, b"1")
+    publish(nsqd, b"2")
+    publish(nsqd, b"3")
+    assert (consumer.stats().handling, consumer.stats().waiting) == (1, 2)
+    clock.advance(3.0)
+
+    assert consumer.calls == [[b"1"], [b"2", b"3"]]
+
+
+def test_messages_that_arrive_while_the_handler_waits_start_another_worker(nsqd, clock, publish, together):
+    consumer = together(lambda messages: (clock.sleep(1.0), finish_all(messages)))
+
+    publish(nsqd, b"1")
+    publish(nsqd, b"2", b"3")
+
+    assert consumer.calls == [[b"1"], [b"2", b"3"]]
+    assert consumer.stats().handling == 3
+    clock.advance(2.0)
+
+
+class Steps:
+    """Clock that advances by one second with each call."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        self.now += 1.0
+        return self.now
+
+
+def test_worker_whose_time_is_over_leaves_the_rest_to_another():
+    first, second = (Message(1, 1, b"id", body) for body in (b"1", b"2"))
+    calls = []
+
+    def handle_all(messages):
+        calls.append((gevent.getcurrent(), messages))
+        if second not in messages:
+            workers.put([second])
+        return []
+
+    workers = WorkerPool("w", lambda: 1, lambda message: True, handle_all, lambda message: None, Steps())
+    workers.put([first])
+    wait_until(lambda: not len(workers))
+
+    assert [messages for _, messages in calls] == [[first], [second]]
+    assert calls[0][0] is not calls[1][0]
+
+
+def test_unanswered_messages_are_answered_later(nsqd, publish, together):
+    held = []
+    consumer = together(held.extend)
+
+    publish(nsqd, b"1", b"2", b"3")
+    assert (consumer.total_in_flight, consumer.stats().handling) == (3, 0)
+    assert all(message.is_async() for message in held)
+    assert finish_all(held) == []
+
+    assert consumer.total_in_flight == 0
+
+
+def test_answered_and_async_messages_are_counted_once(nsqd, clock, publish, together):
+    held = []
+
+    def handle(messages):
+        messages[0].finish()
+        messages[1].enable_async()
+        held.extend(messages[1:])
+
+    consumer = together(handle)
+    publish(nsqd, b"1", b"2", b"3")
+    clock.advance(3.0)
+    finish_all(held)
+
+    latency = consumer.stats().latency
+    assert latency.count == 4
+    assert latency.total == pytest.approx(6.0)
+
+
+def test_handle_messages_that_raises_is_one_failure_and_requeues_unanswered_messages(nsqd, clock, publish, together):
+    events = []
+
+    def handle(messages):
+        messages[0].finish()
+        raise RuntimeError("no")
+
+    consumer = together(handle)
+    consumer.on_exception.connect(lambda _, message, error: events.append((message.body, str(error))), weak=False)
+    publish(nsqd, b"1", b"2", b"3")
+
+    assert events == [(b"2", "no")]
+    stats = consumer.stats()
+    assert (stats.failed, stats.counts.finished, stats.counts.requeued) == (1, 2, 2)
+    assert (stats.backoff, stats.backoff_failures) == ("waiting", 1)
+    assert channel(nsqd).deferred_count == 2
+    consumer.function = finish_all
+    clock.advance(20.0)
+    assert consumer.total_in_flight == channel(nsqd).deferred_count == 0
+
+
+def test_handle_messages_that_raises_after_all_answers_is_a_failure(nsqd, publish, together):
+    def handle(messages):
+        finish_all(messages)
+        raise RuntimeError("no")
+
+    consumer = together(handle)
+    publish(nsqd, b"1", b"2")
+
+    stats = consumer.stats()
+    assert (stats.failed, stats.counts.finished, stats.counts.requeued, stats.in_flight) == (1, 3, 0, 0)
+
+
+def test_handle_messages_may_raise_a_requeue_without_backoff(nsqd, clock, publish, together):
+    def handle(messages):
+        raise NSQRequeueMessage(backoff=False)
+
+    consumer = together(handle, requeue_delay=500)
+    publish(nsqd, b"1", b"2")
+
+    stats = consumer.stats()
+    assert (stats.failed, stats.counts.requeued, stats.backoff) == (0, 2, "off")
+    consumer.function = finish_all
+    clock.advance(1.0)
+    assert stats.in_flight == 0
+
+
+def test_handle_messages_is_interrupted_after_handler_timeout(nsqd, clock, publish, together):
+    errors = []
+    consumer = together(lambda messages: Event().wait(), handler_timeout=5.0)
+    consumer.on_exception.connect(lambda _, message, error: errors.append(error), weak=False)
+    publish(nsqd, b"1", b"2")
+    clock.advance(4.9)
+    assert errors == []
+    clock.advance(0.2)
+
+    assert [type(error) for error in errors] == [NSQTimeout]
+    assert channel(nsqd).deferred_count == 2
+    consumer.function = finish_all
+
+
+def test_killed_handle_messages_requeues_its_messages_at_once(nsqd, clock, publish, together):
+    consumer = together(lambda messages: Event().wait())
+    publish(nsqd, b"1", b"2")
+    consumer.function = finish_all
+    for worker in list(consumer._workers._workers):
+        worker.kill(block=False)
+    clock.advance(0.1)
+
+    assert sorted(body for call in consumer.calls[1:] for body in call) == [b"1", b"2"]
+    assert consumer.stats().backoff == "off"
+    assert consumer.total_in_flight == 0
+
+
+def test_handle_messages_gets_no_messages_above_max_tries(nsqd, clock, publish, together):
+    given_up = []
+
+    def handle(messages):
+        for message in messages:
+            if message.body == b"bad":
+                message.requeue(0, backoff=False)
+        finish_all(messages)
+
+    consumer = together(handle, max_tries=2)
+    consumer.on_giving_up.connect(lambda _, message: given_up.append(message.body), weak=False)
+    publish(nsqd, b"bad", b"good")
+    clock.advance(1.0)
+
+    assert given_up == [b"bad"]
+    assert consumer.calls == [[b"bad", b"good"], [b"bad"]]
+    assert consumer.stats().given_up == 1
+    assert consumer.total_in_flight == 0
+
+
+def test_handle_messages_may_call_the_handlers_of_on_message(nsqd, publish, together):
+    handled = []
+    consumer = together(finish_all)
+    consumer.function = lambda messages: Consumer.handle_messages(consumer, messages)
+    consumer.on_message.connect(lambda _, message: handled.append(message.body), weak=False)
+
+    publish(nsqd, b"1", b"2")
+
+    assert handled == [b"1", b"2"]
+    assert consumer.total_in_flight == 0
+
+
+def test_handle_messages_may_close_and_wait_for_the_end(nsqd, clock, publish, together):
+    done = []
+
+    def handle(messages):
+        consumer.close(timeout=20.0)
+        finish_all(messages)
+        done.append(clock.monotonic())
+
+    consumer = together(handle)
+    began = clock.monotonic()
+    publish(nsqd, b"1", b"2", b"3")
+    clock.advance(1.0)
+
+    assert done == [began]
+    assert not consumer.is_running
+    assert channel(nsqd).depth == channel(nsqd).in_flight_count == 0
+
+
+def test_close_requeues_messages_of_handle_messages_after_the_time_limit(nsqd, clock, publish, together, caplog):
+    forever = Event()
+    consumer = together(lambda messages: forever.wait())
+    publish(nsqd, b"1", b"2", b"3")
+    gevent.spawn(consumer.close, timeout=2.0)
+    clock.advance(5.0)
+
+    assert channel(nsqd).depth == 3
+    assert "3 messages were not answered within 2.0 s of close(), 3 of them by handlers that still run" in caplog.text
+    forever.set()
+
+
+class EachInTurn(Consumer):
+    """Handles the messages of a call one by one."""
+
+    def handle_messages(self, messages):
+        super().handle_messages(messages)
+
+
+def test_handler_timeout_ends_the_whole_call_of_handle_messages(nsqd, clock, publish, started):
+    handled, errors = [], []
+
+    def handle(consumer, message):
+        clock.sleep(0.4)
+        handled.append(message.body)
+
+    consumer = started(handle, nsqd, kind=EachInTurn, max_in_flight=10, handler_timeout=1.0, max_backoff_duration=0)
+    consumer.on_exception.connect(lambda sender, message, error: errors.append((message.body, type(error))), weak=False)
+    publish(nsqd, b"warm")
+    clock.advance(0.5)
+
+    publish(nsqd, b"1", b"2", b"3", b"4")
+    clock.advance(1.0)
+
+    assert handled == [b"warm", b"1", b"2"]
+    assert errors == [(b"3", NSQTimeout)]
+    assert channel(nsqd).requeue_count == 2
+
+
+def test_messages_that_time_out_in_handle_messages_are_not_kept(nsqd, clock, publish, together):
+    def outlast(messages):
+        clock.sleep(200.0)
+
+    consumer = together(outlast, msg_timeout=60)
+    publish(nsqd, b"1")
+    clock.advance(150.0)
+    [connection] = consumer._pool.connections.values()
+    consumer.function = lambda messages: (clock.sleep(5.0), finish_all(messages))
+    clock.advance(200.0)
+    # RDY is updated when the next messages are in flight.
+    publish(nsqd, b"2")
+    clock.advance(20.0)
+
+    assert connection.in_flight_messages.async_messages == set()
+    assert consumer.total_in_flight == 0
+
+
+# --- given up messages ------------------------------------------------------------------------------------------------
+
+
+AT_ONCE = {"requeue_delay": 0, "max_backoff_duration": 0}
+
+
+class Keeper:
+    """Give-up handler that keeps the bodies, and first raises as often as its argument says."""
+
+    def __init__(self, failures=0):
+        self.kept = []
+        self.failures = failures
+
+    def __call__(self, consumer, message):
+        if self.failures:
+            self.failures -= 1
+            raise OSError("disk full")
+        self.kept.append(message.body)
+
+
+def raising(kind=RuntimeError, *arguments):
+    def handle(consumer, message):
+        raise kind(*(arguments or ["broken downstream"]))
+
+    return handle
+
+
+def lines(caplog, text, level=logging.WARNING):
+    return [record.message for record in caplog.records if record.levelno >= level and text in record.message]
+
+
+def test_given_up_message_is_a_warning_with_its_handler_and_last_error(nsqd, publish, clock, started, caplog):
+    keeper = Keeper()
+    ids = set()
+    consumer = started(raising(), nsqd, max_tries=2, **AT_ONCE)
+    consumer.on_exception.connect(lambda _, message, error: ids.add(message.id), weak=False)
+    consumer.on_giving_up.connect(keeper, weak=False)
+    publish(nsqd, b"x")
+    clock.advance(1.0)
+
+    (line,) = lines(caplog, "given up")
+    (message_id,) = ids
+    assert keeper.kept == [b"x"]
+    assert line.startswith(f"t/c: message {message_id!r} of {nsqd.tcp_address}: given up, delivered 3 times")
+    assert "delivered 3 times, max_tries is 2; handed to Keeper; last error: RuntimeError: broken downstream" in line
+
+
+def test_warning_says_that_no_give_up_handler_is_connected(nsqd, publish, clock, started, caplog):
+    started(raising(), nsqd, max_tries=1, **AT_ONCE)
+    publish(nsqd, b"x")
+    clock.advance(1.0)
+
+    (line,) = lines(caplog, "given up")
+    assert "finished and lost: nothing is connected to on_giving_up; last error: RuntimeError" in line
+
+
+def test_warning_says_that_the_give_up_handler_was_garbage_collected(nsqd, publish, clock, started, caplog):
+    consumer = started(raising(), nsqd, max_tries=1, **AT_ONCE)
+    consumer.on_giving_up.connect(lambda _, message: None)
+    gc.collect()
+    publish(nsqd, b"x")
+    clock.advance(1.0)
+
+    (line,) = lines(caplog, "given up")
+    assert "<lambda>, connected to on_giving_up, was garbage collected" in line
+    assert "a lambda needs weak=False" in line
+
+
+@pytest.mark.parametrize(
+    ("handle", "text"),
+    [
+        pytest.param(raising(NSQRequeueMessage, False), "NSQRequeueMessage: requeue", id="requeue"),
+        pytest.param(raising(ValueError, ""), "ValueError", id="no text"),
+        pytest.param(raising(ValueError, "two\nlines \x1b[31m"), "ValueError: two lines ?[31m", id="cleaned"),
+        pytest.param(raising(ValueError, "x" * 5000), f"ValueError: {'x' * 200}", id="cut"),
+    ],
+)
+def test_last_error_is_one_short_line(nsqd, publish, clock, started, caplog, handle, text):
+    started(handle, nsqd, max_tries=1, **AT_ONCE)
+    publish(nsqd, b"x")
+    clock.advance(1.0)
+
+    (line,) = lines(caplog, "given up")
+    assert line.endswith(f"last error: {text}")
+
+
+def test_last_error_of_another_consumer_is_not_seen_here(nsqd, publish, clock, started, caplog):
+    first = started(raising(), nsqd, max_tries=0, requeue_delay=5000, max_backoff_duration=0)
+    publish(nsqd, b"x")
+    first.close()
+    clock.advance(1.0)
+    started(raising(), nsqd, max_tries=1, **AT_ONCE)
+    clock.advance(10.0)
+
+    (line,) = lines(caplog, "given up")
+    assert line.endswith("last error: not seen here")
+
+
+def test_last_error_may_be_that_of_a_batch(nsqd, publish, clock, started, caplog):
+    def insert(batch):
+        raise ConnectionError("no table")
+
+    consumer = started(BatchHandler(1, insert, clock=clock), nsqd, max_tries=1, **AT_ONCE)
+    publish(nsqd, b"x")
+    wait_until(lambda: clock.advance(0.0) or consumer.stats().given_up)
+
+    (line,) = lines(caplog, "given up")
+    assert line.endswith("last error: ConnectionError: no table")
+
+
+def test_last_error_of_handle_messages_is_that_of_each_message(nsqd, publish, clock, started, caplog):
+    class All(Consumer):
+        def handle_messages(self, messages):
+            raise RuntimeError("all of them")
+
+    started(None, nsqd, kind=All, max_in_flight=3, max_tries=1, **AT_ONCE)
+    publish(nsqd, b"1", b"2", b"3")
+    clock.advance(1.0)
+
+    assert len(lines(caplog, "last error: RuntimeError: all of them")) == 3
+
+
+def test_last_errors_of_a_thousand_messages_are_remembered(nsqd, publish, clock, started, caplog):
+    consumer = started(raising(), nsqd, max_in_flight=2000, max_tries=1, requeue_delay=1000, max_backoff_duration=0)
+    with caplog.at_level(logging.DEBUG, logger="gnsq.consumer.t.c"):
+        publish(nsqd, *[b"x"] * 1100)
+        clock.advance(0.5)
+        clock.advance(5.0)
+
+    assert consumer.stats().given_up == 1100
+    assert len(lines(caplog, "last error: RuntimeError", logging.DEBUG)) == 1000
+    assert len(lines(caplog, "last error: not seen here", logging.DEBUG)) == 100
+
+
+def test_ten_given_up_messages_are_logged_per_minute_and_then_their_number(nsqd, publish, clock, started, caplog):
+    consumer = started(raising(), nsqd, max_in_flight=50, max_tries=1, **AT_ONCE)
+    publish(nsqd, *[b"x"] * 25)
+    clock.advance(1.0)
+    at_once = len(lines(caplog, "given up, delivered"))
+    clock.advance(70.0)
+    (rest,) = lines(caplog, "more messages")
+    publish(nsqd, b"x")
+    clock.advance(1.0)
+
+    assert (consumer.stats().given_up, at_once) == (26, 10)
+    assert rest == "t/c: 15 more messages given up"
+    assert len(lines(caplog, "given up, delivered")) == 11
+
+
+def test_number_of_given_up_messages_is_logged_at_the_close(nsqd, publish, clock, started, caplog):
+    consumer = started(raising(), nsqd, max_in_flight=50, max_tries=1, **AT_ONCE)
+    publish(nsqd, *[b"x"] * 11)
+    clock.advance(1.0)
+    consumer.close()
+    clock.advance(1.0)
+
+    assert lines(caplog, "more message") == ["t/c: 1 more message given up"]
+
+
+def test_give_up_handler_that_raises_is_logged_and_the_message_requeued(nsqd, publish, clock, started, caplog):
+    keeper = Keeper(failures=1)
+    consumer = started(raising(), nsqd, max_tries=1, **AT_ONCE)
+    consumer.on_giving_up.connect(keeper, weak=False)
+    publish(nsqd, b"x")
+    clock.advance(1.0)
+
+    (line,) = lines(caplog, "give-up", logging.ERROR)
+    (given_up,) = lines(caplog, "given up")
+    assert "give-up handler Keeper raised on attempt 2, message is requeued" in line
+    assert (
+        "delivered 3 times, max_tries is 1; handed to Keeper; last error: RuntimeError: broken downstream" in given_up
+    )
+    assert (keeper.kept, consumer.stats().given_up) == ([b"x"], 1)
+
+
+def test_give_up_handler_that_returns_a_coroutine_has_failed(nsqd, publish, clock, started, caplog):
+    def keep(consumer, message):
+        async def put():
+            pass
+
+        return put()
+
+    consumer = started(raising(), nsqd, max_tries=1, requeue_delay=10_000, max_backoff_duration=0)
+    consumer.on_giving_up.connect(keep, weak=False)
+    publish(nsqd, b"x")
+    clock.advance(15.0)
+
+    assert "returned a coroutine, of which nothing is run" in caplog.text
+    assert consumer.stats().given_up == 0
+    assert nsqd.broker.topics["t"].channels["c"].deferred_count == 1
+
+
+def keeping(keeper, answers):
+    """Make a give-up handler that keeps a message, and answers it by a function."""
+
+    def keep(consumer, message):
+        keeper(consumer, message)
+        answers(message)
+
+    return keep
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(lambda message: None, id="by its return"),
+        pytest.param(lambda message: message.finish(), id="itself"),
+    ],
+)
+def test_given_up_message_is_no_success_for_backoff(nsqd, publish, clock, started, answer):
+    seen = []
+
+    def handle(consumer, message):
+        seen.append(message.body)
+        if len(seen) == 1:
+            raise RuntimeError
+
+    consumer = started(handle, nsqd, max_tries=1, requeue_delay=0, backoff_jitter=0.0)
+    consumer.on_giving_up.connect(keeping(Keeper(), answer), weak=False)
+    publish(nsqd, b"given up")
+    # After the pause it is delivered again, as the probe.
+    clock.advance(1.0)
+    clock.advance(0.5)
+
+    stats = consumer.stats()
+    assert (stats.given_up, stats.backoff, stats.backoff_failures) == (1, "probing", 1)
+    publish(nsqd, b"good")
+    clock.advance(0.5)
+    assert seen == [b"given up", b"good"]
+    assert consumer.stats().backoff == "off"
+
+
+def finish(message):
+    message.finish()
+
+
+def finish_in_another_thread(message):
+    thread = threading.Thread(target=message.finish)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("answer", [finish, finish_in_another_thread])
+def test_given_up_message_that_is_answered_later_is_no_success_for_backoff(nsqd, publish, clock, started, answer):
+    queue = QueueHandler()
+    consumer = started(raising(), nsqd, max_tries=1, requeue_delay=0, backoff_jitter=0.0)
+    consumer.on_giving_up.connect(queue, weak=False)
+    publish(nsqd, b"x")
+    clock.advance(1.0)
+    clock.advance(0.5)
+    answer(queue.get(timeout=10))
+    wait_until(lambda: clock.advance(0.5) or consumer.stats().counts.finished)
+
+    stats = consumer.stats()
+    assert (stats.given_up, stats.counts.finished, stats.backoff) == (1, 1, "probing")
+
+
+def test_give_up_handler_that_raises_is_a_failure_for_backoff(nsqd, publish, clock, started):
+    consumer = started(raising(), nsqd, max_tries=1, requeue_delay=0, backoff_jitter=0.0)
+    consumer.on_giving_up.connect(Keeper(failures=1), weak=False)
+    publish(nsqd, b"x")
+    clock.advance(1.0)
+
+    assert consumer.stats().backoff_failures == 2
+
+
+# --- messages that time out -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forever():
+    made = Event()
+    yield made
+    made.set()
+
+
+def test_overdue_handler_is_logged_with_its_line(nsqd, publish, clock, started, forever, caplog):
+    def wait_for_the_end():
+        forever.wait()
+
+    def handle(consumer, message):
+        ids.append(message.id)
+        wait_for_the_end()
+
+    ids = []
+    consumer = started(handle, nsqd)
+    publish(nsqd, b"x")
+    clock.advance(59.0)
+    assert consumer.stats().handlers_overdue == 0
+    clock.advance(8.0)
+
+    (line,) = lines(caplog, "its handler has run")
+    assert line.startswith(f"t/c: message {ids[0]!r} of {nsqd.tcp_address}: its handler has run for 6")
+    assert f"{__file__}:" in line
+    assert "in test_overdue_handler_is_logged_with_its_line.<locals>.handle (innermost: " in line
+    assert "wait_for_the_end)" in line
+    assert "its timeout is over, and nsqd delivers it again" in line
+    assert "touching()" in line
+    assert "handler_timeout" in line
+    assert "longer msg_timeout" in line
+    stats = consumer.stats()
+    assert (stats.handlers_overdue, stats.handlers_timed_out, stats.async_timed_out) == (1, 1, 0)
+    forever.set()
+    clock.advance(1.0)
+    assert consumer.stats().handlers_overdue == 0
+    assert consumer.stats().handlers_timed_out == 1
+
+
+def test_overdue_handlers_are_logged_once_a_minute(nsqd, publish, clock, started, forever, caplog):
+    consumer = started(lambda _, message: forever.wait(), nsqd, max_in_flight=3, max_tries=1)
+    publish(nsqd, b"1", b"2", b"3")
+    publish(nsqd, b"4")
+    for _ in range(30):
+        clock.advance(10.0)
+
+    overdue = lines(caplog, "its handler has run")
+    assert 4 <= len(overdue) <= 5
+    assert "(2 more handlers likewise)" in overdue[-1]
+    assert consumer.stats().handlers_overdue == 3
+
+
+def test_handler_that_touches_its_message_is_not_overdue(nsqd, publish, clock, started, caplog):
+    def handle(consumer, message):
+        with message.touching():
+            clock.sleep(200.0)
+
+    consumer = started(handle, nsqd)
+    publish(nsqd, b"x")
+    clock.advance(210.0)
+
+    assert lines(caplog, "its handler") == []
+    assert consumer.stats().counts.finished == 1
+
+
+def test_log_line_of_a_dropped_message_names_the_overdue_handler(nsqd, publish, clock, started, forever, caplog):
+    started(lambda _, message: forever.wait(), nsqd, max_tries=0)
+    publish(nsqd, b"x")
+    for _ in range(30):
+        clock.advance(10.0)
+
+    (line, *_) = lines(caplog, "not handled, it waited for a handler")
+    assert "1 of the 1 running handlers are overdue, the longest has run for" in line
+    assert "handler_timeout" in line
+    assert "lower max_in_flight" not in line
+
+
+def test_log_line_of_a_dropped_message_advises_to_shorten_a_long_queue(nsqd, publish, clock, started, caplog):
+    started(lambda _, message: clock.sleep(40.0), nsqd, max_in_flight=3, concurrency=1)
+    publish(nsqd, b"0")
+    publish(nsqd, b"1", b"2", b"3")
+    clock.advance(100.0)
+
+    (line, *_) = lines(caplog, "not handled, it waited for a handler")
+    assert "lower max_in_flight, raise concurrency, or ask for a longer msg_timeout" in line
+    assert "overdue" not in line
+
+
+def test_log_line_of_an_overdue_handler_advises_to_shorten_a_long_queue(nsqd, publish, clock, started, caplog):
+    started(lambda _, message: clock.sleep(50.0), nsqd, max_in_flight=2, concurrency=1)
+    publish(nsqd, b"0")
+    publish(nsqd, b"1", b"2")
+    clock.advance(95.0)
+
+    (line,) = lines(caplog, "its handler has run")
+    assert "lower max_in_flight" in line
+
+
+def test_async_message_that_times_out_is_logged(nsqd, publish, clock, started, caplog):
+    held = []
+
+    def handle(consumer, message):
+        message.enable_async()
+        held.append(message)
+
+    consumer = started(handle, nsqd, max_tries=0)
+    publish(nsqd, b"x")
+    clock.advance(70.0)
+
+    (line,) = lines(caplog, "not answered")
+    assert line.startswith(f"t/c: message {held[0].id!r} of {nsqd.tcp_address}: not answered in the 6")
+    assert "call finish() or requeue() whatever happens" in line
+    assert consumer.stats().async_timed_out == 1
+    for _ in range(30):
+        clock.advance(10.0)
+    assert 4 <= len(lines(caplog, "not answered")) <= 6
+    assert consumer.stats().async_timed_out >= 4
+    assert consumer.stats().handlers_timed_out == 0
+
+
+def test_unanswered_message_of_an_override_is_logged_when_it_times_out(nsqd, publish, clock, started, caplog):
+    class Forgetful(Consumer):
+        def handle_messages(self, messages):
+            pass
+
+    started(None, nsqd, kind=Forgetful, max_in_flight=3)
+    publish(nsqd, b"1", b"2")
+    clock.advance(70.0)
+
+    assert len(lines(caplog, "not answered")) == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["handler", "asynchronous"])
+def test_given_up_message_whose_first_delivery_is_unanswered_is_logged_so(
+    nsqd, publish, clock, started, forever, caplog, is_async
+):
+    def handle(consumer, message):
+        if is_async:
+            message.enable_async()
+            held.append(message)
+        else:
+            forever.wait()
+
+    held = []
+    started(handle, nsqd, max_tries=1, max_in_flight=2)
+    with nsqd.add(on.frame("message"), expire_message()):  # before the consumer's own clock says so
+        publish(nsqd, b"1")
+        clock.advance(1.0)
+
+    (line,) = lines(caplog, "given up")
+    assert line.endswith("last error: timed out, and is still unanswered here")
+
+
+def test_given_up_message_that_timed_out_here_is_logged_so(nsqd, publish, clock, started, forever, caplog):
+    started(lambda _, message: forever.wait(), nsqd, max_tries=1, max_in_flight=1, concurrency=2)
+    publish(nsqd, b"x")
+    clock.advance(130.0)
+
+    (line,) = lines(caplog, "given up")
+    assert line.endswith("last error: timed out while its handler ran")
+
+
+def test_messages_of_a_hanging_batch_are_logged_when_they_time_out(nsqd, publish, clock, started, forever, caplog):
+    consumer = started(BatchHandler(1, lambda batch: forever.wait(), clock=clock), nsqd, max_tries=0)
+    publish(nsqd, b"x")
+    clock.advance(70.0)
+
+    assert len(lines(caplog, "not answered")) == 1
+    assert consumer.stats().async_timed_out == 1

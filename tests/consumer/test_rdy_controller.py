@@ -139,7 +139,7 @@ def test_nsqd_that_is_connected_later_gets_rdy(nsqds, clock, started, handler, w
     assert rdy(*nsqds) == [10, 10, 10]
 
 
-# --- fewer in flight than nsqds ---------------------------------------------------------------------------------------
+# --- turns: max_in_flight below the number of nsqds -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
@@ -268,7 +268,7 @@ def test_nsqds_that_are_all_idle_keep_their_rdy(nsqds, clock, started, handler, 
     assert [nsqd.transcript.commands("RDY") for nsqd in nsqds] == [[], [], []]
 
 
-# --- what users say ---------------------------------------------------------------------------------------------------
+# --- changes by the user ----------------------------------------------------------------------------------------------
 
 
 def test_max_in_flight_can_be_raised_while_messages_flow(nsqds, clock, started):
@@ -358,7 +358,7 @@ def test_nsqd_that_connects_during_a_pause_gets_rdy_0(nsqds, clock, started, han
     assert handler.by(nsqds[2]) == [1]
 
 
-# --- never too many, never none ---------------------------------------------------------------------------------------
+# --- limits -----------------------------------------------------------------------------------------------------------
 
 LINKS = [
     pytest.param([], id="good links"),
@@ -524,7 +524,7 @@ def test_bug_in_a_greenlet_of_the_consumer_is_logged_and_the_greenlet_continues(
     assert len(runs) == 2
 
 
-# --- an nsqd that does not keep to RDY --------------------------------------------------------------------------------
+# --- nsqds that exceed RDY --------------------------------------------------------------------------------------------
 
 
 def flooding_nsqd(count):

@@ -33,7 +33,7 @@ def wait_until_idle(workers):
     wait_until(lambda: len(workers) == workers.busy == 0)
 
 
-def kill_those_on_their_way(workers):
+def kill_starting_workers(workers):
     for worker in list(workers._workers):
         worker.kill()
 
@@ -42,7 +42,7 @@ def test_message_of_a_worker_killed_before_it_began_is_handled_by_another(worker
     messages = [message(number) for number in range(3)]
     workers.put(messages)
 
-    kill_those_on_their_way(workers)
+    kill_starting_workers(workers)
     wait_until_idle(workers)
 
     assert handled == messages
