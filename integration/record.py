@@ -29,7 +29,16 @@ from fakensqd import FakeAuthServer
 from gnsq.addresses import parse_address
 from tests.fakensqd.recorded_auth import RecordedAnswers
 from tests.fakensqd.templates import Difference, Names, compare_json, pieces, sorted_lists
-from tests.fakensqd.transcripts import AT_ONCE, Answer, Player, Received, Step, Transcript, load_file, phase
+from tests.fakensqd.transcripts import (
+    MAX_CONCURRENT_SESSIONS,
+    Answer,
+    Player,
+    Received,
+    Step,
+    Transcript,
+    load_file,
+    phase,
+)
 
 # Parts of a message frame.
 MESSAGE = 2
@@ -128,7 +137,7 @@ def record(transcript: Transcript, tcp_address: str, http_address: str) -> Trans
         sessions[session["id"]] = Recorder(*addresses, typed=header["framing"] == "v2").record(session)
 
     with _auth_server(header["flags"]):
-        for number, at_once in enumerate((AT_ONCE, AT_ONCE, 1)):
+        for number, at_once in enumerate((MAX_CONCURRENT_SESSIONS, MAX_CONCURRENT_SESSIONS, 1)):
             todo = [session for session in transcript.sessions.values() if phase(session) == number]
             Pool(at_once).map(play, todo)
     return Transcript({**header, "server": f"{kind} {version}"}, sessions)

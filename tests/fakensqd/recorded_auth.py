@@ -1,4 +1,4 @@
-"""The auth server of the recorded sessions: what it says depends on the secret, ``RUN:NAME`` or ``RUN:NAME:REST``.
+"""The auth server of the recorded sessions: its answer depends on the secret, ``RUN:NAME`` or ``RUN:NAME:REST``.
 
 Source: tests/vectors/transcripts/README.md, "Auth server".
 """
@@ -50,22 +50,22 @@ SECOND_ANSWERS = {"denied": document(), "error": 500, "fine": document(grant())}
 
 
 class RecordedAnswers:
-    """Answers as the recorded server did; some secrets get another answer when they are asked about again."""
+    """Returns the answers of the recorded server; for some secrets the second answer differs."""
 
     def __init__(self) -> None:
-        self._asked: Counter[str] = Counter()
+        self._queries: Counter[str] = Counter()
 
     def __call__(self, query: AuthQuery) -> AuthAnswer:
         _, _, name = query.secret.partition(":")
         name, _, rest = name.partition(":")
-        self._asked[query.secret] += 1
+        self._queries[query.secret] += 1
         if name == "echo":
-            words = [f"{key}={value}" for key, value in sorted(query.parameters.items()) if key != "secret"]
-            return document(grant(), identity=",".join(words), identity_url=query.accept)
+            fields = [f"{key}={value}" for key, value in sorted(query.parameters.items()) if key != "secret"]
+            return document(grant(), identity=",".join(fields), identity_url=query.accept)
         if name == "hex":
             return document(grant(), identity=rest.encode("utf-8", "surrogateescape").hex())
         if name.startswith("short-then-"):
-            if self._asked[query.secret] == 1:
+            if self._queries[query.secret] == 1:
                 return document(grant(), ttl=1)
             return SECOND_ANSWERS[name.removeprefix("short-then-")]
         if name == "slow":

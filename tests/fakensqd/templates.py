@@ -1,6 +1,6 @@
-"""Templates of recorded sessions: bytes, texts and JSON with tokens for what differs from play to play.
+"""Templates of recorded sessions: bytes, texts and JSON with tokens for values that differ in each run.
 
-The tokens are described in tests/vectors/transcripts/README.md. What does not fit is raised as Difference.
+The tokens are described in tests/vectors/transcripts/README.md. Data that does not match raises Difference.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 
 class Difference(AssertionError):
-    """The server did something else than the recorded one."""
+    """The server behaved differently from the recorded one."""
 
 
 TOKEN = re.compile(r"\{([A-Z]+)((?::\w+)*)\}")
-# What each token that is not bound to a value may stand for.
+# Values that match a token without a fixed value.
 FREE = {
     "VERSION": rb'[^"\s]+',
     "HOST": rb'[^"\s]+',
@@ -38,13 +38,13 @@ Codec = Callable[[str], bytes]
 
 @dataclass
 class Names:
-    """What the tokens of one session stand for: its run, message ids, timestamps."""
+    """Values of the tokens of one session: its run, message ids, timestamps."""
 
     run: bytes
     values: dict[str, bytes] = field(default_factory=dict)
 
     def expand(self, template: str, codec: Codec = bytes.fromhex) -> bytes:
-        """Put values in the place of tokens."""
+        """Replace tokens by values."""
         return b"".join(self._value(*piece, codec) for piece in pieces(template))
 
     def _value(self, token: str | None, text: str, codec: Codec) -> bytes:
@@ -60,14 +60,14 @@ class Names:
                 return self.values[f"{token}:{text}"]
 
     def template(self, data: bytes) -> str:
-        """Put tokens in the place of values: what expand() turns round."""
+        """Replace values by tokens: the reverse of expand()."""
         text = data.hex().replace(self.run.hex(), "{RUN}")
         for token, value in self.values.items():
             text = text.replace(value.hex(), f"{{{token}}}")
         return text
 
     def compare(self, template: str, data: bytes, codec: Codec = bytes.fromhex) -> None:
-        """Check data against a template; ids and timestamps seen for the first time are kept."""
+        """Compare data with a template. Keep the value of each id and timestamp that is new."""
         new: dict[str, str] = {}
         pattern = b"".join(self._pattern(*piece, codec, new) for piece in pieces(template))
         found = re.fullmatch(pattern, data, re.DOTALL)
@@ -86,7 +86,7 @@ class Names:
         if token in FREE:
             return b"(?:%s)" % FREE[token]
         if token == "REP":
-            # Compiling a megabyte of literal takes seconds.
+            # To compile a literal of a megabyte takes seconds.
             byte, count = text.split(":")
             return b"(?:%s){%d}" % (re.escape(bytes.fromhex(byte)), int(count))
         if token in ("ID", "TS") and name not in self.values:
@@ -98,7 +98,7 @@ class Names:
 
 
 def pieces(template: str) -> Iterator[tuple[str | None, str]]:
-    """Cut a template into tokens, with their arguments, and what is between them, with None."""
+    """Split a template into tokens with their arguments, and texts between them with None."""
     end = 0
     for token in TOKEN.finditer(template):
         if token.start() > end:
@@ -115,7 +115,7 @@ def shortened(data: object) -> str:
 
 
 def compare_json(wanted: Any, got: Any, names: Names) -> None:
-    """Check a JSON value, types included; strings may hold tokens."""
+    """Compare a JSON value and its type; strings may have tokens."""
     if wanted == "{ANY}":
         return
     if isinstance(wanted, str) and wanted in NUMBERS:
@@ -140,7 +140,7 @@ def compare_json(wanted: Any, got: Any, names: Names) -> None:
 
 
 def sorted_lists(value: Any) -> Any:
-    """Put lists that came out of a Go map into an order."""
+    """Sort lists that were made from a Go map."""
     if isinstance(value, dict):
         return {key: sorted_lists(item) for key, item in value.items()}
     if isinstance(value, list):

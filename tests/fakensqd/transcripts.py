@@ -1,7 +1,7 @@
 """Play recorded sessions of real servers against a server, on gevent, many at a time.
 
-What a session is, step by step and token by token, is described in tests/vectors/transcripts/README.md. A session is
-played on connections of its own, in a greenlet; what differs is raised as Difference.
+tests/vectors/transcripts/README.md describes the steps and tokens of a session. A greenlet plays each session, on its
+own connections. A response that differs raises Difference.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ Step = dict[str, Any]
 FILES = Path(__file__).parent.parent / "vectors" / "transcripts"
 HEARTBEAT_FRAME = (0, b"_heartbeat_")
 HTTP_HEADERS = ("content-type", "x-nsq-content-type", "allow", "location")
-AT_ONCE = 120
+MAX_CONCURRENT_SESSIONS = 120
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """One file: who speaks, how frames look, and the sessions by id."""
+    """One file: its header and the sessions by id."""
 
     header: dict[str, Any]
     sessions: dict[str, dict[str, Any]]
 
 
 def load(name: str) -> Transcript:
-    """Read one of our files of recorded sessions."""
+    """Read a file of recorded sessions of this repository."""
     return load_file(FILES / f"{name}.jsonl")
 
 
@@ -76,11 +76,11 @@ class Wire:
         self._typed = typed
         self._buffer = b""
 
-    def upgrade(self, layer: str, level: int) -> None:
-        # What came behind the last frame belongs to the new layer; in front of TLS nothing may.
+    def upgrade(self, transport_name: str, level: int) -> None:
+        # Bytes after the last frame belong to the new transport. There must be none before TLS.
         rest, self._buffer = self._buffer, b""
-        if layer == "tls":
-            assert not rest, f"in front of TLS: {shortened(rest)}"
+        if transport_name == "tls":
+            assert not rest, f"before TLS: {shortened(rest)}"
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             transport = TlsTransport(self._transport, context)
@@ -88,11 +88,11 @@ class Wire:
                 transport.handshake()
             self._transport = transport
         else:
-            codec = {"deflate": lambda: Deflate(level), "snappy": Snappy}[layer]()
+            codec = {"deflate": lambda: Deflate(level), "snappy": Snappy}[transport_name]()
             self._transport = CompressedTransport(self._transport, codec, rest)
 
     def send(self, data: bytes) -> None:
-        # The server may have closed; the next step tells.
+        # The server may have closed the connection; the next step checks that.
         with contextlib.suppress(NSQSocketError), gevent.Timeout(30, Difference("cannot send")):
             self._transport.sendall(data)
 
@@ -103,13 +103,13 @@ class Wire:
         self._socket.close()
 
     def frame(self, within: float) -> tuple[int | None, bytes] | None:
-        """Wait for a frame; None if none comes in time.
+        """Wait for a frame; return None after the time.
 
         Raises:
             Ended: If the connection ends first.
         """
         deadline = self._clock.monotonic() + within
-        while (frame := self._cut()) is None:
+        while (frame := self._next_frame()) is None:
             timeout = self._clock.timeout(max(deadline - self._clock.monotonic(), 0.001))
             try:
                 with timeout:
@@ -127,7 +127,7 @@ class Wire:
             self._buffer += data
         return frame
 
-    def _cut(self) -> tuple[int | None, bytes] | None:
+    def _next_frame(self) -> tuple[int | None, bytes] | None:
         if len(self._buffer) < 4:
             return None
         (size,) = struct.unpack_from(">i", self._buffer)
@@ -144,7 +144,7 @@ class Wire:
 
 @dataclass
 class Received:
-    """What came in one step: frames, heartbeats apart, whether the connection has ended, and when the last came."""
+    """Data of one step: frames, number of heartbeats, whether the connection ended, time of the last data."""
 
     frames: list[tuple[int | None, bytes]] = field(default_factory=list)
     beats: int = 0
@@ -154,7 +154,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Answer:
-    """An HTTP answer, with the headers that count."""
+    """An HTTP response, with the headers that are compared."""
 
     status: int
     headers: dict[str, str | None]
@@ -165,7 +165,7 @@ class Player:
     """Plays one session.
 
     Args:
-        clock: What the waiting times of a session are measured with; the machine's time unless given.
+        clock: Measures the times of a session; default: real time.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Player:
         """Play all steps.
 
         Raises:
-            Difference: If the server does something else.
+            Difference: If the server behaves differently.
         """
         try:
             for number, step in enumerate(session["steps"], 1):
@@ -201,8 +201,8 @@ class Player:
                 self._wires[name] = Wire(self._tcp, self._clock, typed=self._typed)
             case {"do": "send", "c": name, "hex": template}:
                 self._wires[name].send(self._names.expand(template))
-            case {"do": "upgrade", "c": name, "to": layer}:
-                self._wires[name].upgrade(layer, step.get("level", 6))
+            case {"do": "upgrade", "c": name, "to": transport_name}:
+                self._wires[name].upgrade(transport_name, step.get("level", 6))
             case {"do": "half_close", "c": name}:
                 self._wires[name].half_close()
             case {"do": "close", "c": name}:
@@ -216,7 +216,7 @@ class Player:
             case {"do": "drain", "c": name}:
                 self._drain(self._wires[name], step)
             case {"do": "http"}:
-                self._request_until_right(step)
+                self._request_until_equal(step)
             case _:
                 raise AssertionError(f"unknown step {step}")
 
@@ -230,7 +230,7 @@ class Player:
             self.differs(step, received, difference)
 
     def _collect(self, wire: Wire, step: Step) -> Received:
-        """Take as many frames as are wanted, and what comes behind them if something is said about that."""
+        """Receive as many frames as are expected. If the step is about data after them, wait for that, too."""
         received = Received()
         within, heartbeats = step.get("within", 5.0), step.get("heartbeats")
 
@@ -277,11 +277,11 @@ class Player:
             raise Difference(f"{received.beats} heartbeats, wanted {heartbeats}")
 
     def differs(self, step: Step, received: Received | Answer, difference: Difference) -> None:
-        """Decide what becomes of a difference; the session goes on if this does not raise."""
+        """Handle a difference. The session continues if this does not raise."""
         raise difference
 
     def _compare_frame(self, left: list[Step], frame: tuple[int | None, bytes], *, unordered: bool) -> None:
-        """Compare a frame with the next wanted one, or with any; take it from what is left."""
+        """Compare a frame with the next expected one, or with any, and remove that one from the list."""
         for wanted in left if unordered else left[:1]:
             try:
                 if wanted.get("type") != frame[0]:
@@ -305,7 +305,7 @@ class Player:
 
     # --- HTTP ---------------------------------------------------------------------------------------------------------
 
-    def _request_until_right(self, step: Step) -> None:
+    def _request_until_equal(self, step: Step) -> None:
         deadline = self._clock.monotonic() + step.get("retry", 0)
         while True:
             answer = self._request(step)
@@ -325,7 +325,7 @@ class Player:
         connection = http.client.HTTPConnection(*self._http)
         connection.sock = socket.create_connection(self._http, timeout=15)
         try:
-            # The server may refuse before all of the body was read: there is an answer all the same.
+            # The server may respond before it has read the whole body.
             with contextlib.suppress(ConnectionError):
                 connection.request(
                     step["method"],
@@ -362,7 +362,7 @@ def normal(name: str, value: str | None) -> object:
 
 
 def phase(session: dict[str, Any]) -> int:
-    """Say when to play a session: with all others (0), with others that take their time (1), or alone (2)."""
+    """Return when to play a session: with all others (0), with other slow ones (1), or alone (2)."""
     if session.get("exclusive"):
         return 2
     slow = [step["do"] in ("sleep", "mark", "drain") or "within" in step for step in session["steps"]]
@@ -370,7 +370,7 @@ def phase(session: dict[str, Any]) -> int:
 
 
 def play_all(transcript: Transcript, number: int, make_player: Callable[[], Player]) -> dict[str, str]:
-    """Play the sessions of one phase, many at a time; give back what was different, by id."""
+    """Play the sessions of one phase, many at a time; return the differences by session id."""
     differences: dict[str, str] = {}
 
     def play(session: dict[str, Any]) -> None:
@@ -380,5 +380,5 @@ def play_all(transcript: Transcript, number: int, make_player: Callable[[], Play
             differences[session["id"]] = str(error)
 
     sessions = [session for session in transcript.sessions.values() if phase(session) == number]
-    Pool(1 if number == 2 else AT_ONCE).map(play, sessions)
+    Pool(1 if number == 2 else MAX_CONCURRENT_SESSIONS).map(play, sessions)
     return differences
