@@ -1,4 +1,4 @@
-"""Message ids: nsqd's layout, rising, never twice."""
+"""Message ids: they have nsqd's layout, rise, and never repeat."""
 
 from fakensqd.message import MessageIdGenerator
 

@@ -1,4 +1,4 @@
-"""Options of the emulated nsqd: those that depend on one another."""
+"""Options of the emulated nsqd that depend on each other."""
 
 import pytest
 

@@ -88,7 +88,7 @@ def test_nsqd_pings_and_reconnects_to_nsqlookupd(nsqd, lookupd, clock):
     assert nodes(lookupd) == []
 
     def back():
-        # The first ping may find the old connection broken, the next makes a new one.
+        # The first PING may fail on the broken connection; the next one opens a new connection.
         clock.advance(15.0)
         return nodes(lookupd) and lookup(lookupd) == ([], 1)
 
@@ -163,7 +163,7 @@ def test_topic_deleted_during_the_query_gets_no_channels(nsqd, lookupd):
 
     nsqd.broker.ensure_topic("t")
     nsqd.broker.delete_topic("t")
-    # What is left is the peer itself.
+    # Only the client itself is left.
     wait_until(lambda: len(nsqd._greenlets) == 1)
 
     assert nsqd.broker.topics == {}
@@ -174,7 +174,7 @@ def test_nsqlookupd_that_does_not_answer_queries_delays_no_message(answer):
     asked = []
 
     def talk(sock):
-        # Whatever is said, the answer is the same.
+        # The response to each command is the same.
         while said := sock.recv(65536):
             asked.append(said)
             sock.sendall(len(answer).to_bytes(4, "big") + answer)

@@ -28,7 +28,7 @@ class Nsqd(Client):
         super().__init__(lookupd.tcp_address)
 
     def answer(self):
-        """Wait for an answer; b"" is the end of the connection."""
+        """Wait for a response; b"" is the end of the connection."""
         return self._read(int.from_bytes(self._read(4), "big"))
 
     def _read(self, count):

@@ -1,4 +1,4 @@
-"""What nsqlookupd knows."""
+"""Registrations of nsqlookupd: names, producers, tombstones."""
 
 import pytest
 

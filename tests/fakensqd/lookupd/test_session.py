@@ -1,4 +1,4 @@
-"""One nsqd as nsqlookupd sees it."""
+"""The connection of one nsqd to nsqlookupd, as far as recorded sessions do not have it."""
 
 import json
 import math
@@ -19,7 +19,7 @@ def identify(**changes):
 
 
 class Nsqd:
-    """The other side: sends bytes, reads answers."""
+    """The nsqd: sends bytes, reads responses."""
 
     def __init__(self, registry):
         self.now = 0.0

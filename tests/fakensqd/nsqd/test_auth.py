@@ -1,4 +1,4 @@
-"""Authorization: answers of an auth server, and what they allow."""
+"""Responses of an auth server, and the grants in them."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""How auth servers are asked: one after the other, redirects, HTTPS, time."""
+"""The HTTP client of auth servers: several addresses, redirects, HTTPS, timeouts."""
 
 import contextlib
 
@@ -25,7 +25,7 @@ def ask(*addresses, **options):
 
 @contextlib.contextmanager
 def serving(status, body=b"", context=None, **headers):
-    """Listen, and give every request the same answer; gives the address and the paths that are asked for."""
+    """A server with the same response to each request; yields its port and the requested paths."""
     paths = []
 
     def application(environ, start_response):
@@ -122,7 +122,7 @@ def test_auth_client_asks_over_https(certificates, server_context):
         assert client.ask(QUESTION) is not None
         assert client.ask(QUESTION) is not None
         assert paths == ["/x", "/x"]
-        # The system's CAs know nothing of ours.
+        # The CAs of the system have not signed the certificate.
         assert ask(address) is None
 
 

@@ -1,4 +1,4 @@
-"""Topics: what reaches which channel and when; names; timers."""
+"""Topics: messages for each channel, new and deleted names, expiry."""
 
 import math
 

@@ -16,7 +16,7 @@ from tests.fakensqd.wire import call, environ, request
 
 
 class Facts:
-    """A server that is not there."""
+    """Facts about a server."""
 
     hostname = "h"
     tcp_port = 4150
@@ -49,7 +49,7 @@ def server():
 
 @pytest.fixture
 def api(server):
-    """Call the API; gives status and text."""
+    """Call the API; returns status and text."""
     application = nsqd_application(server)
 
     def request(method, target, body=b""):

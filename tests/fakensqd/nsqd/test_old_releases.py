@@ -1,4 +1,4 @@
-"""What the oldest documents say: RDY that is counted down, no negotiation, HTTP with envelopes and other names."""
+"""Old releases of nsqd: RDY that is counted down, no negotiation, HTTP with envelopes and other paths."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_rdy_is_counted_down():
         nsqd.broker.topics["t"].publish([b"one", b"two", b"three"], nsqd.now())
         ids = [decode_message(reader.frame()[1])[2] for _ in range(2)]
 
-        # Answers make no room; another RDY does.
+        # FIN does not raise the RDY count; another RDY does.
         reader.send(b"".join(map(commands.finish, ids)) + commands.publish("u", b"x"))
         assert reader.frame() == OK
         assert nsqd.broker.topics["t"].channels["c"].depth == 1
@@ -36,7 +36,7 @@ def test_rdy_that_is_counted_down_also_limits_messages_in_flight():
         nsqd.broker.topics["t"].publish([b"%d" % number for number in range(9)], nsqd.now())
         ids = [decode_message(reader.frame()[1])[2] for _ in range(3)]
 
-        # As many are in flight as the last RDY says.
+        # The last RDY limits the messages in flight.
         reader.send(commands.ready(2) + commands.finish(ids[0]) + commands.publish("u", b"x"))
         assert reader.frame() == OK
         (session,) = nsqd.sessions

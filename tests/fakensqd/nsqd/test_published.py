@@ -1,4 +1,4 @@
-"""publish(), messages() and assert_published(): what tests ask first, in the test's hub and on a thread."""
+"""publish(), messages() and assert_published(), in the hub of the test and on a thread."""
 
 import gevent
 import pytest
@@ -13,7 +13,7 @@ from tests.helpers import wait_until
 
 @pytest.fixture(params=[False, True], ids=["in the hub", "on a thread"])
 def server(request):
-    """A running nsqd, of which all must work in either place."""
+    """A running nsqd, in the hub of the test or on a thread."""
     with FakeNsqd(threaded=request.param, record=True) as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""FakeNsqd over its sockets: messages all the way, time, options."""
+"""FakeNsqd over its sockets: messages from publish to FIN, time, options."""
 
 import gevent
 import pytest
@@ -246,7 +246,7 @@ def test_stop_does_not_wait_for_the_auth_server():
 def test_requeued_message_is_delivered_to_the_waiting_consumer(nsqd):
     readers = [consumer(nsqd.tcp_address) for _ in range(2)]
     channel = nsqd.broker.topics["t"].channels["c"]
-    # Both have said RDY.
+    # Both have sent RDY.
     for reader in readers:
         reader.send(b"PUB other\n\x00\x00\x00\x01x")
         assert reader.frame() == OK

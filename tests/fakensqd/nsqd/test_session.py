@@ -1,4 +1,4 @@
-"""One client: bytes in, effects out. What servers were recorded doing is in behaviour/test_recorded."""
+"""One V2 client, as far as recorded sessions (behaviour/test_recorded) do not have it."""
 
 import math
 import struct
@@ -16,7 +16,7 @@ from gnsq.protocol.frames import ERROR, MESSAGE, RESPONSE, FrameDecoder, decode_
 
 
 class Client:
-    """A session and its client: sends bytes, reads frames, without a socket between."""
+    """A session and its client, without a socket: sends bytes, reads frames."""
 
     def __init__(self, broker, **arguments):
         self.broker = broker
@@ -56,7 +56,7 @@ class Client:
         return self._frames(self.session.tick(now))
 
     def bodies(self):
-        """Pump; bodies of the messages that come."""
+        """Pump; returns the bodies of the messages."""
         return [decode_message(data)[3] for kind, data in self.pump() if kind == MESSAGE]
 
 
@@ -144,7 +144,7 @@ def test_input_that_ends_in_a_body_causes_the_error_of_nsqd(client, data, text):
 
 
 def test_numbers_overflow_as_in_go(client):
-    """No recorded session has these: what is more than 64 bits wraps, and a wrapped delay below zero is none."""
+    """No recorded session has these: numbers above 64 bits wrap, and a delay that wraps to below 0 becomes 0."""
     *_, (_, message) = client.send(b"SUB t c\nRDY 1\nDPUB t 18446744073709551616\n\0\0\0\1x")
     message_id = decode_message(message)[2]
     for delay in (b"9223372036855", b"18446744073709551616"):
@@ -175,7 +175,7 @@ def test_responses_do_not_depend_on_how_bytes_are_split(parts, data):
         got += cut.send(stream[start:stop])
     got += cut.end()
 
-    # Messages come in between at any point.
+    # Messages may come between responses at any point.
     def answers(frames):
         return [frame for frame in frames if frame[0] != MESSAGE]
 

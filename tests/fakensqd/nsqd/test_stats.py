@@ -1,4 +1,4 @@
-"""Statistics: which topics, channels and clients; null or a list; the text."""
+"""/stats, as far as recorded sessions do not have it: filters, publish counts, latencies."""
 
 import pytest
 

@@ -29,7 +29,7 @@ from tests.helpers import wait_until
 # --- files as values --------------------------------------------------------------------------------------------------
 
 
-# As nsqd 1.3.0 has left them.
+# Files that nsqd 1.3.0 has written.
 METADATA = [
     pytest.param(b'{"topics":null,"version":"1.3.0"}', [], id="nothing"),
     pytest.param(
@@ -138,7 +138,7 @@ def test_damaged_file_of_messages_is_refused():
 
 @pytest.fixture
 def started(tmp_path):
-    """Start nsqds on one directory; all are stopped in the end."""
+    """Start nsqds on one directory; all are stopped after the test."""
     nsqds = []
 
     def start(**options):
@@ -154,7 +154,7 @@ def started(tmp_path):
 
 
 def metadata(path):
-    """What nsqd.dat says: topic (paused?) -> channel -> paused?"""
+    """Read nsqd.dat: (topic, is it paused?) -> channel -> is it paused?"""
     topics = json.loads((path / "nsqd.dat").read_text())["topics"] or []
     return {
         (topic["name"], topic["paused"]): {c["name"]: c["paused"] for c in topic["channels"] or []} for topic in topics
@@ -375,7 +375,7 @@ def depths(nsqd):
 
 @pytest.fixture
 def killed(tmp_path):
-    """Start what another would find if an nsqd was killed now: a copy of its directory."""
+    """Start an nsqd on a copy of the directory of another: what it finds if the other is killed now."""
     copies = []
 
     def killed(nsqd, **options):
