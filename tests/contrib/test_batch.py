@@ -38,7 +38,7 @@ def settled(nsqd):
     return (stats["in_flight_count"], stats["depth"], stats["deferred_count"]) == (0, 0, 0)
 
 
-# --- when
+# --- when a batch runs
 
 
 def test_full_batch_is_handled_and_finished(fakensqd, publish, consume, batches):
@@ -182,7 +182,7 @@ def test_one_greenlet_runs_all_batches_in_time_and_ends(still_publish, still_con
     assert set(watchers()) <= set(others)
 
 
-# --- what
+# --- items and errors
 
 
 def test_batch_is_made_of_what_handle_message_returns(publish, consume):
@@ -335,7 +335,7 @@ def test_requeue_and_finish_methods_answer_unanswered_messages(fakensqd, publish
     assert channel_stats(fakensqd, "t", "c")["requeue_count"] == 1
 
 
-# --- greenlets, and what goes wrong
+# --- greenlets and failures
 
 
 def test_no_more_batches_run_at_once_than_allowed(publish, consume):

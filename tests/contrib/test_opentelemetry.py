@@ -561,7 +561,7 @@ def test_body_in_an_envelope_is_published_unchanged(fakensqd, send_enveloped):
     assert fakensqd.transcript.published("t") == [wrap(b"body", HEADERS)]
 
 
-# --- handling what came in an envelope
+# --- handling messages in envelopes
 
 
 def enveloped(body=b"body", headers=HEADERS):
