@@ -198,25 +198,20 @@ class HubThread:
 
     def _serve(self, started: CrossThreadFuture[None]) -> None:
         hub = gevent.get_hub()
+        self._queue, self._stop, self._ident = hub_call_queue(), Event(), get_ident()
         # Keeps the loop running while there is nothing to do, before the first call for example.
         keep_alive = hub.loop.async_()
         keep_alive.start(lambda: None)
-        self._queue, self._stop, self._ident = hub_call_queue(), Event(), get_ident()
-        try:
+        with contextlib.ExitStack() as at_end:  # the last one first
+            at_end.callback(self._destroy, hub)
+            at_end.callback(keep_alive.close)
+            if self._kills_greenlets:
+                at_end.callback(self._kill_greenlets, hub)
+            if self._on_end is not None:
+                at_end.callback(self._on_end)
+            at_end.callback(setattr, self, "_stopped", True)
             started.set_result(None)
             self._stop.wait()  # without a timeout: until stop() is called
-        finally:
-            self._stopped = True
-            try:
-                try:
-                    if self._on_end is not None:
-                        self._on_end()
-                finally:
-                    if self._kills_greenlets:
-                        self._kill_greenlets(hub)
-            finally:
-                keep_alive.close()
-                self._destroy(hub)
 
     def _kill_greenlets(self, hub: Any) -> None:  # Any: gevent has no types
         with gevent.Timeout(self._stop_timeout / 2, False):

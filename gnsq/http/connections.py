@@ -164,25 +164,21 @@ class Connections:
             if fresh:
                 # Nothing waits between this and the send, so no other call can put a connection back.
                 self._adapter.close()
+            seconds = max(call.ends - time.monotonic(), 0.001)
+            timeout = (min(self.options.connect_timeout or seconds, seconds), None)
             try:
-                return self._exchange(request, max(call.ends - time.monotonic(), 0.001))
+                # Not through a requests.Session: it would add proxies and passwords of the environment, and read the
+                # body of each redirect to its end.
+                response = self._adapter.send(
+                    request.prepare(), stream=True, timeout=timeout, proxies=self.options.proxies
+                )
+                # A connection whose response was read to its end is back in the pool before it is closed here.
+                with contextlib.closing(response):
+                    return _read(f"{request.method} {request.url}", response, self.options.max_response_size)
             except _FAILURES as error:
                 raise (self._closed_error() if self.closed else NoResponse(error, call)) from error
             finally:
                 call.socket = None
-
-    def _exchange(self, request: requests.Request, seconds: float) -> Response:
-        connect_timeout = min(self.options.connect_timeout or seconds, seconds)
-        # Not through a requests.Session: it would add proxies and passwords of the environment, and read the body of
-        # each redirect to its end.
-        response = self._adapter.send(
-            request.prepare(), stream=True, timeout=(connect_timeout, None), proxies=self.options.proxies
-        )
-        try:
-            return _read(f"{request.method} {request.url}", response, self.options.max_response_size)
-        finally:
-            # A connection whose response was read to its end is back in the pool already.
-            response.close()
 
 
 class Call:
