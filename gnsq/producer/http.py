@@ -253,6 +253,13 @@ class HttpLink:
     Attributes:
         is_up: Whether nsqd answered its last ping, and no request has failed since.
         has_published: Whether nsqd has taken a publish since that ping.
+        released: Whether to ping no more.
+        attempted: Set after the first ping.
+        woken: Ends the wait between two pings.
+        down, request_error: Set with the error of the request that has failed.
+        failures: Consecutive pings or requests that failed.
+        last_failure: Why the link is not used.
+        greenlet: Runs the pings.
         workers: Greenlets that send requests. Each ends when nothing is left to send.
     """
 
@@ -274,6 +281,12 @@ class HttpLink:
         self.submit: Callable[[PendingPublish], None] = self._submit
         self.is_up = False
         self.has_published = False
+        self.released = False
+        self.attempted, self.woken, self.down = Event(), Event(), Event()
+        self.request_error: NSQException | None = None
+        self.failures = 0
+        self.last_failure: NSQException | None = None
+        self.greenlet: Any = None  # Any: gevent has no types
         self.workers: set[gevent.Greenlet] = set()
         self._max_requests = max_requests
         self._max_seconds = max_seconds
@@ -281,8 +294,8 @@ class HttpLink:
         self._pool = pool
         self._unsent: OrderedDict[PendingPublish, None] = OrderedDict()
         self._sent: dict[PendingPublish, None] = {}
-        # A request that was sent before the last failure says nothing about the nsqd now.
-        self._failures = 0
+        # Counts the times it was up: a failure of a request that was sent before says nothing about the nsqd now.
+        self._period = 0
         # nsqd's version: None if not asked yet, empty if nsqd does not say. Another nsqd may respond after a failure.
         self._version: tuple[int, ...] | None = None
 
@@ -354,19 +367,19 @@ class HttpLink:
             self.workers.discard(gevent.getcurrent())
 
     def _publish(self, publish: PendingPublish, seconds: float) -> None:
-        failures = self._failures
+        period = self._period
         limit = min(seconds - min(DEADLINE_MARGIN, seconds / 2), self._max_seconds)
         try:
             self._request(publish, limit)
         except NSQHttpUnreachable as error:
-            self._fail(failures, error)
+            self._fail(period, error)
             publish.on_not_sent(error)
         except NSQInvalid as error:
             # Too old: a retry on this nsqd would end in the same way.
             self._pool.on_error(error)
             publish.on_error(error)
         except NSQHttpError as error:
-            self._on_http_error(publish, error, failures, expires=limit < self._max_seconds)
+            self._on_http_error(publish, error, period, expires=limit < self._max_seconds)
         except Exception as error:
             # A bug must neither end the greenlet nor let a caller wait.
             logger.exception("%s: internal error while publishing", self._subject)
@@ -417,34 +430,34 @@ class HttpLink:
         found = _VERSION.match(str(info.get("version"))) if isinstance(info, dict) else None
         return tuple(map(int, found.groups())) if found else ()
 
-    def _on_http_error(self, publish: PendingPublish, error: NSQHttpError, failures: int, *, expires: bool) -> None:
+    def _on_http_error(self, publish: PendingPublish, error: NSQHttpError, period: int, *, expires: bool) -> None:
         """Retry or end a publish that was sent and not confirmed.
 
         Args:
             expires: Whether a timeout of the request means that the deadline has come.
         """
         if is_rejected_before_nsqd(error):
-            self._fail(failures, error)
+            self._fail(period, error)
             publish.on_not_sent(error)
             return
         refused = refused_error(error, multi=bool(publish.mpub_body_size), deferred=bool(publish.defer))
         if refused is not None:
             if is_node_error(refused):
-                self._fail(failures, refused)
+                self._fail(period, refused)
             self._pool.on_error(refused)
             publish.on_error(refused)
             return
-        self._fail(failures, error)
+        self._fail(period, error)
         if expires and isinstance(error, NSQHttpTimeout) and not publish.done:
             publish.owner.expire(publish, WaitingFor.RESPONSE, _deadline(publish))
         publish.on_connection_lost(error)
 
-    def _fail(self, failures: int, error: NSQException) -> None:
-        """Report a failure of a request that began when there were so many failures."""
-        if self.is_up and failures == self._failures:
+    def _fail(self, period: int, error: NSQException) -> None:
+        """End the use of this link, if the request that has failed was sent in the current period."""
+        if self.is_up and period == self._period:
             self.is_up = False
             self._version = None
-            self._failures += 1
+            self._period += 1
             self._pool.on_failure(self, error)
 
 
@@ -459,36 +472,6 @@ def _deadline(publish: PendingPublish) -> float:
 PING_TIMEOUT = 5.0
 # Seconds to wait for the end of killed greenlets.
 KILL_TIMEOUT = 0.5
-
-
-class _Entry:
-    """State of one address."""
-
-    __slots__ = (
-        "attempted",
-        "down",
-        "failures",
-        "greenlet",
-        "last_failure",
-        "link",
-        "released",
-        "request_error",
-        "woken",
-    )
-
-    def __init__(self, link: HttpLink) -> None:
-        self.link = link
-        self.released = False
-        self.attempted = Event()
-        # Ends the wait between two pings.
-        self.woken = Event()
-        # Set with the error of the request that has failed.
-        self.down = Event()
-        self.request_error: NSQException | None = None
-        # Consecutive ones.
-        self.failures = 0
-        self.last_failure: NSQException | None = None
-        self.greenlet: Any = None  # Any: gevent has no types
 
 
 class HttpPool:
@@ -523,8 +506,8 @@ class HttpPool:
         self._owner = owner
         self.on_response = on_response
         self.on_error = on_error
-        self._entries: dict[str, _Entry] = {}
-        # Links of released addresses are in here, too.
+        self._by_address: dict[str, HttpLink] = {}
+        # Links of released addresses that still have requests are in here, too.
         self._links: set[HttpLink] = set()
         self._closing = False
         register_after_fork(self)
@@ -533,11 +516,11 @@ class HttpPool:
         """Use an nsqd whenever it responds. No-op if it is used already."""
         if self._closing:
             return
-        entry = self._entries.get(address)
-        if entry is not None:
-            entry.released = False
+        link = self._by_address.get(address)
+        if link is not None:
+            link.released = False
             return
-        link = HttpLink(
+        link = self._by_address[address] = HttpLink(
             address,
             self._clients.client(address),
             self._max_requests,
@@ -547,117 +530,109 @@ class HttpPool:
             subject=self._owner.at(address),
         )
         self._links.add(link)
-        entry = self._entries[address] = _Entry(link)
-        entry.greenlet = gevent.spawn(self._ping_loop, entry)
-        entry.greenlet.name = f"gnsq-keep-http-{address}"
+        link.greenlet = gevent.spawn(self._ping_loop, link)
+        link.greenlet.name = f"gnsq-keep-http-{address}"
 
     def release(self, address: str) -> None:
         """Ping an address no more, until it is added again. Its link is used until it fails."""
-        entry = self._entries.get(address)
-        if entry is not None:
-            entry.released = True
-            entry.woken.set()
+        link = self._by_address.get(address)
+        if link is not None:
+            link.released = True
+            link.woken.set()
 
     def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
         """Whether a greenlet belongs to the pool or its links."""
-        return any(entry.greenlet is greenlet for entry in self._entries.values()) or any(
-            greenlet in link.workers for link in self._links
-        )
+        return any(greenlet is link.greenlet or greenlet in link.workers for link in self._links)
 
     def wait_attempted(self, limit: float) -> None:
         """Wait until every address was pinged once, up to a limit in seconds; each ping has a limit of its own."""
-        wait_all([entry.attempted for entry in self._entries.values()], limit, self._clock)
+        wait_all([link.attempted for link in self._by_address.values()], limit, self._clock)
 
     def failures(self) -> dict[str, NSQException]:
         """Return the last error of each address that is not used."""
         return {
-            address: entry.last_failure
-            for address, entry in list(self._entries.items())
-            if entry.last_failure is not None and not entry.link.is_up
+            address: link.last_failure
+            for address, link in list(self._by_address.items())
+            if link.last_failure is not None and not link.is_up
         }
 
     def close(self, timeout: float) -> None:
         """End everything; publishes that were sent are lost."""
         self._closing = True
-        greenlets = [entry.greenlet for entry in self._entries.values()]
-        for entry in self._entries.values():
-            entry.attempted.set()
-            entry.greenlet.kill(block=False)
-        self._entries.clear()
+        self._by_address.clear()
         links, self._links = self._links, set()
+        greenlets: list[gevent.Greenlet] = []
         for link in links:
+            link.attempted.set()
+            link.greenlet.kill(block=False)
             self._dispatcher.remove(link)
-            greenlets += link.workers
+            greenlets += [link.greenlet, *link.workers]
             link.abort(NSQConnectionClosed(f"{link.address}: the producer was closed"))
         gevent.joinall(greenlets, timeout=KILL_TIMEOUT)
 
     def after_fork_in_child(self, parent: int) -> None:
         """Stop in this child process: the parent goes on with the connections. See concurrency.forks."""
         self._closing = True
-        for entry in self._entries.values():
-            entry.greenlet.kill(block=False)
         for link in self._links:
+            link.greenlet.kill(block=False)
             link.abort_requests(NSQConnectionClosed(f"{link.address}: not used in a child of process {parent}"))
 
     def on_failure(self, link: HttpLink, error: NSQException) -> None:
         """Stop to use a link whose nsqd does not respond, or refuses everything, until it responds to a ping."""
         self._dispatcher.remove(link)
         link.return_unsent(error)
-        entry = self._entries.get(link.address)
-        if entry is not None:
-            entry.request_error = entry.last_failure = error
-            entry.down.set()
+        link.request_error = link.last_failure = error
+        link.down.set()
 
-    def _ping_loop(self, entry: _Entry) -> None:
-        while not entry.released and not self._closing:
-            answered = self._ping(entry)
+    def _ping_loop(self, link: HttpLink) -> None:
+        while not link.released and not self._closing:
+            answered = self._ping(link)
             if answered:
-                self._use(entry)
-            entry.failures += 1
+                self._use(link)
+            link.failures += 1
             # Before `released` is read: release() ends the wait from here on.
-            entry.woken.clear()
-            wait = 0.0 if entry.released else self._seconds_to_wait(entry)
-            self._log_failure(entry, wait, was_used=answered)
+            link.woken.clear()
+            wait = 0.0 if link.released else self._seconds_to_wait(link)
+            self._log_failure(link, wait, was_used=answered)
             if wait > 0:
-                self._clock.wait(entry.woken, wait)
-        self._entries.pop(entry.link.address, None)
-        entry.link.finish()
-        self._links.discard(entry.link)
+                self._clock.wait(link.woken, wait)
+        self._by_address.pop(link.address, None)
+        link.finish()
+        self._links.discard(link)
 
-    def _ping(self, entry: _Entry) -> bool:
+    def _ping(self, link: HttpLink) -> bool:
         """Ping the nsqd. Returns: whether it responds."""
         failure: NSQException | None = None
         try:
-            entry.link.client.request("GET", "ping", timeout=min(PING_TIMEOUT, self._clients.max_seconds))
+            link.client.request("GET", "ping", timeout=min(PING_TIMEOUT, self._clients.max_seconds))
         except NSQHttpError as error:
             if not is_nsqd_response(error):
                 failure = error
         except Exception as error:  # noqa: BLE001  # a bug must not end the loop
             failure = InternalError(f"internal error while pinging: {error!r}")
             failure.__cause__ = error
-        entry.last_failure = failure
+        link.last_failure = failure
         if failure is not None:
-            entry.attempted.set()
+            link.attempted.set()
         return failure is None
 
-    def _use(self, entry: _Entry) -> None:
+    def _use(self, link: HttpLink) -> None:
         """Use the link until it fails."""
-        link = entry.link
-        entry.down.clear()
-        entry.request_error = None
+        link.down.clear()
+        link.request_error = None
         link.is_up, link.has_published = True, False
         since = self._clock.monotonic()
         logger.info("%s: answers, and is published to over HTTP", self._owner.at(link.address))
         self._dispatcher.add(link)
-        entry.attempted.set()
-        entry.down.wait()  # until a request fails, without a limit
+        link.attempted.set()
+        link.down.wait()  # until a request fails, without a limit
         if link.has_published or self._clock.monotonic() - since >= STABLE_AFTER:
-            entry.failures = 0
+            link.failures = 0
 
-    def _log_failure(self, entry: _Entry, wait: float, *, was_used: bool) -> None:
+    def _log_failure(self, link: HttpLink, wait: float, *, was_used: bool) -> None:
         """Log why an nsqd is not used, and the next step. Once a minute for each kind of failure: an nsqd may be down
         for days."""
-        error, address = entry.last_failure, entry.link.address
+        error, address = link.last_failure, link.address
         what = "not published to until it answers" if was_used else "does not answer"
         then = f"trying again in {wait:.1f} s" if wait > 0 else "trying again at once"
         bug = error.__cause__ if isinstance(error, InternalError) else None
@@ -668,14 +643,14 @@ class HttpPool:
             self._owner.at(address),
             what,
             without_address(error, address),
-            "not tried again" if entry.released else then,
+            "not tried again" if link.released else then,
             exc_info=bug,
         )
 
-    def _seconds_to_wait(self, entry: _Entry) -> float:
+    def _seconds_to_wait(self, link: HttpLink) -> float:
         """Return the seconds until the next ping."""
-        error, entry.request_error = entry.request_error, None
-        if entry.failures == 1 and isinstance(error, NSQHttpError):
+        error, link.request_error = link.request_error, None
+        if link.failures == 1 and isinstance(error, NSQHttpError):
             # It may have been that request alone. An error of nsqd itself, that it exits, stays true for a while.
             return 0.0
-        return self._reconnect.delay(entry.failures)
+        return self._reconnect.delay(link.failures)
