@@ -1,25 +1,30 @@
-"""Calls over HTTP: the deadline, safe retries, persistent connections, and other greenlets that run meanwhile."""
+"""Connections of an HTTP client: deadline, safe retries, close, forks, and errors; other greenlets run meanwhile."""
 
+import http.client
 import logging
 import socket
-import subprocess
-import sys
+import ssl
 import textwrap
 import threading
 
 import gevent
 import pytest
+import requests
+import urllib3
 from gevent.event import Event
 from gevent.pywsgi import WSGIServer
 
 import gnsq.http.connections  # noqa: F401  # or the first short deadline would include loading requests
 from gnsq.errors import NSQHttpError, NSQHttpTimeout, NSQHttpUnreachable, NSQNoConnections, NSQTimeout
+from gnsq.http.connections import NoResponse
 from gnsq.httpclient import HTTPClient
-from tests.helpers import refused_port, wait_until
+from tests.helpers import refused_port, run_program, wait_until
 from tests.http.peer import http_peer, reply
 
 # Seconds; long enough for what ends before it on a busy machine.
 SHORT = 0.5
+# Since Python 3.12 a process of several threads is warned when it forks.
+UNWARNED = ("-W", "ignore::DeprecationWarning")
 
 
 @pytest.fixture
@@ -201,7 +206,7 @@ TICKS = """
 def test_other_greenlets_run_while_a_response_is_delayed(patch):
     code = patch + "\n" + textwrap.dedent(TICKS)
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = run_program(code, flags=())
 
     assert (done.stdout, done.stderr) == ("ticked\n", "")
 
@@ -266,9 +271,7 @@ PATCHED = """
 
 @pytest.mark.subprocess
 def test_deadline_and_close_hold_in_a_patched_process():
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PATCHED)], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_program(textwrap.dedent(PATCHED), flags=())
 
     # With gevent before 25 urllib3's finalizer complains when the process ends.
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
@@ -432,3 +435,286 @@ def test_unreachable_says_that_nothing_was_sent(client_of):
 def test_unknown_host_is_unreachable(client_of):
     with pytest.raises(NSQHttpUnreachable, match="can't connect"):
         client_of("http://no-such-host.invalid:1", retries=0).request("GET", "x")
+
+
+# --- close and fork
+
+
+def failing(client):
+    with pytest.raises(NSQHttpError) as caught:
+        client.request("GET", "x")
+    return str(caught.value)
+
+
+def test_close_ends_calls_that_wait():
+    release = Event()
+    with http_peer(lambda asked, sock: release.wait() and None) as peer:
+        client = HTTPClient.from_url(peer.address)
+        callers = [gevent.spawn(failing, client) for _ in range(6)]
+        wait_until(lambda: len(peer.requests) == 4)
+        client.close()
+
+        for caller in callers:
+            assert "client was closed" in caller.get(timeout=5)
+        assert len(peer.requests) == 4
+        release.set()
+
+
+def test_close_ends_retries(caplog):
+    caplog.set_level(logging.DEBUG, "urllib3.connectionpool")
+    client = HTTPClient("127.0.0.1", refused_port(), retries=1000)
+    caller = gevent.spawn(failing, client)
+    wait_until(lambda: "Starting new HTTP connection (2)" in caplog.text)
+    client.close()
+
+    assert "client was closed" in caller.get(timeout=5)
+
+
+def test_closed_client_opens_new_connections():
+    with http_peer(lambda asked, sock: reply()) as peer, HTTPClient.from_url(peer.address) as client:
+        client.request("GET", "x")
+        client.close()
+        client.close()
+
+        assert client.request("GET", "x") == b"OK"
+        assert peer.connections == 2
+
+
+def test_close_closes_idle_connections():
+    gone = Event()
+
+    def answer(asked, sock):
+        gevent.spawn(watch, sock)
+        return reply()
+
+    def watch(sock):
+        gevent.socket.wait_read(sock.fileno(), timeout=10)
+        gone.set()
+
+    with http_peer(answer) as peer, HTTPClient.from_url(peer.address) as client:
+        client.request("GET", "x")
+        client.close()
+
+        assert gone.wait(10)
+
+
+def test_close_by_another_thread_ends_calls():
+    release = Event()
+    with http_peer(lambda asked, sock: release.wait() and None) as peer:
+        client = HTTPClient.from_url(peer.address)
+        caller = gevent.spawn(failing, client)
+        wait_until(lambda: peer.requests)
+        thread = threading.Thread(target=client.close)
+        thread.start()
+        thread.join(10)
+
+        assert "client was closed" in caller.get(timeout=5)
+        release.set()
+
+
+def test_close_by_another_thread_closes_idle_connections():
+    gone = Event()
+
+    def answer(asked, sock):
+        gevent.spawn(lambda: (gevent.socket.wait_read(sock.fileno(), timeout=10), gone.set()))
+        return reply()
+
+    with http_peer(answer) as peer, HTTPClient.from_url(peer.address) as client:
+        client.request("GET", "x")
+        thread = threading.Thread(target=client.close)
+        thread.start()
+        thread.join(10)
+
+        assert gone.wait(10)
+        assert client.request("GET", "x") == b"OK"
+
+
+FORK = """
+    import os, sys
+    import gevent, gevent.os
+    from gnsq.httpclient import HTTPClient
+
+    address, how = sys.argv[1:]
+    client = HTTPClient.from_url(address, timeout=20)
+    assert client.request("GET", "ping") == b"OK"
+    fork = gevent.fork if how == "gevent" else os.fork
+    if how == "gevent":
+        # Else it misses a child that ends before it is first waited for.
+        gevent.get_hub().loop.install_sigchld()
+    pid = fork()
+    if not pid:
+        done = 1
+        try:
+            done = 0 if [client.request("GET", "ping") for _ in range(3)] == [b"OK"] * 3 else 2
+            client.close()
+        finally:
+            os._exit(done)
+    assert [client.request("GET", "ping") for _ in range(20)] == [b"OK"] * 20
+    # gevent reaps the children of its own fork().
+    waitpid = gevent.os.waitpid if how == "gevent" else os.waitpid
+    assert os.waitstatus_to_exitcode(waitpid(pid, 0)[1]) == 0
+    assert client.request("GET", "ping") == b"OK"
+    print("both")
+"""
+
+
+@pytest.mark.parametrize("how", ["os", "gevent"])
+@pytest.mark.subprocess
+def test_child_of_a_fork_makes_connections_of_its_own(fakensqd, how):
+    done = run_program(textwrap.dedent(FORK), fakensqd.http_address, how, flags=UNWARNED)
+
+    assert (done.stdout, done.stderr) == ("both\n", "")
+
+
+FORK_DURING_A_CALL = """
+    import os, socket, sys, threading, time
+    import gevent
+    from gevent.socket import socketpair
+    from gnsq.errors import NSQHttpError
+    from gnsq.httpclient import HTTPClient
+
+    arrived, release, sent = threading.Event(), threading.Event(), threading.Event()
+
+    def serve():
+        sock, _ = listener.accept()
+        sock.recv(65536)
+        arrived.set()
+        release.wait(30)
+        sock.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\nOK")
+        sent.set()
+        release.clear()
+        release.wait(30)
+
+    def call():
+        try:
+            return client.request("POST", "x").decode()
+        except NSQHttpError as error:
+            return str(error).partition(": ")[2].replace(str(os.getppid()), "P")
+
+    def fork():
+        mine.recv(1)
+        pid = os.fork()
+        if pid:
+            time.sleep(0.3)  # so that the child is first to run
+        return pid
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=serve, daemon=True).start()
+    client = HTTPClient("127.0.0.1", listener.getsockname()[1], timeout=20)
+    caller = gevent.spawn(call)
+    while not arrived.is_set():
+        gevent.sleep(0.01)
+    mine, other = socketpair()
+    forker = gevent.spawn(fork)
+    gevent.sleep(0)
+    # The response and the fork come in one round of the hub.
+    release.set()
+    sent.wait(10)
+    other.send(b"x")
+    if not forker.get():
+        os.write(1, f"child: {caller.get(timeout=10)}\\n".encode())
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    print("parent:", caller.get(timeout=10))
+"""
+
+
+@pytest.mark.subprocess
+def test_call_that_waits_during_a_fork_fails_in_the_child_and_ends_in_the_parent():
+    done = run_program(textwrap.dedent(FORK_DURING_A_CALL), flags=UNWARNED)
+
+    assert (done.stdout, done.stderr) == (
+        "child: connection belongs to process P, and this is its child\nparent: OK\n",
+        "",
+    )
+
+
+# --- errors of requests, urllib3 and ssl
+
+
+class Progress:
+    """Stands for a call: whether it has sent bytes, and made the connection itself."""
+
+    def __init__(self, *, sent=False, connected=True):
+        self.sent, self.connected = sent, connected
+
+
+def certificate_error():
+    error = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
+    error.verify_message = "self-signed certificate"
+    return error
+
+
+def wrapped(error):
+    """Wrap an error as requests and urllib3 do."""
+    reason = urllib3.exceptions.SSLError(error)
+    return requests.exceptions.SSLError(urllib3.exceptions.MaxRetryError(None, "/x", reason))
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "final"),
+    [
+        pytest.param(wrapped(certificate_error()), "self-signed certificate (give the CA", True, id="certificate"),
+        pytest.param(wrapped(ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER]")), "(is it plain http", True, id="plain"),
+        pytest.param(
+            wrapped(ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED]")),
+            "cert_file and key_file",
+            True,
+            id="mtls",
+        ),
+        pytest.param(wrapped(ssl.SSLError(1, "[SSL: NO_CIPHERS]")), "TLS failed: [SSL: NO_CIPHERS]", True, id="tls"),
+        pytest.param(wrapped(ssl.SSLEOFError(8, "EOF occurred")), "if it always does", False, id="tls ended"),
+        pytest.param(
+            requests.ConnectionError(urllib3.exceptions.ProtocolError("x", http.client.BadStatusLine("\0"))),
+            "answer is not HTTP",
+            True,
+            id="not http",
+        ),
+        pytest.param(
+            requests.ConnectionError(
+                urllib3.exceptions.ProtocolError("Aborted", http.client.RemoteDisconnected("Remote end closed"))
+            ),
+            "Remote end closed",
+            False,
+            id="closed",
+        ),
+        pytest.param(requests.ConnectionError(socket.gaierror(-2, "Name unknown")), "Name unknown", False, id="name"),
+        pytest.param(
+            requests.ConnectionError(ConnectionResetError(104, "Reset by peer")),
+            "Reset by peer (is it nsqd's TCP port",
+            False,
+            id="reset",
+        ),
+        pytest.param(requests.ReadTimeout(TimeoutError("timed out")), "timed out", False, id="time"),
+        pytest.param(ValueError("odd\nsecond line"), "odd", False, id="anything"),
+        pytest.param(ValueError(), "ValueError", False, id="nothing said"),
+    ],
+)
+def test_error_has_a_text_with_a_hint(error, words, final):
+    failure = NoResponse(error, Progress())
+
+    assert words in str(failure)
+    assert "\n" not in str(failure)
+    assert (failure.final, failure.sent, failure.reused) == (final, False, False)
+
+
+def test_server_text_is_cut_and_printable():
+    failure = NoResponse(http.client.UnknownProtocol("HTTP/\x1b[0m" + "1" * 1000), Progress())
+
+    assert str(failure) == "HTTP/ [0m" + "1" * 191 + "..."
+
+
+@pytest.mark.parametrize(
+    ("sent", "connected", "reused"),
+    [(True, False, True), (True, True, False), (False, True, False), (False, False, False)],
+)
+def test_failure_after_sending_over_a_kept_connection_is_known(sent, connected, reused):
+    failure = NoResponse(
+        ConnectionResetError(104, "Connection reset by peer"), Progress(sent=sent, connected=connected)
+    )
+
+    assert (failure.sent, failure.reused) == (sent, reused)
+
+
+def test_timeout_is_known():
+    assert NoResponse(requests.ReadTimeout(TimeoutError("timed out")), Progress()).timed_out

@@ -4,7 +4,6 @@ import datetime
 import ipaddress
 import ssl
 import subprocess
-import sys
 import textwrap
 
 import gevent.ssl
@@ -16,7 +15,7 @@ from cryptography.x509.oid import NameOID
 
 from gnsq.errors import NSQHttpError, NSQHttpUnreachable
 from gnsq.httpclient import HTTPClient
-from tests.helpers import peer
+from tests.helpers import peer, run_program
 from tests.http.peer import http_peer, reply
 
 PASSWORD = "open-sesame"
@@ -286,8 +285,6 @@ PATCHED = """
 @pytest.mark.parametrize("patched", ["ssl", "all but ssl"])
 @pytest.mark.subprocess
 def test_other_greenlets_run_in_a_patched_process(ca, server_files, patched):
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PATCHED), ca.path, *server_files, patched]
-
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run_program(textwrap.dedent(PATCHED), ca.path, *server_files, patched, flags=("-W", "ignore"))
 
     assert (done.stdout, done.stderr) == ("done\n", "")
