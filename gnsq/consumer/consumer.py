@@ -70,7 +70,7 @@ __all__ = ["Consumer", "Handler", "HandlerT"]
 #         +------------------------------ close(), or start() failed ------------------------------+
 
 # Seconds, after the timeout of close(), until another thread no longer waits for the end.
-CLOSE_GRACE = 5.0
+JOIN_GRACE = 5.0
 # Seconds between searches for overdue handlers.
 OVERDUE_CHECK_INTERVAL = 10.0
 
@@ -372,7 +372,7 @@ class Consumer:
             closer.name = f"gnsq-close-{self.topic}"
             self._tasks.append(closer)
         if timeout is not None and self.threaded:
-            self.join(timeout + CLOSE_GRACE)
+            self.join(timeout + JOIN_GRACE)
         elif timeout is not None and not self._is_other_thread:
             self.join()
 

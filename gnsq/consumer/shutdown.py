@@ -20,7 +20,7 @@ __all__ = ["Shutdown"]
 logger = logging.getLogger(__name__)
 
 # Seconds, after the time limit, for REQs to be sent and for nsqd to close.
-CLOSE_GRACE = 2.0
+REQUEUE_GRACE = 2.0
 # Seconds between checks whether other handlers have ended, or further messages have come.
 POLL_INTERVAL = 0.05
 
@@ -61,11 +61,11 @@ class Shutdown:
         text = "%s: closing, with up to %g s for %s in flight on %s"
         what = counted(in_flight, "message"), counted(len(connections), "connection")
         self._log.info(text, self._label, self._timeout, *what)
-        closer = gevent.spawn(self._pool.close, self._timeout + CLOSE_GRACE)
+        closer = gevent.spawn(self._pool.close, self._timeout + REQUEUE_GRACE)
         closer.rawlink(lambda _: self._done.set())
         try:
             if not self._clock.wait(self._done, self._timeout) and self._requeue_unanswered():
-                end = self._clock.monotonic() + CLOSE_GRACE
+                end = self._clock.monotonic() + REQUEUE_GRACE
                 # Messages that nsqd sent before it read the CLS may still arrive.
                 while not self._clock.wait(self._done, POLL_INTERVAL) and self._clock.monotonic() < end:
                     self._requeue_unanswered()
