@@ -1,1 +1,1 @@
-"""Parts of HTTPClient: connections, checks of its arguments, and the meaning of responses."""
+"""Parts of HTTPClient: its options, its connections, and results from responses."""
