@@ -54,7 +54,7 @@ def producing(clock):
 
 
 class Job:
-    """Publishes, and tells how that ended: "confirmed", "refused", "not sent", "unknown"; None if it has not."""
+    """Publishes in a greenlet. Outcome: "confirmed", "refused", "not sent", "unknown"; None while it is pending."""
 
     def __init__(self, function, *arguments, **options):
         self.body = arguments[1]
@@ -96,12 +96,12 @@ def begin():
 
 
 def stored(*nsqds, topic="t"):
-    """What nsqds have taken, in the order of each."""
+    """Messages that nsqds have stored, in the order of each."""
     return [body for nsqd in nsqds for body in nsqd.transcript.published(topic)]
 
 
 class ListLink:
-    """A link that keeps what it is given in lists; the test is its nsqd."""
+    """A link that keeps its publishes in lists; the test acts as nsqd."""
 
     def __init__(self, address):
         self.address = address

@@ -1,4 +1,4 @@
-"""Publishes that go together: when a batch is sent, and what its members end as."""
+"""Batches: when they are sent, and the outcomes of their members."""
 
 import pytest
 

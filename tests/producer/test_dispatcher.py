@@ -1,4 +1,4 @@
-"""The way of publishes from the call to a link and back."""
+"""The dispatcher: from the call to a link and back, stalled links, and the busy poll."""
 
 import gevent
 import pytest
@@ -224,7 +224,7 @@ SOON = SEQUENTIAL_WITHIN / 2
 
 
 class Time:
-    """In place of the module's time: stands still until told."""
+    """A clock that the test sets."""
 
     def __init__(self):
         self.now = 1000.0
@@ -250,16 +250,16 @@ def publish():
 
 
 def rounds(poller):
-    """How many the loop makes for its sake, while nothing else is to be done."""
+    """Return how many rounds of the loop the poller causes while nothing else runs."""
     before = poller.rounds
-    # Several times: one that has passed when the loop looks, as on a busy machine, leaves no round in between.
+    # Several times: on a busy machine a timer may be over when the loop checks it, so that there is no round.
     for _ in range(5):
         gevent.sleep(0.0005)
     return poller.rounds - before
 
 
-def keep_late(poller, time):
-    """One in a row whose answer does not come in time; whether the loop stayed awake for it."""
+def poll_late(poller, time):
+    """Poll for a sequential publish whose response is late. Returns: whether the loop stayed awake."""
     time.now += SOON
     poller.poll(publish())
     awake = rounds(poller) > 0
@@ -290,23 +290,23 @@ def test_loop_polls_after_sequential_publishes_and_runs_other_greenlets(poller, 
 
 def test_loop_sleeps_again_if_an_answer_is_late(poller, time):
     poller.poll(publish())
-    assert keep_late(poller, time)
+    assert poll_late(poller, time)
 
 
 def test_polling_after_late_answers_is_skipped_more_and_more_often(poller, time):
     poller.poll(publish())
-    awake = [keep_late(poller, time) for _ in range(20)]
+    awake = [poll_late(poller, time) for _ in range(20)]
     assert [place for place, was in enumerate(awake) if was] == [0, 2, 6, 14]
     for _ in range(20):
         poller._skip = 2 * poller._skip + 1
         poller._left_to_skip = 0
-        keep_late(poller, time)
+        poll_late(poller, time)
     assert poller._skip == MAX_SKIPPED
 
 
 def test_answer_in_time_resets_the_number_of_skips(poller, time):
     poller.poll(publish())
-    assert [keep_late(poller, time) for _ in range(3)] == [True, False, True]
+    assert [poll_late(poller, time) for _ in range(3)] == [True, False, True]
     for _ in range(3):
         time.now += SOON
         poller.poll(publish())
@@ -316,7 +316,7 @@ def test_answer_in_time_resets_the_number_of_skips(poller, time):
     answered.done = True
     time.now += POLL_SECONDS
     wait_until(lambda: not poller._is_polling)
-    assert [keep_late(poller, time) for _ in range(3)] == [True, False, True]
+    assert [poll_late(poller, time) for _ in range(3)] == [True, False, True]
 
 
 def test_closed_busy_poller_does_not_poll(poller, time):

@@ -1,4 +1,4 @@
-"""What goes wrong between a producer and nsqds, and what publishes end as."""
+"""Faults between a producer and nsqds, and the outcomes of publishes."""
 
 import logging
 import ssl
@@ -34,7 +34,7 @@ def outcomes(jobs):
 
 
 def held_once(jobs, *nsqds):
-    """Whether nsqds have all that was confirmed, once, and nothing that was refused or not sent."""
+    """Check that nsqds have stored each confirmed message once, and no refused or unsent one."""
     bodies = stored(*nsqds)
     return all(
         bodies.count(job.body) == (1 if job.outcome == "confirmed" else 0) for job in jobs if job.outcome != "unknown"
@@ -106,6 +106,7 @@ def test_publish_to_a_silent_nsqd_ends_by_its_deadline(nsqd, clock, producing, b
 
     assert outcomes(jobs) == ["unknown", "not sent", "not sent"]
     assert isinstance(jobs[0].error, NSQUnknownTimeout)
+    assert "publish not answered within 2 s; nsqd may have it" in str(jobs[0].error)
     assert isinstance(jobs[1].error, NSQNotSentTimeout)
     nsqd.link.clear()
     clock.advance(1.0)
@@ -298,8 +299,8 @@ def test_nsqd_that_always_fails_costs_no_publish_if_two_others_run(nsqds, clock,
 def neighbours(producer, begin, refused, *arguments, **options):
     before = [begin(producer.publish, "t", b"a%d" % number) for number in range(100)]
     job = begin(refused, *arguments, **options)
-    behind = [begin(producer.publish, "t", b"b%d" % number) for number in range(100)]
-    return [*before, *behind], job
+    after = [begin(producer.publish, "t", b"b%d" % number) for number in range(100)]
+    return [*before, *after], job
 
 
 @pytest.fixture(params=["", "AUTH"], ids=["plain", "AUTH"])
@@ -557,18 +558,18 @@ def test_close_returns_unconfirmed_publishes_with_their_errors(nsqd, clock, prod
     begin(producer.publish, "t", b"first")
     clock.advance(1.0)
     nsqd.link.add(stall())
-    jobs = [begin(producer.publish, "t", body) for body in [b"sent", b"12345", b"no room"]]
+    jobs = [begin(producer.publish, "t", body) for body in [b"sent", b"12345", b"waits for capacity"]]
     multi = begin(producer.multipublish, "t", [b"5", b"6"])
 
     closing = gevent.spawn(producer.close, 3.0)
     clock.advance(3.1)
 
     assert closing.ready()
-    told = {tuple(each.bodies): each for each in closing.get()}
-    assert set(told) == {(b"sent",), (b"12345",), (b"no room",), (b"5", b"6")}
-    assert isinstance(told[b"sent",].error, NSQUnknown)
-    assert isinstance(told[b"no room",].error, NSQNotSent)
-    assert isinstance(told[b"5", b"6"].error, NSQNotSent)
+    unconfirmed = {tuple(each.bodies): each for each in closing.get()}
+    assert set(unconfirmed) == {(b"sent",), (b"12345",), (b"waits for capacity",), (b"5", b"6")}
+    assert isinstance(unconfirmed[b"sent",].error, NSQUnknown)
+    assert isinstance(unconfirmed[b"waits for capacity",].error, NSQNotSent)
+    assert isinstance(unconfirmed[b"5", b"6"].error, NSQNotSent)
     assert outcomes([*jobs, multi]) == ["unknown", "unknown", "not sent", "not sent"]
 
 
@@ -673,7 +674,7 @@ def test_publish_of_a_greenlet_that_is_killed_arrives(nsqd, clock, producing, be
     assert producer.stats().confirmed == 1
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["waiting for the answer", "waiting for room"])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["waiting for the answer", "waiting for capacity"])
 def test_publish_that_fails_after_its_greenlet_was_killed_is_logged(
     nsqd, clock, producing, begin, caplog, asynchronous
 ):
@@ -697,7 +698,7 @@ def test_greenlet_that_raises_when_woken_does_not_stop_the_others_from_being_wok
 
     def raise_behind_it():
         producer.publish("t", b"0")
-        raise ValueError("of a greenlet that nobody looks after")
+        raise ValueError("of a greenlet without an owner")
 
     gevent.spawn_raw(raise_behind_it)
     jobs = [begin(producer.publish, "t", b"%d" % number) for number in (1, 2)]
@@ -706,7 +707,7 @@ def test_greenlet_that_raises_when_woken_does_not_stop_the_others_from_being_wok
     assert outcomes(jobs) == ["confirmed", "confirmed"]
     stats = producer.stats()
     assert (stats.pending, stats.confirmed, stats.latency.count) == (0, 3, 3)
-    assert "of a greenlet that nobody looks after" in capsys.readouterr().err
+    assert "of a greenlet without an owner" in capsys.readouterr().err
 
 
 def test_hub_itself_can_not_wait_for_a_publish(nsqd, clock, producing):

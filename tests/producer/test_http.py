@@ -1,4 +1,4 @@
-"""Publishing over HTTP: the same ends as over TCP, where TCP is closed off."""
+"""Publishing over HTTP has the same outcomes as over TCP."""
 
 import json
 

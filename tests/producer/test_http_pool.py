@@ -1,4 +1,4 @@
-"""Publishing over HTTP: which nsqds are used, when they are tried again, and the end of it."""
+"""Publishing over HTTP: which nsqds are used, when they are pinged again, and close()."""
 
 import gc
 import logging
@@ -102,7 +102,7 @@ def test_nsqd_that_answers_pings_only_is_tried_more_and_more_rarely(fakensqd, ca
 
 
 def test_nsqd_with_a_full_disk_is_published_to(fakensqd):
-    """One whose disk was full gets well by a message that it can write."""
+    """nsqd reports a full disk until it can write a message."""
     with (
         fakensqd.add(on.http("/ping"), answer(500, b"NOK - no space left on device")),
         Producer(nsqd_http_addresses=fakensqd.http_address) as producer,
@@ -211,7 +211,7 @@ def test_close_returns_unconfirmed_publishes(fakensqd):
 
 
 def greenlets():
-    """Those of gnsq that have not ended."""
+    """Return the greenlets of gnsq that have not ended."""
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), gevent.Greenlet) and not thing.dead]
     return {greenlet for greenlet in found if greenlet.name.startswith("gnsq")}
 

@@ -1,4 +1,4 @@
-"""A producer's start and end: each once, whoever asks, and in bounded time."""
+"""Start and close of a producer: each happens once, in bounded time, from every thread and signal handler."""
 
 import contextlib
 import logging
@@ -38,14 +38,14 @@ def producer(fakensqd):
 
 @pytest.fixture
 def closed(producer):
-    """Collects what on_close tells."""
-    told = []
-    producer.on_close.connect(told.append, weak=False)
-    return told
+    """Collects the senders of on_close."""
+    closed_producers = []
+    producer.on_close.connect(closed_producers.append, weak=False)
+    return closed_producers
 
 
 def held(nsqd):
-    """How many messages of the topic it has."""
+    """Return how many messages of the topic an nsqd has."""
     topics = NsqdHTTPClient.from_url(nsqd.http_address).stats("t")["topics"] or []  # null without topics
     return sum(topic["message_count"] for topic in topics)
 
@@ -333,21 +333,21 @@ def test_close_by_a_receiver_of_its_signals_holds_nothing_up(producer, closed):
 
 
 def test_close_and_join_by_a_receiver_of_on_close_return(producer):
-    told = []
-    producer.on_close.connect(lambda sender: told.append((sender.close(), sender.join())), weak=False)
+    closed_producers = []
+    producer.on_close.connect(lambda sender: closed_producers.append((sender.close(), sender.join())), weak=False)
 
     assert producer.close() == []
-    assert told == [([], None)]
+    assert closed_producers == [([], None)]
 
 
 def test_producer_that_never_started_sends_no_on_close():
-    told = []
+    closed_producers = []
     producer = Producer("host")
-    producer.on_close.connect(told.append, weak=False)
+    producer.on_close.connect(closed_producers.append, weak=False)
 
     assert producer.close() == []
     producer.join()
-    assert told == []
+    assert closed_producers == []
 
 
 def test_join_ends_with_its_timeout(producer):
@@ -390,13 +390,13 @@ def test_close_of_a_producer_whose_thread_has_ended_ends_its_publishes(gone):
             gevent.get_hub().destroy(destroy_loop=True)
 
     made = []
-    told = []
+    closed_producers = []
     with silent_nsqd() as address:
         home = threading.Thread(target=live, args=(address,))
         home.start()
         wait_until(begun.is_set)
         (producer,) = made
-        producer.on_close.connect(told.append, weak=False)
+        producer.on_close.connect(closed_producers.append, weak=False)
         results = [producer.publish_async("t", b"other's", timeout=LIMIT)]
         results += [producer.publish_async("t", b"deferred", defer=1, timeout=LIMIT)]
         over.set()
@@ -408,7 +408,7 @@ def test_close_of_a_producer_whose_thread_has_ended_ends_its_publishes(gone):
     assert [type(result.exception) for result in results] == [NSQUnknownClosed] * 2
     assert producer.stats().state == "closed"
     assert producer.stats().unknown == 3
-    assert told == [producer]
+    assert closed_producers == [producer]
 
 
 BAD_TIMEOUTS = [float("inf"), float("nan"), -1, 1e9]
@@ -546,7 +546,7 @@ def test_close_by_a_signal_that_interrupts_the_start_in_any_line_takes_effect():
             gevent.Timeout(LIMIT, AssertionError(f"line {line}")),
         ):
             producer.start()
-        # For the line behind the last.
+        # For the line after the last.
         producer.close()
         producer.join(LIMIT)
         assert producer.stats().state == "closed", f"line {line}"
@@ -569,7 +569,7 @@ def test_close_by_a_signal_that_interrupts_a_publish_in_any_line_leaves_it_confi
     confirmed = []
     with contextlib.suppress(NSQNotSentClosed), closed_by_a_signal(producer, line):
         confirmed.append(producer.publish("t", b"x", timeout=5))
-    # For a line behind the end of the publish.
+    # For a line after the end of the publish.
     producer.close()
     producer.join(LIMIT)
 

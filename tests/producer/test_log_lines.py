@@ -1,4 +1,4 @@
-"""Log lines of a producer: each says whose it is, one event is one line, and an address stands once in it."""
+"""Log lines of a producer: each names the producer, one event is one line, and each address is in it once."""
 
 import logging
 import re

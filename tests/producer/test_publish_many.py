@@ -1,4 +1,4 @@
-"""publish_many: messages of any iterable, cut into chunks; each message confirmed or told of."""
+"""publish_many: messages of any iterable are published in chunks; the outcome of each chunk is reported."""
 
 import itertools
 

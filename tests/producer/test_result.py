@@ -45,7 +45,7 @@ def ended(waiters, error=None):
 
 
 def outcome(function):
-    """What a function returns or raises."""
+    """Return the result or the error of a function."""
     try:
         return function()
     except BaseException as error:  # noqa: BLE001  # gevent.Timeout, too
@@ -137,7 +137,7 @@ def test_other_greenlets_of_a_thread_with_a_hub_run_while_one_waits(threads, res
         return value, len(ticks)
 
     threads.start(look, with_hub)
-    gevent.sleep(0.05)
+    wait_until(lambda: result.waiters.pending)
     result.end(None)
 
     assert threads.wait() == [(b"OK", 10)]

@@ -1,4 +1,4 @@
-"""Who gets the next publish, by each strategy."""
+"""Which link each strategy chooses."""
 
 from collections import Counter
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A producer while it runs: nsqds that nsqlookupds name, greenlets that go on, and places where nothing can wait."""
+"""A running producer: nsqds that nsqlookupds name, greenlets that must not end, and callers that can't wait."""
 
 import contextlib
 import json
@@ -99,15 +99,15 @@ def test_producer_without_any_nsqd_is_not_ready_and_says_so(caplog):
         http_peer(lambda request, sock: reply(b'{"producers":[]}', content_type=JSON)) as asked,
         Producer(lookupd_http_addresses=asked.address, lookupd_poll_interval=0.01) as producer,
     ):
-        wait_until(lambda: "WARNING" in told(caplog, "the nsqlookupd knows no nsqd yet"))
+        wait_until(lambda: "WARNING" in levels(caplog, "the nsqlookupd knows no nsqd yet"))
 
         assert not producer.is_ready
         assert producer.stats().not_ready == f"http://{asked.address}/: no nsqd there"
-    assert told(caplog, "the nsqlookupd knows no nsqd yet") == ["INFO", "WARNING"]
+    assert levels(caplog, "the nsqlookupd knows no nsqd yet") == ["INFO", "WARNING"]
     assert producer.stats().not_ready == "closed"
 
 
-def told(caplog, text):
+def levels(caplog, text):
     """Levels of the log lines that hold a text."""
     return [record.levelname for record in caplog.records if text in record.getMessage()]
 
@@ -212,7 +212,7 @@ def test_slow_connections_are_closed_together():
         hold.wait()
 
     with peer(answer) as address:
-        # One behind the other they would take 5 s.
+        # One after the other they would take 5 s.
         producer = Producer(address, connections_per_nsqd=10)
         producer.start()
         result = producer.publish_async("t", b"x")
@@ -327,7 +327,7 @@ def test_publish_in_a_receiver_of_signals_is_refused(fakensqd, how, refusal):
             outcomes.append(raised)
 
     fakensqd.add(on.command("PUB", topic="bad"), error("E_BAD_TOPIC"))
-    # The one that is refused has all the room.
+    # The refused publish has reserved all capacity.
     with Producer(fakensqd.tcp_address, max_pending_bytes=10) as producer:
         producer.on_error.connect(receive, weak=False)
 

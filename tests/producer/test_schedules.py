@@ -1,4 +1,4 @@
-"""Whatever happens to nsqds and the ways to them: each publish ends, once, in time, and as it says."""
+"""Random faults and schedules: each publish ends once, in time, and with a true outcome."""
 
 from collections import Counter
 from contextlib import ExitStack
@@ -318,11 +318,11 @@ def test_close_in_the_middle_returns_the_unconfirmed_publishes(nsqds, options, s
         for made in world.published[before:]:
             made.taken = False
         world.check()
-        told = bodies_of(world.unconfirmed)
+        unconfirmed = bodies_of(world.unconfirmed)
         assert all(made.outcomes != ["confirmed"] for made in world.published[before:])
         for made in world.published:
             if made.outcomes == ["confirmed"]:
-                assert not told & set(made.bodies)
+                assert not unconfirmed & set(made.bodies)
         for made in world.published[:before]:
             if made.outcomes[0] in OUTCOMES[1:] and made.taken and made.ended > began:
-                assert set(made.bodies) <= told, made
+                assert set(made.bodies) <= unconfirmed, made

@@ -1,4 +1,4 @@
-"""Publishes of other threads than the producer's: native ones, ones with hubs, in patched processes and plain ones."""
+"""Publishes from other threads than the producer's: with and without hubs, in patched and unpatched processes."""
 
 import threading
 import time
@@ -153,14 +153,14 @@ def test_other_methods_may_be_called_in_threads_at_once(producer, fakensqd, thre
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_close_of_several_threads_closes_once(producer, threads, kind):
-    told = []
-    producer.on_close.connect(told.append, weak=False)
+    closed_producers = []
+    producer.on_close.connect(closed_producers.append, weak=False)
     results = [producer.publish_async("t", b"x") for _ in range(COUNT)]
 
     threads.start(lambda number: (producer.close(), producer.join(LIMIT)), kind, count=4)
 
     assert threads.wait() == [([], None)] * 4
-    assert told == [producer]
+    assert closed_producers == [producer]
     assert [result.get(timeout=0) for result in results] == [b"OK"] * COUNT
 
 
