@@ -117,14 +117,14 @@ class TransportStack:
             self.decoder.set_max_frame_size(before)
 
     def _perform(self, steps: Generator[Step, Frame | None, _Result]) -> _Result:
-        answer: Frame | None = None
+        response: Frame | None = None
         while True:
             try:
-                step = steps.send(answer)
+                step = steps.send(response)
             except StopIteration as end:
                 result: _Result = end.value
                 return result
-            answer = None
+            response = None
             match step:
                 case Write(data):
                     self._connected.sendall(data)
@@ -135,10 +135,10 @@ class TransportStack:
                     self.transport = CompressedTransport(self._connected, codec, self.decoder.take_remaining())
                 case ReadFrame(expected):
                     self.expected = expected
-                    answer = self.read_frame()
+                    response = self.read_frame()
                     self._let_others_run()
                     if self.on_frame is not None:
-                        self.on_frame(*answer)
+                        self.on_frame(*response)
 
     def allow_messages(self) -> None:
         """Accept frames of up to max_frame_size from now on. Before SUB no frame is longer than a response."""

@@ -235,9 +235,9 @@ class Connection:
         """
         assert_valid_topic_name(topic, self.options.max_name_length)
         assert_valid_channel_name(channel, self.options.max_name_length)
-        answer = self.call(commands.subscribe(topic, channel))
-        if answer != OK:
-            raise NSQProtocolError(f"{self.address}: answer {answer[:80]!r} to SUB, expected OK")
+        response = self.call(commands.subscribe(topic, channel))
+        if response != OK:
+            raise NSQProtocolError(f"{self.address}: response {response[:80]!r} to SUB, expected OK")
         if self.state is not ConnectionState.CONNECTED:
             raise connection_lost_error(self.address, self.error)
         assert self._stack is not None  # open() has made it
@@ -398,11 +398,11 @@ class Connection:
         # Not get(timeout=...): a gevent.Timeout of the caller must not be mistaken for this one.
         if not self._clock.wait(reply, self.options.timeout):
             word = command.split(None, 1)[0].decode()
-            raise NSQTimeout(f"{self.address}: no answer to {word} within {self.options.timeout} s")
-        answer: bytes = reply.get()
-        if expected is not None and answer != expected:
-            raise NSQProtocolError(f"{self.address}: answer {answer[:80]!r}, expected {expected!r}")
-        return answer
+            raise NSQTimeout(f"{self.address}: no response to {word} within {self.options.timeout} s")
+        response: bytes = reply.get()
+        if expected is not None and response != expected:
+            raise NSQProtocolError(f"{self.address}: response {response[:80]!r}, expected {expected!r}")
+        return response
 
     def send(self, command: bytes) -> None:
         """Queue a command without a response. The writer sends all queued commands at once. Raises as request()."""

@@ -109,8 +109,8 @@ class NsqdHTTPClient(HTTPClient):
     def _publish(
         self, path: str, old_path: str | None, params: Mapping[str, object], body: bytes, timeout: float | None
     ) -> bytes:
-        answer: bytes = self.request("POST", path, params, body, old_path=old_path, timeout=timeout)
-        return answer
+        response: bytes = self.request("POST", path, params, body, old_path=old_path, timeout=timeout)
+        return response
 
     # --- topics and channels
 
@@ -156,15 +156,15 @@ class NsqdHTTPClient(HTTPClient):
 
     def _topic(self, verb: str, topic: str) -> bytes:
         assert_valid_topic_name(topic)
-        answer: bytes = self.request("POST", f"topic/{verb}", {"topic": topic}, old_path=f"{verb}_topic")
-        return answer
+        response: bytes = self.request("POST", f"topic/{verb}", {"topic": topic}, old_path=f"{verb}_topic")
+        return response
 
     def _channel(self, verb: str, topic: str, channel: str) -> bytes:
         assert_valid_topic_name(topic)
         assert_valid_channel_name(channel)
         params = {"topic": topic, "channel": channel}
-        answer: bytes = self.request("POST", f"channel/{verb}", params, old_path=f"{verb}_channel")
-        return answer
+        response: bytes = self.request("POST", f"channel/{verb}", params, old_path=f"{verb}_channel")
+        return response
 
     # --- information and settings
 
@@ -228,8 +228,8 @@ class NsqdHTTPClient(HTTPClient):
             "include_clients": _flag(include_clients),
             "include_mem": _flag(include_mem),
         }
-        answer: NsqdStats | bytes = self.request("GET", "stats", params)
-        return answer
+        response: NsqdStats | bytes = self.request("GET", "stats", params)
+        return response
 
     def config(self, option: str) -> Any:
         """Return one of nsqd's options, named by its flag with ``_`` for ``-``.
@@ -261,13 +261,13 @@ class NsqdHTTPClient(HTTPClient):
         Raises:
             NSQHttpError: With status 500 and the reason if it is not, as after a failed write to disk.
         """
-        answer: bytes = self.request("GET", "ping")
-        return answer
+        response: bytes = self.request("GET", "ping")
+        return response
 
     def info(self) -> dict[str, Any]:
         """Return version, ports and limits."""
-        answer: dict[str, Any] = self.request("GET", "info")
-        return answer
+        response: dict[str, Any] = self.request("GET", "info")
+        return response
 
 
 def _body(subject: str, data: object) -> bytes:

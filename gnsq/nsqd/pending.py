@@ -139,7 +139,7 @@ class PendingRequests:
     """
 
     __slots__ = (
-        *("_alone", "_answered", "_risky", "_drained", "_limits", "_unblock", "_unsorted"),
+        *("_alone", "_resolved", "_risky", "_drained", "_limits", "_unblock", "_unsorted"),
         *("blocked", "sent", "unsent", "unsent_bytes"),
     )
 
@@ -158,7 +158,7 @@ class PendingRequests:
         self._drained = False
         # Whether a request was sent alone.
         self._alone = False
-        self._answered: Event | None = None
+        self._resolved: Event | None = None
 
     def __bool__(self) -> bool:
         return bool(self.sent) or bool(self.unsent)
@@ -258,8 +258,8 @@ class PendingRequests:
             self.blocked = self._alone = False
             self._unblock()
         request.on_response(data)
-        if self._answered is not None:
-            self._answered.set()
+        if self._resolved is not None:
+            self._resolved.set()
 
     def resolve_oks(self, data: bytes) -> bool:
         """Resolve the oldest requests if the data is whole OK frames only. Returns: whether it is."""
@@ -303,16 +303,16 @@ class PendingRequests:
             failure = connection_lost_error(address, error)
             for request in unsent:
                 request.on_not_sent(failure)
-        if self._answered is not None:
-            self._answered.set()
+        if self._resolved is not None:
+            self._resolved.set()
 
     def wait(self) -> None:
         """Wait until there are no pending requests."""
-        self._answered = Event()
+        self._resolved = Event()
         while self:
-            self._answered.clear()
-            self._answered.wait()
-        self._answered = None
+            self._resolved.clear()
+            self._resolved.wait()
+        self._resolved = None
 
 
 def connection_lost_error(address: str, error: NSQException | None, longest: int = 0) -> NSQConnectionClosed:
@@ -327,6 +327,6 @@ def connection_lost_error(address: str, error: NSQException | None, longest: int
         text = f"{address}: nsqd refused a command before this one and closed the connection ({error}); "
         text += "this one was not executed"
     elif isinstance(error, NSQSocketError) and error.errno == errno.ECONNRESET and longest > RISKY_SIZE:
-        text += f"; the longest command without an answer has {longest} bytes, and nsqd resets a connection when "
+        text += f"; the longest command without a response has {longest} bytes, and nsqd resets a connection when "
         text += "it refuses a body: compare with its --max-msg-size and --max-body-size"
     return NSQConnectionClosed(text)

@@ -234,7 +234,7 @@ class NsqdTCPClient:
         messages = self._in_flight_messages
         messages.msg_timeout = identity.msg_timeout or self.options.msg_timeout
         messages.max_msg_timeout = identity.max_msg_timeout
-        return dict(identity.answer) or None
+        return dict(identity.response) or None
 
     def auth(self) -> dict[str, object]:
         """Send AUTH. identify() does it if nsqd requires it.
@@ -249,9 +249,9 @@ class NsqdTCPClient:
         if self.options.auth_secret is None:
             raise ValueError("AUTH needs a secret: give auth_secret")
         self._check_may_send(b"AUTH")
-        answer = dict(self._perform(handshake.auth_steps(self.options.auth_secret), "AUTH"))
-        self.on_auth.send(self, response=answer)
-        return answer
+        response = dict(self._perform(handshake.auth_steps(self.options.auth_secret), "AUTH"))
+        self.on_auth.send(self, response=response)
+        return response
 
     def upgrade_to_tls(self) -> None:
         """Start TLS, after the caller has sent IDENTIFY and read the response. identify() does all of it."""
@@ -303,14 +303,14 @@ class NsqdTCPClient:
             NSQTimeout: If no response came within options.timeout.
             NSQException: If the frame is something else.
         """
-        with self._time_limit(f"no answer {expected!r}"):
+        with self._time_limit(f"no response {expected!r}"):
             frame_type, data = self.read_response()
             while frame_type == RESPONSE and data == HEARTBEAT != expected:
                 frame_type, data = self.read_response()
         if isinstance(data, NSQErrorCode):
             raise data
         if frame_type != RESPONSE or data != expected:
-            raise NSQException(f"{self.nsqd}: answer {data!r}, expected {expected!r}")
+            raise NSQException(f"{self.nsqd}: response {data!r}, expected {expected!r}")
 
     def listen(self) -> None:
         """Read until the connection is closed, and send the signals.

@@ -86,7 +86,7 @@ class Identity:
 
     Attributes:
         heartbeat_interval: 0 without heartbeats.
-        answer: The server's response to IDENTIFY; empty if it was a plain OK.
+        response: The server's response to IDENTIFY; empty if it was a plain OK.
         auth: Its response to AUTH; empty if none was sent.
         warnings: Facts that the user should know although the connection works.
     """
@@ -99,7 +99,7 @@ class Identity:
     auth_required: bool = False
     tls: bool = False
     compression: Codec | None = None
-    answer: Mapping[str, object] = field(default_factory=dict)
+    response: Mapping[str, object] = field(default_factory=dict)
     auth: Mapping[str, object] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -199,9 +199,9 @@ def upgrade_steps(step: StartTLS | StartCompression) -> Generator[Step, Frame | 
     """
     yield step
     name = step.codec.name if isinstance(step, StartCompression) else "TLS"
-    answer = yield from _read_response(name)
-    if answer != OK:
-        raise NSQProtocolError(f"answer {answer[:80]!r} after the start of {name}, expected OK")
+    response = yield from _read_response(name)
+    if response != OK:
+        raise NSQProtocolError(f"response {response[:80]!r} after the start of {name}, expected OK")
 
 
 def auth_steps(secret: bytes) -> Generator[Step, Frame | None, Mapping[str, object]]:
@@ -213,22 +213,22 @@ def auth_steps(secret: bytes) -> Generator[Step, Frame | None, Mapping[str, obje
     """
     yield Write(commands.auth(secret))
     data = yield from _read_response("AUTH")
-    answer = _json_object(data)
-    if answer is None:
-        raise NSQProtocolError(f"answer {data[:80]!r} to AUTH is no JSON object")
-    return answer
+    response = _json_object(data)
+    if response is None:
+        raise NSQProtocolError(f"response {data[:80]!r} to AUTH is no JSON object")
+    return response
 
 
 def _read_response(command: str) -> Generator[Step, Frame | None, bytes]:
     """Read the next response. After IDENTIFY, heartbeats may come before it."""
     while True:
-        frame = yield ReadFrame(f"answer to {command}")
+        frame = yield ReadFrame(f"response to {command}")
         assert frame is not None  # the caller sends a frame after ReadFrame
         frame_type, data = frame
         if frame_type == ERROR:
             raise with_hint(make_error(data))
         if frame_type != RESPONSE:
-            raise NSQProtocolError(f"frame of type {frame_type} in answer to {command}, expected a response")
+            raise NSQProtocolError(f"frame of type {frame_type} in response to {command}, expected a response")
         if data != HEARTBEAT:
             return data
         yield Write(commands.NOP)
@@ -236,22 +236,22 @@ def _read_response(command: str) -> Generator[Step, Frame | None, bytes]:
 
 def _json_object(data: bytes) -> dict[str, object] | None:
     try:
-        answer = json.loads(data)
+        response = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    return answer if isinstance(answer, dict) else None
+    return response if isinstance(response, dict) else None
 
 
 def _identity(data: bytes, options: ConnectionOptions) -> Identity:
-    answer = {} if data == OK else _json_object(data)
-    if answer is None:
-        raise NSQProtocolError(f"answer {data[:80]!r} to IDENTIFY is neither OK nor a JSON object")
-    max_rdy_count = answer.get("max_rdy_count", DEFAULT_MAX_RDY_COUNT)
+    response = {} if data == OK else _json_object(data)
+    if response is None:
+        raise NSQProtocolError(f"response {data[:80]!r} to IDENTIFY is neither OK nor a JSON object")
+    max_rdy_count = response.get("max_rdy_count", DEFAULT_MAX_RDY_COUNT)
     if not isinstance(max_rdy_count, int) or isinstance(max_rdy_count, bool) or not 0 <= max_rdy_count < 2**63:
         shown = printable(repr(max_rdy_count))
-        raise NSQProtocolError(f"max_rdy_count {shown} in the answer to IDENTIFY is no count")
-    version = answer.get("version")
-    msg_timeout, heartbeat_interval = _seconds(answer.get("msg_timeout")), max(options.heartbeat_interval, 0.0)
+        raise NSQProtocolError(f"max_rdy_count {shown} in the response to IDENTIFY is no count")
+    version = response.get("version")
+    msg_timeout, heartbeat_interval = _seconds(response.get("msg_timeout")), max(options.heartbeat_interval, 0.0)
     if data == OK:
         if options.msg_timeout is not None:
             msg_timeout = min(options.msg_timeout, DEFAULT_MSG_TIMEOUT)
@@ -261,46 +261,46 @@ def _identity(data: bytes, options: ConnectionOptions) -> Identity:
         version=None if version is None else str(version),
         max_rdy_count=max_rdy_count,
         msg_timeout=msg_timeout,
-        max_msg_timeout=_seconds(answer.get("max_msg_timeout")),
+        max_msg_timeout=_seconds(response.get("max_msg_timeout")),
         heartbeat_interval=heartbeat_interval,
-        auth_required=bool(answer.get("auth_required")),
-        tls=_tls(answer, options),
-        compression=_compression(answer, options),
-        answer=answer,
-        warnings=tuple(_warnings(answer, options)),
+        auth_required=bool(response.get("auth_required")),
+        tls=_tls(response, options),
+        compression=_compression(response, options),
+        response=response,
+        warnings=tuple(_warnings(response, options)),
     )
 
 
-def _tls(answer: Mapping[str, object], options: ConnectionOptions) -> bool:
+def _tls(response: Mapping[str, object], options: ConnectionOptions) -> bool:
     """Decide whether to start TLS. Never continue in clear text if TLS is wanted."""
-    offered = bool(answer.get("tls_v1"))
+    offered = bool(response.get("tls_v1"))
     if options.wants_tls and not offered:
-        how = "it runs without --tls-cert and --tls-key" if answer else "it answers IDENTIFY with a plain OK"
+        how = "it runs without --tls-cert and --tls-key" if response else "it answers IDENTIFY with a plain OK"
         raise NSQException(f"TLS was asked for and nsqd does not offer it ({how}); nothing more was sent")
     if offered and not options.wants_tls:
         raise NSQProtocolError("nsqd begins TLS, which was not asked for")
     return offered
 
 
-def _compression(answer: Mapping[str, object], options: ConnectionOptions) -> Codec | None:
+def _compression(response: Mapping[str, object], options: ConnectionOptions) -> Codec | None:
     wanted = {"snappy": options.snappy, "deflate": options.deflate}
-    offered = [name for name in wanted if answer.get(name)]
+    offered = [name for name in wanted if response.get(name)]
     if not offered:
         return None
     if offered != [name for name in wanted if wanted[name]]:
         raise NSQProtocolError(f"nsqd begins {' and '.join(offered)}, which was not asked for")
     if options.snappy:
         return Snappy()
-    level = answer.get("deflate_level")
+    level = response.get("deflate_level")
     # A response may have 0, like the example in the specification.
     return Deflate(level if isinstance(level, int) and 1 <= level <= 9 else DEFAULT_DEFLATE_LEVEL)
 
 
-def _warnings(answer: Mapping[str, object], options: ConnectionOptions) -> Iterator[str]:
+def _warnings(response: Mapping[str, object], options: ConnectionOptions) -> Iterator[str]:
     for name in ("snappy", "deflate"):
-        if getattr(options, name) and not answer.get(name):
+        if getattr(options, name) and not response.get(name):
             yield f"{name} was asked for and nsqd does not offer it; going on without compression"
-    if answer.get("deflate") and options.output_buffer_size == -1:
+    if response.get("deflate") and options.output_buffer_size == -1:
         # Source: nsqd's writer then flushes into the compressor, but does not flush the compressor.
         yield "output_buffer_size -1 with deflate: nsqd 1.3.0 leaves messages in its compressor; use 64 or more"
     if not options.wants_tls and (options.tls_options is not None or options.server_hostname is not None):

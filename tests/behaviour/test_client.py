@@ -21,7 +21,7 @@ def client(nsqd):
 
 
 def test_identify_is_understood(client):
-    assert client.identity.answer.keys() >= {"max_rdy_count", "version", "max_msg_timeout", "msg_timeout"}
+    assert client.identity.response.keys() >= {"max_rdy_count", "version", "max_msg_timeout", "msg_timeout"}
     assert client.identity.msg_timeout == 60.0
 
 

@@ -120,7 +120,7 @@ def test_handshake_over_a_link_that_slices_bytes(
 def test_deflate_level_is_limited_by_nsqd(start_nsqd, opened, topic, level):
     client = opened(start_nsqd(max_deflate_level=5), deflate=True, deflate_level=level)
 
-    assert client.identity.answer["deflate_level"] == min(level, 5)
+    assert client.identity.response["deflate_level"] == min(level, 5)
     client.publish(topic, b"x")
     client.check_ok()
 

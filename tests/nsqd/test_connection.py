@@ -216,7 +216,7 @@ def test_answer_that_never_comes_is_a_timeout(transport):
     connection = Connection("nsqd", 4150, ConnectionOptions(timeout=0.05))
     connection.open(transport)
 
-    with pytest.raises(NSQTimeout, match=r"nsqd:4150: no answer to SUB within 0.05 s"):
+    with pytest.raises(NSQTimeout, match=r"nsqd:4150: no response to SUB within 0.05 s"):
         connection.subscribe("t", "c")
     connection.abort()
 
@@ -396,7 +396,7 @@ def test_silent_server_is_a_timeout(clock):
         wait_until(asked.is_set)
         clock.advance(5.0)
 
-        with pytest.raises(NSQTimeout, match=r"no answer to IDENTIFY within 5 s"):
+        with pytest.raises(NSQTimeout, match=r"no response to IDENTIFY within 5 s"):
             opening.get(timeout=10)
 
 
@@ -565,7 +565,7 @@ def test_flood_in_the_handshake_does_not_outlast_the_deadline():
     transport = Flood(encode_frame(RESPONSE, HEARTBEAT) * 1000)
     connection = Connection("nsqd", 4150, ConnectionOptions(timeout=0.2))
 
-    with gevent.Timeout(5), pytest.raises(NSQTimeout, match=r"no answer to IDENTIFY within 0.2 s"):
+    with gevent.Timeout(5), pytest.raises(NSQTimeout, match=r"no response to IDENTIFY within 0.2 s"):
         connection.open(transport)
 
 

@@ -448,7 +448,7 @@ def test_loss_without_fault_of_a_released_address_is_not_reopened(kept, nsqd, cl
 # --- waits ------------------------------------------------------------------------------------------------------------
 
 
-def test_wait_tried_ends_at_its_limit_for_all_addresses_together(kept, nsqd, clock):
+def test_wait_attempted_ends_at_its_limit_for_all_addresses_together(kept, nsqd, clock):
     nsqd.stop_reading()
     with FakeNsqd(clock=clock) as other:
         other.stop_reading()
@@ -464,7 +464,7 @@ def test_wait_tried_ends_at_its_limit_for_all_addresses_together(kept, nsqd, clo
         assert log.pool.not_attempted == 2
 
 
-def test_wait_tried_with_a_limit_ends_when_all_are_tried(kept, nsqd, clock):
+def test_wait_attempted_with_a_limit_ends_when_all_were_attempted(kept, nsqd, clock):
     log = kept()
     log.pool.wait_attempted(60)
     refuse_all(nsqd)

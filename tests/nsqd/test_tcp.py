@@ -141,7 +141,7 @@ def test_check_ok_does_not_wait_for_ever_while_heartbeats_come(opened):
             sock.sendall(encode_frame(RESPONSE, HEARTBEAT))
             gevent.sleep(0.05)
 
-    with peer(answer) as address, pytest.raises(NSQTimeout, match=r"no answer b'OK' within 0.2 s"):
+    with peer(answer) as address, pytest.raises(NSQTimeout, match=r"no response b'OK' within 0.2 s"):
         opened(address, timeout=0.2).check_ok()
 
 

@@ -33,7 +33,7 @@ OK = (RESPONSE, b"OK")
 
 
 def answer(**fields):
-    """An answer to IDENTIFY as nsqd 1.3.0 sends it, but for some fields."""
+    """A response to IDENTIFY as nsqd 1.3.0 sends it, but for some fields."""
     return RESPONSE, json.dumps({**json.loads(ANSWER), **fields}).encode()
 
 
@@ -84,7 +84,7 @@ def test_response_to_identify_sets_the_identity():
     _, identity = run([(RESPONSE, ANSWER)])
 
     assert identity == Identity(
-        version="1.3.0", max_rdy_count=100, msg_timeout=60.0, max_msg_timeout=900.0, answer=json.loads(ANSWER)
+        version="1.3.0", max_rdy_count=100, msg_timeout=60.0, max_msg_timeout=900.0, response=json.loads(ANSWER)
     )
 
 
@@ -295,7 +295,7 @@ def test_deeply_nested_answer_breaks_the_protocol():
         pytest.param((RESPONSE, b'{"max_rdy_count":"1"}'), "max_rdy_count '1'", id="count is no integer"),
         pytest.param((RESPONSE, b'{"max_rdy_count":-1}'), "max_rdy_count -1", id="negative count"),
         pytest.param((RESPONSE, b'{"max_rdy_count":true}'), "max_rdy_count True", id="count is a bool"),
-        pytest.param((RESPONSE, b'{"max_rdy_count":1%s}' % (b"0" * 4000)), r"0\.\.\. in the answer", id="huge count"),
+        pytest.param((RESPONSE, b'{"max_rdy_count":1%s}' % (b"0" * 4000)), r"0\.\.\. in the response", id="huge count"),
         pytest.param(
             (RESPONSE, b'{"max_rdy_count":1%s}' % (b"0" * 5000)), "neither OK nor", id="count of 5,001 digits"
         ),
@@ -311,7 +311,7 @@ def test_version_is_cleaned_for_the_log_and_kept_in_the_identity():
     _, identity = run([answer(version=version)])
 
     assert identity.summary == f"nsqd {('1.3.0  [2Jforged' + 'x' * 1000)[:200]}..."
-    assert identity.version == identity.answer["version"] == version
+    assert identity.version == identity.response["version"] == version
 
 
 def test_options_travel_in_milliseconds():
