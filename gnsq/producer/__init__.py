@@ -1,4 +1,4 @@
-"""Producer: publishes messages. See producer.py for what lies where."""
+"""Producer: publishes messages to several nsqds."""
 
 from gnsq.producer.options import ProducerOptions, ProducerOptionsDict
 from gnsq.producer.producer import Producer

@@ -29,7 +29,7 @@ NO_DEADLINE = float("inf")
 
 
 class CapacityListener(Protocol):
-    """Owner of the publishes, which uses the capacity that ended ones release.
+    """Owner of the publishes; uses the capacity that is released when a publish ends.
 
     Attributes:
         pending: Publishes whose callers were not woken.

@@ -476,7 +476,7 @@ class Dispatcher:
         return [publish for publish in unfinished if publish.deadline <= now]
 
     def _check_stalled(self, now: float) -> None:
-        """Stop to use stalled links while there are others; use links again after they respond."""
+        """Stop using stalled links while there are others; use links again after they respond."""
         before = self.stalled_links
         self.links, self.stalled_links = self._stall_detector.partition([*self.links, *before], now)
         for link in self.stalled_links:

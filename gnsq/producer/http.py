@@ -578,7 +578,7 @@ class HttpPool:
             link.abort_requests(NSQConnectionClosed(f"{link.address}: not used in a child of process {parent}"))
 
     def on_failure(self, link: HttpLink, error: NSQException) -> None:
-        """Stop to use a link whose nsqd does not respond, or refuses everything, until it responds to a ping."""
+        """Stop using a link whose nsqd does not respond, or refuses everything, until it responds to a ping."""
         self._dispatcher.remove(link)
         link.return_unsent(error)
         link.request_error = link.last_failure = error

@@ -427,7 +427,7 @@ def _submit_in_owner(
         if block and not runtime.was_attempted:
             runtime.wait_first_attempts(publish.timeout)
         if not once.acquire():
-            return  # the caller has stopped to wait
+            return  # the caller no longer waits
         try:
             runtime.dispatcher.submit(publish, block)
             if publish.reserved_bytes and publish.on_capacity is not None:
