@@ -128,7 +128,7 @@ def receive(options: ReadOptions, run: str, _: Iterable[int]) -> None:
     if hung_up.is_set():
         os.kill(os.getpid(), signal.SIGHUP)
     if receiver.error is not None:
-        raise RuntimeError(f"receiver {receiver.id} has failed for good: {receiver.error!r}") from receiver.error
+        raise RuntimeError(f"receiver {receiver.id} has failed: {receiver.error!r}") from receiver.error
 
 
 def _start_receiver(options: ReadOptions) -> Receiver:

@@ -147,10 +147,10 @@ class ExecutorReceivers:
         while (slots := self._slots()) <= self._count:
             if time.monotonic() >= deadline:
                 raise TooFewSlots(
-                    f"receivers={self._options.receivers} holds {counted(self._count, 'slot')} for good, and Spark has "
-                    f"{slots} (cores of its executors / spark.task.cpus, without those of other queries' receivers): "
-                    f"at least {self._count + 1} are needed. Give Spark more cores, ask for fewer receivers, or run "
-                    "python -m gnsq.spark.receiver outside of Spark with receivers=external"
+                    f"receivers={self._options.receivers} holds {counted(self._count, 'slot')} until stop(), and Spark "
+                    f"has {slots} (cores of its executors / spark.task.cpus, without those of other queries' "
+                    f"receivers): at least {self._count + 1} are needed. Give Spark more cores, ask for fewer "
+                    "receivers, or run python -m gnsq.spark.receiver outside of Spark with receivers=external"
                 )
             time.sleep(0.2)
 
@@ -222,7 +222,7 @@ class ExecutorReceivers:
 
     def _run_tasks(self, count: int) -> str:
         """Run so many tasks until they have ended, or the number of slots has changed."""
-        reason = ["they were told to end by another application, or receivers.json was deleted from the spool"]
+        reason = ["another application has ended them, or receivers.json was deleted from the spool"]
 
         def run() -> None:
             try:

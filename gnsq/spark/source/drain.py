@@ -148,7 +148,7 @@ class Drain:
             came = f"messages have come for {self._waited:.0f} s (idleTimeout)"
         else:
             return None
-        return DrainResult(Outcome.LEFT, f"{came}, and not every nsqd says what it has")
+        return DrainResult(Outcome.LEFT, f"{came}, and not every nsqd tells its depth")
 
     def _result_of_idle_timeout(self, sample: DepthSample) -> DrainResult:
         seconds = f"{self._idle_timeout:g} s (idleTimeout)"

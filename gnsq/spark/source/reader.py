@@ -79,7 +79,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         options: ReadOptions,
         columns: tuple[str, ...],
         *,
-        times: PlannerTimes = TIMES,
+        times: PlannerTimes | None = None,
         retry_interval: float = RETRY_INTERVAL,
     ) -> None:
         self._options = options
@@ -189,7 +189,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
                 # Spark gives the reader of each query a process of its own.
                 tune_gc()
             # Assigned before it starts: a signal may have to stop it then, with messages in flight already.
-            self._planner = planner = Planner(self._options, times=self._times)
+            self._planner = planner = Planner(self._options, times=self._times or TIMES)
             if threading.current_thread() is threading.main_thread():
                 self._previous_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
             try:

@@ -60,7 +60,7 @@ def test_receivers_elsewhere_are_refused(receivers):
 
 
 def test_too_few_slots_are_refused(receivers):
-    with pytest.raises(TooFewSlots, match=r"holds 2 slots for good, and Spark has 2 .* at least 3 are needed"):
+    with pytest.raises(TooFewSlots, match=r"holds 2 slots until stop\(\), and Spark has 2 .* at least 3 are needed"):
         receivers("executors:2").start()
 
 

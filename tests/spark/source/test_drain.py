@@ -116,7 +116,7 @@ def test_part_of_the_depth_sets_the_target_and_proves_no_emptiness():
     assert not some.update(DepthSample(10, nothing), 5)
     end = some.update(DepthSample(10, nothing), 7)
     assert end.outcome is Outcome.LEFT
-    assert "not every nsqd says" in end.reason
+    assert "not every nsqd tells" in end.reason
 
 
 def test_part_of_the_depth_ends_under_constant_publishing():
