@@ -371,7 +371,7 @@ def test_address_is_not_in_the_failure_of_a_client_that_was_closed_while_it_wait
         asking.join()
         end.set()
 
-    assert known.report.failures == {client.address: "client was closed while it waited for an answer"}
+    assert known.report.failures == {client.address: "client was closed while it waited for a response"}
 
 
 def test_nsqlookupd_that_answered_once_is_only_failing_while_a_proxy_answers_for_it():

@@ -309,7 +309,7 @@ def test_response_that_ends_too_early_is_an_error():
     def answered(asked, sock):
         sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nOK")
 
-    with http_peer(answered) as served, pytest.raises(NSQHttpError, match="no answer") as caught:
+    with http_peer(answered) as served, pytest.raises(NSQHttpError, match="no response") as caught:
         HTTPClient.from_url(served.address, retries=0).request("GET", "x")
 
     assert caught.value.status is None

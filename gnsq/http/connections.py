@@ -92,7 +92,7 @@ class Connections:
 
     def close(self, *, in_own_thread: bool) -> None:
         """Close all connections; calls that are waiting fail. From another thread: as soon as the hub runs."""
-        self.closed = "client was closed while it waited for an answer"
+        self.closed = "client was closed while it waited for a response"
         if not in_own_thread:
             # ValueError: the hub was destroyed.
             with contextlib.suppress(ValueError):
@@ -228,15 +228,15 @@ class Call:
     def timeout_error(self) -> NSQHttpError:
         """Make the error of a call whose time is over."""
         if self.sent:
-            return NSQHttpTimeout(f"{self._what}: no answer within {self._timeout:.6g} s")
-        return NSQHttpUnreachable(f"{self._what}: no answer: nothing could be sent within {self._timeout:.6g} s")
+            return NSQHttpTimeout(f"{self._what}: no response within {self._timeout:.6g} s")
+        return NSQHttpUnreachable(f"{self._what}: no response: nothing could be sent within {self._timeout:.6g} s")
 
     def _error(self, failure: NoResponse) -> NSQHttpError:
         if failure.timed_out and failure.sent:
             return self.timeout_error()
         if failure.sent:
-            return NSQHttpError(f"{self._what}: no answer: {failure}")
-        return NSQHttpUnreachable(f"{self._what}: no answer: can't connect: {failure}")
+            return NSQHttpError(f"{self._what}: no response: {failure}")
+        return NSQHttpUnreachable(f"{self._what}: no response: can't connect: {failure}")
 
 
 def _may_be_repeated(method: str, failure: NoResponse) -> bool:
@@ -391,12 +391,12 @@ def _read(request: str, response: requests.Response, max_size: int) -> Response:
     encoding = headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise NSQHttpError(
-            f"{request}: answer has the encoding {shown(encoding)}, which was not allowed",
+            f"{request}: response has the encoding {shown(encoding)}, which was not allowed",
             response.status_code,
         )
     announced = headers.get("Content-Length", "")
     too_large = NSQHttpError(
-        f"{request}: answer of more than {max_size} bytes exceeds max_response_size {max_size}", response.status_code
+        f"{request}: response of more than {max_size} bytes exceeds max_response_size {max_size}", response.status_code
     )
     if announced.isdecimal() and int(announced) > max_size:
         raise too_large
@@ -453,7 +453,7 @@ def _explain(causes: list[BaseException]) -> tuple[str, bool]:
         if isinstance(cause, ssl.SSLError):
             return f"TLS failed: {cause.strerror or cause}{_tls_hint(str(cause))}", True
         if isinstance(cause, http.client.BadStatusLine) and not isinstance(cause, ConnectionError):
-            return f"answer is not HTTP (is it {_TCP_PORTS}; or does it want https?)", True
+            return f"response is not HTTP (is it {_TCP_PORTS}; or does it want https?)", True
     for cause in reversed(causes):
         if isinstance(cause, TimeoutError):
             return "timed out", False

@@ -90,7 +90,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
 )
 def test_slow_server_does_not_delay_a_call_beyond_its_deadline(release, client_of, method, head, dribble):
     with http_peer(trickling(release, head, dribble)) as peer:
-        with gevent.Timeout(5), pytest.raises(NSQHttpTimeout, match=r"no answer within 0\.5 s") as caught:
+        with gevent.Timeout(5), pytest.raises(NSQHttpTimeout, match=r"no response within 0\.5 s") as caught:
             client_of(peer, timeout=SHORT).request(method, "x")
 
         assert caught.value.status is None
@@ -360,7 +360,7 @@ def test_post_is_not_retried_after_a_connection_was_closed_after_sending(client_
     with http_peer(closing_second(lambda sock: None)) as peer:
         client = client_of(peer, retries=5)
         client.request("POST", "pub", body=b"1")
-        with pytest.raises(NSQHttpError, match="no answer") as caught:
+        with pytest.raises(NSQHttpError, match="no response") as caught:
             client.request("POST", "pub", body=b"2")
 
         assert not isinstance(caught.value, NSQNoConnections)
@@ -390,7 +390,7 @@ def test_post_survives_a_connection_that_was_closed_before(client_of):
 @pytest.mark.parametrize(("method", "tries"), [("GET", 3), ("POST", 1), ("PUT", 1)])
 def test_only_a_get_without_a_response_is_retried(client_of, method, tries):
     with http_peer(lambda asked, sock: None) as peer:
-        with pytest.raises(NSQHttpError, match="no answer"):
+        with pytest.raises(NSQHttpError, match="no response"):
             client_of(peer, retries=2).request(method, "x")
 
         assert len(peer.requests) == tries
@@ -666,7 +666,7 @@ def wrapped(error):
         pytest.param(wrapped(ssl.SSLEOFError(8, "EOF occurred")), "if it always does", False, id="tls ended"),
         pytest.param(
             requests.ConnectionError(urllib3.exceptions.ProtocolError("x", http.client.BadStatusLine("\0"))),
-            "answer is not HTTP",
+            "response is not HTTP",
             True,
             id="not http",
         ),

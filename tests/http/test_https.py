@@ -197,7 +197,7 @@ def test_https_to_a_plain_server_has_a_hint(ca):
 
 
 def test_plain_http_to_a_tls_server_fails(server_files):
-    with https_peer(server_files) as served, pytest.raises(NSQHttpError, match="no answer"):
+    with https_peer(server_files) as served, pytest.raises(NSQHttpError, match="no response"):
         ask(served, scheme="http", retries=0)
 
 

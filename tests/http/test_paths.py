@@ -135,7 +135,7 @@ def test_old_path_without_a_response_is_an_error():
     with http_peer(lambda asked, sock: None if asked.path == "/put" else OLD_404) as served:
         client = HTTPClient.from_url(served.address)
         for _ in range(2):
-            with pytest.raises(NSQHttpError, match="/put: no answer"):
+            with pytest.raises(NSQHttpError, match="/put: no response"):
                 client.request("POST", "pub", body=b"x", old_path="put")
 
     # What the server knows has not been learned.
@@ -146,7 +146,7 @@ def test_publish_is_not_sent_to_the_old_path_if_the_new_one_may_have_taken_it():
     def answer(asked, sock):
         return None
 
-    with http_peer(answer) as served, pytest.raises(NSQHttpError, match="no answer"):
+    with http_peer(answer) as served, pytest.raises(NSQHttpError, match="no response"):
         HTTPClient.from_url(served.address).request("POST", "pub", body=b"x", old_path="put")
 
     assert served.lines == ["POST /pub"]

@@ -126,7 +126,7 @@ def test_timeout_of_the_client_ends_a_publish_whose_deadline_is_later():
     with http_peer(serve) as peer:
         with (
             Producer(nsqd_http_addresses=peer.address, http_options={"timeout": 0.5}) as hasty,
-            pytest.raises(NSQUnknownClosed, match=r"no answer within 0.5 s; nsqd may have"),
+            pytest.raises(NSQUnknownClosed, match=r"no response within 0.5 s; nsqd may have"),
         ):
             hasty.publish("t", b"x")
         proceed.set()
