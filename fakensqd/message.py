@@ -46,7 +46,7 @@ _NO_BUCKET: dict[bytes, QueuedMessage] = {}
 
 
 class MessageQueue:
-    """Messages of a topic or channel, in order.
+    """Messages of a topic or channel that wait for delivery, in the order in which they arrived.
 
     Args:
         limit: Messages that memory holds.

@@ -60,7 +60,7 @@ class Release:
         """Parse a version such as "0.2.21".
 
         Raises:
-            ValueError: If it is no release from 0.2.15 to 1.3.0.
+            ValueError: If it is not a release from 0.2.15 to 1.3.0.
         """
         found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", text)
         release = cls(*map(int, found.groups())) if found else None

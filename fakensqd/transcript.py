@@ -240,7 +240,7 @@ class Transcript:
             try:
                 transcript.append(_decoded(row))
             except (TypeError, KeyError, AttributeError, ValueError) as error:
-                raise ValueError(f"line {number} is no entry of a transcript: {error}") from error
+                raise ValueError(f"line {number} is not an entry of a transcript: {error}") from error
         transcript.dropped = head["dropped"]
         return transcript
 

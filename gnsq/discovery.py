@@ -379,7 +379,7 @@ def _producer_address(producer: object, port_name: str) -> str:
         ValueError: If it is not an address to connect to. The text does not show the nsqd: that takes long.
     """
     if not isinstance(producer, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     # nsqlookupd before 0.2.22 has "address".
     host = producer.get("broadcast_address") or producer.get("address")
     port = producer.get(port_name)

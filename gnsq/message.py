@@ -364,7 +364,7 @@ def read_messages(
     max_size: int,
     large: bytes | None = None,
 ) -> int:
-    """Make a message of each message frame, up to a frame that is no message, incomplete or not valid.
+    """Make a message of each message frame, up to a frame that is not a message, incomplete or not valid.
 
     Args:
         messages: The messages are appended to this list.

@@ -29,8 +29,8 @@ class Histogram:
     """Numbers of durations, by length.
 
     Attributes:
-        bounds: Upper bounds of the buckets in seconds, rising. The last bucket has no bound.
-        counts: Durations in each bucket; one more than there are bounds.
+        bounds: Upper bounds of the buckets in seconds, rising. The last bucket has no upper bound.
+        counts: How many durations are in each bucket, not cumulative. It has one item more than bounds.
         total: Sum of all durations, in seconds.
     """
 

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-# Bytes kept of the first bytes that were received.
+# How many bytes of the peer's first data are kept. An error quotes them.
 MAX_FIRST_SIZE = 4096
 
 

@@ -81,5 +81,5 @@ def program(name: str, environment: Mapping[str, str], which: Callable[[str], st
     wanted = environment.get(name.upper())
     found = which(wanted or name)
     if wanted and not found:
-        raise LookupError(f"{name.upper()}={wanted} is no program that can be run: name another, or unset it")
+        raise LookupError(f"{name.upper()}={wanted} is not a program that can be run: name another, or unset it")
     return found

@@ -31,7 +31,7 @@ def test_named_programs_go_before_those_on_path():
 
 
 def test_named_program_that_cannot_be_run_is_an_error():
-    with pytest.raises(LookupError, match="NSQD=/gone is no program that can be run: name another, or unset it"):
+    with pytest.raises(LookupError, match="NSQD=/gone is not a program that can be run: name another, or unset it"):
         choose({"NSQD": "/gone"}, PATHS.get, engine_must_not_be_asked)
 
 

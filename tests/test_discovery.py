@@ -124,7 +124,7 @@ def test_unknown_topic_is_an_empty_answer():
     [
         pytest.param({}, id="no producers"),
         pytest.param({"producers": [{}]}, id="no address"),
-        pytest.param({"producers": [{"broadcast_address": "a", "tcp_port": "x"}]}, id="port is no number"),
+        pytest.param({"producers": [{"broadcast_address": "a", "tcp_port": "x"}]}, id="port is not a number"),
         pytest.param({"producers": [{"broadcast_address": "a", "tcp_port": 0}]}, id="port 0"),
         pytest.param([], id="no object"),
         pytest.param({"producers": 0}, id="producers are no list"),
@@ -201,7 +201,7 @@ def test_invalid_nsqds_are_one_log_line_with_their_number(ask, caplog):
     assert ask(Lookupd({"producers": producers})) == (set(), 0)
 
     (record,) = caplog.records
-    assert "can't use 30000 of 30000 nsqds, such as 0: it is no object" in record.getMessage()
+    assert "can't use 30000 of 30000 nsqds, such as 0: it is not an object" in record.getMessage()
     assert len(record.getMessage()) < 400
 
 

@@ -177,7 +177,7 @@ def _option_flags(options: type[Options], defaults: Mapping[str, Value]) -> Iter
 
 
 def parse(flags: Iterable[Flag], arguments: Sequence[str]) -> dict[str, Value]:
-    """Read flags up to the first argument that is no flag.
+    """Read flags and their values, and stop before the first argument that is neither.
 
     Returns:
         Values by the name of the flag; "help" for -h and --help.

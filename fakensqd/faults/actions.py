@@ -111,7 +111,7 @@ def error(code: str, text: str = "") -> ActionFunction:
         ValueError: If nsqd has no such code.
     """
     if code.encode() not in ERROR_CODES:
-        raise ValueError(f"{code!r} is no code of nsqd: {', '.join(known.decode() for known in ERROR_CODES)}")
+        raise ValueError(f"{code!r} is not a code of nsqd: {', '.join(known.decode() for known in ERROR_CODES)}")
 
     def change(steps: Steps, event: Event) -> Steps:
         data = f"{code} {text or _error_text(code, event)}".encode()
@@ -213,7 +213,10 @@ def reset(*, after: bool = False) -> ActionFunction:
 
 @action(points=frozenset([Point.CONNECT]))
 def refuse() -> ActionFunction:
-    """Close an accepted connection before anything is read. To refuse connections at the port: ``down()``."""
+    """Close an accepted connection before anything is read.
+
+    Use ``down()`` of the server if clients must not be able to connect to the port at all.
+    """
     return lambda steps, event: _end(steps, Close(), False)
 
 

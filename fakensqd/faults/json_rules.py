@@ -1,4 +1,6 @@
-"""Rules, toxics and states as JSON, for clients in another process or language: the same arguments by the same names.
+"""Decode and encode rules, toxics and states of a server as JSON, for clients in another process or language.
+
+The names and arguments are those of the Python functions and classes.
 
 Pure. ``{"on": "reply", "kind": "PUB", "topic": "orders", "times": {"nth": 3}, "actions": [{"action": "disconnect"}]}``,
 ``{"toxic": "latency", "seconds": 0.2, "upstream": true}``. Bytes are text, or ``{"base64": "..."}``.

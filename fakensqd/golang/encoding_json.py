@@ -92,7 +92,7 @@ class _Pairs(list[tuple[str, object]]):
 
 
 def _folded(key: str) -> str:
-    # In Go's case folding, the long s and the Kelvin sign are cases of s and k.
+    # Go ignores case, and takes U+017F (long s) as an s and U+212A (Kelvin sign) as a k.
     return key.replace("\u017f", "s").replace("\u212a", "k").lower()
 
 

@@ -279,7 +279,12 @@ class Session:
 
     @property
     def _capacity(self) -> int:
-        """Messages that RDY allows now. Source: nsqd client_v2.go IsReadyForMessages; 0.2.31 also counts RDY down."""
+        """How many more messages RDY allows now.
+
+        With `rdy_counts_down`, as in nsqd 0.2.31, each message that is sent decrements RDY, too.
+
+        Source: nsqd client_v2.go IsReadyForMessages.
+        """
         capacity = self._last_ready_count - self.in_flight_count
         return min(capacity, self.ready_count) if self._options.rdy_counts_down else capacity
 

@@ -281,8 +281,8 @@ class Consumer:
     def start(self, block: bool = True) -> None:
         """Connect and receive. Returns after one try to connect to each known nsqd; with block, after the close.
 
-        An nsqd that is down is no error: the consumer tries again. A threaded consumer that still runs at the end of
-        the program is closed then. The program waits for that, up to close_timeout.
+        An nsqd that is down is not an error: the consumer tries again. A threaded consumer that still runs at the end
+        of the program is closed then. The program waits for that, up to close_timeout.
 
         Raises:
             RuntimeError: If no handler is connected to on_message, or if the hub itself starts a threaded consumer.

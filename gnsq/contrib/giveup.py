@@ -72,7 +72,7 @@ class LogGiveupHandler:
 class JSONLogGiveupHandler(LogGiveupHandler):
     """Write each message to a log as a line of JSON: ``timestamp`` (nanoseconds), ``attempts``, ``id``, ``body``.
 
-    A body that is no UTF-8 is written in base64, and ``"encoding": "base64"`` says so.
+    A body that is not UTF-8 is written in base64, and ``"encoding": "base64"`` says so.
     """
 
     def format_message(self, message: Message) -> str | bytes:

@@ -86,8 +86,8 @@ def traced(
         consumer = Consumer("clicks", "archive", address, message_handler=traced(handle))
 
     An exception of the handler is recorded and sets the span's status to an error. An NSQRequeueMessage is an event
-    instead. The span ends when the handler returns, also if the message is answered later. Without an SDK the handler
-    is only called.
+    instead. The span ends when the handler returns, even if the message is finished or requeued later. Without an
+    SDK the handler is only called.
 
     Args:
         handler: Called as handler(consumer, message=message).
@@ -424,7 +424,7 @@ def _first_error(result: object) -> BaseException | None:
 
 
 def _end(span: trace.Span, error: BaseException | None, end_time: int | None = None) -> None:
-    # A killed greenlet is no failure.
+    # A killed greenlet is not a failure.
     if isinstance(error, (Exception, gevent.Timeout)):
         _record(span, error)
     span.end(end_time)

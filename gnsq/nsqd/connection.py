@@ -84,7 +84,7 @@ IN_FLIGHT_MARGIN = 2500
 ERROR_FRAME_GRACE = 1.0
 # Seconds between two checks of liveness, at least.
 MIN_CHECK_INTERVAL = 0.01
-# Seconds. If a check is later than this, this process was held up; that is no fault of nsqd.
+# Seconds. If a check is later than this, this process was held up; that is not a fault of nsqd.
 OWN_DELAY = 1.0
 
 

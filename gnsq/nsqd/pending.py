@@ -33,8 +33,8 @@ class PendingRequest(Protocol):
         command: The bytes to send.
         size: Their number.
         largest_message: Bytes of its largest message.
-        mpub_body_size: Bytes of an MPUB's body; 0: it is no MPUB.
-        defer: Milliseconds of a DPUB; 0: it is no DPUB.
+        mpub_body_size: Bytes of an MPUB's body; 0: it is not an MPUB.
+        defer: Milliseconds of a DPUB; 0: it is not a DPUB.
         topic: Topic that it publishes to; empty: it does not publish.
     """
 

@@ -118,8 +118,8 @@ class ConnectionPool:
             raises NSQException, the attempt has failed.
         on_lost: Called with a connection that was set up and is closed now.
         closed_without_fault: Called after on_lost; returns whether the nsqd had no part in the loss. If so, the loss
-            is no failure: the connection is reopened at once, also to an address that is not permanent. After a second
-            such loss within reconnect_initial seconds, it is reopened after that time.
+            is not a failure: the connection is reopened at once, even to an address that is not permanent. After a
+            second such loss within reconnect_initial seconds, it is reopened after that time.
         owner: Consumer or Producer that log lines name. Pools of one owner share their rate limits.
     """
 
@@ -179,7 +179,7 @@ class ConnectionPool:
     def release(self, address: str) -> None:
         """Do not reconnect to an address until it is added again. Its connection, or a current attempt, goes on.
 
-        An unknown address is no error.
+        An unknown address is not an error.
         """
         reconnector = self._reconnectors.get(address)
         if reconnector is not None:

@@ -114,9 +114,9 @@ def is_topic_error(error: object) -> bool:
 def may_be_partially_stored(error: NSQException) -> bool:
     """Whether nsqd may have stored some messages of a refused MPUB.
 
-    nsqd stops at the first message that it can't store. An nsqd that exits, and says so, has stored none.
+    nsqd stops at the first message that it can't store. If its error says that it is exiting, it has stored none.
 
-    Source: nsqd topic.go, PutMessages; http.go, doMPUB, says EXITING in both cases.
+    Source: nsqd topic.go, PutMessages. Over HTTP the two can't be told apart: http.go, doMPUB, answers EXITING to both.
     """
     return isinstance(error, NSQMPubFailed) and not error.text.endswith("exiting")
 

@@ -282,7 +282,7 @@ class ProducerRuntime:
         for publish in pending:
             publish.done, publish.error = True, error
             self._config.counts.count_failed(error, publish.messages)
-            # Greenlets of that thread that waited are gone, and can't be called.
+            # The owner thread has ended: greenlets in it that waited for this publish no longer exist.
             with contextlib.suppress(Exception):
                 if publish.on_done is not None and publish.on_capacity is not None:
                     publish.on_capacity()

@@ -215,7 +215,7 @@ def auth_steps(secret: bytes) -> Generator[Step, Frame | None, Mapping[str, obje
     data = yield from _read_response("AUTH")
     response = _json_object(data)
     if response is None:
-        raise NSQProtocolError(f"response {data[:80]!r} to AUTH is no JSON object")
+        raise NSQProtocolError(f"response {data[:80]!r} to AUTH is not a JSON object")
     return response
 
 
@@ -249,7 +249,7 @@ def _identity(data: bytes, options: ConnectionOptions) -> Identity:
     max_rdy_count = response.get("max_rdy_count", DEFAULT_MAX_RDY_COUNT)
     if not isinstance(max_rdy_count, int) or isinstance(max_rdy_count, bool) or not 0 <= max_rdy_count < 2**63:
         shown = printable(repr(max_rdy_count))
-        raise NSQProtocolError(f"max_rdy_count {shown} in the response to IDENTIFY is no count")
+        raise NSQProtocolError(f"max_rdy_count {shown} in the response to IDENTIFY is not a count")
     version = response.get("version")
     msg_timeout, heartbeat_interval = _seconds(response.get("msg_timeout")), max(options.heartbeat_interval, 0.0)
     if data == OK:

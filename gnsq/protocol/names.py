@@ -33,13 +33,13 @@ def valid_channel_name(name: str, max_length: int = MAX_NAME_LENGTH) -> bool:
 
 
 def assert_valid_topic_name(name: str, max_length: int = MAX_NAME_LENGTH) -> None:
-    """Raise ValueError if this is no valid name of a topic."""
+    """Raise ValueError if this is not a valid name of a topic."""
     if not valid_topic_name(name, max_length):
         raise ValueError(_refusal("topic", name, max_length))
 
 
 def assert_valid_channel_name(name: str, max_length: int = MAX_NAME_LENGTH) -> None:
-    """Raise ValueError if this is no valid name of a channel."""
+    """Raise ValueError if this is not a valid name of a channel."""
     if not valid_channel_name(name, max_length):
         raise ValueError(_refusal("channel", name, max_length))
 

@@ -31,7 +31,7 @@ class SpoolIncomplete(SpoolError):
 
 
 class SegmentCorrupt(SpoolError):
-    """A segment is no Arrow file of gnsq, is damaged, or does not have the rows of its name."""
+    """A segment is not an Arrow file of gnsq, is damaged, or does not have the rows of its name."""
 
 
 class RowsNotPublished(NSQException):

@@ -203,7 +203,9 @@ class ReadOptions(ConnectOptions):
         try:
             re.compile(self.topic_pattern)
         except re.error as error:
-            raise ValueError(f"option topicPattern {self.topic_pattern!r} is no regular expression: {error}") from error
+            raise ValueError(
+                f"option topicPattern {self.topic_pattern!r} is not a regular expression: {error}"
+            ) from error
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -222,7 +224,7 @@ class ReadOptions(ConnectOptions):
         try:
             mode = int(self.spool_mode, 8)
         except ValueError:
-            raise ValueError("this is no octal number: give permissions such as 0700 or 2770") from None
+            raise ValueError("this is not an octal number: give permissions such as 0700 or 2770") from None
         return check_mode(mode)
 
     @property

@@ -246,7 +246,7 @@ def publish(
     Raises:
         ValueError: If a row has no body or no topic, or nsqd would refuse it; if a file that an option names can't be
             used.
-        RowsNotPublished: If nsqd has not confirmed some rows; its cause is the error of Producer.
+        RowsNotPublished: If nsqd has not confirmed at least one row. Its ``__cause__`` is an error of the Producer.
     """
     publisher = _Publisher(options, origin, max_buffered_bytes)
     try:

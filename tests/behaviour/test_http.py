@@ -64,7 +64,7 @@ def test_large_batch_arrives(http, topic, binary):
         pytest.param("pub", {"topic": "t"}, b"", (400, "MSG_EMPTY"), id="empty"),
         pytest.param("pub", {}, b"x", (400, "MISSING_ARG_TOPIC"), id="no topic"),
         pytest.param("pub", {"topic": "t!"}, b"x", (400, "INVALID_TOPIC"), id="bad topic"),
-        pytest.param("pub", {"topic": "t", "defer": "x"}, b"x", (400, "INVALID_DEFER"), id="defer is no number"),
+        pytest.param("pub", {"topic": "t", "defer": "x"}, b"x", (400, "INVALID_DEFER"), id="defer is not a number"),
         pytest.param("pub", {"topic": "t", "defer": -1}, b"x", (400, "INVALID_DEFER"), id="defer is negative"),
         pytest.param("pub", {"topic": "t", "defer": 3_600_001}, b"x", (400, "INVALID_DEFER"), id="defer is too long"),
         pytest.param("mpub", {"topic": "t"}, b"x" * 5_242_881, (413, "BODY_TOO_BIG"), id="batch too big"),

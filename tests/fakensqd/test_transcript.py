@@ -173,15 +173,15 @@ INVALID_LINES = [
     pytest.param('{"x": 1}', "the first is {'x': 1}", id="no header"),
     pytest.param("{", "Expecting", id="no JSON"),
     pytest.param("[" * 100_000, "nested too deeply", id="too deep"),
-    pytest.param(HEAD + "[]", "line 2 is no entry", id="a list as entry"),
-    pytest.param(HEAD + "{}", "line 2 is no entry", id="an empty entry"),
-    pytest.param(HEAD + '{"time": 0, "connection": 1, "kind": "end", "x": 1}', "line 2 is no entry", id="a field"),
+    pytest.param(HEAD + "[]", "line 2 is not an entry", id="a list as entry"),
+    pytest.param(HEAD + "{}", "line 2 is not an entry", id="an empty entry"),
+    pytest.param(HEAD + '{"time": 0, "connection": 1, "kind": "end", "x": 1}', "line 2 is not an entry", id="a field"),
     pytest.param(
         HEAD + '{"time": 0, "connection": 1, "kind": "end", "message_id": 5}', "message_id is 5", id="no message id"
     ),
     pytest.param(HEAD + '{"time": "0", "connection": 1, "kind": "end"}', "time is '0'", id="no time"),
     pytest.param(
-        HEAD + '{"time": 0, "connection": 1, "kind": "end", "bodies": [1]}', "line 2 is no entry", id="no body"
+        HEAD + '{"time": 0, "connection": 1, "kind": "end", "bodies": [1]}', "line 2 is not an entry", id="no body"
     ),
 ]
 

@@ -60,7 +60,7 @@ def test_response_is_parsed_by_its_content_type(content_type, body, expected):
         pytest.param(500, JSON, b"[" * 100_000, "http error <500> Reason", id="deep json"),
         pytest.param(500, JSON, b'["x"]', "http error <500> Reason", id="no object"),
         pytest.param(500, TEXT, b"a\r\nERROR b\x1b[0m", "<500> a  ERROR b [0m", id="no lines of its own"),
-        pytest.param(500, JSON, b'{"message":{"a":1}}', "<500> {'a': 1}", id="message is no text"),
+        pytest.param(500, JSON, b'{"message":{"a":1}}', "<500> {'a': 1}", id="message is not a text"),
         pytest.param(204, "", b"", "http error <204> Reason", id="204"),
         pytest.param(301, HTML, b"", "http error <301> Reason", id="redirect to nowhere"),
     ],

@@ -158,6 +158,8 @@ def test_bad_multipublish_body_is_refused(body, words):
         commands.split_multipublish_body(body)
 
 
-@pytest.mark.parametrize("ids", [[ID], [ID, ID[::-1]], [ID, b"\xff" * 16]], ids=["one", "two", "one that is no word"])
+@pytest.mark.parametrize(
+    "ids", [[ID], [ID, ID[::-1]], [ID, b"\xff" * 16]], ids=["one", "two", "one that is not a word"]
+)
 def test_many_fins_are_as_many_commands(ids):
     assert commands.finish_all(ids) == b"".join(commands.finish(each) for each in ids)

@@ -209,7 +209,7 @@ def test_refused_secret_is_raised():
 
 
 def test_answer_to_auth_that_is_no_json_breaks_the_protocol():
-    with pytest.raises(NSQProtocolError, match=r"b'OK' to AUTH is no JSON object"):
+    with pytest.raises(NSQProtocolError, match=r"b'OK' to AUTH is not a JSON object"):
         drive(auth_steps(b"secret"), [OK])
 
 
@@ -292,7 +292,7 @@ def test_deeply_nested_answer_breaks_the_protocol():
         pytest.param((MESSAGE, b"x"), "frame of type 2", id="message"),
         pytest.param((RESPONSE, b"hello"), "neither OK nor a JSON object", id="not json"),
         pytest.param((RESPONSE, b"[]"), "neither OK nor a JSON object", id="list"),
-        pytest.param((RESPONSE, b'{"max_rdy_count":"1"}'), "max_rdy_count '1'", id="count is no integer"),
+        pytest.param((RESPONSE, b'{"max_rdy_count":"1"}'), "max_rdy_count '1'", id="count is not an integer"),
         pytest.param((RESPONSE, b'{"max_rdy_count":-1}'), "max_rdy_count -1", id="negative count"),
         pytest.param((RESPONSE, b'{"max_rdy_count":true}'), "max_rdy_count True", id="count is a bool"),
         pytest.param((RESPONSE, b'{"max_rdy_count":1%s}' % (b"0" * 4000)), r"0\.\.\. in the response", id="huge count"),

@@ -56,10 +56,10 @@ def test_spool_mode_is_octal(text, mode):
         ),
         pytest.param(
             {"topic": "", "topicPattern": "(", "lookupdHttpAddresses": "l", "nsqdTcpAddresses": ""},
-            r"option topicPattern '\(' is no regular expression",
+            r"option topicPattern '\(' is not a regular expression",
             id="bad pattern",
         ),
-        pytest.param({"spoolMode": "rwx"}, "option spoolMode 'rwx': this is no octal number", id="no mode"),
+        pytest.param({"spoolMode": "rwx"}, "option spoolMode 'rwx': this is not an octal number", id="no mode"),
         pytest.param({"spoolMode": "0077"}, "option spoolMode '0077': mode 0077 is not usable: .*0700", id="no owner"),
         # 0o770 as TOML and Python write it, turned into decimal.
         pytest.param({"spoolMode": "504"}, "option spoolMode '504': mode 0504 is not usable", id="decimal mode"),

@@ -146,8 +146,8 @@ class PipelineConfig:
             return
         if urlsplit(self.output).scheme not in _OBJECT_STORES:
             raise ValueError(
-                f"setting output {redact_uri(self.output)!r} is no object store ({', '.join(_OBJECT_STORES)}): give "
-                "one, or a local or mounted directory as a path"
+                f"setting output {redact_uri(self.output)!r} is not an object store ({', '.join(_OBJECT_STORES)}): "
+                "give one, or a local or mounted directory as a path"
             )
         if self.compact_files:
             raise ValueError(

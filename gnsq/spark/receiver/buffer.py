@@ -74,7 +74,7 @@ class SegmentBuffer:
         self._due_rows = min(self._limits.rows, max(in_flight_limit * 3 // 4, 1))
 
     def switch_topic(self, topic: str) -> None:
-        """Set the topic of the next messages; call it while the buffer is not empty."""
+        """Set the topic of the messages that are added from now on. The buffer must have messages."""
         if topic != self._starts[-1][0]:
             self._starts.append((topic, len(self._messages)))
 

@@ -209,7 +209,7 @@ def _address_of_node(node: dict[str, Any]) -> str:  # Any: as above
 class ChannelMonitor:
     """Creates a query's channel, asks for its depth regularly, and warns if it has messages and no receiver.
 
-    Its methods are called from another thread than the hub's. Nothing happens before start().
+    Its methods are called in Spark's thread, not in the thread of the gevent hub. Nothing happens before start().
 
     Args:
         location: The spool's, for log lines.

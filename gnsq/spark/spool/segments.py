@@ -111,7 +111,7 @@ def decode_segment(data: Any, rows: int, name: str) -> list[Any]:  # Any: as abo
     try:
         reader = ipc.open_file(data)
         metadata = reader.schema.metadata or {}
-        # Before the version: a flipped bit in that is no later version.
+        # Before the version: a flipped bit in that is not a later version.
         _check_crc(data, metadata, name)
         version = int(metadata[_VERSION])
         if version > VERSION:

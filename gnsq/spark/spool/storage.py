@@ -226,7 +226,7 @@ class RemoteStore:
         try:
             self._fs.move(self._path(path), self._path(target))
         except OSError:
-            # S3's error for an object that does not exist is no FileNotFoundError.
+            # S3's error for an object that does not exist is not a FileNotFoundError.
             if self.exists(path):
                 raise
             return False
@@ -247,7 +247,7 @@ class RemoteStore:
 def _directories(root: Path) -> list[Path]:
     try:
         with os.scandir(root) as entries:
-            # A symlink is no directory of a writer, and its target must not be cleaned up.
+            # A symlink is not a directory of a writer, and its target must not be cleaned up.
             return [root / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []

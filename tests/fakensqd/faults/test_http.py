@@ -138,7 +138,7 @@ def test_invalid_json_is_refused(nsqd, body):
         answer = connection.getresponse()
 
         assert answer.status == 400
-        assert json.loads(answer.read())["message"].startswith("the body is no JSON: ")
+        assert json.loads(answer.read())["message"].startswith("the body is not JSON: ")
 
 
 def test_wrong_method_is_answered_with_the_allowed_ones(nsqd):

@@ -254,7 +254,7 @@ def test_second_interrupt_ends_at_once_even_if_spark_hangs_and_says_what_that_me
         [java] = jvms_of(process.pid)
         os.kill(java, signal.SIGSTOP)
         os.kill(process.pid, signal.SIGINT)
-        # Taken: the next one is no request any more.
+        # Taken: the next one is not a request any more.
         wait_for(lambda: not catches(process.pid, signal.SIGTERM))
         assert process.poll() is None
         os.kill(process.pid, signal.SIGINT)

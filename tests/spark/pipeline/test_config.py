@@ -95,7 +95,9 @@ def test_secrets_are_not_shown():
         pytest.param({"topic": ""}, "setting topic is required", id="missing"),
         pytest.param({"nsqd_tcp_addresses": ()}, "no address", id="no address"),
         pytest.param({"work": "s3://bucket/x"}, "work 's3://bucket/x' is a URI: give a local or mounted", id="URI"),
-        pytest.param({"output": "hdfs://k:hush@h/x"}, r"hdfs://\*\*\*@h/x' is no object store \(s3, ", id="no store"),
+        pytest.param(
+            {"output": "hdfs://k:hush@h/x"}, r"hdfs://\*\*\*@h/x' is not an object store \(s3, ", id="no store"
+        ),
         pytest.param(
             {"output": "s3://b/x", "compact_files": 9}, "compact_files 9: on an object store", id="compaction"
         ),
