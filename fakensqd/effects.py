@@ -22,7 +22,6 @@ __all__ = [
     "HttpResponse",
     "IoRequest",
     "IoResult",
-    "Open",
     "Reset",
     "Send",
     "SendAfterNext",
@@ -131,7 +130,7 @@ class SendAfterNext:
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Execute the command or request. A body replaces the received one."""
+    """Execute the command or request, or serve the accepted connection. A body replaces the received one."""
 
     body: bytes | None = None
 
@@ -144,11 +143,6 @@ class ExpireMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """Serve the accepted connection."""
-
-
-@dataclass(frozen=True, slots=True)
 class HttpResponse:
     """Answer an HTTP request. The Content-Length is `size`, or that of the body if it is None."""
 
@@ -158,4 +152,4 @@ class HttpResponse:
     size: int | None = None
 
 
-FaultStep = Send | SendLater | SendAfterNext | Close | Reset | Wait | Execute | ExpireMessage | Open | HttpResponse
+FaultStep = Send | SendLater | SendAfterNext | Close | Reset | Wait | Execute | ExpireMessage | HttpResponse

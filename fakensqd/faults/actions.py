@@ -19,7 +19,6 @@ from fakensqd.effects import (
     ExpireMessage,
     FaultStep,
     HttpResponse,
-    Open,
     Reset,
     Send,
     SendAfterNext,
@@ -280,7 +279,7 @@ def answer(status: int | None = None, body: bytes | None = None) -> ActionFuncti
 
 def _is_subject(step: FaultStep) -> bool:
     """Return whether a step does what the event is about: sends, executes, serves or answers."""
-    return isinstance(step, (Send, SendLater, SendAfterNext, Execute, Open, HttpResponse))
+    return isinstance(step, (Send, SendLater, SendAfterNext, Execute, HttpResponse))
 
 
 def _replace_subject(steps: Steps, new: Steps) -> Steps:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
 
 from fakensqd.clock import Clock
-from fakensqd.effects import Close, Open, Reset, Wait
+from fakensqd.effects import Close, Execute, Reset, Wait
 from fakensqd.faults.injector import Client, ConnectionInjector, FaultInjector
 from fakensqd.faults.link import reset_socket, wait_for_end
 from fakensqd.faults.rules import NSQD, Action, ActionFunction, Match, Point, Rule, Scenario, ServerProtocol
@@ -148,7 +148,7 @@ class FaultControl:
             match step:
                 case Wait(seconds):
                     self._clock.sleep(seconds)
-                case Open():
+                case Execute():
                     return number
                 case Close() | Reset():
                     if isinstance(step, Reset):

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from fakensqd.effects import Execute, FaultStep, Open, Send
+from fakensqd.effects import Execute, FaultStep, Send
 from fakensqd.faults.rules import Event, Point, Rule
 from fakensqd.message import QueuedMessage
 from fakensqd.nsqd.commands import ROWS, CommandRow
@@ -102,7 +102,7 @@ class FaultInjector:
         """Record a connection; return its number and the steps to take."""
         number = next(self._connection_numbers)
         self.record(Entry(now, number, "connect", detail=address))
-        return number, self.apply_rules(Event(Point.CONNECT, "", now, number), (Open(),))
+        return number, self.apply_rules(Event(Point.CONNECT, "", now, number), _EXECUTE)
 
     def open_request(self, method: str, path: str, query: Mapping[str, str], now: float) -> tuple[Event, Entry]:
         """Record an HTTP request; return its event, and the entry that gets the response's status."""
