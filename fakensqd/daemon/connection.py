@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import gevent
@@ -36,7 +35,7 @@ from gnsq.transport import Transport
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["Connection", "ConnectionSession", "DaemonState", "TransportStack"]
+__all__ = ["Connection", "ConnectionSession", "TransportStack"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,17 +50,6 @@ _TIMER_RETRY_DELAY = 0.01
 _CLOSE_GRACE = 5.0
 # Seconds for the handshake of a client. Source: client_v2.go UpgradeTLS.
 _HANDSHAKE_TIMEOUT = 5.0
-
-
-@dataclass(slots=True)
-class DaemonState:
-    """State of a daemon that all its connections share.
-
-    Attributes:
-        processing_delay: Seconds between receiving data and processing it.
-    """
-
-    processing_delay: float = 0.0
 
 
 class ConnectionSession(InjectableSession, Protocol):
@@ -99,7 +87,7 @@ class Connection:
             writer is idle.
         on_error: Called with an exception of the session, which is a bug of the emulator.
         ask_auth: Asks the auth servers.
-        state: State of the daemon.
+        processing_delay: Seconds between receiving data and processing it. May be changed.
     """
 
     def __init__(
@@ -109,13 +97,13 @@ class Connection:
         open_session: Callable[[Callable[[], bool]], ConnectionSession],
         on_error: Callable[[BaseException], None],
         ask_auth: Callable[[AskAuth], IoResult] | None = None,
-        state: DaemonState | None = None,
+        processing_delay: float = 0.0,
     ) -> None:
         self._stack = stack
         self._clock = clock
         self._on_error = on_error
         self._ask_auth = ask_auth
-        self._state = state or DaemonState()
+        self.processing_delay = processing_delay
         self._awake = Event()
         self._sent = Event()
         self._output: list[bytes] = []
@@ -163,15 +151,15 @@ class Connection:
             self._on_error(error)
 
     def _read(self) -> None:
-        session, clock, state = self.session, self._clock, self._state
+        session, clock = self.session, self._clock
         receive = self._stack.top.recv
         while not self._closing:
             try:
                 data = receive(_RECEIVE_SIZE)
             except NSQProtocolError:  # data that cannot be decompressed is the end of the input, as in nsqd
                 data = b""
-            if state.processing_delay:
-                clock.sleep(state.processing_delay)
+            if self.processing_delay:
+                clock.sleep(self.processing_delay)
             if data:
                 self._perform(session.receive(data, clock.monotonic()))
             else:

@@ -28,7 +28,7 @@ from fakensqd.addresses import (
     split_address,
 )
 from fakensqd.clock import Clock, RealClock
-from fakensqd.daemon.connection import Connection, ConnectionSession, DaemonState, TransportStack
+from fakensqd.daemon.connection import Connection, ConnectionSession, TransportStack
 from fakensqd.effects import AskAuth, IoResult
 from fakensqd.faults.control import AddedRules, FaultControl, make_rules
 from fakensqd.faults.http import FaultsEndpoint, FaultyApplication
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 __all__ = ["Daemon"]
 
 _Value = TypeVar("_Value")
+# Entries of the transcript in the report of a failed test.
+_REPORTED_ENTRIES = 200
 
 
 class Daemon(Server):
@@ -83,6 +85,7 @@ class Daemon(Server):
         context: ssl.SSLContext | None = None,
     ) -> None:
         self.clock: Clock = clock or RealClock()
+        self.hostname = socket.gethostname()
         self.faults = FaultControl(
             type(self).__name__, self.clock, seed=seed, record=record, protocol=self.fault_protocol
         )
@@ -100,7 +103,7 @@ class Daemon(Server):
         # Set by a subclass that has auth servers.
         self._ask_auth: Callable[[AskAuth], IoResult] | None = None
         self.link = Link(self.clock, self.seed)
-        self._state = DaemonState()
+        self._processing_delay = 0.0
         # Set unless stop_reading() was called; then a toxic stalls the TCP connections.
         self._resumed = Event()
         self._resumed.set()
@@ -174,6 +177,10 @@ class Daemon(Server):
             self._faults_port.serve(FaultsEndpoint(self, None))
         self._on_started()
         return self
+
+    def now(self) -> float:
+        """Return the clock's time, as broker and registry use it."""
+        return self.clock.monotonic()
 
     def stop(self) -> None:
         """Abort all connections and requests and close the ports. Does nothing after a stop()."""
@@ -274,7 +281,12 @@ class Daemon(Server):
         Raises:
             RuntimeError: If nothing is recorded.
         """
-        return self.faults.transcript
+        transcript = self.faults.injector.transcript
+        if transcript is None:
+            raise RuntimeError(
+                f"nothing is recorded: make it with {type(self).__name__}(record=True), or call record()"
+            )
+        return transcript
 
     def wait_until(
         self, predicate: Callable[[Self], _Value], expected: object = True, *, timeout: float = 10.0
@@ -298,7 +310,10 @@ class Daemon(Server):
 
     def report(self) -> str:
         """Describe the seed and the end of the transcript, for the report of a failed test."""
-        return self.faults.report()
+        lines = [f"{type(self).__name__}, seed={self.seed}"]
+        if (transcript := self.faults.injector.transcript) is not None:
+            lines.append(transcript.text(_REPORTED_ENTRIES) or "(nothing happened)")
+        return "\n".join(lines)
 
     # --- states -------------------------------------------------------------------------------------------------------
 
@@ -357,14 +372,16 @@ class Daemon(Server):
         """
         if seconds < 0:
             raise ValueError(f"seconds {seconds} must be 0 or more")
-        self._state.processing_delay = seconds
+        self._processing_delay = seconds
+        for connection in self._connections:
+            connection.processing_delay = seconds
 
     def states(self) -> dict[str, bool | float]:
         """Return each state, and whether the server is in it; for a delay its seconds."""
         return {
             "down": not self.running,
             "stop_reading": not self._resumed.is_set(),
-            "processing_delay": self._state.processing_delay,
+            "processing_delay": self._processing_delay,
         }
 
     def _release_ports(self) -> None:
@@ -374,8 +391,8 @@ class Daemon(Server):
     def _apply_state(self, application: Application) -> Application:
         def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:  # Any: WSGI's
             self._resumed.wait()  # until resume_reading() sets it; a stop kills this greenlet
-            if self._state.processing_delay:
-                self.clock.sleep(self._state.processing_delay)
+            if self._processing_delay:
+                self.clock.sleep(self._processing_delay)
             return application(environ, start_response)
 
         return answer
@@ -397,7 +414,9 @@ class Daemon(Server):
             reset=lambda: transport.abort(reset=True),
         )
         open_session = partial(self._open_session, peer)
-        connection = Connection(stack, self.clock, open_session, self.errors.append, self._ask_auth, self._state)
+        connection = Connection(
+            stack, self.clock, open_session, self.errors.append, self._ask_auth, self._processing_delay
+        )
         self._connections[connection] = None
         self.faults.open_session(connection.session, number)
         try:

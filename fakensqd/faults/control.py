@@ -18,9 +18,6 @@ from fakensqd.transcript import Entry, Transcript
 
 __all__ = ["AddedRules", "FaultControl", "make_rules"]
 
-# Entries of the transcript in the report of a failed test.
-_REPORTED_ENTRIES = 200
-
 
 class AddedRules:
     """Rules that were added to a server. As a ``with`` block, they are removed at its end."""
@@ -56,7 +53,7 @@ class FaultControl:
     """Fault rules and transcript of one server.
 
     Args:
-        server: Name of the server's class, for error texts and the report.
+        server: Name of the server's class, for error texts.
         seed: Of the random numbers; None: a random one.
         record: Record a transcript from the beginning.
         protocol: Events of the server.
@@ -116,24 +113,6 @@ class FaultControl:
         if self.injector.transcript is None:
             self.injector.transcript = Transcript()
             self._attach()
-
-    @property
-    def transcript(self) -> Transcript:
-        """The recorded transcript.
-
-        Raises:
-            RuntimeError: If nothing is recorded.
-        """
-        if self.injector.transcript is None:
-            raise RuntimeError(f"nothing is recorded: make it with {self._server}(record=True), or call record()")
-        return self.injector.transcript
-
-    def report(self) -> str:
-        """Describe the seed and the end of the transcript, for the report of a failed test."""
-        lines = [f"{self._server}, seed={self.seed}"]
-        if self.injector.transcript is not None:
-            lines.append(self.injector.transcript.text(_REPORTED_ENTRIES) or "(nothing happened)")
-        return "\n".join(lines)
 
     # --- connections --------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ respond to clients.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping
 from typing import Unpack
 
@@ -64,7 +63,6 @@ class FakeLookupd(Daemon):
             faults_over_http=faults_over_http,
             faults_http_address=faults_http_address,
         )
-        self.hostname = socket.gethostname()
         self.registry = Registry()
         self._epoch_ns = self.clock.time_ns() - round(self.clock.monotonic() * 1e9)
 
@@ -72,10 +70,6 @@ class FakeLookupd(Daemon):
     def broadcast_address(self) -> str:
         """The address that IDENTIFY gives to nsqds."""
         return self.options.broadcast_address
-
-    def now(self) -> float:
-        """Return the clock's time, as the registry uses it."""
-        return self.clock.monotonic()
 
     def wall_ns(self, now: float) -> int:
         """Return the wall clock at a monotonic time, nanoseconds since 1970."""

@@ -7,7 +7,6 @@ clients. Modules that take long to import, and that few nsqds need, are imported
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self, Unpack
@@ -81,7 +80,6 @@ class FakeNsqd(MessageAssertions, Daemon):
             https_address=self.options.https_address,
             context=_context(self.options),
         )
-        self.hostname = socket.gethostname()
         if self.options.auth_http_addresses:
             from fakensqd.nsqd.auth_client import AuthClient
 
@@ -202,10 +200,6 @@ class FakeNsqd(MessageAssertions, Daemon):
     def client_ids(self) -> list[str]:
         """Client ids of the connected clients."""
         return [session.handshake.client_id for session in self.sessions]
-
-    def now(self) -> float:
-        """Return the clock's time, as the broker uses it."""
-        return self.clock.monotonic()
 
     def start(self) -> Self:
         """Listen on all ports, and return this server. Does nothing if it listens already.

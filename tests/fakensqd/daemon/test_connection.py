@@ -7,7 +7,7 @@ from gevent.event import AsyncResult
 
 from fakensqd import FakeNsqd, on
 from fakensqd.clock import ManualClock, RealClock
-from fakensqd.daemon.connection import Connection, DaemonState, TransportStack
+from fakensqd.daemon.connection import Connection, TransportStack
 from fakensqd.effects import AskAuth, Close, Reset, Send, StartCompression, StartTLS, TlsEstablished, TlsFailed, Wait
 from fakensqd.faults import delay, disconnect
 from gnsq.errors import NSQConnectionClosed
@@ -431,8 +431,9 @@ def test_reset_without_a_reset_function_closes_the_connection(clock):
 
 def test_processing_delay_is_before_the_session(clock):
     ours, theirs = socket.socketpair()
-    state = DaemonState(processing_delay=5.0)
-    connection = Connection(TransportStack(TcpTransport(ours, "client"), clock), clock, Script, print, None, state)
+    connection = Connection(
+        TransportStack(TcpTransport(ours, "client"), clock), clock, Script, print, processing_delay=5.0
+    )
     greenlet = gevent.spawn(connection.run)
     theirs.sendall(b"x")
     clock.advance(4.9)
