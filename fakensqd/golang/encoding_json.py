@@ -14,12 +14,18 @@ from typing import NoReturn
 
 from gnsq.texts import counted
 
-__all__ = ["BOOL", "INT", "INT32", "STRING", "FieldType", "decode", "encode", "list_of", "object_of"]
+__all__ = ["BOOL", "INT", "INT32", "STRING", "FieldType", "decode", "encode"]
 
 
 @dataclass(frozen=True, slots=True)
 class FieldType:
-    """Type of a field: a Python type, the bits of an integer, the items of a list, the fields of an object."""
+    """Type of a field.
+
+    Attributes:
+        bits: Size of an integer.
+        items: Type of the items of a list. Null in the list is the zero value of that type.
+        fields: Types of the known fields of an object. Other fields are skipped.
+    """
 
     python: type
     bits: int = 0
@@ -31,16 +37,6 @@ STRING = FieldType(str)
 BOOL = FieldType(bool)
 INT = FieldType(int, 64)
 INT32 = FieldType(int, 32)
-
-
-def list_of(items: FieldType) -> FieldType:
-    """Type of a list; null in it is the zero value of its items."""
-    return FieldType(list, items=items)
-
-
-def object_of(fields: Mapping[str, FieldType]) -> FieldType:
-    """Type of an object; fields that are not listed are skipped."""
-    return FieldType(dict, fields=fields)
 
 
 # Go replaces half of a surrogate pair.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote_plus
 
-from fakensqd.golang import encoding_json
+from fakensqd.golang.encoding_json import INT, STRING, FieldType, decode
 from fakensqd.golang.text import int64
 
 __all__ = ["Authorization", "Grant", "decode_authorization", "query_url"]
@@ -21,19 +21,13 @@ _PERMISSIONS = frozenset(["subscribe", "publish"])
 # Syntax of Python's re that Go's regexp refuses: references to groups, lookaround, conditions, atomic groups, comments,
 # possessive repetition. And [:alpha:], which Python reads as a set of other characters.
 _NOT_PORTABLE = re.compile(r"(?<!\\)(?:\\\\)*(?:\\[1-9]|\(\?(?:[=!>(#]|<[=!]|P=)|[*+?}]\+|\[:)")
+_STRINGS = FieldType(list, items=STRING)
+_GRANT = FieldType(dict, fields={"topic": STRING, "channels": _STRINGS, "permissions": _STRINGS})
 _FIELDS = {
-    "ttl": encoding_json.INT,
-    "authorizations": encoding_json.list_of(
-        encoding_json.object_of(
-            {
-                "topic": encoding_json.STRING,
-                "channels": encoding_json.list_of(encoding_json.STRING),
-                "permissions": encoding_json.list_of(encoding_json.STRING),
-            }
-        )
-    ),
-    "identity": encoding_json.STRING,
-    "identity_url": encoding_json.STRING,
+    "ttl": INT,
+    "authorizations": FieldType(list, items=_GRANT),
+    "identity": STRING,
+    "identity_url": STRING,
 }
 
 
@@ -86,7 +80,7 @@ def decode_authorization(body: bytes) -> Authorization:
     Raises:
         ValueError: If nsqd would refuse it.
     """
-    values: dict[str, Any] = encoding_json.decode(body, _FIELDS)  # Any: decode() has checked each type
+    values: dict[str, Any] = decode(body, _FIELDS)  # Any: decode() has checked each type
     grants = tuple(
         Grant(grant.get("topic", ""), tuple(grant.get("channels", ())), tuple(grant.get("permissions", ())))
         for grant in values.get("authorizations", ())

@@ -2,15 +2,15 @@
 
 import pytest
 
-from fakensqd.golang.encoding_json import BOOL, INT, INT32, STRING, decode, encode, list_of, object_of
+from fakensqd.golang.encoding_json import BOOL, INT, INT32, STRING, FieldType, decode, encode
 
 FIELDS = {
     "name": STRING,
     "size": INT,
     "rate": INT32,
     "on": BOOL,
-    "names": list_of(STRING),
-    "parts": list_of(object_of({"size": INT})),
+    "names": FieldType(list, items=STRING),
+    "parts": FieldType(list, items=FieldType(dict, fields={"size": INT})),
 }
 
 
