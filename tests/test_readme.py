@@ -236,7 +236,7 @@ def table(path):
     """Return the README's table of an options class, from the code."""
     module, name = path.rsplit(".", 1)
     found = importlib.import_module(module)
-    rows = getattr(found, "option_rows", option_rows)(getattr(found, name))
+    rows = option_rows(getattr(found, name))
     lines = ["| option | default | unit | meaning |", "|---|---|---|---|"]
     lines += [f"| `{option}` | {default} | {unit} | {meaning} |" for option, default, unit, meaning in rows]
     return "\n".join(lines)

@@ -18,7 +18,7 @@ from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.texts import nearest
 
-__all__ = ["ConnectOptions", "ReadOptions", "WriteOptions", "option_rows", "ordered_fields", "shown", "spark_name"]
+__all__ = ["ConnectOptions", "ReadOptions", "WriteOptions", "ordered_fields", "shown", "spark_name"]
 
 MIB = 1024 * 1024
 COMPRESSIONS = ("none", "snappy", "deflate")
@@ -277,16 +277,6 @@ class WriteOptions(ConnectOptions):
         if self.topic:
             _check_name("topic", self.topic)
         super().__post_init__()
-
-
-def option_rows(options: type[ConnectOptions]) -> list[tuple[str, str, str, str]]:
-    """List name, default, unit and meaning of the options of a class, for its table in the README."""
-    shared = () if options is ConnectOptions else ConnectOptions.__dataclass_fields__
-    return [
-        (spark_name(field), shown(field.default), field.metadata["unit"], field.metadata["meaning"])
-        for field in dataclasses.fields(options)
-        if field.name not in shared
-    ]
 
 
 def ordered_fields(options: type[ConnectOptions]) -> list[dataclasses.Field[Any]]:

@@ -3,7 +3,8 @@ import re
 
 import pytest
 
-from gnsq.spark.options import ConnectOptions, ReadOptions, WriteOptions, option_rows, ordered_fields, spark_name
+from gnsq.spark.options import ConnectOptions, ReadOptions, WriteOptions, ordered_fields, spark_name
+from tests.helpers import option_rows
 
 READ = {"topic": "clicks", "channel": "archive", "nsqdTcpAddresses": "a:4150"}
 
