@@ -42,6 +42,9 @@ class Certificates:
 
     Args:
         directory: Directory for the files; made if it does not exist.
+
+    Attributes:
+        ca: Path of the CA's certificate, for clients and servers that are to trust all of these certificates.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -50,12 +53,7 @@ class Certificates:
         self._count = 0
         self._key = _new_key()
         self._certificate = _sign(self._key, "fakensqd CA", (), None, expired=False)
-        self._ca = self._write("ca.pem", self._certificate.public_bytes(Encoding.PEM))
-
-    @property
-    def ca(self) -> str:
-        """Path of the CA's certificate, for clients and servers that are to trust all of these certificates."""
-        return self._ca
+        self.ca = self._write("ca.pem", self._certificate.public_bytes(Encoding.PEM))
 
     def server(
         self, names: str | Iterable[str] = ("localhost", "127.0.0.1"), *, expired: bool = False

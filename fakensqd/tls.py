@@ -29,15 +29,13 @@ _VERSIONS = {
 _CERTIFICATE_POLICIES = ("require", "require-verify")
 
 
-def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
-    """Make the context of the TCP and the HTTPS port; None if TLS is not offered.
+def server_context(options: NsqdOptions) -> ssl.SSLContext:
+    """Make the context of the TCP and the HTTPS port.
 
     Raises:
         OSError: If a file cannot be loaded.
         ValueError: If the policy needs CAs and there are none.
     """
-    if not options.tls_offered:
-        return None
     context = _context(ssl.PROTOCOL_TLS_SERVER, options)
     try:
         context.load_cert_chain(options.tls_cert, options.tls_key)

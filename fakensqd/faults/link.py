@@ -40,10 +40,6 @@ class ActiveToxic:
     kept: bool
     _link: Link
 
-    def applies_to(self, connection: int, *, upstream: bool) -> bool:
-        """Return whether it is for this direction of a connection."""
-        return self.upstream in (None, upstream) and self.connection in (None, connection)
-
     def remove(self) -> None:
         """Remove it and pass on the bytes that wait for it. Does nothing the second time."""
         self._link.remove(self)
@@ -143,7 +139,7 @@ class Link:
 
     def _attach(self, active: ActiveToxic, transport: LinkedTransport) -> None:
         for upstream in (True, False):
-            if active.applies_to(transport.number, upstream=upstream):
+            if active.upstream in (None, upstream) and active.connection in (None, transport.number):
                 # A generator for each: the traffic of one connection does not change the random numbers of others.
                 rng = random.Random(f"{self.seed} {active.number} {transport.number} {upstream}")
                 transport.attach(active, rng, upstream=upstream)

@@ -46,7 +46,7 @@ from fakensqd.faults.interceptor import InterceptedSession
 from fakensqd.input_buffer import BodyReader, CommandError, InputBuffer, Read
 from fakensqd.nsqd import commands
 from fakensqd.nsqd.broker import Broker, BrokerError, Channel
-from fakensqd.nsqd.identify import OK_FRAME, ClientHandshake, Settings
+from fakensqd.nsqd.identify import OK_FRAME, ClientHandshake
 from fakensqd.options import NsqdOptions
 from gnsq.protocol.commands import MAGIC_V2
 from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame, encode_message
@@ -187,11 +187,6 @@ class Session:
             self._broker.topics[channel.topic_name].leave_channel(channel, self)
 
     @property
-    def settings(self) -> Settings:
-        """Settings of the last IDENTIFY."""
-        return self.handshake.settings
-
-    @property
     def due(self) -> float:
         """When tick() is worth calling, seconds; infinity if never. Each command may postpone it."""
         due = min(self._heartbeat_due, self._read_due) if self.heartbeats else math.inf
@@ -327,7 +322,7 @@ class Session:
             self.disconnected()
         if self._executed:
             # The deadline starts at the end of the last complete command; the whole next command must meet it.
-            interval = self.settings.heartbeat_interval
+            interval = self.handshake.settings.heartbeat_interval
             self._read_due = now + 2 * interval if interval else math.inf
         self._deliver()
         effects = self._effects()
@@ -347,7 +342,7 @@ class Session:
         if magic != MAGIC_V2:
             self._respond(encode_frame(ERROR, b"E_BAD_PROTOCOL"))
             return
-        self._heartbeat_due = self._now + self.settings.heartbeat_interval
+        self._heartbeat_due = self._now + self.handshake.settings.heartbeat_interval
         self._executed = True
         while True:
             try:
@@ -388,7 +383,7 @@ class Session:
         is_first = not self.handshake.identified
         asked = yield from self.handshake.identify(words)
         if is_first:
-            interval = self.settings.heartbeat_interval
+            interval = self.handshake.settings.heartbeat_interval
             self._heartbeat_due = self._now + interval if interval else math.inf
         yield from self.handshake.negotiate(asked)
         if self._tls_missing and self.handshake.tls is not None:
@@ -396,7 +391,7 @@ class Session:
             self._set_state(State.INIT)
 
     def _subscribe(self, words: list[bytes]) -> Read[None]:
-        if not self.settings.heartbeat_interval:
+        if not self.handshake.settings.heartbeat_interval:
             raise CommandError(b"E_INVALID cannot SUB with heartbeats disabled")
         topic_name, channel_name = commands.subscription(words, self._options.emulated)
         if self._auth_required:
@@ -468,7 +463,7 @@ class Session:
     def _touch(self, words: list[bytes]) -> None:
         message_id = commands.message_id(words)
         try:
-            self._subscribed.touch(self, message_id, self.settings.msg_timeout, self._now)
+            self._subscribed.touch(self, message_id, self.handshake.settings.msg_timeout, self._now)
         except BrokerError as error:
             raise _failed(words, error) from None
 

@@ -40,10 +40,6 @@ def shaken(ends, server, client):
     return outcome.get(timeout=10), tls
 
 
-def test_server_without_a_certificate_has_no_context():
-    assert make_server_context(NsqdOptions()) is None
-
-
 @pytest.mark.parametrize(("data", "reason"), [(None, "No such file or directory"), (b"nothing", "[Xx]509|PEM")])
 @pytest.mark.parametrize("name", ["tls_cert", "tls_key", "tls_root_ca_file"])
 def test_file_that_cannot_be_loaded_is_named(tls_options, tmp_path, name, data, reason):

@@ -101,7 +101,7 @@ class Spool:
     @property
     def is_local(self) -> bool:
         """Whether it is on a local file system, where a listing costs no request."""
-        return self._store.local
+        return isinstance(self._store, LocalStore)
 
     # --- owner and receivers
 

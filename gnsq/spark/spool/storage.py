@@ -76,8 +76,6 @@ class LocalStore:
         mode: Permissions of new directories, and without x of files; None for those of the umask.
     """
 
-    local = True
-
     def __init__(self, root: Path, mode: int | None = None) -> None:
         self.root = root.absolute()
         self._mode = mode
@@ -175,8 +173,6 @@ class LocalStore:
 
 class RemoteStore:
     """A directory of any other pyarrow file system, with the same methods."""
-
-    local = False
 
     def __init__(self, filesystem: Any, root: str) -> None:  # Any: pyarrow has no types
         self._fs = filesystem
