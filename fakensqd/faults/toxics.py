@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from random import Random
 from typing import Protocol
 
@@ -305,15 +305,13 @@ TOXICS: dict[str, Callable[..., Toxic]] = {
 # --- several toxics ---------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
 class _Stage:
     """State of one toxic in a chain, and the outcomes that wait for their time."""
 
-    __slots__ = ("key", "state", "waiting")
-
-    def __init__(self, key: Hashable, state: ToxicState) -> None:
-        self.key = key
-        self.state = state
-        self.waiting: deque[Outcome] = deque()
+    key: Hashable
+    state: ToxicState
+    waiting: deque[Outcome] = field(default_factory=deque)
 
 
 class ToxicChain:

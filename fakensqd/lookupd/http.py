@@ -69,7 +69,6 @@ class _Api:
         self._options = server.options
 
     def lookup(self, request: Request) -> object:
-        """Handle GET /lookup."""
         topic = request.required("topic")
         if not self._registry.find(Key("topic", topic)):
             raise HttpError(404, "TOPIC_NOT_FOUND")
@@ -84,7 +83,7 @@ class _Api:
         }
 
     def nodes(self, request: Request) -> object:
-        """Handle GET /nodes. The list also has nodes with a tombstone."""
+        """List all nodes, also those with a tombstone."""
         now, lifetime = self._server.now(), self._options.tombstone_lifetime
         nodes = []
         for producer in self._registry.producers(Key("client")):
@@ -95,29 +94,26 @@ class _Api:
         return {"producers": nodes}
 
     def create_topic(self, request: Request) -> None:
-        """Handle POST /topic/create."""
         topic = request.required("topic")
         if not valid_topic_name(topic):
             raise HttpError(400, "INVALID_ARG_TOPIC")
         self._registry.create(topic)
 
     def delete_topic(self, request: Request) -> None:
-        """Handle POST /topic/delete. The nsqds keep the topic."""
+        """Forget a topic. The nsqds keep it."""
         topic = request.required("topic")
         self._registry.forget(Key("channel", topic, "*"))
         self._registry.forget(Key("topic", topic))
 
     def tombstone_topic(self, request: Request) -> None:
-        """Handle POST /topic/tombstone."""
         topic, node = request.required("topic"), request.required("node")
         self._registry.tombstone(topic, node, self._server.now())
 
     def create_channel(self, request: Request) -> None:
-        """Handle POST /channel/create, which also makes the topic."""
+        """Make a channel, and its topic."""
         self._registry.create(*topic_and_channel_names(request))
 
     def delete_channel(self, request: Request) -> None:
-        """Handle POST /channel/delete."""
         if not self._registry.forget(Key("channel", *topic_and_channel_names(request))):
             raise HttpError(404, "CHANNEL_NOT_FOUND")
 

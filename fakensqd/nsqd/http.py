@@ -154,7 +154,6 @@ class _Api:
     # --- publishing ---------------------------------------------------------------------------------------------------
 
     def publish(self, request: Request) -> str:
-        """Handle POST /pub."""
         limit = self._options.max_msg_size
         if request.content_length > limit:
             raise HttpError(413, "MSG_TOO_BIG")
@@ -176,7 +175,6 @@ class _Api:
         return delay_ns / 1e9
 
     def multipublish(self, request: Request) -> str:
-        """Handle POST /mpub."""
         if request.content_length > self._options.max_body_size:
             raise HttpError(413, "BODY_TOO_BIG")
         topic = self._ensure_topic(request)
@@ -217,25 +215,20 @@ class _Api:
     # --- topics and channels ------------------------------------------------------------------------------------------
 
     def create_topic(self, request: Request) -> None:
-        """Handle POST /topic/create."""
         self._ensure_topic(request)
 
     def delete_topic(self, request: Request) -> None:
-        """Handle POST /topic/delete."""
         self._broker.delete_topic(self.topic(request).name)
 
     def empty_topic(self, request: Request) -> None:
-        """Handle POST /topic/empty."""
         self._valid_topic_name(request)
         self.topic(request).empty()
 
     def create_channel(self, request: Request) -> None:
-        """Handle POST /channel/create."""
         topic, name = self._topic_and_channel_name(request)
         topic.ensure_channel(name, self._server.now())
 
     def delete_channel(self, request: Request) -> None:
-        """Handle POST /channel/delete."""
         channel = self.channel(request)
         self._broker.topics[channel.topic_name].delete_channel(channel.name)
 
@@ -271,7 +264,6 @@ class _Api:
     # --- facts --------------------------------------------------------------------------------------------------------
 
     def info(self, request: Request) -> object:
-        """Handle GET /info."""
         return {
             "version": self._options.version,
             "broadcast_address": self._options.broadcast_address,
@@ -286,7 +278,6 @@ class _Api:
         }
 
     def stats(self, request: Request) -> object:
-        """Handle GET /stats."""
         query = request.query
         document = statistics(
             self._broker,
@@ -306,7 +297,7 @@ class _Api:
     # --- /config ------------------------------------------------------------------------------------------------------
 
     def config(self, request: Request) -> object:
-        """Handle GET /config/OPTION. Durations in nanoseconds."""
+        """Respond with the value of an option; durations in nanoseconds."""
         server, options = self._server, self._options
         host = options.broadcast_address.replace(".", "_").replace(":", "_")
         values: dict[str, Any] = dataclasses.asdict(options)  # Any: options are of all types
@@ -329,7 +320,7 @@ class _Api:
         return _nanoseconds(value) if isinstance(value, float) else value
 
     def set_config(self, request: Request) -> object:
-        """Handle PUT /config/OPTION. nsqd can change two options while it runs."""
+        """Change one of the two options that nsqd can change while it runs."""
         body = request.read(self._options.max_msg_size + 1)
         if not body or len(body) > self._options.max_msg_size:
             raise HttpError(413, "INVALID_VALUE")

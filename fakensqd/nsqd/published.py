@@ -11,6 +11,7 @@ import difflib
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fakensqd.transcript import Transcript, WaitError, wait_until
 from gnsq.texts import counted, nearest
@@ -27,15 +28,13 @@ _COMPARED_MESSAGES = 1000
 _COMPARED_BYTES = 200
 
 
+@dataclass(slots=True)
 class _TopicRecord:
     """The newest bodies of one topic."""
 
-    __slots__ = ("bodies", "count", "size")
-
-    def __init__(self) -> None:
-        self.bodies: deque[bytes] = deque()
-        self.count = 0
-        self.size = 0
+    bodies: deque[bytes] = field(default_factory=deque)
+    count: int = 0
+    size: int = 0
 
 
 class PublishedBodies:

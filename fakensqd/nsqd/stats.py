@@ -54,26 +54,23 @@ def statistics(
         channel: Only this channel, and topics that have it; empty: all.
         now: The monotonic time, seconds.
     """
+    topics = [
+        _topic_statistics(each, topic, channel, include_clients, now)
+        for name, each in sorted(broker.topics.items())
+        if topic in ("", name) and (not channel or channel in each.channels)
+    ]
     known = not topic or topic in broker.topics
     producers = [client_statistics(session, topic) for session in sessions if session.published_by_topic]
     document: Document = {
         "version": broker.options.version,
         "health": "OK",
         "start_time": start_time,
-        "topics": _topics(broker, topic, channel, include_clients, now) if known else None,
+        "topics": topics if known else None,
     }
     if include_memory:
         document["memory"] = dict.fromkeys(_MEMORY, 0)
     document["producers"] = producers if producers and include_clients and known else None
     return document
-
-
-def _topics(broker: Broker, only_topic: str, only_channel: str, include_clients: bool, now: float) -> list[Document]:
-    return [
-        _topic_statistics(topic, only_topic, only_channel, include_clients, now)
-        for name, topic in sorted(broker.topics.items())
-        if (not only_topic or name == only_topic) and (not only_channel or only_channel in topic.channels)
-    ]
 
 
 def _topic_statistics(topic: Topic, only_topic: str, only_channel: str, include_clients: bool, now: float) -> Document:
