@@ -19,7 +19,7 @@ import gevent
 from blinker import ANY
 from gevent.event import Event
 
-from gnsq.addresses import Addresses, format_address, parse_addresses
+from gnsq.addresses import Addresses, format_address, parse_address, parse_addresses
 from gnsq.backofftimer import BackoffPhase
 from gnsq.clock import Clock, RealClock
 from gnsq.concurrency.forks import register_after_fork
@@ -217,11 +217,11 @@ class Consumer:
         self.log_owner = LogOwner(name or f"{topic}/{channel}", self._clock.monotonic)
         # Largest delay of a REQ in ms, by address, as nsqds before 1.1.0 have said it when they refused one.
         self._max_req_timeouts: dict[str, int] = {}
-        self._pool = ConnectionPool(
-            connection,
+        self._connection_options = connection
+        self._pool: ConnectionPool[Connection] = ConnectionPool(
             reconnect,
             self._clock,
-            prepare=self._prepare_connection,
+            make=self._make_connection,
             setup=self._setup_connection,
             on_lost=self._on_connection_lost,
             owner=self.log_owner,
@@ -686,6 +686,12 @@ class Consumer:
                 self._nsqd_lost.clear()
                 self._clock.wait(self._nsqd_lost, left)
             self.query_lookupd()
+
+    def _make_connection(self, address: str) -> Connection:
+        host, port = parse_address(address)
+        connection = Connection(host, port, self._connection_options, self._clock, owner=self.log_owner)
+        self._prepare_connection(connection)
+        return connection
 
     def _prepare_connection(self, connection: Connection) -> None:
         connection.on_messages = self._on_messages

@@ -1,6 +1,6 @@
 """Keeps one connection open to each of several nsqds, and reopens lost connections.
 
-Owns one greenlet for each address. Knows neither messages nor publishes: its owner passes callbacks.
+Owns one greenlet for each address. Knows neither messages nor publishes, nor whether a connection is TCP or HTTP.
 """
 
 from __future__ import annotations
@@ -10,23 +10,22 @@ import logging
 import math
 import os
 import random
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Generic, Protocol, TypedDict, TypeVar
 
 import gevent
 from gevent.event import Event
 
-from gnsq.addresses import parse_address
 from gnsq.backofftimer import exponential_delay
 from gnsq.clock import Clock
 from gnsq.errors import NSQException
 from gnsq.logs import LogOwner
-from gnsq.nsqd.connection import Connection, InternalError
-from gnsq.options import ConnectionOptions, Options, option
+from gnsq.nsqd.connection import InternalError
+from gnsq.options import Options, option
 from gnsq.texts import without_address
 
-__all__ = ["ConnectionPool", "State", "ReconnectOptions", "wait_all"]
+__all__ = ["ConnectionPool", "State", "ReconnectOptions"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +70,30 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
-def wait_all(events: Iterable[Event], limit: float, clock: Clock) -> None:
-    """Wait until all events are set, for at most limit seconds in total."""
-    deadline = clock.monotonic() + limit
-    for event in events:
-        left = deadline - clock.monotonic()
-        if not event.is_set() and left > 0:
-            clock.wait(event, left)
+class PoolConnection(Protocol):
+    """Connection that a pool opens once, and replaces by another one after it is closed."""
+
+    @property
+    def error(self) -> NSQException | None:
+        """The reason of the close."""
+
+    def open(self) -> object:
+        """Connect. An exception means that the attempt has failed."""
+
+    def close(self, timeout: float) -> None:
+        """Drain and close within a number of seconds."""
+
+    def abort(self, error: NSQException | None = None) -> None:
+        """Close at once."""
+
+    def wait_closed(self) -> object:
+        """Wait until the connection is closed."""
+
+    def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
+        """Whether a greenlet is one of the connection's own."""
+
+
+_Connection = TypeVar("_Connection", bound=PoolConnection)
 
 
 class _Reconnector:
@@ -109,12 +125,12 @@ class _Reconnector:
         self.greenlet: gevent.Greenlet | None = None
 
 
-class ConnectionPool:
+class ConnectionPool(Generic[_Connection]):
     """Connections by address.
 
     Args:
-        prepare: Called with each new Connection before it is opened, to set its callbacks.
-        setup: Called with each opened Connection, in the greenlet of its address. It may send and wait (SUB). If it
+        make: Makes a connection to an address, which the pool opens.
+        setup: Called with each opened connection, in the greenlet of its address. It may send and wait (SUB). If it
             raises NSQException, the attempt has failed.
         on_lost: Called with a connection that was set up and is closed now.
         closed_without_fault: Called after on_lost; returns whether the nsqd had no part in the loss. If so, the loss
@@ -123,23 +139,23 @@ class ConnectionPool:
         owner: Consumer or Producer that log lines name. Pools of one owner share their rate limits.
     """
 
+    not_connected_text, lost_text = "not connected", "connection lost"
+
     def __init__(
         self,
-        options: ConnectionOptions,
         reconnect: ReconnectOptions,
         clock: Clock,
         *,
-        prepare: Callable[[Connection], None],
-        setup: Callable[[Connection], None],
-        on_lost: Callable[[Connection], object] = lambda connection: None,
-        closed_without_fault: Callable[[Connection], bool] = lambda connection: False,
+        make: Callable[[str], _Connection],
+        setup: Callable[[_Connection], None],
+        on_lost: Callable[[_Connection], object] = lambda connection: None,
+        closed_without_fault: Callable[[_Connection], bool] = lambda connection: False,
         owner: LogOwner | None = None,
     ) -> None:
-        self.connections: dict[str, Connection] = {}
-        self._options = options
+        self.connections: dict[str, _Connection] = {}
         self._reconnect = reconnect
         self._clock = clock
-        self._prepare = prepare
+        self._make = make
         self._setup = setup
         self._on_lost = on_lost
         self._closed_without_fault = closed_without_fault
@@ -147,7 +163,7 @@ class ConnectionPool:
         self._reconnectors: dict[str, _Reconnector] = {}
         # Last failures of addresses that are not permanent and not retried.
         self._past_failures: dict[str, NSQException] = {}
-        self._opening: set[Connection] = set()
+        self._opening: set[_Connection] = set()
         self._closing = False
         # The process that opens connections. A forked child of it opens none.
         self._pid: int | None = None
@@ -212,8 +228,12 @@ class ConnectionPool:
         attempts = [reconnector.attempted for reconnector in self._reconnectors.values()]
         if limit is None:
             gevent.wait(attempts)
-        else:
-            wait_all(attempts, limit, self._clock)
+            return
+        deadline = self._clock.monotonic() + limit
+        for attempted in attempts:
+            left = deadline - self._clock.monotonic()
+            if not attempted.is_set() and left > 0:
+                self._clock.wait(attempted, left)
 
     def failures(self) -> dict[str, NSQException]:
         """Return the last failure of each address that has no connection."""
@@ -259,7 +279,11 @@ class ConnectionPool:
                     return
                 wait: float | None = None
                 if not reconnector.released and (reconnector.permanent or no_fault):
-                    wait = self._wait_without_backoff(reconnector) if no_fault else self._wait_with_backoff(reconnector)
+                    if no_fault:
+                        wait = self._wait_without_backoff(reconnector)
+                    else:
+                        reconnector.failures += 1
+                        wait = self._wait_with_backoff(reconnector.failures, connection)
                 # Without fault, the publish that was refused has its error already.
                 level = logging.INFO if no_fault or reconnector.released else logging.WARNING
                 self._log_failure(reconnector, address, wait, level, was_open=connection is not None)
@@ -280,7 +304,7 @@ class ConnectionPool:
         """Log why there is no connection, and what is next. Each kind once a minute: an nsqd may be down for days."""
         error = reconnector.last_failure
         bug = error.__cause__ if isinstance(error, InternalError) else None
-        what = "connection lost" if was_open else "not connected"
+        what = self.lost_text if was_open else self.not_connected_text
         if wait is not None:
             then = f"trying again in {wait:.1f} s" if wait > 0 else "trying again at once"
         else:
@@ -297,11 +321,11 @@ class ConnectionPool:
             since=reconnector.stable,
         )
 
-    def _wait_lost(self, address: str, connection: Connection, reconnector: _Reconnector) -> bool:
+    def _wait_lost(self, address: str, connection: _Connection, reconnector: _Reconnector) -> bool:
         """Wait until a connection is lost. Returns: whether the nsqd had no part in it."""
         opened = self._clock.monotonic()
         connection.wait_closed()
-        if self._clock.monotonic() - opened >= STABLE_AFTER:
+        if self._is_stable(connection, self._clock.monotonic() - opened):
             reconnector.failures, reconnector.stable = 0, opened
         reconnector.last_failure = connection.error
         self.connections.pop(address, None)
@@ -314,14 +338,16 @@ class ConnectionPool:
         initial = self._reconnect.reconnect_initial
         return initial if reconnector.last_no_fault - before < initial else 0.0
 
-    def _wait_with_backoff(self, reconnector: _Reconnector) -> float:
-        reconnector.failures += 1
-        return self._reconnect.delay(reconnector.failures)
+    def _wait_with_backoff(self, failures: int, connection: _Connection | None) -> float:
+        """Return the seconds to wait after a number of failures, the last of them the loss of a connection, if any."""
+        return self._reconnect.delay(failures)
 
-    def _try_open(self, address: str, reconnector: _Reconnector) -> Connection | None:
-        host, port = parse_address(address)
-        connection = Connection(host, port, self._options, self._clock, owner=self._owner)
-        self._prepare(connection)
+    def _is_stable(self, connection: _Connection, seconds: float) -> bool:
+        """Whether the end of a connection that was open for some seconds is the first failure in a row."""
+        return seconds >= STABLE_AFTER
+
+    def _try_open(self, address: str, reconnector: _Reconnector) -> _Connection | None:
+        connection = self._make(address)
         self._opening.add(connection)
         try:
             connection.open()

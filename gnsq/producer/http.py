@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
@@ -38,16 +39,14 @@ from gnsq.errors import (
 from gnsq.http.responses import error_text
 from gnsq.httpclient import HttpOptions
 from gnsq.logs import LogOwner
-from gnsq.nsqd.connection import InternalError
 from gnsq.nsqd.http import NsqdHTTPClient
 from gnsq.nsqd.pending import PendingRequest
-from gnsq.nsqd.pool import STABLE_AFTER, ReconnectOptions, wait_all
+from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions
 from gnsq.options import ConnectionOptions
 from gnsq.producer.dispatcher import Dispatcher
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import PendingPublish, WaitingFor, is_node_error
 from gnsq.protocol.frames import OK
-from gnsq.texts import without_address
 
 __all__ = [
     "HttpClients",
@@ -241,25 +240,25 @@ def _address(client: NsqdHTTPClient) -> str:
 # --- links
 
 
+# Seconds to wait for the response to a ping.
+PING_TIMEOUT = 5.0
+# Seconds to wait for the end of killed greenlets.
+KILL_TIMEOUT = 0.5
+
+
 class HttpLink:
     """Sends publishes to one nsqd over HTTP.
 
     Args:
         max_requests: Concurrent requests.
         max_seconds: Longest time of a request.
-        pool: Takes responses, errors, and the failure that ends the use of this link.
+        on_response, on_error: Called with each response to a publish, and each error of nsqd.
+        on_closed: Called before the publishes that were not sent are retried on other links.
         subject: Start of log lines: the address and the producer.
 
     Attributes:
-        is_up: Whether nsqd answered its last ping, and no request has failed since.
-        has_published: Whether nsqd has taken a publish since that ping.
-        released: Whether to ping no more.
-        attempted: Set after the first ping.
-        woken: Ends the wait between two pings.
-        down, request_error: Set with the error of the request that has failed.
-        failures: Consecutive pings or requests that failed.
-        last_failure: Why the link is not used.
-        greenlet: Runs the pings.
+        has_published: Whether nsqd has taken a publish.
+        error: Failure of a ping or request, after which the link takes no more publishes.
         workers: Greenlets that send requests. Each ends when nothing is left to send.
     """
 
@@ -271,7 +270,9 @@ class HttpLink:
         max_seconds: float,
         clock: Clock,
         *,
-        pool: HttpPool,
+        on_response: Callable[[bytes], None],
+        on_error: Callable[[NSQErrorCode], None],
+        on_closed: Callable[[HttpLink], None],
         subject: str,
     ) -> None:
         self.address = address
@@ -279,24 +280,20 @@ class HttpLink:
         self.client = client
         self.confirmed = 0
         self.submit: Callable[[PendingPublish], None] = self._submit
-        self.is_up = False
         self.has_published = False
-        self.released = False
-        self.attempted, self.woken, self.down = Event(), Event(), Event()
-        self.request_error: NSQException | None = None
-        self.failures = 0
-        self.last_failure: NSQException | None = None
-        self.greenlet: Any = None  # Any: gevent has no types
+        self.error: NSQException | None = None
         self.workers: set[gevent.Greenlet] = set()
         self._max_requests = max_requests
         self._max_seconds = max_seconds
         self._clock = clock
-        self._pool = pool
+        self._on_response = on_response
+        self._on_error = on_error
+        self._on_closed = on_closed
+        self._closed = Event()
+        self._opener: gevent.Greenlet | None = None
         self._unsent: OrderedDict[PendingPublish, None] = OrderedDict()
         self._sent: dict[PendingPublish, None] = {}
-        # Counts the times it was up: a failure of a request that was sent before says nothing about the nsqd now.
-        self._period = 0
-        # nsqd's version: None if not asked yet, empty if nsqd does not say. Another nsqd may respond after a failure.
+        # nsqd's version: None if not asked yet, empty if nsqd does not say.
         self._version: tuple[int, ...] | None = None
 
     @property
@@ -325,26 +322,66 @@ class HttpLink:
             self.workers.add(worker)
             worker.start()
 
-    def return_unsent(self, error: NSQException) -> None:
-        """Let other links send the publishes that were not sent."""
+    def open(self) -> None:
+        """Ping the nsqd.
+
+        Raises:
+            NSQHttpError: If it does not respond.
+        """
+        register_after_fork(self)
+        self._opener = gevent.getcurrent()
+        try:
+            self.client.request("GET", "ping", timeout=min(PING_TIMEOUT, self._max_seconds))
+        except NSQHttpError as error:
+            if not is_nsqd_response(error):
+                raise
+        finally:
+            self._opener = None
+        logger.info("%s: answers, and is published to over HTTP", self._subject)
+
+    def close(self, timeout: float) -> None:
+        """End all requests: the producer has waited for them."""
+        self.abort(NSQConnectionClosed(f"{self.address}: the producer was closed"))
+        gevent.joinall(list(self.workers), timeout=KILL_TIMEOUT)
+
+    def abort(self, error: NSQException | None = None) -> None:
+        """End all requests, and close the connections."""
+        error = error or NSQConnectionClosed(f"{self.address}: closed")
+        self._fail(error)
+        self._end_requests(error)
+        self.client.close()
+
+    def wait_closed(self) -> None:
+        """Wait until a request fails and the failure concerns the nsqd, or until abort()."""
+        self._closed.wait()
+
+    def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
+        """Whether a greenlet sends requests of this link."""
+        return greenlet in self.workers
+
+    def after_fork_in_child(self, parent: int) -> None:
+        """End all requests in this child process, but keep the connections, which the parent still uses."""
+        if self._opener is not None:
+            self._opener.kill(block=False)
+        self._end_requests(NSQConnectionClosed(f"{self.address}: not used in a child of process {parent}"))
+
+    def _fail(self, error: NSQException) -> None:
+        """Take no more publishes, and let other links send those that were not sent. The sent ones go on."""
+        if self._closed.is_set():
+            return
+        self.error = error
+        self._on_closed(self)
+        self._return_unsent(error)
+        self._closed.set()
+
+    def _return_unsent(self, error: NSQException) -> None:
         unsent = list(self._unsent)
         self._unsent.clear()
         for publish in unsent:
             publish.on_not_sent(error)
 
-    def finish(self) -> None:
-        """Wait for all requests, and close the connections."""
-        gevent.joinall(list(self.workers))  # each request has a limit
-        self.client.close()
-
-    def abort(self, error: NSQException) -> None:
-        """End all requests, and close the connections."""
-        self.abort_requests(error)
-        self.client.close()
-
-    def abort_requests(self, error: NSQException) -> None:
-        """End all requests, but keep the connections: a child process shares them with its parent."""
-        self.return_unsent(error)
+    def _end_requests(self, error: NSQException) -> None:
+        self._return_unsent(error)
         for publish in list(self._sent):
             publish.on_connection_lost(error)
         for worker in list(self.workers):
@@ -365,28 +402,29 @@ class HttpLink:
                     self._sent.pop(publish, None)
         finally:
             self.workers.discard(gevent.getcurrent())
+            if self._closed.is_set() and not self.workers:
+                self.client.close()
 
     def _publish(self, publish: PendingPublish, seconds: float) -> None:
-        period = self._period
         limit = min(seconds - min(DEADLINE_MARGIN, seconds / 2), self._max_seconds)
         try:
             self._request(publish, limit)
         except NSQHttpUnreachable as error:
-            self._fail(period, error)
+            self._fail(error)
             publish.on_not_sent(error)
         except NSQInvalid as error:
             # Too old: a retry on this nsqd would end in the same way.
-            self._pool.on_error(error)
+            self._on_error(error)
             publish.on_error(error)
         except NSQHttpError as error:
-            self._on_http_error(publish, error, period, expires=limit < self._max_seconds)
+            self._on_http_error(publish, error, expires=limit < self._max_seconds)
         except Exception as error:
             # A bug must neither end the greenlet nor let a caller wait.
             logger.exception("%s: internal error while publishing", self._subject)
             publish.on_connection_lost(NSQException(f"{self.address}: internal error: {error!r}"))
         else:
             self.has_published = True
-            self._pool.on_response(OK)
+            self._on_response(OK)
             publish.on_response(OK)
 
     def _request(self, publish: PendingPublish, limit: float) -> None:
@@ -430,35 +468,27 @@ class HttpLink:
         found = _VERSION.match(str(info.get("version"))) if isinstance(info, dict) else None
         return tuple(map(int, found.groups())) if found else ()
 
-    def _on_http_error(self, publish: PendingPublish, error: NSQHttpError, period: int, *, expires: bool) -> None:
+    def _on_http_error(self, publish: PendingPublish, error: NSQHttpError, *, expires: bool) -> None:
         """Retry or end a publish that was sent and not confirmed.
 
         Args:
             expires: Whether a timeout of the request means that the deadline has come.
         """
         if is_rejected_before_nsqd(error):
-            self._fail(period, error)
+            self._fail(error)
             publish.on_not_sent(error)
             return
         refused = refused_error(error, multi=bool(publish.mpub_body_size), deferred=bool(publish.defer))
         if refused is not None:
             if is_node_error(refused):
-                self._fail(period, refused)
-            self._pool.on_error(refused)
+                self._fail(refused)
+            self._on_error(refused)
             publish.on_error(refused)
             return
-        self._fail(period, error)
+        self._fail(error)
         if expires and isinstance(error, NSQHttpTimeout) and not publish.done:
             publish.owner.expire(publish, WaitingFor.RESPONSE, _deadline(publish))
         publish.on_connection_lost(error)
-
-    def _fail(self, period: int, error: NSQException) -> None:
-        """End the use of this link, if the request that has failed was sent in the current period."""
-        if self.is_up and period == self._period:
-            self.is_up = False
-            self._version = None
-            self._period += 1
-            self._pool.on_failure(self, error)
 
 
 def _deadline(publish: PendingPublish) -> float:
@@ -468,23 +498,17 @@ def _deadline(publish: PendingPublish) -> float:
 
 # --- the pool
 
-# Seconds to wait for the response to a ping.
-PING_TIMEOUT = 5.0
-# Seconds to wait for the end of killed greenlets.
-KILL_TIMEOUT = 0.5
 
-
-class HttpPool:
-    """Links to nsqds' HTTP ports; the counterpart of gnsq.nsqd.pool.ConnectionPool.
-
-    One greenlet for each address pings the nsqd until it responds. Then the dispatcher uses the link until a request
-    fails and the failure concerns the nsqd; then the nsqd is pinged again.
+class HttpPool(ConnectionPool[HttpLink]):
+    """Links to nsqds' HTTP ports. Pings each nsqd until it responds, and again after a request has failed.
 
     Args:
         max_requests: Concurrent requests to each nsqd.
         on_response, on_error: Called with each response to a publish, and each error of nsqd.
         owner: Producer that log lines name.
     """
+
+    not_connected_text, lost_text = "does not answer", "not published to until it answers"
 
     def __init__(
         self,
@@ -498,159 +522,43 @@ class HttpPool:
         on_error: Callable[[NSQErrorCode], None],
         owner: LogOwner,
     ) -> None:
+        def make(address: str) -> HttpLink:
+            link = HttpLink(
+                address,
+                clients.client(address),
+                max_requests,
+                clients.max_seconds,
+                clock,
+                on_response=on_response,
+                on_error=on_error,
+                on_closed=dispatcher.remove,
+                subject=owner.at(address),
+            )
+            self._links.add(link)
+            return link
+
+        super().__init__(reconnect, clock, make=make, setup=dispatcher.add, owner=owner)
         self._clients = clients
-        self._reconnect = reconnect
-        self._clock = clock
-        self._dispatcher = dispatcher
-        self._max_requests = max_requests
-        self._owner = owner
-        self.on_response = on_response
-        self.on_error = on_error
-        self._by_address: dict[str, HttpLink] = {}
-        # Links of released addresses that still have requests are in here, too.
-        self._links: set[HttpLink] = set()
-        self._closing = False
-        register_after_fork(self)
+        # With those that have failed and still have requests.
+        self._links: weakref.WeakSet[HttpLink] = weakref.WeakSet()
 
-    def add(self, address: str, *, permanent: bool = True) -> None:
-        """Use an nsqd whenever it responds. No-op if it is used already."""
-        if self._closing:
-            return
-        link = self._by_address.get(address)
-        if link is not None:
-            link.released = False
-            return
-        link = self._by_address[address] = HttpLink(
-            address,
-            self._clients.client(address),
-            self._max_requests,
-            self._clients.max_seconds,
-            self._clock,
-            pool=self,
-            subject=self._owner.at(address),
-        )
-        self._links.add(link)
-        link.greenlet = gevent.spawn(self._ping_loop, link)
-        link.greenlet.name = f"gnsq-keep-http-{address}"
-
-    def release(self, address: str) -> None:
-        """Ping an address no more, until it is added again. Its link is used until it fails."""
-        link = self._by_address.get(address)
-        if link is not None:
-            link.released = True
-            link.woken.set()
+    def add(self, address: str, *, permanent: bool) -> None:
+        self._clients.client(address).close()  # raises ValueError if the address is not valid
+        super().add(address, permanent=permanent)
 
     def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
-        """Whether a greenlet belongs to the pool or its links."""
-        return any(greenlet is link.greenlet or greenlet in link.workers for link in self._links)
-
-    def wait_attempted(self, limit: float) -> None:
-        """Wait until every address was pinged once, up to a limit in seconds; each ping has a limit of its own."""
-        wait_all([link.attempted for link in self._by_address.values()], limit, self._clock)
-
-    def failures(self) -> dict[str, NSQException]:
-        """Return the last error of each address that is not used."""
-        return {
-            address: link.last_failure
-            for address, link in list(self._by_address.items())
-            if link.last_failure is not None and not link.is_up
-        }
+        return super().owns_greenlet(greenlet) or any(link.owns_greenlet(greenlet) for link in self._links)
 
     def close(self, timeout: float) -> None:
-        """End everything; publishes that were sent are lost."""
-        self._closing = True
-        self._by_address.clear()
-        links, self._links = self._links, set()
-        greenlets: list[gevent.Greenlet] = []
-        for link in links:
-            link.attempted.set()
-            link.greenlet.kill(block=False)
-            self._dispatcher.remove(link)
-            greenlets += [link.greenlet, *link.workers]
-            link.abort(NSQConnectionClosed(f"{link.address}: the producer was closed"))
-        gevent.joinall(greenlets, timeout=KILL_TIMEOUT)
+        super().close(timeout)
+        for link in list(self._links):
+            link.close(timeout)
 
-    def after_fork_in_child(self, parent: int) -> None:
-        """Stop in this child process: the parent goes on with the connections. See concurrency.forks."""
-        self._closing = True
-        for link in self._links:
-            link.greenlet.kill(block=False)
-            link.abort_requests(NSQConnectionClosed(f"{link.address}: not used in a child of process {parent}"))
-
-    def on_failure(self, link: HttpLink, error: NSQException) -> None:
-        """Stop using a link whose nsqd does not respond, or refuses everything, until it responds to a ping."""
-        self._dispatcher.remove(link)
-        link.return_unsent(error)
-        link.request_error = link.last_failure = error
-        link.down.set()
-
-    def _ping_loop(self, link: HttpLink) -> None:
-        while not link.released and not self._closing:
-            answered = self._ping(link)
-            if answered:
-                self._use(link)
-            link.failures += 1
-            # Before `released` is read: release() ends the wait from here on.
-            link.woken.clear()
-            wait = 0.0 if link.released else self._seconds_to_wait(link)
-            self._log_failure(link, wait, was_used=answered)
-            if wait > 0:
-                self._clock.wait(link.woken, wait)
-        self._by_address.pop(link.address, None)
-        link.finish()
-        self._links.discard(link)
-
-    def _ping(self, link: HttpLink) -> bool:
-        """Ping the nsqd. Returns: whether it responds."""
-        failure: NSQException | None = None
-        try:
-            link.client.request("GET", "ping", timeout=min(PING_TIMEOUT, self._clients.max_seconds))
-        except NSQHttpError as error:
-            if not is_nsqd_response(error):
-                failure = error
-        except Exception as error:  # noqa: BLE001  # a bug must not end the loop
-            failure = InternalError(f"internal error while pinging: {error!r}")
-            failure.__cause__ = error
-        link.last_failure = failure
-        if failure is not None:
-            link.attempted.set()
-        return failure is None
-
-    def _use(self, link: HttpLink) -> None:
-        """Use the link until it fails."""
-        link.down.clear()
-        link.request_error = None
-        link.is_up, link.has_published = True, False
-        since = self._clock.monotonic()
-        logger.info("%s: answers, and is published to over HTTP", self._owner.at(link.address))
-        self._dispatcher.add(link)
-        link.attempted.set()
-        link.down.wait()  # until a request fails, without a limit
-        if link.has_published or self._clock.monotonic() - since >= STABLE_AFTER:
-            link.failures = 0
-
-    def _log_failure(self, link: HttpLink, wait: float, *, was_used: bool) -> None:
-        """Log why an nsqd is not used, and the next step. Once a minute for each kind of failure: an nsqd may be down
-        for days."""
-        error, address = link.last_failure, link.address
-        what = "not published to until it answers" if was_used else "does not answer"
-        then = f"trying again in {wait:.1f} s" if wait > 0 else "trying again at once"
-        bug = error.__cause__ if isinstance(error, InternalError) else None
-        self._owner.rate_limited(logger).log(
-            logging.ERROR if bug else logging.WARNING,
-            f"{address} {what} {type(error).__name__}",
-            "%s: %s: %s; %s",
-            self._owner.at(address),
-            what,
-            without_address(error, address),
-            "not tried again" if link.released else then,
-            exc_info=bug,
-        )
-
-    def _seconds_to_wait(self, link: HttpLink) -> float:
-        """Return the seconds until the next ping."""
-        error, link.request_error = link.request_error, None
-        if link.failures == 1 and isinstance(error, NSQHttpError):
+    def _wait_with_backoff(self, failures: int, connection: HttpLink | None) -> float:
+        if connection is not None and failures == 1 and isinstance(connection.error, NSQHttpError):
             # It may have been that request alone. An error of nsqd itself, that it exits, stays true for a while.
             return 0.0
-        return self._reconnect.delay(link.failures)
+        return super()._wait_with_backoff(failures, connection)
+
+    def _is_stable(self, connection: HttpLink, seconds: float) -> bool:
+        return connection.has_published or super()._is_stable(connection, seconds)

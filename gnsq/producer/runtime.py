@@ -10,11 +10,12 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import gevent
 from gevent.event import Event
 
+from gnsq.addresses import parse_address
 from gnsq.clock import Clock
 from gnsq.concurrency.greenlets import run_forever
 from gnsq.concurrency.threads import OwnerThread
@@ -129,15 +130,14 @@ class ProducerRuntime:
         # Greenlet that changes connections or batches, and does not wait meanwhile.
         self._active: gevent.Greenlet | None = None
 
-    def _tcp_pools(self) -> Sequence[ConnectionPool | HttpPool]:
+    def _tcp_pools(self) -> Sequence[ConnectionPool[Any]]:  # Any: of Connection or HttpLink
         """Make connections_per_nsqd pools; each has one connection to each nsqd."""
         config = self._config
         return [
             ConnectionPool(
-                config.connection,
                 config.reconnect,
                 self._clock,
-                prepare=self._prepare,
+                make=self._make_connection,
                 setup=self._setup,
                 closed_without_fault=_is_blameless,
                 owner=config.owner,
@@ -363,12 +363,15 @@ class ProducerRuntime:
 
     # --- connections
 
-    def _prepare(self, connection: Connection) -> None:
-        events = self._events
+    def _make_connection(self, address: str) -> Connection:
+        config, events = self._config, self._events
+        host, port = parse_address(address)
+        connection = Connection(host, port, config.connection, self._clock, owner=config.owner)
         connection.on_response = lambda connection, data: self._call(events.handle_response, connection, data)
         connection.listeners = events.listeners
         connection.on_error = lambda connection, error: self._call(events.handle_error, connection, error)
         connection.on_closed = self._handle_closed
+        return connection
 
     def _setup(self, connection: Connection) -> None:
         if connection.identity.auth:

@@ -8,13 +8,19 @@ from gevent.event import Event
 
 from fakensqd import FakeNsqd, on
 from fakensqd.faults import refuse
+from gnsq.addresses import parse_address
 from gnsq.clock import RealClock
 from gnsq.errors import NSQException, NSQInvalid, NSQSocketError
 from gnsq.logs import LogOwner
+from gnsq.nsqd.connection import Connection
 from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions
 from gnsq.options import ConnectionOptions
 from gnsq.protocol.frames import RESPONSE, encode_frame
 from tests.helpers import peer, refused_port, wait_until
+
+
+def new_connection(address, clock=None):
+    return Connection(*parse_address(address), ConnectionOptions(timeout=2), clock)
 
 
 class Log:
@@ -30,10 +36,9 @@ class Log:
     ):
         self.events = []
         self.pool = ConnectionPool(
-            ConnectionOptions(timeout=2),
             options(**{"reconnect_initial": 0.001, "reconnect_maximum": 0.01, **reconnect}),
             clock or RealClock(),
-            prepare=lambda connection: self.events.append("prepare"),
+            make=lambda address: (self.events.append("make"), new_connection(address, clock))[1],
             setup=lambda connection: (setup(connection), self.events.append("setup")),
             on_lost=lambda connection: self.events.append("lost"),
             **({"closed_without_fault": closed_without_fault} if closed_without_fault else {}),
@@ -62,7 +67,7 @@ def test_address_is_connected_once(made, fakensqd):
     log.pool.wait_attempted()
 
     assert list(log.pool.connections) == [fakensqd.tcp_address]
-    assert log.events == ["prepare", "setup"]
+    assert log.events == ["make", "setup"]
     assert log.pool.failures() == {}
 
 
@@ -83,7 +88,7 @@ def test_passing_address_is_forgotten_when_it_fails(made):
     log.pool.wait_attempted()
     wait_until(lambda: not log.pool._reconnectors)
 
-    assert log.events == ["prepare"]
+    assert log.events == ["make"]
 
 
 def test_failure_of_a_temporary_address_is_kept_until_it_is_connected_or_not_retained(made, fakensqd):
@@ -119,7 +124,7 @@ def test_passing_address_is_forgotten_when_it_is_lost(made, fakensqd):
     fakensqd.stop()
     wait_until(lambda: not log.pool._reconnectors)
 
-    assert log.events == ["prepare", "setup", "lost"]
+    assert log.events == ["make", "setup", "lost"]
 
 
 def test_lost_connection_is_reopened(made, fakensqd):
@@ -145,7 +150,7 @@ def test_setup_that_is_refused_counts_as_a_failure(made, fakensqd):
     wait_until(lambda: not log.pool._reconnectors)
 
     assert log.pool.connections == {}
-    assert log.events == ["prepare"]
+    assert log.events == ["make"]
 
 
 def test_close_ends_attempts_that_hang():
@@ -176,7 +181,7 @@ def test_bug_in_a_callback_is_logged_and_tried_again(made, fakensqd, caplog):
     log = made(setup=lambda connection: 1 / 0)
     log.pool.add(fakensqd.tcp_address, permanent=True)
     log.pool.wait_attempted()
-    wait_until(lambda: log.events.count("prepare") > 1)
+    wait_until(lambda: log.events.count("make") > 1)
 
     assert "internal error while connecting" in caplog.text
     assert log.pool.connections == {}
@@ -210,10 +215,9 @@ def test_bug_in_a_callback_is_one_line_with_its_traceback(fakensqd, caplog):
         raise ZeroDivisionError
 
     pool = ConnectionPool(
-        ConnectionOptions(timeout=2),
         ReconnectOptions(reconnect_initial=60),
         RealClock(),
-        prepare=lambda connection: None,
+        make=new_connection,
         setup=fail,
         owner=LogOwner("t/c", RealClock().monotonic),
     )
@@ -282,7 +286,7 @@ def test_released_connection_is_not_reopened_after_it_is_lost(kept, nsqd, clock)
     assert log.pool._reconnectors == {}
     clock.advance(1000.0)
 
-    assert log.events == ["prepare", "setup", "lost"]
+    assert log.events == ["make", "setup", "lost"]
 
 
 def test_release_ends_the_wait_for_another_try(kept, nsqd, clock):
@@ -305,7 +309,7 @@ def test_release_before_the_first_try_lets_none_happen(kept, clock):
     clock.advance(0.0)
 
     assert "127.0.0.1:1" not in log.pool._reconnectors
-    assert log.events.count("prepare") == 1
+    assert log.events.count("make") == 1
 
 
 def test_release_of_an_unknown_address_is_no_error(kept, nsqd, clock):
@@ -384,7 +388,7 @@ def test_loss_without_fault_is_reopened_at_once(kept, nsqd, clock):
     lose(nsqd, clock)
 
     assert tries(nsqd) == [0.0, 1.0]
-    assert log.events == ["prepare", "setup", "lost", "prepare", "setup"]
+    assert log.events == ["make", "setup", "lost", "make", "setup"]
     assert asked == [nsqd.tcp_address]
 
 

@@ -350,11 +350,11 @@ def test_bug_while_publishing_ends_the_publish_as_unknown(producer, monkeypatch,
 def test_bug_while_pinging_does_not_end_the_pings(fakensqd, monkeypatch, caplog):
     monkeypatch.setattr(NsqdHTTPClient, "request", None)
     with Producer(nsqd_http_addresses=fakensqd.http_address, reconnect_initial=0.01) as producer:
-        assert "internal error while pinging: TypeError" in producer.stats().failures[fakensqd.http_address]
+        assert "internal error while connecting: TypeError" in producer.stats().failures[fakensqd.http_address]
         monkeypatch.undo()
 
         assert producer.publish("t", b"x", timeout=5) == b"OK"
-    assert "internal error while pinging" in caplog.text
+    assert "internal error while connecting" in caplog.text
 
 
 # --- misuse
