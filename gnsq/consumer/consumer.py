@@ -30,6 +30,7 @@ from gnsq.consumer.handler_runner import HandlerRunner
 from gnsq.consumer.handlers import HandlerSignal, check_handler, check_runs
 from gnsq.consumer.options import ConsumerOptions, ConsumerOptionsDict, OptionAttribute
 from gnsq.consumer.rdy_controller import RdyController
+from gnsq.consumer.rdy_policy import STARVED_AT
 from gnsq.consumer.shutdown import Shutdown
 from gnsq.consumer.worker_pool import WorkerPool
 from gnsq.discovery import TopicNodes, parse_lookupds
@@ -497,7 +498,7 @@ class Consumer:
         Source: the client guide, "Message Flow Starvation".
         """
         return any(
-            connection.in_flight >= max(connection.ready_count * 0.85, 1)
+            connection.in_flight >= max(connection.ready_count * STARVED_AT, 1)
             for connection in list(self._pool.connections.values())
         )
 

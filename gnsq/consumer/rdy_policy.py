@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["RdyPolicy"]
+__all__ = ["RdyPolicy", "STARVED_AT"]
 
 # A connection is starved if it has this part of its RDY in flight. Source: the client guide, "is_starved".
 STARVED_AT = 0.85
