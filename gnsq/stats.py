@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import operator
+from dataclasses import dataclass, field, fields
 from typing import NotRequired, TypedDict
 
 __all__ = [
@@ -80,13 +81,10 @@ class MessageCounts:
     timed_out: int = 0
 
     def __add__(self, other: MessageCounts) -> MessageCounts:
-        return MessageCounts(
-            self.received + other.received,
-            self.finished + other.finished,
-            self.requeued + other.requeued,
-            self.touched + other.touched,
-            self.timed_out + other.timed_out,
-        )
+        return MessageCounts(*map(operator.add, _numbers(self), _numbers(other)))
+
+
+_numbers = operator.attrgetter(*(count.name for count in fields(MessageCounts)))
 
 
 @dataclass(frozen=True, slots=True)
