@@ -18,7 +18,15 @@ from gnsq.options import check_bounds, option
 from gnsq.protocol.names import assert_valid_channel_name, assert_valid_topic_name
 from gnsq.texts import nearest
 
-__all__ = ["ConnectOptions", "ReadOptions", "WriteOptions", "ordered_fields", "shown", "spark_name"]
+__all__ = [
+    "QUERY_ONLY_OPTIONS",
+    "ConnectOptions",
+    "ReadOptions",
+    "WriteOptions",
+    "ordered_fields",
+    "shown",
+    "spark_name",
+]
 
 MIB = 1024 * 1024
 COMPRESSIONS = ("none", "snappy", "deflate")
@@ -26,6 +34,13 @@ _EXECUTORS = re.compile(r"executors:([1-9]\d*)")
 _TRUTH = {"true": True, "false": False}
 # Options with a closed set of values, in upper or lower case, as Spark's own.
 _WORDS = frozenset({"receivers", "compression"})
+# Options of ReadOptions that a receiver does not use, so that ``python -m gnsq.spark.receiver`` has no flags for them.
+QUERY_ONLY_OPTIONS = frozenset(
+    [
+        *["nsqd_http_addresses", "spool_owner", "receivers", "max_rows_per_batch", "max_bytes_per_batch"],
+        *["num_partitions", "max_rows", "idle_timeout"],
+    ]
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,14 @@ import re
 
 import pytest
 
-from gnsq.spark.options import ConnectOptions, ReadOptions, WriteOptions, ordered_fields, spark_name
+from gnsq.spark.options import (
+    QUERY_ONLY_OPTIONS,
+    ConnectOptions,
+    ReadOptions,
+    WriteOptions,
+    ordered_fields,
+    spark_name,
+)
 from tests.helpers import option_rows
 
 READ = {"topic": "clicks", "channel": "archive", "nsqdTcpAddresses": "a:4150"}
@@ -184,6 +191,10 @@ def test_write_needs_no_topic_option():
 def test_partitions_default_to_the_cpus():
     assert ReadOptions.parse(READ).partitions >= 1
     assert ReadOptions.parse({**READ, "numPartitions": "7"}).partitions == 7
+
+
+def test_options_that_no_receiver_uses_exist():
+    assert {field.name for field in dataclasses.fields(ReadOptions)} > QUERY_ONLY_OPTIONS
 
 
 @pytest.mark.parametrize("options", [ReadOptions, WriteOptions])

@@ -19,7 +19,7 @@ from gevent.util import wrap_errors
 
 from gnsq.errors import NSQException
 from gnsq.spark.clients import check_addresses
-from gnsq.spark.options import ReadOptions, ordered_fields, shown, spark_name
+from gnsq.spark.options import QUERY_ONLY_OPTIONS, ReadOptions, ordered_fields, shown, spark_name
 from gnsq.spark.receiver.receiver import Receiver, tune_gc
 from gnsq.spark.uris import redact_uri
 from gnsq.texts import counted
@@ -37,11 +37,7 @@ logger = logging.getLogger("gnsq.spark.receiver")
 
 # Seconds between reports in the log.
 STATUS_INTERVAL = 10.0
-_QUERY_ONLY_OPTIONS = {
-    *["nsqd_http_addresses", "spool_owner", "receivers", "max_rows_per_batch", "max_bytes_per_batch"],
-    *["num_partitions", "max_rows", "idle_timeout"],
-}
-_FIELDS = [field for field in ordered_fields(ReadOptions) if field.name not in _QUERY_ONLY_OPTIONS]
+_FIELDS = [field for field in ordered_fields(ReadOptions) if field.name not in QUERY_ONLY_OPTIONS]
 
 
 # --- fields as flags
