@@ -1,6 +1,6 @@
 """gnsq: a gevent client for NSQ, the realtime message queue.
 
-A name is loaded when it is first used. So the emulator, which needs only the protocol, starts 70 ms faster.
+A public name is imported when it is first used. So the emulator, which needs only the protocol, starts 70 ms faster.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MODULES = {
     "Reader": "deprecated",
     "finish_all": "message",
 }
-# Attributes of the package in gnsq 1.0, also before they are imported.
+# Submodules that were attributes of the package in gnsq 1.0. They work without an import of the submodule.
 _SUBMODULES = {*_MODULES.values(), "errors", "httpclient", "protocol", "reader", "states", "util"}
 
 
@@ -70,5 +70,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """List the public names, loaded or not."""
+    """List the public names, even those that are not imported yet."""
     return sorted(__all__)

@@ -59,7 +59,7 @@ class NSQRequeueMessage(NSQException):
     """Raised by a handler to requeue its message.
 
     Args:
-        backoff: Whether backoff counts this as a failure; None: as ``backoff_on_requeue`` says.
+        backoff: Whether backoff counts this as a failure; None: use the option ``backoff_on_requeue``.
     """
 
     def __init__(self, backoff: bool | None = None) -> None:
@@ -72,7 +72,7 @@ class NSQTimeout(NSQException):
 
 
 class NSQNotSent(NSQException):
-    """nsqd has not executed the publish, and will not. To publish again duplicates nothing."""
+    """nsqd has not executed the publish, and will not. To publish again creates no duplicate."""
 
 
 class NSQUnknown(NSQException):
@@ -203,7 +203,7 @@ class NSQBadMessage(NSQErrorCode):
 
 
 class NSQPutFailed(NSQErrorCode):
-    """E_PUT_FAILED: a failed publish, as servers before 0.2.16 report it."""
+    """E_PUT_FAILED: the publish failed, on a server before 0.2.16."""
 
 
 class NSQPubFailed(NSQErrorCode):
@@ -294,7 +294,7 @@ ERROR_CODES: dict[bytes, type[NSQErrorCode]] = {
 }
 
 MESSAGE_ID_SIZE = 16  # bytes
-# Bytes of an error frame that are kept. nsqd's longest text quotes a name of 16 KiB.
+# Bytes of an error frame that are kept; the rest is cut off. nsqd's longest text quotes a name of 16 KiB.
 MAX_ERROR_SIZE = 17 * 1024
 
 for _code, _class in reversed(ERROR_CODES.items()):
@@ -304,10 +304,10 @@ for _code, _class in reversed(ERROR_CODES.items()):
 def make_error(data: bytes) -> NSQErrorCode:
     """Build the exception for the data of an error frame: ``CODE text``.
 
-    A code that is not in ERROR_CODES gives a plain, fatal NSQErrorCode with that code.
+    If the code is not in ERROR_CODES, the class is NSQErrorCode, and the error is fatal.
     """
     code, _, text = data[:MAX_ERROR_SIZE].partition(b" ")
     error = ERROR_CODES.get(code, NSQErrorCode)(text, code.decode("utf-8", "backslashreplace"))
-    # As in gnsq 1.0: the code, if there is no text.
+    # As in gnsq 1.0: the code stands in for a missing text.
     error.args = (text or code,)
     return error

@@ -28,7 +28,7 @@ from gnsq.texts import counted
 
 __all__ = ["Message", "Responder", "enable_async_all", "finish_all", "read_messages"]
 
-# Seconds between two TOUCH of touching(), if nsqd has not said its msg_timeout; its default is 60.
+# Seconds between two TOUCHes of touching() if nsqd has not sent its msg_timeout, whose default is 60.
 DEFAULT_TOUCH_INTERVAL = 20.0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -44,10 +44,9 @@ def _do_nothing() -> None:
 
 
 class Responder(Protocol):
-    """Sends the answers of messages to nsqd; see nsqd.in_flight. All methods may be called from any OS thread.
-
-    If it has a method ``requeue_after(attempts)``, that returns the delay in milliseconds of a message that is requeued
-    without a delay.
+    """Sends the answers of messages to nsqd; see nsqd.in_flight. All methods may be called from any OS thread. A
+    responder may have a method ``requeue_after(attempts)``. It returns the delay in milliseconds for requeue() without
+    time_ms.
     """
 
     @property
@@ -71,19 +70,19 @@ class Responder(Protocol):
 class Message:
     """A message that nsqd has delivered.
 
-    Call exactly one of finish() and requeue(), from any OS thread; a second call raises. If the connection of the
-    message is closed before, nsqd delivers the message again.
+    Call exactly one of finish() and requeue(), from any OS thread; a second call raises. If the message's connection is
+    closed before that call, nsqd delivers the message again.
 
     Args:
         responder: Sends the answer; None for a message that no connection has delivered.
 
     Attributes:
-        timestamp: When it was published, in nanoseconds of Unix time; the same on every delivery.
+        timestamp: When the message was published, in nanoseconds of Unix time; the same on every delivery.
         attempts: Number of deliveries, this one included.
-        id: 16 bytes; unique on one nsqd and topic only.
+        id: 16 bytes; unique only within one topic of one nsqd.
         body: The published bytes.
-        received: When it arrived, by the responder's now().
-        timed_out: Whether a Consumer has seen that its timeout is over.
+        received: When the message arrived, by the responder's now().
+        timed_out: Whether a Consumer has noticed that the message's timeout is over.
     """
 
     __slots__ = (
@@ -106,8 +105,8 @@ class Message:
         self.body = body
         self._responder = responder
         self.received = received
-        # Deleted by the answer. That is one step of the interpreter, so exactly one of two threads succeeds. A lock
-        # would cost as much as the rest of the message.
+        # The answer deletes this attribute. A deletion is one step of the interpreter, so if two threads answer,
+        # exactly one succeeds. A lock would take as long as the rest of the constructor.
         self._open = True
         self._async = False
         # Whether untrack_async() must be called before the answer.
@@ -122,25 +121,25 @@ class Message:
 
     @property
     def nsqd(self) -> str | None:
-        """Address of the nsqd that has delivered it, ``host:port``; None without a responder."""
+        """Address of the nsqd that has delivered the message, ``host:port``; None without a responder."""
         return None if self._responder is None else self._responder.nsqd
 
     @property
     def published_at(self) -> datetime:
-        """When it was published, in UTC; ``timestamp`` rounded down to microseconds."""
+        """When the message was published, in UTC: ``timestamp``, rounded down to microseconds."""
         return _EPOCH + timedelta(microseconds=self.timestamp // 1000)
 
     @property
     def age(self) -> float:
-        """Seconds since it was published, by the wall clocks of nsqd's host and this host; never below 0."""
+        """Seconds since the message was published, by the wall clocks of nsqd's host and of this host; never below
+        0."""
         return max(0.0, (time.time_ns() - self.timestamp) / 1e9)
 
     @property
     def time_left(self) -> float | None:
-        """Seconds until nsqd takes the message back and delivers it again; None if its msg_timeout is unknown.
-
-        Counted from the arrival or the last touch(), up to max_msg_timeout; never below 0. nsqd counts from the
-        sending, so its time ends a little earlier.
+        """Seconds until nsqd delivers the message again; None if nsqd's msg_timeout is unknown. Never below 0. Counted
+        from the arrival or the last touch(), up to max_msg_timeout. nsqd counts from the time when it sent the message,
+        so nsqd's timeout ends a little earlier.
 
         Source: nsqd channel.go TouchMessage.
         """
@@ -163,7 +162,7 @@ class Message:
         """Finish the message (FIN).
 
         Raises:
-            NSQException: If it was finished or requeued before.
+            NSQException: If the message was finished or requeued before.
             NSQConnectionClosed: If its connection is closed; nsqd will deliver it again.
         """
         try:
@@ -181,12 +180,13 @@ class Message:
         """Requeue the message (REQ): nsqd delivers it again after time_ms milliseconds.
 
         Args:
-            time_ms: 0 or more; nsqd limits it to its max-req-timeout (1 h). Default: 0, or the delay that a Consumer
-                computes from the attempts (by its requeue_delay, or requeue_initial and so on).
-            backoff: Whether this counts as a failure.
+            time_ms: 0 or more; nsqd limits it to its max-req-timeout (default: 1 h). Default: the delay that the
+                Consumer computes from the attempts (options requeue_delay, requeue_initial and so on); 0 without a
+                Consumer.
+            backoff: Whether the Consumer counts this as a failure.
 
         Raises:
-            ValueError, TypeError: If time_ms is negative or no int; the message is not answered.
+            ValueError, TypeError: If time_ms is negative or not an int. The message is not answered then.
             NSQException: As finish().
         """
         if time_ms is None:
@@ -208,9 +208,10 @@ class Message:
             self._send("on_requeue", timeout=time_ms, backoff=backoff)
 
     def touch(self) -> None:
-        """Restart the message's timeout (TOUCH), up to nsqd's max-msg-timeout after its delivery.
+        """Restart the message's timeout (TOUCH), up to nsqd's max-msg-timeout after the delivery.
 
-        TOUCH has no response. If the timeout is over already, nsqd sends E_TOUCH_FAILED, an event of the connection.
+        nsqd does not respond to TOUCH. If the timeout is over already, nsqd sends E_TOUCH_FAILED, which the connection
+        reports (on_error).
 
         Raises:
             NSQException: As finish().
@@ -227,16 +228,17 @@ class Message:
     def touching(self, interval: float | None = None) -> Iterator[None]:
         """Touch the message regularly while the block runs, from the connection's hub.
 
-        This ends with the block, the answer or the connection. It also ends at max_msg_timeout after the delivery: then
-        a warning is logged, and nsqd delivers the message again while the block still runs. The block itself is never
-        interrupted. No TOUCH is sent while the block does not let the hub run, for example during a long computation.
+        Touching ends when the block ends, the message is answered or the connection is closed. It also ends at
+        max_msg_timeout after the delivery: then a warning is logged, and nsqd delivers the message again while the
+        block still runs. The block itself is never interrupted. While the block does not let the hub run, for example
+        during a long computation, no TOUCH is sent.
 
             with message.touching():
                 transcode(message.body)
 
         Args:
-            interval: Seconds; default: a third of nsqd's msg_timeout, or 20 if that is unknown. The first touch is
-                earlier if little time is left.
+            interval: Seconds; default: a third of nsqd's msg_timeout, or 20 if msg_timeout is unknown. The first touch
+                is earlier if little time is left.
 
         Raises:
             ValueError: If the interval is not above 0.
@@ -262,7 +264,7 @@ class Message:
             return _do_nothing
 
     def drop(self) -> None:
-        """Give up a message whose timeout is over, without an answer: nsqd delivers it again."""
+        """Leave a message whose timeout is over without an answer: nsqd delivers the message again."""
         if self.has_responded():
             return
         del self._open
@@ -272,18 +274,18 @@ class Message:
             self._responder.mark_timed_out(self)
 
     def mark_timed_out(self) -> None:
-        """Count the message as timed out while it is still handled. nsqd refuses its later answer."""
+        """Count the message as timed out while its handler still runs. nsqd will refuse the answer."""
         if not self.has_responded() and not self.timed_out and self._responder is not None:
             self._tracked = self.timed_out = True
             self._responder.mark_timed_out(self)
 
     def finish_if_unanswered(self) -> bool:
-        """Finish the message if it is neither answered nor async. Called after its handler returned.
+        """Finish the message if it is neither answered nor async, after its handler has returned.
 
         Returns:
-            Whether it is answered now. It raises as finish(), but not for a message that was answered before.
+            Whether the message is answered now. A message that was answered before is not an error.
         """
-        # Not by finish(): it is called for each message, and takes 0.1 us less this way.
+        # Does not call finish(): that would cost 0.1 us for each message.
         if self._async:
             return False
         try:
@@ -300,7 +302,7 @@ class Message:
         return True
 
     def enable_async(self) -> None:
-        """Make it an async message: the return of its handler does not finish it, so finish or requeue it later."""
+        """Make the message async: it is not finished when its handler returns. Finish or requeue it later."""
         if not self._async:
             self._async = self._tracked = True
             if self._responder is not None:
@@ -323,7 +325,7 @@ class Message:
         return self._async
 
     def has_responded(self) -> bool:
-        """Whether it was finished or requeued."""
+        """Whether the message was finished or requeued."""
         return not hasattr(self, "_open")
 
     # --- signals
@@ -335,16 +337,16 @@ class Message:
 
     @property
     def on_requeue(self) -> Signal:
-        """Signal: it was requeued; with ``timeout`` in milliseconds, and ``backoff``."""
+        """Signal: the message was requeued. Sent with ``timeout`` in milliseconds, and ``backoff``."""
         return self._signal("on_requeue")
 
     @property
     def on_touch(self) -> Signal:
-        """Signal: it was touched."""
+        """Signal: the message was touched."""
         return self._signal("on_touch")
 
     def _signal(self, name: str) -> Signal:
-        # Made on first access: three signals take longer to make than the message.
+        # Made on first access: making three signals takes longer than making the message.
         if self._signals is None:
             self._signals = {}
         return self._signals.setdefault(name, Signal())
@@ -364,24 +366,24 @@ def read_messages(
     max_size: int,
     large: bytes | None = None,
 ) -> int:
-    """Make a message of each message frame, up to a frame that is not a message, incomplete or not valid.
+    """Make a message of each frame, until a frame is not a message, not complete or not valid.
 
     Args:
         messages: The messages are appended to this list.
         received: The responder's now() when the data arrived.
-        start: Where the first frame begins, which must be complete.
-        max_size: The largest size that a frame may announce.
-        large: The body of the only message, which is not in data and need not be copied.
+        start: Where the first frame begins. This frame must be complete.
+        max_size: Limit of the size that a frame announces.
+        large: The body of a large message, if it is not in data; this saves a copy. Then there is only this message.
 
     Returns:
         Where the last frame ends.
 
     Raises:
-        NSQFrameError: If the first is too short for a message.
+        NSQFrameError: If the first frame is too short for a message.
     """
-    # FrameDecoder.feed(), decode_message() and Message() without their calls: this is the largest part of the cost of a
-    # message, and saves 0.4 us of 0.9. Not in protocol/frames.py: values for another module to make messages of would
-    # cost 0.08 us.
+    # FrameDecoder.feed(), decode_message() and Message() are repeated here without calls, which saves 0.4 us of 0.9:
+    # this is the largest part of the cost of a message. If protocol/frames.py returned the fields and this module made
+    # the messages, it would cost 0.08 us more.
     append = messages.append
     first, end = start, len(data)
     if large is not None:
@@ -413,11 +415,11 @@ def read_messages(
 
 
 def finish_all(messages: Iterable[Message]) -> list[Message]:
-    """Finish many messages at once, in a third of the time of single calls.
+    """Finish many messages with one call, which takes a third of the time of single calls.
 
     Returns:
-        Messages that were not finished: they were answered before, or their connection is closed and nsqd delivers
-        them again.
+        The messages that were not finished, because they were answered before or their connection is closed. In the
+        second case nsqd delivers them again.
     """
     left: list[Message] = []
     answered: list[Message] = []
@@ -444,10 +446,10 @@ def finish_all(messages: Iterable[Message]) -> list[Message]:
 
 
 def enable_async_all(messages: Iterable[Message]) -> list[Message]:
-    """Call enable_async() of messages that one call of a handler has handled.
+    """Call enable_async() of all messages that one call of a handler got.
 
     Returns:
-        Messages that were answered before and are not async.
+        The messages that are not async now, since they were answered before.
     """
     answered: list[Message] = []
     made_async: list[Message] = []
@@ -466,5 +468,5 @@ def enable_async_all(messages: Iterable[Message]) -> list[Message]:
 
 
 def _group_by_responder(messages: Iterable[Message]) -> list[tuple[Responder | None, list[Message]]]:
-    """Split messages into runs of the same connection."""
+    """Group consecutive messages of the same connection."""
     return [(responder, list(run)) for responder, run in itertools.groupby(messages, _responder_of)]

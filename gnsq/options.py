@@ -1,6 +1,6 @@
-"""Options as fields of frozen dataclasses: each has a default, bounds, a unit and a meaning.
+"""Options are fields of frozen dataclasses. Each option has a default, bounds, a unit and a description.
 
-The checks and the tables of the README come from the fields.
+The checks of values and the tables of the README are derived from the fields.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def option(
     special: tuple[float, ...] = (),
     secret: bool = False,
 ) -> Any:
-    """Declare an option. Special values are valid beside those from minimum to maximum. No text shows a secret."""
+    """Declare an option. Special values are valid though they are not between minimum and maximum. The value of a
+    secret option is not shown in any text."""
     metadata = {"meaning": meaning, "unit": unit, "minimum": minimum, "maximum": maximum, "special": special}
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
@@ -66,8 +67,8 @@ class Options:
 
         Args:
             owner: The class of the constructor, or the name of a parameter that takes options, for error texts.
-            values: By the names of options. Any: each option has its own type.
-            beside: Other options of the owner, which the error text lists, too.
+            values: Values by the names of options. Any: each option has its own type.
+            beside: Classes of the owner's other options. The error text lists these options, too.
 
         Raises:
             TypeError: If a name is not an option (the text names similar options and all options), or a value has the
@@ -112,7 +113,7 @@ def check_bounds(subject: str, value: float, field: dataclasses.Field[Any]) -> N
     raise ValueError(f"{subject} {value} must be {bounds}{also} {unit}".rstrip())
 
 
-# Types by their names in annotations. The class of a field of another type checks it.
+# Types by their names in annotations. Fields of other types are checked by the class that defines them.
 _TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "bytes": (bytes,),
@@ -134,7 +135,8 @@ def _check_type(field: dataclasses.Field[Any], value: object) -> None:
 
 
 def parameters_of(owner: type) -> set[str]:
-    """Return the names of a constructor's parameters without self and ``**options``; with ``*args`` also its base's."""
+    """Return the names of a constructor's parameters, except self and ``**options``. If the constructor has ``*args``,
+    the parameters of its base class are included."""
     names: set[str] = set()
     for code in (getattr(vars(base).get("__init__"), "__code__", None) for base in owner.__mro__):
         if code is not None:
@@ -192,7 +194,8 @@ class ConnectionOptionsDict(MoreConnectionOptionsDict, total=False):
 class ConnectionOptions(Options):
     """Options of a connection to nsqd's TCP port. Source of the bounds: nsqd client_v2.go, Set*().
 
-    nsqd itself checks upper bounds that its flags set. output_buffer_timeout is in milliseconds, as in gnsq 1.0.
+    Upper bounds that depend on nsqd's flags are checked by nsqd. output_buffer_timeout is in milliseconds, as in gnsq
+    1.0.
     """
 
     timeout: float = option(

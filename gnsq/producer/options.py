@@ -37,7 +37,7 @@ class ProducerOptionsDict(ReconnectOptionsDict, ConnectionOptionsDict, total=Fal
 
 @dataclass(frozen=True, kw_only=True)
 class ProducerOptions(Options):
-    """How a Producer waits, routes, batches and limits publishes."""
+    """Options of a Producer: how it waits, routes, batches and limits publishes."""
 
     publish_timeout: float = option(
         60.0,

@@ -1,4 +1,4 @@
-"""Producer: the public methods. Checks arguments and makes publishes; dispatcher.py sends them.
+"""The public methods of a Producer. Checks arguments and makes publishes, which dispatcher.py sends.
 
 lifecycle.py starts and closes the producer, runtime.py owns its connections and greenlets.
 """
@@ -38,12 +38,12 @@ from gnsq.texts import counted
 
 __all__ = ["Producer", "check_timeout"]
 
-# How many valid topic names are remembered.
+# Limit of the valid topic names that a producer remembers.
 MAX_TOPICS = 1000
-# Bytes of a body above which the builders of commands check it: nsqd's sizes have 31 bits.
+# Bytes. Larger bodies are checked by the functions that build commands: nsqd's sizes have 31 bits.
 LARGE_BODY = 2**30
 
-# Numbers in the names of producers that were given none, as threading.Thread has them.
+# Numbers for the default names of producers, as threading.Thread numbers its threads.
 _numbers = itertools.count(1)
 
 
@@ -52,29 +52,31 @@ class Producer:
 
     Args:
         nsqd_tcp_addresses: ``host:port``, or a list, tuple or set of them.
-        nsqd_http_addresses: URLs or ``host[:port]`` in place of nsqd_tcp_addresses: publish over HTTP.
-        max_backoff_duration: Seconds; longest wait before an nsqd is tried again, up to a quarter of publish_timeout
-            (reconnect_maximum has no such limit).
+        nsqd_http_addresses: URLs or ``host[:port]``: publish over HTTP. Not together with nsqd_tcp_addresses.
+        max_backoff_duration: Seconds; longest wait before the producer connects to an nsqd again. A wait is never
+            longer than a quarter of publish_timeout (reconnect_maximum has no such limit).
         lookupd_http_addresses: URL or ``host[:port]``, or a list or tuple of them: publish to all nsqds that they know.
-        lookupd_options: Options of HttpOptions, such as ``auth`` or ``ca_certs``, for requests to them. By default
-            ``timeout`` is 5 s, and ``max_response_size`` 16 MiB.
+        lookupd_options: Options of HttpOptions, such as ``auth`` or ``ca_certs``, for requests to nsqlookupd. The
+            defaults of ``timeout`` and ``max_response_size`` are 5 s and 16 MiB.
         http: Publish over HTTP, to the ``http_port`` of the nsqds that nsqlookupd knows; implied by
             nsqd_http_addresses.
-        http_options: Options of HttpOptions, such as ``auth`` or ``ca_certs``, in place of ConnectionOptions.
+        http_options: Options of HttpOptions, such as ``auth`` or ``ca_certs``, for publishing over HTTP. They replace
+            ConnectionOptions there.
         threaded: Run on a thread with a hub of its own, for programs that block natively.
         name: For log lines; default ``producer-1`` and so on.
         keywords: Options of ProducerOptions, ReconnectOptions and ConnectionOptions.
 
-    Every publish ends, by its deadline, in exactly one way. It returns: nsqd has confirmed it. It raises NSQErrorCode:
-    nsqd has refused it. It raises NSQNotSent: nsqd has not executed it, and will not; publishing it again is safe. It
-    raises NSQUnknown: it was sent, and there was no response; nsqd may have it. A publish that nsqd has certainly not
-    executed is retried within the deadline, on another nsqd if there is one.
+    Every publish ends, by its deadline, in exactly one of four ways. If it returns, nsqd has confirmed it. If it raises
+    NSQErrorCode, nsqd has refused it. If it raises NSQNotSent, nsqd has not executed it and will not, so the program
+    may safely publish the message again. If it raises NSQUnknown, it was sent but got no response, so nsqd may have the
+    message. A publish that nsqd has certainly not executed is retried within the deadline, on another nsqd if there is
+    one.
 
     Methods may be called from any thread. The thread that started the producer must run its hub, unless the producer is
     threaded. After a fork the child connects anew, and pending publishes stay with the parent.
 
-    Receivers of its signals are called where responses are read, so nothing can wait for a response there: they use
-    publish_async(); publish() raises RuntimeError.
+    Receivers of the producer's signals run in the greenlet that reads responses, so they can't wait for a response:
+    publish() raises RuntimeError there. Use publish_async() instead.
 
     Raises:
         ValueError: If there is no address at all, if an address or option is not valid, or if some are for TCP and
@@ -115,8 +117,8 @@ class Producer:
         self.threaded = threaded
         self.logger = logging.getLogger("gnsq.producer")
         options.setdefault("reconnect_initial", 0.1)
-        # 0 switched backoff off in 1.0; it must not mean retries without a pause. And a publish that waits for an nsqd
-        # that is down must find it within the deadline after it is back.
+        # In 1.0, 0 switched backoff off; it must not mean retries without a pause. And when an nsqd comes back, a
+        # publish that waits for it must get a connection before the deadline of the publish.
         longest = min(max_backoff_duration, self.options.publish_timeout / 4)
         options.setdefault("reconnect_maximum", max(longest, 0.1))
         self.reconnect = ReconnectOptions.split_keywords(options)
@@ -140,9 +142,9 @@ class Producer:
         # Topic names that were checked.
         self._valid_topics: set[str] = set()
         self._max_name_length = self.connection_options.max_name_length
-        # Whether there are limits that the builders of commands do not check.
+        # Whether the options set limits, which the functions that build commands do not check.
         self._has_limits = self._max_name_length < MAX_NAME_LENGTH or self.options.max_msg_size is not None
-        # Batches and HTTP need the body of a publish and not its command.
+        # Batches and HTTP need the body of a publish, not its encoded command.
         self._keeps_bodies = self.options.batch_messages is not None or self.http_clients is not None
         self._needs_key = self.options.strategy == "consistent"
         self._lifecycle = ProducerLifecycle(
@@ -164,12 +166,12 @@ class Producer:
     # --- start and close
 
     def start(self) -> None:
-        """Connect. Returns after one attempt for every nsqd known so far; an nsqd that is down is tried again.
+        """Connect. Returns after one attempt to connect to each known nsqd; an nsqd that is down is tried again later.
 
         Optional: the first publish starts the producer.
 
         Raises:
-            NSQException: If it was closed.
+            NSQException: If the producer was closed.
         """
         if self._lifecycle.state is State.RUNNING:
             self.logger.warning("%s: producer is running already", self.name)
@@ -195,11 +197,11 @@ class Producer:
         return runtime
 
     def _reset_counts(self) -> None:
-        """Count from 0 in a forked child: the counts so far are the parent's."""
+        """Start to count from 0 in a forked child: the counts so far belong to the parent."""
         self._counts, self._latency = PublishCounts(), LatencyRecorder()
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until all publishes so far have ended; sends batches that are not full.
+        """Wait until all earlier publishes have ended. Batches that are not full are sent immediately.
 
         Args:
             timeout: Seconds; default: close_timeout.
@@ -208,7 +210,7 @@ class Producer:
             False if the timeout ended first.
 
         Raises:
-            ValueError: If the timeout is negative, infinite or not a number; so do all methods that have one.
+            ValueError: If the timeout is negative, infinite or not a number. All methods with a timeout raise this.
         """
         limit = self._close_timeout(timeout)
         runtime = self._lifecycle.runtime
@@ -217,26 +219,26 @@ class Producer:
         try:
             return runtime.owner_thread.call_and_wait(limit + CROSS_THREAD_GRACE, runtime.flush, limit)
         except NSQTimeout:
-            # The hub of the producer's thread does not run.
+            # The thread of the producer does not run its hub.
             return False
 
     def close(self, timeout: float | None = None) -> list[Unconfirmed]:
-        """Take no more publishes, wait for pending ones, then close the connections.
+        """Refuse further publishes, wait for the pending ones, then close the connections.
 
-        In the hub itself, in receivers of the producer's signals, and in a Python signal handler that has interrupted
-        the producer, nothing can wait: there the close goes on in the background.
+        Some callers can't wait: the hub itself, receivers of the producer's signals, and a Python signal handler that
+        has interrupted the producer. For them the close continues in the background.
 
         Args:
-            timeout: Seconds to wait, in place of close_timeout. A publish without a response by then ends with
+            timeout: Seconds to wait, in place of close_timeout. After it, a publish without a response ends with
                 NSQNotSent or NSQUnknown.
 
         Returns:
-            The publishes that were not confirmed. Empty in the background, and for a second call, which waits for the
-            first.
+            The publishes that were not confirmed. The list is empty if the close continues in the background. It is
+            also empty for a second call, which waits for the first.
 
         Raises:
-            NSQTimeout: If it takes much longer, since the hub of the producer's thread does not run. The producer is
-                closed when it does.
+            NSQTimeout: If the close takes much longer than the timeout because the producer's thread does not run its
+                hub. The producer is closed when the hub runs again.
         """
         return self._lifecycle.close(self._close_timeout(timeout))
 
@@ -261,17 +263,18 @@ class Producer:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and not closed."""
+        """Whether the producer was started and not closed."""
         return self._lifecycle.state is State.RUNNING
 
     @property
     def is_ready(self) -> bool:
-        """Whether it runs and is connected to an nsqd, for a readiness probe. stats().not_ready says why not."""
+        """Whether the producer runs and is connected to an nsqd, for a readiness probe. stats().not_ready has the
+        reason."""
         runtime = self._lifecycle.runtime
         return self.is_running and runtime is not None and not runtime.why_not_ready()
 
     def stats(self) -> ProducerStats:
-        """Return the current state, and what was counted since the start."""
+        """Return the current state, and the counts since the start."""
         state, runtime = self._lifecycle.state.value, self._lifecycle.runtime
         dispatcher = None if runtime is None else runtime.dispatcher
         links = [] if dispatcher is None else [(link, False) for link in dispatcher.links]
@@ -300,7 +303,7 @@ class Producer:
         )
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
-        """Publish to one more nsqd; over HTTP the port is its HTTP port.
+        """Add an nsqd to publish to. If the producer uses HTTP, the port is an HTTP port.
 
         Raises:
             ValueError: If the address is not valid.
@@ -325,7 +328,8 @@ class Producer:
 
     @property
     def listeners(self) -> Sized:
-        """Receivers of on_response; not empty if handle_response() is overridden. If empty, it is not called."""
+        """Receivers of on_response. Not empty if handle_response() is overridden; handle_response() is called only
+        then."""
         overridden = type(self).handle_response is not Producer.handle_response
         return (True,) if overridden else self.on_response.receivers
 
@@ -384,10 +388,10 @@ class Producer:
         """Publish a message and wait until nsqd has confirmed it.
 
         Args:
-            defer: Milliseconds until nsqd delivers it (up to nsqd's max-req-timeout).
-            block: Whether to wait for a connection and for capacity (max_pending_bytes) if there is none. Without it,
-                the first publish finds a connection only after start().
-            timeout: Seconds, for the whole publish: capacity, connection, sending, response; default publish_timeout.
+            defer: Milliseconds until nsqd delivers the message (up to nsqd's max-req-timeout).
+            block: Whether to wait if there is no connection or no capacity (max_pending_bytes). If False, call start()
+                before the first publish; otherwise there is no connection yet.
+            timeout: Seconds for capacity, connection, sending and response together; default: publish_timeout.
             raise_error: If False, do as publish_async(), and return its PublishResult.
             key: For the strategy ``consistent``: messages with the same key go to the same nsqd.
 
@@ -397,8 +401,8 @@ class Producer:
         Raises:
             ValueError, TypeError: If nsqd would refuse the topic, body or delay; nothing was sent.
             NSQErrorCode: nsqd has answered with an error, and has not stored the message.
-            NSQNotSent: nsqd has not executed it: NSQNoConnections, NSQNotSentTimeout, NSQNotSentClosed.
-            NSQUnknown: No response came; nsqd may have it: NSQUnknownTimeout, NSQUnknownClosed.
+            NSQNotSent: nsqd has not executed the publish: NSQNoConnections, NSQNotSentTimeout, NSQNotSentClosed.
+            NSQUnknown: No response came; nsqd may have the message: NSQUnknownTimeout, NSQUnknownClosed.
         """
         if not raise_error:
             return self.publish_async(topic, data, defer, block, timeout, key=key)
@@ -416,16 +420,16 @@ class Producer:
     ) -> PublishResult:
         """Publish a message without waiting for its response.
 
-        Waits for capacity (max_pending_bytes), and if it starts the producer up to a second for a connection, unless
-        block is off. In the hub itself, as in callbacks, it waits for neither: without capacity it raises
-        NSQNotSentTimeout, and without a connection the message waits for one.
+        Unless block is False, the call waits for capacity (max_pending_bytes). If it starts the producer, it also waits
+        for a connection, up to a second. In the hub itself, for example in a callback, the call never waits: without
+        capacity it raises NSQNotSentTimeout, and without a connection the message is kept until there is one.
 
         Returns:
-            The result, an AsyncResult of gevent for which any thread can wait. Its get() returns or raises as publish()
+            The result, an AsyncResult of gevent. Any thread can wait for it. Its get() returns or raises as publish()
             does, by the same deadline.
 
         Raises:
-            As publish(), until the publish has capacity. Later errors are in the result.
+            As publish(), for errors before the publish has capacity. The result has later errors.
         """
         return self._submit(self._make_publish(topic, data, defer, timeout, key), block)
 
@@ -477,10 +481,11 @@ class Producer:
     ) -> bytes | PublishResult:
         """Publish messages in one MPUB and wait until nsqd has confirmed them. Otherwise as publish().
 
-        nsqd stores all or none, unless its disk fails meanwhile: then NSQUnknown is raised, and nsqd may have some.
+        nsqd stores all messages or none. Only if nsqd's disk fails meanwhile, nsqd may have some of them, and
+        NSQUnknown is raised.
 
         Raises:
-            ValueError: Also if together they are longer than max_body_size.
+            ValueError: As publish(), and if the messages together are longer than max_body_size.
         """
         publish = self._make_multipublish(topic, messages, timeout, key)
         return self._submit_and_wait(publish, block) if raise_error else self._submit(publish, block)
@@ -497,18 +502,19 @@ class Producer:
         """Publish any number of messages in chunks, each an MPUB of its own, several of them concurrently.
 
         Args:
-            messages: Any iterable; messages are taken from it when they can be sent.
+            messages: Any iterable. A message is taken from it only when the message can be sent.
             timeout: Seconds, for each chunk.
             raise_error: If False, go on after a chunk that fails, or a message that can't be published.
 
         Returns:
-            The outcome of each chunk, in order.
+            The outcome of each chunk, in the order of the messages.
 
         Raises:
-            NSQManyFailed: If a chunk failed; has all chunks. No further message was taken. Also without raise_error, if
-                messages itself raised (that error is the ``__cause__``) or the producer was closed.
+            NSQManyFailed: If a chunk failed. The error has all chunks, and no further message was taken. Even with
+                raise_error=False, if the iterable itself raised (that error is the ``__cause__``) or the producer was
+                closed.
             ValueError, TypeError: If nsqd would refuse the topic, or the strategy the key.
-            RuntimeError: In the hub itself.
+            RuntimeError: If called in the hub itself.
         """
         if is_hub_greenlet():
             raise RuntimeError("nothing can wait for publishes in the hub itself; let a greenlet do it")
@@ -526,7 +532,7 @@ class Producer:
         """Make a PUB or DPUB.
 
         Raises:
-            ValueError, TypeError: If nsqd would refuse it, or it exceeds a limit of the options.
+            ValueError, TypeError: If nsqd would refuse the publish, or it exceeds a limit of the options.
         """
         if self._has_limits:
             self._check_limits(topic, data)
@@ -611,7 +617,7 @@ class Producer:
         if current_thread.token is not runtime.owner_thread.token():
             return publish_async_from_thread(runtime, publish, block=block)
         result = publish.result = PublishResult()
-        # ResultWaiters.new() in place: 0.05 us of 2.
+        # ResultWaiters.new() without the call: saves 0.05 us of 2.
         result.waiters = runtime.waiters
         result.deadline = publish.deadline
         runtime.dispatcher.submit(publish, block)
