@@ -18,7 +18,8 @@ import gevent
 import greenlet
 from gevent.event import Event
 
-from gnsq.clock import RealClock as ClientClock
+from gnsq.clock import Clock as ClientClock
+from gnsq.clock import RealClock as RealClientClock
 
 __all__ = ["Clock", "ManualClock", "RealClock", "Timer", "run_with_timeout"]
 
@@ -36,17 +37,11 @@ class Timer(Protocol):
         """Drop the call if it has not happened yet."""
 
 
-class Clock(Protocol):
-    """Source of time of the servers."""
-
-    def monotonic(self) -> float:
-        """Seconds since some fixed point; never goes back."""
+class Clock(ClientClock, Protocol):
+    """Source of time of the servers, and of clients."""
 
     def time_ns(self) -> int:
         """Nanoseconds since 1970."""
-
-    def sleep(self, seconds: float) -> None:
-        """Suspend the calling greenlet."""
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         """Call the callback in the hub after some seconds. It must not block."""
@@ -68,7 +63,7 @@ class _HubTimer:
         self._watcher.close()
 
 
-class RealClock(ClientClock):
+class RealClock(RealClientClock):
     """Real time."""
 
     time_ns = staticmethod(time.time_ns)
@@ -243,31 +238,17 @@ def _run_until_idle(timeout: float, real_time: Callable[[], float] = time.perf_c
 
 
 def run_with_timeout(clock: Clock, seconds: float, function: Callable[[], _Value]) -> _Value:
-    """Call a function in its own greenlet, for at most so many seconds of a clock.
+    """Call a function that may take at most so many seconds of a clock.
 
     Raises:
-        TimeoutError: If it takes longer. The greenlet is killed, as it is if the caller is killed.
+        TimeoutError: If it takes longer. The function is then interrupted.
         Exception: The exception of the function.
     """
-    outcome: list[_Value | Exception] = []
-    ended = Event()
-
-    def work() -> None:
-        try:
-            outcome.append(function())
-        except Exception as error:  # noqa: BLE001  # raised below
-            outcome.append(error)
-        ended.set()
-
-    worker = gevent.spawn(work)
-    timer = clock.call_later(seconds, ended.set)
+    timeout = clock.timeout(seconds)
     try:
-        ended.wait()
-    finally:
-        timer.cancel()
-        worker.kill()
-    if not outcome:
-        raise TimeoutError(f"not done within {seconds} s")
-    if isinstance(outcome[0], Exception):
-        raise outcome[0]
-    return outcome[0]
+        with timeout:
+            return function()
+    except gevent.Timeout as expired:
+        if expired is not timeout:
+            raise
+        raise TimeoutError(f"not done within {seconds} s") from None

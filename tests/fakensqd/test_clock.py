@@ -106,14 +106,14 @@ def test_run_with_timeout_raises_the_exception_of_the_function():
         run_with_timeout(RealClock(), 10.0, fail)
 
 
-def test_run_with_timeout_kills_the_function_after_the_time():
+def test_run_with_timeout_interrupts_the_function_after_the_time():
     clock, ends = ManualClock(), []
 
     def wait():
         try:
             Event().wait()
         finally:
-            ends.append("killed")
+            ends.append("ended")
 
     waiting = gevent.spawn(run_with_timeout, clock, 5.0, wait)
     gevent.sleep(0)
@@ -122,24 +122,24 @@ def test_run_with_timeout_kills_the_function_after_the_time():
 
     with pytest.raises(TimeoutError, match=r"not done within 5\.0 s"):
         waiting.get(timeout=10)
-    assert ends == ["killed"]
+    assert ends == ["ended"]
 
 
-def test_run_with_timeout_kills_the_function_with_its_caller():
+def test_run_with_timeout_ends_the_function_with_its_caller():
     ends = []
 
     def wait():
         try:
             Event().wait()
         finally:
-            ends.append("killed")
+            ends.append("ended")
 
     waiting = gevent.spawn(run_with_timeout, ManualClock(), 5.0, wait)
     gevent.sleep(0)
     gevent.sleep(0)
     waiting.kill()
 
-    assert ends == ["killed"]
+    assert ends == ["ended"]
 
 
 # --- idle -------------------------------------------------------------------------------------------------------------
