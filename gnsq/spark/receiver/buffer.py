@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gnsq import Message
 
-__all__ = ["BufferedMessages", "SegmentBuffer", "SegmentLimits"]
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentLimits:
-    """A segment is due when it has so many rows, so many bytes of bodies, or is so many seconds old."""
-
-    rows: int
-    size: int
-    age: float
+__all__ = ["BufferedMessages", "SegmentBuffer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +30,27 @@ class BufferedMessages:
 class SegmentBuffer:
     """Received messages that wait for their segment.
 
+    Args:
+        max_rows, max_size, max_age: A segment is due when it has so many rows, so many bytes of bodies, or is so many
+            seconds old.
+
     Attributes:
         size: Bytes of their bodies.
     """
 
-    __slots__ = ("_age", "_due_rows", "_limits", "_messages", "_since", "_starts", "size")
+    __slots__ = ("_age", "_due_rows", "_max_age", "_max_rows", "_max_size", "_messages", "_since", "_starts", "size")
 
-    def __init__(self, limits: SegmentLimits) -> None:
+    def __init__(self, max_rows: int, max_size: int, max_age: float) -> None:
         self.size = 0
-        self._limits = limits
+        self._max_rows = max_rows
+        self._max_size = max_size
+        self._max_age = max_age
         self._messages: list[Message] = []
         # Topic and first index of each run of messages of one topic.
         self._starts: list[tuple[str, int]] = []
         self._since = 0.0
-        self._age = limits.age
-        self._due_rows = limits.rows
+        self._age = max_age
+        self._due_rows = max_rows
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -69,9 +66,9 @@ class SegmentBuffer:
             time_left: Seconds until nsqd takes the message back; None if unknown. At most half of that is waited.
         """
         self._since = now
-        self._age = self._limits.age if time_left is None else min(self._limits.age, time_left / 2)
+        self._age = self._max_age if time_left is None else min(self._max_age, time_left / 2)
         self._starts = [(topic, 0)]
-        self._due_rows = min(self._limits.rows, max(in_flight_limit * 3 // 4, 1))
+        self._due_rows = min(self._max_rows, max(in_flight_limit * 3 // 4, 1))
 
     def switch_topic(self, topic: str) -> None:
         """Set the topic of the messages that are added from now on. The buffer must have messages."""
@@ -91,7 +88,7 @@ class SegmentBuffer:
     @property
     def is_full(self) -> bool:
         """Whether a segment is due for its rows or bytes."""
-        return len(self._messages) >= self._due_rows or self.size >= self._limits.size
+        return len(self._messages) >= self._due_rows or self.size >= self._max_size
 
     def seconds_to_flush(self, now: float) -> float:
         """Compute the seconds until the segment is due for its age; 0 if it is due."""
@@ -100,11 +97,11 @@ class SegmentBuffer:
     def take(self) -> BufferedMessages:
         """Remove and return the messages of one segment, within the limits; the rest keeps its age."""
         messages, size = self._messages, self.size
-        count = min(len(messages), self._limits.rows)
+        count = min(len(messages), self._max_rows)
         if count < len(messages):
             size = _size(messages[:count])
-        while count > 1 and size > self._limits.size:
-            count = max(count * self._limits.size // size, 1)
+        while count > 1 and size > self._max_size:
+            count = max(count * self._max_size // size, 1)
             size = _size(messages[:count])
         starts = self._starts
         self._messages = messages[count:]

@@ -53,7 +53,7 @@ from gevent.util import wrap_errors
 from gnsq import Consumer, Message, finish_all
 from gnsq.errors import NSQException
 from gnsq.spark.options import ReadOptions
-from gnsq.spark.receiver.buffer import BufferedMessages, SegmentBuffer, SegmentLimits
+from gnsq.spark.receiver.buffer import BufferedMessages, SegmentBuffer
 from gnsq.spark.receiver.subscriptions import Subscriptions
 from gnsq.texts import counted
 
@@ -137,8 +137,7 @@ class Receiver:
         self._on_segment = on_segment
         self._max_rows = max_rows
         self._write_timeout = write_timeout
-        limits = SegmentLimits(options.segment_rows, options.segment_bytes, max(options.segment_time, 0.001))
-        self._buffer = SegmentBuffer(limits)
+        self._buffer = SegmentBuffer(options.segment_rows, options.segment_bytes, options.segment_time)
         # The messages of the segment that is being written. If the write is abandoned, they must be requeued.
         self._writing: Sequence[Message] = ()
         self._writing_size = 0

@@ -1,11 +1,11 @@
 import pytest
 
-from gnsq.spark.receiver.buffer import SegmentBuffer, SegmentLimits
+from gnsq.spark.receiver.buffer import SegmentBuffer
 from tests.spark.helpers import FakeMessage
 
 
 def collector(*bodies, rows=10, size=1000, age=0.1, in_flight_limit=100):
-    filled = SegmentBuffer(SegmentLimits(rows, size, age))
+    filled = SegmentBuffer(rows, size, age)
     filled.begin(100.0, "clicks", in_flight_limit)
     filled.add([FakeMessage(number, body) for number, body in enumerate(bodies)])
     return filled
@@ -79,7 +79,7 @@ def test_take_keeps_the_order_and_the_age_of_the_rest():
 
 
 def of_topics(*topics, rows=10):
-    filled = SegmentBuffer(SegmentLimits(rows, 1000, 0.1))
+    filled = SegmentBuffer(rows, 1000, 0.1)
     filled.begin(100.0, topics[0], 100)
     for number, topic in enumerate(topics):
         filled.switch_topic(topic)
@@ -116,14 +116,14 @@ def test_divided_run_continues_with_the_same_topic():
 
 
 def test_take_of_an_empty_buffer_has_no_topics():
-    assert SegmentBuffer(SegmentLimits(1, 1, 1)).take().topics == []
+    assert SegmentBuffer(1, 1, 1).take().topics == []
 
 
 @pytest.mark.parametrize(
     ("time_left", "due"), [(None, 10.0), (60.0, 10.0), (5.0, 2.5)], ids=["unknown", "long enough", "short"]
 )
 def test_segment_waits_for_half_of_the_time_that_nsqd_leaves(time_left, due):
-    filled = SegmentBuffer(SegmentLimits(10, 1000, 10.0))
+    filled = SegmentBuffer(10, 1000, 10.0)
 
     filled.begin(100.0, "clicks", 100, time_left)
 
