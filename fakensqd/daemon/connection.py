@@ -28,7 +28,7 @@ from fakensqd.effects import (
     TlsFailed,
     Wait,
 )
-from fakensqd.faults.control import InjectableSession
+from fakensqd.faults.injector import InjectableSession
 from gnsq.errors import NSQProtocolError
 from gnsq.transport import Transport
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from fakensqd.clock import Clock
 from fakensqd.effects import Close, Execute, Reset, Wait
-from fakensqd.faults.injector import Client, ConnectionInjector, FaultInjector
+from fakensqd.faults.injector import ConnectionInjector, FaultInjector, InjectableSession
 from fakensqd.faults.link import reset_socket, wait_for_end
 from fakensqd.faults.rules import NSQD, Action, ActionFunction, Match, Point, Rule, Scenario, ServerProtocol
 from fakensqd.transcript import Entry, Transcript
@@ -40,13 +40,6 @@ class AddedRules:
 
     def __exit__(self, *exception: object) -> None:
         self.remove()
-
-
-class InjectableSession(Client, Protocol):
-    """Session of one connection, on which rules can act."""
-
-    def attach(self, injector: ConnectionInjector) -> None:
-        """Ask an injector about each event from now on, unless the session asks one already."""
 
 
 class FaultControl:

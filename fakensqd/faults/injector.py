@@ -18,7 +18,7 @@ from fakensqd.transcript import Entry, Transcript
 from gnsq.protocol.commands import Command, split_multipublish_body
 from gnsq.protocol.frames import ERROR, HEARTBEAT
 
-__all__ = ["Client", "ConnectionInjector", "FaultInjector", "multipublish_bodies"]
+__all__ = ["ConnectionInjector", "FaultInjector", "InjectableSession", "multipublish_bodies"]
 
 _EXECUTE: tuple[FaultStep, ...] = (Execute(),)
 # The frame type of an error, as it stands in the frame.
@@ -120,12 +120,15 @@ def _arm(sequence: Sequence[Rule], now: float) -> None:
             return
 
 
-class Client(Protocol):
-    """The client of one connection."""
+class InjectableSession(Protocol):
+    """Session of one connection, on which rules can act."""
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """Its client id, and the topic and channel that it subscribes to."""
+        """Id of the client, and the topic and channel that it subscribes to."""
+
+    def attach(self, injector: ConnectionInjector) -> None:
+        """Ask an injector about each event from now on, unless the session asks one already."""
 
 
 class ConnectionInjector:
@@ -136,10 +139,10 @@ class ConnectionInjector:
         header_size: Bytes before the text of a reply.
     """
 
-    def __init__(self, injector: FaultInjector, number: int, client: Client, header_size: int) -> None:
+    def __init__(self, injector: FaultInjector, number: int, session: InjectableSession, header_size: int) -> None:
         self._injector = injector
         self._number = number
-        self._client = client
+        self._session = session
         self._header_size = header_size
         # The command in progress: its event, and the entry that counts its executions.
         self._event = Event(Point.COMMAND, "", 0.0)
@@ -167,7 +170,7 @@ class ConnectionInjector:
     def reply(self, steps: Sequence[FaultStep], now: float) -> Sequence[FaultStep]:
         """Record the reply to the command in progress, which may be empty; return the steps to take."""
         event = self._event
-        event.point, event.now, event.client_id = Point.REPLY, now, self._client.names[0]
+        event.point, event.now, event.client_id = Point.REPLY, now, self._session.names[0]
         changed = self._injector.apply_rules(event, steps)
         self._record_replies(event, changed)
         return changed
@@ -179,7 +182,7 @@ class ConnectionInjector:
             "message",
             now,
             self._number,
-            *self._client.names,
+            *self._session.names,
             (message.body,),
             message_id=message.id,
             attempts=message.attempts,
@@ -188,7 +191,7 @@ class ConnectionInjector:
 
     def heartbeat(self, frame: bytes, now: float) -> Sequence[FaultStep]:
         """Record the push of a heartbeat; return the steps to take."""
-        return self._push(Event(Point.FRAME, "heartbeat", now, self._number, *self._client.names), frame)
+        return self._push(Event(Point.FRAME, "heartbeat", now, self._number, *self._session.names), frame)
 
     def _push(self, event: Event, frame: bytes) -> Sequence[FaultStep]:
         changed = self._injector.apply_rules(event, (Send(frame),))
@@ -234,7 +237,7 @@ class ConnectionInjector:
         )
 
     def _command_event(self, command: Command, now: float) -> Event:
-        client_id, topic, channel = self._client.names
+        client_id, topic, channel = self._session.names
         args = command.args
         row = ROWS.get(command.name, _UNKNOWN)
         if row.has_topic and args:
