@@ -18,7 +18,7 @@ from fakensqd.thread import Server
 
 __all__ = ["FakeCluster"]
 
-# Distances from base_port: the first nsqd and nsqlookupd; from one daemon to the next; the ports of a daemon.
+# Offsets: nsqd 0 and nsqlookupd 0 from base_port; daemon N + 1 from daemon N; a daemon's ports from its TCP port.
 _NSQD_PORT, _LOOKUPD_PORT = 0, 10
 _PORT_STEP = 100
 _PORTS = {"tcp_address": 0, "http_address": 1, "faults_http_address": 3}
@@ -26,21 +26,21 @@ _MAX_PORT = 65535
 
 
 class FakeCluster(MessageAssertions, Server):
-    """Fake nsqds and nsqlookupds, each nsqd registered with every nsqlookupd. Started by start() or ``with``.
+    """Fake nsqds and nsqlookupds; each nsqd is registered with every nsqlookupd. Starts with start() or ``with``.
 
     Args:
         nsqds: Number of nsqds.
         lookupds: Number of nsqlookupds.
         clock: For all servers; default: real time.
         record, seed, faults_over_http: For all servers, as in FakeNsqd.
-        base_port: TCP port of nsqd 0; its HTTP port is 1 above, its port of ``/faults`` 3 above. Each next nsqd is 100
-            above the one before, and the nsqlookupd of the same number 10 above the nsqd. 4150 gives the first nsqd and
-            nsqlookupd NSQ's usual ports. 0: all servers take free ports.
-        threaded: Run on a thread with its own hub, see fakensqd.thread.
-        options: For the nsqds, as in FakeNsqd; without addresses.
+        base_port: TCP port of nsqd 0; 0: all servers take free ports. The HTTP port of a server is its TCP port + 1,
+            the port of ``/faults`` is + 3. The ports of nsqd N are 100 above those of nsqd N - 1, and the ports of
+            nsqlookupd N are 10 above those of nsqd N. With 4150, nsqd 0 and nsqlookupd 0 have NSQ's usual ports.
+        threaded: Run all servers on one thread of their own, see fakensqd.thread.
+        options: Options of the nsqds, as in FakeNsqd, except addresses.
 
     Raises:
-        ValueError: If there are not enough ports above base_port.
+        ValueError: If base_port is negative, or so high that a server's port would exceed 65535.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class FakeCluster(MessageAssertions, Server):
         self.lookupds = [
             FakeLookupd(**self._common, **self._addresses(_LOOKUPD_PORT, number)) for number in range(lookupds)
         ]
-        # Refuses bad options now, not in start().
+        # Raises for bad options now, not in start().
         NsqdOptions.from_keywords(FakeCluster, options)
         self._nsqd_count = nsqds
         self._options: dict[str, Any] = {**options}  # Any: of all types
-        # Index of the nsqd for the next message of publish().
+        # Index of the nsqd that gets the next message of publish().
         self._next_nsqd = 0
         # Rules that were added before the nsqds were made.
         self._rules_before_start: list[list[Rule]] = []
@@ -83,7 +83,7 @@ class FakeCluster(MessageAssertions, Server):
         """Start all servers that do not run, wait until the nsqds are registered, and return this cluster.
 
         Raises:
-            OSError: If an address cannot be listened on; then no server runs.
+            OSError: If a server can't listen on an address; then no server runs.
         """
         try:
             for lookupd in self.lookupds:
@@ -129,10 +129,12 @@ class FakeCluster(MessageAssertions, Server):
         optional: bool = False,
         name: str = "",
     ) -> AddedRules:
-        """Add a rule or a scenario to all nsqds, which count events together; rules about HTTP also to the nsqlookupds.
+        """Add a rule or a scenario to all nsqds; rules about HTTP to the nsqlookupds, too.
+
+        A rule counts the events of all servers together.
 
         Raises:
-            ValueError: If an action is not for such events.
+            ValueError: If an action is not allowed for such events.
         """
         rules = make_rules(match, actions, optional=optional, name=name)
         if all(rule.match.point in (Point.HTTP, Point.HTTP_ANSWER) for rule in rules):
@@ -155,7 +157,7 @@ class FakeCluster(MessageAssertions, Server):
     def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
         """Publish messages to a topic of the nsqds in turn: the first message to nsqd 0, the next one to nsqd 1.
 
-        To choose the nsqd: ``cluster.nsqds[1].publish(...)``. Arguments and errors are those of FakeNsqd.publish().
+        Use ``cluster.nsqds[1].publish(...)`` to choose the nsqd. Arguments and errors are those of FakeNsqd.publish().
 
         Raises:
             RuntimeError: If the cluster was never started.
@@ -168,7 +170,7 @@ class FakeCluster(MessageAssertions, Server):
             self._next_nsqd = (self._next_nsqd + 1) % len(self.nsqds)
 
     def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
-        """Return the bodies of FakeNsqd.messages(): first those of nsqd 0, then those of nsqd 1, and so on."""
+        """Return the bodies that FakeNsqd.messages() lists for nsqd 0, then those of nsqd 1, and so on."""
         return [body for nsqd in self.nsqds for body in nsqd.messages(topic, channel)]
 
     def _published_counts(self) -> dict[str, int]:
@@ -183,17 +185,17 @@ class FakeCluster(MessageAssertions, Server):
         return sum(nsqd.in_flight(topic, channel) for nsqd in self.nsqds)
 
     def unfired(self) -> list[str]:
-        """For each required rule that never fired, describe the closest event."""
+        """Describe each required rule that never fired, and the event that came closest to a match."""
         found = [line for daemon in (*self.nsqds, *self.lookupds) for line in daemon.unfired()]
         return list(dict.fromkeys(found))
 
     def report(self) -> str:
-        """Describe the seed and the ends of the transcripts, for the report of a failed test."""
+        """Return the seed and the end of each transcript as text, for the report of a failed test."""
         return "\n\n".join(daemon.report() for daemon in (*self.nsqds, *self.lookupds))
 
     @property
     def errors(self) -> list[BaseException]:
-        """Exceptions in all servers that are bugs of the emulator."""
+        """Exceptions of all servers that are bugs of the emulator."""
         return [error for daemon in (*self.nsqds, *self.lookupds) for error in daemon.errors]
 
     @property

@@ -23,7 +23,7 @@ __all__ = ["fakecluster", "fakelookupd", "fakensqd", "fakensqd_certificates", "f
 
 _Server = TypeVar("_Server", bound="Daemon | FakeCluster")
 
-# Reports of the servers of a test, by fixture; whether the test itself has failed.
+# Functions that report on the servers of a test, by fixture; whether the test itself has failed.
 _REPORTS: pytest.StashKey[list[tuple[str, Callable[[], str]]]] = pytest.StashKey()
 _FAILED: pytest.StashKey[bool] = pytest.StashKey()
 
@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def fakensqd_options() -> dict[str, Any]:  # Any: options are of all types
-    """Options of FakeNsqd in fakensqd and fakecluster; to be overridden in a module or class of tests."""
+    """Options of FakeNsqd for fakensqd and fakecluster. A module or class of tests may override this fixture."""
     return {}
 
 
@@ -82,7 +82,7 @@ def _running(
     make: Callable[..., _Server],
     options: dict[str, Any],  # Any: as above
 ) -> Iterator[_Server]:
-    """Run a server during a test. Fail the test for internal errors, rules that never fired and leaked greenlets."""
+    """Run a server during a test. Fail the test if it has internal errors, unfired rules or leaked greenlets."""
     marker = request.node.get_closest_marker(str(request.fixturename))
     options = {"record": True, **options, **(marker.kwargs if marker is not None else {})}
     threaded = options.pop("threaded", True)
@@ -94,7 +94,7 @@ def _running(
         thread = ServerThread(server)
         reports.append((str(request.fixturename), lambda: thread.call(server.report)))
         yield thread.start()
-        # Raises if a greenlet is leaked.
+        # With a threaded server, stop() raises if a greenlet is left over.
         thread.stop()
     else:
         reports.append((str(request.fixturename), server.report))
@@ -112,7 +112,7 @@ def _running(
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add seed and transcript to the report of a failed test."""
+    """Add the seed and the transcript of each server to the report of a failed test."""
     if call.when != "call" or call.excinfo is None:
         return (yield)
     sections = [(name, describe()) for name, describe in item.stash.get(_REPORTS, [])]

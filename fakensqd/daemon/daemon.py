@@ -53,19 +53,19 @@ class Daemon(Server):
     """A server with a TCP port and an HTTP port, and an HTTPS port if there is a TLS context.
 
     Args:
-        clock: Default: real time.
+        clock: Source of the time; default: real time.
         record: Record a transcript from the beginning.
-        seed: Of the random numbers of faults; None: a random one.
-        faults_over_http: Whether ``/faults`` is served.
-        faults_http_address: Where to listen for ``/faults`` alone; empty: nowhere.
-        context: For TLS; None if it is not offered.
+        seed: Seed for the random numbers of faults; None: a random seed.
+        faults_over_http: Serve ``/faults``.
+        faults_http_address: Address of a port that serves only ``/faults``; "" opens no such port.
+        context: TLS context; None if the server does not offer TLS.
 
     Attributes:
         errors: Exceptions that are bugs of the emulator.
-        clock: The source of time.
+        clock: Source of the time.
         link: The network between the clients of the TCP port and this server; toxics are added to it.
-        faults: Its fault rules and transcript.
-        seed: Of the random numbers of faults.
+        faults: Fault rules and transcript of this server.
+        seed: Seed for the random numbers of faults.
     """
 
     # Events that rules can act on; nsqlookupd has others.
@@ -91,12 +91,12 @@ class Daemon(Server):
         )
         self.seed = self.faults.seed
         self.errors: list[BaseException] = []
-        # start() after a stop() takes the same ports again, so that clients can reconnect.
+        # start() after stop() listens on the same ports, so that clients can reconnect.
         self._tcp_bind = listen_address(tcp_address)
         self._http = HttpPort(http_address)
         self._https = HttpPort(https_address, context) if https_address and context is not None else None
         self._http_ports = [self._http] if self._https is None else [self._http, self._https]
-        # Answers also while the daemon is down.
+        # The port of /faults is open even while the daemon is down.
         self._faults_over_http = faults_over_http
         self._faults_port = HttpPort(faults_http_address if faults_over_http else "")
         self._context = context
@@ -104,7 +104,7 @@ class Daemon(Server):
         self._ask_auth: Callable[[AskAuth], IoResult] | None = None
         self.link = Link(self.clock, self.seed)
         self._processing_delay = 0.0
-        # Set unless stop_reading() was called; then a toxic stalls the TCP connections.
+        # Cleared by stop_reading(), which adds the toxic _stall to the TCP connections.
         self._resumed = Event()
         self._resumed.set()
         self._stall: ActiveToxic | None = None
@@ -128,7 +128,7 @@ class Daemon(Server):
         """Continue the start; the addresses of all ports are known."""
 
     def _on_restart(self, *, keep_messages: bool) -> None:
-        """Drop what a new process does not have."""
+        """Drop the state that a new process would not have."""
 
     def _spawn(self, function: Callable[..., None], *args: object) -> gevent.Greenlet:
         """Call a function in a greenlet that ends with this daemon. An exception is recorded in errors."""
@@ -147,10 +147,10 @@ class Daemon(Server):
     # --- public -------------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Listen on all ports; return this server. Does nothing if it listens already.
+        """Listen on all ports, and return this server. Does nothing if the server listens already.
 
         Raises:
-            OSError: If an address cannot be listened on.
+            OSError: If the server can't listen on an address.
         """
         if self._tcp_server is not None:
             return self
@@ -179,11 +179,11 @@ class Daemon(Server):
         return self
 
     def now(self) -> float:
-        """Return the clock's time, as broker and registry use it."""
+        """Return the clock's monotonic time, which the broker and the registry use."""
         return self.clock.monotonic()
 
     def stop(self) -> None:
-        """Abort all connections and requests and close the ports. Does nothing after a stop()."""
+        """Abort all connections and requests, and close the ports. Does nothing if the server is stopped."""
         self._faults_port.stop()
         self._close()
 
@@ -198,7 +198,7 @@ class Daemon(Server):
         for port in self._http_ports:
             port.close()
         tcp_server.stop(timeout=0)
-        # stop() waits for a second at most, which is too short for hundreds of connections on a busy machine.
+        # stop() waits a second at most for its killed greenlets: too short for hundreds of them on a busy machine.
         tcp_server.pool.kill()
         for port in self._http_ports:
             port.stop()
@@ -207,7 +207,7 @@ class Daemon(Server):
 
     @property
     def running(self) -> bool:
-        """Whether it listens."""
+        """Whether the server listens."""
         return self._tcp_server is not None
 
     @property
@@ -252,7 +252,7 @@ class Daemon(Server):
     ) -> AddedRules:
         """Add a rule or a scenario: ``add(on.reply("PUB", topic="orders").nth(3), disconnect())``.
 
-        It acts on open connections, too. If several rules match an event, the first one of them acts.
+        Open connections get the rule, too. If several rules match an event, the first one that was added acts.
 
         Args:
             optional: Do not report the rule if it never fires.
@@ -260,18 +260,18 @@ class Daemon(Server):
 
         Raises:
             TypeError: If the arguments are in another order.
-            ValueError: If the action is not for such events, or this server does not have them.
+            ValueError: If the action is not allowed for such events, or this server has no such events.
         """
         rules = make_rules(match, actions, optional=optional, name=name)
         self.faults.add_rules(rules)
         return AddedRules(rules, self.faults.injector.remove)
 
     def unfired(self) -> list[str]:
-        """For each required rule that never fired, describe the closest event."""
+        """Describe each required rule that never fired, and the event that came closest to a match."""
         return self.faults.injector.unfired()
 
     def record(self) -> None:
-        """Begin to record a transcript, unless there is one: with ``record=True`` it begins at once."""
+        """Begin to record a transcript. Does nothing if one is recorded already, as with ``record=True``."""
         self.faults.record()
 
     @property
@@ -294,15 +294,15 @@ class Daemon(Server):
         """Wait until a function returns the expected value: ``wait_until(lambda nsqd: nsqd.depth("t"), 3)``.
 
         Args:
-            predicate: Gets this server, on its thread.
-            expected: A value; True: any value that is true.
+            predicate: Called with this server, on the server's thread.
+            expected: The wanted value; True accepts every value that is true.
             timeout: Seconds of real time.
 
         Returns:
             The value.
 
         Raises:
-            AssertionError: If the time is over; shows the expected value, the nearest one, and the transcript.
+            AssertionError: If the time is over. The text has the expected value, the nearest one, and the transcript.
         """
         __tracebackhide__ = True
         transcript = self.faults.injector.transcript
@@ -337,17 +337,18 @@ class Daemon(Server):
         self.start()
 
     def restart(self, *, keep_messages: bool = True) -> None:
-        """Go down and come up like a new process on the same ports: only what was in files is still there.
+        """Go down, and come up like a new process on the same ports, which only has the state that was in files.
 
         Args:
-            keep_messages: Whether nsqd wrote its messages before the end, which it does unless it is killed.
+            keep_messages: True: like an nsqd that is stopped and writes its messages to files. False: like an nsqd that
+                is killed and loses its messages.
         """
         self.down()
         self._on_restart(keep_messages=keep_messages)
         self.up()
 
     def stop_reading(self) -> None:
-        """Accept connections, but read and answer nothing until resume_reading(), over HTTP as well."""
+        """Until resume_reading(), accept connections, but read and send nothing, over TCP and over HTTP."""
         from fakensqd.faults.toxics import stall
 
         if self._stall is None:
@@ -355,17 +356,17 @@ class Daemon(Server):
             self._resumed.clear()
 
     def resume_reading(self) -> None:
-        """Read again, first the data that came since stop_reading()."""
+        """Read again, beginning with the data that clients have sent since stop_reading()."""
         if self._stall is not None:
             self._stall.remove()
             self._stall = None
             self._resumed.set()
 
     def set_processing_delay(self, seconds: float) -> None:
-        """Process all that clients send, and HTTP requests, this much later. Commands that arrive together wait once.
+        """Process commands and HTTP requests after a delay. Commands that arrive together are delayed together.
 
         Args:
-            seconds: 0: no delay.
+            seconds: The delay; 0: none.
 
         Raises:
             ValueError: If the seconds are negative.
@@ -377,7 +378,7 @@ class Daemon(Server):
             connection.processing_delay = seconds
 
     def states(self) -> dict[str, bool | float]:
-        """Return each state, and whether the server is in it; for a delay its seconds."""
+        """Return for each state whether the server is in it, and for processing_delay the seconds."""
         return {
             "down": not self.running,
             "stop_reading": not self._resumed.is_set(),
@@ -420,9 +421,10 @@ class Daemon(Server):
         self._connections[connection] = None
         self.faults.open_session(connection.session, number)
         try:
-            # A client that disconnected before this one connected must be noticed before this one is served; otherwise
-            # messages of this one go to the other. Connections that are accepted together are served in one round of
-            # the event loop. So wait two rounds: one to read the last data of the other, one to read its end.
+            # If a client disconnected before this client connected, the server must see that end first. Otherwise it
+            # pushes messages for this client to the closed connection. Connections that are accepted together are
+            # served in one round of the event loop. So wait two rounds: in the first, the last data of the closed
+            # connection is read, in the second its end.
             for _ in range(2):
                 socket.wait_read(sock.fileno())
             connection.run()

@@ -25,14 +25,14 @@ class FakeLookupd(Daemon):
     """An nsqlookupd 1.3.0 in the hub of the caller. Starts with start() or ``with``.
 
     Args:
-        clock: Source of the time; default: the machine's.
+        clock: Source of the time; default: real time.
         record: Keep a transcript.
-        seed: Seed of faults that act at random; default: a random one.
-        faults_over_http: Let ``/faults`` change rules, toxics and states.
-        faults_http_address: Address of ``/faults``, which answers also while it is down; port 0 takes a free port, ""
-            is off.
-        threaded: Run on a thread of its own. The constructor then returns a proxy whose methods run on that thread, see
-            fakensqd.thread.
+        seed: Seed for the random numbers of faults; default: a random seed.
+        faults_over_http: Serve ``/faults``, where HTTP requests change rules, toxics and states.
+        faults_http_address: Address of a port that serves only ``/faults``, even while this nsqlookupd is down. Port 0
+            takes a free port; "" opens no such port.
+        threaded: Run this server on its own thread. The constructor then returns a proxy that calls the methods on that
+            thread, see fakensqd.thread.
         options: nsqlookupd's flags with underscores, see LookupdOptions; durations in seconds.
 
     Raises:
@@ -68,11 +68,11 @@ class FakeLookupd(Daemon):
 
     @property
     def broadcast_address(self) -> str:
-        """The address that IDENTIFY gives to nsqds."""
+        """The broadcast_address in the response to an nsqd's IDENTIFY."""
         return self.options.broadcast_address
 
     def wall_ns(self, now: float) -> int:
-        """Return the wall clock at a monotonic time, nanoseconds since 1970."""
+        """Convert a monotonic time to the wall clock's, nanoseconds since 1970."""
         return self._epoch_ns + int(now * 1e9)
 
     def _on_restart(self, *, keep_messages: bool) -> None:

@@ -1,7 +1,7 @@
 """FakeNsqd: an nsqd in this process.
 
 Owns listeners, connections and timers (through Daemon). A Broker has the messages; Session and nsqd/http.py respond to
-clients. Modules that take long to import, and that few nsqds need, are imported when they are needed.
+clients. Modules that take long to import and that few tests need are imported at their first use.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ _logger = logging.getLogger("fakensqd")
 class FakeNsqd(MessageAssertions, Daemon):
     """An nsqd 1.3.0 in the hub of the caller. Starts with start() or ``with``.
 
-    A stop keeps topics, messages and ports for the next start. With a data_path, topics and messages also outlive this
-    object: topics and channels as soon as they exist, messages after an orderly stop.
+    After stop(), the next start() of this object has the same topics, messages and ports. With a data_path, another
+    FakeNsqd can load them: topics and channels are saved as soon as they exist, messages at stop().
 
     Args:
-        clock: Source of the time; default: the machine's.
+        clock: Source of the time; default: real time.
         record: Keep a transcript.
-        seed: Seed of faults that act at random; default: a random one.
-        faults_over_http: Let ``/faults`` change rules, toxics and states.
-        faults_http_address: Address of ``/faults``, which answers also while this nsqd is down; port 0 takes a free
-            port, "" is off.
-        threaded: Run on a thread of its own. The constructor then returns a proxy whose methods run on that thread, see
-            fakensqd.thread.
+        seed: Seed for the random numbers of faults; default: a random seed.
+        faults_over_http: Serve ``/faults``, where HTTP requests change rules, toxics and states.
+        faults_http_address: Address of a port that serves only ``/faults``, even while this nsqd is down. Port 0 takes
+            a free port; "" opens no such port.
+        threaded: Run this server on its own thread. The constructor then returns a proxy that calls the methods on that
+            thread, see fakensqd.thread.
         options: nsqd's flags with underscores, see NsqdOptions; durations in seconds.
 
     Raises:
         TypeError: If an option does not exist.
         ValueError: If a value is out of its bounds, or an address is malformed.
-        OSError: If a certificate, key or file of CAs can't be read, or is malformed.
+        OSError: If a file of certificates, a key or CAs can't be read, or is malformed.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         addresses = self.options.lookupd_tcp_addresses
         self.lookupd_tcp_addresses: tuple[str, ...] = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         self.log_level = self.options.log_level
-        # Level of the process before set_log_level().
+        # The level of fakensqd's logger before set_log_level(); None if it was not changed.
         self._logger_level: int | None = None
         self._published = PublishedBodies()
         self._data_path = DataPath(self.options.data_path) if self.options.data_path else None
@@ -121,12 +121,12 @@ class FakeNsqd(MessageAssertions, Daemon):
     def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
         """Publish messages, as producers do with PUB, or with DPUB if there is a delay.
 
-        Works without a connection: AUTH, fault rules and states do not apply, and the server may be down.
-        The topic is made if there is none of the name. A transcript records the call.
+        Uses no connection: AUTH, fault rules and states do not apply, and the server may be down.
+        Makes the topic if it does not exist. A transcript records the call.
 
         Args:
-            bodies: One message each.
-            delay: Seconds until channels deliver them; up to max_req_timeout.
+            bodies: The body of each message.
+            delay: Seconds until channels deliver the messages; at most max_req_timeout.
 
         Raises:
             ValueError: If nsqd would refuse the topic's name, a body's size, or the delay. Nothing is published then.
@@ -157,17 +157,17 @@ class FakeNsqd(MessageAssertions, Daemon):
             raise ValueError(f"delay {delay:g} s must be within 0 to {options.max_req_timeout:g} s (max_req_timeout)")
 
     def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
-        """List the bodies published to a topic so far, or those that one of its channels still has.
+        """List the bodies published to a topic so far, or the bodies that one of its channels still has.
 
-        For a topic: all bodies published to this server over TCP, HTTP and by publish(), in order, also finished ones.
-        Restarts and the deletion of the topic do not change the list.
+        For a topic: all bodies published to this server over TCP, HTTP and by publish(), in the order of publishing,
+        even if the messages are finished. Restarts and the deletion of the topic do not change the list.
         For a channel: messages that are not finished: queued, then in flight, then deferred.
 
         Returns:
-            The bodies; none if there is no topic or channel of the name.
+            The bodies; an empty list if the topic or channel does not exist.
 
         Raises:
-            RuntimeError: For a topic, if more was published than is kept: the last 100,000 messages, 64 MiB.
+            RuntimeError: For a topic, if the oldest bodies were dropped: the last 100,000 bodies or 64 MiB are kept.
         """
         if channel is None:
             return self._published.of(topic)
@@ -181,12 +181,12 @@ class FakeNsqd(MessageAssertions, Daemon):
         return self.faults.injector.transcript
 
     def depth(self, topic: str, channel: str | None = None) -> int:
-        """Count the messages queued in a topic, or in one of its channels; 0 if there is none of the name."""
+        """Count the messages queued in a topic, or in one of its channels; 0 if the topic or channel does not exist."""
         queue = self._find(topic, channel)
         return queue.depth if queue is not None else 0
 
     def in_flight(self, topic: str, channel: str) -> int:
-        """Count the messages in flight in a channel; 0 if there is none of the name."""
+        """Count the messages in flight in a channel; 0 if the channel does not exist."""
         found = self._find(topic, channel)
         return found.in_flight_count if isinstance(found, Channel) else 0
 
@@ -202,10 +202,10 @@ class FakeNsqd(MessageAssertions, Daemon):
         return [session.handshake.client_id for session in self.sessions]
 
     def start(self) -> Self:
-        """Listen on all ports, and return this server. Does nothing if it listens already.
+        """Listen on all ports, and return this server. Does nothing if the server listens already.
 
         Raises:
-            OSError: If it can't listen on an address, or can't use the data path.
+            OSError: If the server can't listen on an address, or can't use the data path.
         """
         data_path = self._data_path
         if self.running or data_path is None:
@@ -238,19 +238,19 @@ class FakeNsqd(MessageAssertions, Daemon):
             self._data_path.close()
 
     def wait_registered(self) -> None:
-        """Wait until each nsqlookupd knows this nsqd, or one attempt to connect to it has failed."""
+        """Wait until each nsqlookupd has registered this nsqd, or one attempt to connect to it has failed."""
         for peer in list(self._peers.values()):
             peer.wait_attempted()
 
     def set_log_level(self, level: str) -> None:
-        """Log from this level on, one of LOG_LEVELS, until stop(). Applies to all of fakensqd in this process."""
+        """Set the lowest level that is logged, one of LOG_LEVELS, until stop(); for all servers in this process."""
         if self._logger_level is None:
             self._logger_level = _logger.level
         self.log_level = level
         set_level(level)
 
     def set_lookupd_tcp_addresses(self, addresses: tuple[str, ...]) -> None:
-        """Register with these nsqlookupds from now on, and with no other."""
+        """Register with these nsqlookupds, and disconnect from all others."""
         self.lookupd_tcp_addresses = addresses
         for address in [address for address in self._peers if address not in addresses]:
             self._peers.pop(address).stop()
@@ -263,11 +263,11 @@ class FakeNsqd(MessageAssertions, Daemon):
                 self._spawn(peer.run)
 
     def pause_heartbeats(self) -> None:
-        """Send no heartbeats, and disconnect no silent client, until resume_heartbeats()."""
+        """Until resume_heartbeats(), send no heartbeats, and do not disconnect clients that send nothing."""
         self._set_heartbeats(False)
 
     def resume_heartbeats(self) -> None:
-        """Undo pause_heartbeats(). Heartbeats that are due are sent, and clients silent for too long disconnected."""
+        """Undo pause_heartbeats(). Sends the heartbeats that are due, and disconnects clients silent for too long."""
         self._set_heartbeats(True)
         for connection in list(self._connections):
             connection.tick()
@@ -302,7 +302,7 @@ class FakeNsqd(MessageAssertions, Daemon):
 
     def _arm(self, due: float) -> None:
         if not self.running:
-            return  # start() expires messages
+            return  # The next start() calls _expire().
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.clock.call_later(due - self.now(), self._expire)
@@ -322,7 +322,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         }
 
     def _registrations(self) -> list[tuple[str, str | None]]:
-        """List what to register with a new nsqlookupd: topics and channels, None for a topic without a channel."""
+        """List the pairs of topic and channel for a new nsqlookupd; the channel is None if the topic has no channel."""
         registrations: list[tuple[str, str | None]] = []
         for topic in self.broker.topics.values():
             registrations += [(topic.name, channel) for channel in topic.channels] or [(topic.name, None)]
@@ -337,7 +337,7 @@ class FakeNsqd(MessageAssertions, Daemon):
         for peer in self._peers.values():
             peer.register(topic, channel)
         if channel is None and any(peer.can_query for peer in self._peers.values()):
-            # The topic gets the channels that it has on other nsqds before its first message is delivered.
+            # Before its first message is delivered, the topic gets the channels that it has on other nsqds.
             self.broker.topics[topic].set_started(False, self.now())
             self._spawn(self._fetch_channels, self.broker.topics[topic])
 
