@@ -2,6 +2,7 @@
 
 import pytest
 
+from fakensqd import faults
 from fakensqd.effects import Close, Execute, ExpireMessage, HttpResponse, Send, SendLater, Wait
 from fakensqd.faults import actions
 from fakensqd.faults.actions import answer, corrupt, delay, disconnect, drop, error, expire_message, inject
@@ -61,6 +62,10 @@ MISUSE = [
 def test_invalid_argument_of_an_action_is_refused(make):
     with pytest.raises(ValueError):  # noqa: PT011  # each has its own text
         make()
+
+
+def test_each_action_is_a_public_name():
+    assert [name for name in actions.ACTIONS if name not in actions.__all__ or name not in faults.__all__] == []
 
 
 @pytest.mark.parametrize("name", sorted(actions.ACTIONS))

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakensqd.effects import Close, Send
+from fakensqd.nsqd import session
 from fakensqd.nsqd.broker import Broker
+from fakensqd.nsqd.commands import NSQD_ROWS
 from fakensqd.nsqd.session import Session, State
 from fakensqd.options import NsqdOptions
 from gnsq.protocol import commands
@@ -206,6 +208,10 @@ LEGAL = {
     State.SUBSCRIBED: {"RDY", "FIN", "REQ", "TOUCH", "CLS", "PUB", "MPUB", "DPUB", "NOP"},
     State.CLOSING: {"RDY", "FIN", "REQ", "TOUCH", "PUB", "MPUB", "DPUB", "NOP"},
 }
+
+
+def test_each_command_has_a_row_handlers_and_a_line_above():
+    assert set(session._COMMANDS) == set(NSQD_ROWS) == {name.encode() for name in LINES}
 
 
 @pytest.mark.parametrize("name", list(LINES))
