@@ -118,5 +118,14 @@ def test_files_that_the_design_names_exist():
     assert set(WALKS) <= set(paths)
 
 
+def test_names_that_a_change_touches_exist():
+    rows = DESIGN.partition("## What a change touches")[2]
+    found = re.findall(r"((?:`[\w.]+`(?: and its type in |, | and | or )?)+) in `([\w/]+\.py)`", rows)
+    names = [(path, name) for words, path in found for name in re.findall(r"`([\w.]+)`", words)]
+
+    assert len(names) > 20
+    assert [(path, name) for path, name in names if name not in defined(path)] == []
+
+
 def test_readme_leads_to_the_design():
     assert "[docs/design.md](docs/design.md)" in (ROOT / "README.md").read_text()
