@@ -24,7 +24,7 @@ from gnsq.protocol import commands
 from gnsq.stats import LatencyRecorder, MessageCounts
 from gnsq.texts import without_address
 
-__all__ = ["InFlightMessages", "PeriodicTouch"]
+__all__ = ["InFlightMessages", "touch_periodically"]
 
 logger = logging.getLogger(__name__)
 
@@ -195,16 +195,24 @@ class InFlightMessages:
 
     def start_periodic_touch(self, message: Message, interval: float) -> Callable[[], None]:
         """Touch a message every interval seconds. Returns: a function that stops it."""
-        periodic = PeriodicTouch(message, interval, self._clock, self._subject)
+        stopped = Event()
+
+        def start() -> None:
+            greenlet = gevent.spawn(touch_periodically, message, interval, stopped, self._clock, self._subject)
+            greenlet.name = f"gnsq-touch-{message.id!r}"
+
         if not self.is_other_thread:
-            periodic.start()
-            return periodic.stop
-        self.call_in_owner_thread(periodic.start)
+            start()
+        else:
+            self.call_in_owner_thread(start)
 
         def stop() -> None:
+            if not self.is_other_thread:
+                stopped.set()
+                return
             # If the owner thread has ended, the greenlet that touches has ended, too.
             with contextlib.suppress(NSQConnectionClosed):
-                self._owner_thread.spawn(periodic.stop)
+                self._owner_thread.call_soon(stopped.set)
 
         return stop
 
@@ -275,65 +283,36 @@ class InFlightMessages:
         self.async_messages.difference_update(messages)
 
 
-class PeriodicTouch:
-    """Touches a message until it is stopped, the message is answered, or TOUCH can no longer keep it.
+def touch_periodically(message: Message, interval: float, stopped: Event, clock: Clock, subject: str) -> None:
+    """Touch a message until it is stopped, the message is answered, or TOUCH can no longer keep it.
 
     Args:
         interval: Seconds between two touches. A touch is earlier if half of the message's time left is shorter.
-        clock: Sleeps between touches.
         subject: Beginning of log lines: the nsqd and the consumer.
     """
-
-    def __init__(self, message: Message, interval: float, clock: Clock, subject: str) -> None:
-        self._message = message
-        self._subject = subject
-        self._interval = interval
-        self._clock = clock
-        self._greenlet: gevent.Greenlet | None = None
-        self._stopped = Event()
-
-    def start(self) -> None:
-        """Start a greenlet in the caller's hub."""
-        self._greenlet = gevent.spawn(self._run)
-        self._greenlet.name = f"gnsq-touch-{self._message.id!r}"
-
-    def stop(self) -> None:
-        """Send no more TOUCH. Does not wait, and may be called again."""
-        self._stopped.set()
-
-    @property
-    def ended(self) -> bool:
-        """Whether it was started and its greenlet has ended."""
-        return self._greenlet is not None and bool(self._greenlet.dead)
-
-    def _run(self) -> None:
-        try:
-            self._touch_until_stopped()
-        except NSQException as error:
-            # The message was answered meanwhile, or the connection is closed. Both are logged elsewhere.
-            logger.debug("%s: message %s: not touched any more: %s", self._subject, self._message.id, error)
-        except Exception:  # top of a greenlet: a receiver of on_touch may raise anything
-            logger.exception("%s: message %s: not touched any more", self._subject, self._message.id)
-
-    def _touch_until_stopped(self) -> None:
-        message = self._message
-        while not self._clock.wait(self._stopped, self._seconds_to_next()) and not message.has_responded():
+    try:
+        while not clock.wait(stopped, _seconds_to_touch(message, interval)) and not message.has_responded():
             if message.max_time_left == 0:
                 logger.warning(
                     "%s: message %s: TOUCH can't keep it any longer, max_msg_timeout has passed since its delivery: "
                     "nsqd takes it back and delivers it again, while the work on it still goes on here; the answer to "
                     "this delivery will fail",
-                    self._subject,
+                    subject,
                     message.id,
                 )
                 return
             message.touch()
+    except NSQException as error:
+        # The message was answered meanwhile, or the connection is closed. Both are logged elsewhere.
+        logger.debug("%s: message %s: not touched any more: %s", subject, message.id, error)
+    except Exception:  # top of a greenlet: a receiver of on_touch may raise anything
+        logger.exception("%s: message %s: not touched any more", subject, message.id)
 
-    def _seconds_to_next(self) -> float:
-        left, longest = self._message.time_left, self._message.max_time_left
-        pause = self._interval
-        # Half, as work may begin long after the arrival. After max_msg_timeout a touch adds no time. Then it is sent
-        # only to learn whether the connection is still open.
-        if left is not None and (longest is None or left < longest):
-            pause = min(pause, max(left / 2, MIN_TOUCH_INTERVAL))
-        return pause if longest is None else min(pause, longest)
+
+def _seconds_to_touch(message: Message, interval: float) -> float:
+    left, longest = message.time_left, message.max_time_left
+    # Half, as work may begin long after the arrival. After max_msg_timeout a touch adds no time. Then it is sent only
+    # to learn whether the connection is still open.
+    if left is not None and (longest is None or left < longest):
+        interval = min(interval, max(left / 2, MIN_TOUCH_INTERVAL))
+    return interval if longest is None else min(interval, longest)

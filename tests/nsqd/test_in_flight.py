@@ -11,7 +11,7 @@ from gnsq import Consumer, NsqdTCPClient, Producer
 from gnsq.clock import RealClock
 from gnsq.errors import NSQConnectionClosed, NSQException
 from gnsq.message import Message, finish_all
-from gnsq.nsqd.in_flight import InFlightMessages, PeriodicTouch
+from gnsq.nsqd.in_flight import InFlightMessages, touch_periodically
 from tests.helpers import channel_stats, wait_until
 
 ID = b"0123456789abcdef"
@@ -247,13 +247,29 @@ def message(responder):
     return Message(1, 1, ID, b"job", responder, responder.now())
 
 
+class PeriodicTouch:
+    """A greenlet that touches a message."""
+
+    def __init__(self, message, interval, clock):
+        stopped = Event()
+        self._greenlet = gevent.Greenlet(
+            touch_periodically, message, interval, stopped, clock, "host:4150: topic/channel"
+        )
+        self.start = self._greenlet.start
+        self.stop = stopped.set
+
+    @property
+    def ended(self):
+        return self._greenlet.dead
+
+
 @pytest.fixture
 def start(message, clock):
     """Start a PeriodicTouch of the message; it is stopped after the test."""
     touchs = []
 
     def started(interval=20.0):
-        touch = PeriodicTouch(message, interval, clock, "host:4150: topic/channel")
+        touch = PeriodicTouch(message, interval, clock)
         touchs.append(touch)
         touch.start()
         gevent.sleep(0)
@@ -397,7 +413,7 @@ def test_stop_ends_it_at_once_and_may_be_repeated(start, clock, responder):
 def test_no_touch_is_sent_after_stop_even_if_the_sleep_has_ended(message, clock, responder):
     woken = Event()
     clock.wait = lambda stopped, seconds: woken.wait() and stopped.ready()
-    touch = PeriodicTouch(message, 20.0, clock, "host:4150: topic/channel")
+    touch = PeriodicTouch(message, 20.0, clock)
     touch.start()
     gevent.sleep(0)
 
@@ -409,7 +425,7 @@ def test_no_touch_is_sent_after_stop_even_if_the_sleep_has_ended(message, clock,
 
 
 def test_stop_before_start_prevents_all_touches(message, clock, responder):
-    touch = PeriodicTouch(message, 20.0, clock, "host:4150: topic/channel")
+    touch = PeriodicTouch(message, 20.0, clock)
 
     touch.stop()
     touch.start()
