@@ -14,12 +14,12 @@ import gevent
 from gevent.event import Event
 
 from gnsq.clock import Clock
-from gnsq.errors import NSQException, NSQNotSentTimeout, NSQUnknownTimeout
+from gnsq.errors import NSQException
 from gnsq.logs import LogOwner
-from gnsq.producer.publish import PendingPublish, PublishCounts, WaitingFor
+from gnsq.producer.publish import PendingPublish, PublishCounts
 from gnsq.stats import LatencyRecorder
 
-__all__ = ["MAX_SLEEP", "NO_DEADLINE", "CompletionQueue", "Deadlines", "expired_error"]
+__all__ = ["MAX_SLEEP", "NO_DEADLINE", "CompletionQueue", "Deadlines"]
 
 logger = logging.getLogger(__name__)
 
@@ -208,32 +208,3 @@ class Deadlines:
                 pause = min(pause, checked + self._check_interval - now)
             self._woken.clear()
             self._clock.wait(self._woken, min(max(pause, MIN_SLEEP), MAX_SLEEP))
-
-
-def expired_error(
-    publish: PendingPublish,
-    waiting_for: WaitingFor,
-    no_connection_error: Callable[[str], NSQException],
-    used_capacity: str,
-) -> NSQException:
-    """Make the error of a publish whose deadline has passed.
-
-    Args:
-        no_connection_error: Makes the error that says why there is no connection; its argument says how long the
-            publish waited.
-        used_capacity: Says how much of max_pending_bytes is in use.
-    """
-    limit = f"within {publish.timeout:g} s"
-    if waiting_for is WaitingFor.RESPONSE:
-        return NSQUnknownTimeout(f"{publish.address}: publish not answered {limit}; nsqd may have it")
-    if publish.refused_error is not None:
-        return publish.refused_error
-    if waiting_for is WaitingFor.CAPACITY:
-        return NSQNotSentTimeout(f"publish to {publish.topic}: no capacity {limit}: {used_capacity}")
-    if waiting_for is WaitingFor.SEND:
-        return NSQNotSentTimeout(
-            f"{publish.address}: publish not sent {limit}: nsqd has not read the commands before it"
-        )
-    if waiting_for is WaitingFor.BATCH:
-        return NSQNotSentTimeout(f"publish to {publish.topic}: batch not sent {limit}; batch_linger is longer")
-    return no_connection_error(limit)

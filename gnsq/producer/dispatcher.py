@@ -63,7 +63,7 @@ from gnsq.errors import (
 from gnsq.logs import LogOwner
 from gnsq.nsqd.pending import PendingRequest
 from gnsq.producer.batching import Batcher
-from gnsq.producer.completion import CompletionQueue, Deadlines, expired_error
+from gnsq.producer.completion import CompletionQueue, Deadlines
 from gnsq.producer.options import ProducerOptions
 from gnsq.producer.publish import (
     Decision,
@@ -449,7 +449,20 @@ class Dispatcher:
         publish.done = publish.done or not was_sent or all(each.done for each in members)
 
     def _expired_error(self, publish: PendingPublish, waiting_for: WaitingFor) -> NSQException:
-        return expired_error(publish, waiting_for, self._no_connection_error, self._used_capacity)
+        limit = f"within {publish.timeout:g} s"
+        if waiting_for is WaitingFor.RESPONSE:
+            return NSQUnknownTimeout(f"{publish.address}: publish not answered {limit}; nsqd may have it")
+        if publish.refused_error is not None:
+            return publish.refused_error
+        if waiting_for is WaitingFor.CAPACITY:
+            return NSQNotSentTimeout(f"publish to {publish.topic}: no capacity {limit}: {self._used_capacity}")
+        if waiting_for is WaitingFor.SEND:
+            return NSQNotSentTimeout(
+                f"{publish.address}: publish not sent {limit}: nsqd has not read the commands before it"
+            )
+        if waiting_for is WaitingFor.BATCH:
+            return NSQNotSentTimeout(f"publish to {publish.topic}: batch not sent {limit}; batch_linger is longer")
+        return self._no_connection_error(limit)
 
     def _expire_overdue(self, now: float) -> None:
         for waiting_for, publishes in self._own_publishes():
