@@ -40,7 +40,6 @@ from gnsq.http.responses import error_text
 from gnsq.httpclient import HttpOptions
 from gnsq.logs import LogOwner
 from gnsq.nsqd.http import NsqdHTTPClient
-from gnsq.nsqd.pending import PendingRequest
 from gnsq.nsqd.pool import ConnectionPool, ReconnectOptions
 from gnsq.options import ConnectionOptions
 from gnsq.producer.dispatcher import Dispatcher
@@ -291,31 +290,23 @@ class HttpLink:
         self._on_closed = on_closed
         self._closed = Event()
         self._opener: gevent.Greenlet | None = None
-        self._unsent: OrderedDict[PendingPublish, None] = OrderedDict()
-        self._sent: dict[PendingPublish, None] = {}
+        self.unsent: OrderedDict[PendingPublish, None] = OrderedDict()
+        self.sent: dict[PendingPublish, None] = {}
         # nsqd's version: None if not asked yet, empty if nsqd does not say.
         self._version: tuple[int, ...] | None = None
 
     @property
     def pending(self) -> int:
-        return len(self._unsent) + len(self._sent)
-
-    @property
-    def unsent(self) -> Collection[PendingRequest]:
-        return self._unsent
-
-    @property
-    def sent(self) -> Collection[PendingRequest]:
-        return self._sent
+        return len(self.unsent) + len(self.sent)
 
     def withdraw(self, publishes: Collection[PendingPublish]) -> list[PendingPublish]:
-        withdrawn = [publish for publish in publishes if publish in self._unsent]
+        withdrawn = [publish for publish in publishes if publish in self.unsent]
         for publish in withdrawn:
-            del self._unsent[publish]
+            del self.unsent[publish]
         return withdrawn
 
     def _submit(self, publish: PendingPublish) -> None:
-        self._unsent[publish] = None
+        self.unsent[publish] = None
         if len(self.workers) < self._max_requests:
             worker = gevent.Greenlet(self._work)
             worker.name = f"gnsq-http-{self.address}"
@@ -375,31 +366,31 @@ class HttpLink:
         self._closed.set()
 
     def _return_unsent(self, error: NSQException) -> None:
-        unsent = list(self._unsent)
-        self._unsent.clear()
+        unsent = list(self.unsent)
+        self.unsent.clear()
         for publish in unsent:
             publish.on_not_sent(error)
 
     def _end_requests(self, error: NSQException) -> None:
         self._return_unsent(error)
-        for publish in list(self._sent):
+        for publish in list(self.sent):
             publish.on_connection_lost(error)
         for worker in list(self.workers):
             worker.kill(block=False)
 
     def _work(self) -> None:
         try:
-            while self._unsent:
-                publish, _ = self._unsent.popitem(last=False)
+            while self.unsent:
+                publish, _ = self.unsent.popitem(last=False)
                 seconds = _deadline(publish) - self._clock.monotonic()
                 if seconds <= 0:
                     publish.owner.expire(publish, WaitingFor.SEND, _deadline(publish))
                     continue
-                self._sent[publish] = None
+                self.sent[publish] = None
                 try:
                     self._publish(publish, seconds)
                 finally:
-                    self._sent.pop(publish, None)
+                    self.sent.pop(publish, None)
         finally:
             self.workers.discard(gevent.getcurrent())
             if self._closed.is_set() and not self.workers:
@@ -545,9 +536,6 @@ class HttpPool(ConnectionPool[HttpLink]):
     def add(self, address: str, *, permanent: bool) -> None:
         self._clients.client(address).close()  # raises ValueError if the address is not valid
         super().add(address, permanent=permanent)
-
-    def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
-        return super().owns_greenlet(greenlet) or any(link.owns_greenlet(greenlet) for link in self._links)
 
     def close(self, timeout: float) -> None:
         super().close(timeout)

@@ -144,6 +144,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         def successful(self) -> bool: ...
         def cancel(self) -> bool: ...
         def cancelled(self) -> bool: ...
+        def get_nowait(self) -> bytes: ...
 
     def get(self, block: bool = True, timeout: float | None = None) -> bytes:
         """Wait until the publish has ended, and return b"OK".
@@ -170,14 +171,6 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
             raise error.with_traceback(None)
         ok: bytes = _get(self, block, timeout)
         return ok
-
-    def get_nowait(self) -> bytes:
-        """Return b"OK" or raise the error, without waiting.
-
-        Raises:
-            gevent.Timeout: If the publish has not ended.
-        """
-        return self.get(block=False)
 
     def result(self, timeout: float | None = None) -> bytes:
         """Do as get()."""
