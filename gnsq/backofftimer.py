@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 __all__ = ["BackoffPhase", "BackoffTimer", "ConsumerBackoff", "exponential_delay"]
 
-# A larger exponent makes no difference: the power is above every limit. This keeps the numbers small.
+# Limit of the exponent, which keeps the numbers small. With it, the power is above every limit of a wait already.
 _MAX_EXPONENT = 64
 
 
 class BackoffTimer:
-    """A random wait that grows with failures and shrinks with successes, as in gnsq 1.0.
+    """Computes random waits that grow with failures and shrink with successes, as in gnsq 1.0.
 
     Args:
-        ratio: Factor of each wait, seconds.
+        ratio: Seconds by which each wait is multiplied; see get_interval().
         max_interval: Seconds; None for no limit.
         min_interval: Seconds; None for no limit.
     """
@@ -37,7 +37,7 @@ class BackoffTimer:
         return self
 
     def success(self) -> BackoffTimer:
-        """Count one failure less."""
+        """Reduce the number of failures by one."""
         self.c = max(self.c - 1, 0)
         return self
 
@@ -63,7 +63,8 @@ def exponential_delay(
 
     Args:
         failures: Failures in a row, 1 or more.
-        jitter: Largest share that is subtracted, so that clients that failed together do not all return at once.
+        jitter: Largest share that is subtracted, so that clients that failed together do not all return at the same
+            time.
         spread: A random number in [0, 1).
     """
     delay = initial * growth ** min(failures - 1, _MAX_EXPONENT)
@@ -95,12 +96,12 @@ class BackoffPhase(enum.Enum):
 
 
 class ConsumerBackoff:
-    """Decides when a consumer pauses after failures, and when it probes one message.
+    """Decides when a consumer pauses after failures, and when it requests one message as a probe.
 
     Source: the client guide, "Backoff".
 
     Args:
-        delay: Called with the failures in a row (1 or more). Returns: seconds.
+        delay: Called with the number of failures in a row (1 or more). Returns seconds.
         maximum: Longest delay, seconds; 0: never pause.
         jitter: Largest share that is subtracted from a delay.
 
@@ -128,18 +129,18 @@ class ConsumerBackoff:
         self._rng = rng if rng is not None else random.Random()
 
     def record_failure(self, now: float) -> bool:
-        """Count a failure. Returns: whether it starts a pause."""
+        """Count a failure. Return whether it starts a pause."""
         if self.phase is BackoffPhase.WAITING or self.maximum <= 0:
             return False
         failures = self.failures + 1
-        # A failure that does not lengthen the pause is not counted: the way back would need one more success.
+        # A failure that does not lengthen the pause is not counted, since each failure needs a success to undo it.
         if self.failures and self._length(failures) <= self._length(self.failures):
             failures = self.failures
         self._pause(failures, now)
         return True
 
     def record_success(self, now: float) -> bool:
-        """Count a success. Returns: whether it starts a shorter pause or ends the backoff."""
+        """Count a success. Return whether it starts a shorter pause or ends the backoff."""
         if self.phase is not BackoffPhase.PROBING:
             return False
         if self.failures > 1:
@@ -149,19 +150,19 @@ class ConsumerBackoff:
         return True
 
     def reset(self) -> bool:
-        """End the backoff. Returns: whether there was one."""
+        """End the backoff. Return whether it was active."""
         was_on = self.phase is not BackoffPhase.OFF
         self.failures = 0
         self.phase = BackoffPhase.OFF
         return was_on
 
     def update(self, now: float) -> None:
-        """Begin to probe if the pause is over."""
+        """Change to PROBING if the pause is over."""
         if self.phase is BackoffPhase.WAITING and now >= self.until:
             self.phase = BackoffPhase.PROBING
 
     def _pause(self, failures: int, now: float) -> None:
-        # First the call that may raise: a user's delay.
+        # Call the user's delay function before anything changes: it may raise.
         self.duration = self._length(failures) * (1 - self._jitter * self._rng.random())
         self.failures = failures
         self.phase = BackoffPhase.WAITING

@@ -1,7 +1,7 @@
-"""Consumer: its public interface, its life from start() to close(), discovery, and the way of messages.
+"""The Consumer: its public methods, start and close, discovery of nsqds, and the path of messages to handlers.
 
-Connects the parts and decides little itself: connections read and write, WorkerPool and HandlerRunner handle messages,
-RdyController sets RDY. The way of a message is described in nsqd/connection.py.
+It connects other classes, which do the work: connections read and write, WorkerPool and HandlerRunner handle messages,
+    RdyController sets RDY. The numbered steps of a message stand in nsqd/connection.py.
 """
 
 from __future__ import annotations
@@ -70,16 +70,17 @@ __all__ = ["Consumer", "Handler", "HandlerT"]
 #         |                   +--- its thread ends (threaded), or a fork makes this a child -------+
 #         +------------------------------ close(), or start() failed ------------------------------+
 
-# Seconds, after the timeout of close(), until another thread no longer waits for the end.
+# Seconds that a caller in another thread waits for the end after the timeout of close() is over.
 JOIN_GRACE = 5.0
-# Seconds between searches for overdue handlers.
+# Seconds between two searches for handlers whose message has timed out.
 OVERDUE_CHECK_INTERVAL = 10.0
 
 
 class Handler(Protocol):
     """Signature of message_handler, and of the receivers of on_message and on_giving_up.
 
-    If it returns, the message is finished; the result is ignored. If it raises, the message is requeued.
+    If the handler returns, the message is finished; the returned value is ignored. If it raises, the message is
+    requeued.
     """
 
     def __call__(self, consumer: Consumer, /, *, message: Message) -> None:
@@ -120,9 +121,9 @@ class Consumer:
         keywords: Options of ConsumerOptions, ReconnectOptions and ConnectionOptions.
 
     Every delivery may be a duplicate, since NSQ delivers at least once. Messages come in no particular order.
-    Receivers of signals other than on_message run where the event occurs, some of them in the greenlet that reads a
-    connection: they must not wait. If one raises, that is logged. Receivers of on_giving_up are an exception: they may
-    wait, and if one raises, the message is requeued.
+    Receivers of on_message and on_giving_up may wait, and if one raises, the message is requeued. Receivers of all
+    other signals must not wait, since some of them run in the greenlet that reads a connection. If one of these raises,
+    the exception is logged.
 
     One signal is not in gnsq 1.0: on_backoff, with ``phase`` ("start", "continue", "end"), ``failures`` in a row and
     ``duration`` of the pause in seconds.
@@ -131,8 +132,8 @@ class Consumer:
         ValueError: If no address is given, or a name, address or option is not valid.
         TypeError: If an address or option has the wrong type, or an option does not exist; if message_handler, or an
             override of handle_message() or handle_messages(), is a coroutine function or a generator function, or if
-            message_handler can't be called as above. To connect such a receiver to on_message or on_giving_up raises
-            it, too.
+            message_handler can't be called as handler(consumer, message=message). Connecting such a receiver to
+            on_message or on_giving_up also raises TypeError.
     """
 
     max_tries = OptionAttribute()
@@ -216,7 +217,7 @@ class Consumer:
             self.on_message.connect(message_handler, weak=False)
         self._clock = clock if clock is not None else RealClock()
         self.log_owner = LogOwner(name or f"{topic}/{channel}", self._clock.monotonic)
-        # Largest delay of a REQ in ms, by address, as nsqds before 1.1.0 have said it when they refused one.
+        # Limit of the delay of a REQ in ms, by address. nsqds before 1.1.0 have named it when they refused a REQ.
         self._max_req_timeouts: dict[str, int] = {}
         self._connection_options = connection
         self._pool: ConnectionPool[Connection] = ConnectionPool(
@@ -264,8 +265,8 @@ class Consumer:
         self._closed = ThreadEvent()
         self._shutdown: Shutdown | None = None
         self._nodes = TopicNodes(self.lookupds, topic, self.options.max_nsqds, self.log_owner)
-        self._looked_up = False  # whether the last round of lookups had an answer
-        # When the connection to each nsqd was lost that has not come back.
+        self._looked_up = False  # whether an nsqlookupd has responded in the last round of lookups
+        # For each nsqd that is not connected again: when its connection was lost.
         self._lost_nsqds: dict[str, float] = {}
         self._nsqd_lost = Event()
 
@@ -277,13 +278,14 @@ class Consumer:
             f"{counted(connections, 'connection')}, {counted(self.total_in_flight, 'message')} in flight>"
         )
 
-    # --- life
+    # --- start and close
 
     def start(self, block: bool = True) -> None:
-        """Connect and receive. Returns after one try to connect to each known nsqd; with block, after the close.
+        """Connect and receive. With block, returns when the consumer has closed; otherwise after one attempt to connect
+        to each known nsqd.
 
-        An nsqd that is down is not an error: the consumer tries again. A threaded consumer that still runs at the end
-        of the program is closed then. The program waits for that, up to close_timeout.
+        An nsqd that is down is not an error: the consumer connects to it later. If a threaded consumer still runs when
+            the program ends, it is closed. The program waits for this close, up to close_timeout.
 
         Raises:
             RuntimeError: If no handler is connected to on_message, or if the hub itself starts a threaded consumer.
@@ -316,7 +318,7 @@ class Consumer:
         self._owner_thread = OwnerThread()
         self._state = State.RUNNING
         register_after_fork(self)
-        # close() uses the opposite order, so one of the two calls sees the other.
+        # close() uses the opposite order, so at least one of two concurrent calls notices the other.
         if self._close_requested:
             self.close()
         else:
@@ -330,7 +332,7 @@ class Consumer:
         except BaseException as error:
             if isinstance(error, RuntimeError) and self._closed.is_set:
                 return  # closed while it connected
-            # Interrupted, or no thread could be started. The consumer can't be started again.
+            # The call was interrupted, or no thread could be started. The consumer can't be started again.
             if self._hub_thread is None:
                 self._close_unstarted()
             else:
@@ -348,11 +350,11 @@ class Consumer:
         self.close(self.options.close_timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Shut down in order: request no more messages, drain those that were delivered, requeue the rest after
+        """Shut down: request no more messages, wait until delivered messages are answered, requeue the rest after
         close_timeout, close the connections, and send on_close.
 
-        Starts this and returns; join() waits for the end. May be called from a handler, from a signal handler, from
-        another thread, twice, and while the consumer connects.
+        The call starts the shutdown and returns; join() waits for the end. close() may be called from a handler, a
+        signal handler or another thread, while the consumer connects, and more than once.
 
         Args:
             timeout: Seconds, instead of close_timeout. If given, the call waits as join() does.
@@ -378,9 +380,9 @@ class Consumer:
             self.join()
 
     def join(self, timeout: float | None = None, raise_error: bool = False) -> None:
-        """Wait until the consumer has closed, or the timeout (seconds) ends.
+        """Wait until the consumer has closed, or the timeout (seconds) is over.
 
-        In a handler, it does not wait for other handlers that also wait here.
+        A call in a handler does not wait for other handlers that call join().
 
         Raises:
             RuntimeError: If a thread calls it that did not start the consumer, unless the consumer is threaded.
@@ -397,7 +399,7 @@ class Consumer:
             )
         current = gevent.getcurrent()
         if current is gevent.get_hub() or current in self._tasks or self._pool.owns_greenlet(current):
-            # A signal handler of Python runs in any greenlet. It must not wait for the one that it interrupts.
+            # A signal handler of Python runs in any greenlet. It must not wait for the greenlet that it interrupts.
             return
         if self._workers.is_current and self._shutdown is not None:
             self._shutdown.wait_for_others(timeout)
@@ -417,17 +419,17 @@ class Consumer:
         self._in_owner_thread(setattr, self._rdy, "paused", True)
 
     def resume(self) -> None:
-        """Undo pause()."""
+        """Request messages again after pause()."""
         self._in_owner_thread(setattr, self._rdy, "paused", False)
 
     def apply_options(self) -> None:
-        """Use options that were set as attributes."""
+        """Put options into effect that were set as attributes."""
         self._in_owner_thread(self._rdy.configure, self.options)
 
     def _in_owner_thread(self, function: Callable[..., object], *arguments: Any) -> None:  # Any: the function's own
         """Call a function in the consumer's thread: now, or soon if that is another thread.
 
-        After the close the thread may be gone, and the call has no effect in any thread.
+        After the close the thread may have ended. Then the call has no effect.
         """
         if self._owner_thread is not None and self._is_other_thread and self._state is not State.CLOSED:
             self._owner_thread.spawn(function, *arguments)
@@ -451,21 +453,22 @@ class Consumer:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and not closed."""
+        """Whether the consumer was started and not closed."""
         return self._state is State.RUNNING
 
     @property
     def is_ready(self) -> bool:
-        """Whether it runs and is subscribed to an nsqd; for a readiness probe. stats().not_ready has the reason."""
+        """Whether the consumer runs and is subscribed to an nsqd, for a readiness probe. stats().not_ready has the
+        reason."""
         connections = list(self._pool.connections.values())
         return self.is_running and any(connection.state is ConnectionState.SUBSCRIBED for connection in connections)
 
     @property
     def is_healthy(self) -> bool:
-        """Whether it runs and can receive; for a liveness probe. Also True while no nsqd has the topic.
+        """Whether the consumer runs and can receive, for a liveness probe. True even while no nsqd has the topic.
 
-        True needs a connected nsqd, or an nsqlookupd that names none. It is False while another server than nsqlookupd
-        answers at an address of lookupd_http_addresses. stats() has the reasons: failures, lookupd_failures.
+        True needs a connected nsqd, or an nsqlookupd that names no nsqd. False if a server that is not nsqlookupd
+        responds at an address of lookupd_http_addresses. stats() has the reasons: failures, lookupd_failures.
         """
         if not self.is_running or self._nodes.report.wrong:
             return False
@@ -473,7 +476,7 @@ class Consumer:
 
     @property
     def max_in_flight(self) -> int:
-        """Limit of the messages in flight on all connections together; may be changed while running."""
+        """Limit of the messages in flight on all connections together; may be changed while the consumer runs."""
         return self._rdy.max_in_flight
 
     @max_in_flight.setter
@@ -483,7 +486,7 @@ class Consumer:
 
     @property
     def total_ready_count(self) -> int:
-        """Sum of the RDY counts that were sent last."""
+        """Sum of the RDY counts that were sent last on each connection."""
         return sum(connection.ready_count for connection in list(self._pool.connections.values()))
 
     @property
@@ -493,7 +496,8 @@ class Consumer:
 
     @property
     def is_starved(self) -> bool:
-        """Whether a connection has nearly as many messages in flight as its RDY: time to handle a batch.
+        """Whether a connection has nearly as many messages in flight as its RDY count allows. A collected batch must
+        run then, since nsqd sends no more.
 
         Source: the client guide, "Message Flow Starvation".
         """
@@ -554,19 +558,21 @@ class Consumer:
         """
         self._runner.note_failure(message, error)
 
-    # --- methods that subclasses may override; exceptions of handle_response() and the next four are only logged
+    # --- methods that subclasses may override; exceptions from handle_response() and the four methods after it are
+    # logged
 
     def handle_message(self, conn: Connection | None, message: Message) -> None:
-        """Call the handlers, and answer the message by their outcome. Runs in a worker; conn is None if it is lost."""
+        """Call the handlers, then finish or requeue the message. Runs in a worker greenlet. conn is None if the
+        connection is lost."""
         self._runner.handle(message)
 
     def handle_messages(self, messages: list[Message]) -> None:
-        """Handle all waiting messages with one call. Called only if a subclass overrides it, instead of
-        handle_message(), in a worker. Handlers of on_message are called only by super().
+        """Handle all waiting messages with one call, in a worker greenlet. If a subclass overrides this method, it is
+        called instead of handle_message(). The override must call super() if handlers of on_message are to be called.
 
-        Messages that the override leaves unanswered become async. If it raises, they are requeued, which counts as one
-        failure, and on_exception is sent with the first of them. Messages above max_tries are left out.
-        handler_timeout is for the whole call.
+        Messages that the override leaves unanswered become async. If the override raises, they are requeued, which
+        counts as one failure, and on_exception is sent with the first of them. Messages with more attempts than
+        max_tries are not passed. handler_timeout is for the whole call.
         """
         for message in messages:
             self._handle_one(message)
@@ -599,7 +605,7 @@ class Consumer:
         notify(self.on_requeue, self, message_id=message_id, timeout=timeout)
 
     def _call_hook(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call a method that a subclass may have overridden; log what it raises."""
+        """Call a method that a subclass may have overridden. Log its exceptions."""
         try:
             function(*arguments)
         except Exception:  # a subclass may raise anything
@@ -615,7 +621,8 @@ class Consumer:
             self._in_owner_thread(functools.partial(self._pool.add, address, permanent=True))
 
     def query_lookupd(self) -> None:
-        """Query all nsqlookupds once, and connect to the nsqds that they name. Does not wait in another thread."""
+        """Query all nsqlookupds once, and connect to the nsqds that they name. A call from another thread does not
+        wait."""
         if self._is_other_thread:
             if self._state is not State.CLOSED:
                 self._in_owner_thread(self.query_lookupd)
@@ -625,7 +632,7 @@ class Consumer:
         def add(address: str) -> None:
             self._pool.add(address, permanent=False)
             if address not in before:
-                # It has registered again: retry at once, however often it has failed.
+                # The nsqd has registered again: retry immediately, however often it has failed.
                 self._pool.retry(address)
 
         self._looked_up = self._nodes.refresh(add, self._pool.connections.keys() - self.nsqd_tcp_addresses)
@@ -636,7 +643,7 @@ class Consumer:
     def _log_empty_round(self) -> None:
         line = self._nodes.report.empty_line(self.lookupds, self.topic, self._poll_interval)
         if line is not None:
-            # Once a minute, however short the interval.
+            # At most once a minute, even if the interval is shorter.
             limited = self.log_owner.rate_limited(self.logger)
             limited.log(line[0], f"empty round {line[0]}", "%s: %s", self.log_owner.label, line[1])
 
@@ -736,14 +743,14 @@ class Consumer:
             self._rdy.check_in_flight(connection)
 
     def _unanswered_messages(self) -> list[Message]:
-        """Return the messages that handlers have, and the async ones."""
+        """Return the messages whose handlers still run, and the async messages."""
         # list() of each set is one step for the interpreter: other threads may add to it.
         connections = self._pool.connections.values()
         async_messages = [list(connection.in_flight_messages.async_messages) for connection in connections]
         return list(itertools.chain(self._workers.handling, *async_messages))
 
     def _set_finish_listener(self, connections: Collection[Connection]) -> None:
-        """Listen for FINs only while that is needed: it costs a call for each."""
+        """Listen for FINs only while a receiver, an override or the backoff needs them: each costs a call."""
         wanted = (
             self.on_finish.receivers
             or self._rdy.backoff.phase is not BackoffPhase.OFF
@@ -802,7 +809,7 @@ class Consumer:
         """Abort if the thread ends before close(), for example when a handler calls sys.exit()."""
         if self._state is State.RUNNING:
             self._state = State.CLOSED
-            # Not in order: a message that is delivered again would end the thread again.
+            # Abort, do not drain: a message that is delivered again would end the thread again.
             for connection in list(self._pool.connections.values()):
                 connection.abort()
             try:
@@ -812,10 +819,10 @@ class Consumer:
                 self._end()
 
     def _end(self) -> None:
-        """Wake the callers that wait for the end, and stop the thread of a threaded consumer."""
+        """Wake the callers of join(), and stop the thread of a threaded consumer."""
         self._closed.set()
         if self.threaded:
             atexit.unregister(self._close_at_exit)
         if self._hub_thread is not None:
-            # The last step: it kills this greenlet, too.
+            # The last step, since it also kills this greenlet.
             self._hub_thread.stop()

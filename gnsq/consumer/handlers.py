@@ -1,4 +1,4 @@
-"""Checks of functions before and after they handle messages, and HandlerSignal, which checks its receivers.
+"""Checks whether functions can handle messages, and HandlerSignal, which checks its receivers.
 
 Also used by gnsq.contrib. Calls no handler: handler_runner.py does.
 """
@@ -22,7 +22,7 @@ _ADVICE = (
     "give a plain function (where it waits, other greenlets run; asyncio.run() in gevent's threadpool runs a coroutine)"
 )
 
-# Objects that a call makes without running the function: their name, how to know the function, and their type.
+# Kinds of functions that a call does not run: name, test for the function, and type of the object that a call returns.
 _NOT_RUN: list[tuple[str, Callable[[object], bool], type]] = [
     ("a coroutine", inspect.iscoroutinefunction, Coroutine),
     ("a generator", inspect.isgeneratorfunction, Generator),
@@ -36,12 +36,12 @@ def _not_run_kind(result: type) -> str | None:
 
 
 def check_ran(function: object, result: object) -> None:
-    """Check that a call has run the function.
+    """Check by the result of a call that the call has run the function.
 
     Raises:
         TypeError: If the result is a coroutine or a generator, which is closed.
     """
-    returned: Any = type(result)  # Any: mypy takes the __hash__ of its instances for the type's own
+    returned: Any = type(result)  # Any: mypy mistakes the __hash__ of the instances for that of the type
     kind = _not_run_kind(returned)
     if kind is not None:
         close = getattr(result, "close", None)  # an async generator has none
@@ -51,10 +51,10 @@ def check_ran(function: object, result: object) -> None:
 
 
 def check_runs(function: Callable[..., object], what: str) -> None:
-    """Check that a call runs the function.
+    """Check that a call would run the function.
 
     Args:
-        what: The argument, in the error text.
+        what: Name of the argument, for the error text.
 
     Raises:
         TypeError: If it is a coroutine function, a generator function, an async generator, a partial of one, or an
@@ -72,10 +72,10 @@ def check_runs(function: Callable[..., object], what: str) -> None:
 
 
 def check_handler(handler: object, what: str) -> None:
-    """Check that a function can handle a message. Functions whose signature Python does not know are accepted.
+    """Check that a function can handle a message. A function whose signature Python can't determine is accepted.
 
     Args:
-        what: The argument, in the error text.
+        what: Name of the argument, for the error text.
 
     Raises:
         TypeError: If it can't be called as handler(consumer, message=message), or the call would run nothing.
@@ -85,14 +85,14 @@ def check_handler(handler: object, what: str) -> None:
     check_runs(handler, what)
     try:
         signature = inspect.signature(handler)
-    except (TypeError, ValueError):  # of some functions that are written in C
+    except (TypeError, ValueError):  # some functions that are written in C have no signature
         return
     try:
         signature.bind(None, message=None)
     except TypeError as error:
         hint = "define it as def handler(consumer, message)"
         if hasattr(handler, "__wrapped__"):
-            hint += "; this is the signature of what it wraps: without __wrapped__ its own counts"
+            hint += "; this is the signature of the function that it wraps: delete __wrapped__ if that is wrong"
         raise TypeError(
             f"{what} {handler_name(handler)}{signature} can't be called as handler(consumer, message=message): "
             f"{error}; {hint}"
@@ -107,7 +107,7 @@ def handler_name(handler: object) -> str:
 
 
 class HandlerSignal(Signal):
-    """Signal whose receivers are handlers. connect() refuses functions that could not handle a message.
+    """Signal whose receivers are handlers. connect() refuses functions that can't handle a message.
 
     Args:
         name: Name of the signal.
@@ -154,7 +154,7 @@ class HandlerSignal(Signal):
         self.collected = name
 
     def collected_hint(self) -> str:
-        """Return the end of a log line: that a receiver was garbage collected. Empty if none was."""
+        """Return text for the end of a log line if a receiver was garbage collected, otherwise an empty text."""
         if self.collected is None:
             return ""
         return (

@@ -14,9 +14,9 @@ from gnsq.options import ConnectionOptionsDict, Options, option
 
 __all__ = ["ConsumerOptions", "ConsumerOptionsDict", "OptionAttribute"]
 
-# Longest interval between two rounds of lookups while an nsqd is lost, seconds; with the default jitter below 30.
+# Seconds. Longest interval between two rounds of lookups while an nsqd is lost. With the default jitter it is below 30.
 LOST_POLL_INTERVAL = 25.0
-# Seconds after the loss of an nsqd until the usual interval is used again: a replaced nsqd does not come back.
+# Seconds after the loss of an nsqd until the usual interval is used again: the nsqd may have been replaced for good.
 LOST_FOR = 24 * 3600.0
 
 
@@ -123,7 +123,7 @@ class ConsumerOptions(Options):
         """Return the seconds between two rounds of lookups, without jitter.
 
         Args:
-            losses: Seconds since the loss of each nsqd that has not come back.
+            losses: For each nsqd that is not connected again: seconds since its loss.
         """
         is_recent = any(seconds < LOST_FOR for seconds in losses)
         return min(self.lookupd_poll_interval, LOST_POLL_INTERVAL) if is_recent else self.lookupd_poll_interval

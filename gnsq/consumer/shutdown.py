@@ -1,4 +1,4 @@
-"""The orderly end of a consumer: drain what was delivered within a time limit, then requeue the rest."""
+"""Shutdown of a consumer: waits a limited time until delivered messages are answered, then requeues the rest."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["Shutdown"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds, after the time limit, for REQs to be sent and for nsqd to close.
+# Seconds after the time limit, in which REQs are sent and nsqd closes the connections.
 REQUEUE_GRACE = 2.0
-# Seconds between checks whether other handlers have ended, or further messages have come.
+# Seconds between two checks whether other handlers have ended, or further messages have arrived.
 POLL_INTERVAL = 0.05
 
 
@@ -30,9 +30,9 @@ class Shutdown:
     """The shutdown of one consumer.
 
     Args:
-        timeout: Seconds for the messages that were delivered.
+        timeout: Seconds to wait for the answers to delivered messages.
         label: Consumer in log lines.
-        log: Logger of the consumer, for the lines at the beginning and the end.
+        log: Logger of the consumer.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Shutdown:
         self._log = log
         self._requeued = 0
         self._done = Event()
-        # Number of handlers that wait for the end. The shutdown can't wait for them.
+        # Number of handlers that call join(). The shutdown can't wait for them.
         self._waiting_handlers = 0
 
     def run(self) -> None:
-        """Close the connections when no message is in flight, or when the time is over and the rest is requeued."""
+        """Close the connections when no message is in flight. After the timeout, requeue the rest before."""
         connections = list(self._pool.connections.values())
         in_flight = sum(connection.in_flight for connection in connections)
         text = "%s: closing, with up to %g s for %s in flight on %s"
@@ -86,7 +86,7 @@ class Shutdown:
         self._log.info("%s: closed; %s", self._label, " and ".join(left) or "nothing was left")
 
     def wait_for_others(self, timeout: float | None) -> None:
-        """Wait, in a handler, until only handlers that also wait here are left, or the timeout (seconds) is over."""
+        """Wait, in a handler, until all handlers that still run wait here, or the timeout (seconds) is over."""
         end = None if timeout is None else self._clock.monotonic() + timeout
         self._waiting_handlers += 1
         try:
@@ -104,7 +104,7 @@ class Shutdown:
         return len(self._workers.inbox) + self._workers.busy + async_messages > self._waiting_handlers
 
     def _requeue_unanswered(self) -> bool:
-        """Requeue the messages that are not answered. Returns: whether there were any."""
+        """Requeue the messages that are not answered. Return whether there were any."""
         running = self._workers.handling
         rest: list[Message] = [*running, *self._workers.inbox]
         for connection in self._pool.connections.values():

@@ -1,7 +1,7 @@
-"""Result of publish_async(), for which any thread can wait.
+"""The result of publish_async(). Any thread can wait for it.
 
 Greenlets of the producer's thread wait as for every AsyncResult of gevent. The structures for other threads and for
-callbacks are made when they are first needed: a publish for which neither is used costs nothing more.
+callbacks are made when they are first needed, so other publishes do not pay for them.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ Callback = Callable[["PublishResult"], object]
 
 
 class ResultWaiters:
-    """Other threads and callbacks that wait for results of one running producer; gevent can't wake these.
+    """Wakes the other threads and the callbacks that wait for results of one producer, since gevent can't wake them.
 
     Args:
         owner_thread: The producer's thread.
         now: Returns monotonic seconds.
-        label: Names the producer in log lines.
+        label: The producer's name in log lines.
 
     Attributes:
-        pending: Waiters of each result that has not ended. Each call of a dict's method is atomic.
-        links: Greenlets that wait for rawlink() of other threads, by result, callback and thread.
+        pending: Waiters of each result that has not ended. Threads share it without a lock: each call of a dict's
+            method is atomic.
+        links: For rawlink() in other threads: the greenlets that wait, by result, callback and thread.
     """
 
     __slots__ = ("_label", "_now", "links", "owner_thread", "pending")
@@ -61,7 +62,7 @@ class ResultWaiters:
         self._label = label
 
     def new(self, deadline: float) -> PublishResult:
-        """Make the result of a publish with this deadline, in the seconds of now()."""
+        """Make the result of a publish. The deadline is a time of now()."""
         result = PublishResult()
         result.waiters = self
         result.deadline = deadline
@@ -72,14 +73,15 @@ class ResultWaiters:
         return self.pending.setdefault(result, _Waiters())
 
     def notify(self, result: PublishResult) -> None:
-        """Wake the waiters of a result that has ended, each once."""
+        """Wake each waiter of a result that has ended, exactly once."""
         waiters = self.pending.pop(result, None)
         if waiters is not None:
             self._call(waiters, result)
 
     def notify_if_ended(self, waiters: _Waiters, result: PublishResult) -> None:
-        """Wake the waiters of a result unless the producer's thread does so later."""
-        # In this order; the producer's thread uses the opposite order. So one of the two threads sees the other's work.
+        """Wake the waiters if the result has ended. Otherwise the producer's thread wakes them later."""
+        # The producer's thread uses the opposite order. So at least one of the two threads sees what the other has
+        # done.
         if result.ready():
             self.pending.pop(result, None)
             self._call(waiters, result)
@@ -95,10 +97,10 @@ class ResultWaiters:
                     logger.exception("%s: a callback of a publish's result raised", self._label)
 
     def check_owner(self, result: PublishResult) -> None:
-        """End a result if the producer's thread has ended and can't do so.
+        """End a result if the producer's thread can't do it because it has ended.
 
         Raises:
-            NSQUnknownTimeout: If the deadline has passed and that thread does not run its hub.
+            NSQUnknownTimeout: If the deadline has passed and the producer's thread does not run its hub.
         """
         if self.owner_thread.token() is None:
             text = "the thread that started the producer has ended, or is not in this process after a fork"
@@ -118,10 +120,10 @@ class _Waiters:
 
 
 class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
-    """Outcome of a publish_async(): an AsyncResult of gevent for which any thread can wait.
+    """Result of publish_async(): an AsyncResult of gevent. Any thread can wait for it.
 
-    It ends by the deadline of its publish, or a second later if the producer's thread does not run its hub. get() and
-    wait() let other greenlets run in a thread that has a hub, and block a thread that has none. gevent.wait() and
+    It ends by the deadline of its publish, or a second later if the producer's thread does not run its hub. While get()
+    or wait() waits, other greenlets run if the thread has a hub; a thread without a hub is blocked. gevent.wait() and
     gevent.iwait() accept it in every thread with a hub; asyncio awaits ``asyncio.wrap_future(result.as_future())``.
 
     A publish can't be taken back: cancel() returns False.
@@ -150,13 +152,13 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         """Wait until the publish has ended, and return b"OK".
 
         Args:
-            block: If False, raise gevent.Timeout at once if it has not ended.
+            block: If False, raise gevent.Timeout immediately unless the publish has ended.
             timeout: Seconds to wait; default: until the deadline of the publish.
 
         Raises:
-            gevent.Timeout: If it has not ended within the timeout; not a subclass of Exception.
-            NSQException: As Producer.publish(); the same object each time, with a new traceback.
-            NSQUnknownTimeout: Also if the producer's thread does not run its hub.
+            gevent.Timeout: If the publish has not ended within the timeout. This is not a subclass of Exception.
+            NSQException: As Producer.publish(). Each call raises the same object with a new traceback.
+            NSQUnknownTimeout: As Producer.publish(), and if the producer's thread does not run its hub.
         """
         value = self.value
         if value is not None:
@@ -167,7 +169,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
                 raise gevent.Timeout(timeout)
         error = self.exception
         if error is not None:
-            # gevent 24.2 lets its traceback grow with each call.
+            # In gevent 24.2 the traceback of the error grows with each call.
             raise error.with_traceback(None)
         ok: bytes = _get(self, block, timeout)
         return ok
@@ -194,17 +196,18 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
     def add_done_callback(self, callback: Callable[[PublishResult], object]) -> None:
         """Call a function with this result when the publish has ended.
 
-        The function is called in the hub of the producer's thread, where nothing can wait; if the publish has ended
-        already, at once in the calling thread. If it raises, that is logged, and the other callbacks are called.
+        The function is called in the hub of the producer's thread, so it can't wait. If the publish has ended already,
+        it is called immediately, in the calling thread. If it raises, the exception is logged and the other callbacks
+        are called.
         """
         waiters = self.waiters.of(self)
         waiters.callbacks.append(callback)
         self.waiters.notify_if_ended(waiters, self)
 
     def as_future(self) -> Future[bytes]:
-        """Make a concurrent.futures.Future that ends as the publish does; each call makes another one.
+        """Make a concurrent.futures.Future that ends as the publish does. Each call makes a new one.
 
-        It is running, so that its cancel() returns False.
+        The state of the future is "running", so its cancel() returns False.
         """
         future: Future[bytes] = Future()
         future.set_running_or_notify_cancel()
@@ -221,7 +224,7 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
     def rawlink(self, callback: Callable[[PublishResult], object]) -> None:
         """Call a function with this result, in the hub of the calling thread, when the publish has ended.
 
-        In a thread without a hub do as add_done_callback().
+        In a thread without a hub this does the same as add_done_callback().
         """
         if not self._is_other_thread:
             _rawlink(self, callback)
@@ -274,6 +277,6 @@ class PublishResult(AsyncResult):  # type: ignore[misc]  # gevent has no types
         while not self.ready():
             with contextlib.suppress(NSQUnknownTimeout):
                 self._wait_in_other_thread(None)
-            # The hub of the producer's thread may still run again; gevent would wait without a limit, too.
+            # Wait without a limit, as gevent does: the hub of the producer's thread may run again.
             if not self.ready():
                 gevent.sleep(ALIVE_CHECK_INTERVAL)

@@ -138,7 +138,7 @@ def test_signature_of_a_wrapped_function_counts_and_the_refusal_says_so():
     def handle(consumer, message):
         pass
 
-    with pytest.raises(TypeError, match="signature of what it wraps: without __wrapped__"):
+    with pytest.raises(TypeError, match="signature of the function that it wraps: delete __wrapped__"):
         make(message_handler=handle)
     del handle.__wrapped__
     make(message_handler=handle)
