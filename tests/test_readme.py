@@ -165,6 +165,14 @@ def test_links_example_runs():
     exec(re.search(r"```python\n(.*?)```", code, re.DOTALL)[1], {})
 
 
+@pytest.mark.parametrize(("heading", "functions"), [("action | does", ACTIONS), ("toxic | what it does", TOXICS)])
+def test_tables_of_faults_have_every_function(heading, functions):
+    rows = re.search(rf"^\| {re.escape(heading)} \|\n\|---\|---\|\n((?:\|.*\n)+)", TEXT, re.MULTILINE)[1]
+    first_cells = [row.split(" | ")[0] for row in rows.splitlines()]
+
+    assert {name for cell in first_cells for name in re.findall(r"`(\w+)\(", cell)} == set(functions)
+
+
 CURL = re.compile(r"^curl .*$", re.MULTILINE)
 FAULTS = TEXT.split("### Faults for tests in other languages\n")[1].split("\n## ")[0]
 

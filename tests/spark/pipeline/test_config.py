@@ -1,12 +1,18 @@
 import pytest
 
-from gnsq.spark.pipeline.config import PipelineConfig
+from gnsq.spark.pipeline.config import _OWN_OPTIONS, PipelineConfig
 
 GIVEN = {"topic": "clicks", "output": "/out", "work": "/data", "nsqd_tcp_addresses": ("a:4150",)}
 
 
 def config(**changes):
     return PipelineConfig(**{**GIVEN, **changes})
+
+
+def test_options_that_the_job_sets_are_refused_in_nsq():
+    made = config()
+
+    assert {name.lower() for name in made.source_options("archive") | made.sink_options("t")} <= set(_OWN_OPTIONS)
 
 
 def test_topics_follow_the_topic():
