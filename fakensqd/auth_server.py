@@ -123,7 +123,6 @@ class FakeAuthServer(Server):
             self.grants[secret] = answer
 
     def _application(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        """Respond to a request. Source: PEP 3333."""
         if environ["PATH_INFO"] == "/auth":
             parameters = parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True, errors="surrogateescape")
             query = AuthQuery(dict(parameters), environ.get("HTTP_ACCEPT", ""))

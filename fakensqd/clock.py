@@ -48,8 +48,6 @@ class Clock(ClientClock, Protocol):
 
 
 class _HubTimer:
-    """A timer of gevent's event loop."""
-
     __slots__ = ("_watcher",)
 
     def __init__(self, seconds: float, callback: Callable[[], None]) -> None:
@@ -58,7 +56,6 @@ class _HubTimer:
         self._watcher.start(callback, update=True)
 
     def cancel(self) -> None:
-        """Stop the watcher."""
         self._watcher.stop()
         self._watcher.close()
 
@@ -93,7 +90,6 @@ class _ManualTimeout(gevent.Timeout):  # type: ignore[misc]  # gevent has no typ
         self._timer: Timer | None = None
 
     def start(self) -> None:
-        """Start the timer."""
         expire = functools.partial(gevent.get_hub().loop.run_callback, self._expire, gevent.getcurrent())
         self._timer = self._clock.call_later(self._seconds, expire)
         if self._seconds <= 0:
@@ -106,11 +102,9 @@ class _ManualTimeout(gevent.Timeout):  # type: ignore[misc]  # gevent has no typ
 
     @property
     def pending(self) -> bool:
-        """Whether it was started."""
         return self._timer is not None
 
     def close(self) -> None:
-        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -284,7 +284,6 @@ class _RecordingDecoder(CommandDecoder):
         self._source = source
 
     def take(self, count: int) -> bytes | None:
-        """Take exactly count bytes; None, and nothing taken, while there are fewer."""
         data = self._source.take(count)
         if data is not None:
             self.taken.append(data)

@@ -177,7 +177,6 @@ class _DelayedStream:
             raise self._error
 
     def next(self) -> Deliver | StreamEnd | ConnectionReset:
-        """Wait for the next outcome."""
         while True:
             if self._error is not None:
                 raise self._error
@@ -188,7 +187,6 @@ class _DelayedStream:
             self._wait(self.chain.due)
 
     def has_next(self) -> bool:
-        """Return whether next() would return at once."""
         return self.chain.due <= self._clock.monotonic()
 
     def _wait(self, due: float) -> None:

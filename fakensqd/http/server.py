@@ -32,10 +32,7 @@ _BAD_REQUEST = (
 
 
 class _Handler(WSGIHandler):  # type: ignore[misc]  # gevent has no types
-    """Handles the requests of one connection."""
-
     def get_environ(self) -> dict[str, Any]:  # Any: WSGI's environ holds anything
-        """Describe a request, with its socket."""
         environ: dict[str, Any] = super().get_environ()
         environ[SOCKET_KEY] = self.socket
         return environ
@@ -57,7 +54,6 @@ class _Server(WSGIServer):  # type: ignore[misc]  # gevent has no types
     handler_class = _Handler
 
     def handle(self, sock: socket.socket, address: tuple[str, int]) -> None:
-        """Serve one connection."""
         if sock.family != socket.AF_UNIX:
             # gevent sends headers and body apart; otherwise the body waits 40 ms for the ack of the headers.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -65,7 +61,6 @@ class _Server(WSGIServer):  # type: ignore[misc]  # gevent has no types
             super().handle(sock, address)
 
     def wrap_socket_and_handle(self, sock: socket.socket, address: tuple[str, int]) -> None:
-        """Serve one connection inside TLS."""
         import ssl
 
         with contextlib.suppress(ConnectionError, ssl.SSLError):

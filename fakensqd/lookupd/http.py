@@ -118,7 +118,6 @@ class _Api:
             raise HttpError(404, "CHANNEL_NOT_FOUND")
 
     def channel_names(self, topic: str) -> list[str]:
-        """List the channels of a topic."""
         return [key.channel for key in self._registry.find(Key("channel", topic, "*"))]
 
     def _is_active(self, producer: Producer) -> bool:

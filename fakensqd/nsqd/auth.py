@@ -100,11 +100,6 @@ def decode_authorization(body: bytes) -> Authorization:
 
 @functools.lru_cache(maxsize=256)
 def _compile(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern of names.
-
-    Raises:
-        ValueError: If Python or Go does not compile it.
-    """
     if _NOT_PORTABLE.search(pattern):
         raise ValueError(f"pattern {pattern!r} has syntax that Go refuses")
     try:

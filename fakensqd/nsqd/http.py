@@ -233,11 +233,9 @@ class _Api:
         self._broker.topics[channel.topic_name].delete_channel(channel.name)
 
     def topic(self, request: Request) -> Topic:
-        """Find the topic that a request names."""
         return self._find_topic(request.required("topic"))
 
     def channel(self, request: Request) -> Channel:
-        """Find the channel that a request names."""
         topic, name = self._topic_and_channel_name(request)
         if name not in topic.channels:
             raise HttpError(404, "CHANNEL_NOT_FOUND")

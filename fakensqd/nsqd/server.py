@@ -224,7 +224,6 @@ class FakeNsqd(MessageAssertions, Daemon):
         return super().states() | {"pause_heartbeats": not self._heartbeats}
 
     def _close(self) -> None:
-        """Close everything but the port of ``/faults``."""
         was_running = self.running
         if self._timer is not None:
             self._timer.cancel()

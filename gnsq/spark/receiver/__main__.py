@@ -88,7 +88,6 @@ def _click_option(field: Field) -> click.Option:
 
 
 def _spark_options(values: dict[str, Any]) -> dict[str, str]:  # Any: as click passes them
-    """Convert the given flags to Spark's options."""
     texts: dict[str, str] = {}
     for field in _FIELDS:
         value = os.environ.get(_variable(field)) if _is_secret(field) else values[field.name]

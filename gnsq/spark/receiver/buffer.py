@@ -115,7 +115,6 @@ def _size(messages: Sequence[Message]) -> int:
 
 
 def _runs(starts: Sequence[tuple[str, int]], count: int) -> list[tuple[str, int]]:
-    """Compute the runs of the first messages."""
     ends = [start for _, start in starts[1:]] + [count]
     runs = zip(starts, ends, strict=False)  # one end too many if there is no run at all
     return [(topic, min(end, count) - start) for (topic, start), end in runs if start < count]
