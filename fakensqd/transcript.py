@@ -126,11 +126,6 @@ class Transcript:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries)
 
-    @property
-    def entries(self) -> list[Entry]:
-        """A copy of the entries."""
-        return list(self._entries)
-
     # --- selecting ----------------------------------------------------------------------------------------------------
 
     def select(self, kind: str | None = None, **wanted: object) -> list[Entry]:

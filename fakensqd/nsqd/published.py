@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fakensqd.transcript import Transcript, WaitError, wait_until
+from fakensqd.transcript import WaitError, wait_until
 from gnsq.texts import counted, nearest
 
 __all__ = ["MessageAssertions", "PublishedBodies", "published_difference"]
@@ -92,10 +92,6 @@ class MessageAssertions(ABC):
     def _published_counts(self) -> dict[str, int]:
         """Count the messages published to each topic."""
 
-    def _waited_transcript(self) -> Transcript | None:
-        """Return the transcript whose entries end a wait early."""
-        return None
-
     def assert_published(self, topic: str, *bodies: bytes, count: int | None = None, timeout: float = 0.0) -> None:
         """Assert that messages were published to a topic, in any order, and maybe with others between them.
 
@@ -118,7 +114,7 @@ class MessageAssertions(ABC):
 
         if timeout:
             with contextlib.suppress(WaitError):
-                wait_until(lambda: not difference(), timeout=timeout, transcript=self._waited_transcript())
+                wait_until(lambda: not difference(), timeout=timeout)
         if text := difference():
             raise AssertionError(f"{text}\n(after {timeout:g} s)" if timeout else text)
 

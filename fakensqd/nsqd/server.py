@@ -21,7 +21,7 @@ from fakensqd.nsqd.published import MessageAssertions, PublishedBodies, check_bo
 from fakensqd.nsqd.session import Session
 from fakensqd.nsqd.storage import DataPath
 from fakensqd.options import NsqdOptions, NsqdOptionsDict, TlsRequired
-from fakensqd.transcript import Entry, Transcript
+from fakensqd.transcript import Entry
 from gnsq.protocol.names import assert_valid_topic_name, is_ephemeral
 
 if TYPE_CHECKING:
@@ -176,9 +176,6 @@ class FakeNsqd(MessageAssertions, Daemon):
 
     def _published_counts(self) -> dict[str, int]:
         return self._published.counts()
-
-    def _waited_transcript(self) -> Transcript | None:
-        return self.faults.injector.transcript
 
     def depth(self, topic: str, channel: str | None = None) -> int:
         """Count the messages queued in a topic, or in one of its channels; 0 if the topic or channel does not exist."""

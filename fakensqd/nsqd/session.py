@@ -76,7 +76,6 @@ class Session:
         now: The time of the connection, seconds.
         remote_address: ``host:port``, for statistics.
         on_wake: Called when pump() is worth calling. Returns whether that will be at once.
-        rng: Decides which messages sample_rate drops.
 
     Attributes:
         ready_count: The RDY count, as /stats shows it.
@@ -91,7 +90,6 @@ class Session:
         now: float = 0.0,
         remote_address: str = "127.0.0.1:0",
         on_wake: Callable[[], bool] = lambda: True,
-        rng: random.Random | None = None,
     ) -> None:
         self.remote_address = remote_address
         self.connected_ns = broker.wall_ns(now)
@@ -108,7 +106,6 @@ class Session:
         self._broker = broker
         self._options: NsqdOptions = broker.options
         self._on_wake = on_wake
-        self._rng = rng or random.Random()
         self._now = now
         self._channel: Channel | None = None
         self._heartbeat_due = self._read_due = math.inf
@@ -304,7 +301,7 @@ class Session:
         return len(frames)
 
     def _is_sampled(self) -> bool:
-        return self._rng.randrange(100) <= self.handshake.delivery_settings.sample_rate
+        return random.randrange(100) <= self.handshake.delivery_settings.sample_rate
 
     # --- input --------------------------------------------------------------------------------------------------------
 

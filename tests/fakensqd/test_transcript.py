@@ -111,7 +111,7 @@ def test_oldest_entries_are_dropped_and_counted(bounds):
     for number in range(5):
         transcript.append(Entry(float(number), 1, "command", "PUB", bodies=(b"x" * 10,)))
 
-    assert [entry.time for entry in transcript.entries] == [2.0, 3.0, 4.0]
+    assert [entry.time for entry in transcript] == [2.0, 3.0, 4.0]
     assert transcript.text().splitlines()[0] == "(2 entries before)"
     assert Transcript.load(transcript.dump()).dropped == 2
     transcript.clear()
