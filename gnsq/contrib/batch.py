@@ -194,9 +194,7 @@ class BatchHandler:
                 item = self.handle_message(message)
             except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # may raise anything
                 self._log(error, "message %s: handle_message raised, message is requeued", message.id)
-                self._note_failure([message], error)
-                self._call_and_log(self.handle_message_error, error, message)
-                self._requeue([message], self._is_failure(error))
+                self._on_failure([message], error, self.handle_message_error, message)
             else:
                 taken.append(message)
                 batch.append(item)
@@ -206,22 +204,22 @@ class BatchHandler:
             check_ran(self._handle_batch or type(self).handle_batch, self.handle_batch(batch))
         except (Exception, gevent.Timeout) as error:  # noqa: BLE001  # may raise anything
             self._log(error, "handle_batch raised, %s requeued", counted(len(taken), "message is", "messages are"))
-            self._note_failure(taken, error)
-            self._call_and_log(self.handle_batch_error, error, taken, batch)
-            self._requeue(taken, self._is_failure(error))
+            self._on_failure(taken, error, self.handle_batch_error, taken, batch)
         else:
             self.finish_messages(taken)
 
-    def _note_failure(self, messages: Sequence[Message], error: BaseException) -> None:
+    def _on_failure(
+        self, messages: list[Message], error: BaseException, callback: Callable[..., object], *arguments: object
+    ) -> None:
+        """Report a failure by handle_message_error or handle_batch_error, and requeue its messages."""
         if self._consumer is not None:
             for message in messages:
                 self._consumer.note_failure(message, error)
-
-    def _call_and_log(self, callback: Callable[..., object], *arguments: object) -> None:
         try:
-            callback(*arguments)
+            callback(error, *arguments)
         except (Exception, gevent.Timeout):
             logger.exception("%s raised", getattr(callback, "__name__", callback))
+        self._requeue(messages, self._is_failure(error))
 
     def _is_failure(self, error: BaseException) -> bool:
         if isinstance(error, NSQRequeueMessage):
