@@ -110,6 +110,7 @@ class RdyPolicy(Generic[Key]):
         backing_off: All RDY counts are 0, except that of the probe.
         expected: Number of connections that may be added soon; their RDY counts are reserved.
         probe: Connection that has RDY 1 while the others have 0; None for none.
+        has_unassigned: Whether a connection waits for RDY that others must free: call decide() again after each answer.
     """
 
     def __init__(
@@ -138,14 +139,9 @@ class RdyPolicy(Generic[Key]):
         # Number of waiting connections that are known to have messages, and seconds of a turn at present.
         self._waiting_with_backlog = 0
         self._turn_seconds = turn_timeout
-        self._has_unassigned = False
+        self.has_unassigned = False
         # Seconds from a RDY to its first message, averaged, if that came within grace.
         self._delay = 0.0
-
-    @property
-    def has_unassigned(self) -> bool:
-        """Whether a connection waits for RDY that others must free: call decide() again after each answer."""
-        return self._has_unassigned
 
     def add(self, key: Key, max_rdy_count: int, now: float, *, counts_down: bool = False) -> None:
         """Add a connection that has RDY 0.
@@ -248,7 +244,7 @@ class RdyPolicy(Generic[Key]):
     def due(self, now: float) -> float | None:
         """Return when decide() must be called without an event; None for never."""
         states = self._states.values()
-        times = [state.arriving_until for state in states if self._has_unassigned and state.arriving]
+        times = [state.arriving_until for state in states if self.has_unassigned and state.arriving]
         if self._is_oversubscribed:
             for state in states:
                 if state.turn is not None and state.rdy:
@@ -292,13 +288,13 @@ class RdyPolicy(Generic[Key]):
     def _grant(self, targets: Mapping[Key, int], in_flight: Mapping[Key, int], now: float) -> set[Key]:
         free = self._free(in_flight, now)
         raised = set()
-        self._has_unassigned = False
+        self.has_unassigned = False
         for key, target in targets.items():
             state = self._states[key]
             if target <= state.rdy:
                 continue
             if free < 0:
-                self._has_unassigned = True
+                self.has_unassigned = True
                 continue
             # Messages in flight above its RDY are counted already.
             reserved = state.max_in_flight(in_flight.get(key, 0), now)
@@ -314,7 +310,7 @@ class RdyPolicy(Generic[Key]):
                 state.rdy = granted
                 raised.add(key)
             if granted < target:
-                self._has_unassigned = True
+                self.has_unassigned = True
         return raised
 
     def _must_renew(self, state: _ConnectionRdy) -> bool:

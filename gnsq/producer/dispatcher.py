@@ -241,15 +241,14 @@ class Dispatcher:
         if not self.links and not self.stalled_links:
             raise self._no_connection_error("now")
         if self._waiting_for_capacity or not self._has_capacity(publish):
-            raise self._no_capacity_error(publish)
+            raise self._no_capacity_error(publish, "now")
 
-    def _no_capacity_error(self, publish: PendingPublish) -> NSQNotSentTimeout:
-        return NSQNotSentTimeout(f"publish to {publish.topic}: no capacity now: {self._used_capacity}")
-
-    @property
-    def _used_capacity(self) -> str:
-        used = counted(self.pending_bytes, "byte has", "bytes have")
-        return f"{used} no response, max_pending_bytes is {self._max_pending_bytes}"
+    def _no_capacity_error(self, publish: PendingPublish, limit: str) -> NSQNotSentTimeout:
+        used = f"{counted(self.pending_bytes, 'byte has', 'bytes have')} no response"
+        text = (
+            f"publish to {publish.topic}: no capacity {limit}: {used}, max_pending_bytes is {self._max_pending_bytes}"
+        )
+        return NSQNotSentTimeout(text)
 
     def _has_capacity(self, publish: PendingPublish) -> bool:
         # A publish that is larger than the limit is sent when nothing else is pending.
@@ -286,7 +285,7 @@ class Dispatcher:
         if (greenlet := gevent.getcurrent()) is self._hub or greenlet in self.signal_greenlets:
             self._waiting_for_capacity.remove(publish)
             self.pending -= 1
-            raise self._no_capacity_error(publish)
+            raise self._no_capacity_error(publish, "now")
         admitted = Event()
         publish.on_capacity = admitted.set
         try:
@@ -455,7 +454,7 @@ class Dispatcher:
         if publish.refused_error is not None:
             return publish.refused_error
         if waiting_for is WaitingFor.CAPACITY:
-            return NSQNotSentTimeout(f"publish to {publish.topic}: no capacity {limit}: {self._used_capacity}")
+            return self._no_capacity_error(publish, limit)
         if waiting_for is WaitingFor.SEND:
             return NSQNotSentTimeout(
                 f"{publish.address}: publish not sent {limit}: nsqd has not read the commands before it"

@@ -344,9 +344,7 @@ class PendingPublish:
             The error that closes the connection: responses can no longer be matched to requests.
         """
         text = f"response {data[:80]!r} to a publish, expected OK"
-        self.on_connection_lost(
-            NSQConnectionClosed(f"{self.link.address if self.link is not None else 'nsqd'}: {text}")
-        )
+        self.on_connection_lost(NSQConnectionClosed(f"{self.address}: {text}"))
         return NSQProtocolError(text)
 
     def on_error(self, error: NSQErrorCode) -> None:
