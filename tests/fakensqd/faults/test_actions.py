@@ -70,6 +70,7 @@ def test_each_action_is_a_public_name():
 
 @pytest.mark.parametrize("name", sorted(actions.ACTIONS))
 def test_action_is_decoded_from_json_and_encoded_again(name):
+    # Of each action that has arguments: the required ones, at least.
     arguments = {
         "error": {"code": "E_INVALID", "text": "no"},
         "delay": {"seconds": 0.5},
