@@ -1,7 +1,7 @@
 """The Consumer: its public methods, start and close, discovery of nsqds, and the path of messages to handlers.
 
 It connects other classes, which do the work: connections read and write, WorkerPool and HandlerRunner handle messages,
-    RdyController sets RDY. The numbered steps of a message stand in nsqd/connection.py.
+RdyController sets RDY. The numbered steps of a message stand in nsqd/connection.py.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class Consumer:
         to each known nsqd.
 
         An nsqd that is down is not an error: the consumer connects to it later. If a threaded consumer still runs when
-            the program ends, it is closed. The program waits for this close, up to close_timeout.
+        the program ends, it is closed. The program waits for this close, up to close_timeout.
 
         Raises:
             RuntimeError: If no handler is connected to on_message, or if the hub itself starts a threaded consumer.

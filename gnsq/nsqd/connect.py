@@ -1,6 +1,6 @@
-"""From an address to a connection that may SUB and PUB: resolve, connect, perform the steps of a handshake.
+"""Opens a connection: resolves the address, connects, and performs the steps of a handshake. SUB and PUB may follow.
 
-Owns no greenlet. The caller limits the time of the whole.
+Owns no greenlet. The caller limits the total time.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ __all__ = ["TransportStack", "load_certificates"]
 
 _Result = TypeVar("_Result")
 
-# Bytes of a response. nsqd's responses have less than 1 KiB, and an error that quotes a name up to 17 KiB. A response
-# that is parsed as JSON takes many times its size.
+# Limit of a response in bytes. nsqd's responses are shorter than 1 KiB, and an error that quotes a name has up to 17
+# KiB. The limit is low because parsed JSON takes many times the memory of its text.
 MAX_RESPONSE_SIZE = 64 * 1024
 
 
 def load_certificates(options: ConnectionOptions) -> ConnectionOptions:
-    """Check what can be checked before connecting, and load the files of tls_options once for all connections.
+    """Check options before connecting, and load the files of tls_options once for all connections.
 
     Returns:
         The options with a tls_context, if TLS is wanted.
@@ -56,7 +56,7 @@ def load_certificates(options: ConnectionOptions) -> ConnectionOptions:
 
 
 class TransportStack:
-    """The transport of one connection: TCP, and TLS or compression on top after the handshake has started them.
+    """The transport of one connection: TCP, and the TLS or compression that the handshake has started on top of it.
 
     Args:
         host, port: Address of nsqd. TLS checks this host, even if a resolver gives another one.
@@ -67,8 +67,8 @@ class TransportStack:
         transport: The topmost transport; None before connect().
         decoder: Decodes the bytes that the transport receives.
         on_frame: Called with (type, data) for each frame that a handshake reads.
-        expected: What is waited for, for the text of a timeout.
-        encrypted: Whether TLS is on.
+        expected: What the connection waits for now; part of the text of a timeout.
+        encrypted: Whether TLS has started.
     """
 
     def __init__(self, host: str, port: int, options: ConnectionOptions, transport: Transport | None = None) -> None:
@@ -86,7 +86,7 @@ class TransportStack:
         self._peer = format_address(host, port)
 
     def connect(self) -> None:
-        """Connect, to the address that the resolver returns if there is one. Does nothing if a transport was given.
+        """Connect. If there is a resolver, use the address that it returns. Does nothing if a transport was given.
 
         Raises:
             NSQSocketError, NSQTimeout: As transport.connect(), and if the resolver takes longer than the timeout.
@@ -141,15 +141,15 @@ class TransportStack:
                         self.on_frame(*response)
 
     def allow_messages(self) -> None:
-        """Accept frames of up to max_frame_size from now on. Before SUB no frame is longer than a response."""
+        """Accept frames of up to max_frame_size from now on. Before SUB, frames must not be longer than a response."""
         self.decoder.set_max_frame_size(self._options.max_frame_size)
 
     def read_frame(self) -> Frame:
         """Wait for one frame.
 
         Raises:
-            NSQConnectionClosed: If the connection ends first.
-            NSQFrameError: If the bytes are no frame.
+            NSQConnectionClosed: If the connection is closed before the frame is complete.
+            NSQFrameError: If the bytes are not a frame.
         """
         frame = self.decoder.next_frame()
         while frame is None:

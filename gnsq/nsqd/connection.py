@@ -1,6 +1,6 @@
 """One connection to nsqd's TCP port. Owns its three greenlets: reader, writer and liveness check.
 
-Decides nothing about messages, RDY or when to connect again: Consumer, Producer and ConnectionPool do.
+Consumer, Producer and ConnectionPool decide about messages, RDY and when to connect again.
 """
 
 # The way of a message, from the socket to the handler and back as FIN:
@@ -75,21 +75,21 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Seconds in which the event loop runs once and the reader reads what has arrived.
+# Seconds; long enough for one round of the event loop, in which the reader reads the data that has arrived.
 HUB_ROUND = 0.01
-# nsqd ignores RDY if so many more messages than the highest RDY are in flight. Fewer are normal: after a timeout or an
-# emptied channel, nsqd counts anew before the client does.
+# If the messages in flight exceed the highest RDY count by this number, nsqd ignores RDY. A smaller excess is normal:
+# after a timeout or an emptied channel, nsqd counts fewer messages in flight than the client does.
 IN_FLIGHT_MARGIN = 2500
 # Seconds in which the reader may still receive nsqd's error after a send has failed.
 ERROR_FRAME_GRACE = 1.0
-# Seconds between two checks of liveness, at least.
+# Minimum seconds between two checks of liveness.
 MIN_CHECK_INTERVAL = 0.01
-# Seconds. If a check is later than this, this process was held up; that is not a fault of nsqd.
+# Seconds. If a check is late by more than this, this process was held up, and nsqd is not to blame.
 OWN_DELAY = 1.0
 
 
 class ConnectionState(enum.Enum):
-    """The state of a connection; it only ever moves down this list."""
+    """The state of a connection. It changes only to a state further down this list."""
 
     INIT = "init"
     CONNECTED = "connected"
@@ -103,13 +103,13 @@ class InternalError(NSQException):
 
 
 class Connection:
-    """One connection, which is opened once and closed once.
+    """A connection. It is opened once and closed once.
 
-    The connection does not log why it was lost: its owner does, and adds what happens next.
+    The connection does not log why it was lost. Its owner logs that, together with what happens next.
 
     Args:
-        host, port: Where nsqd listens.
-        options: What IDENTIFY asks for, and the time limits.
+        host, port: Address of nsqd's TCP port.
+        options: The features that IDENTIFY requests, and the time limits.
         clock: Time, replaceable in tests.
         owner: Consumer or Producer that log lines name.
         error_frame_grace: Seconds in which nsqd's error may still arrive after a send has failed.
@@ -117,9 +117,9 @@ class Connection:
     Attributes:
         on_messages: Called with (connection, messages) after each read that contained messages.
         on_response: Called with (connection, data) for each response, heartbeats included; None: not called.
-        listeners: on_response is not called while this is empty.
+        listeners: While this collection is empty, on_response is not called.
         on_error: Called with (connection, NSQErrorCode) for each error frame.
-        on_closed: Called with (connection) when it is closed, before its pending requests fail.
+        on_closed: Called with (connection) when the connection is closed, before its pending requests fail.
         pending: Requests that have no response yet.
         submit: Queues a request. Raises NSQConnectionClosed if the connection is closed.
         in_flight_messages: Messages in flight, and the callbacks for FIN and REQ.
@@ -184,7 +184,7 @@ class Connection:
             NSQSocketError: If nothing listens, or the connection breaks.
             NSQTimeout: If it takes longer than options.timeout.
             NSQProtocolError: If the peer is not nsqd.
-            NSQErrorCode: If nsqd refuses; every error closes the connection.
+            NSQErrorCode: If nsqd refuses the handshake. Every error of open() closes the connection.
         """
         if self._stack is not None or self.state is not ConnectionState.INIT:
             raise NSQException(f"{self.address}: connection was opened before; make a new one")
@@ -195,7 +195,7 @@ class Connection:
         try:
             with deadline:
                 stack.connect()
-                # An abort() during connect() had no transport to close.
+                # An abort() during connect() could not close this transport, which did not exist yet.
                 self._check_not_aborted()
                 self.identity = stack.run_handshake(handshake(self.options))
                 self._check_not_aborted()
@@ -230,7 +230,7 @@ class Connection:
 
         Raises:
             ValueError: If a name is not valid; nothing was sent.
-            NSQErrorCode: If nsqd refuses; the connection is closed.
+            NSQErrorCode: If nsqd refuses the SUB. The connection is closed then.
             NSQTimeout, NSQConnectionClosed: If no response came.
         """
         assert_valid_topic_name(topic, self.options.max_name_length)
@@ -241,7 +241,7 @@ class Connection:
         if self.state is not ConnectionState.CONNECTED:
             raise connection_lost_error(self.address, self.error)
         assert self._stack is not None  # open() has made it
-        # Before RDY, after which nsqd sends messages.
+        # Must come before RDY, since nsqd sends messages after RDY.
         self._stack.allow_messages()
         self.state = ConnectionState.SUBSCRIBED
         logger.info("%s: subscribed to %s/%s", self._subject, topic, channel)
@@ -264,7 +264,7 @@ class Connection:
             with deadline:
                 if subscribed:
                     self.call(commands.close(), expected=CLOSE_WAIT)
-                # A loop, since messages arrive until nsqd has read the CLS.
+                # Check again and again, since messages arrive until nsqd has read the CLS.
                 while self.in_flight > 0 and self.is_closing:
                     self.in_flight_messages.drained.clear()
                     self.in_flight_messages.drained.wait()
@@ -286,7 +286,7 @@ class Connection:
             self.abort()
 
     def abort(self, error: NSQException | None = None) -> None:
-        """Close at once. Pending requests fail with NSQConnectionClosed. A second call does nothing.
+        """Close immediately. Pending requests fail with NSQConnectionClosed. A second call does nothing.
 
         Args:
             error: The reason, for callers that wait; None for a close without an error.
@@ -310,7 +310,7 @@ class Connection:
                 greenlet.kill(block=False)
 
     def wait_closed(self, timeout: float | None = None) -> bool:
-        """Wait until the connection is closed. Returns: False if the timeout (seconds) ended first."""
+        """Wait until the connection is closed. Return False if the timeout (seconds) ended first."""
         return bool(self._closed.wait(timeout))
 
     def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
@@ -324,7 +324,7 @@ class Connection:
 
     @property
     def is_closing(self) -> bool:
-        """Whether close() is at work."""
+        """Whether close() has begun to drain the connection."""
         return self.state is ConnectionState.CLOSING
 
     @property
@@ -376,7 +376,7 @@ class Connection:
     # --- commands
 
     def request(self, command: bytes) -> AsyncResult:
-        """Send a command that has a response. Returns: its result, which holds the response's data or an error.
+        """Send a command that has a response. Return the result, which later has the response's data or an error.
 
         Raises:
             NSQConnectionClosed: If the connection is closed.
@@ -389,13 +389,13 @@ class Connection:
         """Send a command and wait for its response.
 
         Raises:
-            NSQErrorCode: If nsqd refuses.
+            NSQErrorCode: If nsqd refuses the command.
             NSQProtocolError: If the response is not the expected one.
-            NSQTimeout: If none came within options.timeout.
-            NSQConnectionClosed: If the connection is closed or gets lost.
+            NSQTimeout: If no response came within options.timeout.
+            NSQConnectionClosed: If the connection is closed before or during the call.
         """
         reply = self.request(command)
-        # Not get(timeout=...): a gevent.Timeout of the caller must not be mistaken for this one.
+        # Not get(timeout=...): it raises gevent.Timeout, which could be confused with a gevent.Timeout of the caller.
         if not self._clock.wait(reply, self.options.timeout):
             word = command.split(None, 1)[0].decode()
             raise NSQTimeout(f"{self.address}: no response to {word} within {self.options.timeout} s")
@@ -405,7 +405,8 @@ class Connection:
         return response
 
     def send(self, command: bytes) -> None:
-        """Queue a command without a response. The writer sends all queued commands at once. Raises as request()."""
+        """Queue a command without a response. The writer joins all queued commands into one send. Raises as
+        request()."""
         self._writer.put(command)
 
     def ready(self, count: int) -> None:
@@ -425,7 +426,8 @@ class Connection:
     # --- loops
 
     def _run(self, loop: Callable[[], None]) -> None:
-        """Run a loop as a greenlet. However it ends, close the connection, so that nothing waits for ever."""
+        """Run a loop as a greenlet. When it ends for any reason, close the connection, so that nothing waits for
+        ever."""
         try:
             loop()
         except NSQException as error:
@@ -441,7 +443,7 @@ class Connection:
             raise
 
     def _log_loss_while_closing(self, error: NSQException) -> None:
-        """Log why the connection was lost, if it was closing: its owner logs other losses only."""
+        """Log why the connection was lost if close() was draining it. The owner logs all other losses."""
         if not self.is_closing:
             return
         bug = error.__cause__ if isinstance(error, InternalError) else None
@@ -469,12 +471,12 @@ class Connection:
                     self.on_messages(self, messages)
             if decoder.failure is not None:
                 raise decoder.failure
-            # recv() does not yield while data waits; without this the writer, timers and handlers starve.
+            # recv() does not yield while there is data to read; without this the writer, timers and handlers starve.
             if messages or not isinstance(transport, TcpTransport):
                 let_others_run()
                 data = recv(READ_SIZE)
             else:
-                # After responses there rarely is more data, and the next data rarely is anything else.
+                # Only responses came. Usually no more data waits now, and the next data has only responses, too.
                 data = transport.recv_unless_handled(READ_SIZE, self._resolve_oks)
             if not data and self._write_shut_down:
                 self.abort()
@@ -484,9 +486,9 @@ class Connection:
             self._last_read = self._clock.monotonic()
 
     def _resolve_oks(self, data: bytes) -> bool:
-        """Resolve pending requests if the data is whole OK frames only, and no callback wants to see them.
+        """Resolve pending requests if the data has complete OK frames only, and no callback must be called for them.
 
-        A connection that only publishes receives little else.
+        A connection that only publishes receives mostly such frames.
         """
         if self.listeners or self._transport_and_decoder[1].pending or not self.pending.resolve_oks(data):
             return False
@@ -494,7 +496,7 @@ class Connection:
         return True
 
     def _handle_handshake(self, frame_type: int, data: bytes) -> None:
-        """Call the callbacks for a frame that the handshake has read. The handshake itself handles the frame."""
+        """Call the callbacks for a frame that was read during the handshake. The handshake handles the frame itself."""
         if frame_type == RESPONSE and self.on_response is not None:
             self.on_response(self, data)
         elif frame_type == ERROR and self.on_error is not None:
@@ -514,7 +516,7 @@ class Connection:
         if self.on_error is not None:
             self.on_error(self, error)
         if not error.fatal:
-            # It refuses a FIN, REQ or TOUCH, which have no response. So it belongs to no pending request.
+            # The error refuses a FIN, REQ or TOUCH. These have no response, so no pending request waits for the error.
             self.in_flight_messages.record_refused_answer(error)
             return
         self.pending.refuse(error)
@@ -524,7 +526,7 @@ class Connection:
         try:
             self._writer.run(self._transport_and_decoder[0])
         except NSQException:
-            # nsqd refuses a body before it has read it: its error is on the way while the send fails.
+            # nsqd may refuse a body before it has read it. Then the send fails while nsqd's error is on the way.
             self._closed.wait(self._error_frame_grace)
             raise
 
@@ -548,9 +550,9 @@ class Connection:
 
 
 class LivenessMonitor:
-    """Decides whether nsqd is dead: it was silent for too long, or does not read. Pure: its caller passes the time.
+    """Decides whether nsqd is dead: nsqd has sent nothing for too long, or does not read. Pure: callers pass the time.
 
-    If this process was held up itself, that time does not count against nsqd.
+    Time in which this process itself was held up is not counted as silence of nsqd.
 
     Args:
         timeout: Seconds that one send may take.
@@ -566,11 +568,11 @@ class LivenessMonitor:
         self._check_due = 0.0
 
     def start(self, now: float) -> None:
-        """Begin at this time."""
+        """Start to monitor at this time."""
         self._check_due = self._excused_until = now
 
     def next_check(self, now: float, last_read: float) -> float:
-        """Return the seconds until the next check. If silence goes on, that is when it becomes too long."""
+        """Return the seconds until the next check: until nsqd's silence, if it continues, becomes too long."""
         left = max(last_read, self._excused_until) + 2 * self._interval - now if self._interval else self._pause
         self._check_due = now + max(min(self._pause, left), MIN_CHECK_INTERVAL)
         return self._check_due - now
@@ -579,8 +581,8 @@ class LivenessMonitor:
         """Return the error that must end the connection, or None.
 
         Args:
-            last_read: When bytes were received last.
-            sending_since: When the current send began; None if there is none.
+            last_read: Time when bytes were received last.
+            sending_since: Time when the current send began; None if nothing is being sent.
         """
         if now > self._check_due + OWN_DELAY:
             self._excused_until = self._check_due = now

@@ -34,7 +34,7 @@ class NsqdHTTPClient(HTTPClient):
     does not know an endpoint, the request is repeated with the endpoint's old name.
 
     Args:
-        host, port: Where nsqd listens for HTTP.
+        host, port: Address of nsqd's HTTP port.
         kwargs: As for HTTPClient.
     """
 
@@ -56,13 +56,13 @@ class NsqdHTTPClient(HTTPClient):
 
         Args:
             data: A str is sent as UTF-8.
-            defer: Milliseconds before nsqd delivers it, at most its --max-req-timeout. Servers before 0.3.6 ignore it.
-                A server that does not know /pub raises an error.
+            defer: Milliseconds until nsqd delivers the message, at most nsqd's --max-req-timeout. Servers before 0.3.6
+                ignore this. If a server does not know /pub, a deferred publish raises NSQHttpError.
             timeout: Seconds for this call, instead of the client's timeout.
 
         Raises:
-            ValueError: If the message is empty or defer negative.
-            TypeError: If the message is neither bytes nor str, or defer no int.
+            ValueError: If the message is empty, or defer is negative.
+            TypeError: If the message is neither bytes nor str, or defer is not an int.
         """
         assert_valid_topic_name(topic)
         body = _body("data", data)
@@ -82,14 +82,15 @@ class NsqdHTTPClient(HTTPClient):
 
         Args:
             messages: Each as for publish(), but without newlines unless binary.
-            binary: Send messages with their sizes, so that they may contain newlines. Servers before 0.2.22 refuse it;
-                0.2.22 itself splits the bytes at newlines.
+            binary: Send messages with their sizes, so that they may contain newlines. Servers before 0.2.22 refuse
+                this, and server 0.2.22 splits the bytes at newlines all the same.
             timeout: As in publish().
 
         Raises:
-            NewlineInMessage: If a message contains a newline and binary is off; a ValueError and an NSQException.
-            ValueError: If there are none, or one is empty.
-            TypeError: If they are no iterable, or one is neither bytes nor str.
+            NewlineInMessage: If a message contains a newline and binary is False. This is a ValueError and an
+                NSQException.
+            ValueError: If there are no messages, or one is empty.
+            TypeError: If messages is not an iterable, or one message is neither bytes nor str.
         """
         assert_valid_topic_name(topic)
         if isinstance(messages, (bytes, bytearray, memoryview, str)):
@@ -123,7 +124,7 @@ class NsqdHTTPClient(HTTPClient):
         return self._topic("delete", topic)
 
     def empty_topic(self, topic: str) -> bytes:
-        """Delete the messages that are queued in a topic, but not those of its channels."""
+        """Delete the messages that are queued in a topic. Its channels keep their messages."""
         return self._topic("empty", topic)
 
     def pause_topic(self, topic: str) -> bytes:
@@ -131,7 +132,7 @@ class NsqdHTTPClient(HTTPClient):
         return self._topic("pause", topic)
 
     def unpause_topic(self, topic: str) -> bytes:
-        """Undo pause_topic()."""
+        """Move messages to the topic's channels again after pause_topic()."""
         return self._topic("unpause", topic)
 
     def create_channel(self, topic: str, channel: str) -> bytes:
@@ -143,7 +144,7 @@ class NsqdHTTPClient(HTTPClient):
         return self._channel("delete", topic, channel)
 
     def empty_channel(self, topic: str, channel: str) -> bytes:
-        """Delete all messages of a channel, also those in flight."""
+        """Delete all messages of a channel, including those in flight."""
         return self._channel("empty", topic, channel)
 
     def pause_channel(self, topic: str, channel: str) -> bytes:
@@ -151,7 +152,7 @@ class NsqdHTTPClient(HTTPClient):
         return self._channel("pause", topic, channel)
 
     def unpause_channel(self, topic: str, channel: str) -> bytes:
-        """Undo pause_channel()."""
+        """Deliver messages again after pause_channel()."""
         return self._channel("unpause", topic, channel)
 
     def _topic(self, verb: str, topic: str) -> bytes:
@@ -213,9 +214,10 @@ class NsqdHTTPClient(HTTPClient):
         """Return statistics, as a dict or as text (bytes).
 
         Args:
-            topic, channel: Return this topic or channel only. nsqd also leaves out a topic without the channel.
-            include_clients: False leaves out the lists of clients; default: nsqd's, which is True.
-            include_mem: False leaves out memory statistics, for which nsqd stops shortly; default as before.
+            topic, channel: Return only this topic or channel. nsqd omits a topic that does not have the channel.
+            include_clients: False omits the lists of clients. By default nsqd decides and includes them.
+            include_mem: False omits memory statistics; nsqd stops shortly to collect them. By default nsqd includes
+                them.
         """
         if topic:
             assert_valid_topic_name(topic)
@@ -232,7 +234,7 @@ class NsqdHTTPClient(HTTPClient):
         return response
 
     def config(self, option: str) -> Any:
-        """Return one of nsqd's options, named by its flag with ``_`` for ``-``.
+        """Return one of nsqd's options. Its name is nsqd's flag with ``_`` in place of ``-``.
 
         Returns:
             Text as bytes; numbers and lists as Python objects; durations in nanoseconds.
@@ -240,7 +242,8 @@ class NsqdHTTPClient(HTTPClient):
         return self.request("GET", f"config/{_option(option)}")
 
     def set_config(self, option: str, value: Any) -> Any:  # Any: what JSON can say
-        """Change one of nsqd's options: log_level (a name), nsqlookupd_tcp_addresses (a list of ``host:port``).
+        """Change one of nsqd's options: log_level (the name of a level), nsqlookupd_tcp_addresses (a list of
+        ``host:port``).
 
         Args:
             value: Bytes and str are sent unchanged, other values as JSON.
@@ -249,7 +252,7 @@ class NsqdHTTPClient(HTTPClient):
             The new value, as config().
 
         Raises:
-            ValueError: If the value is empty, or the option has no valid name.
+            ValueError: If the value is empty, or the name of the option is not valid.
         """
         name = _option(option)
         body = _body("value", value if isinstance(value, (bytes, bytearray, memoryview, str)) else json.dumps(value))
@@ -259,7 +262,8 @@ class NsqdHTTPClient(HTTPClient):
         """Check whether nsqd is healthy. Returns b"OK".
 
         Raises:
-            NSQHttpError: With status 500 and the reason if it is not, as after a failed write to disk.
+            NSQHttpError: If nsqd is not healthy, for example after a failed write to disk. It has status 500 and the
+                reason.
         """
         response: bytes = self.request("GET", "ping")
         return response
@@ -282,7 +286,7 @@ def _body(subject: str, data: object) -> bytes:
 
 @contextlib.contextmanager
 def _too_old(what: str) -> Iterator[None]:
-    """Explain the error of an old server. Its old endpoint would accept the messages, but ignore the feature."""
+    """Add to an error that the server may be too old. The old endpoint is not tried: it would ignore the feature."""
     try:
         yield
     except NSQHttpError as error:

@@ -1,7 +1,7 @@
 """Messages in flight on one connection: counts them, and sends FIN, REQ and TOUCH.
 
-It is the Responder of the connection's messages, so any OS thread may call it. Calls from other threads are repeated in
-the connection's own hub.
+InFlightMessages is the Responder of the connection's messages, so any OS thread may call it. A call from another thread
+is passed to the hub of the connection's thread.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 _P = ParamSpec("_P")
 
-# Seconds between two TOUCH, at least: nsqd checks timeouts every 0.1 s.
+# Minimum seconds between two TOUCHes: nsqd checks timeouts every 0.1 s.
 MIN_TOUCH_INTERVAL = 0.1
 
 
 def _in_owner_thread(
     method: Callable[Concatenate[InFlightMessages, _P], None],
 ) -> Callable[Concatenate[InFlightMessages, _P], None]:
-    """Make calls from another thread run in the hub of the connection's thread, soon."""
+    """Decorate a method so that a call from another thread runs later in the hub of the connection's thread."""
 
     @functools.wraps(method)
     def call(self: InFlightMessages, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -58,7 +58,7 @@ class InFlightMessages:
         check: Raises NSQConnectionClosed if the connection is closed; called in any thread.
         clock: Time, replaceable in tests.
         owner: Consumer or Producer that log lines name.
-        finish: Queues the FIN of a message; default: by send.
+        finish: Queues the FIN of a message; default: send is called with FIN.
 
     Attributes:
         in_flight: Number of messages that were delivered and are not answered.
@@ -66,15 +66,15 @@ class InFlightMessages:
         max_msg_timeout: Seconds after the delivery for which TOUCH can keep a message in flight; None if unknown.
         max_req_timeout: nsqd's longest delay of REQ, milliseconds; None if unknown.
         drained: Set by the answer of the last message in flight.
-        requeue_after: Called with the attempts of a message that is requeued without a delay, in any thread; returns
-            the delay in milliseconds. None: 0.
-        before_answer: Called before each FIN and REQ is sent, after in_flight was reduced, so that a lower RDY is sent
-            first. None: not called.
+        requeue_after: Called in any thread with the attempts of a message that is requeued without a delay. Returns the
+            delay in milliseconds. If None, the delay is 0.
+        before_answer: Called when in_flight was reduced and before the FIN or REQ is sent, so that a lower RDY can be
+            sent first. None: not called.
         on_finish, on_requeue: Called with (id) after FIN, and with (id, timeout in ms, backoff) after REQ; None: not
             called.
-        async_messages: Messages that are answered after the return of their handler.
-        latency: Times of messages from their arrival to their answer.
-        received, timed_out: Numbers of messages that were delivered, and that nsqd has taken back.
+        async_messages: Async messages that are not answered.
+        latency: Times from the arrival of messages to their answers.
+        received, timed_out: Number of delivered messages, and number of messages that nsqd has taken back.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class InFlightMessages:
 
     def finish(self, message_id: bytes) -> None:
         """Send FIN."""
-        # The hot path: without the calls of the other methods, which saves 0.3 us per message.
+        # The hot path. The code of the other methods is repeated here without calls, which saves 0.3 us per message.
         if get_ident() != self._thread:
             self.call_in_owner_thread(self.finish, message_id)
             return
@@ -194,7 +194,7 @@ class InFlightMessages:
         self._touched += 1
 
     def start_periodic_touch(self, message: Message, interval: float) -> Callable[[], None]:
-        """Touch a message every interval seconds. Returns: a function that stops it."""
+        """Touch a message every interval seconds. Return a function that stops this."""
         stopped = Event()
 
         def start() -> None:
@@ -210,7 +210,7 @@ class InFlightMessages:
             if not self.is_other_thread:
                 stopped.set()
                 return
-            # If the owner thread has ended, the greenlet that touches has ended, too.
+            # If the owner thread has ended, the greenlet that sends TOUCH has ended, too.
             with contextlib.suppress(NSQConnectionClosed):
                 self._owner_thread.call_soon(stopped.set)
 
@@ -233,7 +233,7 @@ class InFlightMessages:
         self._remove()
 
     def record_refused_answer(self, error: NSQErrorCode) -> None:
-        """Count and log that nsqd refuses a FIN, REQ or TOUCH: it had taken the message back before."""
+        """Count and log that nsqd refused a FIN, REQ or TOUCH because it had taken the message back before."""
         if not isinstance(error, NSQTouchFailed):
             self.timed_out += 1
         self._rate_limited.log(
@@ -250,7 +250,7 @@ class InFlightMessages:
         self.async_messages.update(messages)  # one step of the interpreter, so safe in any thread
 
     def untrack_async(self, message: Message) -> None:
-        """Remove an async or timed out message, before its answer is sent."""
+        """Remove an async or timed out message. Called before its answer is sent."""
         self._untrack(message, self.now() - message.received)
 
     def untrack_async_all(self, messages: Sequence[Message]) -> None:
@@ -261,7 +261,7 @@ class InFlightMessages:
     def _untrack(self, message: Message, latency: float) -> None:
         self.async_messages.discard(message)
         if message.timed_out:
-            # Its answer counts it as timed out a second time, as nsqd refuses it.
+            # nsqd refuses the answer, and that will count the message as timed out a second time.
             self.in_flight += 1
             self.timed_out -= 1
         if message.is_async():
@@ -269,7 +269,7 @@ class InFlightMessages:
 
     @_in_owner_thread
     def _untrack_all(self, messages: Sequence[Message], now: float) -> None:
-        # Messages of one read have arrived at the same time, and are counted together.
+        # Messages of one read have the same arrival time, so they are counted together.
         arrived, count = now, 0
         for message in messages:
             if message.timed_out:
@@ -303,7 +303,7 @@ def touch_periodically(message: Message, interval: float, stopped: Event, clock:
                 return
             message.touch()
     except NSQException as error:
-        # The message was answered meanwhile, or the connection is closed. Both are logged elsewhere.
+        # The message was answered meanwhile, or the connection was closed. Other code logs both.
         logger.debug("%s: message %s: not touched any more: %s", subject, message.id, error)
     except Exception:  # top of a greenlet: a receiver of on_touch may raise anything
         logger.exception("%s: message %s: not touched any more", subject, message.id)
@@ -311,8 +311,8 @@ def touch_periodically(message: Message, interval: float, stopped: Event, clock:
 
 def _seconds_to_touch(message: Message, interval: float) -> float:
     left, longest = message.time_left, message.max_time_left
-    # Half, as work may begin long after the arrival. After max_msg_timeout a touch adds no time. Then it is sent only
-    # to learn whether the connection is still open.
+    # Half of the time left, since the block may begin long after the arrival. After max_msg_timeout a touch adds no
+    # time; it only shows whether the connection is still open.
     if left is not None and (longest is None or left < longest):
         interval = min(interval, max(left / 2, MIN_TOUCH_INTERVAL))
     return interval if longest is None else min(interval, longest)

@@ -1,8 +1,9 @@
 """Pending requests of one connection: commands that wait to be sent, or for their response.
 
-nsqd responds in the order of the commands. This module knows which requests were sent: the others were not executed if
-the connection is lost. It also knows which sizes nsqd has confirmed. nsqd does not say its limits. When it refuses a
-publish, it closes the connection and executes no later command. So a publish above the confirmed limits is sent alone.
+nsqd responds in the order of the commands. This module knows which requests were sent. If the connection is lost, the
+unsent ones were certainly not executed. It also knows the largest sizes that nsqd has confirmed, since nsqd does not
+announce its limits. When nsqd refuses a publish, it closes the connection and executes no later command. So a publish
+that is larger than the confirmed sizes is sent alone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gnsq.texts import without_address
 __all__ = ["ConfirmedLimits", "PendingCall", "PendingRequest", "PendingRequests", "connection_lost_error"]
 
 
-# Bytes. A reset of the connection may come from a refused body only if a pending request is larger.
+# Bytes. Only if a pending request is larger, a refused body may be the cause of a reset connection.
 RISKY_SIZE = 1024
 _OK_FRAME = encode_frame(RESPONSE, OK)
 
@@ -31,11 +32,11 @@ class PendingRequest(Protocol):
 
     Attributes:
         command: The bytes to send.
-        size: Their number.
+        size: Number of bytes of the command.
         largest_message: Bytes of its largest message.
         mpub_body_size: Bytes of an MPUB's body; 0: it is not an MPUB.
         defer: Milliseconds of a DPUB; 0: it is not a DPUB.
-        topic: Topic that it publishes to; empty: it does not publish.
+        topic: Topic of a publish; empty: it is not a publish.
     """
 
     @property
@@ -58,10 +59,10 @@ class PendingRequest(Protocol):
         """Handle nsqd's error."""
 
     def on_connection_lost(self, error: NSQException) -> None:
-        """It was sent, and the connection was lost before its response."""
+        """Handle the loss of the connection after the request was sent and before its response came."""
 
     def on_not_sent(self, error: NSQException) -> None:
-        """It was not sent, or nsqd has closed the connection before it executed it."""
+        """Handle that the request was not sent, or that nsqd closed the connection without executing it."""
 
 
 class ConfirmedLimits:
@@ -69,7 +70,7 @@ class ConfirmedLimits:
 
     Attributes:
         largest_message: Bytes of the largest message.
-        topics: Topics that were published to; None: nsqd allows all topics.
+        topics: Topics with a confirmed publish; None: nsqd allows all topics.
     """
 
     __slots__ = ("_defer", "_mpub_body_size", "largest_message", "topics")
@@ -81,7 +82,7 @@ class ConfirmedLimits:
         self._defer = 0
 
     def check_topics(self) -> None:
-        """From now on, nsqd may refuse a topic until a publish to it was confirmed."""
+        """From now on, expect that nsqd may refuse each topic that has no confirmed publish."""
         self.topics = {""}
 
     def may_be_refused(self, request: PendingRequest) -> bool:
@@ -126,7 +127,7 @@ _Request = TypeVar("_Request", bound=PendingRequest)
 
 
 class PendingRequests:
-    """The pending requests of one connection. True if there are any.
+    """The pending requests of one connection. The object is true if there are any.
 
     Args:
         unblock: Called when blocked becomes False.
@@ -135,7 +136,7 @@ class PendingRequests:
         unsent: Requests that wait to be sent. Other modules read this and ``sent``, and change neither.
         sent: Requests that wait for their response, the oldest first.
         unsent_bytes: Sum of the sizes of unsent.
-        blocked: Whether nothing may be sent before all sent requests have their response.
+        blocked: Whether nothing may be sent until all sent requests have their responses.
     """
 
     __slots__ = (
@@ -150,13 +151,14 @@ class PendingRequests:
         self.blocked = False
         self._unblock = unblock
         self._limits = ConfirmedLimits()
-        # Whether some of the unsent requests may be refused, and must be sent alone.
+        # Whether nsqd may refuse some of the unsent requests, which must be sent alone.
         self._risky = False
         # Whether requests were added since they were sorted.
         self._unsorted = False
-        # Whether all sent requests were answered so that the first unsent request can be sent alone.
+        # Whether sending has paused until all sent requests had a response, so that the first unsent one can be sent
+        # alone.
         self._drained = False
-        # Whether a request was sent alone.
+        # Whether the sent request was sent alone.
         self._alone = False
         self._resolved: Event | None = None
 
@@ -175,7 +177,7 @@ class PendingRequests:
         self.unsent.append(request)
         self.unsent_bytes += request.size
         limits = self._limits
-        # Nearly ConfirmedLimits.may_be_refused(), without its call: this runs for each publish.
+        # Repeats most of ConfirmedLimits.may_be_refused() without a call: this runs for each publish.
         if (
             request.largest_message > limits.largest_message
             or request.mpub_body_size
@@ -185,7 +187,7 @@ class PendingRequests:
             self._risky = self._unsorted = True
 
     def next_batch(self, limit: int) -> bytes:
-        """Return the bytes of requests to send now: up to the limit, or one larger request, or none."""
+        """Return the bytes to send now: requests of up to limit bytes together, or one larger request, or nothing."""
         if self._risky:
             if self._unsorted and not self.blocked:
                 self._sort()
@@ -212,7 +214,7 @@ class PendingRequests:
     def _sort(self) -> None:
         """Move requests that may be refused to the end, the smallest first.
 
-        So a caller that sends many of them delays others by one response each time, and not for ever. The first request
+        So such a request delays each other request by one response at most, even if there are many. The first request
         keeps its place if the others have waited for it already.
         """
         self._unsorted = False
@@ -226,10 +228,11 @@ class PendingRequests:
         self.unsent[first:] = safe + risky
 
     def _count_safe(self, limit: int) -> int:
-        """Return how many requests may be sent, if some may be refused.
+        """Return how many requests may be sent now, given that nsqd may refuse some of them.
 
-        Such a request is sent alone: all before it have their response, and nothing is sent after it. So if nsqd closes
-        the connection, no other request is left without a response.
+        A request that nsqd may refuse is sent alone: all requests before it have their responses, and nothing is sent
+        after it until it has its response. So if nsqd closes the connection, no other request is left without a
+        response.
         """
         if self.blocked:
             return 0
@@ -262,7 +265,7 @@ class PendingRequests:
             self._resolved.set()
 
     def resolve_oks(self, data: bytes) -> bool:
-        """Resolve the oldest requests if the data is whole OK frames only. Returns: whether it is."""
+        """Resolve the oldest requests if the data has complete OK frames only. Return whether this is so."""
         count, rest = divmod(len(data), len(_OK_FRAME))
         if rest or count > len(self.sent) or data != _OK_FRAME * count:
             return False
@@ -276,7 +279,7 @@ class PendingRequests:
             self.sent.popleft().on_error(error)
 
     def cancel_unsent(self, requests: Collection[_Request]) -> list[_Request]:
-        """Remove those of the given requests that were not sent. Returns: them."""
+        """Remove and return those of the given requests that were not sent."""
         wanted = {id(request) for request in requests}
         if not wanted:
             return []
@@ -287,14 +290,14 @@ class PendingRequests:
         return found
 
     def fail(self, address: str, error: NSQException | None) -> None:
-        """Fail all requests: the connection is lost, by the error if there is one."""
+        """Fail all requests because the connection is lost. The error, if there is one, is the reason."""
         sent, self.sent = self.sent, deque()
         unsent, self.unsent = self.unsent, []
         self.unsent_bytes = 0
         if sent:
             failure = connection_lost_error(address, error, max(request.size for request in sent))
             for request in sent:
-                # Source: nsqd executes nothing after a fatal error.
+                # nsqd executes nothing after a fatal error.
                 if isinstance(error, NSQErrorCode):
                     request.on_not_sent(failure)
                 else:

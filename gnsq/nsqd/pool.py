@@ -40,7 +40,7 @@ class ReconnectOptionsDict(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ReconnectOptions(Options):
-    """When to reconnect to an nsqd after a failed attempt or a lost connection."""
+    """Options of the wait before a reconnect, after a failed attempt or a lost connection."""
 
     reconnect_initial: float = option(8.0, "wait before an nsqd is tried again", unit="s", minimum=0.001)
     reconnect_maximum: float = option(128.0, "longest wait; each failure doubles it", unit="s", minimum=0.001)
@@ -57,12 +57,12 @@ class ReconnectOptions(Options):
         )
 
 
-# Seconds after which a connection is stable. The end of a younger one counts as a failed attempt.
+# Seconds after which a connection is stable. The loss of a younger connection counts as a failed attempt.
 STABLE_AFTER = 10.0
 
 
 class State(enum.Enum):
-    """The state of a Consumer or Producer. It only ever moves down this list, but a forked child begins again."""
+    """The state of a Consumer or Producer. It changes only to a state further down, but a forked child begins again."""
 
     INIT = "init"
     RUNNING = "running"
@@ -103,9 +103,9 @@ class _Reconnector:
         attempted: Set after the first attempt to connect.
         wake_event: Ends the wait between two attempts.
         failures: Failed attempts in a row.
-        stable: When the last stable connection was opened. Log lines about later failures are not rate-limited with
-            earlier ones.
-        last_no_fault: When a connection was lost without fault of the nsqd last.
+        stable: When the last stable connection was opened. Failures before and after it have separate limits of log
+            lines.
+        last_no_fault: When a connection was last lost without fault of the nsqd.
     """
 
     __slots__ = (
@@ -132,10 +132,10 @@ class ConnectionPool(Generic[_Connection]):
         make: Makes a connection to an address, which the pool opens.
         setup: Called with each opened connection, in the greenlet of its address. It may send and wait (SUB). If it
             raises NSQException, the attempt has failed.
-        on_lost: Called with a connection that was set up and is closed now.
-        closed_without_fault: Called after on_lost; returns whether the nsqd had no part in the loss. If so, the loss
-            is not a failure: the connection is reopened at once, even to an address that is not permanent. After a
-            second such loss within reconnect_initial seconds, it is reopened after that time.
+        on_lost: Called with each connection that is closed after setup has succeeded.
+        closed_without_fault: Called after on_lost. Returns True if the nsqd did not cause the loss. Then the loss is
+            not a failure: the connection is reopened immediately, even if the address is not permanent. After a second
+            such loss within reconnect_initial seconds, it is reopened reconnect_initial seconds later.
         owner: Consumer or Producer that log lines name. Pools of one owner share their rate limits.
     """
 
@@ -161,11 +161,11 @@ class ConnectionPool(Generic[_Connection]):
         self._closed_without_fault = closed_without_fault
         self._owner = owner if owner is not None else LogOwner("", clock.monotonic)
         self._reconnectors: dict[str, _Reconnector] = {}
-        # Last failures of addresses that are not permanent and not retried.
+        # Last failures of addresses that were removed because they are not permanent.
         self._past_failures: dict[str, NSQException] = {}
         self._opening: set[_Connection] = set()
         self._closing = False
-        # The process that opens connections. A forked child of it opens none.
+        # The process that opens connections. Its forked children open none.
         self._pid: int | None = None
 
     @property
@@ -176,8 +176,8 @@ class ConnectionPool(Generic[_Connection]):
         """Connect to an address in the background, unless it was added before.
 
         Args:
-            permanent: Reconnect for ever. Otherwise the address is removed when its connection fails or is lost. An
-                address that was added before takes over the new value only after release().
+            permanent: Reconnect for ever. Otherwise the address is removed when its connection fails or is lost. If the
+                address was added before, its value changes only after release().
         """
         if self._pid is None:
             self._pid = os.getpid()
@@ -193,7 +193,7 @@ class ConnectionPool(Generic[_Connection]):
         reconnector.greenlet.name = f"gnsq-reconnect-{address}"
 
     def release(self, address: str) -> None:
-        """Do not reconnect to an address until it is added again. Its connection, or a current attempt, goes on.
+        """Do not reconnect to an address until it is added again. Its connection, or a running attempt, is not ended.
 
         An unknown address is not an error.
         """
@@ -223,7 +223,7 @@ class ConnectionPool(Generic[_Connection]):
         """Wait until the first attempt of every address has ended.
 
         Args:
-            limit: Seconds to wait at most. None: each attempt has its own time limit only.
+            limit: Seconds to wait at most. If None, only the time limits of the attempts apply.
         """
         attempts = [reconnector.attempted for reconnector in self._reconnectors.values()]
         if limit is None:
@@ -244,7 +244,7 @@ class ConnectionPool(Generic[_Connection]):
         return {address: error for address, error in failures.items() if address not in self.connections}
 
     def retain_only(self, addresses: Collection[str]) -> None:
-        """Forget past failures of all other addresses."""
+        """Forget the past failures of all addresses that are not given."""
         for address in self._past_failures.keys() - addresses:
             del self._past_failures[address]
 
@@ -260,7 +260,7 @@ class ConnectionPool(Generic[_Connection]):
             for connection in list(self.connections.values()):
                 connection.abort()
             for reconnector in self._reconnectors.values():
-                # A greenlet that is killed before it has started can't do this itself.
+                # Done here since a greenlet that is killed before it has started can't do it.
                 reconnector.attempted.set()
                 if reconnector.greenlet is not None:
                     reconnector.greenlet.kill(block=False)
@@ -284,7 +284,7 @@ class ConnectionPool(Generic[_Connection]):
                     else:
                         reconnector.failures += 1
                         wait = self._wait_with_backoff(reconnector.failures, connection)
-                # Without fault, the publish that was refused has its error already.
+                # Nothing to log for a loss without fault: the refused publish has the error already.
                 level = logging.INFO if no_fault or reconnector.released else logging.WARNING
                 self._log_failure(reconnector, address, wait, level, was_open=connection is not None)
                 if wait is None:
@@ -301,7 +301,8 @@ class ConnectionPool(Generic[_Connection]):
     def _log_failure(
         self, reconnector: _Reconnector, address: str, wait: float | None, level: int, *, was_open: bool
     ) -> None:
-        """Log why there is no connection, and what is next. Each kind once a minute: an nsqd may be down for days."""
+        """Log why there is no connection, and the next step. Each kind of failure is logged once a minute: an nsqd may
+        be down for days."""
         error = reconnector.last_failure
         bug = error.__cause__ if isinstance(error, InternalError) else None
         what = self.lost_text if was_open else self.not_connected_text
@@ -322,7 +323,7 @@ class ConnectionPool(Generic[_Connection]):
         )
 
     def _wait_lost(self, address: str, connection: _Connection, reconnector: _Reconnector) -> bool:
-        """Wait until a connection is lost. Returns: whether the nsqd had no part in it."""
+        """Wait until a connection is lost. Return True if the nsqd did not cause the loss."""
         opened = self._clock.monotonic()
         connection.wait_closed()
         if self._is_stable(connection, self._clock.monotonic() - opened):
@@ -333,7 +334,8 @@ class ConnectionPool(Generic[_Connection]):
         return self._closed_without_fault(connection)
 
     def _wait_without_backoff(self, reconnector: _Reconnector) -> float:
-        """Return the seconds to wait after a loss without fault. Losses in quick succession must not be a busy loop."""
+        """Return the seconds to wait after a loss without fault. Not 0 for repeated losses, which would be a busy
+        loop."""
         before, reconnector.last_no_fault = reconnector.last_no_fault, self._clock.monotonic()
         initial = self._reconnect.reconnect_initial
         return initial if reconnector.last_no_fault - before < initial else 0.0
@@ -360,7 +362,7 @@ class ConnectionPool(Generic[_Connection]):
                 failure.__cause__ = error
             connection.abort(failure)
             self.connections.pop(address, None)
-            # The first error of the connection: setup may only have seen that it was closed.
+            # Use the connection's first error: setup may have noticed only that the connection was closed.
             reconnector.last_failure = connection.error or failure
             return None
         finally:

@@ -56,25 +56,25 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 _IDENTIFY = b"IDENTIFY\n"
-# Bytes, with the four bytes of the body's size.
+# Bytes, including the four bytes of the body's size.
 _IDENTIFY_HEAD = len(_IDENTIFY) + 4
 
 
 @functools.total_ordering
 class NsqdTCPClient:
-    """One connection to nsqd's TCP port. Two of them are equal if their addresses are.
+    """One connection to nsqd's TCP port. Two clients are equal if their addresses are equal.
 
     Args:
-        address, port: Where nsqd listens.
-        timeout: Seconds, for connecting, each read and each write.
-        heartbeat_interval: Seconds; the attribute of this name has milliseconds, as in 1.0.
-        options: Other options of ConnectionOptions, which describes all (output_buffer_timeout in milliseconds).
+        address, port: Address of nsqd's TCP port.
+        timeout: Seconds for connecting, for each read and for each write.
+        heartbeat_interval: Seconds. But the attribute heartbeat_interval is in milliseconds, as in gnsq 1.0.
+        options: Other options; ConnectionOptions describes them. output_buffer_timeout is in milliseconds.
 
     Attributes:
         state: One of gnsq.states: INIT, CONNECTED, DISCONNECTED.
         identity: The result of IDENTIFY.
         ready_count: The RDY count that was sent last.
-        last_response, last_message: When the last one was received, by ``time.time()``.
+        last_response, last_message: When the last response, and the last message, was received, by ``time.time()``.
 
     Raises:
         ValueError, TypeError: For an option that is out of bounds or does not exist.
@@ -101,7 +101,7 @@ class NsqdTCPClient:
         **options: Unpack[MoreConnectionOptionsDict],
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "address", "port", "options")}
-        # Checks both. gnsq 1.0 also accepted a port as text.
+        # Checks address and port. As in gnsq 1.0, the port may be a str.
         self.address, self.port = parse_address(format_address(address, int(port)))
         self.options = load_certificates(ConnectionOptions.from_keywords("NsqdTCPClient", {**given, **options}))
         identify_body = handshake.identify_body(self.options)
@@ -175,8 +175,8 @@ class NsqdTCPClient:
         """Connect and send the magic. Does nothing if connected.
 
         Raises:
-            NSQException: If it was closed before.
-            NSQSocketError, NSQTimeout: If it fails.
+            NSQException: If the connection was closed before.
+            NSQSocketError, NSQTimeout: If no connection can be made.
         """
         if self.is_connected:
             return
@@ -192,7 +192,7 @@ class NsqdTCPClient:
             self._stack = None
             raise
         register_after_fork(self)
-        # Made here: answers from other threads are sent in the hub of the thread that calls connect().
+        # Made in connect(): answers from other threads are sent in the hub of the thread that calls connect().
         messages = self._messages = InFlightMessages(self.nsqd, self.send, self._check_connected, RealClock())
         messages.on_finish = lambda message_id: self.on_finish.send(self, message_id=message_id)
         messages.on_requeue = lambda message_id, timeout, backoff: self.on_requeue.send(
@@ -222,7 +222,7 @@ class NsqdTCPClient:
             nsqd's response, None if it was a plain OK.
 
         Raises:
-            NSQErrorCode: If nsqd refuses. Every exception closes the connection.
+            NSQErrorCode: If nsqd refuses IDENTIFY or AUTH. Every exception closes the connection.
             NSQException: If nsqd does not offer the wanted TLS, or requires AUTH and there is no auth_secret.
             NSQTimeout, NSQSocketError, NSQProtocolError: If no valid response came.
         """
@@ -254,7 +254,7 @@ class NsqdTCPClient:
         return response
 
     def upgrade_to_tls(self) -> None:
-        """Start TLS, after the caller has sent IDENTIFY and read the response. identify() does all of it."""
+        """Start TLS. The caller must have sent IDENTIFY and read the response. identify() does all three."""
         self._perform(handshake.upgrade_steps(StartTLS()), "TLS")
 
     def upgrade_to_snappy(self) -> None:
@@ -262,7 +262,7 @@ class NsqdTCPClient:
         self._perform(handshake.upgrade_steps(StartCompression(Snappy())), "snappy")
 
     def upgrade_to_defalte(self) -> None:
-        """Start deflate, as upgrade_to_tls(). Spelled as in 1.0."""
+        """Start deflate, as upgrade_to_tls(). The misspelled name is that of gnsq 1.0."""
         self._perform(handshake.upgrade_steps(StartCompression(Deflate(self.options.deflate_level))), "deflate")
 
     def _perform(self, steps: Generator[Step, Frame | None, _Result], subject: str) -> _Result:
@@ -273,15 +273,16 @@ class NsqdTCPClient:
     # --- reading
 
     def read_response(self) -> tuple[int, bytes | NSQErrorCode | Message]:
-        """Read one frame. Heartbeats are answered, and returned. A fatal error closes the connection, and is returned.
+        """Read and return one frame. Before it returns a heartbeat, it sends NOP; before it returns a fatal error, it
+        closes the connection.
 
         Returns:
             The type of the frame, and its data, NSQErrorCode or Message.
 
         Raises:
             NSQTimeout: If nothing came within options.timeout.
-            NSQConnectionClosed: If nsqd has closed the connection; this side closes it, too.
-            NSQFrameError: If the bytes are no frame; the connection is closed.
+            NSQConnectionClosed: If nsqd has closed the connection. Then this side is closed, too.
+            NSQFrameError: If the bytes are not a frame. The connection is closed then.
         """
         stack = self._connected
         with self._close_on_error(resumable=True), self._time_limit("nothing came"):
@@ -296,10 +297,10 @@ class NsqdTCPClient:
         raise NSQFrameError(f"{self.nsqd}: frame type {frame_type} is not one of 0, 1, 2")
 
     def check_ok(self, expected: bytes = OK) -> None:
-        """Read the expected response. Heartbeats before it are answered.
+        """Read the expected response. Heartbeats that come before it are answered with NOP.
 
         Raises:
-            NSQErrorCode: If nsqd refuses.
+            NSQErrorCode: If nsqd sends an error instead.
             NSQTimeout: If no response came within options.timeout.
             NSQException: If the frame is something else.
         """
@@ -326,7 +327,7 @@ class NsqdTCPClient:
                 return
 
     def handle_response(self, data: bytes) -> bytes:
-        """Answer a heartbeat, and send on_response."""
+        """Answer a heartbeat with NOP, and send on_response."""
         self.last_response = time.time()
         if data == HEARTBEAT:
             self.nop()
@@ -367,7 +368,7 @@ class NsqdTCPClient:
         self.touch(message.id)
 
     def finish_inflight(self) -> None:
-        """Count one message less as in flight."""
+        """Reduce the number of messages in flight by one."""
         self._in_flight_messages.in_flight -= 1
 
     def _handle_handshake(self, frame_type: int, data: bytes) -> None:
@@ -377,7 +378,7 @@ class NsqdTCPClient:
         elif frame_type == ERROR:
             self.on_error.send(self, error=make_error(data))
 
-    # --- commands. Each method raises ValueError or TypeError before a byte is sent, and raises as send().
+    # --- commands. Each method raises ValueError or TypeError before a byte is sent, and other errors as send().
 
     def subscribe(self, topic: str, channel: str) -> None:
         """Send SUB; nsqd responds with OK."""
@@ -401,23 +402,23 @@ class NsqdTCPClient:
         self.ready_count = count
 
     def finish(self, message_id: bytes) -> None:
-        """Send FIN. If another thread than that of connect() calls it, FIN is sent in that thread, soon."""
+        """Send FIN. If this is called in another thread than connect() was, the thread of connect() sends FIN later."""
         self._in_flight_messages.finish(message_id)
 
     def finish_all(self, message_ids: Sequence[bytes]) -> None:
-        """Send FIN for each message. Threads as finish()."""
+        """Send FIN for each message. For threads see finish()."""
         self._in_flight_messages.finish_all(message_ids)
 
     def requeue(self, message_id: bytes, timeout: int = 0, backoff: bool = True) -> None:
-        """Send REQ; timeout in milliseconds. Threads as finish()."""
+        """Send REQ; the timeout is in milliseconds. For threads see finish()."""
         self._in_flight_messages.requeue(message_id, timeout, backoff)
 
     def touch(self, message_id: bytes) -> None:
-        """Send TOUCH. Threads as finish()."""
+        """Send TOUCH. For threads see finish()."""
         self._in_flight_messages.touch(message_id)
 
     def close(self) -> None:
-        """Send CLS; nsqd responds with CLOSE_WAIT. Before TLS is on, close the socket instead."""
+        """Send CLS; nsqd responds with CLOSE_WAIT. If TLS is wanted and has not started, close the socket instead."""
         if self._connected.encrypted or not self.options.wants_tls:
             self.send(commands.close())
         else:
@@ -433,7 +434,7 @@ class NsqdTCPClient:
         """Send bytes.
 
         Raises:
-            NSQException: If TLS is wanted and not on; then only IDENTIFY may be sent.
+            NSQException: If TLS is wanted and has not started. Until then only IDENTIFY may be sent.
             NSQTimeout: If nsqd does not read the bytes within options.timeout; the connection is closed.
             NSQSocketError: If the connection is closed or breaks.
         """
@@ -447,7 +448,7 @@ class NsqdTCPClient:
             stack.allow_messages()
 
     def _check_may_send(self, data: bytes) -> None:
-        """Refuse everything but the magic and one IDENTIFY while TLS is wanted and not on."""
+        """If TLS is wanted and has not started, refuse everything except the magic and one IDENTIFY."""
         if self._connected.encrypted or not self.options.wants_tls or data == commands.MAGIC_V2:
             return
         if data.startswith(_IDENTIFY) and len(data) == _IDENTIFY_HEAD + int.from_bytes(data[len(_IDENTIFY) :][:4]):
@@ -475,7 +476,8 @@ class NsqdTCPClient:
 
     @contextlib.contextmanager
     def _close_on_error(self, *, resumable: bool = False) -> Iterator[None]:
-        """Close the connection if the block raises. A resumable block may be called again after a timeout."""
+        """Close the connection if the block raises. If resumable, a timeout does not close it: the caller may try
+        again."""
         try:
             yield
         except BaseException as error:

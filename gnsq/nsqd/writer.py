@@ -1,7 +1,7 @@
 """Sends the commands of one connection: a queue, and one greenlet that sends all queued commands at once.
 
-Only this module uses the write side of the socket, so there is no lock. The caller of a lone request sends it at once
-if the greenlet sleeps and nothing else is pending.
+Only this module writes to the socket, so there is no lock. If the greenlet sleeps and nothing else is pending, the
+caller of submit() sends the request itself.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from gnsq.transport import TcpTransport, Transport
 
 __all__ = ["Writer"]
 
-# Bytes of one send. A send must end within the timeout; larger ones could take longer on a slow connection.
+# Limit of one send in bytes. A send must end within the timeout; a larger one could take longer if the network is slow.
 SEND_SIZE = 256 * 1024
-# Seconds without a send, after which the next send first checks whether nsqd has closed the connection.
+# Seconds. If nothing was sent for so long, the next send first checks whether nsqd has closed the connection.
 PEER_CHECK_AFTER = 1.0
 
 
 class Writer:
-    """Commands may come from any greenlet of the hub; one greenlet calls run().
+    """Sends the commands of one connection. Any greenlet of the hub may queue commands; one greenlet calls run().
 
     Args:
         now: Returns monotonic seconds.
-        refuse: Called by put() and submit() after close(); must raise.
+        refuse: Called by put() and submit() after close(). It must raise.
 
     Attributes:
-        pending: Requests: commands that have a response.
-        sending_since: When the current send began, by now(); None if there is none.
+        pending: Pending requests: commands without their response yet.
+        sending_since: Time of now() when the current send began; None if nothing is being sent.
     """
 
     __slots__ = (
@@ -45,16 +45,17 @@ class Writer:
         self.pending = PendingRequests(self._wake_if_sendable)
         self._now = now
         self._refuse = refuse
-        # Whether put() must do more than queue: the greenlet sleeps, or the writer is closed. One check for both.
+        # Whether put() must do more than queue the command: the greenlet sleeps, or the writer is closed. One check for
+        # both.
         self._needs_attention = False
         self._commands: list[bytes] = []
-        # Ids of messages to finish after the commands. Building FIN for all at once takes a tenth of the time.
+        # Ids of messages to finish after the commands. Building all FINs together takes a tenth of the time.
         self._finished_ids: list[bytes] = []
-        # The rest of a request that its caller could send only in part.
+        # The unsent rest of a request that its caller has sent in part.
         self._unsent_tail = b""
         self._sent_at = 0.0
         self._peer_closed = False
-        # The transport if callers may send on it: TLS and compression need all bytes in one order.
+        # The transport, if callers may send directly. Not with TLS or compression, which need all bytes in one order.
         self._direct_transport: TcpTransport | None = None
         self._greenlet: gevent.Greenlet | None = None
         self._sleeping = False
@@ -134,7 +135,8 @@ class Writer:
             self._flushed.wait()
 
     def close(self) -> None:
-        """Discard queued commands, and make run() and wait_flushed() return. The caller must fail pending requests."""
+        """Discard queued commands, and end run() and wait_flushed(). The caller of close() must fail pending
+        requests."""
         self._closed = True
         self._discard()
         self._flushed.set()
@@ -143,7 +145,7 @@ class Writer:
         self._needs_attention = True
 
     def _send_directly(self, transport: TcpTransport) -> None:
-        """Send a lone request without the writer's greenlet, which saves 15 us of 60."""
+        """Send the only pending request without waking the writer's greenlet, which saves 15 us of 60."""
         if self._peer_has_closed():
             return
         data = self.pending.next_batch(SEND_SIZE)
@@ -153,9 +155,10 @@ class Writer:
             self._wake()
 
     def _peer_has_closed(self) -> bool:
-        """Whether nsqd has closed the connection, and the reader has not noticed yet, as after a blocked hub.
+        """Whether nsqd has closed the connection but the reader has not noticed, for example since the hub was blocked.
 
-        The reader will notice it, and requests that were not sent are then known not to be executed.
+        If so, nothing is sent: the reader will notice the close, and requests that were not sent were certainly not
+        executed.
         """
         now, before = self._now(), self._sent_at
         self._sent_at = now
