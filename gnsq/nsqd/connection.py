@@ -531,8 +531,7 @@ class Connection:
             raise
 
     def _liveness_loop(self) -> None:
-        monitor = LivenessMonitor(self.options.timeout, self.identity.heartbeat_interval)
-        monitor.start(self._clock.monotonic())
+        monitor = LivenessMonitor(self.options.timeout, self.identity.heartbeat_interval, self._clock.monotonic())
         while True:
             self._clock.sleep(monitor.next_check(self._clock.monotonic(), self._last_read))
             if monitor.check(self._clock.monotonic(), self._last_read, self._writer.sending_since) is not None:
@@ -559,17 +558,13 @@ class LivenessMonitor:
         heartbeat_interval: Seconds; nsqd may be silent for two of them. 0: there are no heartbeats.
     """
 
-    def __init__(self, timeout: float, heartbeat_interval: float) -> None:
+    def __init__(self, timeout: float, heartbeat_interval: float, now: float) -> None:
         self._interval = heartbeat_interval
         self._timeout = timeout
         self._pause = min(timeout, self._interval or timeout) / 2
         # Silence before this time does not count.
-        self._excused_until = 0.0
-        self._check_due = 0.0
-
-    def start(self, now: float) -> None:
-        """Start to monitor at this time."""
-        self._check_due = self._excused_until = now
+        self._excused_until = now
+        self._check_due = now
 
     def next_check(self, now: float, last_read: float) -> float:
         """Return the seconds until the next check: until nsqd's silence, if it continues, becomes too long."""

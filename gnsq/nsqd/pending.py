@@ -70,7 +70,7 @@ class ConfirmedLimits:
 
     Attributes:
         largest_message: Bytes of the largest message.
-        topics: Topics with a confirmed publish; None: nsqd allows all topics.
+        topics: Topics with a confirmed publish, any other one may be refused; None: nsqd allows all topics.
     """
 
     __slots__ = ("_defer", "_mpub_body_size", "largest_message", "topics")
@@ -80,10 +80,6 @@ class ConfirmedLimits:
         self.topics: set[str] | None = None
         self._mpub_body_size = 0
         self._defer = 0
-
-    def check_topics(self) -> None:
-        """From now on, expect that nsqd may refuse each topic that has no confirmed publish."""
-        self.topics = {""}
 
     def may_be_refused(self, request: PendingRequest) -> bool:
         """Whether nsqd may refuse a request."""
@@ -170,7 +166,7 @@ class PendingRequests:
 
     def check_topics(self) -> None:
         """Send the first publish to each topic alone, since nsqd may refuse it."""
-        self._limits.check_topics()
+        self._limits.topics = {""}
 
     def put(self, request: PendingRequest) -> None:
         """Add a request after all others."""

@@ -705,8 +705,7 @@ TIMEOUT = 60.0
 
 def checked(times, *, last_read=0.0, sending_since=None, heartbeat_interval=30.0, timeout=TIMEOUT):
     """Check at each of these times; return the last result."""
-    monitor = LivenessMonitor(timeout, heartbeat_interval)
-    monitor.start(0.0)
+    monitor = LivenessMonitor(timeout, heartbeat_interval, 0.0)
     before, error = 0.0, None
     for now in times:
         monitor.next_check(before, last_read)
@@ -731,8 +730,7 @@ def test_received_bytes_reset_the_liveness_timer():
 
 
 def test_check_is_due_when_the_silence_becomes_too_long():
-    monitor = LivenessMonitor(TIMEOUT, 30.0)
-    monitor.start(0.0)
+    monitor = LivenessMonitor(TIMEOUT, 30.0, 0.0)
 
     assert monitor.next_check(0.0, 0.0) == 15.0
     assert monitor.next_check(52.0, 0.0) == 8.0
@@ -763,6 +761,6 @@ def test_send_that_does_not_end_is_a_timeout(interval):
 
 
 def test_checks_are_frequent_enough_for_timeout_and_heartbeats():
-    assert LivenessMonitor(TIMEOUT, 30.0).next_check(0.0, 0.0) == 15.0
-    assert LivenessMonitor(2.0, 30.0).next_check(0.0, 0.0) == 1.0
-    assert LivenessMonitor(TIMEOUT, 0.0).next_check(0.0, 0.0) == 30.0
+    assert LivenessMonitor(TIMEOUT, 30.0, 0.0).next_check(0.0, 0.0) == 15.0
+    assert LivenessMonitor(2.0, 30.0, 0.0).next_check(0.0, 0.0) == 1.0
+    assert LivenessMonitor(TIMEOUT, 0.0, 0.0).next_check(0.0, 0.0) == 30.0
