@@ -166,10 +166,6 @@ def _go_listen_address(address: str) -> str:
 
 
 def _make_daemon(program: str, options: Mapping[str, Any]) -> Daemon:
-    if program == "nsqd":
-        from fakensqd.nsqd.server import FakeNsqd
+    import fakensqd
 
-        return FakeNsqd(**options)
-    from fakensqd.lookupd.server import FakeLookupd
-
-    return FakeLookupd(**options)
+    return fakensqd.FakeNsqd(**options) if program == "nsqd" else fakensqd.FakeLookupd(**options)

@@ -26,6 +26,7 @@ from fakensqd.effects import (
     Wait,
 )
 from fakensqd.faults.rules import NSQD, Action, ActionFunction, Event, Point, Steps
+from fakensqd.input_buffer import SIZE
 from gnsq.errors import ERROR_CODES
 from gnsq.protocol.frames import ERROR, HEARTBEAT, MESSAGE, RESPONSE, encode_frame
 
@@ -51,7 +52,6 @@ _Arguments = dict[str, Any]  # Any: of all types
 _Points = frozenset[Point]
 
 _HEADER = struct.Struct(">ii")
-_SIZE = struct.Struct(">i")
 # Offset of the body in a frame: after size and type, and after timestamp, attempts and id of a message.
 _BODY_OFFSET = {RESPONSE: 8, ERROR: 8, MESSAGE: 34}
 
@@ -115,7 +115,7 @@ def error(code: str, text: str = "") -> ActionFunction:
     def change(steps: Steps, event: Event) -> Steps:
         data = f"{code} {text or _error_text(code, event)}".encode()
         has_type = event.header_size == NSQD.header_size
-        sent: Steps = [Send(encode_frame(ERROR, data) if has_type else _SIZE.pack(len(data)) + data)]
+        sent: Steps = [Send(encode_frame(ERROR, data) if has_type else SIZE.pack(len(data)) + data)]
         if not has_type or ERROR_CODES[code.encode()].fatal:
             sent.append(Close())
         return _replace_subject([step for step in steps if not isinstance(step, Close)], sent)
@@ -309,10 +309,10 @@ def _corrupted(step: FaultStep, part: str, to: int | bytes | None, event: Event)
 
 def _corrupted_frame(data: bytes, part: str, to: int | bytes | None, header_size: int) -> bytes:
     if part == "size":
-        return _SIZE.pack(to if isinstance(to, int) else -1) + data[4:]
-    if header_size == _SIZE.size:
+        return SIZE.pack(to if isinstance(to, int) else -1) + data[4:]
+    if header_size == SIZE.size:
         body = _corrupted_body(data[header_size:], to)
-        return _SIZE.pack(len(body)) + body
+        return SIZE.pack(len(body)) + body
     size, kind = _HEADER.unpack_from(data)
     if part == "type":
         return _HEADER.pack(size, to if isinstance(to, int) else 9) + data[8:]

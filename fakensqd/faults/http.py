@@ -274,8 +274,7 @@ class FaultsEndpoint:
         from fakensqd.faults.json_rules import decode_state
 
         change = getattr(self._server, name)
-        body = request.read(-1)
-        arguments = decode_state(name, _parsed(body) if body else {}, change)
+        arguments = decode_state(name, _document(request, if_empty=b"{}"), change)
         if self._application is not None and name in _CLOSING_METHODS:
             address = self._server.faults_http_address
             where = f"http://{address}{request.path}" if address else "the port of faults_http_address"
@@ -285,13 +284,9 @@ class FaultsEndpoint:
         return self._server.states()
 
 
-def _document(request: Request) -> object:
-    return _parsed(request.read(-1))
-
-
-def _parsed(body: bytes) -> object:
+def _document(request: Request, if_empty: bytes = b"") -> object:
     try:
-        return json.loads(body)
+        return json.loads(request.read(-1) or if_empty)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the body is not JSON: {error}") from None
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import binascii
 import dataclasses
 import inspect
-import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from reprlib import repr as _shown  # shortens long values
 from typing import TYPE_CHECKING, Any
 
 from fakensqd.faults.actions import ACTIONS
@@ -226,10 +226,6 @@ def _read(document: _Object, name: str, field: _Field, where: str = "") -> Any: 
         return read(document[name])
     except (ValueError, KeyError, TypeError, binascii.Error):
         raise ValueError(f"{where}{name} is {_shown(document[name])}, not {allowed}") from None
-
-
-def _shown(value: object) -> str:
-    return reprlib.repr(value)
 
 
 def encode_rule(rule: Rule) -> dict[str, object]:

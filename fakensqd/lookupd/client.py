@@ -8,7 +8,6 @@ from __future__ import annotations
 import http.client
 import json
 import logging
-import struct
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -21,6 +20,7 @@ from gevent.queue import Queue
 from fakensqd.addresses import connect, split_address
 from fakensqd.clock import Clock, Timer, run_with_timeout
 from fakensqd.golang import encoding_json
+from fakensqd.input_buffer import SIZE
 from fakensqd.lookupd.session import MAGIC_V1
 from fakensqd.options import NsqdOptions
 
@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 _PING = b"PING\n"
 # Seconds to connect, and for each read and write. Source: lookup_peer.go.
 _TIMEOUT = 1.0
-_SIZE = struct.Struct(">i")
 
 
 class LookupPeer:
@@ -133,7 +132,7 @@ class LookupPeer:
     def _connect(self) -> None:
         self._socket = connect(split_address(self._address), self._clock, _TIMEOUT)
         body = encoding_json.encode(self._identity)
-        self._http_address = _http_address(self._request(MAGIC_V1 + b"IDENTIFY\n" + _SIZE.pack(len(body)) + body))
+        self._http_address = _http_address(self._request(MAGIC_V1 + b"IDENTIFY\n" + SIZE.pack(len(body)) + body))
         for topic, channel in self._registrations():
             self._request(_registration(b"REGISTER", topic, channel))
 
@@ -146,7 +145,7 @@ class LookupPeer:
         sock = self._socket
         assert sock is not None  # _command() has connected
         run_with_timeout(self._clock, _TIMEOUT, partial(sock.sendall, command))
-        (size,) = _SIZE.unpack(self._receive(sock, _SIZE.size))
+        (size,) = SIZE.unpack(self._receive(sock, SIZE.size))
         return self._receive(sock, size)
 
     def _receive(self, sock: socket.socket, count: int) -> bytes:

@@ -94,14 +94,12 @@ class LookupdSession:
         self._io_request = None
         return self._advance(now, result)
 
-    def pump(self, now: float) -> list[Effect]:
-        """Do as tick() does: only responses are sent."""
-        return self.tick(now)
-
     def tick(self, now: float) -> list[Effect]:
         """Return the effects that a fault has delayed until now."""
         self._now = now
         return [] if self._intercepted is None else self._effects()
+
+    pump = tick  # only responses are sent
 
     def disconnected(self) -> None:
         """Note that the connection is closed. Responses that remain may still be sent."""

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fakensqd.golang import encoding_json
+from fakensqd.input_buffer import SIZE
 from fakensqd.nsqd.broker import Broker, Channel, QueuedMessage, Topic
 from fakensqd.options import NSQ_VERSION
 from gnsq.protocol.frames import decode_message, encode_message
@@ -49,7 +50,6 @@ _MESSAGES = "fakensqd.messages"
 _MAX_OBSOLETE = 1000
 
 _MAGIC = b"fakensqd messages 2\n"
-_SIZE = struct.Struct(">i")
 _HEADER = struct.Struct(">iI")
 
 
@@ -360,14 +360,14 @@ def _record(document: dict[str, object], messages: list[bytes]) -> bytes:
 
 
 def _with_size(data: bytes) -> bytes:
-    return _SIZE.pack(len(data)) + data
+    return SIZE.pack(len(data)) + data
 
 
 def _split_sized(data: bytes) -> list[bytes]:
     parts, position = [], 0
     while position < len(data):
-        start = position + _SIZE.size
-        position = start + _SIZE.unpack_from(data, position)[0]
+        start = position + SIZE.size
+        position = start + SIZE.unpack_from(data, position)[0]
         parts.append(data[start:position])
     return parts
 
