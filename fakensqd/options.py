@@ -85,11 +85,6 @@ class Release:
         """Whether it accepts this name for a channel."""
         return valid_channel_name(name, self.max_name_length)
 
-    @property
-    def cuts_requeue_delay(self) -> bool:
-        """Whether it reduces a delay of REQ above max_req_timeout, instead of refusing it."""
-        return self.since(1, 1, 0)
-
 
 LATEST = Release.parse(NSQ_VERSION)
 

@@ -186,9 +186,6 @@ class _DelayedStream:
                 return outcome
             self._wait(self.chain.due)
 
-    def has_next(self) -> bool:
-        return self.chain.due <= self._clock.monotonic()
-
     def _wait(self, due: float) -> None:
         self._changed.clear()
         if due == math.inf:
@@ -345,7 +342,7 @@ class LinkedTransport:
         try:
             while isinstance(outcome := stream.next(), Deliver):
                 self._inner.sendall(outcome.data)
-                if stream.has_next():
+                if stream.chain.due <= self._link.clock.monotonic():
                     # Runs the event loop, which polls its sockets: a reader in this hub receives slices one by one. The
                     # loop does not poll between two sleep(0).
                     gevent.sleep(1e-9)

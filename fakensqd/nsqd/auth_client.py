@@ -10,6 +10,7 @@ import json
 import logging
 import random
 import ssl
+from functools import partial
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from gevent import socket
@@ -46,13 +47,11 @@ class AuthClient:
         for address in (*addresses[start:], *addresses[:start]):
             url = query_url(address, request.parameters)
             try:
-                return decode_authorization(self._get_in_time(url))
+                body = run_with_timeout(self._clock, self._options.http_client_request_timeout, partial(self._get, url))
+                return decode_authorization(body)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 logger.warning("auth server %s: %s", address, error)
         return None
-
-    def _get_in_time(self, url: str) -> bytes:
-        return run_with_timeout(self._clock, self._options.http_client_request_timeout, lambda: self._get(url))
 
     def _get(self, url: str) -> bytes:
         """Get the body of a response of 200. Follows redirects, and the port of HTTPS in a 403."""
@@ -87,7 +86,7 @@ class AuthClient:
         address = parts.hostname or "", parts.port or (443 if secure else 80)
         sock = connect(address, self._clock, self._options.http_client_connect_timeout)
         if not secure:
-            return sock  # _get_in_time() limits the rest
+            return sock  # ask() limits the rest
         if self._context is None:
             self._context = client_context(self._options)
         try:

@@ -449,12 +449,10 @@ def summary(latencies: Sequence[Latencies], now: float) -> Summary:
         return {"count": 0, "percentiles": None}
     kept = sorted(value for each in latencies for value in each.kept(now))
     wanted = latencies[0].percentiles
-    percentiles = [{"quantile": _plain(fraction), "value": _quantile(kept, fraction)} for fraction in wanted]
+    percentiles = [
+        {"quantile": 1 if fraction == 1 else fraction, "value": _quantile(kept, fraction)} for fraction in wanted
+    ]
     return {"count": len(kept), "percentiles": percentiles}
-
-
-def _plain(number: float) -> float:
-    return int(number) if number == int(number) else number
 
 
 def _quantile(ordered: Sequence[int], fraction: float) -> int:

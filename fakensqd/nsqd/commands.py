@@ -85,7 +85,7 @@ def requeue_delay(words: list[bytes], limit: float, release: Release = LATEST) -
     except ValueError:
         raise CommandError(b"E_INVALID REQ could not parse timeout %s" % words[2]) from None
     delay_ns, limit_ns = int64(delay_ms * 10**6), round(limit * 1000) * 10**6
-    if not release.cuts_requeue_delay and not 0 <= delay_ns <= limit_ns:
+    if not release.since(1, 1, 0) and not 0 <= delay_ns <= limit_ns:
         # The text of nsqd has nanoseconds here.
         raise CommandError(b"E_INVALID REQ timeout %d out of range 0-%d" % (delay_ns, limit_ns))
     return min(max(delay_ns / 1e9, 0.0), limit)

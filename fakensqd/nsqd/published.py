@@ -151,7 +151,8 @@ def published_difference(
     for body, least in times.items():
         if found[body] != count if count is not None else found[body] < least:
             expected = f"{count if count is not None else least}"
-            text = f"{_shown(body)} was published {_times(found[body])} to topic {topic!r}, expected {expected}"
+            times_found = "once" if found[body] == 1 else f"{found[body]} times"
+            text = f"{_shown(body)} was published {times_found} to topic {topic!r}, expected {expected}"
             if not found[body]:
                 text = f"{_shown(body)} was not published to topic {topic!r}{_nearest(body, published)}"
             elif count is None:
@@ -191,7 +192,3 @@ def _shown(body: bytes, around: int = 0) -> str:
     begin = max(0, around - _SHOWN_BYTES // 2)
     part = repr(body[begin : begin + _SHOWN_BYTES])
     return f"{'... ' if begin else ''}{part}{' ...' if begin + _SHOWN_BYTES < len(body) else ''} ({len(body)} bytes)"
-
-
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"

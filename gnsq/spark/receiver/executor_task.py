@@ -13,7 +13,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterable
-from types import FrameType
 
 from gnsq.concurrency.hub_thread import HubThread
 from gnsq.localfiles import PRIVATE
@@ -109,12 +108,8 @@ def receive(options: ReadOptions, run: str, _: Iterable[int]) -> None:
     if not lease.is_allowed(run):
         return
     hung_up = threading.Event()
-
-    def on_sighup(number: int, frame: FrameType | None) -> None:
-        hung_up.set()
-
     # Workers get it when their executor ends, even if that was killed. There is time to requeue messages.
-    previous = signal.signal(signal.SIGHUP, on_sighup)
+    previous = signal.signal(signal.SIGHUP, lambda number, frame: hung_up.set())
     try:
         with HubThread("gnsq-receiver") as hub:
             receiver = hub.call(_start_receiver, options)
