@@ -1,6 +1,6 @@
-"""Automatic batches: publishes to one topic are sent together as one MPUB; each keeps its own deadline and outcome.
+"""Automatic batches: publishes to one topic are sent together as one MPUB. Each keeps its own deadline and outcome.
 
-Owns the batches that are not full. A full batch is sent as any other publish.
+Owns the batches that are not full. A full batch is sent in the same way as a single publish.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ __all__ = ["Batch", "Batcher"]
 
 
 class Batch(MultiPublish):
-    """Publishes that are sent as one MPUB. nsqd stores all or none of them; may_be_partially_stored() says when not."""
+    """Publishes that are sent as one MPUB. nsqd stores all or none of them; for the exception see
+    may_be_partially_stored()."""
 
     def __init__(self, members: list[PendingPublish]) -> None:
         first = members[0]
@@ -55,11 +56,11 @@ class Batch(MultiPublish):
 
 
 class _OpenBatch:
-    """Publishes that wait for more.
+    """A batch that is not full.
 
     Attributes:
-        due: When it is sent even if it is not full.
-        free_bytes: How many more bytes fit in.
+        due: When the batch is sent even if it is not full.
+        free_bytes: Number of bytes that still fit in the batch.
     """
 
     __slots__ = ("due", "free_bytes", "members")
@@ -73,17 +74,17 @@ class _OpenBatch:
 class Batcher:
     """Collects publishes by topic and key.
 
-    A batch is sent when it has batch_messages or batch_bytes, or when its first publish has waited for batch_linger. It
-    is not longer than max_body_size, if that is set.
+    A batch is sent when it has batch_messages messages or batch_bytes bytes, or when its first publish has waited for
+    batch_linger seconds. If max_body_size is set, no batch is longer.
 
     Args:
-        send: Called with each batch, and with publishes that can't be in one.
+        send: Called with each batch, and with each publish that can't be in a batch.
     """
 
     def __init__(self, send: Callable[[PendingPublish], None], options: ProducerOptions, clock: Clock) -> None:
         self._send = send
         self._max_messages = options.batch_messages or 1
-        # Of an MPUB's body without the count of its messages.
+        # Limit of an MPUB's body, without the bytes for the number of its messages.
         limit = options.max_body_size
         self._max_bytes = (options.batch_bytes if limit is None else min(options.batch_bytes, limit)) - 4
         self._linger = options.batch_linger
@@ -92,7 +93,7 @@ class Batcher:
         self._opened = Event()
 
     def add(self, publish: PendingPublish) -> None:
-        """Put a publish into its batch, or send it if it can't be in one."""
+        """Put a publish into a batch, or send it alone if it can't be in a batch."""
         if not publish.is_batchable:
             self._send(publish)
             return
@@ -117,7 +118,7 @@ class Batcher:
             yield from batch.members
 
     def stop_waiting(self) -> None:
-        """Send all open batches, and from now on each batch at the end of its round of the hub."""
+        """Send all open batches. From now on, send each new batch at the end of the hub's current round."""
         self._linger = 0.0
         self.flush()
 
@@ -145,7 +146,7 @@ class Batcher:
             if self._linger:
                 self._opened.set()
             else:
-                # After all other publishes of this round of the hub.
+                # This runs after all other publishes of this round of the hub.
                 gevent.get_hub().loop.run_callback(self.flush)
         return batch
 

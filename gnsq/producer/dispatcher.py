@@ -1,7 +1,8 @@
-"""Dispatcher: takes publishes, gives them to connections, and retries or ends those that were not confirmed.
+"""Takes publishes, gives them to connections, and retries or ends the publishes that were not confirmed.
 
-Owns the publishes that wait for capacity, for a connection or for a retry; a link owns the ones that it has. Does not
-decide which nsqds to connect to. Runs in one hub; only publish(), wait_for_capacity() and flush() wait.
+Owns the publishes that wait for capacity, for a connection or for a retry. After submit(), the link owns the publish.
+This module does not decide which nsqds to connect to. It runs in one hub; only publish(), wait_for_capacity() and
+flush() wait.
 """
 
 # A publish, from the call to nsqd's OK:
@@ -87,27 +88,27 @@ logger = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """Publishes of one producer. Made in the hub that it runs in.
+    """The publishes of one producer. The object must be made in the hub in which it runs.
 
     Args:
         nsqd_count: Returns the number of nsqds.
-        no_connection_error: Makes the error that says why there is no connection; its argument says how long the
-            publish waited.
+        no_connection_error: Makes the error with the reason why there is no connection. Its argument is a text: how
+            long the publish waited.
         owner: Producer that log lines name.
-        busy_poller: Polls for the response to a lone publish; None: the hub sleeps until it comes.
+        busy_poller: Polls for the response to a lone publish. None: the hub sleeps until the response comes.
 
     Attributes:
-        links: Links that take publishes.
+        links: The links that publishes are submitted to.
         stalled_links: Links that have not answered for too long, and get no publishes.
         batcher: Collects batches, if batch_messages is set.
-        complete: Counts a publish that is done, and wakes its caller, soon.
+        complete: Called with a publish that is done: counts it, and soon wakes its caller.
         deadlines: Checks deadlines and stalled links.
         pending: Publishes that have not ended.
         pending_bytes: Bytes that these publishes have reserved.
         signal_greenlets: Greenlets that call receivers of signals, and must not wait meanwhile.
     """
 
-    # Saves 6 % of a publish: with more than 30 attributes CPython makes a dict, which is slower to read.
+    # Slots save 6 % of a publish: with more than 30 attributes CPython makes a dict, which is slower to read.
     __slots__ = (
         *("_busy_poller", "_choose", "_clock", "_closed", "_closing", "_completion", "_counts", "_hub"),
         *("_is_submitting", "_max_pending_bytes", "_no_connection_error", "_nsqd_count", "_options", "_owner"),
@@ -131,12 +132,12 @@ class Dispatcher:
     ) -> None:
         self.links: list[Link] = []
         self.stalled_links: list[Link] = []
-        # Links that take no publishes any more, and may still have some.
+        # Links that get no further publishes, but may still have pending ones.
         self._removed: list[Link] = []
         self.pending = 0
         self.pending_bytes = 0
         self.signal_greenlets: set[gevent.Greenlet] = set()
-        # Greenlet that entered publish() last, until it leaves; whether submit() runs. Both for is_reentrant().
+        # For is_reentrant(): the greenlet that entered publish() last and has not left it, and whether submit() runs.
         self._publishing: gevent.Greenlet | None = None
         self._is_submitting = False
         self._options = options
@@ -153,7 +154,7 @@ class Dispatcher:
         self._owner = owner if owner is not None else LogOwner("", clock.monotonic)
         self._counts = counts
         self._completion = CompletionQueue(self, counts, latency, clock, self._owner)
-        # Not a method: saves a call for each publish, 0.05 us.
+        # A function in place of a method saves a call for each publish, 0.05 us.
         self.complete: Callable[[PendingPublish], None] = self._completion.add
         self.batcher = Batcher(self.send, options, clock) if options.batch_messages else None
         self._send_or_batch: Callable[[PendingPublish], None] = self.batcher.add if self.batcher else self.send
@@ -173,10 +174,10 @@ class Dispatcher:
     # --- submit
 
     def publish(self, publish: PendingPublish, block: bool) -> None:
-        """Submit a publish and wait until it has ended; raise its error, if it has one.
+        """Submit a publish and wait until it has ended. If it ends with an error, raise the error.
 
-        If the calling greenlet is killed or has a gevent.Timeout of its own, the publish goes on, and a failure of it
-        is logged.
+        If the calling greenlet is killed or interrupted by its own gevent.Timeout, the publish continues, and a failure
+        of the publish is logged.
         """
         publish.waiter = waiter = gevent.getcurrent()
         if waiter is self._hub or (self.signal_greenlets and waiter in self.signal_greenlets):
@@ -188,7 +189,7 @@ class Dispatcher:
             self.submit(publish, block)
             if self.pending == 1 and publish.link is not None and self._busy_poller is not None:
                 self._busy_poller.poll(publish)
-            self._hub.switch()  # until CompletionQueue resumes it, by its deadline at the latest
+            self._hub.switch()  # until CompletionQueue resumes this greenlet, by the deadline
             while not publish.done:
                 # Another greenlet has switched here by mistake.
                 self._publishing = waiter
@@ -196,18 +197,18 @@ class Dispatcher:
         finally:
             publish.waiter = self._publishing = None
         if publish.error is not None:
-            # Several publishes may end with one error, and each raise would make its traceback longer.
+            # Several publishes may end with the same error object. Each raise would make its traceback longer.
             raise publish.error.with_traceback(None)
 
     def submit(self, publish: PendingPublish, block: bool) -> None:
-        """Take a publish. It ends by its deadline.
+        """Accept a publish. It will end by its deadline.
 
         Raises:
-            NSQNotSent: If the producer is closed; or, without block, if the publish would have to wait for capacity or
-                a connection.
+            NSQNotSent: If the producer is closed. If block is False, also if there is no capacity or no connection.
         """
         publish.owner = self
-        # Before the producer is asked whether it is closed: a signal handler may close it from here on.
+        # Set before the check whether the producer is closed: a signal handler may close the producer at any time after
+        # this.
         self._is_submitting = True
         try:
             if self._closing:
@@ -217,7 +218,7 @@ class Dispatcher:
             self.pending += 1
             if publish.deadline < self.deadlines.due:
                 self.deadlines.schedule(publish.deadline)
-            # _has_capacity() and _admit() in place: 0.15 us of 4 for each publish.
+            # _has_capacity() and _admit() without the calls: saves 0.15 us of 4 for each publish.
             pending_bytes = self.pending_bytes + publish.size
             if self._waiting_for_capacity or (pending_bytes > self._max_pending_bytes and self.pending_bytes):
                 self._waiting_for_capacity.append(publish)
@@ -230,9 +231,9 @@ class Dispatcher:
             self._is_submitting = False
 
     def is_reentrant(self, greenlet: gevent.Greenlet) -> bool:
-        """Whether a greenlet that runs now is in code of this object, or calls receivers of signals for it.
+        """Whether a greenlet that runs now executes code of this object, or calls receivers of signals for this object.
 
-        True also in a signal handler that has interrupted publish() or submit(): the caller must not wait there for
+        Also True in a signal handler that has interrupted publish() or submit(). If True, the caller must not wait for
         publishes to end.
         """
         return self._is_submitting or greenlet is self._publishing or greenlet in self.signal_greenlets
@@ -251,11 +252,11 @@ class Dispatcher:
         return NSQNotSentTimeout(text)
 
     def _has_capacity(self, publish: PendingPublish) -> bool:
-        # A publish that is larger than the limit is sent when nothing else is pending.
+        # A publish that is larger than max_pending_bytes is sent when nothing else is pending.
         return self.pending_bytes + publish.size <= self._max_pending_bytes or not self.pending_bytes
 
     def admit_waiting(self) -> None:
-        """Give capacity to publishes that wait for it, in order."""
+        """Give capacity to the publishes that wait for it, the oldest first."""
         waiting = self._waiting_for_capacity
         while waiting and (waiting[0].done or self._has_capacity(waiting[0])):
             publish = waiting.popleft()
@@ -278,7 +279,8 @@ class Dispatcher:
         """Wait until a publish has capacity, or has ended.
 
         Raises:
-            NSQNotSentTimeout: In the hub itself, or in a receiver of signals: nothing can wait there.
+            NSQNotSentTimeout: If there is no capacity, and the caller is the hub itself or a receiver of signals, which
+                can't wait.
         """
         if publish.reserved_bytes or publish.done:
             return
@@ -289,16 +291,16 @@ class Dispatcher:
         admitted = Event()
         publish.on_capacity = admitted.set
         try:
-            admitted.wait()  # until admit_waiting(), or its deadline
+            admitted.wait()  # until admit_waiting() gives it capacity, or its deadline
         except BaseException:
-            # The caller gets no result.
+            # The caller was interrupted, so it gets no result.
             publish.result = None
             raise
 
     # --- links
 
     def send(self, publish: PendingPublish) -> None:
-        """Submit a publish to a link, or let it wait for one."""
+        """Submit a publish to a link, or let it wait until there is a link."""
         links = self.links
         if not links and self.stalled_links:
             links, self.stalled_links = self.stalled_links, []
@@ -318,7 +320,7 @@ class Dispatcher:
         link.submit(publish)
 
     def add(self, link: Link) -> None:
-        """Use a link, at once for the publishes that wait for a connection."""
+        """Add a link, and immediately submit the publishes to it that wait for a connection."""
         self.links.append(link)
         self.deadlines.wake()
         waiting, self._waiting_for_connection = self._waiting_for_connection, deque()
@@ -327,7 +329,8 @@ class Dispatcher:
                 self.send(publish)
 
     def remove(self, link: Link) -> None:
-        """Submit no more publishes to a link; its pending ones go on. No-op if it was removed."""
+        """Submit no further publishes to a link. Its pending publishes continue. Does nothing if the link was
+        removed."""
         self._stall_detector.forget(link)
         for links in (self.links, self.stalled_links):
             if link in links:
@@ -338,7 +341,7 @@ class Dispatcher:
     # --- outcomes
 
     def handle_failure(self, publish: PendingPublish, failure: Failure, error: NSQException) -> None:
-        """Retry a publish that was not confirmed, or end it. Of a batch do so with each member."""
+        """Retry or end a publish that was not confirmed. For a batch, do this with each member."""
         if failure is Failure.REFUSED and is_topic_error(error):
             self._refuse_topic(publish, error)
             return
@@ -377,7 +380,7 @@ class Dispatcher:
             self._retry(publish)
 
     def fail(self, publish: PendingPublish, error: NSQException) -> None:
-        """End a publish with an error: an NSQUnknown if nsqd may have executed it before a retry."""
+        """End a publish with an error. If nsqd may have executed it before a retry, the error becomes an NSQUnknown."""
         if publish.lost_error is not None and not isinstance(error, NSQUnknown):
             kind = NSQUnknownTimeout if isinstance(error, NSQTimeout) else NSQUnknownClosed
             error = kind(f"{error}; it was sent before ({publish.lost_error}): nsqd may have it")
@@ -393,10 +396,10 @@ class Dispatcher:
         publish.done = True
 
     def _refuse_topic(self, publish: PendingPublish, error: NSQException) -> None:
-        """End a publish whose topic nsqd refused, and all others to this topic that its link has.
+        """End a publish whose topic nsqd refused, and all other publishes to this topic on the same link.
 
-        If the topic is not allowed, nsqd closes the connection and executes nothing after the refused command. It would
-        refuse the other publishes as well, at the cost of one connection each. HTTP has no such error.
+        If the topic is not allowed, nsqd closes the connection and executes nothing after the refused command. nsqd
+        would also refuse the other publishes, and each refusal would cost a connection. HTTP does not have this error.
 
         Source: nsqd protocol_v2.go, CheckAuth.
         """
@@ -410,7 +413,7 @@ class Dispatcher:
             self._fail_all(each, error)
 
     def _retry(self, publish: PendingPublish) -> None:
-        """Send a publish again, by another link, soon."""
+        """Soon send a publish again, on another link."""
         publish.link = None
         if not self._to_retry:
             self._run_callback(self.retry_failed)
@@ -427,9 +430,10 @@ class Dispatcher:
     # --- time
 
     def expire(self, publish: PendingPublish, waiting_for: WaitingFor, now: float) -> None:
-        """End a publish whose deadline has passed, of a batch the members whose deadline has passed.
+        """End a publish whose deadline has passed. Of a batch, end only the members whose deadline has passed.
 
-        The other members of a batch that was not sent are submitted again. The caller has withdrawn the batch.
+        If the batch was not sent, the other members are submitted again. The caller must have withdrawn it from the
+        link.
         """
         was_sent = waiting_for is WaitingFor.RESPONSE
         members = publish.unfinished()
@@ -442,7 +446,7 @@ class Dispatcher:
                 self.deadlines.schedule(each.deadline)
                 self._send_or_batch(each)
         if was_sent:
-            # The response may still come, and must find the publish. The bodies are not needed any more.
+            # Keep the publish pending, since its response may still come. Its bodies are no longer needed.
             publish.drop_bodies()
             publish.deadline = min([each.deadline for each in members if not each.done], default=publish.deadline)
         publish.done = publish.done or not was_sent or all(each.done for each in members)
@@ -468,7 +472,7 @@ class Dispatcher:
             for publish in self._overdue(publishes, now):
                 self.expire(publish, waiting_for, now)
         for link in self._all_links():
-            # All at once: to withdraw them one by one took 8 s for 300,000.
+            # Withdraw all in one call: one by one it took 8 s for 300,000 publishes.
             for publish in link.withdraw(self._overdue(_publishes(link.unsent), now)):
                 self.expire(publish, WaitingFor.SEND, now)
             for publish in self._overdue(_publishes(link.sent), now):
@@ -488,7 +492,7 @@ class Dispatcher:
         return [publish for publish in unfinished if publish.deadline <= now]
 
     def _check_stalled(self, now: float) -> None:
-        """Stop using stalled links while there are others; use links again after they respond."""
+        """Stop using stalled links while there are other links. Use a stalled link again after it has responded."""
         before = self.stalled_links
         self.links, self.stalled_links = self._stall_detector.partition([*self.links, *before], now)
         for link in self.stalled_links:
@@ -509,7 +513,7 @@ class Dispatcher:
     # --- all publishes
 
     def pending_publishes(self) -> Iterator[PendingPublish]:
-        """Return all publishes that have not ended, of batches the members."""
+        """Return all publishes that have not ended. A batch is replaced by its members."""
         places = [publishes for _, publishes in self._own_publishes()]
         for link in self._all_links():
             places += [_publishes(link.unsent), _publishes(link.sent)]
@@ -518,7 +522,7 @@ class Dispatcher:
                 yield from publish.unfinished()
 
     def _own_publishes(self) -> Iterator[tuple[WaitingFor, list[PendingPublish]]]:
-        """Return the publishes that no link has."""
+        """Return the publishes that were not submitted to a link."""
         yield WaitingFor.CAPACITY, list(self._waiting_for_capacity)
         yield WaitingFor.BATCH, [] if self.batcher is None else list(self.batcher.waiting())
         yield WaitingFor.CONNECTION, [*self._waiting_for_connection, *self._to_retry]
@@ -543,20 +547,20 @@ class Dispatcher:
         return True
 
     def _wait_completed(self, deadline: float) -> bool:
-        """Wait until more publishes have ended. Returns: False if the deadline has passed."""
+        """Wait until more publishes have ended. Return False if the deadline has passed."""
         pause = deadline - self._clock.monotonic()
         if pause > 0:
-            # Another flush() may clear the event, so that it can't tell whether it was set.
+            # Return by the clock and not by the event: another flush() may clear the event after it was set.
             self._completion.completed.clear()
             self._clock.wait(self._completion.completed, pause)
         return pause > 0
 
     def stop_accepting(self) -> None:
-        """Take no more publishes, and from now on list those that fail."""
+        """Refuse further publishes. From now on, collect the publishes that fail for close()."""
         self._closing = True
 
     def close(self) -> list[Unconfirmed]:
-        """End all publishes that no link has, and from now on those that links return.
+        """End all publishes that were not submitted to a link. From now on, also end those that links return.
 
         Returns:
             The publishes that have failed since stop_accepting().
@@ -578,15 +582,15 @@ def _publishes(requests: Iterable[PendingRequest]) -> list[PendingPublish]:
 
 
 class StallDetector:
-    """Finds links that have not answered for too long. PURE: reads no clock, moves no publish.
+    """Finds links that have not responded for too long. Pure: reads no clock, moves no publish.
 
     Args:
-        limit: Seconds without a response that is due.
+        limit: Seconds without a response to a pending request.
     """
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        # By link: its oldest request without a response, and since when that is the oldest.
+        # By link: its oldest request without a response, and the time when this request became the oldest.
         self._oldest: dict[Link, tuple[PendingRequest, float]] = {}
 
     def forget(self, link: Link) -> None:
@@ -611,21 +615,24 @@ class StallDetector:
         return now - since >= self._limit
 
 
-# Seconds to poll for one response, and seconds between two publishes that count as one after the other.
+# Seconds to poll for one response, and longest pause in seconds between two publishes for which polling is worth it.
 POLL_SECONDS, SEQUENTIAL_WITHIN = 0.0001, 0.0003
-# After a response that came too late, polling is skipped for one publish, then three, seven ... up to this number.
+# After a response that came too late, polling is skipped for one publish, after the next one for three, then seven, up
+# to this number.
 MAX_SKIPPED = 1000
 
 
 class BusyPoller:
-    """Polls the event loop briefly after a publish that follows another one at once.
+    """Polls the event loop briefly after a publish that follows another one without a pause.
 
-    To wake a sleeping processor takes longer, 30 to 60 us on a virtual machine, than a near nsqd takes to respond. So
-    the loop asks for events without waiting, and serves everything else meanwhile. This costs up to the processor time
-    that would have been slept. It does not happen if publishes come with pauses, or if responses take long.
+    To wake a sleeping processor takes 30 to 60 us on a virtual machine, which is longer than a near nsqd takes to
+    respond. So the loop asks for events without sleeping, and serves all other events meanwhile. The cost is processor
+    time: at most the time that the loop would have slept. There is no polling if publishes come with pauses, or if
+    responses take long.
 
     Args:
-        now: Returns monotonic seconds. Not the producer's clock: a manual clock would stand still while it polls.
+        now: Returns monotonic seconds. Not the producer's clock, since the time of a manual clock does not pass while
+            this polls.
 
     Attributes:
         rounds: Rounds of the loop that did not sleep.
@@ -643,7 +650,8 @@ class BusyPoller:
         self._skip = self._left_to_skip = 0
 
     def poll(self, publish: PendingPublish) -> None:
-        """Poll for the response to a publish that was sent alone, unless that is not worth it."""
+        """Poll for the response to a publish that was sent alone, if publishes follow closely and responses come
+        fast."""
         now = self._now()
         is_sequential, self._last_publish = now - self._last_publish < SEQUENTIAL_WITHIN, now
         if not is_sequential:
@@ -658,7 +666,7 @@ class BusyPoller:
             self._watcher.start(self._check)
 
     def close(self) -> None:
-        """Stop for good."""
+        """Stop polling for ever."""
         self._is_polling = True  # so that poll() does not start the watcher
         self._watcher.stop()
         self._watcher.close()

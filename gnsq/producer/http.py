@@ -1,8 +1,8 @@
-"""Publishing over HTTP: links to nsqds' HTTP ports, the pool that pings nsqds, and the meaning of their responses.
+"""Publishes over HTTP: links to the HTTP ports of nsqds, the pool that pings nsqds, and the rules for their responses.
 
 A link sends several requests concurrently, so the order of publishes is not kept.
 
-Source: nsqd http.go, doPUB() and doMPUB(); protocol_v2.go for the errors that TCP has.
+Source: nsqd http.go, doPUB() and doMPUB(); protocol_v2.go for the errors over TCP.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-# --- the meaning of responses
+# --- rules for responses
 
-# Errors of nsqd over HTTP, and the error that TCP has for the same.
+# Errors of nsqd over HTTP, each with the error over TCP for the same reason.
 _CODES: dict[str, type[NSQErrorCode]] = {
     "MSG_TOO_BIG": NSQBadMessage,
     "MSG_EMPTY": NSQBadMessage,
@@ -78,9 +78,9 @@ _CODES: dict[str, type[NSQErrorCode]] = {
     "TLS_REQUIRED": NSQInvalid,
 }
 _EXITING = "EXITING"
-# A proxy has not got the whole request in time; it may have passed on what it got.
+# A proxy did not receive the whole request in time. It may have forwarded a part.
 _REQUEST_TIMEOUT = 408
-# Login, wrong path, too many requests: nsqd can't be published to at this address, or not now.
+# Login needed, wrong path, too many requests: publishing at this address is not possible, or not possible now.
 _REJECTED = {401, 403, 404, 405, 407, 421, 429}
 
 
@@ -88,14 +88,15 @@ def refused_error(error: NSQHttpError, *, multi: bool = False, deferred: bool = 
     """Return the error of a publish that nsqd has certainly not stored; None if nsqd may have stored it.
 
     Args:
-        multi, deferred: Kind of the publish, which decides the name of the error over TCP.
+        multi, deferred: Whether it is a multipublish, and whether it is deferred. The name of the error over TCP
+            depends on this.
     """
     code = error_text(error.body)
     refused: NSQErrorCode
     if code == _EXITING:
         refused = (NSQMPubFailed if multi else NSQDPubFailed if deferred else NSQPubFailed)(str(error))
     elif code in _CODES:
-        # With any status: old servers answered 500.
+        # Do not check the status: old servers responded with 500.
         refused = _CODES[code](str(error))
     elif error.status is not None and 300 <= error.status < 500 and error.status != _REQUEST_TIMEOUT:
         refused = NSQErrorCode(str(error), f"HTTP_{error.status}")
@@ -106,7 +107,7 @@ def refused_error(error: NSQHttpError, *, multi: bool = False, deferred: bool = 
 
 
 def is_rejected_before_nsqd(error: NSQHttpError) -> bool:
-    """Whether a server in front of nsqd has rejected the request: the address is wrong, and not the publish."""
+    """Whether a server in front of nsqd has rejected the request. Then the address is wrong, not the publish."""
     code, status = error_text(error.body), error.status
     if code == _EXITING or code in _CODES:
         return False
@@ -114,11 +115,11 @@ def is_rejected_before_nsqd(error: NSQHttpError) -> bool:
 
 
 def too_old(version: tuple[int, ...], *, multi: bool = False, deferred: bool = False) -> str:
-    """Say why an nsqd of this version can't take a publish over HTTP; empty if it can.
+    """Return the reason why an nsqd of this version can't take a publish over HTTP. Empty if it can.
 
     Args:
-        version: Three numbers; empty if it is not known, which counts as new enough.
-        multi, deferred: Kind of the publish.
+        version: Three numbers. Empty if the version is unknown; then nsqd is assumed to be new enough.
+        multi, deferred: Whether it is a multipublish, and whether it is deferred.
 
     Source: nsqd http.go. 0.2.21 has no /mpub, 0.2.22 splits a binary body into lines, and before 0.3.6 defer is
     ignored.
@@ -131,17 +132,18 @@ def too_old(version: tuple[int, ...], *, multi: bool = False, deferred: bool = F
 
 
 def is_nsqd_response(error: NSQHttpError) -> bool:
-    """Whether nsqd itself has answered a ping with an error: its disk is full, but it may still take messages."""
+    """Whether nsqd itself has responded to a ping with an error: its disk is full, but it may still take messages."""
     return error.status == 500 and error.body.startswith(b"NOK")
 
 
 # --- clients
 
-# Longest wait for a connection if http_options does not set it, seconds: another nsqd may take the publish meanwhile.
+# Seconds. Limit of the wait for a connection if http_options does not set it. It is short since another nsqd may take
+# the publish.
 CONNECT_TIMEOUT = 5.0
-# Seconds before the deadline of a publish at which its request ends, so that its error says whether it was sent.
+# A request ends so many seconds before the deadline of its publish. Then the request's error shows whether it was sent.
 DEADLINE_MARGIN = 0.01
-# Longest wait for nsqd's version, seconds.
+# Seconds. Limit of the wait for nsqd's version.
 INFO_TIMEOUT = 5.0
 _VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 
@@ -151,11 +153,11 @@ class HttpClients:
 
     Args:
         urls: One URL or ``host[:port]``, or a list, tuple or set of them.
-        options: Options of HttpOptions. Without ``timeout`` only the deadline of a publish limits its request.
+        options: Options of HttpOptions. Without ``timeout``, only the deadline of the publish limits a request.
         max_requests: Concurrent requests to each nsqd.
 
     Attributes:
-        max_seconds: Longest time of a request.
+        max_seconds: Limit of the duration of a request.
 
     Raises:
         TypeError, ValueError: As NsqdHTTPClient.from_url().
@@ -180,11 +182,11 @@ class HttpClients:
 
     @property
     def addresses(self) -> list[str]:
-        """``host:port``, or a URL that says more than that; each once, in the order given, without passwords."""
+        """Each address once, in the given order: ``host:port``, or a URL without its password if it has more parts."""
         return list(self._urls)
 
     def client(self, address: str) -> NsqdHTTPClient:
-        """Make a client for one of the addresses, or for another one."""
+        """Make a client for an address, which need not be one of addresses."""
         return NsqdHTTPClient.from_url(self._urls.get(address, address), **self._options)
 
 
@@ -195,7 +197,7 @@ def make_http_clients(
     *,
     http: bool,
 ) -> HttpClients | None:
-    """Make the clients if there are URLs, or if http is on; else return None.
+    """Make the clients if there are URLs or http is True. Otherwise return None.
 
     Raises:
         TypeError, ValueError: As HttpClients, and if http_options are given for a producer over TCP.
@@ -215,10 +217,10 @@ def check_no_tcp_options(addresses: Collection[str], options: ProducerOptions, r
 
     Args:
         addresses: TCP addresses.
-        rest: Names of options that are neither in ProducerOptions nor in ReconnectOptions.
+        rest: Names of the given options that are neither in ProducerOptions nor in ReconnectOptions.
 
     Raises:
-        ValueError: If there is any.
+        ValueError: If TCP addresses or options of TCP are given.
     """
     if addresses:
         raise ValueError("nsqd_tcp_addresses are given, and HTTP: one producer has one of the two")
@@ -232,7 +234,7 @@ def check_no_tcp_options(addresses: Collection[str], options: ProducerOptions, r
 
 def _address(client: NsqdHTTPClient) -> str:
     address = format_address(client.host, client.port)
-    # One host and port may be a proxy to several nsqds.
+    # Keep the rest of the URL: one host and port may be a proxy for several nsqds.
     return address if client.address == f"http://{address}/" else client.address
 
 
@@ -249,14 +251,14 @@ class HttpLink:
     """Sends publishes to one nsqd over HTTP.
 
     Args:
-        max_requests: Concurrent requests.
-        max_seconds: Longest time of a request.
+        max_requests: Limit of concurrent requests.
+        max_seconds: Limit of the duration of a request.
         on_response, on_error: Called with each response to a publish, and each error of nsqd.
         on_closed: Called before the publishes that were not sent are retried on other links.
         subject: Start of log lines: the address and the producer.
 
     Attributes:
-        has_published: Whether nsqd has taken a publish.
+        has_published: Whether nsqd has confirmed a publish.
         error: Failure of a ping or request, after which the link takes no more publishes.
         workers: Greenlets that send requests. Each ends when nothing is left to send.
     """
@@ -343,7 +345,7 @@ class HttpLink:
         self.client.close()
 
     def wait_closed(self) -> None:
-        """Wait until a request fails and the failure concerns the nsqd, or until abort()."""
+        """Wait until a request fails because of the nsqd, or until abort()."""
         self._closed.wait()
 
     def owns_greenlet(self, greenlet: gevent.Greenlet) -> bool:
@@ -357,7 +359,7 @@ class HttpLink:
         self._end_requests(NSQConnectionClosed(f"{self.address}: not used in a child of process {parent}"))
 
     def _fail(self, error: NSQException) -> None:
-        """Take no more publishes, and let other links send those that were not sent. The sent ones go on."""
+        """Refuse further publishes, and let other links send the unsent ones. Requests that were sent continue."""
         if self._closed.is_set():
             return
         self.error = error
@@ -404,7 +406,7 @@ class HttpLink:
             self._fail(error)
             publish.on_not_sent(error)
         except NSQInvalid as error:
-            # Too old: a retry on this nsqd would end in the same way.
+            # nsqd is too old: a retry on this nsqd would fail, too.
             self._on_error(error)
             publish.on_error(error)
         except NSQHttpError as error:
@@ -419,7 +421,7 @@ class HttpLink:
             publish.on_response(OK)
 
     def _request(self, publish: PendingPublish, limit: float) -> None:
-        """Send a publish, and wait for OK.
+        """Send a publish and wait for OK.
 
         Raises:
             NSQHttpError: If the response is not OK, or does not come.
@@ -438,7 +440,7 @@ class HttpLink:
             raise NSQHttpError(f"{client.address}: response {data!r:.80} to a publish, expected OK", 200)
 
     def _check_version(self, publish: PendingPublish, limit: float) -> None:
-        """Refuse a publish that this nsqd would ignore or misunderstand; asks for its version once."""
+        """Refuse a publish if this nsqd is too old to execute it correctly. Asks nsqd for its version once."""
         if self._version is None:
             self._version = self._ask_version(limit)
         reason = too_old(self._version, multi=bool(publish.mpub_body_size), deferred=bool(publish.defer))
@@ -448,12 +450,12 @@ class HttpLink:
 
     def _ask_version(self, limit: float) -> tuple[int, ...]:
         try:
-            # Half of the time at most: the publish itself needs some.
+            # Use at most half of the remaining time: the publish needs the rest.
             info = self.client.request("GET", "info", timeout=min(limit / 2, INFO_TIMEOUT))
         except NSQHttpUnreachable:
             raise
         except NSQHttpError as error:
-            # A proxy may let nothing but publishes through.
+            # Not an error: a proxy may forward nothing but publishes.
             logger.debug("%s: does not tell its version: %s", self.address, error)
             return ()
         found = _VERSION.match(str(info.get("version"))) if isinstance(info, dict) else None
@@ -463,7 +465,7 @@ class HttpLink:
         """Retry or end a publish that was sent and not confirmed.
 
         Args:
-            expires: Whether a timeout of the request means that the deadline has come.
+            expires: Whether a timeout of the request means that the deadline of the publish has come.
         """
         if is_rejected_before_nsqd(error):
             self._fail(error)
@@ -483,7 +485,7 @@ class HttpLink:
 
 
 def _deadline(publish: PendingPublish) -> float:
-    """Return the deadline of a publish, of a batch the last one of its members."""
+    """Return the deadline of a publish. For a batch, return the latest deadline of its members."""
     return max((each.deadline for each in publish.unfinished()), default=publish.deadline)
 
 
@@ -491,7 +493,7 @@ def _deadline(publish: PendingPublish) -> float:
 
 
 class HttpPool(ConnectionPool[HttpLink]):
-    """Links to nsqds' HTTP ports. Pings each nsqd until it responds, and again after a request has failed.
+    """Links to the HTTP ports of nsqds. Pings each nsqd until it responds, and again after a request has failed.
 
     Args:
         max_requests: Concurrent requests to each nsqd.
@@ -530,7 +532,7 @@ class HttpPool(ConnectionPool[HttpLink]):
 
         super().__init__(reconnect, clock, make=make, setup=dispatcher.add, owner=owner)
         self._clients = clients
-        # With those that have failed and still have requests.
+        # Also has the links that have failed and still have requests.
         self._links: weakref.WeakSet[HttpLink] = weakref.WeakSet()
 
     def add(self, address: str, *, permanent: bool) -> None:
@@ -544,7 +546,8 @@ class HttpPool(ConnectionPool[HttpLink]):
 
     def _wait_with_backoff(self, failures: int, connection: HttpLink | None) -> float:
         if connection is not None and failures == 1 and isinstance(connection.error, NSQHttpError):
-            # It may have been that request alone. An error of nsqd itself, that it exits, stays true for a while.
+            # Only this one request may have failed, so ping soon. But if nsqd has said that it is exiting, this stays
+            # true for a while.
             return 0.0
         return super()._wait_with_backoff(failures, connection)
 
