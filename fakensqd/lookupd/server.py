@@ -66,11 +66,6 @@ class FakeLookupd(Daemon):
         self.registry = Registry()
         self._epoch_ns = self.clock.time_ns() - round(self.clock.monotonic() * 1e9)
 
-    @property
-    def broadcast_address(self) -> str:
-        """The broadcast_address in the response to an nsqd's IDENTIFY."""
-        return self.options.broadcast_address
-
     def wall_ns(self, now: float) -> int:
         """Convert a monotonic time to the wall clock's, nanoseconds since 1970."""
         return self._epoch_ns + int(now * 1e9)

@@ -107,11 +107,6 @@ class FakeNsqd(MessageAssertions, Daemon):
         self._peers: dict[str, LookupPeer] = {}
 
     @property
-    def broadcast_address(self) -> str:
-        """The address that nsqlookupd gives to consumers."""
-        return self.options.broadcast_address
-
-    @property
     def sessions(self) -> list[Session]:
         """Sessions of the open connections."""
         return [connection.session for connection in self._connections if isinstance(connection.session, Session)]

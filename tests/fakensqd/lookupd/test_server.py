@@ -22,7 +22,7 @@ def test_fake_lookupd_answers_tcp_and_http():
     assert f'"tcp_port":{lookupd.tcp_port}'.encode() in answer
     assert (node["broadcast_address"], node["topics"]) == ("n.example", ["t"])
     assert debug["client::"][0]["last_update"] == 10**18
-    assert lookupd.broadcast_address == "b.example"
+    assert lookupd.options.broadcast_address == "b.example"
     assert lookupd.errors == []
 
 

@@ -134,7 +134,7 @@ def test_statistics_show_connected_clients(nsqd):
 def test_options_are_those_of_nsqd():
     nsqd = FakeNsqd(max_rdy_count=7, broadcast_address="b.example")
 
-    assert (nsqd.options.max_rdy_count, nsqd.broadcast_address) == (7, "b.example")
+    assert (nsqd.options.max_rdy_count, nsqd.options.broadcast_address) == (7, "b.example")
     with pytest.raises(TypeError, match=r"no option max_rdy; did you mean max_rdy_count\? options are auth_http"):
         FakeNsqd(max_rdy=1)
     with pytest.raises(ValueError, match="node_id 1024 must be within 0 to 1023"):
