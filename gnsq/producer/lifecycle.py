@@ -1,7 +1,7 @@
-"""Lifecycle: starts and closes a producer, each once, and takes publishes from other threads than the producer's.
+"""Starts a producer once and closes it once, and passes publishes of other threads to the producer's thread.
 
-May be called from greenlets, threads, signal handlers and forked children. Holds no lock: a signal handler that
-interrupts a thread would wait for a lock that this thread holds.
+May be called from greenlets, threads, signal handlers and forked children. Uses no lock: a signal handler would wait
+for ever for a lock that the interrupted thread holds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ logger = logging.getLogger(__name__)
 
 
 class _Start:
-    """One attempt to start. One greenlet acquires it; done is set when it has succeeded or failed."""
+    """One attempt to start. Exactly one greenlet acquires it. The event done is set when the attempt has succeeded or
+    failed."""
 
     __slots__ = ("done", "token")
 
@@ -62,16 +63,16 @@ class ProducerLifecycle:
 
     Args:
         start: Makes and starts the runtime.
-        label: Names the producer in log lines.
-        threaded: Whether to run on a thread of its own.
+        label: The producer's name in log lines.
+        threaded: Whether the producer runs on its own thread.
         close_timeout: Seconds for the close at the end of the program.
-        on_close: Called when a producer that has run is closed.
+        on_close: Called after the close of a producer that was started.
         on_fork: Called in a forked child, before the producer can be started there.
-        make_thread: Starts a thread of its own with a name.
-        grace: Seconds beyond its timeout that a close may take.
+        make_thread: Called with a name; starts the producer's own thread.
+        grace: Seconds that a close may take beyond its timeout.
 
     Attributes:
-        state: Only advances, except in a forked child, where the producer can be started anew.
+        state: Only advances, except in a forked child, which can start the producer again.
         runtime: Connections and greenlets while the producer is running or closing.
     """
 
@@ -107,15 +108,16 @@ class ProducerLifecycle:
     # --- start
 
     def ensure_started(self, limit: float) -> ProducerRuntime:
-        """Start the producer if it is not running, in the calling thread or in a thread of its own.
+        """Start the producer if it is not running, in the calling thread or, if it is threaded, in its own thread.
 
         Args:
-            limit: Seconds to wait if another thread is starting it; 0: do not wait.
+            limit: Seconds to wait if another thread is starting the producer; 0: do not wait.
 
         Raises:
-            NSQNotSentClosed: If it was closed.
-            NSQNotSentTimeout: If the other thread takes longer.
-            RuntimeError: If it needs a thread of its own, and the hub itself calls, which can't wait for that.
+            NSQNotSentClosed: If the producer was closed.
+            NSQNotSentTimeout: If the other thread takes longer than the limit.
+            RuntimeError: If the producer is threaded and the hub itself calls this: the hub can't wait for the new
+                thread.
         """
         with self._marked():
             return self._ensure_started(limit)
@@ -129,7 +131,8 @@ class ProducerLifecycle:
                 raise NSQNotSentClosed("producer was closed; make a new one")
             if self._threaded and is_hub_greenlet():
                 raise RuntimeError("the hub itself can't wait for the producer's thread; let a greenlet call start()")
-            # Before the start is acquired: in a child that is forked after that, nothing would go on with the start.
+            # Do this before the start is acquired: a child that is forked after that would have a start that nothing
+            # completes.
             register_after_fork(self)
             start = self._start
             if start.token.acquire():
@@ -141,7 +144,7 @@ class ProducerLifecycle:
         try:
             self.runtime = self._start_in_thread() if self._threaded else self._start_runtime()
         except BaseException:
-            # The next call tries again.
+            # Let the next call make a new attempt.
             self._start = _Start()
             raise
         else:
@@ -163,16 +166,17 @@ class ProducerLifecycle:
     # --- close
 
     def close(self, timeout: float) -> list[Unconfirmed]:
-        """Close the producer; if another call does so, wait for that.
+        """Close the producer. If another call is closing it, wait for the end of that call.
 
-        In the hub itself, and in greenlets for which the close waits, it goes on in the background.
+        In the hub itself, and in greenlets for which the close waits, the close continues in the background.
 
         Returns:
-            The publishes without a response at the timeout (seconds); empty in the background, and if another call
-            closes.
+            The publishes that have no response when the timeout (seconds) is over. Empty if the close continues in the
+            background, or if another call closes the producer.
 
         Raises:
-            NSQTimeout: If it takes much longer, since the hub of the producer's thread does not run. The close goes on.
+            NSQTimeout: If the close takes much longer than the timeout, since the producer's thread does not run its
+                hub. The close continues.
         """
         may_wait = not self._is_reentrant()
         with self._marked():
@@ -191,19 +195,20 @@ class ProducerLifecycle:
             return []
 
     def _close_and_log(self, close: Callable[[float], object], timeout: float) -> None:
-        """Close, and log an error: nothing waits for the result."""
+        """Close and log an error, since nothing waits for the result."""
         try:
             close(timeout)
         except NSQException as error:
             logger.warning("%s: not closed: %s", self._label, error)
 
     def join(self, timeout: float | None) -> None:
-        """Wait until the producer has closed, or the timeout (seconds) ends. Does not wait if it was not started."""
+        """Wait until the producer has closed, or the timeout (seconds) ends. Does not wait if it was never started."""
         if self.state is not State.INIT and not self._is_reentrant():
             self._closed.wait(NO_TIMEOUT if timeout is None else timeout)
 
     def close_at_exit(self) -> None:
-        """Close a producer that has a thread of its own; for another one, log how many publishes are lost."""
+        """At the end of the program, close a threaded producer. For any other producer, log how many publishes are
+        lost."""
         runtime = self.runtime
         if self._threaded:
             self._close_and_log(self.close, self._close_timeout)
@@ -215,28 +220,28 @@ class ProducerLifecycle:
     def _close(self, timeout: float) -> list[Unconfirmed]:
         while True:
             start = self._start
-            # A start may have failed, so that a new one can be acquired.
+            # Check again and again: after a failed start, a new start can be acquired.
             if self._cancel_start(start):
                 return []
-            # Until the start is done, since it sets the state last. In slices: in a child that is forked meanwhile
-            # nothing sets this event.
+            # Wait for the start to end, since it sets the state at its end. Wait in short steps: in a child that is
+            # forked meanwhile nothing sets this event.
             start.done.wait(CROSS_THREAD_GRACE)
             runtime = self.runtime
             if start.done.is_set and runtime is not None:
                 return self._close_runtime(runtime, timeout)
 
     def _cancel_start(self, start: _Start) -> bool:
-        """Close the producer if no start was begun. Returns: whether it was closed so."""
+        """Close the producer if no start was begun. Return whether this has closed it."""
         if not start.token.acquire():
             return False
         self._finish()
-        # Another thread may have seen that the start was acquired, and wait for it.
+        # Another thread may wait for this start, since it has seen that the start was acquired.
         start.done.set()
         return True
 
     def _close_runtime(self, runtime: ProducerRuntime, timeout: float) -> list[Unconfirmed]:
         self.state = State.CLOSING
-        # Sets a flag only, so any thread may call it.
+        # Only sets a flag, so any thread may call it.
         runtime.dispatcher.stop_accepting()
         pending = counted(runtime.dispatcher.pending, "publish", "publishes")
         logger.info("%s: closing, with up to %g s for %s pending", self._label, timeout, pending)
@@ -247,7 +252,7 @@ class ProducerLifecycle:
             except NSQConnectionClosed:
                 ended.set_result(self._abort_after_thread_death(runtime))
         else:
-            # In a greenlet of its own, which goes on if the caller is killed or interrupted by a gevent.Timeout.
+            # Close in a new greenlet, which continues if the caller is killed or interrupted by a gevent.Timeout.
             gevent.spawn(self._close_in_owner, runtime, timeout, ended)
         limit = timeout + self._grace
         if not ended.wait(limit):
@@ -286,7 +291,7 @@ class ProducerLifecycle:
         logger.warning(text, self._label, what, first.topic, first.error)
 
     def _abort_after_thread_death(self, runtime: ProducerRuntime) -> list[Unconfirmed]:
-        """Close a producer whose thread has ended, and with it the hub."""
+        """Close a producer whose thread, and thus whose hub, has ended."""
         error = NSQUnknownClosed("the thread that started the producer has ended; nsqd may have it")
         try:
             unconfirmed = runtime.abort_from_other_thread(error)
@@ -319,8 +324,8 @@ class ProducerLifecycle:
             self._active.discard(greenlet)
 
     def _is_reentrant(self) -> bool:
-        """Whether the caller must not wait: it is the hub itself, a greenlet of the producer, such as one that calls
-        receivers of signals, or a signal handler that has interrupted code of the producer."""
+        """Whether the caller must not wait. True in the hub itself, in greenlets of the producer, for example those
+        that call receivers of signals, and in a signal handler that has interrupted code of the producer."""
         greenlet, runtime = gevent.getcurrent(), self.runtime
         return is_hub_greenlet() or greenlet in self._active or (runtime is not None and runtime.is_reentrant(greenlet))
 
@@ -330,7 +335,8 @@ class ProducerLifecycle:
         """Return to the state before the start, so that this child process can start the producer anew."""
         self._on_fork()
         runtime, self.runtime = self.runtime, None
-        # A greenlet that was starting it may not be in this process, and its own thread is not.
+        # The producer's own thread does not exist in this process; neither may the greenlet that was starting the
+        # producer.
         self._start = _Start()
         self._hub_thread = None
         self._active = set()
@@ -345,7 +351,7 @@ class ProducerLifecycle:
             runtime.after_fork_in_child(parent)
 
 
-# Producers that are not closed, and may lose publishes when the program ends.
+# Producers that are not closed. They may lose publishes when the program ends.
 _open_producers: weakref.WeakSet[ProducerLifecycle] = weakref.WeakSet()
 _registered = False
 
@@ -353,7 +359,7 @@ _registered = False
 def _register_at_exit(lifecycle: ProducerLifecycle) -> None:
     global _registered
     if not _registered:
-        # With the first producer: importing registers nothing.
+        # Register with the first producer, so that an import registers nothing.
         _registered = True
         atexit.register(_close_all)
     _open_producers.add(lifecycle)
@@ -368,13 +374,13 @@ def _close_all() -> None:
 
 
 def publish_from_thread(runtime: ProducerRuntime, publish: PendingPublish, *, block: bool) -> None:
-    """Publish, called in another thread than the producer's, and wait until the publish has ended.
+    """Publish from another thread than the producer's, and wait until the publish has ended.
 
     The wait ends CROSS_THREAD_GRACE seconds after the deadline if the producer's hub does not run.
 
     Raises:
         NSQException: As Producer.publish().
-        RuntimeError: In a hub itself.
+        RuntimeError: If called in a hub itself.
     """
     if is_hub_greenlet():
         raise RuntimeError("nothing can wait for a publish in the hub itself; let a greenlet do it")
@@ -391,9 +397,9 @@ def publish_from_thread(runtime: ProducerRuntime, publish: PendingPublish, *, bl
 
 
 def publish_async_from_thread(runtime: ProducerRuntime, publish: PendingPublish, *, block: bool) -> PublishResult:
-    """Publish, called in another thread than the producer's, and wait until the publish has capacity.
+    """Publish from another thread than the producer's, and wait until the publish has capacity.
 
-    In a hub itself do not wait: if there is no capacity, the result has the error.
+    A call in a hub itself does not wait: if there is no capacity, the result has the error.
 
     Raises:
         NSQException: As Producer.publish_async().
@@ -405,7 +411,7 @@ def publish_async_from_thread(runtime: ProducerRuntime, publish: PendingPublish,
         def submit() -> None:
             try:
                 runtime.dispatcher.submit(publish, True)
-                runtime.dispatcher.wait_for_capacity(publish)  # raises if there is none: this is a hub
+                runtime.dispatcher.wait_for_capacity(publish)  # raises without capacity, since this is a hub
             except Exception as error:  # noqa: BLE001  # raised by get()
                 result.end(error)
 
@@ -442,7 +448,8 @@ def _submit_in_owner(
     try:
         ended = future.wait(max(publish.deadline - runtime.now(), 0) + CROSS_THREAD_GRACE)
     except BaseException:
-        # Killed, or a gevent.Timeout. Without on_done a failure is logged; set in the hub, which reads it.
+        # The caller was killed or had a gevent.Timeout. Without on_done, a failure is logged. Clear it in the hub,
+        # which reads it.
         with contextlib.suppress(NSQConnectionClosed):
             runtime.owner_thread.call_soon(setattr, publish, "on_done", None)
         raise

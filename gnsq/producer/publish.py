@@ -1,6 +1,6 @@
-"""One publish: its data, and the rules that decide how it ends.
+"""One publish: its data, and the rules that decide its outcome.
 
-PURE: sends nothing, waits for nothing, reads no clock. Knows its owner and its link as protocols.
+Pure: sends nothing, waits for nothing, reads no clock. Its owner and its link are Protocols here.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = [
 
 
 class Failure(enum.Enum):
-    """What is known of a publish that was not confirmed."""
+    """What is known about a publish that was not confirmed."""
 
     NOT_EXECUTED = "nsqd has not executed it, and will not"
     REFUSED = "nsqd has answered with an error"
@@ -82,14 +82,15 @@ def decide(
 ) -> Decision:
     """Decide what happens to a publish that was not confirmed.
 
-    A retry duplicates nothing unless allow_duplicates is on. Each nsqd may refuse a publish once, and a single nsqd
-    twice, if the error concerns the nsqd. An error that concerns the message would be the same everywhere.
+    Unless allow_duplicates is True, a retry creates no duplicate. If the error concerns the nsqd, the publish is
+    retried until each nsqd has refused it once, or a single nsqd twice. If the error concerns the message, there is no
+    retry, since every nsqd would refuse it.
 
     Args:
-        refusals: How often nsqds refused this publish before.
-        nsqds: How many nsqds there are.
+        refusals: Number of earlier refusals of this publish by nsqds.
+        nsqds: Number of nsqds.
         batch_size: Messages in the batch that was refused; any of them may have caused the error.
-        may_retry: Off when the producer is closed.
+        may_retry: False after the producer was closed.
     """
     if failure is Failure.NOT_EXECUTED:
         return Decision.RETRY if may_retry else Decision.NOT_SENT
@@ -102,7 +103,7 @@ def decide(
 
 
 def is_node_error(error: object) -> bool:
-    """Whether a refusal concerns the nsqd and not the message: it exits, deletes the topic, or its disk is full."""
+    """Whether a refusal concerns the nsqd and not the message: nsqd exits, deletes the topic, or has a full disk."""
     return isinstance(error, (NSQPubFailed, NSQMPubFailed, NSQDPubFailed, NSQPutFailed))
 
 
@@ -114,9 +115,10 @@ def is_topic_error(error: object) -> bool:
 def may_be_partially_stored(error: NSQException) -> bool:
     """Whether nsqd may have stored some messages of a refused MPUB.
 
-    nsqd stops at the first message that it can't store. If its error says that it is exiting, it has stored none.
+    nsqd stops at the first message that it can't store. If the error says that nsqd is exiting, it has stored none.
+    Over HTTP nsqd responds with EXITING in both cases, so there it may have stored some.
 
-    Source: nsqd topic.go, PutMessages. Over HTTP the two can't be told apart: http.go, doMPUB, answers EXITING to both.
+    Source: nsqd topic.go, PutMessages; http.go, doMPUB.
     """
     return isinstance(error, NSQMPubFailed) and not error.text.endswith("exiting")
 
@@ -125,7 +127,7 @@ _Error = TypeVar("_Error", bound=NSQException)
 
 
 def copy_error(error: _Error) -> _Error:
-    """Copy an error that ends several publishes, so that each raise has a traceback of its own."""
+    """Copy an error that ends several publishes, so that each raise has its own traceback."""
     copied = copy.copy(error)
     copied.__cause__ = error.__cause__
     return copied
@@ -133,7 +135,7 @@ def copy_error(error: _Error) -> _Error:
 
 @dataclass(slots=True)
 class PublishCounts:
-    """Messages by outcome, and how many were sent again."""
+    """Numbers of messages by outcome, and of messages that were sent again."""
 
     confirmed: int = 0
     refused: int = 0
@@ -171,8 +173,8 @@ class Unconfirmed(NamedTuple):
     Attributes:
         bodies: One body, or those of a multipublish.
         defer: Milliseconds; 0: not deferred.
-        error: NSQNotSent: publishing it again is safe. NSQUnknown: it may be duplicated then. NSQErrorCode: nsqd
-            refused it.
+        error: NSQNotSent: it is safe to publish the messages again. NSQUnknown: to publish them again may duplicate
+            them. NSQErrorCode: nsqd refused them.
     """
 
     topic: str
@@ -185,9 +187,9 @@ class Link(Protocol):
     """Connection to one nsqd that takes publishes.
 
     Attributes:
-        address: ``host:port`` of the nsqd, or its URL; several links may lead to one nsqd.
+        address: ``host:port`` of the nsqd, or its URL. There may be several links to one nsqd.
         submit: Takes a publish, and later calls one of its methods with the outcome.
-        confirmed: Messages that nsqd has confirmed on this link.
+        confirmed: Number of messages that nsqd has confirmed on this link.
     """
 
     address: str
@@ -221,40 +223,40 @@ class PublishOwner(Protocol):
         """Count a publish that is done, and wake its caller."""
 
     def handle_failure(self, publish: PendingPublish, failure: Failure, error: NSQException) -> None:
-        """Retry a publish that was not confirmed, or end it."""
+        """Retry or end a publish that was not confirmed."""
 
     def expire(self, publish: PendingPublish, waiting_for: WaitingFor, now: float) -> None:
-        """End a publish whose deadline has passed. Of a batch end the messages whose deadline has passed."""
+        """End a publish whose deadline has passed. Of a batch, end only the members whose deadline has passed."""
 
 
 class PendingPublish:
-    """A PUB that has not ended. It ends once: with OK or with an error.
+    """A PUB that has not ended. It ends exactly once, with OK or with an error.
 
     Args:
         started: When publish() was called, monotonic seconds.
-        deadline: When it must have ended.
+        deadline: When it must have ended, monotonic seconds.
 
     Attributes:
         owner: Set when the publish is submitted.
         done: Whether it has ended.
         error: Why it was not confirmed.
-        body: Its message; empty if there are several, or when it is not needed any more.
+        body: Its message. Empty if there are several messages, or after the message is no longer needed.
         size: Bytes of the command.
         largest_message: Bytes of the largest message.
         mpub_body_size: Bytes of an MPUB's body; else 0.
         defer: Milliseconds; 0: not deferred.
-        messages: How many messages it has.
+        messages: Number of its messages.
         members: If it is a batch, the publishes in it.
         is_batchable: Whether it may join a batch.
         reserved_bytes: Its share of max_pending_bytes; 0 while it waits for capacity.
-        link: The link that it was submitted to last.
-        waiter: Greenlet that waits in Dispatcher.publish(); it is resumed at the end.
-        result: Set at the end if there is no waiter.
-        on_done: Called at the end if there is neither.
-        on_capacity: Called when it has capacity, or has ended before.
+        link: The last link that it was submitted to.
+        waiter: Greenlet that waits in Dispatcher.publish(). It is resumed when the publish ends.
+        result: If there is no waiter: gets the outcome when the publish ends.
+        on_done: If there is neither waiter nor result: called when the publish ends.
+        on_capacity: Called when the publish gets capacity, or when it ends without.
         key: Argument of the strategy.
-        refused_by, refusals, refused_error: Addresses of nsqds that refused it, how often, and their last error.
-        lost_error: Why its response was lost, if it was sent again after that.
+        refused_by, refusals, refused_error: Addresses of the nsqds that refused it, number of refusals, and last error.
+        lost_error: If the publish was sent again after its response was lost: why the response was lost.
     """
 
     owner: PublishOwner
@@ -290,7 +292,7 @@ class PendingPublish:
 
     @property
     def command(self) -> bytes:
-        """The bytes to send over TCP. Made when they are sent: until then only the bodies take memory."""
+        """The bytes to send over TCP. They are built when they are sent; until then only the bodies take memory."""
         return commands.publish(self.topic, self.body)
 
     @property
@@ -300,7 +302,7 @@ class PendingPublish:
 
     @property
     def address(self) -> str:
-        """The nsqd that it was submitted to last."""
+        """Address of the last nsqd that it was submitted to."""
         return self.link.address if self.link is not None else "nsqd"
 
     @property
@@ -309,15 +311,15 @@ class PendingPublish:
         return round(self.deadline - self.started, 6)
 
     def unfinished(self) -> Sequence[PendingPublish]:
-        """Return itself, or of a batch its members, unless they have ended."""
+        """Return the publish itself, or the members of a batch. Those that have ended are left out."""
         return () if self.done else (self,)
 
     def drop_bodies(self) -> None:
-        """Free the messages of a publish that was sent and has ended; its response may still come."""
+        """Free the messages of a publish that was sent and has ended. Its response may still come."""
         self.body = b""
 
     def notify(self) -> None:
-        """Pass the end to the result or callback, if there is one."""
+        """Tell the result or the callback, if there is one, that the publish has ended."""
         if self.result is not None:
             self.result.end(self.error)
         elif self.on_done is not None:
@@ -326,10 +328,10 @@ class PendingPublish:
     # --- called by the link; see nsqd.pending.PendingRequest
 
     def on_response(self, data: bytes) -> None:
-        """Take nsqd's response.
+        """Handle nsqd's response.
 
         Raises:
-            NSQProtocolError: If it is not OK; closes the connection.
+            NSQProtocolError: If the response is not OK. The error closes the connection.
         """
         if data != OK:
             raise self.on_unexpected_response(data)
@@ -348,20 +350,20 @@ class PendingPublish:
         return NSQProtocolError(text)
 
     def on_error(self, error: NSQErrorCode) -> None:
-        """Take nsqd's error."""
+        """Handle nsqd's error."""
         self.owner.handle_failure(self, Failure.REFUSED, error)
 
     def on_connection_lost(self, error: NSQException) -> None:
-        """Note that it was sent and that no response will come."""
+        """Handle that the publish was sent and no response will come."""
         self.owner.handle_failure(self, Failure.LOST, error)
 
     def on_not_sent(self, error: NSQException) -> None:
-        """Note that nsqd has not executed it, and will not."""
+        """Handle that nsqd has not executed the publish, and will not."""
         self.owner.handle_failure(self, Failure.NOT_EXECUTED, error)
 
 
 class EncodedPublish(PendingPublish):
-    """A PUB or DPUB that has its command in place of its body. Saves 0.05 us of 5 for a lone publish over TCP."""
+    """A PUB or DPUB that stores its command in place of its body. Saves 0.05 us of 5 for a lone publish over TCP."""
 
     command = b""
     is_batchable = False

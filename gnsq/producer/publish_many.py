@@ -1,6 +1,6 @@
-"""publish_many: publish an iterable of messages in chunks, each an MPUB, several of them concurrently.
+"""Publishes an iterable of messages in chunks. Each chunk is an MPUB, and several are pending at the same time.
 
-Takes a message from the iterable when it can be published, and never all at once.
+Takes a message from the iterable only when it can be published, so not all messages are in memory together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Chunk", "NSQManyFailed", "publish_chunks"]
 
 logger = logging.getLogger(__name__)
 
-# Limits of a chunk, below nsqd's usual limits of a body.
+# Limits of a chunk. They are lower than nsqd's default limits of a body.
 MAX_CHUNK_MESSAGES = 1000
 MAX_CHUNK_BYTES = 1024 * 1024
 MAX_CONCURRENT_CHUNKS = 8
@@ -30,8 +30,8 @@ class Chunk(NamedTuple):
 
     Attributes:
         first: Number of the first message, from 0.
-        messages: How many; 0: the iterable raised. The messages that it gave before are in the chunks before.
-        error: Why they were not confirmed; None if they were. Unless it is an NSQUnknown, nsqd has stored none.
+        messages: Number of messages. 0: the iterable raised; earlier chunks have the messages that it gave before.
+        error: Why the messages were not confirmed; None if they were. Unless it is an NSQUnknown, nsqd has stored none.
     """
 
     first: int
@@ -40,10 +40,11 @@ class Chunk(NamedTuple):
 
 
 class NSQManyFailed(NSQException):
-    """Some chunks of publish_many() were not confirmed, or its iterable raised; that error is the ``__cause__`` then.
+    """Some chunks of publish_many() were not confirmed, or its iterable raised. Then ``__cause__`` is the iterable's
+    error.
 
     Attributes:
-        chunks: All chunks in order, confirmed ones included.
+        chunks: All chunks in the order of the messages, including confirmed ones.
     """
 
     def __init__(self, chunks: list[Chunk]) -> None:
@@ -77,9 +78,9 @@ def publish_chunks(
         label: Names the producer in log lines.
 
     Raises:
-        NSQManyFailed: If raise_error is on and a chunk failed; no further chunk was submitted. In any case if the
-            iterable raised, or the producer was closed. Submitted chunks are waited for first.
-        ValueError, TypeError: If nothing can be published at all, such as to an invalid topic.
+        NSQManyFailed: If raise_error is True and a chunk failed; no further chunk was submitted then. In any case if
+            the iterable raised or the producer was closed. Raised after the submitted chunks have ended.
+        ValueError, TypeError: If no message can be published at all, for example because the topic is invalid.
     """
     if isinstance(messages, (bytes, bytearray, str)):
         raise TypeError(f"messages must be an iterable of bytes, not {type(messages).__name__}")
@@ -103,7 +104,7 @@ def publish_chunks(
                 break
         many.wait()
     except BaseException:
-        # Killed, or a gevent.Timeout.
+        # The caller was killed or had a gevent.Timeout.
         if many.pending:
             text = "%s: publish_many was interrupted with %s pending: their outcomes are not reported"
             logger.warning(text, label, counted(sum(messages for _, messages, _ in many.pending), "message"))
@@ -114,12 +115,13 @@ def publish_chunks(
 
 
 class _ChunkedPublish:
-    """Outcomes of chunks, and the chunks that have not ended.
+    """The outcomes of chunks that have ended, and the pending chunks.
 
     Attributes:
-        chunks: The outcomes, in order.
-        pending: First message, number of messages, and result of each other chunk, or the error that ended it at once.
-        has_failed: Whether a chunk was not confirmed, as far as is known.
+        chunks: The outcomes, in the order of the messages.
+        pending: For each other chunk: number of the first message, number of messages, and its result, or the error if
+            submitting it failed.
+        has_failed: Whether a chunk is known to have failed.
     """
 
     def __init__(self) -> None:
@@ -129,7 +131,7 @@ class _ChunkedPublish:
         self._number = 0
 
     def add(self, messages: int, result: PublishResult | Exception) -> None:
-        """Add a chunk of so many messages, and wait until fewer than MAX_CONCURRENT_CHUNKS are pending."""
+        """Add a chunk with this number of messages. Then wait until fewer than MAX_CONCURRENT_CHUNKS are pending."""
         self.has_failed = self.has_failed or isinstance(result, Exception)
         self.pending.append((self._number, messages, result))
         self._number += messages
@@ -167,7 +169,7 @@ class _IterableRaised(Exception):
 
 
 def _split(messages: Iterable[bytes], options: ProducerOptions) -> Iterator[tuple[list[bytes], Exception | None]]:
-    """Split messages into chunks: the bodies of each, or the error of one message that can't be published."""
+    """Split messages into chunks. Yield the bodies of each chunk, or the error of a message that can't be published."""
     limit = MAX_CHUNK_BYTES if options.max_body_size is None else min(MAX_CHUNK_BYTES, options.max_body_size - 4)
     bodies: list[bytes] = []
     size = 0

@@ -1,6 +1,6 @@
 """Runtime: the connections and greenlets of a started producer, in the hub in which it was started.
 
-Connects to the nsqds that were given, and to those that nsqlookupd names.
+Connects to the nsqds given by address, and to those that nsqlookupd names.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ __all__ = ["ProducerEvents", "ProducerRuntime", "RuntimeConfig"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds that connections have to close in order, even if the timeout of close() is over.
+# Seconds that connections have to drain and close, even if the timeout of close() is over.
 CLOSE_GRACE = 0.5
 
-# Seconds that the first publish waits for an attempt to connect to every nsqd.
+# Limit in seconds: the first publish waits so long until the producer has tried to connect to every nsqd.
 FIRST_ATTEMPT_TIMEOUT = 1.0
 
 
@@ -53,10 +53,10 @@ class RuntimeConfig:
 
     Attributes:
         connection: Options of each TCP connection.
-        addresses: The given ones: ``host:port``, or URLs over HTTP.
+        addresses: Addresses from the constructor: ``host:port``, or URLs over HTTP.
         http_clients: Makes the clients to publish over HTTP; None: publish over TCP.
         owner: Producer that log lines name.
-        counts, latency: Counters, which go on after a restart.
+        counts, latency: Counters. A restart does not reset them.
     """
 
     options: ProducerOptions
@@ -76,7 +76,7 @@ class ProducerEvents(Protocol):
 
     @property
     def listeners(self) -> Sized:
-        """Empty if handle_response() need not be called."""
+        """Return a collection that is empty if handle_response() need not be called."""
 
     def handle_response(self, conn: Connection | None, response: bytes) -> None:
         """Handle a response; conn is None over HTTP."""
@@ -92,11 +92,11 @@ class ProducerRuntime:
     """The parts of a running producer. Made in the thread in which it runs, and used only there.
 
     Attributes:
-        owner_thread: That thread.
+        owner_thread: The thread in which the runtime was made.
         waiters: Threads and callbacks that wait for results.
-        dispatcher: Takes publishes.
+        dispatcher: Sends publishes.
         now: Returns monotonic seconds.
-        was_attempted: Whether wait_attempted() or wait_first_attempts() has returned once.
+        was_attempted: Whether wait_attempted() or wait_first_attempts() has returned before.
     """
 
     def __init__(self, config: RuntimeConfig, events: ProducerEvents) -> None:
@@ -124,10 +124,10 @@ class ProducerRuntime:
         self._pools = self._tcp_pools() if config.http_clients is None else [self._http_pool(config.http_clients)]
         port = "tcp_port" if config.http_clients is None else "http_port"
         self._nodes = AllNodes(config.lookupds, port, options.max_nsqds, config.owner)
-        # Set when any nsqd is known, and when all nsqlookupds were queried once, if there are any.
+        # Events: an nsqd is known; all nsqlookupds, if there are any, were queried once.
         self._any_known, self._queried = Event(), Event()
         self._tasks: list[gevent.Greenlet] = []
-        # Greenlet that changes connections or batches, and does not wait meanwhile.
+        # Greenlet that is changing connections or batches and does not wait while it does so.
         self._active: gevent.Greenlet | None = None
 
     def _tcp_pools(self) -> Sequence[ConnectionPool[Any]]:  # Any: of Connection or HttpLink
@@ -161,7 +161,7 @@ class ProducerRuntime:
     # --- start and close
 
     def start(self) -> None:
-        """Start to connect, in the background."""
+        """Begin to connect in the background."""
         for address in self._config.addresses:
             self.add(address)
         self._spawn("deadlines", self.dispatcher.deadlines.run)
@@ -173,7 +173,7 @@ class ProducerRuntime:
             self._queried.set()
 
     def add(self, address: str) -> None:
-        """Connect to an nsqd, and again whenever the connection is lost.
+        """Connect to an nsqd, and reconnect whenever the connection is lost.
 
         Raises:
             ValueError: If the address is not valid.
@@ -185,11 +185,12 @@ class ProducerRuntime:
         self._any_known.set()
 
     def wait_attempted(self) -> None:
-        """Wait until all nsqlookupds were queried and every nsqd known so far was tried once."""
+        """Wait until all nsqlookupds were queried, and there was an attempt to connect to every known nsqd."""
         self._wait_attempted(self._queried, MAX_SLEEP)
 
     def wait_first_attempts(self, limit: float) -> None:
-        """Wait until some nsqds are known and were tried once, up to FIRST_ATTEMPT_TIMEOUT or the limit in seconds."""
+        """Wait until an nsqd is known and there was an attempt to connect to each known nsqd. Wait no longer than the
+        limit in seconds, nor than FIRST_ATTEMPT_TIMEOUT."""
         self._wait_attempted(self._any_known, min(limit, FIRST_ATTEMPT_TIMEOUT))
 
     def _wait_attempted(self, known: Event, limit: float) -> None:
@@ -242,29 +243,29 @@ class ProducerRuntime:
         unconfirmed = self.dispatcher.close()
         for connection in list(self._links):
             if connection.pending:
-                # The deadline has passed, so nothing waits for these responses. The address is released first: the pool
-                # does not know of the close yet, and would log that it tries again.
+                # The deadline has passed, so nothing waits for these responses. Release the address first. Otherwise
+                # the pool, which does not know of the close yet, would log that it tries again.
                 for pool in self._pools:
                     pool.release(connection.address)
                 connection.abort()
         for task in self._tasks:
             task.kill(block=False)
-        # Together: each may take as long.
+        # Close all pools at the same time: each may need the whole time limit.
         left = max(deadline - self._clock.monotonic(), CLOSE_GRACE)
         gevent.joinall([gevent.spawn(pool.close, left) for pool in self._pools])
-        # The last callers are woken in the hub's next round.
+        # Let the hub run: in its next round the last callers are woken.
         gevent.sleep(0)
         return unconfirmed
 
     def after_fork_in_child(self, parent: int) -> None:
-        """Stop in this child process. Connections have an after_fork_in_child() of their own."""
+        """Stop in this child process. Connections have their own after_fork_in_child()."""
         if not self.owner_thread.is_current:
-            # Neither the thread nor its greenlets are in this process. Other threads that wait have a deadline.
+            # The owner thread and its greenlets do not exist in this process. Threads that wait stop at their deadline.
             return
         self.abort(NSQUnknownClosed(f"published in process {parent}, which was forked and goes on with it"))
 
     def abort(self, error: NSQException) -> None:
-        """End all publishes at once, with an error."""
+        """End all publishes immediately with an error."""
         for publish in list(self.dispatcher.pending_publishes()):
             self.dispatcher.fail(publish, error)
         self.dispatcher.close()
@@ -272,7 +273,8 @@ class ProducerRuntime:
             task.kill(block=False)
 
     def abort_from_other_thread(self, error: NSQException) -> list[Unconfirmed]:
-        """End all publishes after the owner thread has ended. Called in another thread: the hub takes no more calls.
+        """End all publishes after the owner thread has ended. Called in another thread, since the owner's hub runs no
+        more.
 
         Returns:
             The publishes that were not confirmed.
@@ -310,11 +312,11 @@ class ProducerRuntime:
 
     @property
     def lookup_failures(self) -> dict[str, str]:
-        """Why the last responses of nsqlookupds could not be used, by address."""
+        """By address of an nsqlookupd: why its last response could not be used."""
         return dict(self._nodes.report.failures)
 
     def why_not_ready(self) -> str:
-        """Say why no nsqd takes publishes now; empty if one does."""
+        """Return the reason why no nsqd takes publishes now. Empty if an nsqd takes them."""
         if self.dispatcher.links or self.dispatcher.stalled_links:
             return ""
         failures = self.failures()
@@ -333,20 +335,20 @@ class ProducerRuntime:
             self._queried.set()
         failures = 0
         while True:
-            # Without any nsqd, query as often as an nsqd that is down is tried: nsqd may start later than this program.
+            # While no nsqd is known, query as often as a reconnect is tried: nsqd may start later than this program.
             failures = 0 if self._addresses else failures + 1
             longest = options.lookupd_poll_interval * (1 - options.lookupd_poll_jitter * random.random())
             wait = min(self._config.reconnect.delay(failures), longest) if failures else longest
             line = self._nodes.report.empty_line(self._config.lookupds, "", wait) if failures else None
             if line is not None:
-                # Once a minute, however soon they are asked again.
+                # At most once a minute, even if the next query is sooner.
                 owner = self._config.owner
                 owner.rate_limited(logger).log(line[0], f"empty round {line[0]}", "%s: %s", owner.label, line[1])
             self._clock.sleep(wait)
             self._query_lookupds()
 
     def _query_lookupds(self) -> None:
-        # Use each nsqd at once: another nsqlookupd may not respond for long.
+        # Use each nsqd immediately: another nsqlookupd may take long to respond.
         _, gone = self._nodes.refresh(self._add_named)
         for address in gone - set(self._config.addresses):
             logger.info("%s: no nsqlookupd names it any more", self._config.owner.at(address))
@@ -386,7 +388,7 @@ class ProducerRuntime:
             self.dispatcher.remove(link)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call a method of events. The calling greenlet reads responses, so it must not wait for one meanwhile."""
+        """Call a method of events in the greenlet that reads responses. So the method must not wait for a response."""
         greenlet, signal_greenlets = gevent.getcurrent(), self.dispatcher.signal_greenlets
         signal_greenlets.add(greenlet)
         try:
@@ -399,5 +401,5 @@ class ProducerRuntime:
 
 
 def _is_blameless(connection: Connection) -> bool:
-    """Whether nsqd has closed a connection because of a message or topic of the caller."""
+    """Whether nsqd has closed a connection because it refused a message or topic. Then nsqd is not at fault."""
     return isinstance(connection.error, NSQErrorCode) and not is_node_error(connection.error)
