@@ -1,6 +1,6 @@
-"""An emulator of nsqd and nsqlookupd 1.3.0 for tests: in the test's process, started and stopped in milliseconds.
+"""An emulator of nsqd and nsqlookupd 1.3.0 for tests. Runs in the test's process; starts and stops in milliseconds.
 
-The public names are loaded at their first use, so that the pytest plugin costs nothing in test runs that do not use it.
+The public names are loaded at their first use: a test run that does not use them does not wait for their import.
 """
 
 from __future__ import annotations

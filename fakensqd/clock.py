@@ -1,7 +1,7 @@
-"""Clocks of the emulator: real time, and time that a test moves.
+"""Clocks of the emulator: RealClock, and ManualClock, which a test moves.
 
-Servers and connections get a clock; broker and sessions get the time as ``now``. A client takes both clocks as its
-``clock``, too.
+Servers and connections get a clock; broker and sessions get the time as ``now``. Either clock may also be the
+``clock`` of a client.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from gnsq.clock import RealClock as RealClientClock
 __all__ = ["Clock", "ManualClock", "RealClock", "Timer", "run_with_timeout"]
 
 _Value = TypeVar("_Value")
-# A hub is idle after so many rounds of its loop, and real seconds, without an event. Seconds: greenlets may sleep for a
-# microsecond. Rounds: on a busy machine the seconds may pass while the process does not run.
+# A hub is idle if there was no event in this many rounds of its loop and this many real seconds. The seconds are needed
+# because greenlets may sleep for a microsecond, the rounds because a busy machine may not run the process for a while.
 _IDLE_ROUNDS = 4
 _IDLE_SECONDS = 20e-6
 
 
 class Timer(Protocol):
-    """A call at a later time."""
+    """A call that happens later, unless it is cancelled."""
 
     def cancel(self) -> None:
-        """Drop the call if it has not happened yet."""
+        """Cancel the call. Does nothing if the call has happened."""
 
 
 class Clock(ClientClock, Protocol):
@@ -52,7 +52,7 @@ class _HubTimer:
 
     def __init__(self, seconds: float, callback: Callable[[], None]) -> None:
         self._watcher = gevent.get_hub().loop.timer(max(0.0, seconds))
-        # update: libev's own time is that of the beginning of this iteration of the loop.
+        # update: libev's time is the time when this iteration of the loop began.
         self._watcher.start(callback, update=True)
 
     def cancel(self) -> None:
@@ -81,7 +81,7 @@ class _ManualTimer:
 
 
 class _ManualTimeout(gevent.Timeout):  # type: ignore[misc]  # gevent has no types
-    """A gevent.Timeout of a clock."""
+    """A gevent.Timeout by the time of a ManualClock."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class _ManualTimeout(gevent.Timeout):  # type: ignore[misc]  # gevent has no typ
             expire()
 
     def _expire(self, waiting: gevent.Greenlet) -> None:
-        # Runs a round of the hub later; the block may have ended.
+        # This runs one round of the hub after the deadline: the block may have ended by then.
         if self._timer is not None:
             waiting.throw(self)
 
@@ -116,12 +116,12 @@ class _ManualTimeout(gevent.Timeout):  # type: ignore[misc]  # gevent has no typ
 
 
 class ManualClock:
-    """A clock that stands still until advance(), for the emulator and its clients in one hub.
+    """A clock that moves only in advance(), for the emulator and its clients in one hub.
 
-    The greenlet that calls advance() must not wait for something with a timeout of this clock: the timeout cannot end.
+    The greenlet that calls advance() must not itself wait with a timeout of this clock: such a timeout never ends.
 
     Args:
-        start_ns: The wall clock's time at the start, in nanoseconds since 1970; default: the machine's.
+        start_ns: The wall clock's first time, in nanoseconds since 1970; default: the real time.
         idle_timeout: Real seconds after which advance() raises if the hub does not become idle.
     """
 
@@ -141,7 +141,7 @@ class ManualClock:
         return self._start_ns + round(self._now * 1e9)
 
     def sleep(self, seconds: float) -> None:
-        """Suspend the calling greenlet until the clock has advanced so far; 0 only yields."""
+        """Suspend the calling greenlet until the clock has advanced by these seconds; 0 only yields to the hub."""
         if seconds <= 0:
             gevent.sleep(0)
             return
@@ -153,17 +153,21 @@ class ManualClock:
             timer.cancel()
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call the callback in advance() when the clock has advanced so far."""
+        """Let advance() call the callback when the clock has advanced by these seconds. It must not block."""
         timer = _ManualTimer(callback)
         heapq.heappush(self._timers, (self._now + max(0.0, seconds), next(self._order), timer))
         return timer
 
     def timeout(self, seconds: float) -> gevent.Timeout:
-        """Make a context manager that raises itself when the clock has advanced so far."""
+        """Make a context manager that raises itself when the clock has advanced by these seconds."""
         return _ManualTimeout(self, seconds)
 
     def wait(self, waitable: Any, seconds: float) -> bool:  # Any: gevent has no types
-        """Wait for an Event or AsyncResult until the clock has advanced so far; return whether it is ready."""
+        """Wait for an Event or AsyncResult, at most until the clock has advanced by these seconds.
+
+        Returns:
+            Whether it is ready.
+        """
         if seconds <= 0:
             gevent.sleep(0)
             return bool(waitable.ready())
@@ -182,10 +186,10 @@ class ManualClock:
         return bool(waitable.ready())
 
     def advance(self, seconds: float) -> None:
-        """Move the time on. At each deadline on the way, wait until the hub is idle.
+        """Add seconds to the time. Before, after, and at each deadline between, wait until the hub is idle.
 
-        In an idle hub no greenlet can continue before the next deadline. Threads of others and processes are not waited
-        for.
+        In an idle hub, no greenlet can continue before the next deadline. advance() waits for threads of gevent's pool,
+        but not for other threads and processes.
 
         Raises:
             ValueError: If the seconds are negative.
@@ -217,14 +221,14 @@ def _run_until_idle(timeout: float, real_time: Callable[[], float] = time.perf_c
                 rounds += 1
                 switches.clear()
                 has_result = len(threads) > 0
-                # Data sent over loopback is in the receiver's socket when send() returns, so the loop sees the socket
-                # before idle() returns.
+                # Data that was sent over loopback is in the receiver's socket when send() returns. So the loop finds
+                # this socket ready before idle() returns.
                 gevent.idle()
                 if len(threads):
-                    # gevent resolves addresses on threads, numeric ones, too.
+                    # gevent resolves addresses on threads, even numeric addresses.
                     threads.join()
                     has_result = True
-                # idle() itself makes two switches. A thread may have ended after the last round of the loop.
+                # idle() itself makes two switches. The loop has not yet handled the result of a thread that ended now.
                 if has_result or len(switches) > 2:
                     idle_since, rounds = real_time(), 0
     finally:

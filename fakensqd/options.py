@@ -1,4 +1,4 @@
-"""Options of the emulated daemons: nsqd's and nsqlookupd's flags with underscores. Durations in seconds."""
+"""Options of the emulated daemons: nsqd's and nsqlookupd's flags with underscores. Durations are in seconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 # The emulated version.
 NSQ_VERSION = "1.3.0"
-# The last version that counts RDY down.
+# The last version in which each pushed message reduces the RDY count by 1.
 _OLD_VERSION = "0.2.31"
 
 # From the most messages to the fewest.
@@ -36,7 +36,7 @@ _TLS_VERSIONS = ("tls1.0", "tls1.1", "tls1.2", "tls1.3")
 
 
 class TlsRequired(enum.IntEnum):
-    """Which clients must use TLS; the numbers are those of /config."""
+    """Which clients must use TLS. nsqd shows these numbers in /config."""
 
     NOBODY = 0
     TCP = 1
@@ -60,7 +60,7 @@ class Release:
         """Parse a version such as "0.2.21".
 
         Raises:
-            ValueError: If it is not a release from 0.2.15 to 1.3.0.
+            ValueError: If the text is not a release from 0.2.15 to 1.3.0.
         """
         found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", text)
         release = cls(*map(int, found.groups())) if found else None
@@ -69,20 +69,20 @@ class Release:
         return release
 
     def since(self, major: int, minor: int, patch: int) -> bool:
-        """Whether this is that release or a later one."""
+        """Whether this release is the given one or a later one."""
         return self >= Release(major, minor, patch)
 
     @property
     def max_name_length(self) -> int:
-        """Longest name of a topic or channel, characters."""
+        """Maximum length of a topic's or channel's name, in characters."""
         return 64 if self.since(0, 2, 29) else 32
 
     def is_topic_name(self, name: str) -> bool:
-        """Whether it accepts this name for a topic."""
+        """Whether this release accepts the name for a topic."""
         return valid_topic_name(name, self.max_name_length) and (self.since(0, 3, 0) or not is_ephemeral(name))
 
     def is_channel_name(self, name: str) -> bool:
-        """Whether it accepts this name for a channel."""
+        """Whether this release accepts the name for a channel."""
         return valid_channel_name(name, self.max_name_length)
 
 
@@ -204,14 +204,14 @@ class NsqdOptions(Options):
                 object.__setattr__(self, name, value)
         if self.auth_http_addresses and not release.since(0, 2, 29):
             raise ValueError(
-                f"release {self.version} has no AUTH, and auth_http_addresses are given; use 0.2.29 or later"
+                f"release {self.version} has no AUTH, but auth_http_addresses are given; use release 0.2.29 or later"
             )
         if self.tls_policy and not self.tls_offered:
-            raise ValueError("clients are required to use TLS, but there is no tls_cert and tls_key")
+            raise ValueError("tls_required and tls_client_auth_policy need tls_cert and tls_key")
 
     @property
     def version(self) -> str:
-        """The version in responses. Clients use it to know whether RDY is counted down, as before 0.3.0."""
+        """The version in responses. Clients infer from it whether each message reduces the RDY count (before 0.3.0)."""
         return self.release or (_OLD_VERSION if self.rdy_counts_down else NSQ_VERSION)
 
     @property
@@ -226,7 +226,7 @@ class NsqdOptions(Options):
 
     @property
     def tls_policy(self) -> TlsRequired:
-        """Which clients must use TLS. Source: nsqd.go New: a policy for certificates implies TLS."""
+        """Which clients must use TLS. A policy for client certificates implies TLS. Source: nsqd.go New."""
         required = _TLS_REQUIRED[str(self.tls_required).lower()]
         return required or (TlsRequired.TCP_AND_HTTP if self.tls_client_auth_policy else required)
 
@@ -236,7 +236,7 @@ def _percentiles(values: tuple[float, ...] | float) -> tuple[float, ...]:
     for value in found:
         if not 0 < value <= 1:
             raise ValueError(f"invalid E2E processing latency percentile: {value:g}")
-    # As nsqd shows them.
+    # Sorted as nsqd shows them.
     return tuple(sorted(found, reverse=True))
 
 
@@ -257,7 +257,7 @@ class LookupdOptions(Options):
 
 
 class ClusterOptionsDict(TypedDict, total=False):
-    """The options of NsqdOptions that FakeCluster does not set itself, as typed keywords."""
+    """The options of NsqdOptions as typed keywords, except those that FakeCluster sets itself."""
 
     https_address: str
     broadcast_address: str

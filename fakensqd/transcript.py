@@ -1,8 +1,8 @@
-"""Transcript of a server's events in order, as text and as JSON lines; and waiting until a value is as expected.
+"""Transcript of a server's events, as text and as JSON lines; wait_until() waits until a value is as expected.
 
-The events: commands, replies, pushed frames, connections, HTTP requests, and the rules that fired. An entry means that
-the bytes were handed to the connection: the client may not have read them yet. The oldest entries are dropped above a
-limit. wait_until() waits in the hub; the rest is pure.
+The events are commands, replies, pushed frames, connections, HTTP requests, and rules that fired. An entry for a sent
+frame means that the connection has the bytes: the client may not have read them yet. Above a limit, the oldest entries
+are dropped. wait_until() waits in the hub; the rest is pure.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Entry:
         connection: Number of the connection, from 1; 0 for HTTP.
         kind: "connect", "end", "command", "reply", "message", "heartbeat", "http", "fault", or "publish" for
             FakeNsqd.publish().
-        name: The command; the first word of a reply; method and path of a request; the rule.
+        name: Name of the command; first word of a reply; method and path of a request; name of the rule.
         detail: Other words of the command or reply.
-        executed: How often a command was executed with success.
-        status: Of the response to a request; 0 if there was none.
+        executed: How often the command was executed with success.
+        status: Status of the response to a request; 0 if there was no response.
     """
 
     time: float
@@ -89,11 +89,12 @@ class Transcript:
     """Entries in order, with methods that select and count them.
 
     Args:
-        max_entries, max_bytes: Above so many entries, or bytes of bodies in them, the oldest are dropped.
+        max_entries, max_bytes: Limits of the number of entries, and of the bytes of all bodies in them. The oldest
+            entries are dropped above these limits.
 
     Attributes:
         dropped: How many entries were dropped.
-        on_entry: Called after each entry.
+        on_entry: Called after each append().
     """
 
     def __init__(self, *, max_entries: int = 100_000, max_bytes: int = 64 * 1024 * 1024) -> None:
@@ -105,7 +106,7 @@ class Transcript:
         self._max_bytes = max_bytes
 
     def append(self, entry: Entry) -> Entry:
-        """Append an entry."""
+        """Append an entry, and return it."""
         self._entries.append(entry)
         self._bytes += sum(map(len, entry.bodies))
         while len(self._entries) > self._max_entries or self._bytes > self._max_bytes:
@@ -129,7 +130,7 @@ class Transcript:
     # --- selecting ----------------------------------------------------------------------------------------------------
 
     def select(self, kind: str | None = None, **wanted: object) -> list[Entry]:
-        """Return the entries of a kind with these attributes: ``select("command", name="PUB", topic="t")``."""
+        """Return the entries of this kind that have these attributes: ``select("command", name="PUB", topic="t")``."""
         return [
             entry
             for entry in self._entries
@@ -138,7 +139,7 @@ class Transcript:
         ]
 
     def published(self, topic: str) -> list[bytes]:
-        """Return the bodies that were stored in a topic, over TCP, HTTP and by publish(), in order."""
+        """Return the bodies that were published to a topic over TCP, HTTP and by publish(), in order."""
         return [
             body
             for entry in self._entries
@@ -147,7 +148,7 @@ class Transcript:
         ]
 
     def delivered(self, topic: str, channel: str | None = None) -> list[bytes]:
-        """Return the bodies that were pushed, one for each push."""
+        """Return the body of each message that was pushed, once for each push."""
         return [body for entry in self._of("message", None, topic, channel) for body in entry.bodies]
 
     def finished(self, topic: str | None = None, channel: str | None = None) -> int:
@@ -163,11 +164,11 @@ class Transcript:
         return self._count("TOUCH", topic, channel)
 
     def commands(self, name: str | None = None) -> list[str]:
-        """Return the names of the received commands, executed or not; or only those of one name."""
+        """Return the name of each received command, executed or not. With a name, only of commands with this name."""
         return [entry.name for entry in self._entries if entry.kind == "command" and name in (None, entry.name)]
 
     def errors(self) -> list[str]:
-        """Return the error frames that were sent, by faults, too."""
+        """Return the text of each error frame that was sent, by the server or by a fault."""
         return [
             f"{entry.name} {entry.detail}".rstrip()
             for entry in self._entries
@@ -175,7 +176,7 @@ class Transcript:
         ]
 
     def requests(self, path: str | None = None) -> list[str]:
-        """Return method and path of each HTTP request; or only those of one path."""
+        """Return method and path of each HTTP request. With a path, only of requests with this path."""
         names = [entry.name for entry in self._entries if entry.kind == "http"]
         return [name for name in names if path is None or name.partition(" ")[2] == path]
 
@@ -187,7 +188,7 @@ class Transcript:
         ]
 
     def fired(self) -> list[str]:
-        """Return the name of a rule for each time that it fired."""
+        """Return the names of the rules that fired, one name each time that a rule fired."""
         return [entry.name for entry in self._entries if entry.kind == "fault"]
 
     def _count(self, name: str, topic: str | None, channel: str | None) -> int:
@@ -202,7 +203,7 @@ class Transcript:
     # --- text and JSON lines ------------------------------------------------------------------------------------------
 
     def text(self, last: int | None = None) -> str:
-        """Format all entries, or the last so many, one per line."""
+        """Format all entries, or only the last ones, one per line."""
         entries = list(self._entries)
         shown = entries if last is None else entries[max(0, len(entries) - last) :]
         before = self.dropped + len(entries) - len(shown)
@@ -218,10 +219,10 @@ class Transcript:
 
     @classmethod
     def load(cls, lines: str | Iterable[str]) -> Self:
-        """Decode the JSON lines of dump().
+        """Decode the JSON lines that dump() returned.
 
         Raises:
-            ValueError: If they are invalid.
+            ValueError: If a line is invalid.
         """
         try:
             rows = [json.loads(line) for line in (lines.splitlines() if isinstance(lines, str) else lines)]
@@ -229,7 +230,7 @@ class Transcript:
             raise ValueError("a line is nested too deeply") from error
         head = rows[0] if rows else None
         if not isinstance(head, dict) or head.get("transcript") != 1 or type(head.get("dropped")) is not int:
-            raise ValueError(f"these are no lines of a transcript: the first is {head!r}")
+            raise ValueError(f"these lines are not a transcript: the first line is {head!r}")
         transcript = cls()
         for number, row in enumerate(rows[1:], 2):
             try:
@@ -262,7 +263,7 @@ def _encoded(entry: Entry) -> dict[str, Any]:  # Any: JSON
     return row
 
 
-# Types of the fields in a line.
+# Types of the fields of an entry in a JSON line.
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "time": (int, float),
     "bodies": (list,),
@@ -283,7 +284,7 @@ def _decoded(row: dict[str, Any]) -> Entry:  # Any: JSON
 
 
 def encode_bytes(data: bytes) -> str | dict[str, str]:
-    """Encode bytes as JSON: a string if they are UTF-8, else an object with base64."""
+    """Encode bytes as JSON: a string if the bytes are UTF-8, else an object with base64."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -298,7 +299,7 @@ def decode_bytes(value: str | dict[str, str]) -> bytes:
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 _Value = TypeVar("_Value")
-# Seconds between calls of a predicate while nothing is recorded: depths and timeouts are not in a transcript.
+# Seconds between calls of a predicate if no entry is appended: some values change without an entry, such as depths.
 _POLL_INTERVAL = 0.005
 _SHOWN_ENTRIES = 40
 
@@ -307,7 +308,7 @@ class WaitError(AssertionError):
     """A predicate did not return the expected value in time.
 
     Attributes:
-        transcript: The end of the transcript, written below the text; empty if it is shown elsewhere.
+        transcript: The end of the transcript, shown below the text; empty if pytest shows the transcript elsewhere.
     """
 
     def __init__(self, text: str, transcript: str = "") -> None:
@@ -324,9 +325,9 @@ def wait_until(
     """Wait until a predicate returns the expected value; return the value.
 
     Args:
-        expected: A value; True: any value that is true.
+        expected: The wanted value; True accepts every value that is true.
         timeout: Seconds of real time.
-        transcript: Each new entry ends the wait early; its end is shown in a failure.
+        transcript: After each new entry of it, the predicate is called without delay. A failure shows its end.
 
     Raises:
         WaitError: If the time is over.
@@ -367,7 +368,7 @@ def difference(expected: object, nearest: object) -> str:
 
 
 def _distance(value: object, expected: object) -> float:
-    """Return how far a value is from the expected one; for sequences from 0 to 1."""
+    """Return how much a value differs from the expected one: for sequences from 0 to 1."""
     if isinstance(value, (int, float)) and isinstance(expected, (int, float)):
         return abs(expected - value)
     if isinstance(value, Sequence) and isinstance(expected, Sequence):

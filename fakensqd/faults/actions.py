@@ -1,7 +1,7 @@
-"""Actions of rules: each returns a function from the steps that would be taken for an event to those that are taken.
+"""Actions of rules. Each action is a function that gets the steps for an event, and returns the steps to take instead.
 
-Pure. Actions compose in order: ``delay(0.2), corrupt("size")``. Any function of that kind, from steps and Event to
-steps (see fakensqd.effects), is an action, too.
+Pure. Several actions apply in order: ``delay(0.2), corrupt("size")``. A function of the user may be an action, too: it
+gets the steps (see fakensqd.effects) and the Event, and returns steps.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _CORRUPTIBLE = {
     "body": _TCP | {Point.HTTP_ANSWER},
 }
 
-# The actions by name, for JSON.
+# The actions by name, for rules in JSON.
 ACTIONS: dict[str, Callable[..., Action]] = {}
 
 
@@ -74,10 +74,10 @@ def action(
     points: _Points | Callable[[_Arguments], _Points],
     nsqd_only: Callable[[_Arguments], bool] = lambda arguments: False,
 ) -> Callable[[Callable[_P, ActionFunction]], Callable[_P, Action]]:
-    """Register a function that makes an ActionFunction, as an action of the function's name.
+    """Decorate a function that returns an ActionFunction: register it in ACTIONS, and let it return an Action.
 
     Args:
-        points: Where the action can be done; may depend on its arguments.
+        points: The kinds of events that the action can change; may depend on the arguments of the action.
         nsqd_only: Whether the action needs messages, heartbeats or frame types, which nsqlookupd does not have.
     """
 
@@ -100,11 +100,11 @@ def action(
 
 @action(points=_TCP)
 def error(code: str, text: str = "") -> ActionFunction:
-    """Answer with an error frame instead. nsqd closes the connection after a fatal error, nsqlookupd after each one.
+    """Send an error frame instead. nsqd closes the connection after a fatal error, nsqlookupd after every error.
 
     Args:
-        code: As in ``E_FIN_FAILED``.
-        text: After the code; default: a text like nsqd's.
+        code: A code of nsqd, such as "E_FIN_FAILED".
+        text: The text after the code; default: a text like nsqd's.
 
     Raises:
         ValueError: If nsqd has no such code.
@@ -125,19 +125,19 @@ def error(code: str, text: str = "") -> ActionFunction:
 
 @action(points=_EVERYWHERE)
 def drop() -> ActionFunction:
-    """Do nothing instead: a command is not executed, a frame not sent, a connection not served."""
+    """Do nothing instead: do not execute the command, not send the frame, not serve the connection or HTTP request."""
     return lambda steps, event: _replace_subject(steps, [])
 
 
 @action(points=lambda arguments: _SENT if arguments.get("alone") else _EVERYWHERE)
 def delay(seconds: float, *, alone: bool = False) -> ActionFunction:
-    """Do it later, by the emulator's clock.
+    """Execute the command, send the frame or serve the connection or HTTP request later, by the emulator's clock.
 
-    All later events wait, as on a slow server. A delayed command keeps later commands of its connection from being
-    read, but messages and heartbeats are pushed. A delayed frame delays all output of its connection.
+    Later events of the connection wait, as on a slow server. While a command is delayed, no later command is read, but
+    messages and heartbeats are pushed. A delayed frame delays all output of its connection.
 
     Args:
-        alone: Delay only this frame: later frames overtake it.
+        alone: Delay only this frame; later frames are sent before it.
 
     Raises:
         ValueError: If the seconds are negative.
@@ -155,15 +155,15 @@ def delay(seconds: float, *, alone: bool = False) -> ActionFunction:
 
 @action(points=_TCP)
 def duplicate(times: int = 2) -> ActionFunction:
-    """Do it so many times: send a frame, or execute and answer a command."""
+    """Send the frame several times, or execute the command several times and send each reply."""
     if times < 1:
-        raise ValueError(f"duplicate({times!r}): at least once")
+        raise ValueError(f"duplicate({times!r}): times must be 1 or more")
     return lambda steps, event: [copy for step in steps for copy in [step] * (times if _is_subject(step) else 1)]
 
 
 @action(points=_SENT)
 def reorder() -> ActionFunction:
-    """Send it after the next frame of the connection."""
+    """Send the frame after the next frame of the connection."""
     return lambda steps, event: [SendAfterNext(step.data) if isinstance(step, Send) else step for step in steps]
 
 
@@ -172,21 +172,21 @@ def reorder() -> ActionFunction:
     nsqd_only=lambda arguments: bool(arguments["part"] == "type"),
 )
 def corrupt(part: str, to: int | bytes | None = None) -> ActionFunction:
-    """Change a part of it.
+    """Change a part of a frame, a command or an HTTP response.
 
     Args:
         part: "size" or "type" of a frame; "body" of a frame, a command (before its execution) or an HTTP response;
             "size" of an HTTP response is its Content-Length.
-        to: The new value. Default: -1 for a size, for a Content-Length one more than there is; 9 for a type; a body
-            with the bits of its first byte inverted.
+        to: The new value. Default: for a size -1, for a Content-Length the correct value + 1, for a type 9, for a body
+            the same body with the bits of its first byte inverted.
 
     Raises:
-        ValueError: If there is no such part.
+        ValueError: If the part or the new value is not allowed.
     """
     if part not in _CORRUPTIBLE:
-        raise ValueError(f"corrupt({part!r}): it has size, type and body")
+        raise ValueError(f"corrupt({part!r}): the part must be one of size, type, body")
     if isinstance(to, int) and not -(2**31) <= to < 2**31:
-        raise ValueError(f"corrupt({part!r}, {to!r}): a number of 32 bits")
+        raise ValueError(f"corrupt({part!r}, {to!r}): the new value must be a number of 32 bits")
     return lambda steps, event: [_corrupted(step, part, to, event) for step in steps]
 
 
@@ -195,7 +195,7 @@ def disconnect(*, after: bool = False) -> ActionFunction:
     """Close the connection instead.
 
     Args:
-        after: Do what would be done, then close it.
+        after: First execute the command or send the frame, then close the connection.
     """
     return lambda steps, event: _end(steps, Close(), after)
 
@@ -205,14 +205,15 @@ def reset(*, after: bool = False) -> ActionFunction:
     """Reset the connection instead, with a TCP RST.
 
     Args:
-        after: Do what would be done, then reset it. Bytes that the client has not read by then may be lost.
+        after: First execute the command or send the frame, then reset the connection. Bytes that the client has not
+            read before the reset may be lost.
     """
     return lambda steps, event: _end(steps, Reset(), after)
 
 
 @action(points=frozenset([Point.CONNECT]))
 def refuse() -> ActionFunction:
-    """Close an accepted connection before anything is read.
+    """Close an accepted connection before any byte is read.
 
     Use ``down()`` of the server if clients must not be able to connect to the port at all.
     """
@@ -221,24 +222,24 @@ def refuse() -> ActionFunction:
 
 @action(points=_TCP, nsqd_only=lambda arguments: bool(arguments["frame"] == "heartbeat"))
 def inject(frame: bytes | str, *, after: bool = False) -> ActionFunction:
-    """Send another frame, too.
+    """Send an additional frame.
 
     Args:
         frame: The bytes of a frame, or "heartbeat".
-        after: Send it after the other steps, not before.
+        after: Send the frame after the other steps, not before them.
 
     Raises:
-        ValueError: If it is another text.
+        ValueError: If the frame is a text other than "heartbeat".
     """
     if frame != "heartbeat" and not isinstance(frame, bytes):
-        raise ValueError(f'inject({frame!r}): the bytes of a frame, or "heartbeat"')
+        raise ValueError(f'inject({frame!r}): the frame must be bytes or "heartbeat"')
     send = Send(frame if isinstance(frame, bytes) else encode_frame(RESPONSE, HEARTBEAT))
     return lambda steps, event: [*steps, send] if after else [send, *steps]
 
 
 @action(points=_TCP, nsqd_only=lambda arguments: True)
 def expire_message() -> ActionFunction:
-    """Time out the message at once: after it is sent, or before its FIN is executed."""
+    """Let the message time out: immediately after it is sent, or before its FIN, REQ or TOUCH is executed."""
 
     def change(steps: Steps, event: Event) -> Steps:
         expired: Steps = [ExpireMessage(event.message_id)]
@@ -249,11 +250,11 @@ def expire_message() -> ActionFunction:
 
 @action(points=_HTTP)
 def answer(status: int | None = None, body: bytes | None = None) -> ActionFunction:
-    """Answer an HTTP request with this instead.
+    """Send this response to an HTTP request instead.
 
     Args:
-        status: Default: that of the response; 200 if the request is not executed.
-        body: Default: that of the response; empty if the request is not executed.
+        status: Default: the status of the original response; 200 if the request is not executed.
+        body: Default: the body of the original response; empty if the request is not executed.
 
     Raises:
         ValueError: If the status is not within 100 to 599.
@@ -278,12 +279,12 @@ def answer(status: int | None = None, body: bytes | None = None) -> ActionFuncti
 
 
 def _is_subject(step: FaultStep) -> bool:
-    """Return whether a step does what the event is about: sends, executes, serves or answers."""
+    """Return whether a step is the purpose of its event: sends the frame, executes the command or serves the client."""
     return isinstance(step, (Send, SendLater, SendAfterNext, Execute, HttpResponse))
 
 
 def _replace_subject(steps: Steps, new: Steps) -> Steps:
-    """Put steps in the place of those that do what the event is about; at the end if there are none."""
+    """Replace the steps for which _is_subject() is true; put the new steps at the end if there are none."""
     place = next((index for index, step in enumerate(steps) if _is_subject(step)), len(steps))
     return [*steps[:place], *new, *(step for step in steps[place:] if not _is_subject(step))]
 

@@ -1,7 +1,7 @@
-"""Fault rules: a condition on events, and the actions of a rule: ``on.reply("PUB", topic="orders").nth(3), drop()``.
+"""Fault rules. A rule is a condition on events, and actions: ``on.reply("PUB", topic="orders").nth(3), drop()``.
 
-Pure: events carry the time. Knows what an action is, but none of the actions: a server without rules does not load
-them. Which rule of a server acts on an event is decided in injector.
+Pure: events carry the time. Defines the type of actions, but imports none of them, so that a server without rules does
+not load them. The injector decides which rule of a server acts on an event.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Point(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServerProtocol:
-    """Events that a server has.
+    """The events of a kind of server.
 
     Attributes:
-        points: Where rules can act.
-        commands: Names of its commands.
+        points: Kinds of events that rules can act on.
+        commands: Names of the server's commands.
         header_size: Bytes before the text of a reply: size and frame type; nsqlookupd sends no frame type.
     """
 
@@ -74,18 +74,19 @@ LOOKUPD = ServerProtocol(frozenset(Point) - {Point.FRAME}, tuple(name.decode() f
 
 @dataclass(slots=True)
 class Event:
-    """Event that matchers and actions get.
+    """Event that conditions and actions get.
 
     Attributes:
-        kind: The command; "message" or "heartbeat"; the path of a request. Empty for a connection.
-        connection: Number of the connection, from 1 in the order of accepting; 0 for HTTP.
-        client_id: As sent in IDENTIFY, before it the client's address; on nsqlookupd, the nsqd's broadcast address.
-        topic, channel: Those of the command or request, else those of the subscription; empty if there are none.
+        kind: Name of the command; "message" or "heartbeat"; path of the request. Empty for a connection.
+        connection: Number of the connection, from 1, in the order of accepting; 0 for HTTP.
+        client_id: The client_id in IDENTIFY; before IDENTIFY, the client's address. On nsqlookupd, the nsqd's broadcast
+            address.
+        topic, channel: Names in the command or request, else of the subscription; empty if there are none.
         bodies: Bodies of the messages, or the body of IDENTIFY, AUTH or a request.
         raw: The body of a command as received.
         words: The words after a command's name.
         attempts: Attempts of a message.
-        method, query: Those of a request.
+        method, query: Method and query arguments of a request.
         header_size: Bytes before the text of a reply: 8 from nsqd, 4 from nsqlookupd.
     """
 
@@ -111,13 +112,13 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """On which of the matching events, counted from 1, a rule fires.
+    """Which of the matching events a rule fires on. The events are counted from 1.
 
     Attributes:
-        first, last: The first and the last event.
-        step: Fire only on each so many-th event.
-        probability: Of firing on such an event, from 0 to 1.
-        after: Seconds after arming; earlier events are not counted.
+        first, last: Number of the first and of the last event on which the rule may fire.
+        step: Fire only if the event's number is a multiple of the step.
+        probability: Probability of firing on such an event, from 0 to 1.
+        after: Do not count events in these seconds after the rule was armed.
     """
 
     first: int = 1
@@ -127,7 +128,7 @@ class Times:
     after: float = 0.0
 
     def includes(self, count: int, rng: Random) -> bool:
-        """Return whether a rule fires on the event of that number."""
+        """Return whether the rule fires on the event with this number."""
         if not (self.first <= count <= self.last and count % self.step == 0):
             return False
         return self.probability >= 1 or rng.random() < self.probability
@@ -148,15 +149,15 @@ class Times:
         return f"{after}.first({self.last:g})"
 
 
-# Fields of Match that must be equal to those of the event.
+# Fields of Match that are compared with the event's field of the same name.
 EQUAL_FIELDS = ("kind", "topic", "channel", "connection", "client_id", "method")
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Condition on events, and on their number. A field that is None matches everything.
+    """Condition on events, and on their number. A field that is None matches every value.
 
-    Make one with ``on``. A Match is a value: its methods return another one.
+    Use ``on`` to make a Match. Its methods do not change it: they return another Match.
     """
 
     point: Point
@@ -171,29 +172,29 @@ class Match:
     times: Times = Times()
 
     def nth(self, number: int) -> Match:
-        """Fire only on the event of that number, counted from 1."""
+        """Fire only on the matching event with this number, counted from 1."""
         return self._timed(first=_positive("nth", number), last=number)
 
     def first(self, count: int) -> Match:
-        """Fire on so many events, from the first one on."""
+        """Fire on this many matching events, beginning with the first."""
         return self._timed(last=_positive("first", count))
 
     def every(self, count: int) -> Match:
-        """Fire on each so many-th event, without an end."""
+        """Fire on every matching event whose number is a multiple of the count."""
         return self._timed(last=math.inf, step=_positive("every", count))
 
     def always(self) -> Match:
-        """Fire on every event."""
+        """Fire on every matching event."""
         return self._timed(last=math.inf)
 
     def sometimes(self, probability: float) -> Match:
-        """Fire on each event with that probability, from 0 to 1, by the server's seed."""
+        """Fire on each matching event with this probability, from 0 to 1. The server's seed decides on which."""
         if not 0 <= probability <= 1:
             raise ValueError(f"sometimes({probability!r}): a probability is from 0 to 1")
         return self._timed(last=math.inf, probability=probability)
 
     def after(self, seconds: float) -> Match:
-        """Count only events later than so many seconds after the rule was armed, by the emulator's clock."""
+        """Ignore events in the first seconds after the rule was armed, by the emulator's clock."""
         if not 0 <= seconds < math.inf:
             raise ValueError(f"after({seconds!r}): seconds are 0 or more")
         return dataclasses.replace(self, times=dataclasses.replace(self.times, after=seconds))
@@ -203,7 +204,7 @@ class Match:
         return dataclasses.replace(self, times=times)
 
     def mismatches(self, event: Event) -> list[str]:
-        """Describe the fields of an event that do not match; empty if all do."""
+        """Describe each field of the event that does not match; an empty list if all match."""
         if event.point is not self.point:
             return [f"it is {event.point.value}, not {self.point.value}"]
         found = [
@@ -243,7 +244,7 @@ def _short(bodies: tuple[bytes, ...]) -> str:
 
 
 class Matchers(TypedDict, total=False):
-    """Conditions on an event of a connection. None matches everything; ``body`` is that of one of the messages."""
+    """Conditions on an event of a connection. None matches every value; one of the messages must have the ``body``."""
 
     topic: str | None
     channel: str | None
@@ -254,16 +255,16 @@ class Matchers(TypedDict, total=False):
 
 
 class on:  # lower case, since rules read as sentences: ``on.command(...)``; never instantiated
-    """Makes a Match: ``on.command("PUB", topic="orders")``. Unless a method of Match says more, a rule fires once."""
+    """Makes a Match: ``on.command("PUB", topic="orders")``. The rule fires once; methods of Match change that."""
 
     @staticmethod
     def command(kind: str | None = None, **matchers: Unpack[Matchers]) -> Match:
-        """Match a received command: the action is done instead of its execution, or before it."""
+        """Match a received command, before it is executed. The actions may replace the execution."""
         return _match(Point.COMMAND, kind, _COMMANDS, matchers)
 
     @staticmethod
     def reply(kind: str | None = None, **matchers: Unpack[Matchers]) -> Match:
-        """Match the reply to an executed command. The reply may be empty: nsqd does not answer a valid FIN."""
+        """Match the reply to an executed command. The reply may be empty: nsqd sends no reply to a valid FIN."""
         return _match(Point.REPLY, kind, _COMMANDS, matchers)
 
     @staticmethod
@@ -287,15 +288,16 @@ class on:  # lower case, since rules read as sentences: ``on.command(...)``; nev
         executed: bool = False,
         where: Callable[[Event], bool] | None = None,
     ) -> Match:
-        """Match an HTTP request: the action is done instead of it; with executed, on the response after execution.
+        """Match an HTTP request before it is executed, or with ``executed=True`` the response after it is executed.
 
         Raises:
-            ValueError: If the path does not begin with /, or a body is given without executed: it is not known before.
+            ValueError: If the path does not begin with /, or a body is given without ``executed=True``: the body is not
+                known before.
         """
         if path is not None and not path.startswith("/"):
             raise ValueError(f"kind is {path!r}, not a path, which begins with /")
         if body is not None and not executed:
-            raise ValueError("the body of a request is known once it has been executed: executed=True")
+            raise ValueError("the body of a request is not known before it is executed: use executed=True")
         point = Point.HTTP_ANSWER if executed else Point.HTTP
         return Match(point, path, topic, channel, body=body, method=method, where=where)
 
@@ -312,7 +314,7 @@ def _match(point: Point, kind: str | None, kinds: Sequence[str], matchers: Match
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 Steps = list[FaultStep]
-# From the steps that would be taken for an event to those that are taken.
+# Gets the steps for an event; returns the steps to take instead.
 ActionFunction = Callable[[Steps, Event], Steps]
 
 
@@ -321,8 +323,8 @@ class Action:
     """An action of ``fakensqd.faults`` with its arguments.
 
     Attributes:
-        points: Where it can be done.
-        nsqd_only: Whether it needs messages, heartbeats or frame types, which nsqlookupd does not have.
+        points: The kinds of events that the action can change.
+        nsqd_only: Whether the action needs messages, heartbeats or frame types, which nsqlookupd does not have.
     """
 
     name: str
@@ -332,7 +334,7 @@ class Action:
     nsqd_only: bool = False
 
     def __call__(self, steps: Steps, event: Event) -> Steps:
-        """Return the steps that are taken instead of those given."""
+        """Return the steps to take instead of the given steps."""
         return self.function(steps, event)
 
     def __str__(self) -> str:
@@ -344,16 +346,16 @@ class Rule:
 
     Args:
         optional: Do not report the rule if it never fires.
-        name: Name in the transcript; default: the rule as it is written.
+        name: Name in the transcript; default: the rule as Python code.
 
     Attributes:
-        fitting: Events that matched while it was armed.
-        fired: How often it has fired.
-        armed_at: Time from which it sees events; None if it is not armed.
+        fitting: How many events matched while the rule was armed.
+        fired: How often the rule has fired.
+        armed_at: When the rule was armed; None if it is not armed, and sees no events.
 
     Raises:
         TypeError: If there is no action, or the arguments are in another order.
-        ValueError: If one of the actions is not for events of that kind.
+        ValueError: If one of the actions is not allowed for events of this kind.
     """
 
     def __init__(self, match: Match, *actions: Action | ActionFunction, optional: bool = False, name: str = "") -> None:
@@ -380,16 +382,16 @@ class Rule:
 
     @property
     def is_spent(self) -> bool:
-        """Whether it cannot fire any more."""
+        """Whether the rule cannot fire any more."""
         return self.fitting >= self.match.times.last
 
     @property
     def is_finished(self) -> bool:
-        """Whether the next rule of a scenario is armed: this one is spent, or has no last event and has fired."""
+        """Whether to arm the next rule of the scenario: this rule is spent, or may fire without end and has fired."""
         return self.is_spent or (self.match.times.is_unbounded and self.fired > 0)
 
     def fires(self, event: Event, rng: Random) -> bool:
-        """Compare an event with the condition, and count it; return whether the rule fires."""
+        """Compare an event with the condition, count the event if it matches, and return whether the rule fires."""
         times = self.match.times
         if self.armed_at is None or self.is_spent or event.point is not self.match.point:
             return False
@@ -406,14 +408,14 @@ class Rule:
         return True
 
     def apply(self, steps: Sequence[FaultStep], event: Event) -> list[FaultStep]:
-        """Let the actions change the steps for an event, one after another; return the result."""
+        """Let each action change the steps for an event, one after another; return the steps to take."""
         changed = list(steps)
         for action in self.actions:
             changed = list(action(changed, event))
         return changed
 
     def explain(self) -> str:
-        """Explain why it has never fired."""
+        """Explain why the rule has never fired."""
         if self.armed_at is None:
             return f"{self.name}: never armed, those before it have not fired"
         if self.fitting or self._early:
@@ -428,7 +430,7 @@ class Rule:
         return f"{self.name}: nearest was {' '.join(words)}: {'; '.join(mismatches)}"
 
     def _record_mismatch(self, event: Event, mismatches: list[str]) -> None:
-        # Another command is farther away than another topic.
+        # An event with another kind (command) is farther from a match than one with another topic.
         distance = len(mismatches) + 10 * any(text.startswith("kind") for text in mismatches)
         if not self.fired and (self._nearest is None or distance < self._distance):
             self._nearest, self._distance = (event, mismatches), distance
@@ -439,12 +441,12 @@ def _name(action: object) -> str:
 
 
 class Scenario:
-    """Rules in sequence, each armed when the one before has fired as often as it may (once, if that has no end)."""
+    """A sequence of rules. A rule is armed when the rule before it is finished, see Rule.is_finished."""
 
     def __init__(self) -> None:
         self.rules: list[Rule] = []
 
     def then(self, match: Match, *actions: Action | ActionFunction, optional: bool = False, name: str = "") -> Self:
-        """Append a rule."""
+        """Append a rule, and return this scenario."""
         self.rules.append(Rule(match, *actions, optional=optional, name=name))
         return self

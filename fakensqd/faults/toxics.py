@@ -1,7 +1,7 @@
 """Toxics imitate a bad network: they delay, limit, cut, stall, end, reset or corrupt one direction of a connection.
 
-Pure: takes ``now`` and a random generator; knows no socket and no clock. A toxic is a frozen setting. Its start() makes
-the state for one direction of one connection, and a ToxicChain lets bytes pass through several states.
+Pure: takes ``now`` and a random generator; knows no socket and no clock. A toxic has only settings. Its start() makes
+the state for one direction of one connection. A ToxicChain passes the bytes from one state to the next.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Deliver these bytes at a time, but not before earlier ones."""
+    """Deliver these bytes at the time ``at``, or later if earlier bytes are delivered later."""
 
     data: bytes
     at: float
@@ -43,14 +43,14 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
-    """End the stream at a time, after all earlier bytes."""
+    """End the stream at the time ``at``, but after all earlier bytes."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionReset:
-    """Reset the connection at a time, after all earlier bytes."""
+    """Reset the connection at the time ``at``, but after all earlier bytes."""
 
     at: float
 
@@ -63,10 +63,10 @@ class ToxicState(Protocol):
 
     @abstractmethod
     def on_data(self, data: bytes, now: float) -> Iterable[Outcome]:
-        """Return what happens to a chunk that arrives now."""
+        """Return the outcomes for a chunk that arrives now."""
 
     def on_end(self, now: float) -> float:
-        """Return the time when an end or a reset that arrives now passes."""
+        """Return when to pass on an end or a reset that arrives now."""
         return now
 
 
@@ -79,7 +79,7 @@ class Toxic(Protocol):
 
 # --- delayed and slow -------------------------------------------------------------------------------------------------
 
-# bandwidth() delivers pieces that take this long, seconds.
+# bandwidth() cuts chunks to pieces; each piece takes this many seconds.
 _PIECE_SECONDS = 0.05
 
 
@@ -91,7 +91,7 @@ def _check(name: str, value: float, *, minimum: float = 0, maximum: float = math
 
 @dataclass(frozen=True)
 class latency:
-    """Deliver everything so many seconds later, plus or minus up to the jitter, in order."""
+    """Deliver all bytes some seconds later, plus or minus a random part of the jitter. The bytes keep their order."""
 
     seconds: float
     _: KW_ONLY
@@ -120,7 +120,7 @@ class _LatencyState(ToxicState):
 
 @dataclass(frozen=True)
 class bandwidth:
-    """Deliver at most so many bytes per second."""
+    """Deliver at most this number of bytes per second."""
 
     bytes_per_second: float
 
@@ -149,7 +149,7 @@ class _BandwidthState(ToxicState):
 
 @dataclass(frozen=True)
 class stall:
-    """After so many bytes, deliver nothing, not even the end, until this toxic is removed."""
+    """After this number of bytes, deliver no bytes and no end of the stream until this toxic is removed."""
 
     _: KW_ONLY
     after: int = 0
@@ -182,7 +182,7 @@ class _StallState(ToxicState):
 
 @dataclass(frozen=True)
 class slice_bytes:
-    """Cut chunks to pieces of a size, plus or minus up to the variation, each so many seconds after the one before."""
+    """Cut chunks to pieces. Each piece has the size, plus or minus the variation, and comes a delay after the last."""
 
     size: int = 1
     _: KW_ONLY
@@ -222,7 +222,7 @@ class _SliceState(ToxicState):
 
 @dataclass(frozen=True)
 class limit_bytes:
-    """End the stream after so many bytes."""
+    """End the stream after this number of bytes."""
 
     count: int
 
@@ -235,7 +235,7 @@ class limit_bytes:
 
 @dataclass(frozen=True)
 class reset:
-    """Reset the connection after so many bytes; with 0, when the next one comes."""
+    """Reset the connection after this number of bytes; with 0, when the next byte arrives."""
 
     _: KW_ONLY
     after: int = 0
@@ -265,7 +265,7 @@ class _LimitState(ToxicState):
 
 @dataclass(frozen=True)
 class corrupt_bytes:
-    """Change each byte with a probability, the share; and always those at some positions of the stream, from 0."""
+    """Change a random share of the bytes, and the bytes at these positions of the stream, counted from 0."""
 
     share: float = 0.0
     _: KW_ONLY
@@ -320,7 +320,7 @@ class ToxicChain:
     Bytes keep their order. A StreamEnd or ConnectionReset is the last outcome.
 
     Attributes:
-        held_bytes: Bytes that were pushed and not popped yet.
+        held_bytes: Number of bytes that were pushed and not popped yet.
     """
 
     def __init__(self) -> None:
@@ -330,11 +330,11 @@ class ToxicChain:
         self._has_ended = False
 
     def add(self, key: Hashable, state: ToxicState) -> None:
-        """Append a toxic. It does not get the bytes that have passed the others already."""
+        """Append a toxic. It does not get bytes that have already passed the other toxics."""
         self._stages.append(_Stage(key, state))
 
     def remove(self, key: Hashable, now: float) -> None:
-        """Remove a toxic and pass on the bytes that wait there. Does nothing if there is none of that key."""
+        """Remove the toxic with this key, and pass on the bytes that it holds. Does nothing if there is none."""
         for index, stage in enumerate(self._stages):
             if stage.key == key:
                 del self._stages[index]
@@ -348,11 +348,11 @@ class ToxicChain:
         if not self._has_ended:
             self.held_bytes += len(data)
             self._feed(0, Deliver(data, now) if data else StreamEnd(now), now)
-            # At once: the time of the next toxic begins now, whenever pop() is called.
+            # Feed the next toxic now, not in pop(): its delays begin now.
             self._advance(now)
 
     def pop(self, now: float) -> Outcome | None:
-        """Return the next outcome whose time has come; None if there is none."""
+        """Return the next outcome that is due; None if there is none."""
         self._advance(now)
         if self._has_ended or not self._ready:
             return None
@@ -366,7 +366,7 @@ class ToxicChain:
 
     @property
     def due(self) -> float:
-        """Time when pop() returns the next outcome; infinity if none waits for a time."""
+        """The time at which pop() returns the next outcome; infinity if no outcome has a time."""
         if self._has_ended:
             return math.inf
         if self._ready:
@@ -379,7 +379,7 @@ class ToxicChain:
                 self._feed(index + 1, stage.waiting.popleft(), now)
 
     def _feed(self, index: int, outcome: Outcome, now: float) -> None:
-        """Pass an outcome to the stage of that index, or out of the chain."""
+        """Pass an outcome to the stage with this index, or out of the chain after the last stage."""
         if index == len(self._stages):
             self._ready.append(outcome)
             return

@@ -1,6 +1,6 @@
 """Bodies published to the topics of a server, and assert_published().
 
-PublishedBodies is the record of one nsqd; MessageAssertions is the base class of servers with such records. Knows no
+PublishedBodies keeps the bodies of one nsqd; MessageAssertions is the base class of servers that have them. Knows no
 queue: the Broker has the messages that are not finished.
 """
 
@@ -18,10 +18,10 @@ from gnsq.texts import counted, nearest
 
 __all__ = ["MessageAssertions", "PublishedBodies", "published_difference"]
 
-# Limits of the bodies that are kept of each topic.
+# How many bodies, and how many bytes of them, are kept for each topic.
 MAX_MESSAGES = 100_000
 MAX_BYTES = 64 * 1024 * 1024
-# Limits of the bodies that a failure shows, and of those compared to find the nearest one.
+# Limits for the bodies that a failure shows, and for the bodies that are searched for the most similar one.
 _SHOWN_MESSAGES = 10
 _SHOWN_BYTES = 60
 _COMPARED_MESSAGES = 1000
@@ -61,10 +61,10 @@ class PublishedBodies:
             record.size -= len(record.bodies.popleft())
 
     def of(self, topic: str) -> list[bytes]:
-        """List the bodies of a topic; none if nothing was published to it.
+        """List the bodies of a topic; an empty list if nothing was published to it.
 
         Raises:
-            RuntimeError: If some were dropped.
+            RuntimeError: If bodies of the topic were dropped.
         """
         record = self._records.get(topic)
         if record is None:
@@ -72,7 +72,7 @@ class PublishedBodies:
         if len(record.bodies) < record.count:
             raise RuntimeError(
                 f"{counted(record.count, 'message')} were published to topic {topic!r}, and only the last "
-                f"{len(record.bodies)} are kept: ask depth(), or messages() of a channel"
+                f"{len(record.bodies)} are kept: use depth(), or messages() of a channel"
             )
         return list(record.bodies)
 
@@ -86,7 +86,7 @@ class MessageAssertions(ABC):
 
     @abstractmethod
     def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
-        """List the bodies published to a topic so far, or those that one of its channels still has."""
+        """List the bodies published to a topic so far, or the bodies that one of its channels still has."""
 
     @abstractmethod
     def _published_counts(self) -> dict[str, int]:
@@ -95,15 +95,16 @@ class MessageAssertions(ABC):
     def assert_published(self, topic: str, *bodies: bytes, count: int | None = None, timeout: float = 0.0) -> None:
         """Assert that messages were published to a topic, in any order, and maybe with others between them.
 
-        For all messages of a topic in order: ``assert nsqd.messages("orders") == [b"1", b"2"]``.
+        Use ``assert nsqd.messages("orders") == [b"1", b"2"]`` to compare all messages and their order.
 
         Args:
-            bodies: Each was published at least as often as it is given. Without bodies: any message was published.
-            count: How often each of the bodies was published, exactly; without bodies, how many messages in all.
-            timeout: Seconds of real time to wait for it.
+            bodies: Each body must have been published at least as often as it is given here. Without bodies, any
+                message is enough.
+            count: How often exactly each body must have been published; without bodies, how many messages in all.
+            timeout: Seconds of real time to wait until this is true.
 
         Raises:
-            AssertionError: If they were not. Its text has the published bodies, and the nearest one.
+            AssertionError: If it is not true. The text has the published bodies, and the most similar one.
             TypeError: If a body is not bytes.
         """
         __tracebackhide__ = True
@@ -123,7 +124,7 @@ def check_body_types(bodies: Sequence[object]) -> None:
     """Check that bodies are bytes.
 
     Raises:
-        TypeError: If one is not. The text names the body and its type.
+        TypeError: If a body is not bytes. The text has the body and its type.
     """
     for body in bodies:
         if not isinstance(body, bytes):
@@ -136,11 +137,11 @@ def published_difference(
     """Explain how the bodies published to a topic differ from those wanted.
 
     Args:
-        count: How often each wanted body must be there; None: at least as often as it is wanted.
-        counts: Messages published to each topic.
+        count: How often exactly each wanted body must have been published; None: at least as often as it is wanted.
+        counts: Number of messages published to each topic.
 
     Returns:
-        Empty if they do not differ.
+        The explanation; "" if they do not differ.
     """
     found, times = Counter(published), Counter(wanted)
     if not wanted:
@@ -162,7 +163,7 @@ def published_difference(
 
 
 def _describe(topic: str, published: Sequence[bytes], counts: Mapping[str, int]) -> str:
-    """Describe what was published: bodies of the topic, or the topics that have messages."""
+    """Describe what was published: the bodies of the topic, or the topics with messages if this topic has none."""
     if not published:
         others = [name for name, number in counts.items() if number]
         text = f"nothing was published to topic {topic!r}"
@@ -174,7 +175,7 @@ def _describe(topic: str, published: Sequence[bytes], counts: Mapping[str, int])
 
 
 def _nearest(body: bytes, published: Sequence[bytes]) -> str:
-    """Name the body that is most similar to one, and the first byte that differs."""
+    """Describe the published body that is most similar to the wanted one, and the first byte that differs."""
     others = {other[:_COMPARED_BYTES].decode("latin-1"): other for other in reversed(published[-_COMPARED_MESSAGES:])}
     similar = difflib.get_close_matches(body[:_COMPARED_BYTES].decode("latin-1"), others, n=1, cutoff=1e-9)
     if not similar:
