@@ -38,7 +38,7 @@ class Timer(Protocol):
 
 
 class Clock(ClientClock, Protocol):
-    """Source of time of the servers, and of clients."""
+    """Source of time for servers and clients."""
 
     def time_ns(self) -> int:
         """Nanoseconds since 1970."""
@@ -236,10 +236,10 @@ def _run_until_idle(timeout: float, real_time: Callable[[], float] = time.perf_c
 
 
 def run_with_timeout(clock: Clock, seconds: float, function: Callable[[], _Value]) -> _Value:
-    """Call a function that may take at most so many seconds of a clock.
+    """Call a function that may take at most some seconds by a clock.
 
     Raises:
-        TimeoutError: If it takes longer. The function is then interrupted.
+        TimeoutError: If the function takes longer. It is then interrupted.
         Exception: The exception of the function.
     """
     timeout = clock.timeout(seconds)

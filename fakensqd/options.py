@@ -207,7 +207,7 @@ class NsqdOptions(Options):
                 f"release {self.version} has no AUTH, but auth_http_addresses are given; use release 0.2.29 or later"
             )
         if self.tls_policy and not self.tls_offered:
-            raise ValueError("tls_required and tls_client_auth_policy need tls_cert and tls_key")
+            raise ValueError("clients are required to use TLS, but there is no tls_cert and tls_key")
 
     @property
     def version(self) -> str:

@@ -1,6 +1,6 @@
 """Fault rules and transcript of one server, and their use on its connections.
 
-A shell: sleeps by the clock and resets sockets. FaultInjector decides which rule acts, and records events.
+Sleeps by the clock and resets sockets. FaultInjector decides which rule acts, and records events.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["AddedRules", "FaultControl", "make_rules"]
 
 
 class AddedRules:
-    """Rules that were added to a server. As a ``with`` block, they are removed at its end."""
+    """Rules that were added to a server. remove() or the end of a ``with`` block removes them."""
 
     def __init__(self, rules: Sequence[Rule], remove: Callable[[Sequence[Rule]], None]) -> None:
         self.rules = list(rules)
@@ -28,11 +28,11 @@ class AddedRules:
 
     @property
     def fired(self) -> int:
-        """How often they have fired."""
+        """How often the rules have fired, all together."""
         return sum(rule.fired for rule in self.rules)
 
     def remove(self) -> None:
-        """Remove the rules. unfired() still reports those that have never fired, unless they are optional."""
+        """Remove the rules. The server's unfired() still reports required rules that have never fired."""
         self._remove(self.rules)
 
     def __enter__(self) -> Self:
@@ -47,12 +47,12 @@ class FaultControl:
 
     Args:
         server: Name of the server's class, for error texts.
-        seed: Of the random numbers; None: a random one.
+        seed: Seed for random numbers; None: a random seed.
         record: Record a transcript from the beginning.
         protocol: Events of the server.
 
     Attributes:
-        injector: Asked about each event of the server.
+        injector: Decides on the rules, and has the transcript.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class FaultControl:
         """Add a sequence of rules; return its number.
 
         Raises:
-            ValueError: If a rule is about something that this server does not have.
+            ValueError: If a rule needs an event that this server does not have.
         """
         for rule in rules:
             self._check(rule)
@@ -96,13 +96,13 @@ class FaultControl:
                 raise ValueError(f"{rule.name}: {action} is for nsqd only")
 
     def remove_rules(self, number: int | None = None) -> bool:
-        """Remove the sequence of rules of that number, or all; return whether there was one."""
+        """Remove the sequence of rules with this number, or all rules; return whether there was one."""
         found = [rule for each, rules in self.injector.sequences.items() if number in (None, each) for rule in rules]
         self.injector.remove(found)
         return bool(found)
 
     def record(self) -> None:
-        """Begin to record a transcript, unless there is one."""
+        """Begin to record a transcript. Does nothing if one is recorded already."""
         if self.injector.transcript is None:
             self.injector.transcript = Transcript()
             self._attach()
@@ -110,10 +110,10 @@ class FaultControl:
     # --- connections --------------------------------------------------------------------------------------------------
 
     def admit(self, sock: Any, address: str) -> int | None:  # Any: gevent has no types
-        """Record a new connection and apply the rules about it.
+        """Record a new connection, and apply the rules about connections.
 
         Returns:
-            The number of the connection; None if a rule has ended it, or kept it from being served until it ended.
+            The number of the connection; None if a rule has closed it, or if a rule has dropped it and the client has closed it.
         """
         number, steps = self.injector.open_connection(address, self._clock.monotonic())
         for step in steps:
@@ -154,11 +154,11 @@ def make_rules(
     """Make the rules from the arguments of add().
 
     Raises:
-        TypeError: If there are actions beside a scenario, none beside a match, or the arguments are in another order.
-        ValueError: If an action is not for events of that kind.
+        TypeError: If there are actions after a scenario, no actions after a match, or the order is another one.
+        ValueError: If an action is not allowed for events of that kind.
     """
     if not isinstance(match, Scenario):
         return [Rule(match, *actions, optional=optional, name=name)]
     if actions:
-        raise TypeError("a scenario has its own actions")
+        raise TypeError("a scenario has its own actions: give no other actions with it")
     return match.rules

@@ -1,7 +1,7 @@
-"""Faults and HTTP: rules act on requests (FaultyApplication), and ``/faults`` sets rules, toxics and states of a daemon
-from another process or language (FaultsEndpoint).
+"""Faults and HTTP. FaultyApplication applies rules to HTTP requests. FaultsEndpoint serves ``/faults``, with which
+another process or language sets rules, toxics and states of a daemon.
 
-WSGI functions. What a JSON document means is defined in json_rules, which is loaded when the first one comes.
+Both are WSGI functions. json_rules defines the JSON documents; it is loaded with the first document.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = ["STATE_METHODS", "FaultsEndpoint", "FaultyApplication"]
 _PUBLISH_PATHS = ("/pub", "/mpub")
 _CLOSE = ("Connection", "close")
 _ROOT = "/faults"
-# Digits in the number of a rule or toxic.
+# Most digits in the number of a rule or toxic.
 _MAX_DIGITS = 19
-# Methods that begin or end a state; a daemon has some of them.
+# Methods that begin or end a state. FakeLookupd does not have all of them.
 STATE_METHODS = (
     "down",
     "up",
@@ -45,7 +45,7 @@ STATE_METHODS = (
     "resume_heartbeats",
     "set_processing_delay",
 )
-# These close the connections of the daemon's own HTTP port.
+# These methods close the connections of the daemon's HTTP port.
 _CLOSING_METHODS = ("down", "restart")
 
 _Environ = dict[str, Any]  # Any: WSGI, as below
@@ -53,7 +53,7 @@ _StartResponse = Callable[..., Any]
 
 
 class FaultyApplication:
-    """WSGI function that records requests and applies rules to them, around an application."""
+    """WSGI function that wraps an application: records each request, and applies rules to it."""
 
     def __init__(self, application: Application, injector: FaultInjector, clock: Clock) -> None:
         self._application = application
@@ -78,7 +78,7 @@ class FaultyApplication:
         """Do the steps for a request.
 
         Raises:
-            ConnectionResetError: If there is no response, after the connection was reset or the client closed it.
+            ConnectionResetError: If there is no response because the connection was reset or closed.
         """
         response: HttpResponse | None = None
         for step in steps:
@@ -117,7 +117,7 @@ class FaultyApplication:
 
 
 class _RecordingInput:
-    """Body of a request, which keeps the data that was read."""
+    """Body of a request. Keeps the data that the application has read."""
 
     def __init__(self, source: Any) -> None:
         self.data = bytearray()
@@ -159,14 +159,14 @@ _Handler = Callable[[Request], object]
 
 
 class ControlledServer(Protocol):
-    """Daemon of a FaultsEndpoint. It has some of STATE_METHODS, too."""
+    """Daemon of a FaultsEndpoint. A daemon also has some of STATE_METHODS."""
 
     faults: FaultControl
     link: Link
 
     @property
     def faults_http_address(self) -> str:
-        """Address of the port of ``/faults``, which answers in every state; empty if there is none."""
+        """Address of the port that serves only ``/faults``, in every state; "" if there is none."""
 
     def states(self) -> dict[str, bool | float]:
         """Return the value of each state."""
@@ -176,13 +176,13 @@ class FaultsEndpoint:
     """WSGI function of a port that has ``/faults``.
 
     Args:
-        application: Answers all other paths; None: the port has ``/faults`` only.
+        application: Responds to all other paths; None: the port serves only ``/faults``.
     """
 
     def __init__(self, server: ControlledServer, application: Application | None) -> None:
         self._server = server
         self._application = application
-        # States change one after the other: starting and stopping takes time.
+        # One state changes at a time, because starting and stopping take time.
         self._state_lock = BoundedSemaphore(1)
         rules = {"GET": self._rules, "POST": self._add_rules, "DELETE": self._remove_rules}
         toxics = {"GET": self._toxics, "POST": self._add_toxic, "DELETE": self._remove_toxics}
@@ -278,7 +278,7 @@ class FaultsEndpoint:
         if self._application is not None and name in _CLOSING_METHODS:
             address = self._server.faults_http_address
             where = f"http://{address}{request.path}" if address else "the port of faults_http_address"
-            raise ValueError(f"{name} would end this connection, too; POST it to {where}, which stays up")
+            raise ValueError(f"{name} would end this connection, too; POST it to {where}, which stays open")
         with self._state_lock:
             change(**arguments)
         return self._server.states()

@@ -1,7 +1,7 @@
-"""Link between the clients of a server and the server, with toxics that are added and removed while connections live.
+"""Link between a server and its clients. Toxics are added to it and removed from it while connections are open.
 
-Lies directly above TCP, so that toxics change the bytes of the wire, encrypted ones if there is TLS. A connection that
-never had a toxic is passed through: that costs one read of an attribute for each chunk. Knows no command.
+Lies directly above TCP: with TLS, toxics change the encrypted bytes. For a connection that never had a toxic, the link
+only passes bytes on, and reads one attribute per chunk. Knows no command.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from gnsq.transport import READ_SIZE, Transport
 
 __all__ = ["ActiveToxic", "Link", "LinkedTransport", "reset_socket", "set_reset_on_close", "wait_for_end"]
 
-# Bytes in one direction of a connection above which the sender waits: about the size of the buffers of two sockets.
+# The sender waits if one direction of a connection holds more bytes: about the size of the buffers of two sockets.
 _MAX_HELD_BYTES = 1024 * 1024
 
 
 @dataclass(eq=False, repr=False)
 class ActiveToxic:
-    """A toxic on a link. remove() removes it, and so does the end of a ``with`` block."""
+    """A toxic on a link. remove() or the end of a ``with`` block removes the toxic."""
 
     toxic: Toxic
     number: int
@@ -41,7 +41,7 @@ class ActiveToxic:
     _link: Link
 
     def remove(self) -> None:
-        """Remove it and pass on the bytes that wait for it. Does nothing the second time."""
+        """Remove the toxic, and pass on the bytes that it holds. Does nothing if the toxic is already removed."""
         self._link.remove(self)
 
     def __enter__(self) -> Self:
@@ -58,12 +58,12 @@ class Link:
     """Toxics of all connections of one server.
 
     Args:
-        clock: All waits go by it.
-        seed: Of the random numbers of toxics; default: a random one.
+        clock: The clock of all delays.
+        seed: Seed for the random numbers of toxics; default: a random seed.
 
     Attributes:
-        seed: The same seed gives the same random numbers to each toxic and connection, by their numbers.
-        connections: Connections so far; the number of the last one.
+        seed: With the same seed, toxic number M gets the same random numbers on connection number N in each run.
+        connections: How many connections there were; the number of the newest one.
     """
 
     def __init__(self, clock: Clock, seed: int | None = None) -> None:
@@ -80,12 +80,13 @@ class Link:
     def add(
         self, toxic: Toxic, *, upstream: bool | None = None, connection: int | None = None, kept: bool = False
     ) -> ActiveToxic:
-        """Add a toxic after the others, on open connections, too.
+        """Add a toxic after the other toxics. Open connections get it, too.
 
         Args:
-            upstream: True for the bytes that clients send, False for those that they receive; default: both.
-            connection: Number of the only connection that it is for, from 1; default: all.
-            kept: Whether clear() leaves it.
+            upstream: True: only for the bytes that clients send. False: only for the bytes that they receive. Default:
+                for both.
+            connection: Number of the connection that gets the toxic, from 1; default: all connections.
+            kept: Whether clear() keeps the toxic.
         """
         self._added += 1
         active = ActiveToxic(toxic, self._added, upstream, connection, kept, self)
@@ -95,7 +96,7 @@ class Link:
         return active
 
     def remove(self, active: ActiveToxic) -> None:
-        """Remove a toxic and pass on the bytes that wait for it. Does nothing if it is removed."""
+        """Remove a toxic, and pass on the bytes that it holds. Does nothing if the toxic is already removed."""
         if active in self._active:
             self._active.remove(active)
             for transport in self._transports:
@@ -103,11 +104,11 @@ class Link:
 
     @property
     def toxics(self) -> list[ActiveToxic]:
-        """The toxics in order, without those that clear() leaves."""
+        """The toxics in the order of adding, without those that clear() keeps."""
         return [active for active in self._active if not active.kept]
 
     def clear(self) -> None:
-        """Remove all toxics, but those with kept=True."""
+        """Remove all toxics, except those that were added with kept=True."""
         for active in self.toxics:
             self.remove(active)
 
@@ -117,7 +118,7 @@ class Link:
         """Put a new connection on this link.
 
         Args:
-            reset: Resets the connection.
+            reset: Resets the connection with a TCP RST.
         """
         self.connections += 1
         linked = LinkedTransport(self, transport, reset, self.connections)
@@ -127,7 +128,7 @@ class Link:
         return linked
 
     def abort(self) -> None:
-        """Close all connections at once. Delayed bytes are lost."""
+        """Close all connections immediately. Delayed bytes are lost."""
         transports = list(self._transports)
         for transport in transports:
             transport.abort()
@@ -140,13 +141,14 @@ class Link:
     def _attach(self, active: ActiveToxic, transport: LinkedTransport) -> None:
         for upstream in (True, False):
             if active.upstream in (None, upstream) and active.connection in (None, transport.number):
-                # A generator for each: the traffic of one connection does not change the random numbers of others.
+                # Each has its own generator, so that the traffic of one connection does not change the random numbers
+                # of the others.
                 rng = random.Random(f"{self.seed} {active.number} {transport.number} {upstream}")
                 transport.attach(active, rng, upstream=upstream)
 
 
 class _DelayedStream:
-    """One direction of a connection that has or had toxics: a ToxicChain with a clock, and waits for its bytes."""
+    """One direction of a connection that has or had toxics: a ToxicChain with a clock. Greenlets wait for its bytes."""
 
     def __init__(self, clock: Clock) -> None:
         self.chain = ToxicChain()
@@ -164,7 +166,7 @@ class _DelayedStream:
         self._changed.set()
 
     def close(self, error: NSQSocketError) -> None:
-        """Make all waits here raise an error."""
+        """Make all greenlets that wait for this stream raise an error."""
         self._error = error
         self._changed.set()
         self._has_capacity.set()
@@ -172,7 +174,7 @@ class _DelayedStream:
     def wait_for_capacity(self) -> None:
         while self.chain.held_bytes > _MAX_HELD_BYTES and self._error is None:
             self._has_capacity.clear()
-            self._has_capacity.wait()  # next() sets it, or close()
+            self._has_capacity.wait()  # set by next() and close()
         if self._error is not None:
             raise self._error
 
@@ -199,15 +201,15 @@ class _DelayedStream:
 
 
 class LinkedTransport:
-    """One connection on a link: a transport above another one.
+    """One connection on a link: a transport that wraps another transport.
 
-    A direction that has or had toxics is read or sent by a greenlet of its own, the pump: a delayed chunk must not
-    keep later ones from being read.
+    Each direction that has or had toxics has its own greenlet, the pump: while a chunk is delayed, later chunks must be
+    read.
     """
 
     def __init__(self, link: Link, inner: Transport, reset: Callable[[], None], number: int) -> None:
         self.number = number
-        # By direction: upstream is True.
+        # The key is the direction: True is upstream.
         self.pumps: dict[bool, gevent.Greenlet] = {}
         self._link = link
         self._inner = inner
@@ -243,7 +245,7 @@ class LinkedTransport:
             self._send(self._down, b"")
 
     def close(self) -> None:
-        """Close after the sent bytes. Toxics may delay that: see wait_closed(); this returns at once."""
+        """Close the connection after all sent bytes, which toxics may delay. Returns immediately, see wait_closed()."""
         if self._closing:
             return
         self._closing = True
@@ -256,10 +258,10 @@ class LinkedTransport:
         self._send(self._down, b"")
 
     def wait_closed(self) -> None:
-        """Wait until close() has sent all bytes. Returns at once if close() was not called."""
+        """Wait until all bytes are sent after close(). Returns immediately if close() was not called."""
         pump = self.pumps.get(False)
         if pump is not None and self._closing:
-            pump.join()  # as long as the toxics delay it; abort() ends it
+            pump.join()  # takes as long as the toxics delay bytes; abort() ends it
 
     # --- for the link -------------------------------------------------------------------------------------------------
 
@@ -275,13 +277,13 @@ class LinkedTransport:
         stream.chain.add(active, active.toxic.start(rng))
 
     def detach(self, active: ActiveToxic) -> None:
-        """Remove a toxic, if it is there."""
+        """Remove a toxic. Does nothing if this connection does not have it."""
         for stream in (self._up, self._down):
             if stream is not None:
                 stream.remove(active)
 
     def abort(self, *, reset: bool = False) -> None:
-        """Close or reset the connection at once. Delayed bytes are lost. Does nothing the second time."""
+        """Close or reset the connection immediately. Delayed bytes are lost. Does nothing the second time."""
         if self._aborted:
             return
         self._aborted = self._closing = True

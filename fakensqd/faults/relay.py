@@ -1,4 +1,4 @@
-"""Relay with toxics before any server that speaks TCP: a real nsqd, nsqlookupd, or an HTTP endpoint.
+"""Relay with toxics, between clients and any TCP server: a real nsqd, a real nsqlookupd, or an HTTP server.
 
 Owns its listener and two pumps for each connection. Knows no protocol.
 """
@@ -21,22 +21,22 @@ from gnsq.transport import READ_SIZE, TcpTransport, Transport
 
 __all__ = ["Relay"]
 
-# For the connection to the server, seconds of real time.
+# Timeout of the connection to the server, seconds of real time.
 _CONNECT_TIMEOUT = 10.0
 
 
 class Relay(Server):
-    """Relay each connection to another address, with toxics on the way: start() or ``with``.
+    """Relays each connection to another address, through toxics. Starts with start() or ``with``.
 
     Args:
         upstream_address: ``host:port`` of the server.
-        address: Where to listen; port 0 takes a free one, which later starts take again.
-        clock: Of the toxics; default: the machine's.
-        seed: Of the random numbers of toxics; default: a random one.
+        address: Where to listen. Port 0 takes a free port; the next start() takes the same port again.
+        clock: Clock of the toxics; default: real time.
+        seed: Seed for the random numbers of toxics; default: a random seed.
         threaded: Run on a thread with its own hub, see fakensqd.thread.
 
     Attributes:
-        link: For adding toxics; upstream are the bytes that clients send.
+        link: Toxics are added to this link; upstream is the direction from clients to the server.
 
     Raises:
         ValueError: If an address is invalid.
@@ -63,10 +63,10 @@ class Relay(Server):
         return join_address(*self._bind)
 
     def start(self) -> Self:
-        """Listen, and return this relay. Does nothing if it listens already.
+        """Listen, and return this relay. Does nothing if the relay listens already.
 
         Raises:
-            OSError: If the address cannot be listened on.
+            OSError: If the relay can't listen on the address.
         """
         if self._server is None:
             listener = listen(self._bind)
@@ -76,7 +76,7 @@ class Relay(Server):
         return self
 
     def stop(self) -> None:
-        """Close everything at once. Does nothing if it is stopped."""
+        """Close the port and all connections immediately. Does nothing if the relay is stopped."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -87,7 +87,7 @@ class Relay(Server):
         try:
             server = socket.create_connection(self._upstream, timeout=_CONNECT_TIMEOUT)
         except OSError:
-            reset_socket(client)  # the relay has accepted the connection: it can be reset, not refused
+            reset_socket(client)  # The relay has accepted the connection, so can only reset it, not refuse it.
             return
         server.settimeout(None)
         for sock in (client, server):
@@ -98,7 +98,7 @@ class Relay(Server):
         answers.name = "fakensqd-relay"
         try:
             if _pump(linked, upstream):
-                answers.join()  # until the server closes the connection, or stop() does
+                answers.join()  # until the server or stop() closes the connection
                 linked.close()
                 linked.wait_closed()
             else:
@@ -115,7 +115,7 @@ def _pump_down(server: Transport, client: LinkedTransport) -> None:
 
 
 def _pump(source: Transport, target: Transport) -> bool:
-    """Relay bytes until the source ends; return whether it ended without an error."""
+    """Relay bytes until the source ends; return whether the source ended without an error."""
     try:
         while data := source.recv(READ_SIZE):
             target.sendall(data)
