@@ -113,7 +113,7 @@ class FaultControl:
         """Record a new connection, and apply the rules about connections.
 
         Returns:
-            The number of the connection; None if a rule has closed it, or if a rule has dropped it and the client has closed it.
+            The number of the connection; None if a rule has closed it, or has dropped it and the client has closed it.
         """
         number, steps = self.injector.open_connection(address, self._clock.monotonic())
         for step in steps:

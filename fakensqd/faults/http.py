@@ -278,7 +278,7 @@ class FaultsEndpoint:
         if self._application is not None and name in _CLOSING_METHODS:
             address = self._server.faults_http_address
             where = f"http://{address}{request.path}" if address else "the port of faults_http_address"
-            raise ValueError(f"{name} would end this connection, too; POST it to {where}, which stays open")
+            raise ValueError(f"{name} would end this connection, too; POST it to {where}, which stays up")
         with self._state_lock:
             change(**arguments)
         return self._server.states()

@@ -166,11 +166,11 @@ def test_without_an_expected_value_any_true_value_ends_the_wait(nsqd):
 
 HEAD = '{"transcript": 1, "dropped": 0}\n'
 INVALID_LINES = [
-    pytest.param('{"transcript": 1}', "the first is {'transcript': 1}", id="a header without a count"),
-    pytest.param("[]", r"the first is \[\]", id="a list"),
-    pytest.param("1", "the first is 1", id="a number"),
-    pytest.param("", "the first is None", id="nothing"),
-    pytest.param('{"x": 1}', "the first is {'x': 1}", id="no header"),
+    pytest.param('{"transcript": 1}', "the first line is {'transcript': 1}", id="a header without a count"),
+    pytest.param("[]", r"the first line is \[\]", id="a list"),
+    pytest.param("1", "the first line is 1", id="a number"),
+    pytest.param("", "the first line is None", id="nothing"),
+    pytest.param('{"x": 1}', "the first line is {'x': 1}", id="no header"),
     pytest.param("{", "Expecting", id="no JSON"),
     pytest.param("[" * 100_000, "nested too deeply", id="too deep"),
     pytest.param(HEAD + "[]", "line 2 is not an entry", id="a list as entry"),
