@@ -52,7 +52,7 @@ _Arguments = dict[str, Any]  # Any: of all types
 _Points = frozenset[Point]
 
 _HEADER = struct.Struct(">ii")
-# Offset of the body in a frame: after size and type, and after timestamp, attempts and id of a message.
+# Offset of the body in a frame: 8 bytes of size and type; in a message, also timestamp, attempts and id.
 _BODY_OFFSET = {RESPONSE: 8, ERROR: 8, MESSAGE: 34}
 
 _TCP = frozenset([Point.COMMAND, Point.REPLY, Point.FRAME])

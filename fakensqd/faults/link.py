@@ -345,8 +345,8 @@ class LinkedTransport:
             while isinstance(outcome := stream.next(), Deliver):
                 self._inner.sendall(outcome.data)
                 if stream.chain.due <= self._link.clock.monotonic():
-                    # Runs the event loop, which polls its sockets: a reader in this hub receives slices one by one. The
-                    # loop does not poll between two sleep(0).
+                    # Lets the event loop poll its sockets, so that a reader in this hub receives each slice alone.
+                    # Between two calls of sleep(0), the loop does not poll.
                     gevent.sleep(1e-9)
             if isinstance(outcome, StreamEnd) and not self._closing:
                 self._inner.shutdown_write()

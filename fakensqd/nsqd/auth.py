@@ -33,7 +33,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Permissions for topics and channels. Both are patterns that mean the same in Go and Python, and not anchored."""
+    """Permissions for topics and channels, which are patterns: with the same meaning in Go and Python, not anchored."""
 
     topic: str = ".*"
     channels: tuple[str, ...] = (".*",)
@@ -62,7 +62,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authorization:
-    """A valid response of an auth server. The ttl is in seconds, and below 0 if Go's clock overflows."""
+    """A valid response of an auth server. The ttl is in seconds; it is negative if it overflows in Go."""
 
     ttl: float
     identity: str = ""
@@ -70,7 +70,7 @@ class Authorization:
     grants: tuple[Grant, ...] = ()
 
     def allows(self, topic: str, channel: str) -> bool:
-        """Return whether one of the grants allows it. The channel is empty for publishing."""
+        """Return whether a grant allows to publish to the topic (empty channel), or to subscribe to the channel."""
         return any(grant.allows(topic, channel) for grant in self.grants)
 
 
@@ -78,7 +78,7 @@ def decode_authorization(body: bytes) -> Authorization:
     """Decode the body of an auth server's response.
 
     Raises:
-        ValueError: If nsqd would refuse it.
+        ValueError: If nsqd would refuse the body.
     """
     values: dict[str, Any] = decode(body, _FIELDS)  # Any: decode() has checked each type
     grants = tuple(

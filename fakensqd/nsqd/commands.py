@@ -1,7 +1,7 @@
-"""One row for each command: its parameters, its body, and what they name. Checks both in nsqd's order.
+"""One row for each command: its parameters and its body. Checks both in nsqd's order.
 
-Pure. ``words`` is the line of a command, split at its spaces: the name, then the parameters. Error texts are nsqd's
-own, as are their inconsistencies. Source: nsqd protocol_v2.go.
+Pure. ``words`` is the line of a command, split at its spaces: the name, then the parameters. Error texts are nsqd's,
+with nsqd's inconsistencies. Source: nsqd protocol_v2.go.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def topic_name(words: list[bytes], release: Release = LATEST) -> str:
     topic = _topic_name(words[1], release)
     if topic is None:
         name = words[0]
-        # nsqd repeats the code in errors of MPUB.
+        # nsqd writes the code twice in this error of MPUB.
         code = b"E_BAD_TOPIC E_BAD_TOPIC" if name == b"MPUB" else b"E_BAD_TOPIC"
         raise CommandError(b"%s %s topic name %s is not valid" % (code, name, _quoted(words[1], release)))
     return topic
@@ -57,7 +57,7 @@ def subscription(words: list[bytes], release: Release = LATEST) -> tuple[str, st
 
 
 def ready_count(words: list[bytes], limit: int) -> int:
-    """Parse the count of RDY; it is 1 if there is none."""
+    """Parse the count of RDY; 1 if the command has no count."""
     if len(words) < 2:
         return 1
     try:
@@ -78,15 +78,15 @@ def message_id(words: list[bytes]) -> bytes:
 
 
 def requeue_delay(words: list[bytes], limit: float, release: Release = LATEST) -> float:
-    """Parse the delay of REQ, in seconds. A delay above the limit becomes the limit, and one that overflows to below 0
-    becomes 0; releases before 1.1.0 refuse both."""
+    """Parse the delay of REQ, in seconds. A delay above the limit becomes the limit; a delay that overflows and becomes
+    negative becomes 0. Releases before 1.1.0 refuse both delays."""
     try:
         delay_ms = base10(words[2])
     except ValueError:
         raise CommandError(b"E_INVALID REQ could not parse timeout %s" % words[2]) from None
     delay_ns, limit_ns = int64(delay_ms * 10**6), round(limit * 1000) * 10**6
     if not release.since(1, 1, 0) and not 0 <= delay_ns <= limit_ns:
-        # The text of nsqd has nanoseconds here.
+        # nsqd's text has nanoseconds here.
         raise CommandError(b"E_INVALID REQ timeout %d out of range 0-%d" % (delay_ns, limit_ns))
     return min(max(delay_ns / 1e9, 0.0), limit)
 
@@ -151,7 +151,7 @@ def read_defer(words: list[bytes], options: NsqdOptions, source: InputBuffer) ->
 def read_multipublish(words: list[bytes], options: NsqdOptions, source: InputBuffer) -> Read[list[bytes]]:
     """Read the messages of MPUB."""
     topic_name(words, options.emulated)
-    # nsqd reads by the count and the size of each message. It only checks the size of the whole body.
+    # nsqd only checks the size of the whole body. It reads the number of messages and bytes that count and sizes say.
     size = yield from source.read_size(b"E_BAD_BODY MPUB failed to read body size")
     limit = options.max_body_size
     if size <= 0:
@@ -169,11 +169,11 @@ class CommandRow:
     """Facts about one command.
 
     Attributes:
-        words: Least number of words in its line, the name included.
-        has_topic, has_channel: Whether the first parameter is a topic, and the second one a channel.
+        words: Minimum number of words in the line, including the name.
+        has_topic, has_channel: Whether the first parameter is a topic, and whether the second one is a channel.
         has_message_id: Whether the first parameter is a message id.
-        publishes: Whether it puts messages into a topic.
-        details: Index of the first parameter that a transcript shows as detail; None if it shows none.
+        publishes: Whether the command puts messages into a topic.
+        details: Index of the first parameter, from 0, that a transcript shows as detail; None if it shows none.
         read: Checks the parameters and reads the body; None if there is no body.
     """
 
@@ -200,7 +200,7 @@ NSQD_ROWS = {
     b"CLS": CommandRow(),
     b"NOP": CommandRow(),
 }
-# The commands of nsqlookupd. Its session reads the body of IDENTIFY, which has no limit.
+# The commands of nsqlookupd. LookupdSession reads the body of IDENTIFY, whose size has no limit.
 LOOKUPD_ROWS = {
     b"IDENTIFY": CommandRow(),
     b"REGISTER": CommandRow(words=2, has_topic=True, has_channel=True),

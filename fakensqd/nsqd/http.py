@@ -1,7 +1,7 @@
 """nsqd's HTTP API as a WSGI function over a Broker.
 
-Pure: reads facts about its server from a Protocol, and knows no socket. Source: nsqd http.go; options.go and
-internal/lg for /config, compared with the real nsqd.
+Pure: reads facts about its server from a Protocol, and knows no socket. Source: nsqd http.go; for /config: options.go,
+internal/lg, and responses of a real nsqd.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from fakensqd.options import LOG_LEVELS, NsqdOptions
 __all__ = ["NsqdFacts", "nsqd_application", "tls_required_application"]
 
 _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
-# Bytes of a body that are read at a time.
+# How many bytes of a body are read in one step.
 _READ_SIZE = 65536
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
-# Options that nsqd has under another name, or not at all.
+# Options that nsqd does not have, or has under another name.
 _OWN_OPTIONS = (
     *["lookupd_tcp_addresses", "lookupd_ping_interval", "node_id"],
     *["release", "rdy_counts_down", "negotiates", "wrapped_answers"],
@@ -61,7 +61,7 @@ _TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3":
 
 
 class NsqdFacts(Protocol):
-    """The server, as far as the API uses it."""
+    """The facts about the server that the API uses."""
 
     options: NsqdOptions
     broker: Broker
@@ -93,10 +93,10 @@ class NsqdFacts(Protocol):
         """Return the monotonic time, seconds."""
 
     def set_lookupd_tcp_addresses(self, addresses: tuple[str, ...]) -> None:
-        """Register with these nsqlookupds from now on, and with no other."""
+        """Register with these nsqlookupds, and disconnect from all others."""
 
     def set_log_level(self, level: str) -> None:
-        """Log from this level on."""
+        """Set the lowest level that is logged."""
 
 
 def nsqd_application(server: NsqdFacts) -> Router:
@@ -123,7 +123,7 @@ def nsqd_application(server: NsqdFacts) -> Router:
         "/info": {"GET": Route(api.info)},
         "/stats": {"GET": Route(api.stats)},
         "/config/:": {"GET": Route(api.config), "PUT": Route(api.set_config)},
-        # nsqd does what these two ask for, and then fails to respond.
+        # nsqd executes these two requests, and then fails to respond.
         "/debug/setblockrate": {"PUT": Route(_fail)},
         "/debug/freememory": {"POST": Route(_fail)},
     }
@@ -135,7 +135,7 @@ def nsqd_application(server: NsqdFacts) -> Router:
 
 
 def tls_required_application(server: NsqdFacts) -> Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]:
-    """Make the WSGI function of the HTTP port if HTTPS is required. Each response only names the port of HTTPS."""
+    """Make the WSGI function of an HTTP port whose clients must use HTTPS. It only responds with the HTTPS port."""
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         body = b'{"message": "TLS_REQUIRED", "https_port": %d}' % server.https_port
@@ -186,7 +186,7 @@ class _Api:
         return "OK"
 
     def _read_binary(self, request: Request) -> list[bytes]:
-        # nsqd reads as much as count and sizes say, each within its own bounds, and leaves the bytes after it.
+        # nsqd reads the number of messages and bytes that count and sizes say, checks each, and ignores later bytes.
         source = InputBuffer()
         reader = source.read_messages(self._options.max_msg_size, self._options.max_body_size)
         try:

@@ -1,4 +1,4 @@
-"""What a V2 client negotiates: IDENTIFY, TLS and compression, and AUTH.
+"""Negotiation with a V2 client: IDENTIFY, TLS, compression, and AUTH.
 
 Pure. IDENTIFY and AUTH are generators: they read what they need, pause with an IoRequest if the connection or an auth
 server has to do something, and send frames through a callable. Source: nsqd protocol_v2.go IDENTIFY, AUTH, CheckAuth;
@@ -36,14 +36,14 @@ class IdentifyField:
     """One field of IDENTIFY, of its response, or of both.
 
     Attributes:
-        type: Type in the body; None if the field is in the response only.
-        since, until: The first release that reads it, and the first one that does not read it any more.
-        answered_since: The first release with the field in the response; None if it is not there.
-        subject: Name of a setting in the error text.
-        bounds: Smallest and largest value of a setting, in its unit in Settings.
-        scale: Factor from the unit in Settings to the one in the body: 1000 for seconds and milliseconds.
-        default: Value of a setting for a client that sends no IDENTIFY; None: the option of the same name.
-        off: What a value of -1 means; None: it is out of bounds.
+        type: Type in the body of IDENTIFY; None if the field is only in the response.
+        since, until: First release that reads the field, and first release that no longer reads it.
+        answered_since: First release with the field in the response; None: never in the response.
+        subject: Name of the setting in the error text.
+        bounds: Smallest and largest value of the setting, in its unit in Settings.
+        scale: A value in the body is this many times the value in Settings: 1000 for milliseconds and seconds.
+        default: Value of the setting if the client sends no IDENTIFY; None: the value of the option of the same name.
+        off: Value of the setting for -1 in the body; None: -1 is out of bounds.
     """
 
     type: FieldType | None
@@ -57,7 +57,7 @@ class IdentifyField:
     off: float | None = None
 
 
-# The settings stand in the order in which nsqd checks them.
+# nsqd checks the settings in this order.
 FIELDS: dict[str, IdentifyField] = {
     "client_id": IdentifyField(STRING, (0, 2, 28)),
     "hostname": IdentifyField(STRING, (0, 2, 28)),
@@ -116,10 +116,10 @@ FIELDS: dict[str, IdentifyField] = {
 
 
 def decode_identify(body: bytes, release: Release = LATEST) -> Values:
-    """Decode the body of IDENTIFY: all fields that some release reads; the zero of its type for one that is missing.
+    """Decode the body of IDENTIFY: all fields that some release reads. A missing field gets the zero of its type.
 
     Raises:
-        ValueError: If Go would not decode it.
+        ValueError: If Go would refuse the body.
     """
     types = {name: field.type for name, field in FIELDS.items() if field.type is not None}
     known = {
@@ -135,7 +135,7 @@ def decode_identify(body: bytes, release: Release = LATEST) -> Values:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a connection. Durations in seconds; an interval or timeout of 0 is off."""
+    """The settings of a connection. Durations are in seconds; an interval or timeout of 0 is off."""
 
     heartbeat_interval: float
     output_buffer_size: int
@@ -154,7 +154,7 @@ class Settings:
         return cls(**settings)
 
     def updated(self, asked: Values, options: NsqdOptions) -> Settings:
-        """Make the settings after an IDENTIFY. A value of 0 leaves a setting unchanged, but the sample rate.
+        """Make the settings after an IDENTIFY. A value of 0 changes no setting, except the sample rate.
 
         Raises:
             ValueError: If a field is out of its bounds; the text is nsqd's.
@@ -178,22 +178,22 @@ class Settings:
 
     @property
     def buffers_messages(self) -> bool:
-        """Whether messages below RDY wait for another frame or a full buffer: an output buffer without a timeout."""
+        """Whether messages below RDY stay in the output buffer until another frame is sent or the buffer is full."""
         return not self.output_buffer_timeout and self.output_buffer_size > 1
 
 
 class ClientHandshake:
-    """What one client has sent with IDENTIFY and AUTH, and the settings that follow.
+    """State of one client after IDENTIFY and AUTH: its names, settings and permissions.
 
     Args:
-        remote_ip: Address of the client; also its client id and hostname until IDENTIFY.
-        source: Bytes of the client.
+        remote_ip: IP address of the client; until IDENTIFY, also its client id and hostname.
+        source: Input from the client.
         respond: Sends a frame to the client.
         now: Returns the time, seconds.
 
     Attributes:
-        settings: Those of the last IDENTIFY.
-        delivery_settings: Those of the first IDENTIFY, which nsqd's message pump keeps.
+        settings: Settings after the last IDENTIFY.
+        delivery_settings: Settings after the first IDENTIFY. nsqd's message pump ignores later ones.
         tls: Facts about TLS; None without TLS.
         authorization: Last response of the auth server; None before AUTH.
     """
@@ -241,7 +241,7 @@ class ClientHandshake:
         return asked
 
     def negotiate(self, asked: Values) -> Read[None]:
-        """Send the response to IDENTIFY, and start the TLS and compression asked for, each with an OK of its own."""
+        """Send the response to IDENTIFY. Start TLS and compression if the client asked for them; send OK after each."""
         options = self._options
         if not asked["feature_negotiation"] or not options.negotiates:
             self._respond(OK_FRAME)
@@ -250,7 +250,7 @@ class ClientHandshake:
         snappy, deflate = asked["snappy"] and options.snappy, asked["deflate"] and options.deflate
         if snappy and deflate:
             raise CommandError(b"E_IDENTIFY_FAILED cannot enable both deflate and snappy compression")
-        # The response has the level also without deflate.
+        # The response has the level even without deflate.
         level = asked["deflate_level"] if deflate and asked["deflate_level"] > 0 else DEFAULT_DEFLATE_LEVEL
         level = min(level, options.max_deflate_level)
         response = {
@@ -286,7 +286,7 @@ class ClientHandshake:
         result = yield StartTLS()
         if isinstance(result, TlsFailed):
             raise CommandError(b"E_IDENTIFY_FAILED IDENTIFY failed %s" % result.text.encode())
-        assert isinstance(result, TlsEstablished)  # the other result of StartTLS
+        assert isinstance(result, TlsEstablished)  # StartTLS has no third result
         self.tls = result
         self._respond(OK_FRAME)
 
@@ -297,7 +297,7 @@ class ClientHandshake:
         return True
 
     def _discard_input(self) -> None:
-        # nsqd makes a new reader for the connection, and the bytes in the buffer of the old one are lost.
+        # nsqd makes a new reader for the connection. The bytes in the old reader's buffer are lost.
         self._input.decoder.take_remaining()
 
     # --- AUTH ---------------------------------------------------------------------------------------------------------
@@ -324,12 +324,12 @@ class ClientHandshake:
         """Check that the client may use the topic or channel. Asks the auth server again if its response has expired.
 
         Raises:
-            CommandError: If it may not.
+            CommandError: If the client may not use it.
         """
         if not self._has_grants:
             raise CommandError(b"E_AUTH_FIRST AUTH required before %s" % command)
         authorization = self.authorization
-        assert authorization is not None  # it has grants
+        assert authorization is not None  # _has_grants is true
         if self._now() > self._expires:
             authorization = yield from self._ask()
         if not authorization.allows(topic, channel):

@@ -21,7 +21,7 @@ __all__ = ["statistics", "statistics_text"]
 
 Document = dict[str, Any]  # Any: JSON
 
-# Facts about Go's memory. The emulator has no Go heap, so all are 0.
+# Values about Go's memory. The emulator has no Go heap, so all of them are 0.
 _MEMORY = (
     "heap_objects",
     "heap_idle_bytes",
@@ -50,8 +50,8 @@ def statistics(
 
     Args:
         start_time: When the server started, seconds since 1970.
-        topic: Only this topic; empty: all.
-        channel: Only this channel, and topics that have it; empty: all.
+        topic: Include only this topic; "": all topics.
+        channel: Include only this channel, and topics that have it; "": all channels.
         now: The monotonic time, seconds.
     """
     topics = [
@@ -113,7 +113,7 @@ def _channel_statistics(channel: Channel, only_topic: str, include_clients: bool
 
 
 def client_statistics(session: Session, only_topic: str = "") -> Document:
-    """Make the document of one connection. It has at most one of the topics that the client has published to."""
+    """Make the document of one connection. It names at most one topic that the client has published to."""
     handshake = session.handshake
     document: Document = {
         "client_id": handshake.client_id,
@@ -146,13 +146,13 @@ def client_statistics(session: Session, only_topic: str = "") -> Document:
         "tls_cipher_suite": tls.cipher_suite if tls else "",
         "tls_version": tls.version if tls else "",
         "tls_negotiated_protocol": "",
-        # Go says so of every connection with TLS.
+        # In Go this is true for every connection with TLS.
         "tls_negotiated_protocol_is_mutual": tls is not None,
     }
 
 
 def _authorization_statistics(authorization: Authorization | None) -> Document:
-    """Make the facts about AUTH, without those that are empty."""
+    """Make the values about AUTH, without empty ones."""
     if authorization is None:
         return {}
     facts = {

@@ -1,12 +1,13 @@
 """The data path of a FakeNsqd: nsqd's own ``nsqd.dat``, a file of messages, and the lock of the directory.
 
-Topics and channels are written at once. Messages are written when the nsqd stops, or when they exceed the limit of the
-memory. No fsync: files must survive the end of the process, not of the machine. Source: nsqd nsqd.go LoadMetadata,
-PersistMetadata; dirlock.go.
+Topics and channels are written after each change. Messages are written when the nsqd stops, or when they exceed the
+limit of the memory. There is no fsync: files must survive the end of the process, not of the machine. Source: nsqd
+nsqd.go LoadMetadata, PersistMetadata; dirlock.go.
 
-nsqd has one diskqueue per topic and channel. Here all messages are in one file, which is appended to: a magic, then
-records: int32 size and CRC-32 of the content. The content is int32 size and JSON {"topic", "channel" (null: the topic
-itself), "count", "removed" (ids)}, and as many messages as count says, each with an int32 size, as in a message frame.
+nsqd has one diskqueue per topic and channel. Here all messages are in one file, to which records are appended. The file
+begins with a magic. A record has the content's size (int32), its CRC-32, and the content. The content has the size
+(int32) and the text of a JSON object {"topic", "channel" (null: the topic itself), "count", "removed" (ids)}, then
+"count" messages, each with its size (int32), encoded as in a message frame.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 _METADATA = "nsqd.dat"
 _MESSAGES = "fakensqd.messages"
-# The file of messages is rewritten when it names more messages than this, plus four times those that are left.
+# The file of messages is rewritten when it names more messages than this + 4 * the messages that are still on disk.
 _MAX_OBSOLETE = 1000
 
 _MAGIC = b"fakensqd messages 2\n"
@@ -82,15 +83,15 @@ class DataPath:
         self._lock: int | None = None
         # The broker whose messages are in the file; None before the first load().
         self._broker: Broker | None = None
-        # Messages named in the file: those that are still on disk, and all.
+        # How many messages in the file are still on disk, and how many messages it names in all.
         self._live_count = 0
         self._named_count = 0
 
     def lock(self) -> None:
-        """Lock the directory, so that no other nsqd uses it, a real one included.
+        """Lock the directory, so that no other nsqd uses it, fake or real.
 
         Raises:
-            DataPathError: If there is no such directory, or another nsqd has locked it.
+            DataPathError: If the directory does not exist, or another nsqd has locked it.
         """
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -115,7 +116,7 @@ class DataPath:
             os.close(descriptor)
 
     def load(self, broker: Broker, now: float) -> None:
-        """Fill a broker from the files, at the first start. At later starts the broker has everything already.
+        """At the first start, fill a broker from the files. At later starts the broker already has everything.
 
         Raises:
             DataPathError: If nsqd.dat exists and can't be read.
@@ -128,7 +129,7 @@ class DataPath:
         self._write_messages(lambda queue: queue.on_disk())
 
     def save_topics(self) -> None:
-        """Write topics and channels, but ephemeral ones. Does nothing while the directory is not locked or loaded."""
+        """Write topics and channels, except ephemeral ones. Does nothing before lock() and load()."""
         if self._lock is not None and self._broker is not None:
             self._replace_file(_METADATA, encode_metadata(self._broker.topics.values()))
 
@@ -145,7 +146,7 @@ class DataPath:
             self._append(encode_stored(StoredQueue(topic, channel, messages)), len(messages))
 
     def remove(self, topic: str, channel: str | None, ids: Sequence[bytes]) -> None:
-        """Note in the file that messages have left their queue."""
+        """Append to the file that these messages have left their queue."""
         if not self._is_written(topic):
             return
         self._live_count -= len(ids)
@@ -158,7 +159,7 @@ class DataPath:
         return self._lock is not None and self._broker is not None and not is_ephemeral(topic)
 
     def _write_messages(self, messages_of: Callable[[Topic | Channel], list[QueuedMessage]]) -> None:
-        """Rewrite the file of messages, without those that are ephemeral. Deletes it if there are no messages."""
+        """Rewrite the file of messages, without ephemeral channels and topics. Delete it if there are no messages."""
         queues = [] if self._broker is None else _stored_queues(self._broker, messages_of)
         self._live_count = self._named_count = sum(len(queue.messages) for queue in queues)
         if queues:
@@ -171,7 +172,7 @@ class DataPath:
         self._named_count += count
         name = self._file(_MESSAGES)
         try:
-            # Unbuffered: messages that were confirmed survive the end of the process.
+            # Unbuffered, so that messages with an OK survive the end of the process.
             with open(name, "ab", buffering=0) as file:
                 file.write(record if file.tell() else encode_messages([]) + record)
         except OSError as error:
@@ -219,7 +220,7 @@ class DataPath:
         return os.path.join(self._path, name)
 
     def _replace_file(self, name: str, data: bytes) -> None:
-        """Write a file so that readers see the old or the new content. Logs an error of the file system."""
+        """Replace a file's content atomically. Log errors of the file system."""
         target = self._file(name)
         temporary = f"{target}.{os.getpid()}.tmp"
         try:
@@ -248,7 +249,7 @@ def _stored_queues(broker: Broker, messages_of: Callable[[Topic | Channel], list
 
 
 def encode_metadata(topics: Iterable[Topic]) -> bytes:
-    """Encode nsqd.dat, without ephemeral topics and channels. Empty lists are null, as Go writes them.
+    """Encode nsqd.dat, without ephemeral topics and channels. An empty list becomes null, as in Go.
 
     Source: nsqd.go Metadata.
     """
@@ -274,10 +275,10 @@ def decode_metadata(data: bytes) -> list[tuple[str, bool, list[tuple[str, bool]]
     """Decode nsqd.dat. Skips topics and channels with names that nsqd refuses.
 
     Returns:
-        Topics: name, whether it is paused, and channels: name, whether it is paused.
+        For each topic: its name, whether it is paused, and its channels: for each the name, whether it is paused.
 
     Raises:
-        FileFormatError: If it is not JSON, or has other fields.
+        FileFormatError: If the data is not JSON, or has other fields.
     """
     try:
         return [
@@ -294,19 +295,19 @@ def decode_metadata(data: bytes) -> list[tuple[str, bool, list[tuple[str, bool]]
             if valid_topic_name(topic["name"])
         ]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise FileFormatError(f"no metadata of nsqd: {error!r}") from error
+        raise FileFormatError(f"not the metadata of an nsqd: {error!r}") from error
 
 
 # --- the file of messages ---------------------------------------------------------------------------------------------
 
 
 def encode_messages(queues: Iterable[StoredQueue]) -> bytes:
-    """Encode the whole file. It has the attempts of messages, but no delays: nsqd loses them, too."""
+    """Encode the whole file. It has the attempts of messages, but not their delays, which nsqd loses, too."""
     return _MAGIC + b"".join(map(encode_stored, queues))
 
 
 def encode_stored(queue: StoredQueue) -> bytes:
-    """Encode a record of new messages, to be appended."""
+    """Encode a record of new messages for the end of the file."""
     messages = [
         _with_size(encode_message(message.timestamp, message.attempts, message.id, message.body))
         for message in queue.messages
@@ -315,7 +316,7 @@ def encode_stored(queue: StoredQueue) -> bytes:
 
 
 def encode_removed(topic: str, channel: str | None, ids: Iterable[bytes]) -> bytes:
-    """Encode a record of messages that have left their queue, to be appended."""
+    """Encode a record of messages that have left their queue for the end of the file."""
     removed = [message_id.decode("latin-1") for message_id in ids]
     return _record({"topic": topic, "channel": channel, "count": 0, "removed": removed}, [])
 
@@ -327,10 +328,10 @@ def decode_messages(data: bytes) -> tuple[list[StoredQueue], int]:
         The messages, and the size of a last record that is incomplete because its writer was killed.
 
     Raises:
-        FileFormatError: If the file is damaged, or of another format.
+        FileFormatError: If the file is damaged, or has another format.
     """
     if not data.startswith(_MAGIC):
-        raise FileFormatError("no file of fakensqd's messages")
+        raise FileFormatError("not a file of fakensqd's messages")
     queues: dict[tuple[str, str | None], dict[bytes, QueuedMessage]] = {}
     position = len(_MAGIC)
     while (start := position + _HEADER.size) <= len(data):
@@ -340,7 +341,7 @@ def decode_messages(data: bytes) -> tuple[list[StoredQueue], int]:
         content = data[start : start + size]
         if zlib.crc32(content) != checksum:
             raise FileFormatError(f"the checksum of {counted(size, 'byte')} of messages is wrong")
-        # Content with the right checksum was written by _record().
+        # The checksum is right, so _record() has written this content.
         head, *frames = _split_sized(content)
         document = json.loads(head)
         messages = queues.setdefault((document["topic"], document["channel"]), {})

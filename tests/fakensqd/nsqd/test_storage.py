@@ -65,7 +65,7 @@ def test_invalid_names_in_metadata_are_skipped():
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"topics":[{}]}', b'{"topics":[1]}', b'{"topics":1}'])
 def test_malformed_metadata_is_refused(data):
-    with pytest.raises(FileFormatError, match="no metadata of nsqd"):
+    with pytest.raises(FileFormatError, match="not the metadata of an nsqd"):
         decode_metadata(data)
 
 
@@ -300,7 +300,7 @@ def test_damaged_file_of_messages_is_renamed(started, tmp_path, caplog):
 
     assert started().broker.topics["t"].depth == 0
 
-    assert "are not read: no file of fakensqd's messages" in caplog.text
+    assert "are not read: not a file of fakensqd's messages" in caplog.text
     assert (tmp_path / "fakensqd.messages.damaged").read_bytes() == b"no"
 
 
