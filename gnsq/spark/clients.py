@@ -1,4 +1,4 @@
-"""Options as keyword arguments of gnsq's clients. Reads the files that options name.
+"""Converts options to keyword arguments of gnsq's clients. Reads the files that options name.
 
 Errors name the option as users write it, and show no secret.
 """
@@ -18,7 +18,7 @@ __all__ = ["check_addresses", "connection_keywords", "http_keywords"]
 
 
 def check_addresses(options: ConnectOptions) -> None:
-    """Check the form of addresses, without connecting; ValueError names option and address."""
+    """Check the form of addresses without connecting. The ValueError names the option and the address."""
     makers: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         "nsqdTcpAddresses": (Producer, options.nsqd_tcp_addresses),
         "lookupdHttpAddresses": (LookupdClient.from_url, options.lookupd_http_addresses),
@@ -81,7 +81,8 @@ def _auth_secret(options: ConnectOptions) -> bytes | None:
 
 
 def _context(options: ConnectOptions) -> ssl.SSLContext:
-    """Make a context that checks certificate and host name, with the system's CAs unless others are given."""
+    """Make a TLS context that checks certificate and host name. It uses the system's CAs unless the options have
+    others."""
     import ssl  # takes 8 ms to load
 
     try:

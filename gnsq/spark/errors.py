@@ -1,4 +1,4 @@
-"""Exceptions of gnsq.spark, and the cause of a failure as one line out of Spark's long texts. Pure."""
+"""Exceptions of gnsq.spark, and functions that find the cause of a failure in Spark's long texts. Pure."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class SpoolInUse(SpoolError):
 
 
 class SpoolIncomplete(SpoolError):
-    """Segments of a checkpoint are gone."""
+    """Segments that a checkpoint needs do not exist any more."""
 
 
 class SegmentCorrupt(SpoolError):
-    """A segment is not an Arrow file of gnsq, is damaged, or does not have the rows of its name."""
+    """A segment is not an Arrow file of gnsq, is damaged, or does not have the number of rows in its name."""
 
 
 class RowsNotPublished(NSQException):
@@ -39,7 +39,7 @@ class RowsNotPublished(NSQException):
 
 
 class JobFailed(NSQException):
-    """The job can't begin, or a query has failed. The text is one line."""
+    """The job can't begin, or a query has failed. The error's text is one line."""
 
 
 _PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*: ")
@@ -56,8 +56,8 @@ _TASK = re.compile(r"^.*[Mm]ost recent failure: Lost task .*? executor [^)]*\): 
 def root_cause(text: str) -> str:
     """Find the cause of a failure in Spark's text.
 
-    It is the last error of a Python traceback; of a call into Java, or without a traceback, Java's error and its
-    deepest cause.
+    If there is a Python traceback, this is its last error. For an error from Java, or without a traceback, it is Java's
+    error with its deepest cause.
     """
     text = text.partition("=== Streaming Query ===")[0]
     errors = [line for line in text.splitlines() if _PYTHON_ERROR.match(line)]
@@ -75,7 +75,7 @@ def root_cause(text: str) -> str:
 
 
 def startup_error(text: str) -> str:
-    """Find why a Java did not start in what it has written; "" if it does not say."""
+    """Find in the output of Java the reason why it did not start. Return "" if there is none."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_NOISE)]
     errors = [_THREAD_ERROR.sub("", line) for line in lines if _THREAD_ERROR.match(line)]
     return (errors or lines or [""])[0]

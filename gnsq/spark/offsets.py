@@ -1,6 +1,6 @@
 """Offsets: vectors of segment numbers, and the segments between two of them. Pure.
 
-An offset holds for each receiver the number of its last segment that was read. Knows no files, no NSQ and no Spark.
+An offset has, for each receiver, the number of the last segment that was read. Knows no files, no NSQ and no Spark.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ __all__ = [
 ]
 
 VERSION = 1
-# A key beside the receivers, which only makes a vector differ from the one before.
+# Key in a vector that is not a receiver. Its only purpose is that a vector differs from the one before.
 _REVISION = ""
-# Before the name of a receiver: the number of its last segment that was deleted before its first one was read.
+# Prefix of a receiver's name. The value of such a key is the number of the receiver's last segment that was deleted
+# before any was read.
 _DELETED_UP_TO = "/"
 
-# Receiver -> number of its last segment that was read. No segment was read of a receiver that is not in it.
+# Receiver -> number of its last segment that was read. If a receiver is missing, none of its segments was read.
 Vector = Mapping[str, int]
 
 
@@ -43,12 +44,14 @@ class Segment:
 
     @property
     def path(self) -> str:
-        """File below the spool. It names the rows, so that a listing is enough to count them, even of a lost file."""
+        """Path of the file within the spool. It contains the number of rows, so that a listing is enough to count
+        them."""
         return f"{self.receiver}/{self.number:012d}-{self.rows}.arrow"
 
 
 def encode_offset(vector: Vector, source: str) -> dict[str, object]:
-    """Encode a vector as the JSON object for Spark's checkpoint; source is what is read, as topics and channel."""
+    """Encode a vector as the JSON object for Spark's checkpoint. The source names what is read, such as topics and
+    channel."""
     return {"v": VERSION, "s": source, "r": dict(sorted(vector.items()))}
 
 
@@ -56,7 +59,7 @@ def decode_offset(offset: object, source: str) -> dict[str, int]:
     """Decode the result of encode_offset().
 
     Raises:
-        ValueError: If it is anything else, such as the offset of another source or of a later version.
+        ValueError: If the offset is of another source or of a later version, or is not the result of encode_offset().
     """
     if not isinstance(offset, dict) or not isinstance(offset.get("r"), dict) or "v" not in offset:
         raise ValueError(
@@ -81,9 +84,9 @@ def decode_offset(offset: object, source: str) -> dict[str, int]:
 
 
 def pending(segments: Iterable[Segment], start: Vector, end: Vector | None = None) -> list[Segment]:
-    """List the segments after start, up to end if given, in reading order.
+    """List the segments after start, up to end if it is given, in the order in which they are read.
 
-    The segments of a receiver come in the order of their numbers. Receivers take turns, so that none has to wait.
+    The segments of one receiver are in the order of their numbers. Receivers take turns, so that none is read last.
     """
     by_receiver: dict[str, list[Segment]] = {}
     for segment in sorted(segments, key=lambda segment: segment.number):
@@ -95,7 +98,7 @@ def pending(segments: Iterable[Segment], start: Vector, end: Vector | None = Non
 
 
 def take_up_to(waiting: Sequence[Segment], max_rows: int | None = None, max_bytes: int | None = None) -> list[Segment]:
-    """Take the first segments, as many as the limits allow, but at least one: segments are not divided.
+    """Return as many of the first segments as the limits allow, but at least one: segments are not divided.
 
     Args:
         waiting: As pending() returns it.
@@ -116,13 +119,14 @@ def take_up_to(waiting: Sequence[Segment], max_rows: int | None = None, max_byte
 def advance(start: Vector, taken: Iterable[Segment], receivers: Set[str]) -> dict[str, int]:
     """Advance start by the taken segments.
 
-    If start does not know a receiver, as with a new checkpoint on an old spool, the vector also holds which of its
-    segments were deleted before. So missing() knows that all later ones must exist.
+    If a receiver is not in start, for example with a new checkpoint on an old spool, the result also has the number of
+    its last segment that was deleted before. So missing() knows that all later segments must exist.
 
     Args:
         taken: As pending() returns it.
-        receivers: Those that have a file. Others are left out, since most likely they have ended, and the vector must
-            not grow for ever. If no segment is taken, none is left out: Spark would see a change.
+        receivers: The receivers that have a file. All others are left out of the result: they have probably ended, and
+            the vector must not grow for ever. But if no segment is taken, none is left out, since Spark would see a
+            change.
     """
     end = dict(start)
     deleted: dict[str, int] = {}
@@ -136,7 +140,7 @@ def advance(start: Vector, taken: Iterable[Segment], receivers: Set[str]) -> dic
 
 
 def end_vector(segments: Iterable[Segment]) -> dict[str, int]:
-    """Compute the vector after all of these segments."""
+    """Compute the vector for the position after all of these segments."""
     end: dict[str, int] = {}
     for segment in segments:
         end[segment.receiver] = max(segment.number, end.get(segment.receiver, 0))
@@ -144,14 +148,16 @@ def end_vector(segments: Iterable[Segment]) -> dict[str, int]:
 
 
 def with_new_revision(start: Vector) -> dict[str, int]:
-    """Return another vector with the positions of start. The empty batch between them lets Spark commit start."""
+    """Return a vector that differs from start but has the same positions. Spark commits start after the empty batch
+    between the two."""
     return {**start, _REVISION: start.get(_REVISION, 0) + 1}
 
 
 def missing(present: Iterable[tuple[str, int]], start: Vector, end: Vector) -> list[tuple[str, int]]:
-    """List the (receiver, number) between start and end that are not present.
+    """List the segments, as (receiver, number), that are between start and end but not present.
 
-    Segments of a receiver that start does not know are expected from 1, or from the number that end holds.
+    If a receiver is not in start, its segments are expected from number 1, or from the number that end has for deleted
+    ones.
     """
     found = set(present)
     gaps: list[tuple[str, int]] = []
@@ -163,13 +169,14 @@ def missing(present: Iterable[tuple[str, int]], start: Vector, end: Vector) -> l
 
 
 def distribute(segments: Sequence[Segment], groups: int) -> list[list[Segment]]:
-    """Divide segments into at most so many runs of about the same size in bytes; none is empty."""
+    """Divide segments into groups of about the same size in bytes, at most as many as given. No group is empty."""
     total = sum(segment.size for segment in segments)
     groups = min(groups, len(segments))
     shares: list[list[Segment]] = [[] for _ in range(groups)]
     before = 0
     for segment in segments:
-        # By the middle of the segment, so that one large segment does not push the rest into the last group.
+        # The middle of a segment decides its group, so that one large segment does not push the rest into the last
+        # group.
         middle = before + segment.size / 2
         shares[min(int(middle * groups / total), groups - 1) if total else 0].append(segment)
         before += segment.size

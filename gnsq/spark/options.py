@@ -32,7 +32,7 @@ MIB = 1024 * 1024
 COMPRESSIONS = ("none", "snappy", "deflate")
 _EXECUTORS = re.compile(r"executors:([1-9]\d*)")
 _TRUTH = {"true": True, "false": False}
-# Options with a closed set of values, in upper or lower case, as Spark's own.
+# Options with a fixed set of values, in upper or lower case, as in Spark's own options.
 _WORDS = frozenset({"receivers", "compression"})
 # Options of ReadOptions that a receiver does not use, so that ``python -m gnsq.spark.receiver`` has no flags for them.
 QUERY_ONLY_OPTIONS = frozenset(
@@ -47,8 +47,8 @@ QUERY_ONLY_OPTIONS = frozenset(
 class ConnectOptions:
     """Options of connections to nsqd and nsqlookupd. Each machine that connects reads the files itself.
 
-    A secret is in no repr, and its name has "secret" or "password" in it: so Spark's spark.redaction.regex hides it in
-    plans.
+    A repr shows no secret. The name of each secret option contains "secret" or "password", so Spark's
+    spark.redaction.regex hides its value in plans.
     """
 
     nsqd_tcp_addresses: tuple[str, ...] = option((), "nsqds as host:port, separated by commas")
@@ -79,7 +79,7 @@ class ConnectOptions:
         """Convert Spark's options.
 
         Raises:
-            ValueError: If a name is unknown, or a value is not one of the option's.
+            ValueError: If a name is unknown, or a value is not valid for its option.
         """
         fields = {spark_name(field).lower(): field for field in dataclasses.fields(cls)}
         given: dict[str, Any] = {}
@@ -109,7 +109,7 @@ class ConnectOptions:
         for name in ("tls_key_file", "tls_key_password"):
             if getattr(self, name) and not self.tls_cert_file:
                 raise ValueError(f"option {_camel(name)} is given without tlsCertFile")
-        # Settings of TLS without TLS: their user expects encryption.
+        # Refuse options of TLS if TLS is off: a user who sets them expects encryption.
         for name in ("tls_ca_file", "tls_cert_file", "tls_server_hostname"):
             if getattr(self, name) and not self.tls and (name == "tls_server_hostname" or not self.uses_https):
                 raise ValueError(f"option {_camel(name)} is given, but option tls is not true: nothing is encrypted")
@@ -118,7 +118,7 @@ class ConnectOptions:
 
     @property
     def uses_https(self) -> bool:
-        """Whether any HTTP address is encrypted."""
+        """Whether any HTTP address is an https:// address."""
         addresses = (*self.lookupd_http_addresses, *getattr(self, "nsqd_http_addresses", ()))
         return any(address.lower().startswith("https://") for address in addresses)
 
@@ -224,7 +224,7 @@ class ReadOptions(ConnectOptions):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics of the option topic, each once; none if there is a pattern."""
+        """The topics of the option topic, each once. Empty if the option topicPattern is used."""
         return tuple(dict.fromkeys(part.strip() for part in self.topic.split(",") if part.strip()))
 
     @property
@@ -235,7 +235,7 @@ class ReadOptions(ConnectOptions):
 
     @property
     def spool_permissions(self) -> int:
-        """spool_mode as a number; ValueError if it is not octal, or the owner may not read and write."""
+        """spool_mode as a number. ValueError if it is not octal, or does not let the owner read and write."""
         try:
             mode = int(self.spool_mode, 8)
         except ValueError:
@@ -244,18 +244,18 @@ class ReadOptions(ConnectOptions):
 
     @property
     def receives_here(self) -> bool:
-        """Whether the process that plans also receives."""
+        """Whether the process that plans batches also receives messages."""
         return self.receivers == "driver"
 
     @property
     def receiver_count(self) -> int:
-        """The N of ``executors:N``; 0 for other receivers."""
+        """The number N in ``executors:N``; 0 for other values of receivers."""
         match = _EXECUTORS.fullmatch(self.receivers)
         return int(match[1]) if match is not None else 0
 
     @property
     def partitions(self) -> int:
-        """Maximum of tasks that read a batch."""
+        """Maximum number of tasks that read a batch."""
         return self.num_partitions or os.cpu_count() or 1
 
 
@@ -295,7 +295,7 @@ class WriteOptions(ConnectOptions):
 
 
 def ordered_fields(options: type[ConnectOptions]) -> list[dataclasses.Field[Any]]:
-    """List the fields, those of connections last."""
+    """List the fields. Those of connections come last."""
     return sorted(dataclasses.fields(options), key=lambda field: field.name in ConnectOptions.__dataclass_fields__)
 
 
@@ -305,7 +305,7 @@ def spark_name(field: dataclasses.Field[Any]) -> str:
 
 
 def shown(default: object) -> str:
-    """Format a default for people; "" if there is none."""
+    """Format a default as text for users; "" if there is none."""
     if isinstance(default, bool):
         return str(default).lower()
     return "" if default in (None, "", ()) else str(default)

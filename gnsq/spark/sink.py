@@ -1,6 +1,6 @@
-"""The writers that Spark calls, for streams and batches: they publish rows by MPUB and DPUB, and wait for each OK.
+"""The writers that Spark calls for streams and batches. They publish rows by MPUB and DPUB, and wait for each OK.
 
-At least once: Spark runs a failed task again, which publishes all its rows again.
+Rows are published at least once: when Spark runs a failed task again, the task publishes all its rows again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["COLUMNS", "NsqBatchWriter", "NsqStreamWriter", "RowOrigin", "Publish
 
 # Column -> Spark types it may have.
 COLUMNS = {"body": ("binary", "string"), "topic": ("string",), "defer_ms": ("int", "bigint", "smallint", "tinyint")}
-# Seconds that the producer's thread may be late with a result.
+# Seconds. If a result is late by more than this, the producer's thread is considered to have failed.
 RESULT_GRACE = 5.0
 # Bytes in the body of an MPUB: the number of messages, and the length of each. Source: nsqd protocol_v2.go, readMPUB.
 MPUB_COUNT_SIZE = MPUB_LENGTH_SIZE = 4
-# Bytes that wait in batches of all topics, and what a row takes besides its body.
+# Limit of the bytes in open batches of all topics, and bytes that a row takes besides its body.
 MAX_BUFFERED_BYTES = 16 * 1024 * 1024
 ROW_OVERHEAD = 100
 
@@ -46,7 +46,7 @@ class Published(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not ty
 
 @dataclass(frozen=True, slots=True)
 class RowOrigin:
-    """Where the rows of a task come from: the same if the task runs again."""
+    """Identifies the rows of a task. It is the same if the task runs again."""
 
     query: str = ""
     batch: str = ""
@@ -85,10 +85,10 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A batch, or a deferred row, without a result.
+    """A batch or a deferred row that was published and has no result yet.
 
     Attributes:
-        largest, size: Row number and bytes of the largest body.
+        largest, size: Row number of the largest body, and its size in bytes.
     """
 
     result: PublishResult
@@ -121,14 +121,14 @@ class _Publisher:
         self._origin = origin
         self._max_buffered_bytes = max_buffered_bytes
         self._producer: Producer | None = None
-        # In the order of publishing.
+        # In the order in which they were published.
         self._pending: deque[_Pending] = deque()
         self._batches: dict[str, _Batch] = {}
         self._buffered = 0
         self._max_msg_size = options.max_msg_size or float("inf")
 
     def close(self) -> None:
-        """Disconnect. Rows that are still pending belong to a task that has failed, and that runs again."""
+        """Disconnect. If rows are still pending, their task has failed, and Spark runs it again."""
         if self._producer is not None:
             self._producer.close(timeout=0)
 
@@ -155,7 +155,7 @@ class _Publisher:
             raise ValueError(f"{self._row()} has defer_ms {defer_ms}: 0 or more is expected")
         self.rows = row + 1
         if defer_ms:
-            # By itself: nsqd has no MPUB for deferred messages.
+            # Publish each deferred row alone: nsqd has no MPUB for deferred messages.
             result = self._connect().publish_async(topic, data, defer=defer_ms)
             self._add_pending(_Pending(result, topic, row, row, 1, row, size))
             return
@@ -219,11 +219,11 @@ class _Publisher:
             raise RowsNotPublished(f"{pending.name(self._origin.partition)}: {text}") from error
 
     def _connect(self) -> Producer:
-        """Make the producer for the first row; many tasks have no rows."""
+        """Make the producer. Called for the first row, since many tasks have no rows."""
         if self._producer is None:
-            # Threaded: this thread blocks natively while Spark computes the next rows. Duplicates are allowed: a task
-            # that runs again publishes all its rows again. The first publish starts it: start() would wait for every
-            # nsqd, also for one that does not answer.
+            # Threaded, since this thread blocks natively while Spark computes the next rows. Duplicates are allowed,
+            # since a task that runs again publishes all its rows again anyway. The first publish starts the producer:
+            # start() would wait for every nsqd, even for one that does not respond.
             self._producer = Producer(
                 publish_timeout=self._options.publish_timeout,
                 reconnect_maximum=2.0,
@@ -241,11 +241,11 @@ def publish(
     *,
     max_buffered_bytes: int = MAX_BUFFERED_BYTES,
 ) -> Published:
-    """Publish all rows of record batches; return after nsqd has confirmed each.
+    """Publish all rows of record batches, and return after nsqd has confirmed each row.
 
     Raises:
-        ValueError: If a row has no body or no topic, or nsqd would refuse it; if a file that an option names can't be
-            used.
+        ValueError: If a row has no body or no topic, if nsqd would refuse it, or if a file that an option names can't
+            be used.
         RowsNotPublished: If nsqd has not confirmed at least one row. Its ``__cause__`` is an error of the Producer.
     """
     publisher = _Publisher(options, origin, max_buffered_bytes)
@@ -265,8 +265,8 @@ class NsqBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        # Made on the driver, once for all tasks and their attempts. Not the id of the query: its foreachBatch may write
-        # twice, and rows of both writes would have the same keys.
+        # Made on the driver, once for all tasks and their attempts. The id of the query would not do: foreachBatch may
+        # write twice, and then rows of both writes would have the same keys.
         self._id = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[Any]) -> Published:

@@ -1,4 +1,4 @@
-"""Locations of spools and checkpoints as paths or URIs: without secrets, and joined. Pure."""
+"""Removes secrets from locations of spools and checkpoints (paths or URIs), and joins them. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 
 __all__ = ["join_uri", "redact_uri"]
 
-# Greedy up to the last @: a secret that is not percent-encoded may have any character.
+# Match greedily up to the last @: a secret that is not percent-encoded may contain an @.
 _CREDENTIALS = re.compile(r"^([a-zA-Z][\w+.-]*://).*:.*@")
-# S3 has half of a secret before the @. abfs: has the container there, and hdfs: a user name.
+# In URIs of S3, part of a secret stands before the @; in abfs: the container, and in hdfs: a user name.
 _USER = re.compile(r"^(s3[an]?://).*@", re.IGNORECASE)
 _URI = re.compile(r"^[a-zA-Z][\w+.-]*://")
 
 
 def redact_uri(location: str) -> str:
-    """Remove user, password and query from a URI, which may be secret; a path stays as it is."""
+    """Remove user, password and query from a URI, since they may be secret. A path is returned unchanged."""
     if not _URI.match(location):
         return location
     return _USER.sub(r"\1***@", _CREDENTIALS.sub(r"\1***@", location)).partition("?")[0]

@@ -1,4 +1,4 @@
-"""The channel of a query at its nsqds, over HTTP: create it, ask for its depth, and warn if it has no receiver.
+"""The channel of a query: creates it over HTTP at each nsqd, asks for its depth, and warns if it has no receiver.
 
 `ChannelClient` sends the requests in the hub of its caller. `ChannelMonitor` uses it regularly on a hub thread.
 """
@@ -26,7 +26,7 @@ __all__ = ["ChannelClient", "ChannelMonitor"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two requests of a monitor, and the least between two that its caller asks for.
+# Seconds between two regular requests of a monitor, and minimum between two requests by ask().
 POLL_INTERVAL = 2.0
 MIN_POLL_INTERVAL = 0.2
 
@@ -57,11 +57,11 @@ class ChannelClient:
         """Create topics and channel at each configured nsqd, and the channel where nsqlookupd knows the topic.
 
         Args:
-            others: Further channels, which get the same messages as the first. nsqd moves the messages that wait in a
-                topic to its first channel alone, so a topic without channels is paused until all channels exist.
+            others: Further channels, which get the same messages as the first. nsqd gives the messages that wait in a
+                topic only to the topic's first channel. So a topic without channels is paused until all channels exist.
 
         Raises:
-            NSQHttpError: If an nsqd does not answer; the others have the channel then.
+            NSQHttpError: If an nsqd does not respond. All other nsqds have the channel then.
         """
         nsqds, failures = self._topics_by_nsqd()
         for address, topics in nsqds.items():
@@ -88,13 +88,13 @@ class ChannelClient:
                 nsqd.unpause_topic(topic)
 
     def depth(self, *, partial: bool = False) -> Depth:
-        """Sum up the depths at all nsqds.
+        """Return the sum of the depths at all nsqds.
 
         Args:
-            partial: If some nsqds do not answer, return the sum of the others, as a depth that is not exact.
+            partial: If some nsqds do not respond, return the sum of the others, marked as not exact.
 
         Raises:
-            NSQHttpError: If an nsqd does not answer (partial: if none does), or no nsqd is known.
+            NSQHttpError: If an nsqd does not respond (if partial: if no nsqd responds), or no nsqd is known.
         """
         nsqds, failures = self._topics_by_nsqd()
         found: list[Depth] = []
@@ -118,7 +118,8 @@ class ChannelClient:
 
     def _depth_at(self, address: str, topics: Sequence[str]) -> Depth:
         waiting = in_flight = deferred = subscribers = 0
-        # Without a channel: nsqd leaves out a topic that does not have it, and the topic's own depth counts, too.
+        # Do not ask for the channel: nsqd would omit a topic that does not have it, but the topic's own depth counts,
+        # too.
         stats = self._client_of(address).stats(topics[0] if len(topics) == 1 else None)
         try:
             for topic in stats["topics"] or ():
@@ -146,7 +147,8 @@ class ChannelClient:
         """Find out which nsqds to ask about which topics.
 
         Returns:
-            Topics by HTTP address, and the failures of nsqlookupds if no other one has answered: each knows all nsqds.
+            Topics by HTTP address, and failures of nsqlookupds. No failures if one nsqlookupd has responded, since each
+            knows all nsqds.
         """
         nsqds = {address: list(self._options.topics) for address in self._configured}
         failures: list[NSQHttpError] = []
@@ -158,7 +160,7 @@ class ChannelClient:
         return nsqds, failures if len(failures) == len(self._lookupds) or not nsqds else []
 
     def _topics_of_lookupd(self, lookupd: LookupdClient) -> dict[str, list[str]]:
-        """Ask nsqlookupd for nsqds and their topics, without the configured nsqds."""
+        """Ask nsqlookupd for nsqds and their topics. The configured nsqds are left out."""
         found: dict[str, list[str]] = {}
         nodes = lookupd.nodes()
         try:
@@ -172,10 +174,12 @@ class ChannelClient:
         return found
 
     def _advertised_addresses(self) -> set[str]:
-        """Ask the configured nsqds for the addresses that nsqlookupd knows: no nsqd must be counted twice."""
+        """Ask the configured nsqds for the addresses that they advertise to nsqlookupd, so that none is counted
+        twice."""
         for address, client in self._configured.items():
             if address not in self._advertised:
-                # One that is down may be found through nsqlookupd, too: either way it is one that does not answer.
+                # An nsqd that is down may also be found through nsqlookupd. Then it is still just an nsqd that does not
+                # respond.
                 with contextlib.suppress(NSQHttpError, KeyError):
                     info = client.info()
                     self._advertised[address] = format_address(info["broadcast_address"], info["http_port"])
@@ -192,14 +196,14 @@ class ChannelClient:
 
 
 def _topics_of_node(node: dict[str, Any]) -> list[str]:  # Any: JSON
-    """List the topics of an nsqd, without those that a tombstone hides."""
+    """List the topics of an nsqd, except those that a tombstone hides."""
     topics = node["topics"] or ()
     tombstones = node.get("tombstones") or [False] * len(topics)
     return [topic for topic, hidden in zip(topics, tombstones, strict=True) if not hidden]
 
 
 def _address_of_node(node: dict[str, Any]) -> str:  # Any: as above
-    """Return the HTTP address of an nsqd; ValueError or TypeError if it is none to connect to."""
+    """Return the HTTP address of an nsqd. ValueError or TypeError if it is not a valid address."""
     host, port = node["broadcast_address"], node["http_port"]
     if not isinstance(host, str) or is_unix(host):
         raise ValueError(f"broadcast_address {host!r} is neither a host name nor an IP address")
@@ -212,12 +216,12 @@ class ChannelMonitor:
     Its methods are called in Spark's thread, not in the thread of the gevent hub. Nothing happens before start().
 
     Args:
-        location: The spool's, for log lines.
+        location: Location of the spool, for log lines.
         poll_interval: Seconds between two requests.
         warn_after: Seconds without a receiver until the warning.
 
     Attributes:
-        depth: The last depth; None if no nsqd has answered.
+        depth: The last depth; None if no nsqd has responded.
         asked_at: When the depth was asked for, by time.monotonic().
     """
 
@@ -250,7 +254,8 @@ class ChannelMonitor:
             self._hub.call(self._start)
 
     def ask(self, interval: float = MIN_POLL_INTERVAL) -> Depth | None:
-        """Ask for the depth now; None if no nsqd answers, or if it was asked for less than interval seconds ago."""
+        """Ask for the depth now. Return None if no nsqd responds, or if the last request was less than interval seconds
+        ago."""
         if not self.has_http or time.monotonic() - self.asked_at < interval:
             return None
         return self._hub.call(self._ask)
@@ -274,7 +279,7 @@ class ChannelMonitor:
         try:
             self.depth = self._client.depth(partial=True)
         except NSQException as error:
-            # As a warning only the first time.
+            # Log a warning only the first time.
             level = logging.DEBUG if self._has_failed else logging.WARNING
             logger.log(level, "depth of %s unknown: %s", self._options.source, error)
             self.depth = None

@@ -1,5 +1,5 @@
-"""Drain policy: when Trigger.AvailableNow, Trigger.Once and batch reads have read all, and when a full spool needs an
-empty batch. Pure: gets facts and times, reads no clock."""
+"""Drain policy: decides when Trigger.AvailableNow, Trigger.Once and batch reads have read all messages, and when a full
+spool needs an empty batch. Pure: callers pass facts and times; reads no clock."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gnsq.texts import counted
 
 __all__ = ["Depth", "DepthSample", "Drain", "DrainResult", "EmptyBatchTrigger", "NoReceiverWarning", "Outcome"]
 
-# nsqd moves a message from topic to channel, and from queue to in flight. For an instant it counts in neither, so one
-# sample of a depth proves nothing.
+# nsqd moves a message from topic to channel, and from queue to in flight. During the move the message is counted in
+# neither place. So one sample of a depth proves nothing.
 MIN_SAMPLES = 2
-# If not every nsqd tells its depth: seconds without a message after which all counts as read.
+# Seconds. If the depth of an nsqd is unknown, all messages are assumed to be read after this time without a message.
 QUIET_SECONDS = 2.0
-# Seconds with messages and without a receiver until a warning, and between warnings.
+# Seconds until the warning that a channel has messages but no receiver, and between two such warnings.
 WARN_AFTER, WARN_INTERVAL = 10.0, 60.0
 # Seconds without a new message until an empty batch is due: if nsqd has messages, and if the depth is unknown.
 TRIGGER_AFTER_DEPTH, TRIGGER_AFTER_UNKNOWN = 0.5, 5.0
@@ -27,7 +27,7 @@ RETRY_INITIAL, RETRY_MAXIMUM = 1.0, 60.0
 class Depth:
     """Messages of a channel: waiting (in its topic, too), in flight, deferred; and its connected subscribers.
 
-    Not exact if some nsqd did not answer: then there are at least as many.
+    Not exact if an nsqd did not respond: then there are at least this many messages.
     """
 
     waiting: int
@@ -38,7 +38,7 @@ class Depth:
 
     @property
     def total(self) -> int:
-        """Messages that a consumer gets soon. Deferred ones may take an hour."""
+        """Messages that a consumer gets soon. Deferred messages, which may take an hour, are not included."""
         return self.waiting + self.in_flight
 
 
@@ -46,9 +46,9 @@ class Outcome(Enum):
     """How a drain ends."""
 
     DRAINED = auto()
-    # Messages may be left: the caller must log a warning.
+    # Messages may be left, so the caller must log a warning.
     LEFT = auto()
-    # The caller must raise: a query that ended would look as if it had read all.
+    # The caller must raise. If the query just ended, it would look as if it had read all messages.
     FAILED = auto()
 
 
@@ -65,11 +65,11 @@ class DepthSample:
     """The facts at one time.
 
     Attributes:
-        rows: Rows that came into the spool since the start, listed after depth was asked for: a finished message is in
-            the spool.
-        depth: None if it was not asked for, or no nsqd has answered.
+        rows: Rows that came into the spool since the start. The spool is listed after the request for the depth, so it
+            has every message that was finished by then.
+        depth: None if there was no request for the depth, or no nsqd has responded.
         is_paused: Whether nothing can be received: the spool is full, or can't be written.
-        is_reached: Whether any nsqd was ever reached, as far as the planner knows.
+        is_reached: Whether, as far as the planner knows, an nsqd was reached at any time.
     """
 
     rows: int
@@ -79,7 +79,7 @@ class DepthSample:
 
 
 class Drain:
-    """Decides when there is nothing more to wait for.
+    """Decides when to stop waiting for messages.
 
     Args:
         idle_timeout: Seconds without a new message after which the drain ends in any case.
@@ -93,19 +93,19 @@ class Drain:
         self._last_time = now
         self._rows = 0
         self._was_paused = False
-        # Seconds that the planner has waited: since the last message, and altogether.
+        # Seconds that the planner has waited since the last message, and in total.
         self._idle = self._waited = 0.0
-        # The messages that were there at the start: the most that the first samples have shown.
+        # Number of messages at the start: the highest number in the first samples.
         self._target = 0
         self._samples = self._exact_samples = self._empty_samples = 0
         self._left = 0
 
     def begin(self, now: float) -> None:
-        """Begin to wait. The time since the last sample was the query's own, and does not count as idle."""
+        """Begin to wait. The query has used the time since the last sample, so this time is not counted as idle."""
         self._last_time = now
 
     def record(self, rows: int, depth: Depth) -> None:
-        """Record a depth. update() does it; the planner does it before the receiver starts."""
+        """Record a depth. Called by update(), and by the planner before the receiver starts."""
         if (self._exact_samples if depth.exact else self._samples) < MIN_SAMPLES:
             self._target = max(self._target, rows + depth.total)
         self._samples += 1
@@ -114,7 +114,7 @@ class Drain:
         self._left = depth.total
 
     def update(self, sample: DepthSample, now: float) -> DrainResult | None:
-        """Record a sample; return the result if the drain ends, else None."""
+        """Record a sample. Return the result if the drain ends, otherwise None."""
         self._pass_time(sample, now)
         if sample.depth is not None:
             self.record(sample.rows, sample.depth)
@@ -141,7 +141,8 @@ class Drain:
             self._idle = 0.0
 
     def _result_without_depth(self) -> DrainResult | None:
-        """End also if not every nsqd tells its depth, and while messages are published all the time."""
+        """Decide without an exact depth, so that the drain ends even if an nsqd does not tell its depth or messages are
+        published all the time."""
         if self._idle >= QUIET_SECONDS and (self._samples >= MIN_SAMPLES or not self._has_http):
             came = f"nothing has come for {QUIET_SECONDS:g} s"
         elif self._waited >= self._idle_timeout:
@@ -166,12 +167,12 @@ class Drain:
 class EmptyBatchTrigger:
     """Decides when segments that were read must be deleted without a new batch.
 
-    Spark commits a batch only after the next one. None comes while receivers wait because the spool is full, and the
-    planner does not know the limit of receivers elsewhere.
+    Spark commits a batch only after the next batch. While receivers wait because the spool is full, no next batch
+    comes. The planner does not know the limits of receivers in other processes.
 
     Args:
         after_depth: Seconds without a new message if nsqd has messages.
-        after_unknown: The same if the depth is unknown.
+        after_unknown: Seconds without a new message if the depth is unknown.
         retry_initial: Seconds until the second try.
     """
 
@@ -188,7 +189,7 @@ class EmptyBatchTrigger:
         self._delay = self._due = 0.0
 
     def is_due(self, read: int, waiting: int | None, idle: float, now: float, *, is_paused: bool) -> bool:
-        """Decide; if it is due, the caller must do it.
+        """Whether an empty batch is due now. If so, the caller must make one.
 
         Args:
             read: Bytes in the spool that were read.
@@ -197,7 +198,7 @@ class EmptyBatchTrigger:
             is_paused: Whether receivers are known to wait for space.
         """
         if read < self._before or not read:
-            # The last one had an effect.
+            # The last empty batch had an effect.
             self._before, self._delay, self._due = 0, 0.0, 0.0
         if not read or waiting == 0 or now < self._due:
             return False
@@ -210,7 +211,7 @@ class EmptyBatchTrigger:
 
     @property
     def is_ineffective(self) -> bool:
-        """Whether it was due at least twice, and nothing was deleted."""
+        """Whether at least two empty batches were due, and nothing was deleted."""
         return self._delay > self._retry_initial
 
 
@@ -222,7 +223,7 @@ class NoReceiverWarning:
         self._due = now + warn_after
 
     def is_due(self, depth: Depth | None, now: float) -> bool:
-        """Whether to warn now; depth is None if it is unknown."""
+        """Whether to warn now. The depth is None if it is unknown."""
         if depth is None or not depth.waiting or depth.subscribers:
             self._due = now + self._warn_after
             return False
