@@ -1,6 +1,6 @@
 """FakeAuthServer: the HTTP server that an nsqd with auth_http_addresses asks about secrets.
 
-Owns its port. Does not check answers: nsqd does.
+Owns its port. Does not check the answers that it sends: nsqd checks them.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ class AuthQuery:
 
 
 class FakeAuthServer(Server):
-    """Answers ``GET /auth`` in the hub of the caller. Started by start() or ``with``.
+    """Answers ``GET /auth`` in the hub of the caller. Starts with start() or ``with``.
 
     Args:
         grants: Answer for each secret: Grants, a whole JSON document, the bytes of a body, or an HTTP status.
         answer: Called for a secret that is not in grants; returns such an answer, or None for 403. May wait.
-        http_address: Where to listen; port 0 takes a free one.
+        http_address: Where to listen; port 0 takes a free port.
         ttl: Seconds for which nsqd keeps an answer that is made of Grants.
-        identity: Identity of the client in such an answer; default: its secret.
+        identity: Identity of the client in an answer that is made of Grants; default: the client's secret.
         threaded: Run on a thread with its own hub, see fakensqd.thread.
 
     Attributes:
-        grants: May be changed; from another thread with set_grants().
-        queries: All queries, in order.
-        errors: Exceptions of answer().
+        grants: The current answers. They may be changed; use set_grants() from another thread.
+        queries: All queries so far, in order.
+        errors: Exceptions that answer() has raised.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class FakeAuthServer(Server):
         self._port = HttpPort(http_address)
 
     def start(self) -> Self:
-        """Listen; return this server. Does nothing if it listens already.
+        """Listen, and return this server. Does nothing if the server listens already.
 
         Raises:
-            OSError: If the address cannot be listened on.
+            OSError: If the server can't listen on the address.
         """
         if not self.running:
             self._port.bind()
@@ -97,12 +97,12 @@ class FakeAuthServer(Server):
         return self
 
     def stop(self) -> None:
-        """Close the port and all connections. Does nothing after a stop()."""
+        """Close the port and all connections. Does nothing if the server is stopped."""
         self._port.stop()
 
     @property
     def running(self) -> bool:
-        """Whether it listens."""
+        """Whether the server listens."""
         return self._port.is_serving
 
     @property

@@ -23,7 +23,7 @@ __all__ = ["CertificateFiles", "Certificates"]
 
 _LIFETIME = timedelta(days=30)
 _EXPIRED_FOR = timedelta(hours=1)
-# Of the key of the CA, beside signing certificates.
+# What the key of the CA may not be used for, except signing certificates.
 _OTHER_KEY_USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
     *("encipher_only", "decipher_only"),
@@ -31,20 +31,20 @@ _OTHER_KEY_USAGES = (
 
 
 class CertificateFiles(NamedTuple):
-    """Paths of a certificate and its key, as nsqd's tls_cert and tls_key, or an SSLContext, take them."""
+    """Paths of a certificate and its key, for nsqd's tls_cert and tls_key, or for an SSLContext."""
 
     certificate: str
     key: str
 
 
 class Certificates:
-    """A CA that signs for tests.
+    """A CA that signs certificates for tests.
 
     Args:
         directory: Directory for the files; made if it does not exist.
 
     Attributes:
-        ca: Path of the CA's certificate, for clients and servers that are to trust all of these certificates.
+        ca: Path of the CA's certificate. Clients and servers that trust it trust all certificates of this CA.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -61,7 +61,7 @@ class Certificates:
         """Make the certificate of a server with these host names and IP addresses.
 
         Args:
-            names: A str is one name.
+            names: A str, which is one name, or several names.
 
         Raises:
             ValueError: If there is no name.
@@ -92,7 +92,7 @@ class Certificates:
 
 
 def _new_key() -> ec.EllipticCurvePrivateKey:
-    # Much faster than a key for RSA.
+    # Making this key is much faster than making an RSA key.
     return ec.generate_private_key(ec.SECP256R1())
 
 
@@ -104,7 +104,7 @@ def _sign(
     *,
     expired: bool,
 ) -> x509.Certificate:
-    """Make and sign a certificate; without an issuer it is the CA's, signed by itself."""
+    """Make and sign a certificate. Without an issuer, it is the certificate of the CA, signed with its own key."""
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
     signer_key, signer = (key, subject) if issuer is None else (issuer[0], issuer[1].subject)
     now = datetime.now(UTC)
@@ -118,7 +118,7 @@ def _sign(
         .not_valid_after(now - _EXPIRED_FOR if expired else now + _LIFETIME)
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        # Since Python 3.13 a chain without these two is refused.
+        # Since Python 3.13, ssl refuses a chain without these two extensions.
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key()), critical=False)
     )
     if issuer is None:

@@ -72,7 +72,7 @@ class StartCompression:
 
 @dataclass(frozen=True, slots=True)
 class AskAuth:
-    """Ask the auth servers about a client. The result is the first valid answer, or None."""
+    """Ask the auth servers about a client. The result is the first valid response, or None."""
 
     secret: bytes
     remote_ip: str
@@ -92,7 +92,7 @@ class AskAuth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsEstablished:
-    """TLS is on. Version and cipher suite are written as in /stats; the common name is the client certificate's."""
+    """TLS is established. Version and cipher suite are as in /stats; the common name is the client certificate's."""
 
     version: str
     cipher_suite: str
@@ -101,7 +101,7 @@ class TlsEstablished:
 
 @dataclass(frozen=True, slots=True)
 class TlsFailed:
-    """TLS is not on; the text is for the client."""
+    """The TLS handshake failed; the client gets the text."""
 
     text: str
 
@@ -115,7 +115,7 @@ Effect = Send | Close | Reset | IoRequest
 
 @dataclass(frozen=True, slots=True)
 class SendLater:
-    """Send these bytes in some seconds; later bytes do not wait for them."""
+    """Send these bytes after some seconds; later bytes do not wait for them."""
 
     data: bytes
     seconds: float
@@ -137,14 +137,14 @@ class Execute:
 
 @dataclass(frozen=True, slots=True)
 class ExpireMessage:
-    """Time out a message in flight at once."""
+    """Let a message in flight time out now."""
 
     message_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """Answer an HTTP request. The Content-Length is `size`, or that of the body if it is None."""
+    """Respond to an HTTP request. The Content-Length is `size`, or the body's real length if `size` is None."""
 
     status: int
     body: bytes

@@ -1,7 +1,7 @@
 """Messages of topics and channels, the queues that hold them, and their ids.
 
-Pure. A message beyond the limit of a queue's memory is on disk, and stays there until it leaves the queue. Source: nsqd
-topic.go and channel.go, put; go-diskqueue; dummy_backend_queue.go; guid.go.
+Pure. A message that exceeds the limit of a queue's memory is on disk until it leaves the queue. Source: nsqd topic.go
+and channel.go, put; go-diskqueue; dummy_backend_queue.go; guid.go.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class MessageOwner(Protocol):
     """The subscriber to which a message was delivered."""
 
     def message_timed_out(self) -> None:
-        """Note that a message in flight to it has timed out."""
+        """Note that a message in flight to this subscriber has timed out."""
 
 
 class QueuedMessage:
-    """One channel's copy of a message. Slotted, not frozen and no dataclass: one is made per message."""
+    """One channel's copy of a message. Slotted, not frozen and not a dataclass, because one is made per message."""
 
     __slots__ = ("attempts", "body", "bucket", "deadline", "delay", "delivered_at", "id", "owner", "timestamp")
 
@@ -31,14 +31,14 @@ class QueuedMessage:
         self.timestamp = timestamp
         self.delay = delay
         self.attempts = 0
-        # The other attributes are used only while the message is in flight.
+        # The attributes below are used only while the message is in flight.
         self.owner: MessageOwner | None = None
         self.delivered_at = 0.0
         self.deadline = 0.0
         self.bucket: dict[bytes, QueuedMessage] = _NO_BUCKET
 
     def copy(self) -> QueuedMessage:
-        """Make the copy for another channel, with the same id, body and timestamp."""
+        """Make a copy for another channel, with the same id, body and timestamp."""
         return QueuedMessage(self.id, self.body, self.timestamp, self.delay)
 
 
@@ -49,8 +49,8 @@ class MessageQueue:
     """Messages of a topic or channel that wait for delivery, in the order in which they arrived.
 
     Args:
-        limit: Messages that memory holds.
-        ephemeral: True: there is no disk, and beyond the limit the newest messages are dropped.
+        limit: How many messages are kept in memory.
+        ephemeral: True: there is no disk, and new messages above the limit are dropped.
         on_stored: Called with messages that exceed the limit and go to disk.
         on_removed: Called with ids of messages that were on disk and have left the queue.
     """
@@ -78,7 +78,7 @@ class MessageQueue:
 
     @property
     def backend_depth(self) -> int:
-        """Messages on disk."""
+        """How many messages are on disk."""
         return len(self._stored)
 
     def on_disk(self) -> list[QueuedMessage]:
@@ -102,7 +102,7 @@ class MessageQueue:
         self._store(messages)
 
     def take(self, count: int) -> list[QueuedMessage]:
-        """Remove and return the first messages. The queue must have as many as count says."""
+        """Remove and return the first ``count`` messages. The queue must have so many."""
         popleft = self._messages.popleft
         taken = [popleft() for _ in range(count)]
         if self._stored and (removed := [message.id for message in taken if message.id in self._stored]):
@@ -117,7 +117,7 @@ class MessageQueue:
     def _store(self, messages: Sequence[QueuedMessage]) -> None:
         if messages:
             for message in messages:
-                # nsqd's files do not store the delay.
+                # nsqd does not store the delay in its files.
                 message.delay = 0.0
             self._stored.update(message.id for message in messages)
             self._on_stored(messages)
@@ -125,12 +125,12 @@ class MessageQueue:
 
 _EPOCH = 1288834974288
 _SEQUENCES = 4096
-# The sequence is exactly the last three of the hex digits: a table makes an id in 0.05 us, formatting takes 0.25 us.
+# The last three hex digits are the sequence number: with a table an id takes 0.05 us, with formatting 0.25 us.
 _ENDINGS = tuple(b"%03x" % number for number in range(_SEQUENCES))
 
 
 class MessageIdGenerator:
-    """Makes the ids of one topic: 16 hex digits of time, node and sequence number, which rise within the topic.
+    """Makes the ids of one topic: 16 hex digits with time, node id and sequence number. Each id is above the last one.
 
     Source: nsqd guid.go: (unix ns >> 20) - 1288834974288 shifted 22, node id (10 bits) shifted 12, sequence (12 bits).
 
@@ -147,7 +147,7 @@ class MessageIdGenerator:
         self._head = b""
 
     def next(self, count: int, now_ns: int) -> list[bytes]:
-        """Make ids. A tick (1.05 ms) has 4096: then nsqd waits for the next tick, and this uses it in advance."""
+        """Make ids. One tick of 1.05 ms has 4096 ids: nsqd then waits for the next tick; this uses it in advance."""
         tick = now_ns >> 20
         if tick > self._tick:
             self._start_tick(tick)

@@ -1,7 +1,7 @@
 """Base class of the servers, and how to run a server on a thread with its own hub.
 
-Plain threads, asyncio, subprocesses and other blocking code need a server that answers while they wait. The thread is
-native in monkey-patched processes, too; callers in a gevent hub wait without blocking the hub.
+Plain threads, asyncio, subprocesses and other blocking code need a server that runs while they wait. The thread is
+an OS thread even in a monkey-patched process. Callers in a gevent hub wait without blocking the hub.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Server", "ServerThread", "ThreadProxy"]
 P = ParamSpec("P")
 T = TypeVar("T")
 _Server = TypeVar("_Server", bound="Server")
-# Seconds until the next watcher of a stopped server must have ended.
+# After a server has stopped, the number of its hub's watchers must become lower within this many seconds.
 _WATCHER_GRACE = 0.5
 # Seconds that the thread may run after its server has stopped.
 _THREAD_GRACE = 5.0
@@ -60,14 +60,14 @@ class Server(ABC):
 
 
 class ThreadProxy:
-    """Proxy of an object that belongs to another thread: reads attributes and calls methods on that thread.
+    """Proxy of an object that belongs to another thread. Reads the object's attributes and calls its methods there.
 
-    Results that are objects of the emulator become proxies, too. Other results, exceptions, enum members and frozen
-    dataclasses are returned unchanged; lists, tuples and dicts as copies. In the arguments of a call, proxies are
-    replaced by their objects. isinstance() and type checkers treat a proxy as its object.
+    A result that is an object of the emulator becomes a proxy, too. Lists, tuples and dicts are returned as copies;
+    other results, exceptions, enum members and frozen dataclasses are returned unchanged. In the arguments of a call,
+    each proxy is replaced by its object. isinstance() and type checkers treat a proxy as its object.
 
     Args:
-        call: Runs a function on that thread.
+        call: Runs a function on the thread of the object.
         target: The object.
     """
 
@@ -91,7 +91,7 @@ class ThreadProxy:
         return self._wrapped(self._call(getattr, self._target, name))
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute of the target on its thread; private ones belong to the proxy."""
+        """Set an attribute of the target on its thread; a private attribute is set on the proxy itself."""
         if name.startswith("_"):
             object.__setattr__(self, name, value)
         else:
@@ -125,7 +125,7 @@ class ThreadProxy:
 
 
 def _forwarded(function: Callable[..., Any]) -> Callable[..., Any]:  # Any: any operator
-    """Make the method of ThreadProxy for an operator; Python looks operators up in the class only."""
+    """Make a method of ThreadProxy for an operator. Python looks for operators only in the class."""
 
     def operate(self: ThreadProxy, *args: Any) -> Any:  # Any: as above
         __tracebackhide__ = True
@@ -153,11 +153,11 @@ def _is_data(value: object) -> bool:
 
 
 class ServerThread(ThreadProxy, Generic[_Server]):
-    """Thread that runs a server, and proxy of this server. start() and stop(), or ``with``, are about both.
+    """A thread that runs a server, and proxy of this server. start(), stop() and ``with`` start and stop both.
 
-    The result of start() is another proxy; its start() and stop() are about the server only. Without a running thread,
-    attributes are read and methods called on the caller's thread. call() runs functions of the caller on the thread of
-    the server.
+    start() returns another proxy, whose start() and stop() only start and stop the server. While the thread does not
+    run, attributes are read and methods are called on the caller's thread. call() runs a function of the caller on the
+    server's thread.
 
     Args:
         server: A server that is not started yet.
@@ -171,7 +171,7 @@ class ServerThread(ThreadProxy, Generic[_Server]):
         self._thread: HubThread | None = None
         # Greenlets that run a call().
         self._calls: set[gevent.Greenlet] = set()
-        # Active watchers of the hub before the start of the server.
+        # How many watchers of the hub were active before the server started.
         self._watchers_before = 0
         self._stop_error: BaseException | None = None
 
@@ -186,7 +186,7 @@ class ServerThread(ThreadProxy, Generic[_Server]):
             TimeoutError: If the server does not start in time.
         """
         if self._thread is None:
-            # A program that a test imports may patch the process, which must have no other thread known to Python.
+            # A program that a test imports may monkey-patch the process, and Python must know no other thread then.
             thread = HubThread("fakensqd", self._stop, is_known=False, kill_greenlets=False)
             try:
                 thread.call(self._start)
@@ -270,8 +270,8 @@ class ServerThread(ThreadProxy, Generic[_Server]):
             self._calls.discard(greenlet)
 
     def _count_watchers(self) -> int:
-        """Count the watchers that are still active. Wait as long as some of them end, such as those of a name that is
-        resolved on another thread, and of thousands of connections."""
+        """Count the watchers that are still active. Wait as long as their number becomes lower: watchers of thousands
+        of connections need time to end, and so does that of a name that another thread resolves."""
         fewest = math.inf
         while True:
             gevent.sleep(0)

@@ -21,7 +21,7 @@ from gnsq.protocol.frames import ERROR, HEARTBEAT
 __all__ = ["ConnectionInjector", "FaultInjector", "InjectableSession", "multipublish_bodies"]
 
 _EXECUTE: tuple[FaultStep, ...] = (Execute(),)
-# The frame type of an error, as it stands in the frame.
+# The bytes of the frame type of an error.
 _ERROR_TYPE = ERROR.to_bytes(4, "big")
 _UNKNOWN = CommandRow()
 
@@ -30,10 +30,10 @@ class FaultInjector:
     """Rules and transcript of one server.
 
     Args:
-        seed: Of the random numbers.
+        seed: Seed for random numbers.
 
     Attributes:
-        transcript: None while nothing is recorded.
+        transcript: The transcript; None while nothing is recorded.
         sequences: The rules, by the number of their sequence.
     """
 
@@ -73,7 +73,7 @@ class FaultInjector:
         self._update_points()
 
     def unfired(self) -> list[str]:
-        """For each required rule that never fired, describe the closest event."""
+        """Describe each required rule that never fired, and the event that came closest to a match."""
         return [rule.explain() for rule in self._added if not rule.fired and not rule.optional]
 
     def apply_rules(self, event: Event, steps: Sequence[FaultStep]) -> Sequence[FaultStep]:
@@ -105,7 +105,7 @@ class FaultInjector:
         return number, self.apply_rules(Event(Point.CONNECT, "", now, number), _EXECUTE)
 
     def open_request(self, method: str, path: str, query: Mapping[str, str], now: float) -> tuple[Event, Entry]:
-        """Record an HTTP request; return its event, and the entry that gets the response's status."""
+        """Record an HTTP request; return its event and its entry, in which the caller sets the response's status."""
         topic, channel = query.get("topic", ""), query.get("channel", "")
         event = Event(Point.HTTP, path, now, topic=topic, channel=channel, method=method, query=dict(query))
         return event, self.record(Entry(now, 0, "http", f"{method} {path}", topic=topic, channel=channel))
@@ -135,7 +135,7 @@ class ConnectionInjector:
     """Asks a FaultInjector about the commands, replies and pushed frames of one connection.
 
     Args:
-        number: That of the connection.
+        number: Number of the connection.
         header_size: Bytes before the text of a reply.
     """
 

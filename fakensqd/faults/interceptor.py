@@ -1,4 +1,4 @@
-"""The session of one connection with rules or a transcript: a ConnectionInjector gets its commands, replies and frames.
+"""The session of a connection with rules or a transcript. A ConnectionInjector gets its commands, replies and frames.
 
 Pure, and the same for sessions of nsqd and nsqlookupd. A session without rules and transcript has no
 InterceptedSession, and checks that once per command and batch. An InterceptedSession reads the body of a command before
@@ -42,7 +42,7 @@ class InterceptedSession:
 
     Args:
         source: Input of the session.
-        output: Frames that the session has not sent; emptied here.
+        output: Frames that the session has not sent. This class takes them out of the list.
         body_reader: Returns the reader of a legal command's body; None if the command has no body, or is refused
             before its body is read.
         expire_message: Times out a message in flight; None on nsqlookupd.
@@ -68,7 +68,7 @@ class InterceptedSession:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the session can do without: there is no rule, no transcript, and no delayed output."""
+        """Whether the session does not need this object: there are no rules, no transcript and no delayed output."""
         return not (self._injector.is_active or self._output or self._scheduler.is_busy)
 
     # --- output -------------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class InterceptedSession:
         self._do(self._injector.heartbeat(frame, now), now)
 
     def take(self, now: float, *, flush: bool, closed: bool) -> list[Effect]:
-        """Return the effects of now. Without a flush, messages stay buffered."""
+        """Return the effects that are due now. Without ``flush``, messages stay in the buffer."""
         self._schedule_output(now)
         if closed:
             self._scheduler.close()
@@ -181,10 +181,9 @@ class InterceptedSession:
 
 
 class OutputScheduler:
-    """Order and time of the output of one connection, where rules delay or reorder frames.
+    """Schedules the output of one connection whose frames rules may delay or reorder.
 
-    A Wait delays all output after it, as a slow server does. Frames that are sent later or after the next one do not
-    delay others.
+    A Wait delays all later output, as a slow server does. SendLater and SendAfterNext do not delay other frames.
     """
 
     def __init__(self) -> None:
@@ -205,7 +204,7 @@ class OutputScheduler:
 
     @property
     def blocked_until(self) -> float:
-        """When the current wait ends; in the past if there is none."""
+        """When the current wait ends; a time in the past if there is none."""
         return self._until if self._blocked else -math.inf
 
     @property
@@ -223,14 +222,14 @@ class OutputScheduler:
             if self._blocked:
                 self._blocked.append(step)
             elif isinstance(step, Wait):
-                # The wait stays in front until it is over.
+                # The wait stays first in the queue until it is over.
                 self._until = now + step.seconds
                 self._blocked.append(step)
             else:
                 self._release(step, now)
 
     def take(self, now: float) -> list[Effect]:
-        """Return the output of now: at most one Send, then the end if it has come."""
+        """Return the output that is due now: at most one Send, then the end of the connection if it is due."""
         while self._blocked and self._until <= now:
             self._blocked.popleft()  # the wait that is over
             self._release_to_next_wait(now)
@@ -275,7 +274,7 @@ class OutputScheduler:
 
 
 class _RecordingDecoder(CommandDecoder):
-    """Takes bytes from another decoder, and keeps them."""
+    """Takes bytes from another decoder, and keeps a copy."""
 
     __slots__ = ("_source", "taken")
 
@@ -294,7 +293,7 @@ def _peek_body(read: BodyReader, source: InputBuffer) -> Read[bytes | None]:
     """Wait for the body of a command, without taking it from the input.
 
     Returns:
-        Its size and body; None if the server refuses the command before it has read all of it.
+        The size and the body; None if the server refuses the command before it has read the whole body.
     """
     decoder = _RecordingDecoder(source.decoder)
     peeking = InputBuffer(decoder)

@@ -1,6 +1,6 @@
 """Decode and encode rules, toxics and states of a server as JSON, for clients in another process or language.
 
-The names and arguments are those of the Python functions and classes.
+JSON has the same names and arguments as the Python functions and classes.
 
 Pure. ``{"on": "reply", "kind": "PUB", "topic": "orders", "times": {"nth": 3}, "actions": [{"action": "disconnect"}]}``,
 ``{"toxic": "latency", "seconds": 0.2, "upstream": true}``. Bytes are text, or ``{"base64": "..."}``.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["decode_rules", "decode_state", "decode_toxic", "encode_rule", "encode_toxic"]
 
 _Object = Mapping[str, Any]  # Any: JSON
-# Reads the value of a field, or raises; and the values that are allowed, for the error.
+# A function that reads the value of a field or raises, and a description of the allowed values for the error text.
 _Field = tuple[Callable[[Any], Any], str]  # Any: JSON
 
 
@@ -95,7 +95,7 @@ _TIMES: dict[str, _Field] = {
     "always": (_true, "true"),
     "after": _NUMBER,
 }
-# Arguments of actions, toxics and states, by their annotation. The function checks their bounds.
+# Arguments of actions, toxics and states, by their annotation. The action, toxic or method itself checks the bounds.
 _ANNOTATED: dict[str, _Field] = {
     "str": _TEXT,
     "bool": _FLAG,
@@ -109,7 +109,7 @@ _ANNOTATED: dict[str, _Field] = {
 }
 _TOXIC_TARGET: dict[str, _Field] = {"upstream": _FLAG, "connection": _COUNT}
 _RULE = ("on", "times", "actions", "optional", "name")
-# The function of ``on``, and its fields, for each value of "on".
+# For each value of "on": the function of ``on``, and its fields.
 _CONNECTION_MATCHERS = ("kind", "topic", "channel", "connection", "client_id", "body")
 _POINTS: dict[str, tuple[Callable[..., Match], Sequence[str]]] = {
     "command": (on.command, _CONNECTION_MATCHERS),
@@ -131,7 +131,7 @@ def decode_rules(document: object) -> list[Rule]:
     """
     documents = document if isinstance(document, list) else [document]
     if not documents:
-        raise ValueError("the list is empty; it must have one rule at least")
+        raise ValueError("the list is empty; it must have at least one rule")
     return [_decode_rule(each) for each in documents]
 
 
@@ -201,7 +201,7 @@ def decode_state(name: str, document: object, change: Callable[..., object]) -> 
 def _arguments(
     document: _Object, owner: str, called: Callable[..., object], others: Sequence[str] = ()
 ) -> dict[str, Any]:  # Any: of all types
-    """Decode the arguments of a function; the last word of owner is its name in JSON."""
+    """Decode the arguments of a function. The last word of ``owner`` is the function's name in JSON."""
     parameters = inspect.signature(called).parameters
     fields = {name: _ANNOTATED[parameter.annotation] for name, parameter in parameters.items()}
     _check_names(document, owner, (*others, *fields))
@@ -229,7 +229,7 @@ def _read(document: _Object, name: str, field: _Field, where: str = "") -> Any: 
 
 
 def encode_rule(rule: Rule) -> dict[str, object]:
-    """Encode a rule and its counts. A function of the user is encoded as its name, a predicate is left out."""
+    """Encode a rule and its counts. An action of the user is encoded as its name; a ``where`` predicate is left out."""
     match, times = rule.match, rule.match.times
     document: dict[str, object] = {"name": rule.name, "on": match.point.value.partition("_")[0]}
     document |= {name: value for name in EQUAL_FIELDS if (value := getattr(match, name)) is not None}
@@ -254,7 +254,7 @@ def _encoded_action(action: object) -> Mapping[str, object]:
 
 
 def encode_toxic(active: ActiveToxic) -> dict[str, object]:
-    """Encode an active toxic, as decode_toxic() decodes it. A toxic of the user is encoded as its text."""
+    """Encode an active toxic for decode_toxic(). A toxic of the user is encoded as its str()."""
     toxic, name = active.toxic, type(active.toxic).__name__
     is_ours = TOXICS.get(name) is type(toxic)
     document: dict[str, object] = {"id": active.number, "toxic": name if is_ours else repr(toxic)}

@@ -41,7 +41,7 @@ class AuthClient:
         self._context: ssl.SSLContext | None = None
 
     def ask(self, request: AskAuth) -> Authorization | None:
-        """Return the first valid response, starting with a random server; None if there is none."""
+        """Ask the servers in turn, first a random one. Return the first valid response; None if there is none."""
         addresses = self._options.auth_http_addresses
         start = random.randrange(len(addresses))
         for address in (*addresses[start:], *addresses[:start]):
@@ -54,7 +54,7 @@ class AuthClient:
         return None
 
     def _get(self, url: str) -> bytes:
-        """Get the body of a response of 200. Follows redirects, and the port of HTTPS in a 403."""
+        """Return the body of a response with status 200. Follow redirects, and the HTTPS port in a response of 403."""
         for _ in range(_MAX_REDIRECTS):
             status, location, body = self._request(url)
             if status == 200:
@@ -97,7 +97,7 @@ class AuthClient:
 
 
 def _https_url(url: str, body: bytes) -> str:
-    """Make the URL with the port of HTTPS in a 403, as nsqd itself sends one."""
+    """Make the URL with the HTTPS port that the body of a 403 names, as nsqd's does."""
     facts = json.loads(body)
     port = facts.get("https_port", 0) if isinstance(facts, dict) else 0
     parts = urlsplit(url)

@@ -1,8 +1,8 @@
-"""All topics of one nsqd, with their channels, messages, and the time at which the next message times out.
+"""All topics of one nsqd, with their channels and messages, and the time when the next message times out.
 
-Pure: takes ``now`` (seconds of a monotonic clock), wakes subscribers by calling them, and knows no bytes of the wire,
-no socket and no clock. A delivery and a FIN cost a few dict operations; timeouts are found without a search. Source:
-nsqd nsqd.go and topic.go.
+Pure: takes ``now`` (seconds of a monotonic clock), calls subscribers to wake them, and knows no bytes of the wire, no
+socket and no clock. A delivery or a FIN costs a few dict operations; no search finds the next timeout. Source: nsqd
+nsqd.go and topic.go.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Broker:
     """All topics of one nsqd.
 
     Args:
-        options: nsqd's flags; used are sizes of queues and times of messages.
-        events: Called when something happens; default: nothing is called.
-        epoch_ns: The wall clock, in nanoseconds since 1970, at now = 0.
+        options: nsqd's flags. The broker uses sizes of queues, and times of messages.
+        events: Functions that the broker calls when something happens; default: it calls none.
+        epoch_ns: The wall clock's time at now = 0, in nanoseconds since 1970.
 
     Attributes:
-        due: When expire() is worth calling; infinity if never. Nothing may be left to expire then.
+        due: When to call expire(); infinity if no message has a timeout or delay. A FIN does not change this time.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Broker:
         return self._epoch_ns + int(now * 1e9)
 
     def ensure_topic(self, name: str) -> Topic:
-        """Return a topic. Makes it if there is none of that name."""
+        """Return the topic with this name. Makes it if it does not exist."""
         topic = self.topics.get(name)
         if topic is None:
             topic = self.topics[name] = Topic(self, name)
@@ -72,10 +72,10 @@ class Broker:
     def reset_after_restart(self, now: float, *, keep_messages: bool) -> Broker:
         """Make the broker that nsqd has after a restart.
 
-        It has no counts, no delays, no messages in flight, and nothing ephemeral.
+        It has no counts, no delays, no messages in flight, and no ephemeral topics and channels.
 
         Args:
-            keep_messages: False: only the messages that were on disk before.
+            keep_messages: False: keep only the messages that were already on disk.
         """
         broker = Broker(self.options, self.events, epoch_ns=self._epoch_ns)
         for old in self.topics.values():
@@ -83,7 +83,7 @@ class Broker:
                 continue
             topic = broker.ensure_topic(old.name)
             topic.paused = old.paused
-            # With a clock that stands still, a new generator would repeat ids.
+            # If the clock has not moved since, a new generator would make the same ids again.
             topic._ids = old._ids
             for channel in old.channels.values():
                 if not channel.ephemeral:
@@ -98,7 +98,7 @@ class Broker:
         return (channel for topic in self.topics.values() for channel in topic.channels.values())
 
     def schedule_expiry(self, when: float) -> None:
-        """Note that a message times out, or its delay ends, at that time."""
+        """Note that a message times out, or its delay ends, at this time."""
         if when < self.due:
             self.due = when
             self.events.on_due(when)
@@ -107,7 +107,7 @@ class Broker:
         """Queue messages that have timed out, or whose delay has ended.
 
         Returns:
-            Messages that have timed out.
+            The messages that have timed out.
         """
         self.due = math.inf
         return [message for channel in list(self.channels()) for message in channel.expire(now)]
@@ -122,7 +122,7 @@ class Topic:
         self.paused = False
         self.message_count = 0
         self.message_bytes = 0
-        # False while nsqlookupds are asked for the channels of the topic; messages wait meanwhile.
+        # False while this nsqd asks nsqlookupds for the topic's channels. Messages wait until it is True.
         self._started = True
         self._broker = broker
         self._ids = MessageIdGenerator(broker.options.node_id)
@@ -135,21 +135,21 @@ class Topic:
 
     @property
     def depth(self) -> int:
-        """Messages that are in no channel yet."""
+        """How many messages are in no channel yet."""
         return len(self._queue)
 
     @property
     def backend_depth(self) -> int:
-        """Those of them that are on disk, or would be with a data path."""
+        """How many of these messages are on disk, or would be on disk with a data path."""
         return self._queue.backend_depth
 
     @property
     def ephemeral(self) -> bool:
-        """Whether it is deleted with its last channel."""
+        """Whether the topic is deleted with its last channel."""
         return is_ephemeral(self.name)
 
     def publish(self, bodies: Sequence[bytes], now: float, delay: float = 0.0) -> None:
-        """Make messages and pass them to the channels. A delay begins when a message reaches a channel."""
+        """Make messages, and pass them to the channels. The delay of a message begins when it is in a channel."""
         timestamp = self._broker.wall_ns(now)
         ids = self._ids.next(len(bodies), timestamp)
         messages = [QueuedMessage(id_, body, timestamp, delay) for id_, body in zip(ids, bodies, strict=True)]
@@ -162,7 +162,7 @@ class Topic:
             self._pass_on(messages, now)
 
     def ensure_channel(self, name: str, now: float) -> Channel:
-        """Return a channel, made if there is none of that name. The first channel gets the messages of the topic."""
+        """Return the channel with this name. Makes it if it does not exist; the first one gets the topic's messages."""
         channel = self.channels.get(name)
         if channel is None:
             channel = self.channels[name] = Channel(self._broker, self.name, name, now)
@@ -189,13 +189,13 @@ class Topic:
             self.delete_channel(channel.name)
 
     def set_paused(self, paused: bool, now: float) -> None:
-        """Pause or unpause the topic: whether messages wait here before they reach the channels."""
+        """Pause or unpause the topic. While it is paused, new messages do not reach the channels."""
         self.paused = paused
         self._release(now)
         self._broker.events.on_pause()
 
     def set_started(self, started: bool, now: float) -> None:
-        """Note whether the channels of the topic are known; messages wait until they are."""
+        """Note whether the channels of the topic are known. Until then, messages do not reach the channels."""
         self._started = started
         self._release(now)
 
@@ -204,15 +204,15 @@ class Topic:
         self._queue.clear()
 
     def stored(self) -> list[QueuedMessage]:
-        """List the messages that nsqd would write to disk when it stops; those of the channels not included."""
+        """List the messages that nsqd would write to disk when it stops, without the messages of the channels."""
         return list(self._queue)
 
     def on_disk(self) -> list[QueuedMessage]:
-        """List those that are on disk already."""
+        """List the messages that are already on disk, without the messages of the channels."""
         return self._queue.on_disk()
 
     def restore(self, messages: Sequence[QueuedMessage], now: float) -> None:
-        """Queue messages from disk. They count as depth, not as new messages."""
+        """Queue messages from disk. They count in the depth, but not in the message count."""
         self._queue.restore(messages)
         self._release(now)
 
@@ -229,7 +229,7 @@ class Topic:
                     self._pass_on([message], now)
 
     def _pass_on(self, messages: Sequence[QueuedMessage], now: float) -> None:
-        # The first channel gets the messages themselves, the others get copies: as in nsqd, and it saves one copy.
+        # As in nsqd, the first channel gets the messages themselves, the other channels get copies: saves one copy.
         originals: Sequence[QueuedMessage] | None = messages
         for channel in self.channels.values():
             own = originals if originals is not None else [message.copy() for message in messages]

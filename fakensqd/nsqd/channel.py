@@ -38,7 +38,7 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BrokerEvents:
-    """Functions that a broker and its channels call. The channel is None for the topic itself.
+    """Functions that a broker and its channels call when something happens. The channel is None for the topic itself.
 
     Attributes:
         on_register, on_unregister: A topic or channel was made or deleted.
@@ -46,7 +46,7 @@ class BrokerEvents:
         on_removed: Messages with these ids were on disk and have left their queue.
         on_publish: A topic has received bodies.
         on_pause: A topic or channel was paused or unpaused.
-        on_due: A message times out, or its delay ends, earlier than all others.
+        on_due: The next message times out, or its delay ends, earlier than was known before.
     """
 
     on_register: Callable[[str, str | None], None] = _ignore
@@ -59,27 +59,28 @@ class BrokerEvents:
 
 
 class Subscriber(Protocol):
-    """A connection that subscribes to a channel, as the channel sees it. None of the methods may deliver at once."""
+    """The part of a subscribed connection that a channel uses. Its methods may not call deliver() themselves."""
 
     def wake(self) -> bool:
         """Note that there may be messages to deliver, or that the channel was paused.
 
         Returns:
-            Whether deliver() is called at once. If not (the client does not read), another subscriber is woken.
+            Whether deliver() will be called soon. False if the client does not read; the channel then wakes another
+            subscriber.
         """
 
     def message_timed_out(self) -> None:
-        """Note that a message in flight to it has timed out."""
+        """Note that a message in flight to this subscriber has timed out."""
 
     def channel_emptied(self) -> None:
-        """Note that all messages in flight to it have been dropped."""
+        """Note that all messages in flight to this subscriber have been dropped."""
 
     def channel_closed(self) -> None:
         """Note that the channel was deleted: close the connection without an error frame."""
 
 
 class _Broker(Protocol):
-    """Parts of a broker that a channel uses."""
+    """The part of a broker that a channel uses."""
 
     options: NsqdOptions
     events: BrokerEvents
@@ -88,11 +89,11 @@ class _Broker(Protocol):
         """Return the wall clock, in nanoseconds since 1970."""
 
     def schedule_expiry(self, when: float) -> None:
-        """Note that a message times out, or its delay ends, at that time."""
+        """Note that a message times out, or its delay ends, at this time."""
 
 
 class Channel:
-    """A queue of messages; each message is delivered to one of the subscribers."""
+    """A channel. Delivers each message to one of its subscribers."""
 
     def __init__(self, broker: _Broker, topic_name: str, name: str, now: float = 0.0) -> None:
         self.topic_name = topic_name
@@ -102,7 +103,7 @@ class Channel:
         self.message_count = 0
         self.requeue_count = 0
         self.timeout_count = 0
-        # None: no percentiles are wanted.
+        # None: the options have no percentiles.
         self.latencies: Latencies | None = None
         options = broker.options
         if options.e2e_processing_latency_percentiles:
@@ -118,33 +119,33 @@ class Channel:
             on_removed=partial(broker.events.on_removed, topic_name, name),
         )
         self._ready: dict[Subscriber, None] = {}
-        # Subscribers that were woken and have not called deliver() yet: they share the queued messages.
+        # Subscribers that were woken and have not called deliver() yet. They share the queued messages.
         self._woken: dict[Subscriber, None] = {}
         self._in_flight: dict[bytes, QueuedMessage] = {}
-        # Messages in flight by their timeout. Time never goes back, so each bucket is in order of deadlines: only its
-        # first message can be the next to time out, and FIN only deletes. A heap would keep finished messages.
+        # Messages in flight, one bucket for each msg_timeout. Time never goes back, so each bucket is in the order of
+        # deadlines: only its first message can be the next to time out. FIN deletes a message; a heap would keep it.
         self._buckets: dict[Hashable, dict[bytes, QueuedMessage]] = {}
         self._deferred: list[tuple[float, int, QueuedMessage]] = []
         self._order = itertools.count()
 
     @property
     def depth(self) -> int:
-        """Queued messages, without those in flight and deferred."""
+        """How many messages are queued, without messages in flight and deferred messages."""
         return len(self._queue)
 
     @property
     def backend_depth(self) -> int:
-        """Those of them that are on disk, or would be with a data path."""
+        """How many queued messages are on disk, or would be on disk with a data path."""
         return self._queue.backend_depth
 
     @property
     def in_flight_count(self) -> int:
-        """Messages that were delivered and not answered."""
+        """How many messages were delivered and have no FIN or REQ yet."""
         return len(self._in_flight)
 
     @property
     def deferred_count(self) -> int:
-        """Messages that wait for their delay to end."""
+        """How many messages wait for the end of their delay."""
         return len(self._deferred)
 
     # --- new messages -------------------------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ class Channel:
         return self._queue.on_disk()
 
     def restore(self, messages: Sequence[QueuedMessage]) -> None:
-        """Queue messages from disk. They count as depth, not as new messages."""
+        """Queue messages from disk. They count in the depth, but not in the message count."""
         self._queue.restore(messages)
         self._wake_ready()
 
@@ -188,7 +189,7 @@ class Channel:
         """Add a subscriber.
 
         Raises:
-            BrokerError: If the channel has max_channel_consumers already.
+            BrokerError: If the channel already has max_channel_consumers subscribers.
         """
         limit = self._broker.options.max_channel_consumers
         if limit and len(self.subscribers) >= limit:
@@ -201,21 +202,21 @@ class Channel:
         self.remove_ready(subscriber)
 
     def add_ready(self, subscriber: Subscriber) -> None:
-        """Wake this subscriber once, when a message is queued; at once if messages are queued already."""
+        """Wake this subscriber once: now if messages are queued, else when the next message is queued."""
         woken = bool(self._queue) and not self.paused and subscriber.wake()
         if not (woken and subscriber in self._woken):
             self._woken.pop(subscriber, None)
-            # A subscriber that is in the dict already keeps its place.
+            # A subscriber that is already in the dict keeps its place.
             self._ready[subscriber] = None
 
     def remove_ready(self, subscriber: Subscriber) -> None:
-        """Do not wake this subscriber. If it was woken for queued messages, wake another one for them."""
+        """Undo add_ready(). If this subscriber was already woken for queued messages, wake another one."""
         self._ready.pop(subscriber, None)
         self._woken.pop(subscriber, None)
         self._wake_ready()
 
     def _wake_ready(self) -> None:
-        """Wake as many subscribers as there are messages, the longest waiting first."""
+        """Wake one subscriber for each queued message, first those that have waited longest."""
         ready = self._ready
         if not ready or self.paused:
             return
@@ -232,21 +233,21 @@ class Channel:
     def deliver(
         self, subscriber: Subscriber, limit: int, now: float, timeout: float, keep: Callable[[], bool] | None = None
     ) -> list[QueuedMessage]:
-        """Deliver messages of the queue to this subscriber: its share, and at most as many as limit says.
+        """Deliver messages of the queue to this subscriber: its share, but at most ``limit`` messages.
 
-        A subscriber that was not woken gets nothing while woken ones have not called; it then counts as woken.
+        While woken subscribers have not called this, any other subscriber gets no messages, but then counts as woken.
 
         Args:
             timeout: Seconds until the messages time out.
-            keep: Called for each message; if it returns False, the message is dropped, as if finished.
+            keep: Called once for each message; if it returns False, the message is dropped, as if it were finished.
         """
         queue, woken = self._queue, self._woken
         if subscriber not in woken and woken:
-            # As in nsqd, a message that this client requeued or published goes to a subscriber that has waited longer.
+            # As in nsqd: a message that this client has requeued or published goes to a client that has waited longer.
             woken[subscriber] = None
             return []
         woken.pop(subscriber, None)
-        # The other woken subscribers get as many. Rounded up, so that the rest becomes smaller with each turn.
+        # All woken subscribers get equal shares. The share is rounded up, so that it is at least 1.
         share = -(-len(queue) // (1 + len(woken)))
         taken = queue.take(min(limit, share))
         if keep is not None:
@@ -278,7 +279,7 @@ class Channel:
             self.latencies.add(self._broker.wall_ns(now) - message.timestamp, now)
 
     def requeue(self, subscriber: Subscriber, message_id: bytes, delay: float, now: float) -> None:
-        """Requeue a message, at once or after a delay.
+        """Requeue a message, immediately or after a delay.
 
         Raises:
             BrokerError: If it is not in flight to this subscriber.
@@ -292,7 +293,7 @@ class Channel:
             self._enqueue([message])
 
     def touch(self, subscriber: Subscriber, message_id: bytes, timeout: float, now: float) -> None:
-        """Restart the timeout of a message. It ends at the latest max_msg_timeout after the delivery.
+        """Restart the timeout of a message. The timeout ends at most max_msg_timeout seconds after the delivery.
 
         Raises:
             BrokerError: If it is not in flight to this subscriber.
@@ -327,7 +328,7 @@ class Channel:
 
     @property
     def due(self) -> float:
-        """When expire() is worth calling; infinity if never."""
+        """When to call expire(); infinity if no message has a timeout or delay."""
         firsts = [next(iter(bucket.values())).deadline for bucket in self._buckets.values() if bucket]
         return min(firsts + [due for due, _, _ in self._deferred[:1]], default=math.inf)
 
@@ -335,7 +336,7 @@ class Channel:
         """Queue messages that have timed out, or whose delay has ended.
 
         Returns:
-            Messages that have timed out.
+            The messages that have timed out.
         """
         delayed = []
         while self._deferred and self._deferred[0][0] <= now:
@@ -348,7 +349,7 @@ class Channel:
         return timed_out
 
     def time_out(self, message_id: bytes) -> None:
-        """Time a message out now. Does nothing if none of that id is in flight."""
+        """Let a message time out now. Does nothing if no message with this id is in flight."""
         if message_id in self._in_flight:
             message = self._remove_in_flight(message_id)
             self._count_timeouts([message])
@@ -370,7 +371,7 @@ class Channel:
         return timed_out
 
     def set_paused(self, paused: bool) -> None:
-        """Pause or unpause deliveries. FIN, REQ and TOUCH work also while the channel is paused."""
+        """Pause or unpause deliveries. FIN, REQ and TOUCH work even while the channel is paused."""
         self.paused = paused
         self._ready.clear()
         self._woken.clear()
@@ -405,15 +406,15 @@ Summary = dict[str, Any]  # Any: JSON
 
 
 class Latencies:
-    """Times from publishing to FIN in one channel, in a window that moves by half of its length.
+    """Latencies of one channel: times from publishing to FIN, in a window that moves by half of its length.
 
-    Exact, of the messages that are kept; nsqd computes estimates. Source: nsq internal/quantile.
+    The percentiles are exact for the latencies that are kept; nsqd computes estimates. Source: nsq internal/quantile.
 
     Args:
-        percentiles: Wanted percentiles, each above 0, at most 1.
-        window: Length, seconds.
+        percentiles: Wanted percentiles, each above 0 and at most 1.
+        window: Length of the window, seconds.
         now: The time, seconds.
-        max_kept: Most messages of each half of the window; later ones are not counted.
+        max_kept: How many latencies are kept in each half of the window; later ones are ignored.
     """
 
     def __init__(self, percentiles: Sequence[float], window: float, now: float, *, max_kept: int = 100_000) -> None:
@@ -444,7 +445,7 @@ class Latencies:
 
 
 def summary(latencies: Sequence[Latencies], now: float) -> Summary:
-    """Make the part of /stats about latencies: of one channel, of those of a topic, or of none."""
+    """Make the part of /stats about latencies: for one channel, all channels of a topic, or no channel."""
     if not latencies:
         return {"count": 0, "percentiles": None}
     kept = sorted(value for each in latencies for value in each.kept(now))
@@ -458,7 +459,7 @@ def summary(latencies: Sequence[Latencies], now: float) -> Summary:
 def _quantile(ordered: Sequence[int], fraction: float) -> int:
     if not ordered:
         return 0
-    # Rounded up twice. Source: bmizerany/perks quantile.go, query.
+    # nsqd rounds up twice. Source: bmizerany/perks quantile.go, query.
     return ordered[min(math.ceil(fraction * len(ordered)), len(ordered) - 1)]
 
 

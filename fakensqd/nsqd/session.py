@@ -29,8 +29,8 @@ nsqd's loop does; it pauses while bytes are missing. Source: nsqd protocol_v2.go
 #     "  V2" ----> | INIT | ------> | SUBSCRIBED | ------> | CLOSING |
 #                  +------+         +------------+         +---------+
 #
-# A table at the end of the module lists the commands that are legal in each state. Any other command is answered with
-# E_INVALID, and the connection is closed. If nsqd requires TLS, only IDENTIFY is legal until TLS is established.
+# A table at the end of the module lists the commands that are legal in each state. For any other command, nsqd sends
+# E_INVALID and closes the connection. If nsqd requires TLS, only IDENTIFY is legal until TLS is established.
 
 from __future__ import annotations
 
@@ -54,14 +54,15 @@ from gnsq.protocol.frames import CLOSE_WAIT, ERROR, HEARTBEAT, MESSAGE, RESPONSE
 __all__ = ["Session", "State"]
 
 _HEARTBEAT_FRAME = encode_frame(RESPONSE, HEARTBEAT)
-# Messages per wake-up; then other subscribers get their turn. A send of so many is cheap for each message.
+# Maximum number of messages per wake-up; then other subscribers get their turn. The cost per message of a send is low
+# with so many messages.
 _MAX_BATCH = 256
 
 _Handler = Callable[["Session", list[bytes]], Read[None] | None]
 
 
 class State(enum.IntEnum):
-    """State of a client; the numbers are those of /stats."""
+    """State of a client. /stats shows these numbers."""
 
     INIT = 0
     SUBSCRIBED = 3
@@ -72,15 +73,15 @@ class Session:
     """The server's side of one connection.
 
     Args:
-        broker: Has the topics.
-        now: The time of the connection, seconds.
-        remote_address: ``host:port``, for statistics.
-        on_wake: Called when pump() is worth calling. Returns whether that will be at once.
+        broker: The broker of the nsqd.
+        now: When the client connected, seconds.
+        remote_address: ``host:port`` of the client, for statistics.
+        on_wake: Called if there may be output for pump(). Returns whether pump() will be called soon.
 
     Attributes:
         ready_count: The RDY count, as /stats shows it.
-        published_by_topic: Numbers of messages published so far.
-        heartbeats: False: no heartbeats are sent, and a silent client is not disconnected.
+        published_by_topic: Number of messages that this client has published to each topic.
+        heartbeats: False: send no heartbeats, and do not disconnect a client that sends nothing.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Session:
         self.connected_ns = broker.wall_ns(now)
         self.state = State.INIT
         self.ready_count = 0
-        # The count of the last RDY; ready_count is less in releases that count it down.
+        # The count of the last RDY. ready_count is lower in releases in which each message reduces it.
         self._last_ready_count = 0
         self.in_flight_count = 0
         self.message_count = 0
@@ -110,7 +111,7 @@ class Session:
         self._channel: Channel | None = None
         self._heartbeat_due = self._read_due = math.inf
         self._input = InputBuffer()
-        # Frames that are not sent yet, whether they are to be sent now, and how many bytes of messages wait.
+        # Frames that are not sent yet, whether to send them now, and how many bytes of them are messages.
         self._output: list[bytes] = []
         self._flush = False
         self._waiting_bytes = 0
@@ -119,7 +120,7 @@ class Session:
         self._tls_missing = self._options.tls_policy > 0
         self._handlers = _HANDLERS_BEFORE_TLS if self._tls_missing else _HANDLERS[State.INIT]
         self._auth_required = bool(self._options.auth_http_addresses)
-        # Work of the connection that the session waits for, and the read deadline that is suspended meanwhile.
+        # The IoRequest that the session waits for, and the read deadline, which does not apply until its result comes.
         self._request: IoRequest | None = None
         self._suspended_read_due = math.inf
         self._executed = False
@@ -131,7 +132,7 @@ class Session:
     # --- called by the connection -------------------------------------------------------------------------------------
 
     def attach(self, injector: ConnectionInjector) -> None:
-        """Ask an injector about each event from the next command on, unless the session asks one already."""
+        """Give the events to an injector, beginning with the next command. Does nothing if there is an injector."""
         if self._intercepted is None:
             self._intercepted = InterceptedSession(
                 injector, self._input, self._output, self._body_reader, self.expire_message
@@ -154,7 +155,7 @@ class Session:
         return self._advance(now, result)
 
     def pump(self, now: float) -> list[Effect]:
-        """Deliver messages of the channel, as many as RDY allows."""
+        """Deliver the messages of the channel that RDY allows."""
         self._now = now
         if self._channel_closed:
             self._closed = True
@@ -166,7 +167,7 @@ class Session:
         """Send the heartbeat that is due, and close the connection if the client has been silent for too long."""
         self._now = now
         if self.heartbeats and now >= self._read_due:
-            # As at the end of the input: a body that is incomplete is answered with an error, a line is not.
+            # As at the end of the input: an incomplete body gets an error frame, an incomplete line does not.
             return self.end_of_input(now)
         if self.heartbeats and now >= self._heartbeat_due:
             self._heartbeat_due = now + self.handshake.delivery_settings.heartbeat_interval
@@ -185,25 +186,25 @@ class Session:
 
     @property
     def due(self) -> float:
-        """When tick() is worth calling, seconds; infinity if never. Each command may postpone it."""
+        """When to call tick(), seconds; infinity if never. Each command may change this to a later time."""
         due = min(self._heartbeat_due, self._read_due) if self.heartbeats else math.inf
         return due if self._intercepted is None else min(due, self._intercepted.due)
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """The client's id, and the topic and channel that it subscribes to; empty before SUB."""
+        """The client id, and the topic and channel that the client subscribes to; both are empty before SUB."""
         channel = self._channel
         return (self.handshake.client_id, *((channel.topic_name, channel.name) if channel is not None else ("", "")))
 
     # --- called by an InterceptedSession ------------------------------------------------------------------------------
 
     def expire_message(self, message_id: bytes) -> None:
-        """Time a message in flight out now. Does nothing if none of that id is in flight."""
+        """Let a message in flight time out now. Does nothing if no message with this id is in flight."""
         if self._channel is not None:
             self._channel.time_out(message_id)
 
     def _body_reader(self, words: list[bytes]) -> BodyReader | None:
-        """Return a reader of the command's body; None if there is no body, or nsqd refuses the command before it."""
+        """Return the reader of the command's body. None if the command has none, or is refused before its body."""
         row = commands.NSQD_ROWS[words[0]]
         if row.read is None or (words[0] == b"MPUB" and self._auth_required and self.handshake.authorization is None):
             return None
@@ -212,16 +213,16 @@ class Session:
     # --- called by the channel ----------------------------------------------------------------------------------------
 
     def wake(self) -> bool:
-        """Note that there may be messages to deliver. Returns whether pump() follows at once."""
+        """Note that there may be messages to deliver. Return whether pump() will be called soon."""
         return self._on_wake()
 
     def message_timed_out(self) -> None:
-        """Note that a message in flight here has timed out."""
+        """Note that a message in flight to this client has timed out."""
         self.in_flight_count -= 1
         self._on_wake()
 
     def channel_emptied(self) -> None:
-        """Note that all messages in flight here have been dropped."""
+        """Note that all messages in flight to this client have been dropped."""
         self.in_flight_count = 0
         self._on_wake()
 
@@ -242,7 +243,7 @@ class Session:
             self._waiting_bytes = 0
         if self._intercepted is not None:
             if self._closed:
-                # The InterceptedSession has times of its own for frames that remain.
+                # The InterceptedSession itself schedules the frames that it has not returned.
                 self._heartbeat_due = self._read_due = math.inf
             return self._intercepted.take(self._now, flush=flush, closed=self._closed)
         effects: list[Effect] = []
@@ -261,7 +262,7 @@ class Session:
         if capacity > 0 and channel.depth:
             capacity -= self._send_messages(channel, min(capacity, _MAX_BATCH))
         if capacity > 0:
-            # More messages follow after this batch is sent, and after other subscribers had their turn.
+            # Deliver more messages after this batch is sent and other subscribers have had their turn.
             channel.add_ready(self)
             settings = self.handshake.delivery_settings
             self._flush |= not settings.buffers_messages or self._waiting_bytes > settings.output_buffer_size
@@ -273,7 +274,7 @@ class Session:
     def _capacity(self) -> int:
         """How many more messages RDY allows now.
 
-        With `rdy_counts_down`, as in nsqd 0.2.31, each message that is sent decrements RDY, too.
+        With `rdy_counts_down`, as in nsqd 0.2.31, each message that is sent reduces the RDY count by 1.
 
         Source: nsqd client_v2.go IsReadyForMessages.
         """
@@ -318,13 +319,13 @@ class Session:
             request = None
             self.disconnected()
         if self._executed:
-            # The deadline starts at the end of the last complete command; the whole next command must meet it.
+            # The read deadline is set when a command is complete: all bytes of the next command must arrive before it.
             interval = self.handshake.settings.heartbeat_interval
             self._read_due = now + 2 * interval if interval else math.inf
         self._deliver()
         effects = self._effects()
         if request is not None:
-            # The client need not send anything meanwhile.
+            # The client does not have to send bytes before the request has its result.
             self._suspended_read_due, self._read_due = self._read_due, math.inf
             effects.append(request)
         return effects
@@ -420,7 +421,7 @@ class Session:
         topic_name = commands.topic_name(words, self._options.emulated)
         if self._auth_required:
             yield from self.handshake.authorize(b"MPUB", topic_name)
-        # nsqd makes the topic before it has read anything.
+        # nsqd makes the topic before it reads the body.
         self._broker.ensure_topic(topic_name)
         bodies = yield from commands.read_multipublish(words, self._options, self._input)
         self._put(topic_name, bodies)
