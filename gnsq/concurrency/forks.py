@@ -1,6 +1,6 @@
-"""Close inherited sockets in a forked child.
+"""Closes inherited sockets in a forked child.
 
-A child has copies of its parent's sockets. Bytes that it read from them would be missing in the parent. So the child
+A child has copies of its parent's sockets. If the child read from them, the parent would miss these bytes. So the child
 closes its copies and sends nothing to nsqd.
 """
 
@@ -24,7 +24,7 @@ class ForkAware(Protocol):
         """Close this process's copies of sockets, and send nothing.
 
         Args:
-            parent: Id of the process that goes on using them.
+            parent: Id of the process that continues to use the sockets.
         """
 
 
@@ -36,7 +36,7 @@ def register_after_fork(obj: ForkAware) -> None:
     """Call an object's after_fork_in_child() in each child process that is forked while the object exists."""
     global _hook_is_set
     if not _hook_is_set:
-        # With the first object: importing this module registers nothing.
+        # Register with the first object, so that an import registers nothing.
         _hook_is_set = True
         os.register_at_fork(after_in_child=_run_after_fork)
     _registered.add(obj)

@@ -1,4 +1,4 @@
-"""Run a loop until its greenlet is killed, and let other greenlets run between its steps."""
+"""Helpers for loops: run one until its greenlet is killed, and let other greenlets run between its steps."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gnsq.clock import Clock
 
 __all__ = ["CooperativeYield", "run_forever"]
 
-# Seconds before a loop that has raised is called again.
+# Seconds until a loop that has raised is called again.
 RESTART_DELAY = 1.0
 # Seconds after which a loop must let the event loop run.
 MAX_RUN_SECONDS = 0.01
-# The shortest sleep that goes through the event loop, seconds.
+# Seconds. The shortest sleep in which the event loop runs.
 _EVENT_LOOP_SLEEP = 1e-6
 
 
 def run_forever(what: str, loop: Callable[[], object], logger: logging.Logger, clock: Clock) -> None:
-    """Call a function, and call it again after it raises, until the greenlet is killed. A bug must not end it.
+    """Call a function, and call it again after it raises, until the greenlet is killed. So a bug does not end the loop.
 
     Args:
         what: Describes the function, for the log.
@@ -35,11 +35,11 @@ def run_forever(what: str, loop: Callable[[], object], logger: logging.Logger, c
 
 
 class CooperativeYield:
-    """Call between two steps of a loop that may never have to wait.
+    """Lets other greenlets run. Call it between two steps of a loop that may run without ever waiting.
 
-    gevent's recv() and sendall() do not yield while the socket is ready. sleep(0) only lets other greenlets run: the
-    event loop looks at timers and sockets after up to 50 such sleeps. So one call in MAX_RUN_SECONDS sleeps until the
-    event loop has run.
+    gevent's recv() and sendall() do not yield while the socket is ready. sleep(0) lets other greenlets run, but the
+    event loop checks timers and sockets only after up to 50 such sleeps. So once in MAX_RUN_SECONDS, a call sleeps
+    until the event loop has run.
     """
 
     __slots__ = ("_due",)

@@ -1,6 +1,6 @@
-"""Log when something blocks a hub, with the stack that blocks it.
+"""Logs a warning if code blocks a hub, with the stack of this code.
 
-An OS thread checks each hub that has connections. It can't end a block.
+An OS thread checks each hub that has connections. It can't interrupt the code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 # Any: gevent has no types.
 _get_native_id: Any = monkey.get_original("_thread", "get_native_id")
-# Has the monitor of each thread.
+# Thread-local: the monitor of each thread.
 _local: Any = local()
 
 
@@ -37,7 +37,7 @@ class HubMonitor:
     monitor.
 
     Args:
-        blocked_after: Seconds after which a hub that has not run is blocked.
+        blocked_after: A hub that has not run for so many seconds is considered blocked.
         now: Returns monotonic seconds.
     """
 
@@ -58,7 +58,7 @@ class HubMonitor:
 
     @classmethod
     def acquire(cls) -> HubMonitor:
-        """Monitor the hub of the calling thread. Returns: the monitor, to release() once in the same thread."""
+        """Monitor the hub of the calling thread. Return the monitor; call its release() once, in the same thread."""
         monitor: HubMonitor | None = getattr(_local, "monitor", None)
         if monitor is None or monitor._hub() is not gevent.get_hub() or monitor._process != os.getpid():
             # A forked child has a copy of the monitor, but not its thread.
@@ -69,7 +69,7 @@ class HubMonitor:
         return monitor
 
     def release(self) -> None:
-        """Undo one acquire(). The last one stops the timer and the thread, and does not wait for them."""
+        """Undo one acquire(). The last release() stops the timer and the thread, without waiting for them."""
         self._users -= 1
         if self._users == 0:
             if getattr(_local, "monitor", None) is self:
@@ -96,7 +96,7 @@ class HubMonitor:
     # --- in the OS thread
 
     def _run(self, stop: Any) -> None:  # Any: the original lock
-        # The last heartbeat before a block that was logged.
+        # Time of the hub's last heartbeat before the block that was logged last.
         blocked_since: float | None = None
         pause = self._blocked_after
         while not stop.acquire(timeout=pause):
@@ -126,7 +126,8 @@ class HubMonitor:
             return  # the thread has just ended
         hint = ""
         if seconds > 1.5 * self._blocked_after:
-            # This thread did not run either: the process was stopped, or an extension kept the interpreter's lock.
+            # The hub is not to blame, since this thread did not run either: the process was stopped, or an extension
+            # held the GIL.
             late = seconds - self._blocked_after
             hint = f" (no thread of this process ran for {late:.1f} s of it, so the stack may be a later one)"
         logger.warning(

@@ -45,11 +45,11 @@ _JOIN_TIMEOUT = 0.5
 class HubThread:
     """Daemon thread that runs greenlets. The constructor starts it, and stop() ends it.
 
-    Make it in the process that uses it, after any fork. A greenlet of another hub that waits for this thread blocks no
-    other greenlet of its hub.
+    Make it in the process that uses it, after any fork. If a greenlet of another hub waits for this thread, the other
+    greenlets of that hub continue to run.
 
     Args:
-        on_end: Called in the thread at its end, before its greenlets are killed; may wait.
+        on_end: Called in the thread at its end, before its greenlets are killed. It may wait.
         is_known: Register the thread with the threading module; see start_thread().
         kill_greenlets: Find the greenlets that still run when the thread ends, and kill them. The search looks at every
             object of the process: 0.1 ms for 1000 objects.
@@ -69,12 +69,12 @@ class HubThread:
         self._process = os.getpid()
         # None when the thread has ended.
         self._ident: int | None = None
-        # Whether calls are refused.
+        # Whether further calls are refused.
         self._stopped = False
         self._stop_timeout = STOP_TIMEOUT
         self._queue: HubCallQueue
         self._stop: Event
-        # Futures that other threads wait for. Those that are not done when the thread ends get an exception then.
+        # Futures that other threads wait for. When the thread ends, futures that are not done get an exception.
         self._awaited: dict[CrossThreadFuture[Any], None] = {}  # Any: a called function may return anything
         # None in a monkey-patched process.
         self._thread: threading.Thread | None = None
@@ -90,12 +90,14 @@ class HubThread:
         return get_ident() == self._ident and self._process == os.getpid()
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function in a greenlet of the hub, and wait for its result; in the thread itself just call it.
+        """Call a function in a greenlet of the hub, and wait for its result. A call in the thread itself calls it
+        directly.
 
         There is no timeout. If the caller is interrupted, for example by a gevent.Timeout, the greenlet is killed.
 
         Raises:
-            RuntimeError: If the thread was stopped, before or meanwhile. An exception of the function is raised, too.
+            RuntimeError: If the thread was stopped, before or during the call. Exceptions of the function are raised,
+                too.
         """
         __tracebackhide__ = True
         if self.is_current:
@@ -118,7 +120,7 @@ class HubThread:
         return result
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:  # Any: the function's own
-        """Call a function in the hub itself, soon and in the order of these calls. The function must not wait.
+        """Soon call a function in the hub itself; functions are called in the order of these calls. They must not wait.
 
         Calls that are made while the thread is being stopped may be lost.
 
@@ -155,7 +157,7 @@ class HubThread:
             if self._ident is not None and not ended.wait(timeout):
                 logger.warning("thread %s has not ended within %g s", self.name, timeout)
             elif self._thread is not None:
-                # It has executed all but its last lines.
+                # The thread has executed all but its last lines.
                 self._thread.join(_JOIN_TIMEOUT)
 
     def __enter__(self) -> Self:
@@ -170,8 +172,8 @@ class HubThread:
     def _future(self) -> Iterator[CrossThreadFuture[Any]]:  # Any: as above
         """Make a future that gets an exception when the thread ends.
 
-        Register it before checking whether the thread has ended: the last thing that the thread does is to look at the
-        registered ones.
+        The future is registered before the check whether the thread has ended: the last step of the thread is to check
+        the registered futures.
         """
         future: CrossThreadFuture[Any] = CrossThreadFuture()
         self._awaited[future] = None
@@ -199,10 +201,10 @@ class HubThread:
     def _serve(self, started: CrossThreadFuture[None]) -> None:
         hub = gevent.get_hub()
         self._queue, self._stop, self._ident = hub_call_queue(), Event(), get_ident()
-        # Keeps the loop running while there is nothing to do, before the first call for example.
+        # Keeps the event loop running while it has nothing to do, for example before the first call.
         keep_alive = hub.loop.async_()
         keep_alive.start(lambda: None)
-        with contextlib.ExitStack() as at_end:  # the last one first
+        with contextlib.ExitStack() as at_end:  # calls in reverse order
             at_end.callback(self._destroy, hub)
             at_end.callback(keep_alive.close)
             if self._kills_greenlets:
@@ -226,7 +228,7 @@ class HubThread:
 
 
 def _greenlets_of(hub: Any) -> list[gevent.Greenlet]:  # Any: as above
-    """Find the greenlets of a hub that have not ended; gevent keeps no list of them."""
+    """Find the greenlets of a hub that have not ended, by a search, since gevent keeps no list of them."""
     # Not isinstance(): it reads __class__ of every object, and some objects raise then.
     found = [obj for obj in gc.get_objects() if issubclass(type(obj), gevent.Greenlet)]
     return [greenlet for greenlet in found if greenlet.parent is hub and not greenlet.dead]

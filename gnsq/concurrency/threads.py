@@ -1,4 +1,4 @@
-"""Calls between OS threads: run a function in another thread's hub, and wait for its result.
+"""Calls between OS threads: runs a function in another thread's hub, and waits for its result.
 
 Only this module imports from gevent._hub_local: gevent has no public function that returns a hub without making one.
 """
@@ -48,13 +48,13 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Timeout that stands for none, seconds: native locks and timers take no infinity.
+# Seconds. Used in place of "no timeout", since native locks and timers do not accept infinity.
 NO_TIMEOUT = 1e9
-# Seconds that another thread's hub may take beyond the timeout of a call.
+# Seconds that a call into another thread's hub may take beyond its timeout.
 CROSS_THREAD_GRACE = 1.0
-# Seconds after which a thread that waits returns to the interpreter, which then handles signals.
+# Seconds. A waiting thread returns to the interpreter at this interval, so that the interpreter can handle signals.
 SIGNAL_CHECK_INTERVAL = 1.0
-# Seconds between checks whether a thread that is waited for has ended.
+# Seconds between two checks whether the thread that must respond has ended.
 ALIVE_CHECK_INTERVAL = 1.0
 
 # --- thread primitives of the interpreter. The ones that gevent patches in would identify greenlets instead of threads,

@@ -1,7 +1,7 @@
-"""Build the commands of the V2 protocol, and decode their lines and bodies in a server. Pure.
+"""Builds the commands of the V2 protocol, and decodes their lines and bodies for a server. Pure.
 
-Builders check their arguments. The decoder does not check whether a command is legal: the server does. Source: the V2
-specification; nsqd protocol_v2.go.
+Functions that build a command check its arguments. The decoder does not check whether a command is legal; the
+server must. Source: the V2 specification; nsqd protocol_v2.go.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def publish(topic_name: str, data: bytes) -> bytes:
         ValueError: If the topic name is not valid or the body is empty (nsqd: "invalid message body size 0").
         TypeError: If the body is not bytes.
     """
-    # Two calls saved for nearly all bodies: 0.15 us of 0.5.
+    # Checked here without two calls for nearly all bodies: saves 0.15 us of 0.5.
     if type(data) is bytes and 0 < len(data) <= _MAX_SIZE:
         return _pub_line(topic_name) + _pack(len(data)) + data
     return _pub_line(topic_name) + _sized(_checked_body(data), "message body")
@@ -112,12 +112,13 @@ def multipublish(topic_name: str, messages: Iterable[bytes]) -> bytes:
 
 
 def multipublish_body(messages: Iterable[bytes]) -> bytes:
-    """Build the body of MPUB, and of HTTP's binary /mpub: the count, then size and body of each message."""
+    """Build the body of MPUB, and of HTTP's binary /mpub: the number of messages, then size and body of each
+    message."""
     if isinstance(messages, (bytes, bytearray, str)):
         raise TypeError(f"messages must be an iterable of bytes, not {type(messages).__name__}")
     parts = [b""]
     for body in messages:
-        # A call saved for nearly all bodies.
+        # Checked here without a call for nearly all bodies.
         parts.append(_pack(len(body if type(body) is bytes and body else _checked_body(body))))
         parts.append(body)
     count = len(parts) // 2
@@ -140,7 +141,7 @@ def deferpublish(topic_name: str, data: bytes, delay_ms: int) -> bytes:
 
 
 def ready(count: int) -> bytes:
-    """Build RDY: how many messages may be in flight on this connection; 0 for none.
+    """Build RDY: limit of the messages in flight on this connection; 0 for none.
 
     Raises:
         ValueError: If the count is negative.
@@ -154,7 +155,7 @@ def finish(message_id: bytes | str) -> bytes:
     """Build FIN.
 
     Raises:
-        ValueError: If the id has not 16 bytes, or contains a space or a newline.
+        ValueError: If the id does not have 16 bytes, or contains a space or a newline.
     """
     return finish_all([_checked_id(message_id)], check=False)
 
@@ -168,7 +169,7 @@ def finish_all(message_ids: Sequence[bytes], *, check: bool = True) -> bytes:
     Raises:
         ValueError: As finish().
     """
-    # All at once, with and without the check: a tenth of the time of finish() for each.
+    # One join for all ids takes a tenth of the time of a finish() for each, with the check and without.
     if not check or (b"".join(message_ids).isalnum() and set(map(len, message_ids)) == {MESSAGE_ID_SIZE}):
         return b"FIN " + b"\nFIN ".join(message_ids) + b"\n"
     return b"".join([finish(message_id) for message_id in message_ids])
@@ -223,7 +224,7 @@ _FORBIDDEN_IN_ID = re.compile(rb"[ \r\n]")
 
 
 class _InvalidId(NSQProtocolError, ValueError):
-    """A message id that no command can contain: a mistake of the caller, or of an nsqd that sent the message."""
+    """A message id that no command can contain. Either the caller is wrong, or the nsqd that sent the message."""
 
 
 def _checked_id(message_id: bytes | str) -> bytes:
@@ -257,7 +258,8 @@ class Command:
 
 
 class CommandDecoder:
-    """Buffers received bytes, and splits them into lines, sizes and bodies. The server decides what comes next."""
+    """Buffers received bytes, and splits them into lines, sizes and bodies. The server decides which of these is
+    next."""
 
     __slots__ = ("_buffer",)
 
@@ -270,11 +272,11 @@ class CommandDecoder:
 
     @property
     def buffered(self) -> int:
-        """Number of bytes that were received and not taken."""
+        """Number of received bytes that are still in the buffer."""
         return len(self._buffer)
 
     def take(self, count: int) -> bytes | None:
-        """Remove and return exactly count bytes; None if there are fewer."""
+        """Remove and return exactly count bytes. Return None if there are fewer."""
         if len(self._buffer) < count:
             return None
         data = bytes(self._buffer[:count])
@@ -282,7 +284,7 @@ class CommandDecoder:
         return data
 
     def peek(self, count: int) -> bytes | None:
-        """Return exactly count bytes without removing them; None if there are fewer."""
+        """Return exactly count bytes without removing them. Return None if there are fewer."""
         return bytes(self._buffer[:count]) if len(self._buffer) >= count else None
 
     def take_size(self) -> int | None:
@@ -294,7 +296,8 @@ class CommandDecoder:
         """Remove and return a line, without its newline and one carriage return; None if there is no newline.
 
         Raises:
-            ValueError: If a line with its newline is longer than MAX_LINE_SIZE; nsqd then closes without an error.
+            ValueError: If a line with its newline is longer than MAX_LINE_SIZE. nsqd closes the connection then,
+                without sending an error.
         """
         end = self._buffer.find(b"\n", 0, MAX_LINE_SIZE)
         if end < 0:

@@ -1,7 +1,7 @@
-"""Codecs that compress and decompress the stream of a connection. Pure; client and server use the same.
+"""Codecs that compress and decompress the stream of a connection. Pure. Client and server use the same classes.
 
-Frames have no relation to chunks or blocks. Source: nsqd client_v2.go UpgradeDeflate, UpgradeSnappy; RFC 1951; snappy's
-framing format.
+A frame may begin and end anywhere in the compressed chunks or blocks. Source: nsqd client_v2.go UpgradeDeflate,
+UpgradeSnappy; RFC 1951; snappy's framing format.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _RAW: Final = -zlib.MAX_WBITS
 _STREAM_IDENTIFIER: Final = b"\xff\x06\x00\x00sNaPpY"
 _CHUNK_HEADER: Final = 4
 _CHECKSUM: Final = 4
-# Bytes of a chunk's content at most.
+# Limit of a chunk's content in bytes.
 _MAX_CONTENT: Final = 65536
-# Bytes of a chunk's body at most: checksum and content, which snappy may make longer.
+# Limit of a chunk's body in bytes: checksum and compressed content, which may be longer than the content.
 _MAX_CHUNK: Final = _CHECKSUM + 32 + _MAX_CONTENT + _MAX_CONTENT // 6
 _COMPRESSED, _UNCOMPRESSED = 0x00, 0x01
 _FIRST_SKIPPABLE, _LAST_SKIPPABLE = 0x80, 0xFE
@@ -42,10 +42,10 @@ class Codec(Protocol):
         """Compress and flush, so that the peer can read all of it at once."""
 
     def decompress(self, data: bytes, limit: int) -> bytes:
-        """Decompress received bytes. Returns: about limit bytes at most.
+        """Decompress received bytes. Return about limit bytes at most.
 
-        Call it again with b"" until it returns b"", before the next received bytes. So its memory is bounded, even if
-        few bytes decompress to many.
+        Call it again with b"" until it returns b"", and only then pass the next received bytes. So memory is bounded
+        even if few bytes decompress to many.
 
         Raises:
             NSQProtocolError: If the bytes are not compressed by this codec.
@@ -56,7 +56,7 @@ class Deflate:
     """Raw deflate, one stream for the life of the connection.
 
     Args:
-        level: 1 (fastest) to 9 (smallest), of what is sent.
+        level: Compression of the bytes that are sent: 1 (fastest) to 9 (smallest).
     """
 
     name = "deflate"
@@ -98,7 +98,7 @@ class Snappy:
         self._decompressor = snappy.StreamDecompressor()
         self._buffer = bytearray()
         self._identified = False
-        # Bytes to skip: the rest of a chunk without content.
+        # Number of bytes to skip: the rest of a chunk that has no content.
         self._skip = 0
 
     def compress(self, data: bytes) -> bytes:
@@ -147,7 +147,7 @@ class Snappy:
             if kind == _UNCOMPRESSED:
                 size = stop - content
             elif kind == _COMPRESSED and content + 1 < stop:
-                # Mostly two bytes at most. Without a call for those, small chunks take half the time.
+                # Usually one or two bytes. Decoding these without a call halves the time of small chunks.
                 size, more = buffer[content], buffer[content + 1]
                 if size >= 0x80:
                     size = size - 0x80 + (more << 7) if more < 0x80 else _announced_size(buffer[content : content + 5])

@@ -1,4 +1,4 @@
-"""Encode and decode frames, and messages inside of frames. Pure: knows no commands, sockets or clocks.
+"""Encodes and decodes frames, and the messages in frames. Pure: knows no commands, sockets or clocks.
 
 Source: the V2 specification, "Data Format"; nsq internal/protocol/protocol.go SendFramedResponse; nsqd message.go.
 """
@@ -32,7 +32,7 @@ __all__ = [
     "encode_message",
 ]
 
-# Plain ints for the hot path: making an IntEnum member takes 0.35 us, half the time of a parse.
+# Plain ints for the hot path: to make an IntEnum member takes 0.35 us, half the time of decoding a frame.
 RESPONSE: Final = 0
 ERROR: Final = 1
 MESSAGE: Final = 2
@@ -44,21 +44,22 @@ CLOSE_WAIT: Final = b"CLOSE_WAIT"
 MESSAGE_ID_SIZE: Final = 16
 # Timestamp (ns), attempts, id; the body follows.
 MESSAGE_HEADER: Final = struct.Struct(">qH16s")
-# The same after size and type of the frame.
+# The same fields, after size and type of the frame.
 MESSAGE_FRAME: Final = struct.Struct(">iiqH16s")
 
-# nsqd's only limit is max-msg-size. No reasonable message is larger than this. "HTTP" (1.2 GB) and a TLS alert (353 MB)
-# are, which the two most common wrong servers send.
+# Bytes. nsqd's only limit is max-msg-size, and no reasonable message is larger than this. The limit detects the two
+# most common wrong servers: "HTTP" read as a size is 1.2 GB, and a TLS alert is 353 MB.
 DEFAULT_MAX_FRAME_SIZE: Final = 256 * 1024 * 1024
 
 _HEADER = struct.Struct(">ii")
 _SIZE = struct.Struct(">i")
 
-# Bytes; twice the size of a read. A larger frame that arrives in pieces is not copied again when it is complete.
+# Bytes; twice the size of a read. A larger frame that arrives in pieces is collected so that completing it needs no
+# copy.
 LARGE_FRAME_SIZE = 128 * 1024
 
 Frame = tuple[int, bytes]
-# Reads message frames, see FrameDecoder.feed().
+# Type of a function that reads message frames; see FrameDecoder.feed().
 ReadMessages = Callable[[bytes, int, int, bytes | None], int]
 
 
@@ -88,11 +89,12 @@ def decode_message(data: bytes) -> tuple[int, int, bytes, bytes]:
 
 
 class FrameDecoder:
-    """Splits a stream of bytes into frames. Keeps an incomplete frame; reserves no memory for an announced size.
+    """Splits a stream of bytes into frames. Keeps an incomplete frame. Reserves no memory for a size that is only
+    announced.
 
     Args:
         max_frame_size: Bytes; a frame that announces more is an error.
-        large_frame_size: Bytes; a larger frame that arrives in pieces is collected apart from the stream.
+        large_frame_size: Bytes; a larger frame that arrives in pieces is collected in its own buffer.
 
     Attributes:
         failure: The error that ends the stream, after feed() has returned the frames before it.
@@ -102,7 +104,7 @@ class FrameDecoder:
 
     def __init__(self, max_frame_size: int = DEFAULT_MAX_FRAME_SIZE, large_frame_size: int = LARGE_FRAME_SIZE) -> None:
         self._max_size = max_frame_size
-        # At least the headers.
+        # A large frame must be at least as long as the headers.
         self._large_size = max(large_frame_size, MESSAGE_FRAME.size)
         self._tail = bytearray()
         # The bytes of a large frame after its headers, which are in the tail. Its value is not copied.
@@ -223,7 +225,7 @@ class FrameDecoder:
         return self._wanted - len(self._tail) - self._large.tell()
 
     def _begin_large(self, reads_messages: bool) -> None:
-        """Collect the bytes after the headers of a frame apart, if the headers are complete."""
+        """If the headers of a large frame are complete, collect the bytes after them in their own buffer."""
         frame_type = _HEADER.unpack_from(self._tail)[1]
         size = MESSAGE_FRAME.size if reads_messages and frame_type == MESSAGE else _HEADER.size
         if len(self._tail) < size:
@@ -252,7 +254,7 @@ class FrameDecoder:
         return rest
 
     def set_max_frame_size(self, max_frame_size: int) -> int:
-        """Change the limit. Returns: the limit before."""
+        """Change the limit, and return the old limit."""
         before, self._max_size = self._max_size, max_frame_size
         return before
 
@@ -262,7 +264,8 @@ class FrameDecoder:
         return len(self._tail) + (0 if self._large is None else self._large.tell())
 
     def _check_partial(self) -> None:
-        """Refuse an invalid size when its four bytes have arrived: a wrong server may never send an eighth byte."""
+        """Refuse an invalid size as soon as its four bytes have arrived: a wrong server may send fewer than eight
+        bytes."""
         if len(self._tail) >= 4:
             (size,) = _SIZE.unpack_from(self._tail)
             if not 4 <= size <= self._max_size:

@@ -1,4 +1,4 @@
-"""The steps after connecting: magic, IDENTIFY, TLS, compression, AUTH. Pure.
+"""The handshake, which follows connecting: magic, IDENTIFY, TLS, compression, AUTH. Pure.
 
 The handshake is a generator that yields steps (Write, ReadFrame, StartTLS, StartCompression) and returns the Identity.
 Its caller performs the steps. Frames are read one at a time: bytes after a response may be encrypted or compressed.
@@ -39,10 +39,10 @@ __all__ = [
 
 # max_rdy_count of a server that does not negotiate. Source: the client guide, "nsqd Max RDY Count".
 DEFAULT_MAX_RDY_COUNT = 2500
-# nsqd's defaults, seconds. A server that does not negotiate may ignore the client's values.
+# nsqd's defaults in seconds. A server that does not negotiate may use them and ignore the client's values.
 DEFAULT_MSG_TIMEOUT = 60.0
 DEFAULT_HEARTBEAT_INTERVAL = 30.0
-# Milliseconds; nsqd 1.3.0's default of --min-output-buffer-timeout. Below it, each message costs nsqd a flush.
+# Milliseconds; nsqd 1.3.0's default of --min-output-buffer-timeout. With a lower value nsqd flushes for each message.
 LOW_OUTPUT_BUFFER_TIMEOUT = 25
 _REQ_REFUSED = re.compile(r"REQ timeout [0-9]+ out of range 0-([0-9]{1,19})")
 
@@ -67,7 +67,7 @@ class ReadFrame:
 
 @dataclass(frozen=True, slots=True)
 class StartTLS:
-    """Start TLS, as its client. Bytes after the last frame are an error: they are in clear text."""
+    """Start TLS as a client. If bytes follow the last frame, that is an error, since they are in clear text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +79,15 @@ class StartCompression:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The result of IDENTIFY. Durations in seconds; None if the server did not say.
+    """The result of IDENTIFY. Durations are in seconds; None if the server did not tell them.
 
-    A server that responds with a plain OK may use the client's values or its own defaults: then msg_timeout is the
-    shorter, and heartbeat_interval the longer of both.
+    A server that responds with a plain OK may use the client's values or its own defaults. Then msg_timeout is the
+    shorter of the two values, and heartbeat_interval the longer.
 
     Attributes:
         heartbeat_interval: 0 without heartbeats.
         response: The server's response to IDENTIFY; empty if it was a plain OK.
-        auth: Its response to AUTH; empty if none was sent.
+        auth: The server's response to AUTH; empty if AUTH was not sent.
         warnings: Facts that the user should know although the connection works.
     """
 
@@ -112,13 +112,14 @@ class Identity:
         try:
             major, minor = (int(part) for part in (self.version or "").split(".")[:2])
         except ValueError:
-            # An unknown version: an unneeded RDY does no harm, a missing one stops the messages.
+            # The version is unknown. Assume that RDY counts down: an unneeded RDY does no harm, but without a needed
+            # one no messages come.
             return True
         return (major, minor) < (0, 3)
 
     @property
     def summary(self) -> str:
-        """The server's version, and TLS, compression and AUTH if they are on, for the log."""
+        """Text for the log: the server's version, and TLS, compression and AUTH if they are used."""
         parts = ["TLS"] if self.tls else []
         if self.compression is not None:
             parts.append(self.compression.name)
@@ -132,11 +133,11 @@ Handshake = Generator[Step, Frame | None, Identity]
 
 
 def handshake(options: ConnectionOptions) -> Handshake:
-    """Yield the steps from the first byte to a connection that may SUB and PUB. Returns: its Identity.
+    """Yield the steps from the first byte until SUB and PUB may be sent. Return the Identity.
 
     Raises:
         NSQErrorCode: If nsqd refuses.
-        NSQProtocolError: If a response is not one of nsqd's.
+        NSQProtocolError: If a response is not one that nsqd sends.
         NSQException: If nsqd does not offer the wanted TLS, or requires AUTH and there is no secret.
         ImportError: If snappy is wanted and python-snappy can't be imported; nothing was sent.
     """
@@ -163,13 +164,13 @@ def identify_steps(options: ConnectionOptions) -> Handshake:
 
 
 def identify_body(options: ConnectionOptions) -> dict[str, object]:
-    """Build the JSON of IDENTIFY, with durations in milliseconds and without fields that are not set."""
+    """Build the JSON object of IDENTIFY. Durations are in milliseconds, and fields that are not set are left out."""
     hostname = options.hostname if options.hostname is not None else socket.gethostname()
     client_id = options.client_id if options.client_id is not None else hostname.split(".")[0]
     body: dict[str, object] = {
         "client_id": client_id,
         "hostname": hostname,
-        # The names of both for servers before 0.2.28.
+        # The names of these two fields for servers before 0.2.28.
         "short_id": client_id,
         "long_id": hostname,
         "feature_negotiation": True,
@@ -205,11 +206,11 @@ def upgrade_steps(step: StartTLS | StartCompression) -> Generator[Step, Frame | 
 
 
 def auth_steps(secret: bytes) -> Generator[Step, Frame | None, Mapping[str, object]]:
-    """Yield the steps of AUTH. Returns: nsqd's ``identity``, ``identity_url`` and ``permission_count``.
+    """Yield the steps of AUTH. Return nsqd's ``identity``, ``identity_url`` and ``permission_count``.
 
     Raises:
         NSQErrorCode: If nsqd does not accept the secret.
-        NSQProtocolError: If its response is not JSON.
+        NSQProtocolError: If nsqd's response is not JSON.
     """
     yield Write(commands.auth(secret))
     data = yield from _read_response("AUTH")
@@ -313,7 +314,7 @@ def _warnings(response: Mapping[str, object], options: ConnectionOptions) -> Ite
 
 
 def with_hint(error: NSQErrorCode) -> NSQErrorCode:
-    """Add to an error of nsqd what the user can do, if that is known. The texts are nsqd 1.3.0's."""
+    """Add advice for the user to an error of nsqd, if its text is known. The texts are those of nsqd 1.3.0."""
     if isinstance(error, NSQBadBody) and error.text.startswith("IDENTIFY") and error.text.endswith("is invalid"):
         error.advice = (
             "nsqd's flags --max-heartbeat-interval, --max-output-buffer-size, --min-output-buffer-timeout, "
@@ -329,9 +330,10 @@ def with_hint(error: NSQErrorCode) -> NSQErrorCode:
 
 
 def max_req_timeout(error: NSQException | None) -> int | None:
-    """Return nsqd's longest delay of a REQ, in milliseconds, from the error that refuses one; None for other errors.
+    """Return nsqd's limit of the delay of a REQ, in milliseconds, from the error that refuses a REQ. None for other
+    errors.
 
-    Source: nsqd protocol_v2.go REQ, before 1.1.0; the error has nanoseconds.
+    In the error the limit is in nanoseconds. Source: nsqd before 1.1.0, protocol_v2.go REQ.
     """
     found = _REQ_REFUSED.fullmatch(error.text) if isinstance(error, NSQInvalid) else None
     return None if found is None else int(found[1]) // 1_000_000

@@ -1,4 +1,4 @@
-"""Check names of topics and channels. Pure.
+"""Checks names of topics and channels. Pure.
 
 Source: nsq internal/protocol/names.go; 1 to 64 bytes, including ``#ephemeral``. The limit of nsqd 0.2.21 was 32.
 """
@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 MAX_NAME_LENGTH = 64
-# \Z and not $, which accepts a newline at the end: that would end the line of a command.
+# \Z and not $: $ accepts a newline at the end, and a newline in a name would end the line of a command.
 VALID_NAME_RE = re.compile(r"\A[.a-zA-Z0-9_-]+(#ephemeral)?\Z")
 
 
@@ -45,7 +45,7 @@ def assert_valid_channel_name(name: str, max_length: int = MAX_NAME_LENGTH) -> N
 
 
 def is_ephemeral(name: str) -> bool:
-    """Whether nsqd deletes the topic or channel after its last consumer or channel is gone."""
+    """Whether nsqd deletes the topic after its last channel, or the channel after its last consumer."""
     return name.endswith("#ephemeral")
 
 
