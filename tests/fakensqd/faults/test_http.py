@@ -93,7 +93,7 @@ WRONG = [
         id="action",
     ),
     pytest.param("POST", act("drop", x=1), "", "action drop has no x (1)", id="argument"),
-    pytest.param("POST", [], "", "the list is empty; it must have one rule at least", id="no rules"),
+    pytest.param("POST", [], "", "the list is empty; it must have at least one rule", id="no rules"),
     pytest.param("POST", {"on": []}, "", "on is [], not one of command", id="no point"),
     pytest.param("POST", DROP | {"on": "http", "executed": 1}, "", "executed is 1, not true or false", id="executed"),
     pytest.param("POST", DROP | {"kind": 1}, "", "kind is 1, not text", id="kind"),
