@@ -1,4 +1,4 @@
-"""Calls a consumer's handlers, and sends FIN or REQ by their outcome. Logs messages that failed or timed out.
+"""Calls a consumer's handlers, then finishes or requeues the message. Logs messages that failed or timed out.
 
 Knows the signals and options of the consumer, but neither its connections nor its workers.
 """
@@ -31,9 +31,9 @@ __all__ = ["HandlerRunner"]
 
 # Log lines for given up messages in one INTERVAL. The rest is only counted.
 GIVEN_UP_LINES = 10
-# Given up messages that are remembered; 2 MB.
+# Limit of the given up messages that are remembered; they take 2 MB.
 MAX_GIVEN_UP = 10_000
-# Messages whose last failure is remembered, and the length of its text.
+# Limit of the messages whose last failure is remembered, and limit of the length of its text.
 MAX_FAILURES = 1000
 MAX_ERROR_CHARACTERS = 200
 
@@ -54,7 +54,7 @@ Value = TypeVar("Value")
 
 
 class HandlerOwner(Protocol):
-    """The consumer, as far as HandlerRunner uses it."""
+    """The part of a Consumer that HandlerRunner uses."""
 
     logger: logging.Logger
     log_owner: LogOwner
@@ -78,11 +78,11 @@ class HandlerRunner:
 
     Args:
         running: Returns the messages whose handlers run.
-        unanswered: Returns these messages and the async ones.
+        unanswered: Returns the messages whose handlers run, and the async messages.
 
     Attributes:
         receivers: The handlers to call; set once for each chunk of messages.
-        failed: Handlers that raised, without those that raised NSQRequeueMessage.
+        failed: Number of handlers that raised, except those that raised NSQRequeueMessage.
         given_up: Messages that were delivered more often than max_tries.
         handlers_timed_out: Messages that timed out while their handler ran.
         async_timed_out: Async messages that timed out.
@@ -118,7 +118,7 @@ class HandlerRunner:
         self._rate_limited = RateLimitedLogger(consumer.logger, clock.monotonic)
 
     def handle(self, message: Message) -> bool:
-        """Call the handlers and answer the message by their outcome. Raises no Exception.
+        """Call the handlers, then finish or requeue the message. Raises no Exception.
 
         Returns:
             Whether the message is answered and not async.
@@ -208,7 +208,7 @@ class HandlerRunner:
             self.note_failure(message, error)
             self._on_failure(message, error)
         else:
-            # Killed, or the program ends: nsqd must not wait for the msg_timeout.
+            # The greenlet was killed, or the program ends. Requeue, so that nsqd need not wait for the msg_timeout.
             with contextlib.suppress(NSQException):
                 self._requeue(message, backoff=False, at_once=True)
             raise error
@@ -258,7 +258,8 @@ class HandlerRunner:
             )
 
     def overdue(self) -> list[RunningHandler]:
-        """Return the handlers that run although their message has timed out; the one that runs longest is first."""
+        """Return the handlers that still run after their message has timed out. The longest running handler comes
+        first."""
         late = [run for run in self._running() if run.message.time_left == 0 and not run.message.has_responded()]
         return sorted(late, key=lambda run: run.began)
 
@@ -383,7 +384,7 @@ class HandlerRunner:
         return "timed out, and is still unanswered here" if is_here else "not seen here"
 
     def is_given_up(self, nsqd: str, message_id: bytes) -> bool:
-        """Whether a message was given up: its answer is neither a success nor a failure."""
+        """Whether a message was given up. If so, its answer counts neither as a success nor as a failure."""
         return (nsqd, message_id) in self._given_up
 
     def log_given_up_summary(self, *, at_once: bool = False) -> None:
@@ -411,7 +412,8 @@ class HandlerRunner:
         try:
             notify(self._consumer.on_exception, self._consumer, message=message, error=error)
         finally:
-            # Also if a receiver raises: the pool would put an unanswered message back, to fail again at once.
+            # Requeue even if a receiver raises. Otherwise the pool would put the message back, and it would fail again
+            # immediately.
             self._requeue(message, backoff=True)
 
     def _requeue(self, message: Message, backoff: bool, *, at_once: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Sends each nsqd its RDY count, as RdyPolicy and ConsumerBackoff decide.
 
-Asks them after each event that may change the RDY counts, and at the times that they name. Knows connections, but
-neither handlers nor their results.
+Asks both after each event that may change the RDY counts, and at the times that they return. Knows connections, but no
+handlers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 # Seconds between two searches for timed out messages, or that part of the msg_timeout if it is longer.
 TIMEOUT_CHECK_INTERVAL = 1.0
 CHECKS_PER_TIMEOUT = 10
-# A time that is nearer than so many seconds has come: the difference may be rounding.
+# Seconds. A time that is nearer than this is treated as reached: the difference may be a rounding error.
 CLOCK_ROUNDING = 1e-6
 
 _BAD_STRATEGY = "backoff_strategy raised, or gave no number of seconds"
@@ -42,7 +42,7 @@ class RdyController:
     Args:
         options: The timeouts, and the first max_in_flight.
         connections: Open connections by address. The owner changes this mapping.
-        unanswered: Returns the messages that handlers have, and async messages.
+        unanswered: Returns the messages whose handlers run, and the async messages.
         on_timed_out: Called with messages whose msg_timeout is over.
         not_attempted: Returns the number of addresses to which no connection has been tried yet.
         on_phase: Called with (phase, failures, seconds) when a pause begins ("start"), when another follows
@@ -86,9 +86,9 @@ class RdyController:
         self._probe_due = 0.0
         # When to search for timed out messages; None while no message is in flight.
         self._timeout_check_due: float | None = None
-        # Until then, RDY is reserved for each address that is being connected to.
+        # Until this time, RDY is reserved for each address to which a connection is being made.
         self._expected_until: float | None = None
-        # When to update RDY without an event, and until when run() sleeps.
+        # Time of the next RDY update without an event, and time until which run() sleeps.
         self._due: float | None = None
         self._sleeping_until: float | None = None
         self._update_scheduled = False
@@ -99,7 +99,7 @@ class RdyController:
 
     @property
     def paused(self) -> bool:
-        """Whether all RDY counts are 0; may be set."""
+        """Whether all RDY counts are 0. May be set."""
         return self._policy.paused
 
     @paused.setter
@@ -118,7 +118,7 @@ class RdyController:
         self._update_rdy()
 
     def configure(self, options: ConsumerOptions) -> None:
-        """Use options that were changed while running."""
+        """Put changed options into effect."""
         self._idle_timeout = self._policy.idle_timeout = options.low_ready_idle_timeout
         self._policy.turn_timeout, self._policy.grace = options.low_ready_timeout, options.ready_grace
         self.backoff.maximum = options.max_backoff_duration
@@ -153,7 +153,7 @@ class RdyController:
         """Count the messages of a chunk."""
         is_due = self._policy.on_messages(connection, count, connection.in_flight, connection.last_message)
         if self.backoff.phase is BackoffPhase.PROBING and connection is self._policy.probe:
-            # RDY 0 before the answer, or a second message would come.
+            # Send RDY 0 before the answer, otherwise a second message would come.
             self._probed, self._policy.probe = connection, None
             self._probe_due = connection.last_message + max(
                 self._idle_timeout, connection.in_flight_messages.msg_timeout or 0.0
@@ -163,10 +163,10 @@ class RdyController:
             self.schedule_update()
 
     def check_in_flight(self, connection: Connection) -> None:
-        """Check that an nsqd does not exceed its limit; timed out messages do not count.
+        """Check that an nsqd does not exceed its limit. Timed out messages are not counted.
 
         Raises:
-            NSQProtocolError: If there are more than connection.in_flight_limit.
+            NSQProtocolError: If more messages than connection.in_flight_limit are in flight.
         """
         self._drop_timed_out()
         if connection.in_flight > connection.in_flight_limit:
@@ -232,7 +232,7 @@ class RdyController:
                 self._update_rdy(self._due)
 
     def stop(self) -> None:
-        """Set all RDY counts to 0, finally."""
+        """Set all RDY counts to 0 for ever."""
         self._policy.paused = True
         self._update_rdy()
         self._stopped = True
@@ -286,7 +286,7 @@ class RdyController:
             self._drop_timed_out()
             in_flight = {connection: connection.in_flight for connection in self._connections.values()}
             if self._probed is not None:
-                # Its message is not answered: pick another connection.
+                # The message of the probe is not answered: pick another connection.
                 self._policy.probe = self._probed
             self._policy.probe = self._policy.pick_probe(in_flight)
             self._probed = None
@@ -300,7 +300,8 @@ class RdyController:
         self.schedule_update()
 
     def _drop_timed_out_if_due(self, now: float) -> None:
-        """Search for timed out messages now and then. They may never be answered, and their RDY would never be free."""
+        """Search for timed out messages at intervals. They may never be answered, and then their RDY would never be
+        free."""
         if self._timeout_check_due is not None and now >= self._timeout_check_due:
             self._drop_timed_out()
             self._timeout_check_due = None

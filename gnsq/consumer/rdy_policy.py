@@ -1,8 +1,8 @@
 """Computes the RDY count of each connection. Pure: sends nothing, reads no clock.
 
-nsqd treats RDY as a limit of the messages in flight, so a lower RDY takes no message back: the difference can be given
-to another connection only as messages are answered. nsqd before 0.3.0 also subtracts 1 from RDY for each message that
-it sends; it is sent the same RDY again. Source: the client guide, "RDY State"; nsqd 0.2.31 client_v2.go,
+nsqd treats RDY as a limit of the messages in flight. A lower RDY does not take messages back, so the difference can be
+given to another connection only when messages are answered. nsqd before 0.3.0 also subtracts 1 from RDY for each
+message that it sends; it is sent the same RDY again. Source: the client guide, "RDY State"; nsqd 0.2.31 client_v2.go,
 IsReadyForMessages; nsqd, "don't decrement RDY count".
 """
 
@@ -20,7 +20,8 @@ __all__ = ["RdyPolicy", "STARVED_AT"]
 STARVED_AT = 0.85
 # A RDY that nsqd counts down is sent again below this part. Source: the client guide, "RDY State".
 RENEW_BELOW = 0.25
-# After a lower RDY to a silent nsqd, messages that it sent before arrive within so many times the measured delay.
+# Factor of the measured delay: after a lower RDY to a silent nsqd, messages that it sent before arrive within this
+# time.
 SILENT_GRACE_FACTOR = 4
 
 Key = TypeVar("Key", bound=Hashable)
@@ -33,10 +34,10 @@ class _ConnectionRdy:
     Attributes:
         limit: max_rdy_count of its nsqd.
         counts_down: Whether its nsqd subtracts messages from RDY.
-        last: When the last message came, or when the connection was added.
+        last: When the last message came; before the first message: when the connection was added.
         idle_since: Since when no message is in flight; None if one is, or was at the last decide().
         rdy: RDY that was sent last.
-        remaining: If it counts down: at least so much of rdy is left.
+        remaining: If its nsqd counts down: the part of rdy that is left at least.
         is_new: Whether no message has come yet.
         starved_at: When it was starved last.
         arriving: Messages that nsqd may have sent before it reads a lower RDY.
@@ -65,7 +66,7 @@ class _ConnectionRdy:
     had_turn: bool = False
 
     def lower(self, target: int, in_flight: int, now: float, grace: float) -> None:
-        """Set a lower RDY. Messages that nsqd sends before it reads that may arrive for grace seconds."""
+        """Set a lower RDY. For grace seconds, messages may arrive that nsqd sent before it read the lower RDY."""
         self.arriving = max(self.rdy - in_flight, self.arriving if now < self.arriving_until else 0)
         self.arriving_until = now + grace
         self.rdy = target
@@ -77,7 +78,7 @@ class _ConnectionRdy:
         self.had_turn = True
 
     def max_in_flight(self, in_flight: int, now: float) -> int:
-        """Return how many messages are in flight, or may be without another RDY."""
+        """Return the largest number of messages that may be in flight if no other RDY is sent."""
         arriving = self.arriving if now < self.arriving_until else 0
         return max(self.rdy, in_flight + arriving)
 
@@ -349,7 +350,7 @@ class RdyPolicy(Generic[Key]):
             if not state.is_new and not (starved and self._is_idle(state, now) and not in_flight.get(key))
         ]
         targets = {key: min(1, self._states[key].limit) for key in self._order}
-        # The first connection with a message must not get the RDY that others will need a moment later.
+        # Do not give the first connection with a message the RDY that others will need soon.
         recently_added = sum(state.is_new and now < state.last + self.grace for state in self._states.values())
         count = self.max_in_flight - len(self._order) + len(eligible) + recently_added
         targets.update(self._distribute(count, set(eligible), recently_added + self.expected))

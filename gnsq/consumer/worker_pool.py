@@ -19,9 +19,9 @@ from gnsq.stats import LatencyRecorder
 
 __all__ = ["RunningHandler", "WorkerPool"]
 
-# A worker takes no further message after so many seconds. Another worker continues.
+# Seconds. After this time a worker takes no further message, and another worker continues.
 MAX_RUN_SECONDS = 0.002
-# Latencies of handlers that take less, in seconds, are not told apart.
+# Seconds. Handlers that take less than this are counted with the same latency.
 FAST_HANDLER = 0.0005
 
 
@@ -39,11 +39,11 @@ class RunningHandler(NamedTuple):
 
 
 class WorkerPool:
-    """Handles messages in greenlets, in the order of arrival, several at once.
+    """Handles messages in greenlets, several at the same time. Messages are taken in the order of their arrival.
 
     Args:
         name: Name of the greenlets.
-        concurrency: Returns how many workers may run at once.
+        concurrency: Returns the limit of workers that run at the same time.
         handle: Called with each message, in a worker. Returns: whether the message is answered. Must not raise an
             Exception.
         handle_batch: If given, called instead with all messages of the inbox. Returns: the messages that are answered.
@@ -52,7 +52,7 @@ class WorkerPool:
 
     Attributes:
         inbox: Messages that no worker has taken.
-        latency: Time from the arrival of a message until its handler has returned, without async messages.
+        latency: Times from the arrival of messages to the return of their handlers. Async messages are not counted.
     """
 
     def __init__(
@@ -154,7 +154,8 @@ class WorkerPool:
         """
         inbox, latency, handle, now = self.inbox, self.latency, self._handle, self._clock.monotonic
         current = self._begin_worker()
-        # To read the clock costs 0.05 us, to count a latency 0.2 us: fast ones of one chunk are counted together.
+        # To read the clock costs 0.05 us, and to count a latency 0.2 us. So the fast messages of one chunk are counted
+        # together.
         time = now()
         deadline = time + MAX_RUN_SECONDS
         arrived, fast = 0.0, 0
