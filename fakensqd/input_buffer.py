@@ -38,7 +38,7 @@ class CommandError(Exception):
 
     @property
     def fatal(self) -> bool:
-        """Whether the connection is closed after it."""
+        """Whether nsqd closes the connection after this error."""
         return ERROR_CODES[self.data.partition(b" ")[0]].fatal
 
     @property
@@ -79,14 +79,14 @@ class InputBuffer:
         self.ended = False
 
     def unread(self, data: bytes) -> None:
-        """Put bytes before those that are not read yet."""
+        """Put bytes back, before the bytes that are not read yet."""
         if not data:
             return
         rest = self.decoder.take_remaining()
         self.decoder.feed(data + rest)
 
     def read(self, count: int, error: bytes) -> Read[bytes]:
-        """Read as many bytes as count says."""
+        """Read ``count`` bytes."""
         take = self.decoder.take
         while (data := take(count)) is None:
             if self.ended:
@@ -104,7 +104,7 @@ class InputBuffer:
         return size
 
     def read_body(self, command: bytes, limit: int) -> Read[bytes]:
-        """Read the body of IDENTIFY or AUTH, or the message of PUB or DPUB: a size and as many bytes."""
+        """Read the body of IDENTIFY or AUTH, or the message of PUB or DPUB: a size, then this number of bytes."""
         no_size, invalid_size, too_big, no_body = _BODY_ERRORS[command]
         size = yield from self.read_size(no_size)
         if size <= 0:
@@ -122,7 +122,7 @@ class InputBuffer:
         take, take_size = self.decoder.take, self.decoder.take_size
         messages: list[bytes] = []
         for index in range(count):
-            # The decoder is called directly first: a generator for each size and body doubles the cost of an MPUB.
+            # Calls the decoder directly first: with a generator for each size and body, an MPUB costs twice as much.
             size = take_size()
             if size is None:
                 size = yield from self.read_size(b"E_BAD_MESSAGE MPUB failed to read message(%d) body size" % index)

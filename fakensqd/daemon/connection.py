@@ -40,13 +40,13 @@ __all__ = ["Connection", "ConnectionSession", "TransportStack"]
 logger = logging.getLogger(__name__)
 
 _RECEIVE_SIZE = 65536
-# Bytes that wait to be sent; above it the client is not read from.
+# If more bytes than this wait to be sent, the server does not read from the client.
 _MAX_UNSENT = 4 * 1024 * 1024
-# Seconds that a timer may be late. If it is later, the process was suspended, and the socket may hold data that came in
-# time: the timer is set once more, _TIMER_RETRY_DELAY seconds later, so that this data is read first.
+# If a timer is later than this many seconds, the process was suspended, and the socket may hold data that came in time.
+# The timer then runs again _TIMER_RETRY_DELAY seconds later, so that this data is read first.
 _MAX_TIMER_DELAY = 0.05
 _TIMER_RETRY_DELAY = 0.01
-# Seconds that a client may take to read what is sent before a close. Source: nsqd, one heartbeat interval.
+# Seconds that a client may take to read the last bytes before a close. Source: nsqd, one heartbeat interval.
 _CLOSE_GRACE = 5.0
 # Seconds for the handshake of a client. Source: client_v2.go UpgradeTLS.
 _HANDSHAKE_TIMEOUT = 5.0
@@ -66,7 +66,7 @@ class ConnectionSession(InjectableSession, Protocol):
         """Process the end of the client's data."""
 
     def pump(self, now: float) -> list[Effect]:
-        """Return what is to be sent; called after a wake-up."""
+        """Return the output; called after a wake-up."""
 
     def tick(self, now: float) -> list[Effect]:
         """Process deadlines that have passed."""
@@ -109,7 +109,7 @@ class Connection:
         self._output: list[bytes] = []
         self._unsent = 0
         self._closing = self._resetting = False
-        # While it is a request for TLS or compression, data to be sent is collected and goes through the new transport.
+        # While it is a request for TLS or compression, output is collected, and is sent through the new transport.
         self._io_request: IoRequest | None = None
         self._collected: list[bytes] | None = None
         self._timer: Timer | None = None
@@ -173,11 +173,11 @@ class Connection:
                 return
             if self._unsent > _MAX_UNSENT:
                 self._wait_while(lambda: self._unsent > _MAX_UNSENT)
-            # recv() does not yield while data waits; without this the writer and all others starve.
+            # recv() does not yield while data waits; without this, no other greenlet would run.
             gevent.sleep(0)
 
     def _perform_io_requests(self) -> None:
-        """Perform what the session waits for before it reads on."""
+        """Perform the IoRequests of the session, one after another, before it reads more bytes."""
         while (io_request := self._io_request) is not None and not self._closing:
             if isinstance(io_request, AskAuth):
                 assert self._ask_auth is not None  # sessions request it only if there are auth servers
@@ -199,7 +199,7 @@ class Connection:
         """Wait until the condition is false or the connection closes."""
         while condition() and not self._closing:
             self._sent.clear()
-            self._sent.wait()  # the writer sets it after each send and at its end
+            self._sent.wait()  # The writer sets it after each send, and when it ends.
 
     def _write(self) -> None:
         try:
@@ -274,8 +274,8 @@ class TransportStack:
 
     Args:
         tcp: The lowest transport.
-        addresses: Of the server and the client, for the text about a handshake that timed out.
-        context: For TLS; None if TLS is not offered.
+        addresses: Addresses of the server and the client, for the text about a handshake that timed out.
+        context: TLS context; None if the server does not offer TLS.
         reset: Ends the connection with a TCP RST; default: closes it.
 
     Attributes:
@@ -301,7 +301,7 @@ class TransportStack:
         """Start TLS or compression; return the result of the request."""
         if isinstance(request, StartTLS):
             return self._start_tls()
-        # Slow to import, and few clients need it.
+        # This import is slow, and few clients need it.
         from gnsq.transport import CompressedTransport
 
         self.top = CompressedTransport(self._below_compression, request.codec)
@@ -312,7 +312,7 @@ class TransportStack:
         self._tcp.close()
 
     def reset(self) -> None:
-        """End the connection; data on its way to the client is lost."""
+        """End the connection. Data that has not reached the client is lost."""
         self._reset()
 
     def _start_tls(self) -> IoResult:

@@ -63,7 +63,7 @@ class Request:
 
     @cached_property
     def query(self) -> dict[str, str]:
-        """Parameters of the query; of two with the same name the first.
+        """Parameters of the query; if several have the same name, the first one.
 
         Raises:
             HttpError: If the query is malformed.
@@ -88,7 +88,7 @@ class Request:
 
     @property
     def content_length(self) -> int:
-        """Value of the header; 0 without it."""
+        """Value of the header Content-Length; 0 without this header."""
         return int(self._environ.get("CONTENT_LENGTH") or 0)
 
     def read(self, limit: int) -> bytes:
@@ -110,7 +110,7 @@ def _unquote(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A handler; plain: its responses have no X-NSQ header."""
+    """A handler of requests. If ``plain``, its responses have no X-NSQ header."""
 
     handler: Callable[[Request], object]
     plain: bool = False

@@ -1,4 +1,4 @@
-"""HTTP and HTTPS ports on gevent.pywsgi: listen, serve a WSGI function, stop at once.
+"""HTTP and HTTPS ports on gevent.pywsgi: listen, serve a WSGI function, stop without waiting for requests.
 
 Owns the sockets and the greenlets of the requests. Knows no endpoint.
 """
@@ -55,7 +55,7 @@ class _Server(WSGIServer):  # type: ignore[misc]  # gevent has no types
 
     def handle(self, sock: socket.socket, address: tuple[str, int]) -> None:
         if sock.family != socket.AF_UNIX:
-            # gevent sends headers and body apart; otherwise the body waits 40 ms for the ack of the headers.
+            # gevent sends headers and body separately. Without this, the body waits 40 ms for the ack of the headers.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(ConnectionError):
             super().handle(sock, address)
@@ -71,7 +71,7 @@ class HttpPort:
     """One address; after stop(), bind() takes the same port again.
 
     Args:
-        address: ``host:port``; port 0 takes a free one. Or the path of a unix socket. Empty: there is no port.
+        address: ``host:port``, or the path of a unix socket. Port 0 takes a free port; "" opens no port.
         context: gevent's SSLContext for HTTPS; None: HTTP.
 
     Raises:
@@ -104,7 +104,7 @@ class HttpPort:
         """Listen. Clients that connect before serve() wait.
 
         Raises:
-            OSError: If the address cannot be listened on.
+            OSError: If the server can't listen on the address.
         """
         if not self._off:
             self._listener = listen(self._bind)

@@ -57,7 +57,7 @@ class LookupPeer:
         self._options = options
         self._socket: socket.socket | None = None
         self._timer: Timer | None = None
-        # Address of its HTTP API; None before the response to IDENTIFY.
+        # Address of nsqlookupd's HTTP API; None before the response to IDENTIFY.
         self._http_address: tuple[str, int] | None = None
         self._attempted = Event()
         # Commands to send; None ends run().
@@ -73,15 +73,15 @@ class LookupPeer:
 
     @property
     def can_query(self) -> bool:
-        """Whether channels() may have a result: nsqlookupd has answered IDENTIFY, or may still do so."""
+        """Whether channels() may have a result: nsqlookupd has responded to IDENTIFY, or may still respond."""
         return self._http_address is not None or not self._attempted.is_set()
 
     def wait_attempted(self) -> None:
-        """Wait until the first connection is made and everything is registered, or until it fails."""
+        """Wait until the first connection has registered all topics and channels, or has failed."""
         self._attempted.wait()  # run() sets it in any case
 
     def channels(self, topic: str) -> list[str]:
-        """Query the channels of a topic; none if there is no response. Waits for the first connection."""
+        """Query the channels of a topic; an empty list if there is no response. Waits for the first connection."""
         self.wait_attempted()
         if self._http_address is None:
             return []
@@ -97,7 +97,7 @@ class LookupPeer:
             return []
 
     def stop(self) -> None:
-        """End run() and the connection: nsqlookupd removes the registrations."""
+        """End run() and the connection. nsqlookupd then removes the registrations."""
         self._commands.put(None)
 
     def run(self) -> None:
@@ -164,7 +164,7 @@ def _registration(verb: bytes, topic: str, channel: str | None) -> bytes:
 
 
 def _channels(sock: socket.socket, topic: str) -> list[str]:
-    """Query the HTTP API over a socket, and close it."""
+    """Query the HTTP API over a socket, and close the socket."""
     connection = http.client.HTTPConnection("nsqlookupd")
     # With a gevent socket, http.client does not block the hub.
     connection.sock = sock
@@ -177,7 +177,7 @@ def _channels(sock: socket.socket, topic: str) -> list[str]:
 
 
 def _http_address(answer: bytes) -> tuple[str, int] | None:
-    """Find the address of the HTTP API in the response to IDENTIFY; None if it is not there."""
+    """Find the address of the HTTP API in the response to IDENTIFY; None if the response has none."""
     try:
         facts = json.loads(answer)
         return str(facts["broadcast_address"]), int(facts["http_port"])

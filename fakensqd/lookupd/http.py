@@ -24,7 +24,7 @@ __all__ = ["LookupdFacts", "lookupd_application"]
 
 
 class LookupdFacts(Protocol):
-    """The server, as far as the API uses it."""
+    """The facts about the server that the API uses."""
 
     registry: Registry
     options: LookupdOptions
@@ -34,7 +34,7 @@ class LookupdFacts(Protocol):
         """Return the monotonic time, seconds."""
 
     def wall_ns(self, now: float) -> int:
-        """Return the wall clock at a monotonic time, nanoseconds since 1970."""
+        """Convert a monotonic time to the wall clock's, nanoseconds since 1970."""
 
 
 def lookupd_application(server: LookupdFacts) -> Router:
@@ -83,7 +83,7 @@ class _Api:
         }
 
     def nodes(self, request: Request) -> object:
-        """List all nodes, also those with a tombstone."""
+        """List all nodes, even nodes with a tombstone."""
         now, lifetime = self._server.now(), self._options.tombstone_lifetime
         nodes = []
         for producer in self._registry.producers(Key("client")):

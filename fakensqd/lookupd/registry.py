@@ -27,7 +27,7 @@ class Key(NamedTuple):
     channel: str = ""
 
     def matches(self, pattern: Key) -> bool:
-        """Whether this matches a pattern, in which topic and channel may be ``*``."""
+        """Whether this key matches a pattern, in which topic and channel may be ``*``."""
         return (
             self.category == pattern.category
             and pattern.topic in (_ANY, self.topic)
@@ -56,13 +56,13 @@ class Producer:
     tombstoned_at: float | None = None
 
     def tombstoned(self, now: float, lifetime: float) -> bool:
-        """Whether a tombstone hides it now."""
+        """Whether a tombstone hides this producer now."""
         return self.tombstoned_at is not None and now - self.tombstoned_at < lifetime
 
 
 @dataclass(slots=True)
 class Registry:
-    """All registrations. Names remain without producers, except ephemeral ones."""
+    """All registrations. Names stay after their last producer is unregistered, except ephemeral names."""
 
     producers_by_key: dict[Key, dict[str, Producer]] = field(default_factory=dict)
 
@@ -88,12 +88,12 @@ class Registry:
         self._remove(Key("topic", topic), peer, forget=is_ephemeral(topic))
 
     def disconnect(self, peer: Peer) -> None:
-        """Unregister a peer from everything. Also ephemeral names remain."""
+        """Unregister a peer from all topics and channels. Even ephemeral names stay."""
         for producers in self.producers_by_key.values():
             producers.pop(peer.id, None)
 
     def _add(self, key: Key, peer: Peer) -> None:
-        # A producer that is registered already keeps its tombstone.
+        # A producer that is already registered keeps its tombstone.
         self.producers_by_key.setdefault(key, {}).setdefault(peer.id, Producer(peer))
 
     def _remove(self, key: Key, peer: Peer, *, forget: bool) -> None:

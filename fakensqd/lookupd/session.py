@@ -74,7 +74,7 @@ class LookupdSession:
     # --- called by the connection -------------------------------------------------------------------------------------
 
     def attach(self, injector: ConnectionInjector) -> None:
-        """Ask an injector about each event from the next command on, unless the session asks one already."""
+        """Give the events to an injector, beginning with the next command. Does nothing if there is an injector."""
         self._intercepted = self._intercepted or InterceptedSession(
             injector, self._input, self._output, self._body_reader
         )
@@ -109,7 +109,7 @@ class LookupdSession:
 
     @property
     def due(self) -> float:
-        """When tick() is worth calling, seconds; infinity if never."""
+        """When to call tick(), seconds; infinity if never."""
         return math.inf if self._intercepted is None else self._intercepted.due
 
     @property
