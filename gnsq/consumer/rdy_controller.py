@@ -1,7 +1,7 @@
 """Sends each nsqd its RDY count, as RdyPolicy and ConsumerBackoff decide.
 
-Asks both after each event that may change the RDY counts, and at the times that they return. Knows connections, but no
-handlers.
+Asks both after each event that may change the RDY counts, and at the times that they return. Knows connections, but
+neither handlers nor their results.
 """
 
 from __future__ import annotations

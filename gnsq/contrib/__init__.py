@@ -1,1 +1,1 @@
-"""Handlers to connect to a Consumer's signals, and what shows others how it does. Each module is imported by name."""
+"""Handlers for a Consumer's signals, and integrations for monitoring. Each module is imported by name."""

@@ -40,7 +40,7 @@ class BatchHandler:
 
     A batch runs when one of these is true:
 
-    - It is full.
+    - The batch is full.
     - Its first message has waited ``timeout`` seconds. A RuntimeWarning says that the batch size does not fit.
     - Half of the msg_timeout of one of its messages is over.
     - The consumer is starved: all its messages in flight wait here, so nsqd sends no more. A RuntimeWarning as above.
@@ -64,9 +64,9 @@ class BatchHandler:
         handle_batch_error: Called with (error, messages, batch) before the messages are requeued.
         handle_message_error: Called with (error, message) before the message is requeued.
         timeout: Seconds; None: no limit except msg_timeout.
-        spawn: Runs a batch; default: in a new greenlet. A number: how many batches may run at once. The next batch
-            waits then, and messages after it wait, too.
-        clock: Replaceable time; the consumer's.
+        spawn: Called to run a batch; default: in a new greenlet. A number limits the batches that run at the same time.
+            Further batches, and messages after them, wait.
+        clock: The clock of the consumer.
 
     Raises:
         TypeError: If handle_batch is missing, or is a coroutine function or a generator function.
@@ -129,7 +129,8 @@ class BatchHandler:
     # --- start of a batch
 
     def _is_starved(self, consumer: Consumer) -> bool:
-        # Messages in the consumer's inbox are also in flight. While there are any, the consumer does not wait for this.
+        # Messages in the consumer's inbox are also in flight. While there are any, the consumer does not wait for this
+        # batch.
         return consumer.is_starved and consumer.total_in_flight <= len(self._messages)
 
     def _watch(self) -> None:
@@ -168,7 +169,7 @@ class BatchHandler:
         try:
             self._run(messages)
         except BaseException:
-            # Killed, or the program ends: nsqd must not wait for the msg_timeout.
+            # The greenlet was killed, or the program ends. Requeue, so that nsqd need not wait for the msg_timeout.
             self._requeue(messages, backoff=False)
             raise
 

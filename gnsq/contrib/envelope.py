@@ -39,7 +39,7 @@ _HEADERS = len(_START) + _SIZE.size
 
 
 def wrap(body: bytes, headers: Mapping[str, str]) -> bytes:
-    """Put a body into an envelope, also if it is an envelope already.
+    """Put a body into an envelope, even if it is an envelope already.
 
     ``wrap(b"", headers) + body`` is the same, and cheaper for many bodies with equal headers.
 
@@ -61,8 +61,8 @@ def unwrap(body: bytes) -> tuple[bytes, dict[str, str]]:
     """Take a body out of its envelope. Only the outer of two envelopes is removed.
 
     Returns:
-        The body and its headers. Bytes that are no valid envelope are returned unchanged, without headers. An envelope
-        whose body was cut short is valid.
+        The body and its headers. Bytes that are not a valid envelope are returned unchanged, without headers. An
+        envelope whose body was cut short is valid.
     """
     if not body.startswith(_START):
         return body, {}

@@ -37,9 +37,10 @@ __all__ = [
 
 
 class LogGiveupHandler:
-    """Write the body of each message to a log, as text; bytes that are no UTF-8 as ``\\xNN``.
+    """Write the body of each message to a log, as text. Bytes that are not UTF-8 are written as ``\\xNN``.
 
-    A body with newlines takes several lines. JSONLogGiveupHandler writes one line per message, without loss.
+    A body with newlines takes several lines. JSONLogGiveupHandler writes one line per message, from which the body can
+    be restored.
 
     Args:
         log: Called with the text; default: sys.stdout.write. If it is a method of a file, the file is flushed.
@@ -160,7 +161,7 @@ class NsqdGiveupHandler:
         """Publish a message to the first nsqd that accepts it.
 
         Raises:
-            NSQException: If none did. The text has the error of each.
+            NSQException: If no nsqd accepts it. The text has the error of each nsqd.
         """
         data = self.format_message(message)
         first = self._turn % len(self.nsqds)
