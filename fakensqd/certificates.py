@@ -23,7 +23,7 @@ __all__ = ["CertificateFiles", "Certificates"]
 
 _LIFETIME = timedelta(days=30)
 _EXPIRED_FOR = timedelta(hours=1)
-# What the key of the CA may not be used for, except signing certificates.
+# The key of the CA may sign certificates, but has none of these usages.
 _OTHER_KEY_USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
     *("encipher_only", "decipher_only"),

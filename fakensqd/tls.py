@@ -34,7 +34,7 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext:
 
     Raises:
         OSError: If a file cannot be loaded.
-        ValueError: If the policy needs CAs and there are none.
+        ValueError: If the policy needs CAs, but there are none.
     """
     context = _context(ssl.PROTOCOL_TLS_SERVER, options)
     try:
@@ -72,7 +72,7 @@ def _context(protocol: int, options: NsqdOptions) -> ssl.SSLContext:
         # Python warns about versions before 1.2, which nsqd accepts.
         warnings.simplefilter("ignore", DeprecationWarning)
         context.minimum_version = _VERSIONS[options.tls_min_version]
-    # For versions before 1.2, and for short keys, which certificates of old test suites have.
+    # Allows versions before 1.2 and short keys: certificates of old test suites have short keys.
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
     if options.tls_root_ca_file:
         try:
@@ -84,7 +84,7 @@ def _context(protocol: int, options: NsqdOptions) -> ssl.SSLContext:
 
 
 def handshake(transport: Transport, context: ssl.SSLContext) -> tuple[TlsTransport, TlsEstablished] | TlsFailed:
-    """Do the handshake with a client; return the transport inside TLS and what was negotiated."""
+    """Do the handshake with a client; return the transport inside TLS and the negotiated parameters, or the failure."""
     peeked = _PeekedTransport(transport)
     tls = TlsTransport(peeked, context, server_side=True)
     try:
@@ -96,9 +96,9 @@ def handshake(transport: Transport, context: ssl.SSLContext) -> tuple[TlsTranspo
 
 
 class _PeekedTransport:
-    """A transport that raises if the first bytes are not TLS, or the data ends before the handshake does.
+    """A transport that raises if the first bytes are not TLS, or if the data ends before the handshake is complete.
 
-    OpenSSL would send an alert then; Go sends none.
+    In these cases OpenSSL would send an alert, but Go sends none.
     """
 
     def __init__(self, inner: Transport) -> None:

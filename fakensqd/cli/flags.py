@@ -43,11 +43,11 @@ class Flag:
     """One flag of a program.
 
     Attributes:
-        read: Converts its text.
-        field: The option that it sets; empty if the program itself uses the flag, or ignores it.
+        read: Converts the text of the flag's value.
+        field: The option that the flag sets; empty if the program itself uses the flag, or ignores it.
         default: Value of the option without the flag; None: the option has no default here.
         meaning: Text for the usage; empty if the flag is ignored.
-        config: Its key in a configuration file; default: its name with underscores.
+        config: The flag's key in a configuration file; default: the flag's name with underscores.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Flag:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it may stand without a value; the next argument is never its value."""
+        """Whether the flag may have no value. The next argument is never its value."""
         return self.read in (_boolean, _tls_required)
 
 
@@ -164,7 +164,7 @@ def _option_flags(options: type[Options], defaults: Mapping[str, Value]) -> Iter
         field = option.name
         if field in _NO_FLAGS:
             continue
-        # The flag of a list is given once for each item.
+        # For a list, the flag is given once for each item.
         name = re.sub("(ss)es$|s$", r"\1", field) if str(option.type).startswith("tuple") else field
         read = _READERS.get(field) or _READERS[str(option.type)]
         default: Any = defaults.get(field, option.default)  # Any: options are of all types
@@ -177,7 +177,7 @@ def _option_flags(options: type[Options], defaults: Mapping[str, Value]) -> Iter
 
 
 def parse(flags: Iterable[Flag], arguments: Sequence[str]) -> dict[str, Value]:
-    """Read flags and their values, and stop before the first argument that is neither.
+    """Read flags and their values. Stop before the first argument that is not a flag or a value.
 
     Returns:
         Values by the name of the flag; "help" for -h and --help.
@@ -219,7 +219,7 @@ def from_config_file(flags: Iterable[Flag], document: Mapping[str, object]) -> d
     """Read the values of a configuration file, by the name of the flag. Skip keys that belong to no flag.
 
     Raises:
-        FlagError: If a value has not the type of its flag.
+        FlagError: If a value does not have the type of its flag.
     """
     values: dict[str, Value] = {}
     for flag in flags:
