@@ -66,7 +66,7 @@ class BatchHandler:
         timeout: Seconds; None: no limit except msg_timeout.
         spawn: Called to run a batch; default: in a new greenlet. A number limits the batches that run at the same time.
             Further batches, and messages after them, wait.
-        clock: The clock of the consumer.
+        clock: Give the clock of the consumer if it is not a real one.
 
     Raises:
         TypeError: If handle_batch is missing, or is a coroutine function or a generator function.
