@@ -1,1 +1,0 @@
-"""Parts of HTTPClient: its options, its connections, and results from responses."""

@@ -13,11 +13,14 @@ batches are merged: a batch that was not committed may run again, and overwrites
 
 from __future__ import annotations
 
+import ctypes
+import datetime as dt
+import errno
 import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,14 +28,98 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gnsq.spark.pipeline.exchange import exchange, finish_exchange
 from gnsq.spark.pipeline.files import batch_of, sync
-from gnsq.spark.pipeline.hours import closed_hours, mergeable
 from gnsq.texts import counted
 
-__all__ = ["Compaction", "Compactor"]
+__all__ = [
+    "Compaction",
+    "Compactor",
+    "closed_hours",
+    "exchange",
+    "finish_exchange",
+    "mergeable",
+]
 
 logger = logging.getLogger(__name__)
+
+
+# Linux <fcntl.h>, <linux/fs.h>.
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+# The system or the file system (such as NFS) can't.
+_CANNOT = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP})
+
+
+def exchange(directory: Path, other: Path, aside: Path) -> None:
+    """Give each of two directories the other's name.
+
+    Args:
+        aside: A name that is free, on the same file system; used where the system can't do it in one step. After a
+            crash in between it holds what was in directory: finish_exchange() puts it back.
+
+    Raises:
+        OSError: If that fails.
+    """
+    try:
+        _rename_exchange(directory, other)
+    except OSError as error:
+        if error.errno not in _CANNOT:
+            raise
+        directory.rename(aside)
+        other.rename(directory)
+        aside.rename(other)
+
+
+def finish_exchange(directory: Path, aside: Path) -> None:
+    """After a crash: put back what was set aside, if nothing is in its place."""
+    if aside.is_dir() and not directory.exists():
+        aside.rename(directory)
+
+
+def _rename_exchange(directory: Path, other: Path) -> None:
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if rename(_AT_FDCWD, os.fsencode(directory), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(directory))
+
+
+_HOUR = dt.timedelta(hours=1)
+
+
+def closed_hours(directories: Iterable[str], watermark_delay: float) -> list[str]:
+    """List the directories ``hour=2026-01-01T10`` into which only late events still come.
+
+    Args:
+        directories: Names; others are left out.
+        watermark_delay: Seconds; an hour is closed when it ended so long before the latest hour began.
+    """
+    hours = {name: hour for name in directories if (hour := _hour_of(name)) is not None}
+    if not hours:
+        return []
+    latest, delay = max(hours.values()), dt.timedelta(seconds=watermark_delay)
+    return sorted(name for name, hour in hours.items() if latest - hour >= _HOUR + delay)
+
+
+def mergeable(files: Iterable[tuple[str, int | None]], committed: int, least: int) -> list[str]:
+    """List the files to merge into one: all, but those of a batch that may run again and would write them again.
+
+    Args:
+        files: (name, batch that wrote it, or None for a merged one).
+        committed: Last batch that is in the query's commit log.
+        least: Fewer are not worth it.
+    """
+    names = sorted(name for name, batch in files if batch is None or batch <= committed)
+    return names if len(names) >= max(least, 2) else []
+
+
+def _hour_of(directory: str) -> dt.datetime | None:
+    try:
+        return dt.datetime.strptime(directory, "hour=%Y-%m-%dT%H")
+    except ValueError:
+        return None
+
 
 _NEW, _OLD = "_compacting", "_replaced"
 # Up to so many bytes in memory rows are sorted by event time; more are copied as they come.

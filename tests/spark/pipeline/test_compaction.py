@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnsq.spark.pipeline import compaction as module
-from gnsq.spark.pipeline.compaction import Compaction, Compactor
-from gnsq.spark.pipeline.hours import mergeable
+from gnsq.spark.pipeline.compaction import Compaction, Compactor, mergeable
 from tests.spark.helpers import wait_for
 from tests.spark.pipeline.helpers import SCHEMA, batch_name, ids_below, put_file
 
@@ -197,7 +196,7 @@ def test_thread_compacts_what_gets_committed(archive):
 
 CRASH = """
 import os, pathlib, signal, sys, threading
-from gnsq.spark.pipeline import compaction as module, exchange
+from gnsq.spark.pipeline import compaction as module
 from gnsq.spark.pipeline.compaction import Compaction
 
 def die(*arguments, **keywords):
@@ -224,7 +223,7 @@ elif step == "linked":
 elif step.startswith("rename"):
     def cannot(*arguments):
         raise OSError(22, "no exchange")
-    exchange._rename_exchange = cannot
+    module._rename_exchange = cannot
     pathlib.Path.rename = die_at(int(step[-1]), pathlib.Path.rename)
 elif step == "exchanged":
     module.shutil.rmtree = die

@@ -3,8 +3,8 @@ import os
 
 import pytest
 
-from gnsq.spark.pipeline import exchange as module
-from gnsq.spark.pipeline.exchange import exchange, finish_exchange
+from gnsq.spark.pipeline import compaction as module
+from gnsq.spark.pipeline.compaction import exchange, finish_exchange
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import pytest
 
-from gnsq.spark.pipeline.hours import closed_hours, mergeable
+from gnsq.spark.pipeline.compaction import closed_hours, mergeable
 
 EIGHT, NINE, TEN = (f"hour=2026-01-01T{hour:02}" for hour in (8, 9, 10))
 
