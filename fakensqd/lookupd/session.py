@@ -102,7 +102,7 @@ class LookupdSession:
     pump = tick  # only responses are sent
 
     def disconnected(self) -> None:
-        """Note that the connection is closed. Responses that remain may still be sent."""
+        """Note that the peer sends no more. Responses that are already queued are still sent."""
         self._closed = True
         if self._peer is not None:
             self._registry.disconnect(self._peer)

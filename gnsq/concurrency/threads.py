@@ -395,7 +395,7 @@ class OwnerThread:
 
         Raises:
             NSQTimeout: If the function takes longer.
-            NSQConnectionClosed: If the thread has ended, before or meanwhile, or its hub is gone.
+            NSQConnectionClosed: If the thread ended before the call or during it, or if its hub is gone.
         """
         if self.is_current:
             return function(*arguments)

@@ -110,7 +110,8 @@ class WorkerPool:
 
     def put(self, messages: Iterable[Message]) -> None:
         """Add messages to the inbox, and start a worker if one is free."""
-        # While all workers are busy for longer than msg_timeout, nsqd delivers the inbox again and again.
+        # If all workers stay busy longer than msg_timeout, the messages in the inbox time out, and nsqd delivers them
+        # again, possibly many times.
         self._drop_timed_out()
         self.inbox.extend(messages)
         if self._may_start():

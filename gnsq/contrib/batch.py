@@ -26,7 +26,7 @@ __all__ = ["BatchHandler"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds between checks whether an incomplete batch must run.
+# How often, in seconds, to check whether an incomplete batch is due.
 CHECK_INTERVAL = 0.1
 
 Spawn = Callable[..., object]

@@ -90,8 +90,8 @@ class DirectoryGiveupHandler:
 
     Args:
         directory: Created if it does not exist.
-        mode: Permissions of a directory that is created, and, without x, of the files. The umask is ignored. The
-            default lets no other user read the bodies; 0o750, for example, lets a group read them.
+        mode: Permissions of a directory that is created, and, without x, of the files. The umask is ignored. By
+            default only the owner can read the bodies; with 0o750 the group can read them, too.
 
     Raises:
         OSError: If the directory can't be created.

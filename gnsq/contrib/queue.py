@@ -32,7 +32,8 @@ class QueueHandler(Queue):  # type: ignore[misc]  # gevent has no types
     """A gevent Queue, for ``on_message``. Each message becomes async and is put into it.
 
     Args:
-        maxsize: Number of messages; handlers wait while the queue is full. None: only ``max_in_flight`` limits it.
+        maxsize: How many messages the queue holds. While it is full, each call of this handler waits. None:
+            only ``max_in_flight`` limits it.
     """
 
     def __call__(self, consumer: Consumer, message: Message) -> None:

@@ -199,7 +199,10 @@ def _check_strings(subject: str, mapping: Mapping[str, str] | None) -> None:
 
 
 def check_header(name: str, value: str) -> None:
-    """Raise ValueError for a header that is not valid or would become several. The value, a secret, is not shown."""
+    """Raise ValueError for a header that is not valid or would become several.
+
+    The error does not show the value, which may be a secret.
+    """
     if not _HEADER_NAME.fullmatch(name):
         raise ValueError(f"header {name!r} has no valid name")
     if not value.isprintable() or value != value.strip() or not value.isascii():

@@ -182,7 +182,9 @@ class HttpClients:
 
     @property
     def addresses(self) -> list[str]:
-        """Each address once, in the given order: ``host:port``, or a URL without its password if it has more parts."""
+        """The addresses in the given order, without duplicates. An address of only host and port is ``host:port``; any
+        other is a URL, with its password removed.
+        """
         return list(self._urls)
 
     def client(self, address: str) -> NsqdHTTPClient:

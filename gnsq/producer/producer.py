@@ -507,7 +507,7 @@ class Producer:
             raise_error: If False, go on after a chunk that fails, or a message that can't be published.
 
         Returns:
-            The outcome of each chunk, in the order of the messages.
+            The outcome of each chunk (the messages of one MPUB). The chunks have the order of the messages.
 
         Raises:
             NSQManyFailed: If a chunk failed. The error has all chunks, and no further message was taken. Even with

@@ -50,7 +50,7 @@ class ChannelClient:
 
     @property
     def has_http(self) -> bool:
-        """Whether there is an HTTP address to ask."""
+        """Whether an HTTP address of nsqd or nsqlookupd is known, which can be asked for the depth."""
         return bool(self._configured or self._lookupds)
 
     def create(self, *others: str) -> None:
@@ -245,7 +245,7 @@ class ChannelMonitor:
 
     @property
     def has_http(self) -> bool:
-        """Whether there is an HTTP address to ask."""
+        """Whether an HTTP address of nsqd or nsqlookupd is known, which can be asked for the depth."""
         return self._client.has_http
 
     def start(self) -> None:

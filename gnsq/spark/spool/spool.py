@@ -137,7 +137,7 @@ class Spool:
         """Check that a receiver of this source may write here; it may if there is no owner yet.
 
         Raises:
-            SpoolInUse: If the spool belongs to a query that reads something else.
+            SpoolInUse: If the spool belongs to a query with another source, such as another topic or channel.
         """
         with self._with_hint():
             owner = read_owner(self._store).get("source", source)
