@@ -106,7 +106,7 @@ class FakeCluster(MessageAssertions, Server):
                 nsqd.start()
             for nsqd in self.nsqds:
                 nsqd.wait_registered()
-        except BaseException:
+        except BaseException:  # ctrl-C and timeouts, too: nothing may keep running
             self.stop()
             raise
         return self

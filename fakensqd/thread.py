@@ -190,7 +190,7 @@ class ServerThread(ThreadProxy, Generic[_Server]):
             thread = HubThread("fakensqd", self._stop, is_known=False, kill_greenlets=False)
             try:
                 thread.call(self._start)
-            except BaseException:
+            except BaseException:  # ctrl-C, too: nothing else stops the thread
                 thread.stop()
                 raise
             self._thread = thread

@@ -155,8 +155,8 @@ class _NodeLimit:
         self.size = size
         self._admitted = set(known)
 
-    def admits(self, address: str) -> bool:
-        """Whether an nsqd may be used; if so, it counts for the limit."""
+    def try_admit(self, address: str) -> bool:
+        """Count an nsqd for the limit. Returns: whether it may be used."""
         if address not in self._admitted:
             if len(self._admitted) >= self.size:
                 return False
@@ -236,7 +236,7 @@ class _Lookup:
                 unusable += 1
                 first = first or f"{shown(producer)}: {error}"
                 continue
-            if limit.admits(nsqd):
+            if limit.try_admit(nsqd):
                 found(nsqd)
             else:
                 left_out += 1

@@ -48,7 +48,7 @@ class Transport(Protocol):
         """Send all bytes. Raises as recv()."""
 
     def shutdown_write(self) -> None:
-        """Tell the peer that nothing more will be sent. What the peer sends can still be received."""
+        """Shut down the sending side. The receiving side stays open."""
 
     def close(self) -> None:
         """Close at once. A greenlet that waits in recv() or sendall() gets an NSQConnectionClosed."""
@@ -133,7 +133,7 @@ class TcpTransport:
             return 0
 
     def peer_has_closed(self) -> bool:
-        """Whether the peer has closed, even if recv() has not read up to the end yet."""
+        """Whether the peer has closed its side. Some of its bytes may not have been received yet."""
         poller = _poll()
         try:
             poller.register(self._socket.fileno(), select.POLLRDHUP)

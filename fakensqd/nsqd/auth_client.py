@@ -91,7 +91,7 @@ class AuthClient:
             self._context = client_context(self._options)
         try:
             return self._context.wrap_socket(sock, server_hostname=parts.hostname)
-        except BaseException:
+        except BaseException:  # timeouts, too: the socket has no other owner yet
             sock.close()
             raise
 

@@ -207,7 +207,7 @@ class FakeNsqd(MessageAssertions, Daemon):
             data_path.load(self.broker, self.now())
             data_path.save_topics()
             return super().start()
-        except BaseException:
+        except BaseException:  # ctrl-C, too: another server must get the lock
             data_path.unlock()
             raise
 

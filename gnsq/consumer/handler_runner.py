@@ -148,7 +148,7 @@ class HandlerRunner:
                 self._on_handler_exception(message, error)
             else:
                 return message.finish_if_unanswered()
-        except Exception:
+        except Exception:  # FIN or REQ failed: logged by its kind
             with self._log_answer_errors(message):
                 raise
         return not message.is_async()
